@@ -9,22 +9,21 @@ import sys
 import time
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
 from datetime import timedelta
-from types import CodeType, FrameType, TracebackType
+from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from django.core.exceptions import BadRequest, PermissionDenied, RequestAborted, SuspiciousOperation
 from django.http import Http404, UnreadablePostError
 from django.http.multipartparser import MultiPartParserError
 
-from .engine.circuits import WORDS, Circuit, Ticket, circuits
-from .engine.run import arun, run
+from .engine.circuits import WORDS, Ticket, circuits
+from .engine.run import Waiting, arun, run
 from .engine.waiting import to_the_end
 from .exceptions import CircuitOpen
 from .rules.breakers import BreakerError, breaker_name, thresholds
 from .rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back, instead_of
-from .rules.stacks import guarding
+from .rules.stacks import Guard, register
 
 logger = logging.getLogger("django_ratelimit_lua")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,8 +37,6 @@ ANSWERED = (Http404, PermissionDenied, SuspiciousOperation, BadRequest, MultiPar
 CANCELLED = (CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 HUNG_UP = (UnreadablePostError, RequestAborted)
 """A client that has gone says nothing of the resource."""
-Block = tuple[int, CodeType]
-"""A `with` that runs: whose frame, and which function that is."""
 
 
 class CircuitBreaker:
@@ -104,8 +101,6 @@ class CircuitBreaker:
                 place = f"{caller.f_globals.get('__name__')}, line {caller.f_lineno}"
                 break
         self._circuit = circuits.get(name, thresholds(name, given), place)
-        self._calls: ContextVar[tuple[Call, ...]] = ContextVar(f"breaker {name}", default=())
-        self._by_block: dict[Block, list[Call]] = {}
 
     def __repr__(self) -> str:
         forced = f", forced {self.forced}" if self.forced else ""
@@ -146,60 +141,15 @@ class CircuitBreaker:
             return Call(self)
         return self(function)(*args, **kwargs)
 
-    def __enter__(self) -> Call:
-        return self._entered(self.call().__enter__(), _block(sys._getframe(1)))
-
-    def __exit__(self, *exception: Any) -> None:
-        call = self._left(_block(sys._getframe(1)))
-        if call is not None:
-            call.__exit__(*exception)
-
-    def _entered(self, call: Call, block: Block) -> Call:
-        call.block = block
-        self._by_block.setdefault(block, []).append(call)
-        self._calls.set((*self._calls.get(), call))
-        return call
-
-    def _left(self, block: Block) -> Call | None:
-        """The call that ends: that of this very block, as generators may take turns in one context, and tasks with a
-        generator; else, as an `ExitStack` enters and leaves in functions of its own, the latest of this context. None:
-        there is none; it is not judged, and if it is a probe, its slot ends by itself."""
-        of_context = [call for call in self._calls.get() if call.block is not None]
-        calls = self._by_block.get(block) or of_context
-        call = calls[-1] if calls else None
-        self._calls.set(tuple([other for other in of_context if other is not call]))
-        if call is not None and call.block is not None:
-            of_block = self._by_block.get(call.block, [])  # Blocks of an `ExitStack` may look like another thread's.
-            if call in of_block:
-                of_block.remove(call)
-            if not of_block:
-                self._by_block.pop(call.block, None)
-            call.block = None
-        return call
-
-    # Not coroutine functions: these would not see in which block they are.
-
-    def __aenter__(self) -> Awaitable[Call]:
-        return self._aentering(_block(sys._getframe(1)))
-
-    def __aexit__(self, *exception: Any) -> Awaitable[None]:
-        return self._aleaving(_block(sys._getframe(1)), exception)
-
-    async def _aentering(self, block: Block) -> Call:
-        return self._entered(await self.call().__aenter__(), block)
-
-    async def _aleaving(self, block: Block, exception: Any) -> None:
-        call = self._left(block)
-        if call is not None:
-            await call.__aexit__(*exception)
-
     def __call__(self, function: F) -> F:
         """Decorate a function, plain or `async def`."""
         if isinstance(function, type) or not callable(function):
             raise BreakerError(self.name, "", f"decorates functions, and {function!r} is none")
         inner = inspect.unwrap(function)
         if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
-            problem = f"cannot judge {inner.__qualname__}, which is a generator: decorate what it calls, or use `with`"
+            problem = (
+                f"cannot judge {inner.__qualname__}, a generator: decorate what it calls, or use `with breaker.call():`"
+            )
             raise BreakerError(self.name, "", problem)
 
         def instead(error: CircuitOpen, *args: Any, **kwargs: Any) -> Any:
@@ -214,34 +164,25 @@ class CircuitBreaker:
             guard = self.aguarded(function, ainstead)
         else:
             guard = self.guarded(function, instead)
-        return cast(F, guarding(guard, self.name, instead_of(self.fallback, "raises")))
+        return cast(F, register(Guard(guard, self.name, instead_of(self.fallback, "raises"))))
 
     def guarded(self, function: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
         """The function, called through the breaker. `instead` answers a call that is not made."""
-        circuit, is_failure, monotonic = self._circuit, self.is_failure, time.monotonic
 
         @functools.wraps(function)
         def guard(*args: Any, **kwargs: Any) -> Any:
-            began = monotonic()
-            if began < circuit.calm_until and began < circuit.due_at:
-                ticket = circuit.calm
-            else:
-                try:
-                    ticket = run(circuit.admitting())
-                except CircuitOpen as error:
-                    return instead(error, *args, **kwargs)
-                began = monotonic()
-            number = circuit.begin(ticket, began) if circuit.slow_seconds is not None or ticket.probe else 0
+            call = Call(self)
+            try:
+                call.__enter__()
+            except CircuitOpen as error:
+                return instead(error, *args, **kwargs)
             try:
                 answer = function(*args, **kwargs)
             except BaseException as error:
-                _settle(circuit, ticket, number, began, is_failure(error))
+                call.__exit__(type(error), error, None)
                 raise
-            failed = is_failure(answer)
-            if failed or number:
-                _settle(circuit, ticket, number, began, bool(failed))
-            else:
-                ticket.passed(None)
+            call.judge(answer)
+            call.__exit__(None, None, None)
             return answer
 
         return guard
@@ -250,30 +191,21 @@ class CircuitBreaker:
         self, function: Callable[..., Awaitable[Any]], instead: Callable[..., Awaitable[Any]]
     ) -> Callable[..., Awaitable[Any]]:
         """`guarded`, for coroutine functions."""
-        circuit, is_failure, monotonic = self._circuit, self.is_failure, time.monotonic
 
         @functools.wraps(function)
         async def guard(*args: Any, **kwargs: Any) -> Any:
-            began = monotonic()
-            if began < circuit.calm_until and began < circuit.due_at:
-                ticket = circuit.calm
-            else:
-                try:
-                    ticket = await arun(circuit.admitting())
-                except CircuitOpen as error:
-                    return await instead(error, *args, **kwargs)
-                began = monotonic()
-            number = circuit.begin(ticket, began) if circuit.slow_seconds is not None or ticket.probe else 0
+            call = Call(self)
+            try:
+                await call.__aenter__()
+            except CircuitOpen as error:
+                return await instead(error, *args, **kwargs)
             try:
                 answer = await function(*args, **kwargs)
             except BaseException as error:
-                await _asettle(circuit, ticket, number, began, is_failure(error))
+                await call.__aexit__(type(error), error, None)
                 raise
-            failed = is_failure(answer)
-            if failed or number:
-                await _asettle(circuit, ticket, number, began, bool(failed))
-            else:
-                ticket.passed(None)
+            call.judge(answer)
+            await call.__aexit__(None, None, None)
             return answer
 
         return guard
@@ -282,19 +214,19 @@ class CircuitBreaker:
 class Call:
     """One call of a resource: what happens inside `with` is judged when it ends."""
 
+    __slots__ = ("_began", "_circuit", "_failed", "_is_failure", "_number", "_ticket")
+
     def __init__(self, breaker: CircuitBreaker) -> None:
-        self._breaker, self._circuit = breaker, breaker._circuit
+        self._circuit = breaker._circuit
+        self._is_failure = breaker.is_failure
         self._ticket: Ticket | None = None
         self._failed: bool | None = False
-        self._number, self._began = 0, 0.0
-        self.block: Block | None = None
-        """Where it began, until it ends, of `with` and a breaker."""
 
     @property
     def has_ended(self) -> bool:
         """Whether it is over, and counted.
 
-        >>> with CircuitBreaker("post") as call:
+        >>> with CircuitBreaker("post").call() as call:
         ...     call.has_ended
         False
         >>> call.has_ended
@@ -304,69 +236,56 @@ class Call:
 
     def judge(self, answer: Any) -> None:
         """Judge an answer by what the breaker takes for a failure: a response, or whatever its callable knows."""
-        self._failed = self._breaker.is_failure(answer)
+        self._failed = self._is_failure(answer)
 
     def fail(self) -> None:
         """It has failed, whatever comes of the rest."""
         self._failed = True
 
+    def __enter__(self) -> Call:
+        ticket = self._circuit.calm_ticket()
+        return self._begin(run(self._circuit.admitting()) if ticket is None else ticket)
+
+    async def __aenter__(self) -> Call:
+        ticket = self._circuit.calm_ticket()
+        return self._begin(await arun(self._circuit.admitting()) if ticket is None else ticket)
+
     def _begin(self, ticket: Ticket) -> Call:
-        circuit, self._ticket, self._began = self._circuit, ticket, time.monotonic()
+        circuit = self._circuit
+        self._ticket = ticket
+        self._began = time.monotonic()
         is_noted = circuit.slow_seconds is not None or ticket.probe
         self._number = circuit.begin(ticket, self._began) if is_noted else 0
         return self
 
-    def __enter__(self) -> Call:
-        circuit, now = self._circuit, time.monotonic()
-        is_calm = now < circuit.calm_until and now < circuit.due_at
-        return self._begin(circuit.calm if is_calm else run(circuit.admitting()))
-
-    async def __aenter__(self) -> Call:
-        circuit, now = self._circuit, time.monotonic()
-        is_calm = now < circuit.calm_until and now < circuit.due_at
-        return self._begin(circuit.calm if is_calm else await arun(circuit.admitting()))
-
-    def _verdict(self, error: BaseException | None) -> tuple[Ticket, int, float, bool | None]:
-        ticket, self._ticket = self._ticket, None
-        assert ticket is not None, "this call has ended"
-        failed = self._failed if error is None or self._failed else self._breaker.is_failure(error)
-        return ticket, self._number, self._began, failed
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _settle(self._circuit, *self._verdict(error))
+        waiting = self._end(error)
+        if waiting is not None:
+            run(waiting)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await _asettle(self._circuit, *self._verdict(error))
+        waiting = self._end(error)
+        if waiting is not None:
+            await to_the_end(arun(waiting))
 
-
-def _block(frame: FrameType) -> Block:
-    # Not the frame itself: who holds that keeps alive what should end as garbage, as a body that nobody reads on.
-    return id(frame), frame.f_code
-
-
-def _settle(circuit: Circuit, ticket: Ticket, number: int, began: float, failed: bool | None) -> None:
-    """Count what came of a call; None: nothing that says something of the resource."""
-    has_more = number != 0 and circuit.end(ticket, number, began)
-    if failed is None:
-        circuit.drop(ticket, number=number, slow=circuit.is_slow(began))
-    elif failed or has_more:
-        run(circuit.settling(ticket, number, failed=failed, slow=circuit.is_slow(began)))
-    else:
-        ticket.passed(None)
-
-
-async def _asettle(circuit: Circuit, ticket: Ticket, number: int, began: float, failed: bool | None) -> None:
-    has_more = number != 0 and circuit.end(ticket, number, began)
-    if failed is None:
-        circuit.drop(ticket, number=number, slow=circuit.is_slow(began))
-    elif failed or has_more:
-        await to_the_end(arun(circuit.settling(ticket, number, failed=failed, slow=circuit.is_slow(began))))
-    else:
-        ticket.passed(None)
+    def _end(self, error: BaseException | None) -> Waiting[None] | None:
+        """Count what came of it; return what is to be done at once, if anything is."""
+        ticket, self._ticket = self._ticket, None
+        assert ticket is not None, "this call has ended"
+        circuit, number, began = self._circuit, self._number, self._began
+        failed = self._failed if error is None or self._failed else self._is_failure(error)
+        has_more = number != 0 and circuit.end(ticket, number, began)
+        if failed is None:
+            circuit.drop(ticket, number=number, slow=circuit.is_slow(began))
+        elif failed or has_more:
+            return circuit.settling(ticket, number, failed=failed, slow=circuit.is_slow(began))
+        else:
+            ticket.passed(None)
+        return None
 
 
 def _judge(name: str, failure: Failure) -> Callable[[Any], bool | None]:

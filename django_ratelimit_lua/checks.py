@@ -26,10 +26,10 @@ from .rules import provider
 from .rules.callsite import LIMITER, group_of, known_call_sites
 from .rules.describe import unknown_names
 from .rules.methods import method_name
-from .rules.places import unknown_places
+from .rules.places import place_problems
 from .rules.rule import Rule, RuleError
 from .rules.ruleset import settings_problems, settings_rules
-from .rules.stacks import BEFORE_METHODS, is_behind_login, stacks_on, url_patterns
+from .rules.stacks import BEFORE_METHODS, is_behind_login, on_view, url_patterns
 from .store import why_unusable
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
@@ -161,7 +161,7 @@ def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
         return
     rules = settings_rules()
     active = [rule for rule in rules if rule.mode != "off"]
-    yield from _unknown_places(active)
+    yield from _place_problems(active)
     described = ", ".join(rule.name for rule in active if rule.descriptor is not None)
     if described and find_spec("grpc") is None:
         text = f"Rules are for Envoy's descriptors, but there is no grpcio: {described}."
@@ -183,15 +183,10 @@ def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
                 yield _one_for_all(f"The rule {rule.name!r}", "or say that it is for the audience 'authenticated'")
 
 
-def _unknown_places(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
-    """The places that rules name, and the code does not have; in the words of the form of a rule."""
-    if not getattr(settings, "ROOT_URLCONF", None):
-        return
-    for rule in rules:
-        group = str((rule.given or {}).get("group") or "")
-        is_bare = rule.group is not None and not group
-        name, group = (rule.name, group) if rule.template is not None else ("", "")
-        for _field, problem in unknown_places(name, group, rule.route or "", is_bare=is_bare):
+def _place_problems(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
+    """What of rules has no effect because of the code; in the words of the admin."""
+    for rule in rules if getattr(settings, "ROOT_URLCONF", None) else ():
+        for problem in place_problems(rule):
             yield NO_PLACE.message(f"The rule {rule.name!r}: {problem}")
 
 
@@ -271,9 +266,9 @@ def _limited(view: Any) -> Iterator[tuple[Sequence[Rule], bool]]:
     """The call sites of a view, and whether they are asked before somebody has to be logged in."""
     # A view of Django REST framework asks for permission before its methods; whom that takes is not looked at.
     asks = hasattr(getattr(view, "view_class", None), "permission_classes")
-    for standing in stacks_on(view):
-        is_after = asks and standing.method not in BEFORE_METHODS
-        yield standing.stack.rules, not (is_after or is_behind_login(view, standing))
+    for stack in on_view(view).stacks:
+        is_after = asks and stack.method not in BEFORE_METHODS
+        yield stack.rules, not (is_after or is_behind_login(view, stack))
 
 
 @register(Tags.caches)

@@ -25,7 +25,7 @@ from .rules.callsite import CallSite, call_site, group_of, known_call_sites
 from .rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back, instead_of
 from .rules.methods import ALL, UNSAFE
 from .rules.rule import Outcome, Rule
-from .rules.stacks import Stack, guarding
+from .rules.stacks import TRIAL, Guard, Stack, register, stack_of
 from .rules.template import CostLike, RateLike
 from .stats.recorder import recorder
 from .web.holding import hold_slots, watch_body
@@ -140,20 +140,18 @@ def _on_method(view: Callable[..., Any]) -> LimitError:
 
 
 def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bool) -> Callable[..., Any]:
-    # Right on top of another @ratelimit: one function checks both, in one call. (Other decorators copy attributes, so
-    # what is found only counts where it was put.)
+    # Right on top of another @ratelimit: one function checks both, in one call.
     _check_function(view)
-    below = getattr(view, "_ratelimits", None)
+    below = stack_of(view)
     rules: tuple[Rule, ...] = (rule,)
     checked = view
-    if isinstance(below, Stack) and below.checker is view:
+    if below is not None:
         checked, rules = below.view, (rule, *below.rules)
         if fallback is NO_FALLBACK:
             fallback = below.fallback
     group = group_of(checked)
     template = rule.template
-    # `method_decorator` tries a decorator out on a function of its own.
-    if template is not None and template.key is not None and not group.startswith("django.utils.decorators."):
+    if template is not None and template.key is not None and not group.startswith(TRIAL):
         known_call_sites.add(rule.group or group, CallSite.of(rule, group))
         if durable:
             recorder.keep(rule.name_at(group))
@@ -217,8 +215,7 @@ def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bo
         return add_ratelimit_headers(request, response if held is None else watch_body(request, response))
 
     wrapper: Any = achecker if _is_async(checked) else checker
-    wrapper._ratelimits = Stack(wrapper, checked, rules, group, fallback)
-    return cast(Callable[..., Any], wrapper)
+    return register(Stack(wrapper, checked, rules, group, fallback))
 
 
 def circuit(breaker: str | CircuitBreaker, *, fallback: Any = NO_FALLBACK, **options: Any) -> Callable[[View], View]:
@@ -256,7 +253,7 @@ def circuit(breaker: str | CircuitBreaker, *, fallback: Any = NO_FALLBACK, **opt
         instead = _Instead(of_view)
         is_async = _is_async(view)
         guard = found.aguarded(view, instead.aanswer) if is_async else found.guarded(view, instead.answer)
-        return cast(View, guarding(guard, found.name, instead_of(of_view, "503")))
+        return cast(View, register(Guard(guard, found.name, instead_of(of_view, "503"))))
 
     return decorate
 

@@ -13,7 +13,7 @@ SECOND = 1_000_000
 START = 1_750_000_000 * SECOND
 # Moments in seconds: one, 14 just before a fixed window ends, 14 just after, then three in two seconds.
 VISITORS = [1.0] + [9.5] * 14 + [12.0] * 14 + [14 + turn / 1.5 for turn in range(24)]
-COLOURS = {"admitted": "#1f8a5b", "waits": "#b26a00", "refused": "#c0392b"}
+SECONDS = 45
 
 
 def outcomes(algorithm: str) -> list[tuple[float, float | None]]:
@@ -31,36 +31,30 @@ def outcomes(algorithm: str) -> list[tuple[float, float | None]]:
     return found
 
 
-def draw(algorithm: str, folder: Path) -> None:
-    """One plot: who came when, who went in when, and how many had in the last ten seconds."""
-    from matplotlib.figure import Figure
+def draw(algorithm: str) -> str:
+    """One plot: how many came in each half second and went in or were refused, and how many had in the last ten."""
+    from django_ratelimit_lua.operations.plot import Plot, labels
 
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
     came = outcomes(algorithm)
-    labels = set()
-    for number, (arrived, went) in enumerate(came):
-        kind = "refused" if went is None else "waits" if went > arrived else "admitted"
-        at = arrived if went is None else went
-        if kind == "waits":
-            above.plot([arrived, at], [number, number], color=COLOURS[kind], linewidth=1, alpha=0.5)
-        label = None if kind in labels else {"waits": "admitted, waits its turn"}.get(kind, kind)
-        labels.add(kind)
-        marker = {"marker": "o", "facecolors": "none" if kind == "refused" else COLOURS[kind]}
-        above.scatter([at], [number], s=16, edgecolors=COLOURS[kind], linewidths=1.2, label=label, **marker)
-    above.set_ylabel("visitor")
-    above.legend(loc="lower right", fontsize=8, frameon=False)
     departures = [round(went * SECOND) for _, went in came if went is not None]
-    moments = [step / 20 for step in range(45 * 20)]
+    bars = [{"allowed": 0, "refused": 0} for _ in range(2 * SECONDS)]
+    for arrived, went in came:
+        bars[int((arrived if went is None else went) * 2)]["refused" if went is None else "allowed"] += 1
+    moments = [step / 20 for step in range(20 * SECONDS)]
     counts = [sum(0 <= round(at * SECOND) - went < 10 * SECOND for went in departures) for at in moments]
-    below.step(moments, counts, where="post", color="#30506b")
-    below.axhline(10, color="#888", linestyle=":", linewidth=1)
-    below.set_ylabel("in the\nlast 10 s")
-    below.set_xlabel("seconds")
-    below.set_ylim(0, 21)
-    for axes in (above, below):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(folder / f"{algorithm}.svg", metadata={"Date": None})
+    plot = Plot(
+        f"The visitors under {algorithm}",
+        f"Of {len(came)} visitors, {len(departures)} are allowed; at most {max(counts)} in ten seconds.",
+        left=32,
+        bottom=64,
+        axis="seconds",
+        across=[(second / SECONDS, str(second)) for second in range(0, SECONDS + 1, 5)],
+        up=labels(range(0, 21, 5)),
+        key=(("", "allowed in the last 10 s"),),
+    )
+    plot.bars(bars, 20)
+    plot.line("", [(at / SECONDS, count / 20) for at, count in zip(moments, counts, strict=True)])
+    return plot.svg(is_file=True)
 
 
 def main() -> None:
@@ -71,10 +65,11 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     with Server() as server:
         cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
-        settings.configure(CACHES={"default": cache}, SECRET_KEY="plots", RATELIMIT_TIMEOUT=10)
+        apps = ["django.contrib.contenttypes", "django.contrib.auth", "django_ratelimit_lua"]
+        settings.configure(CACHES={"default": cache}, INSTALLED_APPS=apps, SECRET_KEY="plots", RATELIMIT_TIMEOUT=10)
         django.setup()
         for algorithm in BY_RATE:
-            draw(algorithm, folder)
+            (folder / f"{algorithm}.svg").write_text(draw(algorithm), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from tests.server import server, url
 _serial = itertools.count()
 STOP_SECONDS = 20
 """More than any step of a task takes."""
-BY_THEMSELVES = ("listener", "heartbeat", "joining", "comparison", "publishing")
+BY_THEMSELVES = ("listener", "heartbeat", "publishing")
 """The tasks that ask Redis when nobody asks anything of them."""
 # How long an example takes is no promise of ours, and on a busy machine it is long.
 hypothesis_settings.register_profile(

@@ -26,7 +26,6 @@ from typing import IO
 
 ROOT = Path(__file__).parents[1]
 LIBRARIES = (
-    "cryptography.hazmat.primitives.ciphers.aead",
     "django.contrib.admin",
     "django.core.management",
     "django.db.backends.sqlite3.base",

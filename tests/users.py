@@ -1,11 +1,28 @@
-"""Who is logged in, as tests say it."""
+"""Who is logged in, as tests say it; and users of the admin."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.auth.models import AnonymousUser, Permission, User
 from django.http import HttpRequest, HttpResponse
+from django.test import Client
+
+OPERATOR = "198.51.100.1"
+ADMIN_MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+
+
+def staff(*permissions: str, name: str = "staff") -> Client:
+    """A user of the admin who has these permissions."""
+    user = User.objects.create_user(name, is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    client = Client(REMOTE_ADDR=OPERATOR)
+    client.force_login(user)
+    return client
 
 
 def logged_in(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:

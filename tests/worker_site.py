@@ -96,6 +96,7 @@ from django_ratelimit_lua import CircuitBreaker, CircuitOpen, RateLimiter, signa
 from django_ratelimit_lua.admin.history import restore
 from django_ratelimit_lua.engine.circuits import circuits
 from django_ratelimit_lua.engine.listener import listener
+from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import (
     RateLimitChange,
@@ -312,7 +313,7 @@ def begin(prefix: str | None = None) -> None:
 def look() -> None:
     """It is this process's turn to look whether what is published is what the database has."""
     triggers.look()
-    while triggers.looking.is_running:
+    while triggers.publishing.is_running:
         time.sleep(0.001)
 
 

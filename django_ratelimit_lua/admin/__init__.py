@@ -1,33 +1,28 @@
 """Rules, overrides, breakers and their history in Django's admin."""
 
 from django.contrib import admin
+from django.utils.translation import gettext_lazy as _
 
 from ..models import RateLimitBreaker, RateLimitChange, RateLimitClient, RateLimitOverride, RateLimitRule
+from .bans import BanPage
 from .breakers import BreakerAdmin
 from .clients import ClientAdmin
 from .history import ChangeAdmin
-from .index_entry import (
-    BansEntry,
-    BansEntryAdmin,
-    InspectorEntry,
-    InspectorEntryAdmin,
-    ProcessesEntry,
-    ProcessesEntryAdmin,
-    SlotsEntry,
-    SlotsEntryAdmin,
-    StatisticsEntry,
-    StatisticsEntryAdmin,
-)
+from .inspector import InspectorPage
 from .overrides import OverrideAdmin
+from .pages import register_page
+from .processes import ProcessPage
 from .rules import RuleAdmin
+from .slots import SlotPage
+from .statistics import StatisticsPages
 
 admin.site.register(RateLimitRule, RuleAdmin)
 admin.site.register(RateLimitOverride, OverrideAdmin)
 admin.site.register(RateLimitClient, ClientAdmin)
 admin.site.register(RateLimitBreaker, BreakerAdmin)
 admin.site.register(RateLimitChange, ChangeAdmin)
-admin.site.register([InspectorEntry], InspectorEntryAdmin)
-admin.site.register([StatisticsEntry], StatisticsEntryAdmin)
-admin.site.register([BansEntry], BansEntryAdmin)
-admin.site.register([SlotsEntry], SlotsEntryAdmin)
-admin.site.register([ProcessesEntry], ProcessesEntryAdmin)
+register_page("Inspector", _("Inspector"), InspectorPage)
+register_page("Statistics", _("Statistics"), StatisticsPages)
+register_page("Bans", _("Bans"), BanPage)
+register_page("Slots", _("Slots"), SlotPage)
+register_page("Processes", _("Processes"), ProcessPage)

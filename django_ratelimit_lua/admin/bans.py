@@ -8,11 +8,10 @@ from urllib.parse import urlencode
 
 from django import forms
 from django.conf import settings
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import NoReverseMatch, path, reverse
+from django.urls import NoReverseMatch, reverse
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -32,16 +31,16 @@ from ..operations.bans import (
     evidence_of_bans,
     lift_bans,
     number_of_bans,
-    permanent,
 )
-from ..operations.subjects import add
+from ..operations.subjects import Subject, add
 from ..operations.words import moment_words
 from ..publishing import triggers
 from ..web.durations import duration_words
-from .forms import own_address, own_proxy
+from .forms import DURATIONS, own_digests
 from .history import LETTERS, WHO
 from .inspector import BLOCK_PERMISSION, may_inspect
 from .limits import breakable
+from .pages import Page, page_response
 from .statistics import readable_parts
 from .times import moment_element
 
@@ -56,8 +55,11 @@ LENGTHS = {
 }
 
 
+BLOCKED_FOR = {seconds: words for seconds, words in DURATIONS.items() if seconds}
+
+
 class Row(NamedTuple):
-    """A ban as the page shows it. `can_stay`: it is known whom an override would be about."""
+    """A ban as the page shows it."""
 
     active: ActiveBan
     key: str
@@ -73,7 +75,6 @@ class Row(NamedTuple):
     following: str
     offences: list[tuple[SafeString, Offence]]
     span: str
-    can_stay: bool
 
 
 class HandForm(forms.Form):
@@ -100,20 +101,13 @@ class HandForm(forms.Form):
         field.choices = [(name, f"{name} ({banning.whom})") for name, banning in self.limits.items()]
 
 
-class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
+class BanPage(Page):
     """The page and what its buttons do."""
 
-    class Media:
-        css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
+    may_see = staticmethod(may_inspect)
 
-    def get_urls(self) -> list[Any]:
-        """The one page."""
-        return [path("", self.admin_site.admin_view(self.bans_view), name="django_ratelimit_lua_bans_changelist")]
-
-    def bans_view(self, request: HttpRequest) -> HttpResponse:
+    def view(self, request: HttpRequest) -> HttpResponse:
         """Who is banned; what buttons do is sent to the same URL."""
-        if not may_inspect(request):
-            raise PermissionDenied
         may_act = request.user.has_perm(BLOCK_PERMISSION)
         form, pending = HandForm(), None
         if request.method == "POST":
@@ -133,10 +127,7 @@ class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
             if is_done:
                 return HttpResponseRedirect(request.get_full_path())
         context = {
-            **self.admin_site.each_context(request),
             "title": _("Bans"),
-            "opts": self.opts,
-            "media": self.media,
             "may_act": may_act,
             "may_see_who": request.user.has_perm(WHO),
             "form": form if form.limits else None,
@@ -145,8 +136,7 @@ class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
             "chosen": request.GET.get("rule", ""),
             **self._found(request),
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_ratelimit_lua/bans.html", context)
+        return page_response(self, request, "bans.html", context)
 
     def _found(self, request: HttpRequest) -> dict[str, Any]:
         chosen = request.GET.get("rule", "")
@@ -190,7 +180,6 @@ class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
                     "" if ban.by_hand else ngettext(
                         "%(number)d offence", "%(number)d offences", ban.offences
                     ) % {"number": ban.offences},
-                    bool(active.sealed),
                 )
             )  # fmt: skip
         return rows
@@ -199,13 +188,13 @@ class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
         """Do what a button says; or what has to be confirmed first."""
         action, _colon, key = request.POST.get("action", "").partition(":")
         active = next((active for active in active_bans(MOST) if active.key.decode(errors="replace") == key), None)
-        if action not in ("lift", "forget", "permanent"):
+        if action not in ("lift", "forget", "block"):
             raise PermissionDenied
         if active is None:
             messages.warning(request, _("This ban has ended already."))
             return None
-        words = {"whom": _whom(request, active), "limit": active.limit}
-        if action != "permanent":
+        words: dict[str, Any] = {"whom": _whom(request, active), "limit": active.limit}
+        if action != "block":
             lift_bans([active], forget=action == "forget")
             if action == "forget":
                 text = _("The ban of %(whom)s by %(limit)s is lifted; the next one is as short as the first.")
@@ -213,24 +202,21 @@ class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
                 text = _("The ban of %(whom)s by %(limit)s is lifted.")
             messages.success(request, text % words)
             return None
-        subject, rule = permanent(active)
-        if subject is None:
-            messages.error(request, _("It is not known whom an override could be about."))
+        if active.identity in own_digests(request):
+            messages.error(request, _("This includes yourself: you would lock yourself out."))
             return None
-        about = {"subject": words["whom"], "rule": rule.name if rule is not None else "", "key": key}
-        try:  # What is sent in a field may be a secret, and is neither kept nor shown.
-            override = subject.override("block", None, rule=rule, reason=_("from a ban by %(limit)s") % words,
-                                        label=active.identity[:LETTERS] if subject.fields else "")  # fmt: skip
-        except ValidationError as error:
-            messages.error(request, " ".join(error.messages))
-            return None
-        if request.POST.get("confirm") != "yes":
-            return {**about, "warnings": subject.surprises("block", own_proxy(request), own_address(request))}
-        (there,) = add([override])
+        rule, duration = RateLimitRule.objects.named(active.rule).first(), request.POST.get("duration", "")
+        if duration not in BLOCKED_FOR:  # It has to be chosen first, which confirms the block.
+            name = "" if rule is None else rule.name
+            return {"subject": words["whom"], "rule": name, "key": key, "durations": BLOCKED_FOR.items()}
+        subject = Subject(digest=active.identity)
+        reason = _("from a ban by %(limit)s") % words
+        (there,) = add([override := subject.override("block", int(duration), rule=rule, reason=reason)])
         if there is not override:
             messages.info(request, _("The same override is there already, so none was added."))
         else:
-            messages.success(request, _("%(whom)s is blocked for good.") % words)
+            words["duration"] = BLOCKED_FOR[duration]
+            messages.success(request, _("%(whom)s is blocked %(duration)s.") % words)
         if triggers.unpublished:
             messages.warning(request, _("Saved, but not live yet: %s") % triggers.unpublished)
         return None

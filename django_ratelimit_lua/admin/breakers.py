@@ -12,7 +12,6 @@ from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import router, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils import timezone
 from django.utils.html import format_html
@@ -24,12 +23,12 @@ from ..limits.rate import time_text, time_us
 from ..models import RateLimitBreaker
 from ..models.audit import acting
 from ..operations.breakers import BreakerState, breaker, breakers, force, in_code
-from ..operations.surprises import breaker_surprises
+from ..operations.surprises import breaker_notices
 from ..operations.words import number_words
 from ..rules.breakers import COUNTS, MOST, MOST_PROBES, PPM, RATIOS
 from ..web.durations import duration_words
 from .base import ActingAdmin, with_warnings
-from .forms import AskingForm
+from .pages import page_response
 from .times import moment_element
 
 FORCE = "django_ratelimit_lua.force_breaker"
@@ -89,8 +88,8 @@ class ForceForm(forms.Form):
         return timezone.now() + datetime.timedelta(microseconds=time_us(self.cleaned_data["period"]))
 
 
-class BreakerForm(AskingForm):
-    """What a row says of a breaker. It shows what the code says, and asks where no code has it."""
+class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
+    """What a row says of a breaker. It shows what the code says."""
 
     class Meta:
         model = RateLimitBreaker
@@ -122,13 +121,6 @@ class BreakerForm(AskingForm):
             raise ValidationError(format_html('{} <a href="{}">{}</a>', words, url, name))
         return name
 
-    def clean(self) -> dict[str, Any]:
-        """Ask about a name that no breaker in the code has."""
-        given: dict[str, Any] = super().clean() or {}
-        if given.get("name") and (self.instance.pk is None or "name" in self.changed_data):
-            self.ask([("name", problem) for problem in breaker_surprises([given["name"]]).values()])
-        return given
-
     def _post_clean(self) -> None:
         """Where each field is right, and the code has that breaker, all has to fit together."""
         super()._post_clean()  # type: ignore[misc]
@@ -150,7 +142,6 @@ class BreakerAdmin(ActingAdmin):
             {"fields": (("failure_ratio", "failures"), ("slow", "slow_ratio"), ("minimum", "window"))},
         ),
         (gettext_lazy("How it comes back"), {"fields": (("open_for", "open_max"), "probes")}),
-        (gettext_lazy("Confirm"), {"fields": ("confirm", "asked")}),
     )
 
     class Media:
@@ -182,22 +173,23 @@ class BreakerAdmin(ActingAdmin):
         response: HttpResponse = super().add_view(request, form_url, extra_context)
         return response
 
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        super().save_model(request, obj, form, change)
+        for notice in breaker_notices(obj.name):
+            messages.warning(request, notice)
+
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """All breakers, as they are now."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         told = [_shown(state) for state in breakers()]
         context = {
-            **self.admin_site.each_context(request),
             "title": capfirst(str(self.opts.verbose_name_plural)),
-            "opts": self.opts,
-            "media": self.media,
             "breakers": told,
-            "is_known": all(one["state"] for one in told),
+            "is_known": all(one["of"].state for one in told),
             "has_add_permission": self.has_add_permission(request),
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitbreaker/overview.html", context)
+        return page_response(self, request, "ratelimitbreaker/overview.html", context)
 
     def one_view(self, request: HttpRequest) -> HttpResponse:
         """One breaker, and how to force it."""
@@ -218,20 +210,15 @@ class BreakerAdmin(ActingAdmin):
                 return response
         row = state.row
         context = {
-            **self.admin_site.each_context(request),
             "title": state.name,
-            "opts": self.opts,
-            "media": self.media,
             "breaker": _shown(state),
             "form": form,
             "may_force": may_force,
             "may_change": row is not None and self.has_change_permission(request),
             "may_add": row is None and self.has_add_permission(request),
             "row": row,
-            "add_query": urlencode({"name": state.name}),
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitbreaker/one.html", context)
+        return page_response(self, request, "ratelimitbreaker/one.html", context)
 
     def _force(self, request: HttpRequest, state: BreakerState, form: ForceForm) -> bool:
         given = form.cleaned_data
@@ -268,27 +255,14 @@ def _shown(state: BreakerState) -> dict[str, Any]:
         words = {"share": f"{by.slow_ppm / PPM * 100:g}", "time": time_text(by.slow_us)}
         rules.append(_("%(share)s %% take %(time)s or longer") % words)
     return {
-        "name": state.name,
+        "of": state,
+        "by": by.declared(),
         "query": urlencode({"name": state.name}),
-        "places": state.places,
-        "state": state.state,
         "state_words": STATES.get(state.state or "", ""),
-        "is_well": state.state == "closed" and row is None,
         "is_ill": state.state == "open" or (row is not None and row.forced == "open"),
-        "share": state.share if state.state == "ramp" else None,
         "changes_in": duration_words(state.seconds) if state.seconds else "",
-        "calls": number_words(state.calls),
-        "failures": number_words(state.failures),
-        "slow": number_words(state.slow) if by.slow_us is not None else "—",
-        "probes": state.probes,
-        "window": time_text(by.window_us),
-        "minimum": number_words(by.minimum),
-        "open_for": time_text(by.open_us),
-        "open_max": time_text(by.open_max_us),
-        "most_probes": by.probes,
         "rules": rules,
-        "why": REASONS.get(state.why, ""),
-        "opened": state.opened if state.state != "closed" else (),
+        "why": REASONS.get(state.why, "") if state.state != "closed" else "",
         "forced": row,
         "until": moment_element(row.until) if row is not None and row.until is not None else None,
         "is_retuned": state.row is not None and bool(state.row.thresholds()),

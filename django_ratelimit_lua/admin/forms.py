@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -17,19 +16,16 @@ from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from ..identity import key_id
+from ..identity import digest
 from ..identity.address import client_address
 from ..identity.forwarded import covers, parse_address, parse_network
-from ..identity.keys import FIELD_KINDS, split_field
 from ..limits.rate import LimitError
 from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
-from ..models.override import NO_FIELD, value_digest
-from ..models.rate_fields import rate_problem, written
+from ..models.rate_fields import problem_text, written
 from ..models.rule import METHODS
-from ..operations.surprises import NOTHING, begun_anew, enforcing, look_alikes, override_surprises, surprises
-from ..rules.overrides import split_fields
+from ..operations.surprises import enforcing, notices, override_surprises, surprises
 from ..stats.shadow import version_of
-from .versioned import Hidden, VersionedForm
+from .versioned import VersionedForm
 
 
 def group_names() -> list[tuple[str, str]]:
@@ -59,10 +55,6 @@ class RatesField(forms.CharField):
         """Lines for a list; what a browser sent, and what somebody has written into a row by hand, as it is."""
         return "\n".join(map(str, value)) if isinstance(value, list) else value
 
-    def has_changed(self, initial: Any, data: Any) -> bool:
-        lines = (self.prepare_value(initial) or "").split() if isinstance(initial, (list, str)) else initial
-        return bool(lines != (data or "").split())
-
     def to_python(self, value: Any) -> Any:
         """A list of rates as rules write them. Raises `ValidationError` that names the line."""
         rates = []
@@ -70,15 +62,9 @@ class RatesField(forms.CharField):
             if line.strip():
                 try:
                     rates.append(written(line.strip()))
-                except LimitError:
-                    raise ValidationError(rate_problem(line.strip())) from None
+                except LimitError as error:
+                    raise ValidationError(problem_text(error)) from None
         return rates
-
-    def validate(self, value: Any) -> None:
-        """Whether they fit together is for the rule to say."""
-
-    def run_validators(self, value: Any) -> None:
-        """The same."""
 
 
 SENTENCE = {"period": _("requests per"), "unit": _("unit of time")}
@@ -91,37 +77,36 @@ def _further() -> RatesField:
 
 
 class AskingForm(forms.ModelForm):  # type: ignore[type-arg]
-    """A form that asks about what would surprise, and takes a confirmation of nothing but what it has shown."""
+    """A form with warnings to confirm. The value of its checkbox is a digest of the warnings that are shown, so that no
+    others are confirmed."""
 
     confirm = forms.BooleanField(
-        label=_("Confirm"), required=False, help_text=_("Only needed if a warning asks for it.")
-    )
-    asked = Hidden()
-    """Digests of the warnings that were shown: these are confirmed, and no others."""
+        label=_("Confirm"), required=False, help_text=_("Only needed if a warning asks for it."),
+        widget=forms.CheckboxInput(check_test=lambda value: False),
+    )  # fmt: skip
 
     def ask(self, warnings: Sequence[tuple[str, Any]], meant: Sequence[str] = ()) -> None:
-        """Say what would surprise at its field, unless it is confirmed. `meant`: what a confirmation is about, if
-        not the words of the warnings."""
-        meant = meant or [str(problem) for _field, problem in warnings]
-        if not is_confirmed(self.data, meant):
-            _ask(self, warnings)
-            self.ask_again(meant)
-
-    def ask_again(self, meant: Sequence[str]) -> None:
-        """Show these warnings, or those of a tier, as asked about and not confirmed."""
-        data: Any = self.data.copy()  # type: ignore[attr-defined]
-        data.pop("confirm", None)
-        data["asked"] = " ".join(dict.fromkeys([*data.get("asked", "").split(), *map(_digest, meant)]))
-        self.data = data
+        """Add the warnings as errors of their fields, unless they are confirmed. `meant`: what a confirmation is about,
+        if not the texts of the warnings."""
+        texts = meant or [str(text) for _field, text in warnings]
+        confirmed = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+        if not warnings or self.data.get("confirm") == confirmed:
+            return
+        self.fields["confirm"].widget.attrs["value"] = confirmed
+        for field, text in warnings:
+            problem = ValidationError([text, _("If this is intended, tick “Confirm” below.")])
+            self.add_error(field if field in self.fields else None, problem)
 
 
 class RuleForm(AskingForm, VersionedForm):
-    """A rule. What would surprise has to be confirmed."""
+    """A rule. What would refuse or admit everybody has to be confirmed."""
 
     is_asking = True
-    """Whether it asks about what would surprise."""
+    """Whether it asks for confirmations."""
     has_tiers = False
     """Whether its tiers are edited beside it."""
+    notices: Sequence[str] = ()
+    """What to show once the rule is saved."""
     filled: Mapping[str, Any] = {}
     """Values that stand in the fields of a rule that is there, in the place of its own, and are not saved yet."""
 
@@ -181,8 +166,6 @@ class RuleForm(AskingForm, VersionedForm):
             return given
         if given.get("audience") == "groups" and not given.get("groups"):
             self.add_error("groups", _("Select at least one group."))
-        if given.get("limit") is None and not given.get("exempt") and "limit" not in self.errors:
-            self.add_error("limit", _("A rule needs a limit, unless it is exempt."))
         self.refuse_if_outdated()
         return given
 
@@ -191,27 +174,13 @@ class RuleForm(AskingForm, VersionedForm):
         if self.errors or "path" not in self.fields or not self.is_asking:
             return  # What is wrong is mended first: nothing is known of what a limit that is none would do.
         rule = self.instance  # As it would be saved.
-        rate = rule.rate
-        given = {**rule.values(), "rates": rate if isinstance(rate, list) else [rate] if rate else []}
-        found = surprises(given)
-        if {"name", "mode", "key", "algorithm", "group", "path", "route"} & {*self.changed_data}:
-            found += begun_anew(rule, RateLimitRule.objects.filter(pk=rule.pk).first() if rule.pk else None)
-        if "name" in self.changed_data:
-            found += [("name", problem) for problem in look_alikes([rule.name]).values()]
-        meant = [str(problem) for _field, problem in found]
+        found = surprises(rule)
+        meant = [text for _field, text in found]
         if rule.pk is not None and self.initial.get("mode") != rule.mode == "enforce":
             found += enforcing(rule)
-            meant += [rule.reading()] * (len(found) - len(meant))  # Its words have numbers that grow.
+            meant.append(rule.reading())  # Its words have numbers that grow.
         self.ask(found, meant)
-
-
-def is_confirmed(data: Any, meant: Sequence[str]) -> bool:
-    """Whether all of these warnings were shown in the form that was sent, and its box is ticked."""
-    return not meant or ("confirm" in data and {*map(_digest, meant)} <= {*data.get("asked", "").split()})
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.notices = notices(rule, RateLimitRule.objects.filter(pk=rule.pk).first())
 
 
 def _bound(form: Any) -> None:
@@ -223,15 +192,6 @@ def _bound(form: Any) -> None:
                     field.widget.attrs["min"] = max(bound.limit_value, field.widget.attrs.get("min", bound.limit_value))
                 elif isinstance(bound, MaxValueValidator):
                     field.widget.attrs["max"] = min(bound.limit_value, field.widget.attrs.get("max", bound.limit_value))
-
-
-def _ask(form: Any, warnings: Sequence[tuple[str, Any]]) -> None:
-    """Say what would surprise at its field, and how to say that it is meant."""
-    for field, problem in warnings:
-        form.add_error(
-            field if field in form.fields else None,
-            ValidationError([problem, _("If this is intended, tick “Confirm” below.")]),
-        )
 
 
 def _lines(text: str) -> str:
@@ -255,17 +215,8 @@ class RowForm(VersionedForm):
         return given
 
     def _post_clean(self) -> None:
-        # A rule that is broken already locks neither the other rows nor the way to switch it off.
-        is_switched_on = "mode" in self.changed_data and self.cleaned_data.get("mode") != "off"
-        self.instance.to_check = "all" if is_switched_on else "nothing"
+        self.instance.to_check = "nothing"  # A rule that is broken already does not lock the others.
         super()._post_clean()  # type: ignore[misc]
-
-    def _update_errors(self, errors: ValidationError) -> None:
-        # What is wrong with fields that the list does not have is told where the rule is switched on.
-        by_field: dict[str, list[Any]] = {}
-        for field, problems in errors.update_error_dict({}).items():
-            by_field.setdefault(field if field in self.fields else "mode", []).extend(problems)
-        super()._update_errors(ValidationError(by_field))
 
 
 CONFIRMED = "enforce_confirmed"
@@ -275,26 +226,6 @@ CONFIRMED = "enforce_confirmed"
 def versions_of(rules: Sequence[RateLimitRule]) -> str:
     """What a confirmation is about: these rules, as they limit now."""
     return " ".join(sorted(f"{rule.pk}:{version_of(rule.declared())}" for rule in rules))
-
-
-class RowFormSet(forms.BaseModelFormSet):  # type: ignore[type-arg]
-    """The rows of the list. `to_enforce`: rules of which it has to be asked first whether they are to be enforced."""
-
-    to_enforce: Sequence[RateLimitRule] = ()
-
-    def clean(self) -> None:
-        """Raises `ValidationError` where rules would be enforced that were not, and nobody has confirmed it."""
-        super().clean()
-        if any(form.errors for form in self.forms):
-            return
-        forms_of_rows: list[Any] = self.forms
-        switched = [form for form in forms_of_rows if "mode" in form.changed_data]
-        self.to_enforce = [
-            form.instance for form in switched if form.cleaned_data["mode"] == "enforce" != form.initial["mode"]
-        ]
-        if self.to_enforce and self.data.get(CONFIRMED) != versions_of(self.to_enforce):
-            raise ValidationError("asked on a page of its own")
-        self.to_enforce = ()
 
 
 class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
@@ -317,9 +248,8 @@ class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
 
 
 class TierForm(VersionedForm):
-    """A tier of a rule. `asks`: what has to be confirmed in the form of the rule."""
+    """A tier of a rule."""
 
-    asks: Sequence[str] = ()
     more_rates = _further()
 
     class Meta:
@@ -336,13 +266,8 @@ class TierForm(VersionedForm):
         self.fields["group"] = forms.ChoiceField(label=_("Django group"), choices=[("", "—"), *present, *removed])
 
     def clean(self) -> dict[str, Any]:
-        """Raises `ValidationError` for what is surprising and not confirmed in the form of the rule."""
         given: dict[str, Any] = super().clean() or {}
         self.refuse_if_outdated()
-        rates = [f"{given.get('limit')}/", *(given.get("more_rates") or ())]
-        if any(rate.startswith("0/") for rate in rates) and not is_confirmed(self.data, [str(NOTHING)]):
-            _ask(self, [("limit", NOTHING)])
-            self.asks = [str(NOTHING)]
         return given
 
 
@@ -350,39 +275,19 @@ DURATIONS = {
     "3600": _("for 1 hour"),
     "86400": _("for 1 day"),
     "604800": _("for 1 week"),
+    "2592000": _("for 30 days"),
     "": _("until the end time below, or without end"),
 }
 
 
-FIELDS_AND_VALUES = (("field", "value"), ("field_2", "value_2"), ("field_3", "value_3"))
-"""The inputs for fields, each beside that for its value."""
-
-
-class SecretInput(forms.PasswordInput):
-    """Shows no value either. Browsers take several passwords in one form for several forms."""
-
-    input_type = "text"
-
-
-def _value(widget: type[forms.PasswordInput], **kwargs: Any) -> forms.CharField:
-    attrs = {"autocomplete": "off", "spellcheck": "false", "class": "ratelimit-secret"}
-    hidden = widget(attrs=attrs, render_value=False)
-    return forms.CharField(label=_("Value"), required=False, strip=False, widget=hidden, **kwargs)
-
-
-def _second_field() -> forms.CharField:
-    return forms.CharField(label=_("and field"), required=False, max_length=200)
-
-
-class OverrideForm(AskingForm):
+class OverrideForm(AskingForm, VersionedForm):
     """An override. The value of a field is turned into a digest at once."""
 
-    value = _value(
-        forms.PasswordInput,
+    value = forms.CharField(
+        label=_("Value"), required=False, strip=False,
+        widget=forms.PasswordInput({"autocomplete": "off", "spellcheck": "false"}),
         help_text=_("The value of the field, for example the API key itself. Only its digest is stored."),
-    )
-    field_2, value_2 = _second_field(), _value(SecretInput)
-    field_3, value_3 = _second_field(), _value(SecretInput)
+    )  # fmt: skip
     duration = forms.ChoiceField(label=_("Duration"), required=False, choices=list(DURATIONS.items()))
 
     class Meta:
@@ -390,9 +295,8 @@ class OverrideForm(AskingForm):
         fields = "__all__"
         labels = SENTENCE
 
-    own_user: Any = None
-    own_address: str | None = None
-    own_proxy: str | None = None
+    more_columns = ("subject",)  # A value is kept as that.
+    request: Any = None
     MOST_NETWORKS = 1000
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -405,7 +309,6 @@ class OverrideForm(AskingForm):
                     "For example 203.0.113.9 or 2001:db8::/48. Several, one per line, become one override each."
                 ),
             )  # fmt: skip
-        self.initial.update(zip(dict(FIELDS_AND_VALUES), split_fields(self.initial.get("field") or ""), strict=False))
         if "duration" in self.fields:
             self.fields["duration"].initial = ""
         if "burst" in self.fields:
@@ -418,51 +321,28 @@ class OverrideForm(AskingForm):
     def clean(self) -> dict[str, Any]:
         """Raises `ValidationError` for blocking oneself."""
         given: dict[str, Any] = super().clean() or {}
-        if "field" in self.fields:
-            self._clean_fields_and_values(given)
+        if given.get("value"):
+            self.instance.field = given.get("field") or ""
+            if not self.instance.field:
+                self.add_error("field", _("Enter the field that has this value, for example header:X-API-Key."))
+            self.instance.set_value(given["value"])
         if given.get("duration") and given.get("ends") and "ends" in self.changed_data:
             self.add_error("duration", _("There is an end below as well. Choose one of the two."))
         elif given.get("duration"):
             start = given.get("starts") or timezone.now()
             with suppress(OverflowError):  # Of the end of the calendar the model tells.
                 given["ends"] = start + datetime.timedelta(seconds=int(given["duration"]))
-        if given.get("effect") == "block" and not given.get("field") and given.get("user") in (None, self.own_user):
-            self._not_oneself(self.networks)
-        about_end = given if self.instance.pk is None or "ends" in self.changed_data else {**given, "ends": None}
-        self.ask(override_surprises({**about_end, "networks": self.networks}, self.own_proxy, self.own_address))
+        if given.get("effect") == "block":
+            self._refuse_own(given)
+        self.ask(override_surprises({**given, "networks": self.networks}, own_proxy(self.request)))
+        self.refuse_if_outdated()
         return given
 
     def _update_errors(self, errors: ValidationError) -> None:
         by_field = errors.update_error_dict({})
-        if self.errors.keys() & {"user", "network", *itertools.chain(*FIELDS_AND_VALUES)}:
+        if self.errors.keys() & {"user", "network", "field", "client_digest"}:
             by_field.pop(NON_FIELD_ERRORS, None)  # That nobody is meant: what was entered could not be read.
-        if "limit" in self.errors:
-            by_field.pop("limit", None)  # That there is none: the one that was entered is wrong.
-        by_field.update({"limit": by_field["limit"][:1]} if "limit" in by_field else {})  # What else follows from that.
-        if by_field:
-            super()._update_errors(ValidationError(by_field))  # type: ignore[misc]
-
-    def _clean_fields_and_values(self, given: dict[str, Any]) -> None:
-        """Make one text of the fields, and keep the digests of their values: of what is entered now, or of before."""
-        named: list[tuple[str, str]] = []
-        for name, of_value in FIELDS_AND_VALUES:
-            field, value = given.get(name) or "", given.get(of_value) or ""
-            if len(split_fields(field)) > 1:
-                self.add_error(name, _("Enter one field here, and the others below, each beside its value."))
-            elif field and name != "field" and split_field(field) is None:
-                self.add_error(name, NO_FIELD % {"kinds": ", ".join(FIELD_KINDS)})
-            elif field:
-                named.append((field, value))
-            elif value:
-                self.add_error(name, _("Enter the field that has this value, for example header:X-API-Key."))
-        is_entered = any(value for _field, value in named)
-        # Digests that are made with two keys fit no request.
-        kept = {} if is_entered and self.instance.digested_by != key_id() else self.instance.digests_by_field()
-        digests = [value_digest(field, value) if value else kept.get(field, "") for field, value in named]
-        self.instance.value_digests = ",".join(digests)
-        if is_entered:
-            self.instance.digested_by = key_id()
-        given["field"] = ", ".join(field for field, _value in named)
+        super()._update_errors(ValidationError({name: found[:1] for name, found in by_field.items()}))
 
     def clean_network(self) -> str:
         """The first network; all are in `networks`. Raises `ValidationError` that names those that are none."""
@@ -479,9 +359,14 @@ class OverrideForm(AskingForm):
         self.networks = list(dict.fromkeys(str(parse_network(text)) for text in texts))
         return texts[0] if texts else ""
 
-    def _not_oneself(self, networks: Sequence[str]) -> None:
-        if self.own_address is not None and any(covers(network, self.own_address) for network in networks):
+    def _refuse_own(self, given: Mapping[str, Any]) -> None:
+        """Add an error if the block would lock out its author."""
+        address = own_address(self.request)
+        if address is not None and any(covers(network, address) for network in self.networks):
             self.add_error("network", _("This includes your own address: you would lock yourself out."))
+        for name, own in (("user", [self.request.user]), ("client_digest", own_digests(self.request))):
+            if given.get(name) and given[name] in own:
+                self.add_error(name, _("This includes yourself: you would lock yourself out."))
 
 
 def _is_network(text: str) -> bool:
@@ -503,6 +388,13 @@ def own_address(request: Any) -> str | None:
     """The address a request comes from."""
     address = client_address(request).address
     return None if address is None else str(address)
+
+
+def own_digests(request: Any) -> set[str]:
+    """The digests of the author of a request, as limits by user, by address and by both count
+    them."""
+    user, network = ("user", str(request.user.pk)), ("ip", client_address(request).network)
+    return {digest(identity).decode() for identity in (user, network, (user, network), (network, user))}
 
 
 UNITS = {"s": _("second"), "m": _("minute"), "h": _("hour"), "d": _("day")}

@@ -11,7 +11,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.utils import label_for_field
 from django.core.exceptions import NON_FIELD_ERRORS, PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
@@ -26,16 +26,18 @@ from ..models import RateLimitOverride, RateLimitRule
 from ..models.audit import acting
 from ..operations.explain import ExplainedLimit, Explanation, explain, reset
 from ..operations.identity import ExplainedIdentity, explain_identity
-from ..operations.reference import ReferredLimit, reset_reference
-from ..operations.subjects import Subject, add, counted_subject, end
+from ..operations.subjects import Subject, add, end
 from ..operations.words import moment_words
 from ..publishing import triggers
-from ..rules.describe import field_words
+from ..rules.describe import field_words, whom
+from ..stats.names import original
 from ..stats.reading import history
 from ..web.durations import duration_words
-from .forms import DURATIONS, own_address, own_proxy
+from ..web.overrides import is_nobody
+from .forms import DURATIONS, own_address, own_digests, own_proxy
 from .history import WHO
 from .last_day import between_words
+from .pages import Page, page_response
 from .request_form import Asked, ReferenceForm, RequestForm
 from .times import moment_element
 
@@ -53,10 +55,10 @@ def may_inspect(request: HttpRequest) -> bool:
 
 
 class Row(NamedTuple):
-    """A limit as the page shows it. `verdict` is "refused", "allowed", "exempt", or "over": it does not refuse, or is
-    not known. `history`: what is known of whom it counts, in the last hour."""
+    """A limit as the page shows it. `verdict` is "refused", "allowed", "exempt", or "over": it does not refuse.
+    `history`: what is known of whom it counts, in the last hour."""
 
-    met: ExplainedLimit | ReferredLimit
+    met: ExplainedLimit
     verdict: str
     words: str
     resets: str
@@ -74,6 +76,16 @@ class Pending(NamedTuple):
     button: str
     warnings: list[str]
     label: str
+
+
+class InspectorPage(Page):
+    """The entry of the inspector in the index."""
+
+    may_see = staticmethod(may_inspect)
+
+    def view(self, request: HttpRequest) -> HttpResponse:
+        """Redirect to the inspector."""
+        return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_inspect", current_app=self.admin_site.name))
 
 
 class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -94,10 +106,8 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         form = RequestForm(given if "path" in given else None, own_address(request), request.GET)
         may_act = self.has_block_permission(request)
         reference = ReferenceForm(request.GET if "reference" in request.GET else None, label_suffix="")
-        context = {
-            **self.admin_site.each_context(request),
+        context: dict[str, Any] = {
             "title": _("Inspector"),
-            "opts": self.opts,
             "form": form,
             "reference": reference,
             "may_act": may_act,
@@ -109,17 +119,9 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             "ignores_address": callable(conf.IP_META_KEY),
             "durations": [(seconds, words) for seconds, words in HOW_LONG.items()],
             "hour": HOUR,
-            "media": self.media,
         }
         if reference.is_bound and reference.is_valid():
-            if request.POST.get("action"):
-                if not may_act:
-                    raise PermissionDenied
-                with acting(request.user):
-                    self._reset_referred(request, reference)
-                return HttpResponseRedirect(request.get_full_path())
             context["opened"] = reference.opened
-            context["referred"] = [_referred(limit) for limit in reference.opened.limits]
         name, digest = request.GET.get("name", ""), request.GET.get("digest", "")
         if name and _IS_DIGEST(digest):
             identity = explain_identity(name, digest)
@@ -143,14 +145,12 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             context |= self._found(request, asked)
             if "opened" in context:
                 context["is_of"] = context["opened"].is_of(context["found"])
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_ratelimit_lua/inspect.html", context)
+        return page_response(self, request, "inspect.html", context)
 
     def _found(self, request: HttpRequest, asked: Asked) -> dict[str, Any]:
         """What the page shows of the request."""
-        described = asked.request()
-        found = explain(described)
-        named = _subjects(asked, described, found)
+        found = explain(asked.request())
+        named = _subjects(asked, found)
         if found.decision.source == "fallback":
             messages.warning(request, _("Redis is unavailable: the counts are not known."))
         return {
@@ -159,8 +159,8 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             "reasons": [_reason(met) for met in found.met if met.refuses],
             "missing": [(field, field_words(field)) for field in found.missing],
             "subjects": [(name, str(subject)) for name, subject in named.items()],
-            "may_label": any(subject.fields for subject in named.values()),
-            "counted": _counted(asked, described, found, named),
+            "may_label": any(subject.field or subject.digest for subject in named.values()),
+            "counted": _counted(found, named),
             "network": asked.address if asked.network_size > 1 else "",
             "network_overrides": asked.network_overrides(),
             "looked_at": asked.request().META.get("REMOTE_ADDR"),
@@ -187,8 +187,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         if target and rule is None:  # Without a rule, it would be for all of them.
             messages.error(request, _("There is no rule “%(name)s” in the admin.") % {"name": target})
             return None
-        described = asked.request()
-        subject = _subjects(asked, described, explain(described)).get(kind)
+        subject = _subjects(asked, explain(asked.request())).get(kind)
         if subject is None:
             messages.error(request, _("Enter who it is: a user, an address, or a field and its value."))
             return None
@@ -196,7 +195,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.error(request, _("This includes yourself: you would lock yourself out."))
             return None
         seconds = int(duration) if duration else None
-        client = request.POST.get("label", "").strip() if subject.fields else ""
+        client = request.POST.get("label", "").strip() if subject.field or subject.digest else ""
         try:
             override = subject.override(action, seconds, rule=rule, reason=_("from the inspector"), label=client)
         except ValidationError as error:
@@ -205,7 +204,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                 messages.error(request, f"{label}: {' '.join(problems)}" if label else " ".join(problems))
             return None
         words = {"whom": subject, "duration": HOW_LONG[duration]}
-        warnings = subject.surprises(action, own_proxy(request), own_address(request))
+        warnings = subject.surprises(action, own_proxy(request))
         if request.POST.get("confirm") != "yes" and (action == "block" or duration == FOR_GOOD or warnings):
             return _pending(request.POST["action"], kind, duration, words, warnings)._replace(label=client)
         (there,) = add([override])
@@ -216,7 +215,10 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         if action == "block":
             messages.success(request, _("%(whom)s is blocked %(duration)s.") % words)
         else:
-            _tell_exempt(request, asked, subject, there, words)
+            messages.success(request, _("%(whom)s is exempt %(duration)s.") % words)
+        if subject.user is not None:
+            text = _("This holds only while %(whom)s is logged in, not at a login form. Enter its field for that.")
+            messages.warning(request, text % words)
         if triggers.unpublished:
             messages.warning(request, _("Saved, but not live yet: %s") % triggers.unpublished)
         return None
@@ -234,17 +236,6 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.success(request, _("Ended: %(override)s.") % {"override": name})
         if not ending:
             messages.warning(request, _("This has ended already, or this request does not meet it any more."))
-
-    def _reset_referred(self, request: HttpRequest, reference: ReferenceForm) -> None:
-        try:
-            done = reset_reference(reference.opened)
-        except StoreError as error:
-            messages.error(request, _("Nothing was reset: %s") % error)
-            return
-        if done:
-            messages.success(request, _("Counts are reset: %(names)s.") % {"names": ", ".join(done)})
-        else:
-            messages.warning(request, _("Nothing was reset: nothing is counted any more."))
 
     def _reset(self, request: HttpRequest, asked: Asked, target: str) -> None:
         self._reset_found(request, explain(asked.request()), target)
@@ -285,32 +276,31 @@ def _identified(request: HttpRequest, identity: ExplainedIdentity) -> dict[str, 
     }
 
 
-def _subjects(asked: Asked, described: HttpRequest, found: Explanation) -> dict[str, Subject]:
-    """Whom overrides can be about: each that was entered by itself, and whom the limits count that the request meets,
-    those first that refuse it."""
-    subjects = asked.subjects
+def _subjects(asked: Asked, found: Explanation) -> dict[str, Subject]:
+    """The subjects that overrides can be about: each that was entered by itself, and the clients
+    of the limits that the request meets, those first that refuse it. Of these, only the digest
+    is known."""
+    named = asked.subjects
+    known = {subject.client() for subject in named.values()}
     for met in sorted(found.met, key=lambda met: not met.refuses):
-        counted = counted_subject(met.key, described, asked.address) if met.key else None
-        if counted is not None and counted not in subjects.values():
-            subjects[met.key] = counted
-    return subjects
+        client = met.charge.digest.decode()
+        identity = original(None if met.planned is None else met.planned.identity)
+        if met.key and client not in known and asked.network_size == 1 and not is_nobody(identity):
+            named.setdefault(met.key, Subject(digest=client, label=whom(met.key.split("+"))))
+    return named
 
 
-def _counted(asked: Asked, described: HttpRequest, found: Explanation, named: dict[str, Subject]) -> str:
-    """Which of them the limit counts that refuses the request: who that is goes before whoever shares their address.
-    Empty where none does."""
-    for met in found.met:
-        counted = counted_subject(met.key, described, asked.address) if met.key and met.refuses else None
-        for name, subject in named.items():
-            if subject == counted:
-                return name
-    return ""
+def _counted(found: Explanation, named: dict[str, Subject]) -> str:
+    """Which of them the limit counts that refuses the request; empty if none does."""
+    refusing = [met.charge.digest.decode() for met in found.met if met.refuses]
+    return next((name for client in refusing for name, subject in named.items() if subject.client() == client), "")
 
 
 def _is_oneself(request: HttpRequest, subject: Subject) -> bool:
-    """Whether every request of the operator's is meant; who has to send a value as well can leave it out."""
-    is_own_address = not subject.address or covers(subject.address, own_address(request) or "")
-    return not subject.fields and is_own_address and subject.user in (None, request.user)
+    """Whether the operator's own requests are meant; a value that the operator sends can be left
+    out."""
+    is_own_network = bool(subject.address) and covers(subject.address, own_address(request) or "")
+    return is_own_network or subject.client() in own_digests(request)
 
 
 def _pending(action: str, subject: str, duration: str, words: dict[str, Any], warnings: list[str]) -> Pending:
@@ -328,40 +318,19 @@ def _pending(action: str, subject: str, duration: str, words: dict[str, Any], wa
     return Pending(action, subject, duration, title % words, consequence % words, button % words, warnings, "")
 
 
-def _tell_exempt(
-    request: HttpRequest, asked: Asked, subject: Subject, override: RateLimitOverride, words: dict[str, Any]
-) -> None:
-    """Say from which limits somebody is exempt now, and from which not."""
-
-    def split(found: Explanation) -> tuple[str, str]:
-        freed = [met.name for met in found.met if met.override is not None and met.override.pk == override.pk]
-        return ", ".join(freed), ", ".join(met.name for met in found.met if met.name not in freed)
-
-    freed, others = split(explain(asked.request()))
-    if freed:
-        messages.success(request, _("%(whom)s is exempt %(duration)s from: %(names)s.") % {**words, "names": freed})
-    else:
-        text = _("%(whom)s is exempt %(duration)s, but from no limit that this request meets.")
-        messages.warning(request, text % words)
-    if others:
-        text = _("Not exempt from: %(names)s. Another override goes before, or this one is about another rule.")
-        messages.warning(request, text % {"names": others})
-    _freed, strangers = split(explain(asked.request(logged_in=False))) if subject.user is not None else ("", "")
-    if strangers:
-        text = _(
-            "This holds only while %(whom)s is logged in. Before, as at a login form, such a request still meets: "
-            "%(names)s. Enter what it is counted by, and reset that, or exempt the address or the form field."
-        )
-        messages.warning(request, text % {**words, "names": strangers})
-
-
 def _row(met: ExplainedLimit) -> Row:
     state = met.state
     if state is None:
         return Row(met, "exempt", capfirst(_("exempt")), "")
-    if state.allowed or met.refuses:
-        return _by_state(met, state)
-    return Row(met, "over", _("Over the limit, but refuses nobody"), _resets(state))
+    if state.allowed:
+        return Row(met, "allowed", _("Allowed"), _resets(state))
+    if not met.refuses:
+        return Row(met, "over", _("Over the limit, but refuses nobody"), _resets(state))
+    if state.is_slots and state.retry_after is not None and state.banned_until is None:
+        words = _("Refused: %(used)s of %(limit)s slots are in use") % {"used": state.used, "limit": state.limit}
+        return Row(met, "refused", words, _resets(state))
+    again = _("never") if state.retry_after is None else _("in %s") % duration_words(state.retry_after)
+    return Row(met, "refused", _("Refused; allowed again: %s") % again, _resets(state))
 
 
 def _reason(met: ExplainedLimit) -> str:
@@ -424,20 +393,6 @@ def _history(met: ExplainedLimit) -> str:
         if parts
         else ""
     )
-
-
-def _referred(limit: ReferredLimit) -> Row:
-    return Row(limit, "over", _("Not known"), "—") if limit.state is None else _by_state(limit, limit.state)
-
-
-def _by_state(met: ExplainedLimit | ReferredLimit, state: LimitState) -> Row:
-    if state.allowed:
-        return Row(met, "allowed", _("Allowed"), _resets(state))
-    if state.is_slots and state.retry_after is not None and state.banned_until is None:
-        words = _("Refused: %(used)s of %(limit)s slots are in use") % {"used": state.used, "limit": state.limit}
-        return Row(met, "refused", words, _resets(state))
-    again = _("never") if state.retry_after is None else _("in %s") % duration_words(state.retry_after)
-    return Row(met, "refused", _("Refused; allowed again: %s") % again, _resets(state))
 
 
 def _resets(state: LimitState) -> str:

@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..operations.drawing import sparkline
+from ..operations.plot import sparkline
 from ..operations.seen import last_days
 from ..operations.words import number_words
 

@@ -9,7 +9,6 @@ from typing import Any
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString, mark_safe
@@ -18,9 +17,11 @@ from django.utils.translation import gettext as _
 from ..exceptions import StoreError
 from ..limits.rate import LimitError, Rate
 from ..models import RateLimitRule
+from ..models.rate_fields import problem_text
 from ..operations.call_sites import call_sites_of, limits_in_code, rule_words, taken_over
 from ..rules.rule import RuleError
 from .last_day import cells
+from .pages import page_response
 
 
 def copied(request: HttpRequest) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -125,10 +126,7 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
         except StoreError:
             last_days = {}
         context = {
-            **self.admin_site.each_context(request),
             "title": _("What is there to limit"),
-            "opts": self.opts,
-            "media": self.media,
             "limits": [
                 {
                     "limit": limit,
@@ -143,8 +141,7 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
             "may_add": self.has_add_permission(request),
             "add_url": reverse("admin:django_ratelimit_lua_ratelimitrule_add", current_app=self.admin_site.name),
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitrule/limits.html", context)
+        return page_response(self, request, "ratelimitrule/limits.html", context)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         """What a link fills in: of a rule that it names, everything."""
@@ -153,7 +150,7 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
                 taken_over(request.GET["settings"])
             except RuleError as error:
                 problem = _("This rule of the settings cannot be one of the admin: %(problem)s")
-                messages.warning(request, problem % {"problem": error.problem})
+                messages.warning(request, problem % {"problem": problem_text(error.problem)})
         filled = super().get_changeform_initial_data(request)
         values = copied(request)[0]
         return {**filled, **values, **filled_in(request, values.get("more_rates"))}

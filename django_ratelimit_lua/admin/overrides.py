@@ -9,7 +9,7 @@ from django.contrib.admin import site as default_site
 from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
 from django.contrib.auth import get_user_model
 from django.db import router, transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils import timezone
@@ -22,7 +22,7 @@ from ..models import RateLimitOverride
 from ..operations.subjects import add
 from ..rules.describe import rate_words
 from .base import ActingAdmin
-from .forms import FIELDS_AND_VALUES, OverrideForm, own_address, own_proxy
+from .forms import OverrideForm
 from .inspector import Inspector
 from .times import moment_element
 
@@ -40,12 +40,8 @@ class ActiveFilter(admin.SimpleListFilter):
         return [("yes", _("active")), ("no", _("ended or not started"))]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        active = RateLimitOverride.objects.active()
-        if self.value() == "yes":
-            return queryset.filter(pk__in=active.values("pk"))
-        if self.value() == "no":
-            return queryset.exclude(pk__in=active.values("pk"))
-        return queryset
+        active = Q(pk__in=RateLimitOverride.objects.active().values("pk"))
+        return queryset.filter({"yes": active, "no": ~active}.get(str(self.value()), Q()))
 
 
 @admin.action(description=gettext_lazy("End now"), permissions=["block"])
@@ -66,15 +62,15 @@ class OverrideAdmin(Inspector, ActingAdmin):
     list_display = ("whom", "effect_summary", "of_rule", "lasts", "why")
     list_filter = (ActiveFilter, "effect", ("rule", admin.RelatedOnlyFieldListFilter))
     list_select_related = ("rule", "user")
-    search_fields = ("network", "label", "reason", "field", "rule__name")
+    search_fields = ("network", "label", "reason", "field", "client_digest", "rule__name")
     actions = (end_now,)
     readonly_fields = ("created_by", "created")
     autocomplete_fields = ("rule",)
     change_list_template = "admin/django_ratelimit_lua/ratelimitoverride/change_list.html"
     fieldsets = (
         (
-            gettext_lazy("Who (all that you fill in must be true together)"),
-            {"fields": ("user", "network", *FIELDS_AND_VALUES, "label")},
+            gettext_lazy("Who (fill in one of these)"),
+            {"fields": ("user", "network", ("field", "value"), "client_digest", "label")},
         ),
         (
             gettext_lazy("Effect"),
@@ -82,7 +78,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
         ),
         (gettext_lazy("Duration and reason"), {"fields": ("duration", ("starts", "ends"), "reason")}),
         (None, {"fields": (("created_by", "created"),)}),
-        (gettext_lazy("Confirm"), {"fields": ("confirm", "asked")}),
+        (gettext_lazy("Confirm"), {"fields": ("confirm", "version")}),
     )
 
     def get_urls(self) -> list[Any]:
@@ -97,8 +93,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     def get_form(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         form = super().get_form(request, *args, **kwargs)
-        own = {"own_user": request.user, "own_address": own_address(request), "own_proxy": own_proxy(request)}
-        return type(form.__name__, (form,), own)
+        return type(form.__name__, (form,), {"request": request})
 
     @admin.display(description=gettext_lazy("who"))
     def whom(self, override: RateLimitOverride) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -11,6 +10,8 @@ from ..exceptions import StoreError
 from ..limits.options import OPTIONS
 from ..limits.rate import Rate
 from ..models import RateLimitRule
+from ..models.rate_fields import problem_text
+from ..operations.plot import Plot, labels, ticks
 from ..operations.simulate import Simulation, simulate
 from ..operations.surprises import replaced_call_sites
 from ..rules.rule import RuleError, compile_rule
@@ -18,11 +19,9 @@ from .forms import PreviewForm, RuleForm
 
 FIELDS = (
     *("limit", "period", "unit", "more_rates", "cost", "exempt"),
-    *(option for option in OPTIONS if option not in ("mode", "on_store_error", "lease", "split", "split_weights")),
+    *(option for option in OPTIONS if option not in ("mode", "on_store_error", "lease", "split")),
 )
 """The fields of a rule that a preview goes by."""
-WIDTH, HEIGHT = 640, 240
-LEFT, RIGHT, TOP, BOTTOM = 52, 628, 12, 206
 
 
 def previewed(posted: Any) -> dict[str, Any]:
@@ -48,7 +47,7 @@ def previewed(posted: Any) -> dict[str, Any]:
     try:
         template = compile_rule({**rule.declared(), "id": 0}, plain=True).template
         assert template is not None
-        for site in replaced_call_sites(given)[:1]:
+        for site in replaced_call_sites(given.get("name", ""), given.get("group", ""))[:1]:
             template = template.in_place_of(site.limits_at("preview"))
         limits = template.limits("preview")
         if any(limit.holds for limit in limits):
@@ -66,13 +65,13 @@ def previewed(posted: Any) -> dict[str, Any]:
             1 if rule.cost is None else rule.cost,
         )
     except RuleError as error:
-        return {"problems": [error.problem]}
+        return {"problems": [problem_text(each.problem) for each in error.each]}
     except StoreError as error:
         return {"problems": [_("Redis is unavailable: %s") % error]}
     left_out = notes(given)
     if simulation.seconds < max(limit.rate.period for limit in limits):
         left_out.append(_("The preview ends before the longest period does."))
-    return {"plot": plot(simulation), "words": words(simulation), "notes": left_out}
+    return {"plot": plot(simulation).svg(), "words": words(simulation), "notes": left_out}
 
 
 def notes(given: dict[str, Any]) -> list[str]:
@@ -89,50 +88,27 @@ def notes(given: dict[str, Any]) -> list[str]:
     return left_out
 
 
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """Two lines in the units of the picture, and its ticks (place, text)."""
-
-    sent: str
-    allowed: str
-    across: tuple[tuple[float, str], ...]
-    up: tuple[tuple[float, str], ...]
-    width: int = WIDTH
-    height: int = HEIGHT
-    left: int = LEFT
-    right: int = RIGHT
-    top: int = TOP
-    bottom: int = BOTTOM
-
-
 def plot(simulation: Simulation) -> Plot:
     """What was sent and what was allowed, added up over time."""
-    total = max(1, simulation.burst + simulation.flow_sent)
+    scale = ticks(simulation.burst + simulation.flow_sent)
     seconds = simulation.seconds
 
-    def x(at: float) -> float:
-        return round(LEFT + min(at, seconds) / seconds * (RIGHT - LEFT), 2)
-
-    def y(count: float) -> float:
-        return round(BOTTOM - count / total * (BOTTOM - TOP), 2)
-
-    def line(events: list[tuple[float, int]]) -> str:
-        points, count = [f"{x(0)},{y(0)}"], 0
+    def line(events: list[tuple[float, int]]) -> list[tuple[float, float]]:
+        points = [(0.0, 0.0)]
+        count = 0
         for at, number in sorted(events):
-            if at > seconds:
-                break
-            points += [f"{x(at)},{y(count)}", f"{x(at)},{y(count + number)}"]
-            count += number
-        return " ".join([*points, f"{x(seconds)},{y(count)}"])
+            if at <= seconds:
+                count += number
+                points.append((at / seconds, count / scale[-1]))
+        return points
 
     units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
     unit, length = next((pair for pair in units if seconds >= 2 * pair[1]), ("ms", 0.001))
-    return Plot(
-        line([(hit.at, hit.count) for hit in simulation.sent]),
-        line([(hit.at + hit.wait, hit.granted) for hit in simulation.sent if hit.granted]),
-        tuple((x(seconds * part / 6), f"{seconds * part / 6 / length:.3g} {unit}") for part in range(7)),
-        tuple((y(total * part / 4), f"{total * part / 4:.4g}") for part in range(5)),
-    )
+    across = [(part / 6, f"{seconds * part / 6 / length:.3g} {unit}") for part in range(7)]
+    drawn = Plot(_("Preview"), left=52, across=across, up=labels(scale))
+    drawn.line("sent", line([(hit.at, hit.count) for hit in simulation.sent]))
+    drawn.line("passed", line([(hit.at + hit.wait, hit.granted) for hit in simulation.sent if hit.granted]))
+    return drawn
 
 
 def words(simulation: Simulation) -> str:

@@ -5,34 +5,25 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from django.contrib import admin, messages
-from django.core.exceptions import PermissionDenied
+from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
-from django.urls import path
 from django.utils.translation import gettext as _
 
 from ..engine.heartbeat import BEAT_SECONDS, USED_SECONDS, Process, processes
 from ..exceptions import StoreError
 from ..web.durations import duration_words
 from .limits import breakable
-from .slots import SlotPages, may_see_slots
+from .pages import Page, page_response
+from .slots import may_see_slots
 
 
-class ProcessPages(admin.ModelAdmin):  # type: ignore[type-arg]
-    """The page, where the admin expects that of a model."""
+class ProcessPage(Page):
+    """The page of processes."""
 
-    Media = SlotPages.Media
+    may_see = staticmethod(may_see_slots)
 
-    def get_urls(self) -> list[Any]:
-        """The one page."""
-        name = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
-        return [path("", self.admin_site.admin_view(self.processes_view), name=name)]
-
-    def processes_view(self, request: HttpRequest) -> HttpResponse:
+    def view(self, request: HttpRequest) -> HttpResponse:
         """List the processes."""
-        if not may_see_slots(request):
-            raise PermissionDenied
         found: list[Process] = []
         is_known = True
         try:
@@ -41,17 +32,13 @@ class ProcessPages(admin.ModelAdmin):  # type: ignore[type-arg]
             is_known = False
             messages.warning(request, _("Redis is unavailable: %s") % error)
         context = {
-            **self.admin_site.each_context(request),
             "title": _("Processes"),
-            "opts": self.opts,
-            "media": self.media,
             "processes": [_shown(process) for process in found],
             "is_known": is_known,
             "used": duration_words(USED_SECONDS),
             "beat": duration_words(BEAT_SECONDS),
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_ratelimit_lua/processes.html", context)
+        return page_response(self, request, "processes.html", context)
 
 
 def _shown(process: Process) -> dict[str, Any]:

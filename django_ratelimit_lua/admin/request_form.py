@@ -81,7 +81,7 @@ class ReferenceForm(forms.Form):
 
     opened: OpenedReference
     reference = forms.CharField(
-        label=_("Reference"), max_length=400, help_text=_("What the 429 showed to who was refused."),
+        label=_("Reference"), max_length=100, help_text=_("The reference shown in the 429 response."),
         widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
     )  # fmt: skip
 

@@ -35,12 +35,13 @@ from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
 from .base import ActingAdmin
 from .choices import choices
-from .forms import CONFIRMED, PreviewForm, RowForm, RowFormSet, RuleForm, TierForm, TierFormSet, versions_of
+from .forms import CONFIRMED, PreviewForm, RowForm, RuleForm, TierForm, TierFormSet, versions_of
 from .history import restore, versions
 from .inspector import may_inspect
 from .last_day import cells
 from .limits import LimitsInCode, copied, filled_in
 from .log_replay import LogReplay
+from .pages import page_response
 from .preview import previewed
 from .rules_file import RulesFile
 
@@ -93,7 +94,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
     form = RuleForm
     inlines = (TierInline,)
     list_display = ("name", "sentence", "mode", "order")
-    list_editable = ("mode", "order")
+    list_editable = ("order",)
     list_filter = ("mode", "audience")
     search_fields = ("name", "description", "path", "route", "key", "group", "descriptor")
     actions = (enforce, shadow, switch_off)
@@ -176,6 +177,8 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
             obj.save(update_fields=[name for name in form.changed_data if name in form.columns])
         else:
             super().save_model(request, obj, form, change)
+            for notice in form.notices:
+                messages.warning(request, notice)
             if words := _unknown_to_proxies(obj):
                 messages.info(request, words)
 
@@ -193,9 +196,6 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
         return super().get_changelist_form(request, **{"form": RowForm, **kwargs})
-
-    def get_changelist_formset(self, request: HttpRequest, **kwargs: Any) -> Any:
-        return super().get_changelist_formset(request, **{"formset": RowFormSet, **kwargs})
 
     def get_list_display(self, request: HttpRequest) -> Any:
         @admin.display(description=_("last day"))
@@ -247,18 +247,12 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
             context["published"] = publish()
         except StoreError as error:
             messages.warning(request, _("Redis is unavailable. Changes are published when it is back: %s") % error)
-        response = super().changelist_view(request, {**context, **(extra_context or {})}, **kwargs)
-        rows = getattr((getattr(response, "context_data", None) or {}).get("cl"), "formset", None)
-        to_enforce = getattr(rows, "to_enforce", ())
-        return self.ask_to_enforce(request, to_enforce) if to_enforce else response
+        return super().changelist_view(request, {**context, **(extra_context or {})}, **kwargs)
 
     def ask_to_enforce(self, request: HttpRequest, rules: Sequence[RateLimitRule]) -> HttpResponse:
         """A page that asks, with what these versions of the rules would have refused, and sends the request again."""
         context = {
-            **self.admin_site.each_context(request),
             "title": ngettext("Enforce this rule?", "Enforce these rules?", len(rules)),
-            "opts": self.opts,
-            "media": self.media,
             "rules": [{"rule": rule, "reading": rule_words(rule), "judged": judged(rule)} for rule in rules],
             "sent": [
                 (name, value)
@@ -269,15 +263,10 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
             "confirmed": CONFIRMED,
             "versions": versions_of(rules),
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitrule/enforce.html", context)
+        return page_response(self, request, "ratelimitrule/enforce.html", context)
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
-        """With the numbers for the preview, and what the tiers ask."""
-        for inline in context["inline_admin_formsets"]:
-            for tier in inline.formset.forms:
-                if getattr(tier, "asks", ()):
-                    context["adminform"].form.ask_again(tier.asks)
+        """With the numbers for the preview."""
         context["preview_form"] = PreviewForm(initial={"preview_unit": "m"})
         context["preview_url"] = reverse("admin:django_ratelimit_lua_preview", current_app=self.admin_site.name)
         context["choices"] = choices()

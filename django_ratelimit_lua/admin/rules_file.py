@@ -9,7 +9,6 @@ from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -17,9 +16,10 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..models import RateLimitRevision, RateLimitRule
 from ..models.audit import acting
 from ..operations import rules_yaml
-from ..operations.surprises import changed_surprises
+from ..operations.surprises import changed_notices, changed_surprises
 from ..publishing.publish import primary
 from ..rules.rule import RuleError
+from .pages import page_response
 
 LARGEST = 2 * 1024 * 1024
 """Bytes of a file: it is sent again to be confirmed, and Django takes two and a half million in a form."""
@@ -34,8 +34,7 @@ class FileForm(forms.Form):
     file = forms.FileField(label=gettext_lazy("File"), required=False)
     text = forms.CharField(required=False, strip=False, widget=forms.HiddenInput)
     revision = forms.CharField(required=False, widget=forms.HiddenInput)
-    delete = forms.BooleanField(label=gettext_lazy("Delete the rules that the file does not have"), required=False)
-    intended = forms.BooleanField(label=gettext_lazy("Confirm the warnings"), required=False)
+    intended = forms.BooleanField(label=gettext_lazy("Confirm the warnings and deletions"), required=False)
 
     def clean(self) -> dict[str, Any]:
         """Raises `ValidationError` where there is no text."""
@@ -82,10 +81,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
             raise PermissionDenied
         form = FileForm(request.POST, request.FILES) if request.method == "POST" else FileForm()
         context: dict[str, Any] = {
-            **self.admin_site.each_context(request),
             "title": _("Rules as a file"),
-            "opts": self.opts,
-            "media": self.media,
             "may_upload": self.may_upload(request),
             "form": form,
         }
@@ -96,8 +92,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
                 return HttpResponseRedirect(
                     reverse("admin:django_ratelimit_lua_ratelimitrule_changelist", current_app=self.admin_site.name)
                 )
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitrule/file.html", context)
+        return page_response(self, request, "ratelimitrule/file.html", context)
 
     def _read(self, request: HttpRequest, given: dict[str, Any], context: dict[str, Any]) -> bool:
         """What a file would change, into the context; or change it, if that was seen and is confirmed."""
@@ -107,10 +102,10 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
                 changes = rules_yaml.plan(given["text"])
                 deleted, surprising = rules_yaml.deletions(changes), changed_surprises(changes)
                 is_seen = "confirm" in request.POST and given["revision"] == revision
-                if is_seen and (given["delete"] or not deleted) and (given["intended"] or not surprising):
+                if is_seen and (given["intended"] or not (deleted or surprising)):
                     if deleted and not self.has_delete_permission(request):
                         raise PermissionDenied
-                    has_breakers = any(isinstance(change, rules_yaml.BreakerChange) for change in changes)
+                    has_breakers = any(change.is_breaker for change in changes)
                     if has_breakers and not request.user.has_perms(BREAKERS):
                         raise PermissionDenied
                     with acting(request.user):
@@ -118,25 +113,26 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
                     self._log(request, changes)
                     return True
             except RuleError as error:
-                context["problems"] = getattr(error, "problems", None) or [str(error)]
+                context["problems"] = [str(problem) for problem in error.each]
                 return False
         if "confirm" in request.POST and not is_seen:
             messages.warning(
                 request, _("The rules were changed meanwhile. Nothing was done: see what would change now.")
             )
         elif "confirm" in request.POST:
-            if deleted and not given["delete"]:
-                messages.error(
-                    request, _("Nothing was done: the file lacks rules. Tick the box if they are to be deleted.")
-                )
-            if surprising and not given["intended"]:
-                messages.error(request, _("Nothing was done: tick “Confirm the warnings” if they are intended."))
+            messages.error(request, _("Nothing was done: tick the box if the warnings and deletions are intended."))
+        notices = changed_notices(changes)
         context |= {
-            "changes": [{"words": change.words(), "warnings": surprising.get(change.label)} for change in changes],
+            "changes": [
+                {
+                    "words": change.words(),
+                    "warnings": [*surprising.get(change.label, ()), *notices.get(change.label, ())],
+                }
+                for change in changes
+            ],
             "is_planned": True,
-            "is_surprising": bool(surprising),
-            "deleted": deleted,
-            "may_delete": self.has_delete_permission(request),
+            "is_surprising": bool(surprising or deleted),
+            "may_apply": not deleted or self.has_delete_permission(request),
             "form": FileForm(initial={"text": given["text"], "revision": revision}),
         }
         return False
@@ -144,9 +140,9 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
     def _log(self, request: HttpRequest, changes: list[rules_yaml.RuleChange]) -> None:
         rows = {rule.name: rule for rule in RateLimitRule.objects.filter(name__in=[change.name for change in changes])}
         for change in changes:
-            if change.name in rows and not isinstance(change, rules_yaml.BreakerChange):
+            if change.name in rows and not change.is_breaker:
                 self.log_change(request, rows[change.name], _("From a file."))
-        breakers = sum(isinstance(change, rules_yaml.BreakerChange) for change in changes)
+        breakers = sum(change.is_breaker for change in changes)
         if not changes:
             messages.success(request, _("The file changes nothing."))
         if len(changes) > breakers:

@@ -7,11 +7,10 @@ import time
 from typing import Any
 from urllib.parse import urlencode
 
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -27,6 +26,7 @@ from .history import WHO
 from .inspector import BLOCK_PERMISSION
 from .last_day import VIEW
 from .limits import breakable
+from .pages import Page, page_response
 from .times import moment_element
 
 
@@ -35,21 +35,13 @@ def may_see_slots(request: HttpRequest) -> bool:
     return bool(request.user.has_perm(VIEW))
 
 
-class SlotPages(admin.ModelAdmin):  # type: ignore[type-arg]
-    """The page, where the admin expects that of a model."""
+class SlotPage(Page):
+    """The page of slots."""
 
-    class Media:
-        css = {"all": ("django_ratelimit_lua/admin.css", "django_ratelimit_lua/statistics.css")}  # noqa: RUF012
+    may_see = staticmethod(may_see_slots)
 
-    def get_urls(self) -> list[Any]:
-        """The one page."""
-        name = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
-        return [path("", self.admin_site.admin_view(self.slots_view), name=name)]
-
-    def slots_view(self, request: HttpRequest) -> HttpResponse:
+    def view(self, request: HttpRequest) -> HttpResponse:
         """Who holds slots; a POST releases one."""
-        if not may_see_slots(request):
-            raise PermissionDenied
         may_release = bool(request.user.has_perm(BLOCK_PERMISSION))
         if request.method == "POST":
             if not may_release:
@@ -61,10 +53,7 @@ class SlotPages(admin.ModelAdmin):  # type: ignore[type-arg]
         shown = [holder for holder in held if not chosen or is_named(holder, chosen)]
         rules = dict(RateLimitRule.objects.filter(name__in=names(shown)).values_list("name", "pk"))
         context = {
-            **self.admin_site.each_context(request),
             "title": _("Slots"),
-            "opts": self.opts,
-            "media": self.media,
             "slots": [_shown(request, holder, rules) for holder in shown],
             "names": [{"name": name, "query": urlencode({"rule": name})} for name in names(held)],
             "chosen": chosen,
@@ -72,8 +61,7 @@ class SlotPages(admin.ModelAdmin):  # type: ignore[type-arg]
             "may_release": may_release,
             "seconds": duration_words(conf.SLOT_SECONDS / 4),
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_ratelimit_lua/slots.html", context)
+        return page_response(self, request, "slots.html", context)
 
     @staticmethod
     def _held(request: HttpRequest) -> tuple[list[Holder], bool]:

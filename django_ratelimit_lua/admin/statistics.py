@@ -8,14 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from django.contrib import admin
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, path, reverse
 from django.utils import formats
-from django.utils.safestring import mark_safe
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -24,8 +23,8 @@ from ..exceptions import StoreError
 from ..limits.rate import Rate
 from ..models import RateLimitChange
 from ..operations.call_sites import call_sites_of
-from ..operations.curve_plot import Refused, across, curve_svg
-from ..operations.drawing import NARROW, WIDE, Mark, chart, sparkline
+from ..operations.curve import Between, CurvePoint, plot_curve, scale
+from ..operations.plot import Mark, Plot, labels, largest, sparkline, ticks
 from ..operations.seen import (
     KINDS,
     PERIODS,
@@ -49,6 +48,7 @@ from .history import WHO, changed_words
 from .inspector import may_inspect
 from .last_day import RESULT_NAMES, VIEW, between_words, counts_words, day_words
 from .limits import breakable
+from .pages import Page
 from .times import moment_element, moment_text
 
 APP = "django_ratelimit_lua"
@@ -84,12 +84,13 @@ def may_see(request: HttpRequest) -> bool:
     return bool(request.user.has_perm(VIEW))
 
 
-class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
+class StatisticsPages(Page):
     """The two pages, where the admin expects those of a model."""
 
     class Media:
-        css = {"all": ("django_ratelimit_lua/admin.css", "django_ratelimit_lua/statistics.css")}  # noqa: RUF012
         js = ("django_ratelimit_lua/statistics.js",)
+
+    may_see = staticmethod(may_see)
 
     def get_urls(self) -> list[Any]:
         """The overview, and that of one name, which stands in the query: names have slashes, and whatever else."""
@@ -208,20 +209,8 @@ class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
             "reaches_back": _reaches_back(told),
             "row": _shown_row(told, is_known=True),
             "charts": [
-                chart(
-                    points,
-                    [
-                        f"{moment}: {counts_words(point) or _('no requests')}"
-                        for moment, point in zip(moments, points, strict=True)
-                    ],
-                    _axis(points, told["period"]),
-                    marks,
-                    _("Requests of %(name)s, %(period)s")
-                    % {"name": name_words(told["name"]), "period": PERIOD_NAMES[told["period"]]},
-                    words,
-                    size,
-                )
-                for size in (WIDE, NARROW)
+                _chart(told, points, moments, marks, words, kind, width)
+                for kind, width in (("wide", 960), ("narrow", 400))
             ],
             "keys": [(word, RESULT_NAMES[word]) for word in present],
             "table": [
@@ -483,6 +472,24 @@ def _axis(points: Sequence[Mapping[str, Any]], period: str) -> list[tuple[float,
     return [(at, words) for at, words in axis if 0.01 < at < 0.98]
 
 
+def _chart(
+    told: Mapping[str, Any], points: Sequence[Any], moments: Sequence[str], marks: Sequence[Mark],
+    words: str, kind: str, width: int,
+) -> SafeString:  # fmt: skip
+    """A stacked bar for each step of the time."""
+    about = {"name": name_words(told["name"]), "period": PERIOD_NAMES[told["period"]]}
+    scale = ticks(largest(points))
+    hovers = [
+        f"{moment}: {counts_words(point) or _('no requests')}" for moment, point in zip(moments, points, strict=True)
+    ]
+    plot = Plot(
+        _("Requests of %(name)s, %(period)s") % about, words, f"ratelimit-chart {kind}", width=width,
+        across=_axis(points, told["period"]), up=labels(scale), marks=marks, hovers=hovers,
+    )  # fmt: skip
+    plot.bars(points, scale[-1])
+    return plot.svg()
+
+
 def _shown_curve(
     place: int, told: dict[str, Any], page: Mapping[str, Any], asked: str, form_url: str
 ) -> dict[str, Any]:
@@ -495,29 +502,18 @@ def _shown_curve(
     looked_at = chosen if chosen is not None else today if today is not None else top
     shown = [point for point in points if point["limit"] <= looked_at][-1:] or points[:1]
     at = next(iter(shown), None)
-    requests, people = max(1, told["requests"]), max(1, told["people"])
-    drawn = [
-        Refused(
-            point["limit"],
-            *(point[word][1] / whole for word, whole in (("requests", requests), ("people", people))),
-            *(edge / whole for word, whole in (("requests", requests), ("people", people)) for edge in point[word]),
-        )
-        for point in points
-    ]
+    drawn = plot_curve(
+        [CurvePoint(point["limit"], Between(*point["requests"]), Between(*point["people"])) for point in points],
+        told["requests"], told["people"], told["per"], today=today,
+    )  # fmt: skip
+    drawn.marks = [*drawn.marks, Mark(scale(looked_at, top), kind="chosen")]
+    if told["of"] == "burst":
+        drawn.axis = _("burst")
     texts = _curve_words(told)
     return {
         "place": place,
         "told": told,
-        "svg": mark_safe(
-            curve_svg(
-                drawn,
-                told["per"],
-                today=today,
-                chosen=looked_at,
-                axis=_("burst") if told["of"] == "burst" else "",
-                stands_alone=False,
-            )
-        ),
+        "svg": drawn.svg(),
         "chosen": looked_at,
         "at": "" if at is None else point_words(at, texts),
         "others": _others_words(told, page, texts),
@@ -525,7 +521,7 @@ def _shown_curve(
         "top": top,
         "texts": texts,
         "form_url": form_url and f"{form_url}{_fills_in(told, page)}",
-        "points": [{**point, "x": x} for point, x in zip(points, across(drawn, today), strict=True)],
+        "points": [{**point, "x": drawn.x(scale(point["limit"], top))} for point in points],
         "rows": [
             (number_words(point["limit"]), range_words(point["requests"], texts), range_words(point["people"], texts))
             for point in points
@@ -648,14 +644,16 @@ def _shown_person(
             override["user"] = value
     if "user" in override:
         override.pop("network", None)  # One override is about one of them: the user is the narrower.
+    if not override:
+        override = {"client_digest": each["digest"], "duration": "86400"}
     of_rule = {"rule": str(page["rule"])} if page["rule"] is not None else {}
     return {
         "parts": parts or [{"words": _("hidden (%(digest)s)") % {"digest": each["digest"][:8]}, "url": ""}],
         "words": ", ".join(part["words"] for part in parts) or each["digest"][:8],
         "times": between_words(each["least"], each["most"]),
         "inspect": urlencode(inspect) if page["kind"] != "other" and may_inspect(request) else "",
-        "exempt": urlencode({**override, **of_rule, "effect": "exempt"}) if override and may_override else "",
-        "block": urlencode({**override, "effect": "block"}) if override and may_override else "",
+        "exempt": urlencode({**override, **of_rule, "effect": "exempt"}) if may_override else "",
+        "block": urlencode({**override, "effect": "block"}) if may_override else "",
         "is_network": "/" in override.get("network", ""),
     }
 

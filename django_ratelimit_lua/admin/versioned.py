@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from typing import Any
 
 from django import forms
@@ -29,11 +30,13 @@ class VersionedForm(forms.ModelForm):  # type: ignore[type-arg]
     """
 
     version = Hidden()
+    more_columns: Collection[str] = ()
+    """Columns that follow from what is entered, and are no fields of the form."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         columns = self._meta.model._meta.concrete_fields
-        self.columns = [field.name for field in columns if field.name in self.fields]
+        self.columns = [field.name for field in columns if field.name in {*self.fields, *self.more_columns}]
         self._current = "" if self.instance.pk is None else self._digest()
         self.initial["version"] = self._current
 

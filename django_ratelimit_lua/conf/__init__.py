@@ -236,8 +236,6 @@ class Conf:
     ON_STORE_ERROR = Setting(None, _policy,
         'what a decision is when Redis cannot be asked: ``"local"``, ``"open"`` or ``"closed"``, see :doc:`failures`',
         shown='``"local"``')
-    LOCAL_FLOOR = Setting(1, Whole(note=", such as 1"),
-        "with ``\"local\"``: the least units that a process's share of a limit has")
     FAIL_OPEN = Setting(None, or_none(bool),
         "django-ratelimit's: ``True`` is ``\"open\"``, ``False`` is ``\"closed\"``; the setting above goes first")
     DENY_CACHE_SECONDS = Setting(1, Number(3600, "number of seconds", ", such as 1"),
@@ -246,8 +244,6 @@ class Conf:
     SLOT_SECONDS = Setting(10, _slot_seconds,
         "seconds after which the slots of a process that was killed end; while it lives, they are renewed four times "
         "in that time, see :doc:`concurrency`")
-    INSTANCE_WEIGHT = Setting(1, Number(1_000_000, note=", such as 1", is_above_0=True),
-        "this process's part of limits with ``split=\"weighted\"``, as against the others', see :doc:`hot-keys`")
     CLOCK = Setting("redis", Choice(("redis", "client")),
         '``"client"`` for servers that refuse ``TIME`` in scripts; keep the clocks of your hosts together then')
     TRUSTED_PROXIES = Setting(None, or_none(proxies),
@@ -294,16 +290,12 @@ class Conf:
     OPENTELEMETRY = Setting(False, bool,
         "whether OpenTelemetry is told of every decision: as metrics, and by attributes of the current span, see "
         ":doc:`metrics`")
-    REFERENCE = Setting(True, bool,
-        "whether every 429 carries a reference, by which you find out what refused, see :doc:`refused`")
     GATEWAY_DIALECT = Setting(None, Choice((None, "nginx", "traefik", "caddy", "envoy", "ingress-nginx")),
         "which proxy asks the gateway about requests, and so which headers describe them, see :doc:`gateway`")
     GATEWAY_SECRET = Setting(None, or_none(_tokens),
         "what that proxy says as ``X-RateLimit-Secret``; a list while it is exchanged", is_secret=True)
     GATEWAY_USER_HEADER = Setting(None, or_none(_header),
         "the header in which that proxy names who is logged in, by primary key; not set: nobody is known to be")
-    GATEWAY_SLOT_SECONDS = Setting(60, Number(3600, "number of seconds", " to 3600, such as 60", is_above_0=True),
-        "seconds after which a slot ends that was taken for Envoy and is not given back, see :doc:`gateway-grpc`")
     # fmt: on
 
     @cached_property

@@ -13,26 +13,20 @@ TASKS: Mapping[str, str] = MappingProxyType(
     {
         "listener": "hears of changes of rules and of resets, and asks twice a second whether the rules are current",
         "heartbeat": "says every two seconds that this process is there, where its share of a limit may be needed",
-        "joining": "sends that at once where this process begins to use a split limit, so that it has a part of it",
         "leases": "gives back what was taken ahead of hot limits and not spent, ten times a second while any is left",
         "slots": "renews the slots of concurrency limits that this process holds, four times while they last",
-        "lost slots": "tells the receivers of `slot_lost`, one after the other",
         "statistics": "writes what was decided, and tells what breakers count, a second after the first of it",
         "evidence": "writes who offends where that may earn a ban, a second after the first that is not written yet",
         "breaker": "tries, up to four times a second, whether a server answers again that has failed repeatedly",
         "fallback": "tells Redis five times a second what was admitted without it, until all is told",
-        "comparison": "compares what is published with the database, every ten seconds of one of the processes",
         "hours": "writes statistics that are to be kept to the database, every five minutes until nothing is new",
-        "publishing": "publishes what could not be published when it was saved, after half a second to thirty",
-        "clients": "writes down once a minute that a token of the gateway is used",
-        "healing": "publishes the rules where a request finds that they are not there",
-        "committed": "publishes what is committed, where that is asked for in the middle of a transaction",
-        "reading": "reads the rules of the database, where a request finds them nowhere else",
-        "loading": "reads more than a thousand rules, where a request finds that there are newer ones",
-        "settling": "settles what a coroutine owes that was closed in the middle of its work",
+        "publishing": "compares what is published with the database, every ten seconds of one of the processes, and "
+        "publishes what could not be published when it was saved, after half a second to thirty",
+        "errand": "does once what no request may wait for long: reads or publishes rules, settles what a closed "
+        "coroutine owes, sends `slot_lost`, or records the use of a token",
     }
 )
-"""By name, in the order in which they matter. The last five are done once each time, while somebody waits for that."""
+"""By name, in the order in which they matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +42,12 @@ class TaskState:
 
 
 def background_tasks() -> list[TaskState]:
-    """What this process does beside its requests. A breaker is shown for each server that has failed, each coroutine
-    that is being settled, the gateway's clients where it is asked, and lost slots while their loss is told."""
+    """What this process does beside its requests. A breaker is shown for each server that has failed, and an errand
+    while it is done."""
     now, states = time.monotonic(), []
     for task in sorted(all_tasks(), key=lambda task: list(TASKS).index(task.name)):
         ago = None if task.done_at == float("-inf") else now - task.done_at
         error = "" if task.error is None else f"{type(task.error).__name__}: {task.error}"
-        if task.is_running or task.name not in ("breaker", "clients", "lost slots", "settling"):
+        if task.is_running or task.name not in ("breaker", "errand"):
             states.append(TaskState(task.name, TASKS[task.name], task.is_running, ago, error))
     return states

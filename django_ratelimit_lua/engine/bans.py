@@ -21,7 +21,6 @@ from django.http import HttpRequest
 from ..conf import conf
 from ..conf.changes import on_change
 from ..exceptions import StoreError
-from ..identity.sealed import seal
 from ..limits.ban import Ban
 from ..limits.call import REGISTER, Call, Charge
 from ..limits.decision import Decision
@@ -111,7 +110,7 @@ def _key(call: Call, charge: Charge) -> _Key:
 
 def told_key(ban_key: bytes) -> bytes:
     """Where it is kept whose ban it is, and by which limit, as long as it lasts: a JSON object with `limit`, `rule` and
-    `who`, the parts of the identity as `RATELIMIT_SHOW_IDENTITIES` allows them; and the identity as it is, `sealed`."""
+    `who`, the parts of the identity as `RATELIMIT_SHOW_IDENTITIES` allows them."""
     return ban_key + b":told"
 
 
@@ -126,9 +125,7 @@ def telling(planned: Sequence[Counted], decision: Decision, request: HttpRequest
         charge, rule = each.charge, None if each.rule is None else each.rule.name or None
         call = Call([charge], prefix=conf.CACHE_PREFIX)
         subject = each.identity if each.banned is None else each.banned
-        write = partial(
-            _write, call, ban, {"limit": state.name, "rule": rule, "who": shown(subject), "sealed": seal(subject)}
-        )
+        write = partial(_write, call, ban, {"limit": state.name, "rule": rule, "who": shown(subject)})
         waits.append(Wait(write, sync_to_async(write)))
         if ban.by_hand or state.mode == "shadow":
             continue

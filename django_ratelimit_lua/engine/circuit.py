@@ -1,6 +1,4 @@
-"""The states of a breaker as one process decides them alone, while Redis cannot be asked: what `circuit.lua` does, by
-what this process sees itself. A test holds both to the same answers.
-"""
+"""The answers of `circuit.lua`, and a breaker as one process decides about it alone, while Redis cannot be asked."""
 
 from __future__ import annotations
 
@@ -72,122 +70,70 @@ class Answer(NamedTuple):
 
 
 class LoneCircuit:
-    """A breaker of one process. Times are microseconds of any clock that goes forward.
+    """A breaker of one process, while Redis cannot be asked. Times are microseconds of any clock that goes forward.
+
+    It opens by the same thresholds as the shared one. Then it is simpler: after `open_for` it lets one call at a time
+    try, and a success closes it at once.
 
     >>> circuit = LoneCircuit()
     >>> circuit.call(0, Thresholds(minimum=2), outcomes=[Outcomes(0, 2, 2, 0)]).state
     'open'
     """
 
-    def __init__(
-        self, state: State = "closed", era: int = 0, version: int = 0, ends: int = 0, share: int = 100
-    ) -> None:
-        self.state, self.era, self.version = state, era, version
-        self.since = self.successes = self.pause = 0
+    def __init__(self, state: State = "closed", era: int = 0, version: int = 0, ends: int = 0) -> None:
+        self.state: State = "closed" if state == "ramp" else state
+        self.era = era
+        self.version = version
         self.ends = ends
-        self.step = SHARES.index(share) + 1 if state == "ramp" and share in SHARES else 0
-        self.buckets: dict[tuple[int, int], list[int]] = {}
         self.probes: dict[str, int] = {}
-        self._events: list[Event] = []
+        """When the slots of calls that try end."""
+        self._buckets: dict[int, list[int]] = {}
+        """Calls, failures and slow ones, by part of the window."""
 
     def call(
-        self,
-        now: int,
-        by: Thresholds,
-        operation: Operation = "tell",
-        *,
-        chance: int = 0,
-        probe: str = "",
-        result: Result = "",
-        era: int | None = None,
-        outcomes: Sequence[Outcomes] = (),
-    ) -> Answer:
+        self, now: int, by: Thresholds, operation: Operation = "tell", *, probe: str = "", result: Result = "",
+        era: int | None = None, outcomes: Sequence[Outcomes] = (),
+    ) -> Answer:  # fmt: skip
         """Do one operation at a moment, as the script does it for all processes."""
-        self._events = []
-        if self.state == "open":
-            self.ends = min(self.ends, self.since + by.open_max_us * 11 // 10)
-        self._climb(now, by, chance)
-        if era in (None, self.era) and self.state in ("closed", "ramp"):
-            self._count(now, by, outcomes)
-            sums = self._sums(now, by)
-            share = SHARES[self.step - 1] if self.state == "ramp" else 100
-            if reason := by.reason(*sums, share):
-                self._open(now, by, chance, reason, *sums)
+        events: list[Event] = []
+        is_current = era in (None, self.era)
+        calls, failures, slow = self._count(now, by, outcomes if is_current else ())
+        if self.state == "closed" and (reason := by.reason(calls, failures, slow)):
+            self._open(now, by)
+            events.append(Event("opened", calls, failures, slow, reason))
         granted = False
         if operation == "done":
             self.probes.pop(probe, None)
-        if operation in ("done", "hung"):
-            self._judge_probe(now, by, chance, result, era)
-        elif operation == "ask":
-            granted = self._grant(now, by, probe)
-        else:
+        if operation == "tell":
             self.probes |= {running: now + by.probe_us for running in probe.split() if running in self.probes}
-        wait = {"open": self.ends - now, "ramp": self.ends - now, "half": min(self.probes.values(), default=now) - now}
-        shares = {"closed": 100, "open": 0, "half": 0, "ramp": SHARES[self.step - 1]}
-        return Answer(
-            self.state, self.era, self.version, max(0, wait.get(self.state, 0)), shares[self.state],
-            *self._sums(now, by), granted, tuple(self._events),
-        )  # fmt: skip
+        elif operation == "ask":
+            granted = self.state != "closed" and now >= max([self.ends, *self.probes.values()])
+            if granted and self.state == "open":
+                events.append(Event("half_open", 0, 0, 0, ""))
+            if granted:
+                self.state, self.probes = "half", {probe: now + by.probe_us}
+        elif self.state == "half" and is_current and result == "failed":
+            self._open(now, by)
+            events.append(Event("opened", 1, 1, 0, "probe"))
+        elif self.state == "half" and is_current and result == "ok":
+            self.state = "closed"
+            events.append(Event("closed", 1, 0, 0, ""))
+        self.version += len(events)
+        ends = max([self.ends, *self.probes.values()])
+        wait, share = (0, 100) if self.state == "closed" else (max(0, ends - now), 0)
+        return Answer(self.state, self.era, self.version, wait, share, calls, failures, slow, granted, tuple(events))
 
-    def _event(self, name: str, calls: int, failures: int, slow: int, reason: str = "") -> None:
-        self._events.append(Event(name, calls, failures, slow, reason))
-        self.version += 1
-
-    def _climb(self, now: int, by: Thresholds, chance: int) -> None:
-        while self.state == "ramp" and now >= self.ends:
-            self.step, self.since = self.step + 1, self.ends
-            if self.step > len(SHARES):
-                self.state, self.step, self.pause, self.ends = "closed", 0, 0, 0
-                self._event("closed", *self._sums(now, by))
-            else:
-                self.ends += _longer(by.step_us, chance)
-                self.version += 1
-
-    def _count(self, now: int, by: Thresholds, outcomes: Sequence[Outcomes]) -> None:
+    def _count(self, now: int, by: Thresholds, outcomes: Sequence[Outcomes]) -> list[int]:
+        """Count outcomes; return the sums of the window."""
         for age, *numbers in outcomes:
-            moment = now - age
-            if moment > now - by.window_us:
-                bucket = self.buckets.setdefault((moment // by.width_us, by.width_us), [moment, 0, 0, 0])
-                bucket[0] = max(bucket[0], moment)
-                bucket[1:] = [one + more for one, more in zip(bucket[1:], numbers, strict=True)]
+            bucket = self._buckets.setdefault((now - age) // by.width_us, [0, 0, 0])
+            bucket[:] = map(sum, zip(bucket, numbers, strict=True))
+        oldest = (now - by.window_us) // by.width_us
+        self._buckets = {part: bucket for part, bucket in self._buckets.items() if part > oldest}
+        return [sum(column) for column in zip([0, 0, 0], *self._buckets.values(), strict=True)]
 
-    def _sums(self, now: int, by: Thresholds) -> tuple[int, int, int]:
-        self.buckets = {key: bucket for key, bucket in self.buckets.items() if bucket[0] > now - by.window_us}
-        calls, failures, slow = (sum(bucket[field] for bucket in self.buckets.values()) for field in (1, 2, 3))
-        return calls, failures, slow
-
-    def _open(self, now: int, by: Thresholds, chance: int, reason: str, calls: int, failures: int, slow: int) -> None:
-        longer = by.open_us if self.state == "closed" else max(by.open_us, min(self.pause * 2, by.open_max_us))
-        self.state, self.era, self.since, self.pause = "open", self.era + 1, now, longer
-        self.ends, self.step, self.successes = now + _longer(longer, chance), 0, 0
-        self.buckets = {}
-        self._event("opened", calls, failures, slow, reason)
-
-    def _grant(self, now: int, by: Thresholds, probe: str) -> bool:
-        if self.state == "open" and now >= self.ends:
-            self.state, self.since, self.ends, self.successes = "half", now, 0, 0
-            self._event("half_open", 0, 0, 0)
-        if self.state != "half":
-            return False
-        self.probes = {name: ends for name, ends in self.probes.items() if ends > now}
-        if len(self.probes) + self.successes >= by.probes:
-            return False
-        self.probes[probe] = now + by.probe_us
-        return True
-
-    def _judge_probe(self, now: int, by: Thresholds, chance: int, result: Result, era: int | None) -> None:
-        if self.state != "half" or era not in (None, self.era):
-            return
-        if result == "failed":
-            self._open(now, by, chance, "probe", self.successes + 1, 1, 0)
-        elif result == "ok":
-            self.successes += 1
-            if self.successes >= by.probes:
-                self.state, self.step, self.since = "ramp", 1, now
-                self.ends = now + _longer(by.step_us, chance)
-                self.buckets = {}
-                self._event("ramp", self.successes, 0, 0)
-
-
-def _longer(time: int, chance: int) -> int:
-    return time + time * chance // (10 * MOST_JITTER)
+    def _open(self, now: int, by: Thresholds) -> None:
+        self.state = "open"
+        self.era += 1
+        self.ends = now + by.open_us
+        self._buckets = {}

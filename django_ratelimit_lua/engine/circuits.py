@@ -41,7 +41,7 @@ from ..store import CIRCUIT, Patience, circuit_key, circuits_key, get_store
 from .circuit import MOST_JITTER, Answer, Event, LoneCircuit, Operation, Outcomes, Result, State
 from .decide import now_us
 from .listener import listener
-from .run import Wait, Waiting
+from .run import Wait, Waiting, run
 
 logger = logging.getLogger("django_ratelimit_lua")
 
@@ -179,6 +179,11 @@ class Circuit:
         return force if force is not None and force.lasts(now_us()) else None
 
     # Before a call
+
+    def calm_ticket(self) -> Ticket | None:
+        """The ticket of a call that needs no other look; None if it does."""
+        now = time.monotonic()
+        return self.calm if now < self.calm_until and now < self.due_at else None
 
     def admitting(self) -> Waiting[Ticket]:
         """Let a call through, or raise `CircuitOpen`."""
@@ -460,15 +465,17 @@ class Circuit:
 
     # With Redis
 
-    def _exchanging(self, asked: _Owed) -> Waiting[Answer | None]:
-        if self.lone is not None and recorder.is_riding:  # The background finds out when Redis is back.
-            if asked.outcomes:
-                self._owe(asked)
-            return (yield from self._alone(asked))
-        self._sent_at = asked.at
+    def _exchanging(self, asked: _Owed, background: Patience | None = None) -> Waiting[Answer | None]:
+        """Ask Redis, and go by its answer; while it is away, judge alone. With the patience of the `background`, raises
+        `StoreError` instead."""
+        if background is None:
+            if self.lone is not None and recorder.is_riding:  # The background finds out when Redis is back.
+                if asked.outcomes:
+                    self._owe(asked)
+                return (yield from self._alone(asked))
+            self._sent_at = asked.at
         keys, arguments = self._command(asked)
-        store, patience = get_store(), Patience(conf.TIMEOUT)
-        answer: Answer | None = None
+        store, patience = get_store(background=background is not None), background or Patience(conf.TIMEOUT)
         self._send(asked)
         try:
             reply = yield Wait(
@@ -477,8 +484,10 @@ class Circuit:
             )
             answer = Answer.read(reply)
         except (StoreError, ValueError, IndexError) as error:
-            logger.debug("The breaker %r is judged by this process alone: %s", self.name, error)
             self._owe(asked)
+            if background is not None:
+                raise StoreError(f"no answer about a breaker: {error}") from error
+            logger.debug("The breaker %r is judged by this process alone: %s", self.name, error)
             return (yield from self._alone(asked))
         except BaseException:
             self._owe(asked)
@@ -489,32 +498,12 @@ class Circuit:
         try:
             yield from _signalled(self.name, answer.events, answer, shared=True)
             if self._has_to_go_on():
-                yield from self.telling()
+                yield from self._exchanging(self._taken(), background)
         except BaseException:
             if answer.granted:
                 self.drop(Ticket(answer.era, asked.probe))
             raise
         return answer
-
-    def exchange(self, asked: _Owed, patience: Patience | None = None) -> None:
-        """The same for the background. Raises `StoreError`."""
-        keys, arguments = self._command(asked)
-        self._send(asked)
-        try:
-            reply = get_store(background=True).run(PROGRAM, keys, arguments, patience)
-            answer = Answer.read(reply)
-        except BaseException as error:
-            self._owe(asked)
-            if isinstance(error, (ValueError, IndexError)):
-                raise StoreError(f"no answer about a breaker: {error}") from error
-            raise
-        finally:
-            self._receive(asked)
-        self._adopt(answer, asked.at)
-        for wait in _signalled(self.name, answer.events, answer, shared=True):
-            wait.blocking()  # type: ignore[union-attr]
-        if self._has_to_go_on():
-            self.exchange(self._taken(), patience)
 
     def _has_to_go_on(self) -> bool:
         """Whether there was a failure meanwhile that may open it."""
@@ -525,13 +514,14 @@ class Circuit:
     def tell(self, patience: Patience | None = None) -> None:
         """Tell what was counted, and what was not answered before, and hear the state. For the background. Raises
         `StoreError`."""
+        patience = patience or Patience(ASK_SECONDS)
         with self._lock:
             owed, self._owed = self._owed, []
         oldest = time.monotonic() - RESENT_SECONDS - min(self.by.window_us / SECOND, 60.0)
         owed = [asked for asked in owed if asked.at > oldest]
         for place, asked in enumerate([*owed, None]):
             try:
-                self.exchange(self._taken() if asked is None else asked, patience)
+                run(self._exchanging(asked or self._taken(), patience))
             except StoreError:
                 with self._lock:
                     self._owed += owed[place + 1 :]
@@ -544,9 +534,8 @@ class Circuit:
         if asked.outcomes:
             self._owe(asked)
         hanging = [other for other in self._owed if other.operation == "hung"]
-        for waiting in map(self._alone, (asked, *hanging)):
-            for wait in waiting:
-                wait.blocking()  # type: ignore[union-attr]
+        for each in (asked, *hanging):
+            run(self._alone(each))
 
     @property
     def is_owing(self) -> bool:
@@ -618,9 +607,8 @@ class Circuit:
             if self.lone is None:
                 known = self.answer
                 left = max(0, round((self._changes_at - now) * SECOND)) if self._changes_at > NEVER else 0
-                self.lone = LoneCircuit(known.state, max(0, known.era), known.version, _us(now) + left, known.share)
-                self.lone.pause = self.by.open_us if known.state != "closed" else 0
-                self.lone.since = _us(now)
+                ends = _us(now) if known.state == "half" else _us(now) + left
+                self.lone = LoneCircuit(known.state, max(0, known.era), known.version, ends)
                 running = self._probes_that_run().split()
                 self.lone.probes = dict.fromkeys(running, _us(now) + self.by.probe_us)
                 if known.era < 0:
@@ -630,8 +618,8 @@ class Circuit:
                 outcomes = [Outcomes(_us(now) - _us(last), *counts) for last, *counts in asked.outcomes]
             probe = self._probes_that_run() if asked.operation == "tell" else asked.probe
             answer = self.lone.call(
-                _us(now), self.by, asked.operation, chance=chance.randrange(MOST_JITTER), probe=probe,
-                result=asked.result, era=None if asked.era < 0 else asked.era, outcomes=outcomes,
+                _us(now), self.by, asked.operation, probe=probe, result=asked.result,
+                era=None if asked.era < 0 else asked.era, outcomes=outcomes,
             )  # fmt: skip
             if answer.era != self.answer.era:
                 self._fresh, self._own = [], []
@@ -768,7 +756,7 @@ class Circuits:
                 continue
             if now - circuit.used_at < USED_SECONDS:
                 with suppress(StoreError):
-                    circuit.tell(Patience(ASK_SECONDS))
+                    circuit.tell()
                     continue
             circuit.doubt()
 
@@ -799,7 +787,7 @@ class Circuits:
             if now - circuit.used_at >= USED_SECONDS and not (circuit.is_owing or circuit.is_probing):
                 continue
             try:
-                circuit.tell(patience or Patience(ASK_SECONDS))
+                circuit.tell(patience)
                 self._note(circuit, now, patience)
             except StoreError as error:
                 failed = error

@@ -1,8 +1,7 @@
-"""What one process counts by itself: its share of limits while Redis cannot be asked, its part of split ones.
+"""What this process counts by itself: its share of limits while Redis is unavailable, its part of split limits.
 
-There is room for as many identities as there may be. Nothing that counts is ever forgotten for somebody else. Where
-there is no room, whoever is new is counted together with others who are, by limit, as if they were one (a crowd). Who
-is counted apart again begins with what the crowd was counted, so nobody ever has more than one share.
+The counts of 10,000 identities are kept. For a new one, the least recently used is forgotten. Moments are seconds of
+the monotonic clock.
 """
 
 from __future__ import annotations
@@ -14,39 +13,308 @@ from math import ceil
 from threading import Lock
 
 from ..conf import conf
+from ..limits.algorithms.concurrency import lasts_us
 from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..limits.rate import SECOND
 from ..process.bounded_map import BoundedMap
 from ..process.forks import renew_after_fork
-from .counter import Counter, Moments, NoRoom, OutageShare, Share, new_counter
-from .heartbeat import heartbeat
-from .slots import Key
+from .heartbeat import ProcessShare, heartbeat
+from .slots import Key, held_slots
 
-MOST = 10_000
-"""Identities that are counted apart."""
-MOST_CROWDS = 1_000
-CROWDS_OF_A_LIMIT = 16
-MOST_MOMENTS = 400_000
-"""Moments that all windows together remember, of 72 bytes each."""
-LOOK_AT = 8
-"""Identities that are looked at for one that is not counted any more, where somebody new needs the place."""
+MAX_IDENTITIES = 10_000
+SEGMENTS = 10
+"""Parts of a window. The units of one expire together, a period after the last of them."""
+MAX_LOWS = 16
+"""Levels that a token bucket remembers for refunds."""
+RETRY_SECONDS = 1.0
+"""Until a client may try again if the limit is closed, or this process's part of it is 0 at the moment."""
+SAME_SECONDS = 1e-5
+"""Moments that differ by less are one, computed twice."""
 
 
-def share_of(limit: Limit) -> Share:
-    """This process's part of a limit that is split, else its share while Redis cannot be asked."""
-    return heartbeat.part_of(limit) or OutageShare(heartbeat.count)
+def share_of(limit: Limit) -> ProcessShare:
+    """This process's part of a limit that is split, else its equal share, rounded up."""
+    return heartbeat.part_of(limit) or ProcessShare(heartbeat.count - 1, 1, heartbeat.count)
+
+
+def policy_of(limit: Limit) -> str:
+    """What a limit does while Redis is unavailable."""
+    return limit.on_store_error or conf.ON_STORE_ERROR
+
+
+class Counter:
+    """What is counted of one identity's limit.
+
+    - `size`: the units of the share; `owed`: units that were admitted and are to be reported to Redis;
+    - `heard_at`: the moment of the last answer of Redis that is included.
+    """
+
+    key: Key
+    size = 0
+    owed = 0
+    heard_at = float("-inf")
+
+    def __init__(self, limit: Limit, share: ProcessShare) -> None:
+        self.resize(limit, share, 0.0)
+
+    def resize(self, limit: Limit, share: ProcessShare, now: float) -> None:
+        """Use another share, or other numbers of the same limit. What is counted stays counted, but for no longer than
+        if it were taken now."""
+        self.limit = limit
+        self.share = share
+        self.size = share.units(self.whole)
+
+    @property
+    def whole(self) -> int:
+        """The units of all processes together."""
+        return self.limit.rate.limit
+
+    def used(self, now: float) -> float:
+        """Units that count now."""
+        raise NotImplementedError
+
+    def retry_after(self, now: float, cost: int) -> float | None:
+        """Seconds until so many units fit; None: never. In an outage, one hit that is larger than the share fits if
+        nothing else is counted."""
+        used = self.used(now)
+        if not self.size:
+            return RETRY_SECONDS if self.limit.rate.limit else None
+        is_large = self.size < cost <= self.whole and self.limit.split is None and not self.limit.holds
+        over = used + cost - (cost if is_large else self.size)
+        if over > used:
+            return None
+        return self._free_after(now, over) if over > 0 else 0.0
+
+    def _free_after(self, now: float, units: float) -> float:
+        raise NotImplementedError
+
+    def wait(self, now: float) -> float:
+        """Seconds that a hit is held which is admitted now."""
+        return 0.0
+
+    def take(self, moment: float, cost: int) -> None:
+        """Count units from that moment on."""
+        raise NotImplementedError
+
+    def give(self, now: float, cost: int, since: float | None = None) -> None:
+        """Give back units of a hit that count since that moment; without one, the latest first."""
+        raise NotImplementedError
+
+    def _left(self, now: float, units: int, since: float) -> float:
+        """What counts now of units that were taken at an earlier moment."""
+        return 0.0
+
+    def catch_up(self, now: float, units: int, since: float) -> None:
+        """Count at least so many `units` of that earlier moment, and those that are owed; no more than the share."""
+        missing = min(self.size, self._left(now, units, since) + self.owes(now)) - self.used(now)
+        if missing > 0:
+            self.take(since, ceil(missing))
+
+    def reset_after(self, now: float) -> float:
+        """Seconds until nothing counts."""
+        raise NotImplementedError
+
+    def owes(self, now: float) -> int:
+        """Units that are to be reported to Redis and still count."""
+        return min(self.owed, ceil(self.used(now))) if self.owed else 0
+
+
+class Window(Counter):
+    """A window of any kind, or a log, as a sliding window: units by segments of the period, each until a period after
+    its last hit. So no period has more units than the share."""
+
+    def __init__(self, limit: Limit, share: ProcessShare) -> None:
+        self._segments: dict[float, tuple[float, int]] = {}
+        self._used = 0
+        self._next_end = float("-inf")  # No segment ends before.
+        super().__init__(limit, share)
+
+    def resize(self, limit: Limit, share: ProcessShare, now: float) -> None:
+        super().resize(limit, share, now)
+        latest = now + limit.rate.period
+        self._segments = {key: (min(end, latest), units) for key, (end, units) in self._segments.items()}
+        self._next_end = float("-inf")
+
+    def _key(self, moment: float) -> float:
+        return moment * SEGMENTS // self.limit.rate.period
+
+    def used(self, now: float) -> int:
+        if now >= self._next_end:
+            self._segments = {key: segment for key, segment in self._segments.items() if segment[0] > now}
+            self._used = sum([units for _, units in self._segments.values()])
+            self._next_end = min([end for end, _ in self._segments.values()], default=float("inf"))
+        return self._used
+
+    def _free_after(self, now: float, units: float) -> float:
+        for end, count in sorted(self._segments.values()):
+            units -= count
+            if units <= 0:
+                return end - now
+        return self.reset_after(now)
+
+    def take(self, moment: float, cost: int) -> None:
+        if not cost:
+            return
+        end, units = self._segments.get(self._key(moment), (0.0, 0))
+        end = max(end, moment + self.limit.rate.period)
+        self._segments[self._key(moment)] = (end, units + cost)
+        self._used += cost
+        self._next_end = min(self._next_end, end)
+
+    def give(self, now: float, cost: int, since: float | None = None) -> None:
+        for key in sorted(self._segments, reverse=True) if since is None else [self._key(since)]:
+            end, units = self._segments.pop(key, (0.0, 0))
+            back = min(units, cost)
+            cost -= back
+            self._used -= back
+            if units > back:
+                self._segments[key] = (end, units - back)
+
+    def _left(self, now: float, units: int, since: float) -> float:
+        return units if since + self.limit.rate.period > now else 0
+
+    def reset_after(self, now: float) -> float:
+        return max([end for end, _ in self._segments.values()]) - now if self.used(now) else 0.0
+
+
+class Bucket(Counter):
+    """A token bucket or a leaky bucket: how full it is, at a moment.
+
+    A refund may take off no more than the bucket has held at any moment since the hit, else the time in which it would
+    have been empty would count twice. So a token bucket remembers how full it was before each hit. Of more than 16
+    levels, two neighbours become the lower one: then less may go back, never more.
+    """
+
+    def __init__(self, limit: Limit, share: ProcessShare) -> None:
+        self._level = 0.0
+        self._at = 0.0
+        self._speed = 0.0
+        self._lows: list[tuple[float, float]] = []
+        super().__init__(limit, share)
+
+    def resize(self, limit: Limit, share: ProcessShare, now: float) -> None:
+        self.used(now)
+        super().resize(limit, share, now)
+        self._level = min(self._level, self.whole)
+        self._speed = share.speed(limit.rate.limit) / limit.rate.period
+
+    @property
+    def whole(self) -> int:
+        limit = self.limit
+        if not limit.rate.limit:
+            return 0
+        return limit.burst or (limit.rate.limit if limit.queue is None else limit.queue + 1)
+
+    @property
+    def _paces(self) -> bool:
+        return self.limit.algorithm == "leaky_bucket"
+
+    def used(self, now: float) -> float:
+        self._level = max(0.0, self._level - max(0.0, now - self._at) * self._speed)
+        self._at = max(self._at, now)
+        return self._level
+
+    def _free_after(self, now: float, units: float) -> float:
+        return units / self._speed
+
+    def wait(self, now: float) -> float:
+        return self.used(now) / self._speed if self._paces and self._speed else 0.0
+
+    def take(self, moment: float, cost: int) -> None:
+        level = self.used(moment)
+        self._level = level + cost
+        if self._paces or not cost:
+            return
+        lows = self._lows
+        if not level:
+            lows.clear()
+        if not lows or lows[-1][0] != moment:
+            lows.append((moment, level))
+        if len(lows) > MAX_LOWS:
+            place = min(range(MAX_LOWS), key=lambda place: lows[place + 1][0] - lows[place][0])
+            (_, low), (moment, next_low) = lows[place : place + 2]
+            lows[place : place + 2] = [(moment, min(low, next_low))]
+
+    def give(self, now: float, cost: int, since: float | None = None) -> None:
+        level = self.used(now)
+        back = min(cost, level)
+        if since is not None and self._paces:
+            # Only the last turn: otherwise the next client would get one of the others'.
+            if abs(now + (level - cost) / self._speed - since) >= SAME_SECONDS:
+                return
+        elif since is not None:
+            back = min([back, *[low for moment, low in self._lows if moment > since]])
+            self._lows = [(moment, low - back if moment > since else low) for moment, low in self._lows]
+        self._level = max(0.0, round(level - back, 9))
+
+    def _left(self, now: float, units: int, since: float) -> float:
+        return max(0.0, units - (now - since) * self._speed)
+
+    def reset_after(self, now: float) -> float:
+        return self.used(now) / self._speed if self._speed else 0.0
+
+
+class Slots(Counter):
+    """The slots of one identity that this process holds, and those that it has just given, until their callers hold
+    them or they are over. Their renewal reports them to Redis, so they are not owed."""
+
+    def __init__(self, limit: Limit, share: ProcessShare) -> None:
+        self._given: dict[bytes, tuple[float, int]] = {}
+        super().__init__(limit, share)
+
+    def used(self, now: float) -> float:
+        self._given = {slot: given for slot, given in self._given.items() if given[0] > now}
+        held = held_slots.of(self.key)
+        given = sum(cost for slot, (_, cost) in self._given.items() if slot not in held)
+        return given + sum(slot.charge.cost for slot in list(held.values()))
+
+    def _free_after(self, now: float, units: float) -> float:
+        return self.reset_after(now)
+
+    def hold(self, now: float, slot: bytes, cost: int) -> None:
+        """Count units that are held until they are released, by their slot."""
+        self._given[slot] = (now + lasts_us(slot) / SECOND, cost)
+
+    def release(self, slot: bytes) -> None:
+        """Count them no more."""
+        self._given.pop(slot, None)
+
+    def reset_after(self, now: float) -> float:
+        return conf.SLOT_SECONDS if self.used(now) else 0.0
+
+
+class Uncounted(Counter):
+    """A limit that allows everything while Redis is unavailable, or nothing."""
+
+    def __init__(self, limit: Limit) -> None:
+        self.limit = limit
+        self.size = limit.rate.limit if policy_of(limit) == "open" else 0
+
+    def used(self, now: float) -> float:
+        return 0
+
+    def retry_after(self, now: float, cost: int) -> float | None:
+        is_open = policy_of(self.limit) == "open" or self.limit.mode == "shadow"
+        return 0.0 if is_open else RETRY_SECONDS
+
+    def reset_after(self, now: float) -> float:
+        return 0.0
+
+
+def _new_counter(limit: Limit, share: ProcessShare) -> Counter:
+    if limit.holds:
+        return Slots(limit, share)
+    return (Bucket if limit.algorithm in ("token_bucket", "leaky_bucket") else Window)(limit, share)
 
 
 class Counters:
     """All counters of this process, and what Redis said last of each identity, with which an outage's share begins."""
 
     def __init__(self) -> None:
-        self._said: BoundedMap[Key, tuple[int, float]] = BoundedMap(MOST)
-        self._apart: OrderedDict[Key, Counter] = OrderedDict()
-        self._crowds: OrderedDict[Key, Counter] = OrderedDict()
-        self._moments = Moments(MOST_MOMENTS)
+        self._said: BoundedMap[Key, tuple[int, float]] = BoundedMap(MAX_IDENTITIES)
+        self._counters: OrderedDict[Key, Counter] = OrderedDict()
         self._lock = Lock()
         self._began_us = time.time_ns() // 1000 - round(time.monotonic() * SECOND)
         """What moments of this process's own clock are told from: they are microseconds since 1970, but never set."""
@@ -56,30 +324,36 @@ class Counters:
     def _renew(self) -> None:
         # What is counted stays counted in a child, too; but its parent tells Redis of it.
         self._lock, self.is_owing = Lock(), False
-        for counter in self._apart.values():
-            counter.owed, counter.is_being_told = 0, False
+        for counter in self._counters.values():
+            counter.owed = 0
 
-    def decide(self, call: Call, others_allow: bool = True, *, is_owed: bool = False) -> Decision:
-        """Decide a call here: units are taken where every limit, and whatever else is asked, allows.
+    def decide(self, call: Call, *, in_outage: bool = False) -> Decision:
+        """Decide a call here: units are taken if every limit allows.
 
-        `is_owed`: Redis is to be told of them when it is back.
+        `in_outage`: by each limit's policy, and what is admitted is owed to Redis.
         """
-        is_hit, is_owed = call.operation == "hit", is_owed and call.now is None
+        is_hit = call.operation == "hit"
+        is_owed = in_outage and call.now is None
         with self._lock:
             # Only now, so that it never runs backwards for what is counted; in whole microseconds, as it is told.
             now = round(time.monotonic() * SECOND) / SECOND
             keys = [_key(call, charge) for charge in call.charges]
-            by_key = {key: self._find(key, charge.limit, now) for key, charge in zip(keys, call.charges, strict=True)}
+            by_key = {
+                key: self._find(key, charge.limit, now, in_outage)
+                for key, charge in zip(keys, call.charges, strict=True)
+            }
             counters = [by_key[key] for key in keys]
             charges = _affordable(call, counters, now) if call.partial and is_hit else call.charges
             verdicts = [_verdict(call, charge, counter, now) for charge, counter in zip(charges, counters, strict=True)]
-            allowed = others_allow and all(
+            allowed = all(
                 retry == 0.0 or charge.limit.mode != "enforce" for charge, retry in zip(charges, verdicts, strict=True)
             )
             states = []
             for charge, counter, retry in zip(charges, counters, verdicts, strict=True):
                 wait, counted_at = counter.wait(now), 0
-                if call.operation == "refund":
+                if isinstance(counter, Uncounted):
+                    pass
+                elif call.operation == "refund":
                     self._give(call, charge, counter, now, is_owed)
                 elif charge.cost and (call.operation == "charge" or (is_hit and retry == 0.0 and allowed)):
                     self._take(call, charge, counter, now, is_owed)
@@ -92,58 +366,47 @@ class Counters:
                     counted_at=counted_at,
                 )  # fmt: skip
                 states.append(state)
-                if not counter.is_kept:
-                    counter.drop()
         allowed = allowed or call.operation in ("refund", "charge")
         granted = max([charge.cost for charge in charges], default=0) if is_hit and allowed else 0
         longest = max([state.wait for state in states if state.enforced], default=0.0) if allowed else 0.0
         return Decision(allowed, tuple(states), granted, longest)
 
-    def _find(self, key: Key, limit: Limit, now: float) -> Counter:
-        """The counter of an identity. One that is new, and its own, is kept as soon as it counts something."""
-        counter, share = self._apart.get(key), share_of(limit)
+    def _find(self, key: Key, limit: Limit, now: float, in_outage: bool) -> Counter:
+        """The counter of an identity. A new one is kept as soon as it counts something."""
+        if in_outage and policy_of(limit) != "local":
+            return Uncounted(limit)
+        share = share_of(limit)
+        counter = self._counters.get(key)
         if counter is None:
-            crowd_key = (key[0], key[2], b"%d" % (hash(key[1]) % CROWDS_OF_A_LIMIT))
-            crowd = self._crowds.get(crowd_key)
-            if _has_room(self._apart, MOST, now):
-                counter = new_counter(limit, share, self._moments) if crowd is None else crowd.copy()
-                counter.key = key
-            elif crowd is not None:
-                counter = crowd
-            elif _has_room(self._crowds, MOST_CROWDS, now):
-                counter = self._crowds[crowd_key] = new_counter(limit, share, self._moments)
-                counter.is_kept = True
-            else:
-                return NoRoom(limit, share)
+            counter = _new_counter(limit, share)
+            counter.key = key
+        else:
+            self._counters.move_to_end(key)
         if share != counter.share or (limit is not counter.limit and limit != counter.limit):
             counter.resize(limit, share, now)
-        # What is held here is known anyway.
-        report = None if limit.split is not None or counter.key is None or limit.holds else self._said.get(key)
-        # While Redis is being told, nobody knows whether what it says includes that.
-        if report is not None and report[1] > counter.heard_at and not counter.is_being_told:
+        report = self._said.get(key) if limit.split is None else None
+        if report is not None and report[1] > counter.heard_at:
             counter.heard_at = report[1]
-            counter.catch_up(now, ceil(report[0] / heartbeat.count), report[1], counter.owes(now))
+            counter.catch_up(now, ceil(report[0] / heartbeat.count), report[1])
         return counter
 
     def _take(self, call: Call, charge: Charge, counter: Counter, now: float, is_owed: bool) -> None:
-        if not charge.limit.holds:
+        if isinstance(counter, Slots):
+            if call.slot:
+                counter.hold(now, call.slot, charge.cost)
+        else:
             counter.take(now, charge.cost)
-        elif call.slot:
-            counter.hold(now, call.slot, charge.cost)
-        if counter.key is None:
-            return
-        self._apart[counter.key] = counter
-        counter.is_kept = True
-        if is_owed and charge.limit.split is None and not charge.limit.holds:
-            counter.owed += charge.cost
-            self.is_owing = True
+            if is_owed and charge.limit.split is None:
+                counter.owed += charge.cost
+                self.is_owing = True
+        self._counters[counter.key] = counter
+        while len(self._counters) > MAX_IDENTITIES:
+            self._counters.popitem(last=False)
 
     def _give(self, call: Call, charge: Charge, counter: Counter, now: float, is_owed: bool) -> None:
-        if charge.limit.holds:
+        if isinstance(counter, Slots):
             counter.release(call.slot)
-            return
-        # Nobody knows whether units of a crowd were this one's; and what Redis counts is not counted here.
-        if counter.key is not None and (call.hit_at is None or charge.limit.split is not None):
+        elif call.hit_at is None or charge.limit.split is not None:  # Else Redis has counted it, and not this process.
             counter.give(now, charge.cost, None if call.hit_at is None else (call.hit_at - self._began_us) / SECOND)
             if is_owed:
                 counter.owed = max(0, counter.owed - charge.cost)
@@ -152,51 +415,40 @@ class Counters:
         """Remember what Redis says is used, where a share may begin with it."""
         now = time.monotonic()
         for (limit, digest, _, _, _), state in zip(call.charges, states, strict=True):
-            if (limit.on_store_error or conf.ON_STORE_ERROR) != "local":
+            if policy_of(limit) != "local":
                 continue
             if not heartbeat.task.is_running:
                 heartbeat.start()
             self._said.put((call.prefix, digest, limit.key_part), (state.used, now))
 
     def forget(self, call: Call) -> None:
-        """Forget what is counted of a call's limits. A crowd is not forgotten: others are counted there."""
+        """Forget what is counted of a call's limits."""
         with self._lock:
             for charge in call.charges:
                 key = _key(call, charge)
                 self._said.pop(key)
-                if key in self._apart:
-                    self._apart.pop(key).drop()
+                self._counters.pop(key, None)
 
     def clear(self) -> None:
         """Begin with nothing."""
         with self._lock:
             self._said.clear()
-            self._apart.clear()
-            self._crowds.clear()
-            self._moments.count = 0
+            self._counters.clear()
 
     def owes_any(self, call: Call) -> bool:
         """Whether Redis is to be told of an identity of the call. Takes no lock."""
-        counters = [self._apart.get(_key(call, charge)) for charge in call.charges]
+        counters = [self._counters.get(_key(call, charge)) for charge in call.charges]
         return any(counter is not None and counter.owed for counter in counters)
 
     def owing(self) -> list[Counter]:
         """The counters that Redis is to be told of; `is_owing` says whether there are any."""
         now = time.monotonic()
         with self._lock:
-            for counter in self._apart.values():
-                if counter.owed and not counter.owes(now):
-                    counter.owed = 0  # It counts no more.
-            owing = [counter for counter in self._apart.values() if counter.owed]
+            for counter in self._counters.values():
+                counter.owed = counter.owes(now)
+            owing = [counter for counter in self._counters.values() if counter.owed]
             self.is_owing = bool(owing)
             return owing
-
-    def begin_telling(self, counter: Counter) -> int:
-        """The units that Redis is to be told of now. Until that has ended, whether it was answered or not, nobody knows
-        if what Redis says includes them."""
-        with self._lock:
-            counter.is_being_told = True
-            return counter.owes(time.monotonic())
 
     def told(self, counter: Counter, units: int, call: Call, states: Sequence[LimitState]) -> None:
         """Redis has counted so many units, and this is what it says now."""
@@ -214,7 +466,7 @@ def _affordable(call: Call, counters: Sequence[Counter], now: float) -> list[Cha
     room = [
         int(counter.size - counter.used(now))
         for charge, counter in zip(call.charges, counters, strict=True)
-        if charge.limit.mode == "enforce"
+        if charge.limit.mode == "enforce" and not isinstance(counter, Uncounted)
     ]
     return [charge._replace(cost=max(1, min([charge.cost, *room]))) for charge in call.charges]
 
@@ -232,19 +484,6 @@ def _verdict(call: Call, charge: Charge, counter: Counter, now: float) -> float 
         if retry == 0.0 and longest >= 0:
             retry = max(0.0, counter.wait(now) - longest / SECOND)
     return retry
-
-
-def _has_room(counters: OrderedDict[Key, Counter], most: int, now: float) -> bool:
-    """Whether there is room for one more; made by forgetting who is not counted any more."""
-    if len(counters) < most:
-        return True
-    for _ in range(LOOK_AT):
-        key, counter = next(iter(counters.items()))
-        if not counter.used(now):
-            counters.pop(key).drop()
-            return True
-        counters.move_to_end(key)
-    return False
 
 
 counters = Counters()

@@ -23,7 +23,7 @@ from ..identity.request_state import RequestCount
 from ..limits.algorithms.concurrency import new_slot
 from ..limits.call import Call, Charge, Operation, StaleRules, Subject
 from ..limits.decision import Decision, LimitState
-from ..limits.rate import LimitError, duration, time_us
+from ..limits.rate import duration, time_us
 from ..rules import provider
 from ..rules.freshness import freshness
 from ..rules.overrides import override_cache
@@ -306,7 +306,7 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
             if is_apart and not call.charges:
                 return Decision(True, revision=call.revision_number)
         if is_hot or fallback_limiter.is_recovering:
-            decision = yield from _by_process(call, is_hot=is_hot)
+            decision = yield from _by_process(call, patience or Patience(conf.TIMEOUT), is_hot=is_hot)
             if bans and decision.source == "fallback":  # This process's share was used up, and Redis not asked.
                 decision = known_bans.hold(call, decision)
         else:
@@ -362,9 +362,9 @@ def _compare(call: Call, patience: Patience) -> Waiting[None]:
         patience.take_back(share)
 
 
-def _by_process(call: Call, *, is_hot: bool) -> Waiting[Decision]:
+def _by_process(call: Call, patience: Patience, *, is_hot: bool) -> Waiting[Decision]:
     """The decision where units that this process has taken ahead, or its share of a limit, have a say."""
-    asking = decide_here(call) if is_hot else _asking(call)
+    asking = decide_here(call, patience) if is_hot else _asking(call)
     return (yield from fallback_limiter.decide_by_both(call, asking) if fallback_limiter.is_recovering else asking)
 
 
@@ -432,10 +432,7 @@ def offending(charges: Sequence[PlannedCharge], units: int = 1, request: Any = N
 
 def banning(charges: Sequence[PlannedCharge], length: str | timedelta | None, why: str) -> Waiting[Decision]:
     """Ban whom these charges are about, by hand. Raises `StoreError`, and `LimitError` for what is no time."""
-    try:
-        units = 0 if length is None else time_us(duration(length))
-    except ValueError as error:
-        raise LimitError(f"A ban for {length!r}: {error}") from None
+    units = 0 if length is None else time_us(duration(length))
     call = build_call([planned.charge._replace(cost=units) for planned in charges], "ban")._replace(why=why)
     decision: Decision = yield call
     known_bans.note(call, decision)

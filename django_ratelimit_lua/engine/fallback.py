@@ -1,14 +1,14 @@
-"""What a decision is when Redis cannot be asked: by each limit's policy.
+"""What a decision is while Redis is unavailable: by each limit's policy.
 
-"local": of N units that P processes share, each admits N / P, rounded up, and at least `RATELIMIT_LOCAL_FLOOR`. So
-together they admit at most N + P - 1 units where one Redis admits N, or P times the floor if that is more. A share
-begins with what Redis said last of the identity, if that is remembered. One hit that costs more than a share, but no
-more than the limit, is admitted where nothing else is counted. What this process has admitted stays in its share as
-long as the limit counts it: also in the next outage, and whatever Redis was told.
+"local": of N units that P processes share, each admits N / P, rounded up. So together they admit at most N + P - 1
+units where one Redis admits N. A share begins with the last answer of Redis about the identity, if that is remembered.
+One hit that costs more than a share, but no more than the limit, is admitted if nothing else is counted. What this
+process has admitted stays in its share as long as the limit counts it: also in the next outage, and whatever was
+reported to Redis.
 
-When Redis is back, a thread tells it what was admitted meanwhile and counts still. Until that was answered, and for a
-moment, until the other processes have told as well (of slots, with their next renewal), each goes by both: by Redis,
-and by its share.
+When Redis is back, a thread reports what was admitted meanwhile and still counts. Until that was answered, and for a
+moment, until the other processes have reported as well (slots with their next renewal), both have to allow a hit: Redis
+and the share.
 """
 
 from __future__ import annotations
@@ -16,24 +16,22 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from threading import Lock
+from typing import Any
 
 from ..conf import conf
 from ..exceptions import StoreError
 from ..limits.call import Call, Charge, Operation
-from ..limits.decision import Decision, LimitState
-from ..limits.limit import Limit
+from ..limits.decision import Decision
 from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..signals import store_up
 from ..store import Patience, get_store
-from .counter import Counter
-from .counters import counters
+from .counters import Counter, counters, policy_of
+from .run import Wait
 from .slots import held_slots
 
-Steps = Generator[Call, Decision, Decision]
+Steps = Generator[Call | Wait, Any, Decision]
 """Yields the calls that have to be made for a decision, and is sent theirs."""
-RETRY_WHEN_CLOSED = 1.0
-"""Seconds a client is told to wait when Redis cannot be asked and the policy is "closed"."""
 BACK_SECONDS = 1.5
 """Within which all processes come back when Redis does: their breakers try at least so often."""
 TELL_SECONDS = 0.2
@@ -113,23 +111,16 @@ class FallbackLimiter:
         charges = [
             charge
             for charge in call.charges
-            if _policy(charge.limit) == "local" and not charge.limit.is_hot
+            if policy_of(charge.limit) == "local" and not charge.limit.is_hot
             if is_waiting or (slots_wait and charge.limit.holds)
         ]
         return call._replace(charges=charges) if charges else None
 
     def _by_policies(self, call: Call) -> Decision:
-        others = [_state_by_policy(charge) for charge in call.charges]
-        others_allow = all(state is None or state.allowed or not state.enforced for state in others)
-        local = [charge for charge, state in zip(call.charges, others, strict=True) if state is None]
-        own = counters.decide(call._replace(charges=local), others_allow, is_owed=True)
+        decision = counters.decide(call, in_outage=True)
         if counters.is_owing:
             self.task.start()
-        shares = iter(own.limits)
-        states = tuple([next(shares) if state is None else state for state in others])
-        allowed = (others_allow and own.allowed) or call.operation in ("refund", "charge")
-        granted = (own.granted if local else call.units) if allowed and call.operation == "hit" else 0
-        return Decision(allowed, states, granted, own.wait if allowed else 0.0, source="fallback")
+        return decision._replace(source="fallback")
 
     def _step(self) -> float | None:
         # Not only when a request was answered: a process that has none, or refuses all by itself, has to tell as well.
@@ -160,13 +151,10 @@ def _pause() -> float:
 
 
 def _tell_of(counter: Counter) -> None:
-    units = counters.begin_telling(counter)
-    try:
-        if units:
-            call = _told(counter, "charge", units)
-            counters.told(counter, units, call, get_store(background=True).decide(call).limits)
-    finally:
-        counter.is_being_told = False
+    units = counter.owed
+    if units:
+        call = _told(counter, "charge", units)
+        counters.told(counter, units, call, get_store(background=True).decide(call).limits)
 
 
 def _told(counter: Counter, operation: Operation, units: int) -> Call:
@@ -174,22 +162,6 @@ def _told(counter: Counter, operation: Operation, units: int) -> Call:
     prefix, digest, _ = counter.key
     now = time.time_ns() // 1000 if conf.CLOCK == "client" else None
     return Call([Charge(counter.limit, digest, units)], operation, prefix, now)
-
-
-def _policy(limit: Limit) -> str:
-    return limit.on_store_error or conf.ON_STORE_ERROR
-
-
-def _state_by_policy(charge: Charge) -> LimitState | None:
-    """What an open or a closed limit says; None: it goes by this process's share."""
-    limit, policy = charge.limit, _policy(charge.limit)
-    if policy == "local":
-        return None
-    is_open = policy == "open"
-    return LimitState.of(
-        limit, allowed=is_open or limit.mode == "shadow", used=0, remaining=limit.rate.limit if is_open else 0,
-        retry_after=0.0 if is_open else RETRY_WHEN_CLOSED, reset_after=0.0,
-    )  # fmt: skip
 
 
 fallback_limiter = FallbackLimiter()

@@ -14,8 +14,8 @@ ARGV[1]         the process's name
 ARGV[2]         how it describes itself
 ARGV[3]         seconds after which one that is not heard of is no more
 ARGV[3+n]       its weight in each register; 0: it leaves the register
-returns         for each register: when it began, 1 if that was a lifetime ago, how many processes are before this one
-                (-1: it has left), and for each weight, the least first: as text, and how many have it
+returns         for each register: when it began, 1 if that was a lifetime ago, how many processes there are, the weight
+                of those before this one, and the weight of all
 ]]
 
 local time = redis.call('TIME')
@@ -49,14 +49,16 @@ local function beat(alive, weights, since, own)
     redis.call('EXPIRE', alive, 2 * lifetime)
     redis.call('EXPIRE', weights, 2 * lifetime)
   end
-  local answer = {began, now - seconds >= lifetime and 1 or 0, redis.call('ZRANK', weights, ARGV[1]) or -1}
+  local rank, processes, before, all = redis.call('ZRANK', weights, ARGV[1]) or 0, 0, 0, 0
   local weight = redis.call('ZRANGE', weights, 0, 0, 'WITHSCORES')[2]
   while weight do
-    answer[#answer + 1] = weight
-    answer[#answer + 1] = redis.call('ZCOUNT', weights, weight, weight)
+    local count = redis.call('ZCOUNT', weights, weight, weight)
+    before = before + math.min(count, math.max(0, rank - processes)) * weight
+    processes = processes + count
+    all = all + count * weight
     weight = redis.call('ZRANGEBYSCORE', weights, '(' .. weight, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
   end
-  return answer
+  return {began, now - seconds >= lifetime and 1 or 0, processes, before, all}
 end
 
 local answers = {}

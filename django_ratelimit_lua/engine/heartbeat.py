@@ -11,19 +11,19 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any
 
 from ..conf import conf
 from ..conf.changes import on_change
-from ..limits import program
+from ..exceptions import StoreError
 from ..limits.limit import Limit
 from ..limits.options import read_weights
+from ..limits.program import Program, source
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
 from ..store import Patience, get_store, last_patience
 
-SCRIPT = program.source("engine/heartbeat").encode()
+_PROGRAM = Program.of(source("engine/heartbeat"))
 ALL = b"{rules}:process"
 """The keys of the register of all processes begin so, behind the prefix."""
 SPLIT = b"{rules}:split:"
@@ -35,7 +35,7 @@ LIFETIME = 10
 USED_SECONDS = 5.0
 """Seconds since its last hit of a split limit for which a process has a part of it."""
 MAX_SPLITS = 100
-"""Split limits that a process uses at once. Further ones are counted in Redis."""
+"""Split limits that a process uses at once. Of further ones it has an equal share of all processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +46,17 @@ class ProcessShare:
     [33, 33, 34]
     """
 
-    before: float | Fraction
-    own: float | Fraction
-    of: float | Fraction
-    is_generous: ClassVar[bool] = False
-
-    @property
-    def fraction(self) -> float:
-        """The part as a number from 0 to 1."""
-        return float(self.own / self.of)
+    before: int
+    own: int
+    of: int
 
     def units(self, whole: int) -> int:
         """This part of so many units. All parts together are the whole."""
-        of = Fraction(self.of)
-        # The sum as the next one's `before` was made, so that nothing is between them.
-        return int(whole * Fraction(self.before + self.own) / of) - int(whole * Fraction(self.before) / of)
+        return whole * (self.before + self.own) // self.of - whole * self.before // self.of
 
     def speed(self, limit: int) -> float:
         """This part of so many units per period."""
-        return limit * self.fraction
+        return limit * self.own / self.of
 
 
 class Register:
@@ -91,33 +83,32 @@ class Register:
         return [prefix + b"es", prefix + b"-weights", prefix + b"es-since"]
 
     @property
-    def weight(self) -> float:
+    def weight(self) -> int:
         """The weight of this process in the register; 0: it leaves the register."""
         if self.limit is None:
             return 1
         if time.monotonic() - self.used_at > USED_SECONDS:
             return 0
-        default = conf.INSTANCE_WEIGHT if self.limit.split == "weighted" else 1
-        return read_weights(self.limit.split_weights).get(socket.gethostname().lower(), default)
+        return read_weights(self.limit.split).get(socket.gethostname().lower(), 1)
 
-    def read(self, reply: Sequence[Any], own: float) -> None:
+    def read(self, reply: Sequence[Any], own: int) -> None:
         """Use what Redis has replied to a heartbeat with that weight."""
-        began, is_settled, rank, *weights = reply
-        # Exact numbers, so that there is nothing between the parts of two processes.
-        counts = zip(weights[::2], weights[1::2], strict=True)
-        by_weight = {Fraction(float(weight)): count for weight, count in counts}
-        lighter = {weight: count for weight, count in by_weight.items() if weight < own}
-        before = sum(weight * count for weight, count in lighter.items())
-        before += (rank - sum(lighter.values())) * Fraction(own)
-        count = max(1, sum(by_weight.values()))
+        began, is_settled, count, before, of = reply
         # The floor stays until the register is settled: a new process may stand for one that is missing.
         if self._began in (None, began) or is_settled:
             self._began = began
         elif count < self.count:
             return
         self.count = count
-        whole = sum(weight * count for weight, count in by_weight.items())
-        self.share = ProcessShare(before, Fraction(own), whole)
+        self.share = ProcessShare(before, own, of)
+
+
+class _Beat:
+    """The registers that a heartbeat is for, and the weight of this process in each."""
+
+    def __init__(self, registers: Sequence[Register]) -> None:
+        self.registers = registers
+        self.weights = [register.weight for register in registers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +118,7 @@ class SplitPart:
     name: str
     units: int
     limit: int
-    weight: float
+    weight: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +134,8 @@ class Process:
 class Heartbeat:
     """Sends Redis a heartbeat every few seconds, in a thread of its own, and keeps what it replies.
 
-    `count`: the number of processes. A process is in the register of a split limit while it uses the limit; the first
-    hit adds it at once.
+    `count`: the number of processes. A process is in the register of a split limit while it uses the limit. Its first
+    hit joins the register, which takes a round trip more.
     """
 
     count: int
@@ -154,7 +145,6 @@ class Heartbeat:
         self.forget()
         meanwhile = "this process's parts of limits are those that were known last"
         self.task = Task("heartbeat", self._step, meanwhile=meanwhile, at_exit=self.goodbye)
-        self.joining = Task("joining", self._join, meanwhile="new split limits are counted in Redis")
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
@@ -176,53 +166,63 @@ class Heartbeat:
         register = self._splits.get(limit.key_part)
         return None if register is None else register.share
 
-    def use(self, limit: Limit) -> None:
-        """Record a hit of a split limit, so that this process has a part of it."""
+    def use(self, limit: Limit) -> Register | None:
+        """Record a hit of a split limit. Return its register if this process has yet to `join` it."""
         register = self._splits.get(limit.key_part)
         if register is None:
             if len(self._splits) >= MAX_SPLITS:
-                return
+                return None
             register = self._splits.setdefault(limit.key_part, Register(SPLIT + limit.key_part + b":process", limit))
-        register.limit, register.used_at = limit, time.monotonic()
-        if register.share is None:
-            self.joining.start()
+        register.limit = limit
+        register.used_at = time.monotonic()
+        return register if register.share is None else None
+
+    def join(self, register: Register, patience: Patience) -> None:
+        """Add this process to the register of a split limit, and read its part. Raises `StoreError`."""
+        beat = _Beat([self._all, register])
+        self._read(beat, get_store().run(_PROGRAM, *self._question(beat), patience))
+
+    async def ajoin(self, register: Register, patience: Patience) -> None:
+        """`join`, without blocking the event loop."""
+        beat = _Beat([self._all, register])
+        self._read(beat, await get_store().arun(_PROGRAM, *self._question(beat), patience))
 
     def beat(self) -> int:
         """Send a heartbeat; returns how many processes there are. Raises `StoreError`."""
         with self._lock:
-            self._is_listed = True
-            registers = [self._all, *self._splits.values()]
-            weights = [register.weight for register in registers]
-            replies = self._say(registers, weights)
-            for register, weight, reply in zip(registers, weights, replies, strict=True):
-                if weight:
-                    register.read(reply, weight)
-                elif register.limit is not None:
-                    self._splits.pop(register.limit.key_part, None)
-            self.count = self._all.count
+            beat = _Beat([self._all, *self._splits.values()])
+            self._read(beat, get_store(background=True).run(_PROGRAM, *self._question(beat)))
             return self.count
 
     def goodbye(self) -> None:
         """Leave all registers, so that the other processes take over this one's parts."""
         if self._is_listed:  # A child that never sent a heartbeat ends without one.
-            registers = [self._all, *self._splits.values()]
+            beat = _Beat([self._all, *self._splits.values()])
+            beat.weights = [0] * len(beat.registers)
             with suppress(Exception):
-                self._say(registers, [0] * len(registers), last_patience())
+                get_store(background=True).run(_PROGRAM, *self._question(beat), last_patience())
 
-    def _say(
-        self, registers: Sequence[Register], weights: Sequence[float], patience: Patience | None = None
-    ) -> list[Any]:
-        keys = [key for register in registers for key in register.keys]
-        keys.append(conf.CACHE_PREFIX + DESCRIPTIONS)
+    def _question(self, beat: _Beat) -> tuple[list[bytes], list[bytes]]:
+        """The keys and arguments of the script."""
+        self._is_listed = True
+        keys = [key for register in beat.registers for key in register.keys]
         values = [self._id.encode(), self._description().encode(), b"%d" % LIFETIME]
-        values += [f"{weight:.17g}".encode() for weight in weights]
-        command = (b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *values)
-        reply: list[Any] = get_store(background=True).execute(*command, patience=patience)
-        return reply
+        return [*keys, conf.CACHE_PREFIX + DESCRIPTIONS], [*values, *[b"%d" % weight for weight in beat.weights]]
+
+    def _read(self, beat: _Beat, replies: Sequence[Any]) -> None:
+        try:
+            for register, weight, reply in zip(beat.registers, beat.weights, replies, strict=True):
+                if weight:
+                    register.read(reply, weight)
+                elif register.limit is not None:
+                    self._splits.pop(register.limit.key_part, None)
+        except (TypeError, ValueError) as error:
+            raise StoreError(f"no reply to a heartbeat: {replies!r:.80}") from error
+        self.count = self._all.count
 
     def _description(self) -> str:
         parts = [
-            (limit.name, share.units(limit.rate.limit), limit.rate.limit, float(share.own))
+            (limit.name, share.units(limit.rate.limit), limit.rate.limit, share.own)
             for register in self._splits.values()
             if (limit := register.limit) is not None and (share := register.share) is not None
         ]
@@ -236,9 +236,6 @@ class Heartbeat:
     def _step(self) -> float:
         self.beat()
         return BEAT_SECONDS
-
-    def _join(self) -> None:
-        self.beat()
 
 
 def processes() -> list[Process]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,11 +33,10 @@ from .counters import counters
 from .deny_cache import deny_cache
 from .fallback import Steps
 from .heartbeat import heartbeat
+from .run import Wait
 
 HORIZON = 0.1
 """Seconds that a batch is meant to last."""
-LOW = 0.2
-"""Which part of a batch is left when the next one is asked for."""
 IDLE = 0.25
 """Seconds without a hit after which units go back."""
 DRY = 0.05
@@ -65,16 +63,15 @@ class Batch:
 
 
 class Lease:
-    """The batches that this process holds of one identity's limit, and how fast it spends them."""
+    """The batch that this process holds of one identity's limit, and how fast it spends it."""
 
     def __init__(self, call: Call, charge: Charge) -> None:
         self.limit = charge.limit
         self.digest = charge.digest
         self._refund = call._replace(revision=None, subjects=(), operation="refund", partial=False)
         self._lock = threading.Lock()
-        self._batches: deque[Batch] = deque()
+        self._batch: Batch | None = None
         self._expired: list[Batch] = []
-        self._units = self._low = 0
         self._is_asking = False
         self._closed_until = -1
         self._said: LimitState | None = None
@@ -82,59 +79,36 @@ class Lease:
         self._speed, self._spent = 0.0, 0
         self._dry_until = 0.0
 
-    def take(self, cost: int) -> tuple[LimitState, int] | None:
-        """The limit's state, and since when the units count that were taken; None where there are not so many."""
+    def take(self, cost: int, needed: int) -> tuple[LimitState, int] | None:
+        """Spend units if so many are there that are `needed`. Return the limit's state, and since when they count."""
         now = time.monotonic()
         with self._lock:
-            batch = self._batch_of(cost, now)
-            if batch is None:
+            batch = self._batch
+            if batch is None or batch.until <= now or batch.units < needed:
                 return None
-            self._hit_at = now
+            if cost:
+                self._hit_at = now
             batch.units -= cost
-            if not batch.units:
-                self._batches.remove(batch)
-            self._units -= cost
             self._spent += cost
-            return self._state(now), batch.moment
-
-    def peek(self, cost: int) -> tuple[LimitState, int] | None:
-        """What `take` would say, without taking."""
-        now = time.monotonic()
-        with self._lock:
-            batch = self._batch_of(cost, now)
-            return None if batch is None else (self._state(now), batch.moment)
-
-    def _batch_of(self, cost: int, now: float) -> Batch | None:
-        """The batch that a hit is spent from: one that has all its units, which then count since one moment, by which
-        they can be given back."""
-        while self._batches and self._batches[0].until <= now:
-            batch = self._batches.popleft()
-            self._units -= batch.units
-            self._expired.append(batch)
-        return next((batch for batch in self._batches if batch.units >= cost), None)
-
-    def _state(self, now: float) -> LimitState:
-        assert self._said is not None
-        return self._said.with_leased(self._units, now - self._said_at)
+            assert self._said is not None
+            return self._said.with_leased(batch.units, now - self._said_at), batch.moment
 
     def put_back(self, units: int, moment: int) -> None:
         """Units that were just taken, and count since that moment, were not needed."""
         with self._lock:
             if moment <= self._closed_until:
                 return
-            batch = next((batch for batch in self._batches if batch.moment == moment), None)
-            if batch is None:  # It has expired, or these were its last ones.
-                self._expired.append(Batch(units, 0.0, moment, moment))
+            if self._batch is not None and self._batch.moment == moment:
+                self._batch.units += units
             else:
-                batch.units += units
-                self._units += units
+                self._expired.append(Batch(units, 0.0, moment, moment))
 
     def next_batch_size(self, cost: int) -> int:
         """How many units to ask for now: 0 unless a batch would pay. The caller that gets more has to ask, and say what
         came of it by `add_batch` or `ask_failed`."""
         now = time.monotonic()
         with self._lock:
-            if self._is_asking or self._closed_until >= 0 or now < self._dry_until or self._units > self._low:
+            if self._is_asking or self._closed_until >= 0 or now < self._dry_until:
                 return 0
             elapsed = now - self._since
             if elapsed >= SHORTEST:
@@ -162,9 +136,13 @@ class Lease:
             if self.limit.algorithm == "fixed_window":
                 until = min(until, asked_at + self._said.reset_after)
             moment = self._said.counted_at or decision.counted_at(self.digest)
-            self._batches.append(Batch(decision.granted, until, moment, decision.moment))
-            self._units += decision.granted
-            self._low = int(decision.granted * LOW)
+            self._expire()
+            self._batch = Batch(decision.granted, until, moment, decision.moment)
+
+    def _expire(self) -> None:
+        if self._batch is not None:
+            self._expired.append(self._batch)
+            self._batch = None
 
     def ask_failed(self) -> None:
         """Asking for a batch has failed."""
@@ -184,10 +162,9 @@ class Lease:
         units. The caller has to make them."""
         now = time.monotonic()
         with self._lock:
-            if self._batch_of(fewer_than, now) is None or now - self._hit_at > IDLE:
-                self._expired += self._batches
-                self._batches.clear()
-                self._units = 0
+            batch = self._batch
+            if batch is not None and (batch.until <= now or batch.units < fewer_than or now - self._hit_at > IDLE):
+                self._expire()
             expired, self._expired = self._expired, []
         return [
             self._refund._replace(charges=[Charge(self.limit, self.digest, batch.units)], hit_at=batch.moment)
@@ -197,33 +174,31 @@ class Lease:
 
     def has(self, cost: int) -> bool:
         """Whether so many units can be spent, as far as can be told without looking at the time."""
-        with self._lock:
-            return cost > 0 and any(batch.units >= cost for batch in self._batches)
+        batch = self._batch
+        return cost > 0 and batch is not None and batch.units >= cost
 
     @property
     def may_have_more(self) -> bool:
         """Whether there are units, or some are on their way."""
-        return self._is_asking or self._units > 0
+        return self._is_asking or self.has(1)
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to spend or to give back."""
-        return not self._batches and not self._expired
+        return not self._expired and not self.has(1)
 
     def close(self, moment: int = FOREVER) -> None:
         """Ask for no more batches. Units that were taken up to that moment are not counted any more, and are neither
         spent nor given back. Later ones go back."""
         with self._lock:
             self._closed_until = max(self._closed_until, moment)
-            batches = [*self._batches, *self._expired]
-            self._expired = [batch for batch in batches if batch.taken_at > self._closed_until]
-            self._batches.clear()
-            self._units = 0
+            self._expire()
+            self._expired = [batch for batch in self._expired if batch.taken_at > self._closed_until]
 
     def leave_to_parent(self) -> None:
         """Spend nothing more, in a child process, where whoever held the lock is gone."""
         self._lock = threading.Lock()
-        self._closed_until, self._units = FOREVER, 0
+        self._closed_until, self._batch = FOREVER, None
 
 
 class Leases:
@@ -324,13 +299,6 @@ class LocalPart:
     """Units, and what gives so many of them back."""
     source: Source = "split"
 
-    def note(self, place: int, charge: Charge, lease: Lease, answer: tuple[LimitState, int], *, is_taken: bool) -> None:
-        """What a lease said of a charge."""
-        self.states[place], self.moments[charge.digest] = answer
-        self.source = "lease"
-        if is_taken:
-            self.taken.append((charge.cost, partial(leases.put_back, lease, answer[1])))
-
     def at_most(self, call: Call, charge: Charge) -> Charge:
         """Of a partial hit, no more is asked than was granted here."""
         if not call.partial or not self.taken or call.operation != "hit":
@@ -349,8 +317,9 @@ def may_have_more(call: Call) -> bool:
     return any(charge.limit.lease is not None and leases.of(call, charge).may_have_more for charge in call.charges)
 
 
-def decide_here(call: Call) -> Steps:
+def decide_here(call: Call, patience: Patience) -> Steps:
     """Decide a call, here and in Redis. Raises `StoreError` and `StaleRules` where what it yields does."""
+    yield from _join_splits(call, patience)
     for _ in range(ATTEMPTS):
         decision = yield from _decide_once(call)
         if decision.allowed or call.operation != "hit" or not any(
@@ -380,10 +349,6 @@ def _decide_once(call: Call) -> Steps:
                 is_hit = redis.allowed and call.operation == "hit"
                 if _is_leased(call, charge):
                     leases.of(call, charge).observe(state, charge.cost if is_hit else 0)
-                if charge.limit.split is not None and is_hit and state.allowed and call.now is None:
-                    # What Redis admits before the part of this process is known is counted in the part.
-                    units = redis.granted if call.partial else charge.cost
-                    counters.decide(call._replace(operation="charge", charges=[charge._replace(cost=units)]))
     except BaseException:
         here.undo()
         raise
@@ -407,23 +372,30 @@ def _combine(call: Call, here: LocalPart, redis: Decision | None, is_refused: bo
     return Decision(allowed, states, granted, wait, here.source, moment, call.revision_number, moments or None)
 
 
+def _splits_of(call: Call) -> list[int]:
+    """The places of the charges that are decided by this process's part of their limit."""
+    if call.now is not None:  # A clock of the caller's own is not this process's.
+        return []
+    return [place for place, charge in enumerate(call.charges) if charge.limit.split is not None]
+
+
+def _join_splits(call: Call, patience: Patience) -> Generator[Wait, None, None]:
+    """Give this process a part of the split limits that a call hits. Raises `StoreError`."""
+    places = _splits_of(call)
+    if places:
+        heartbeat.start()
+    for place in places if call.operation == "hit" else ():
+        register = heartbeat.use(call.charges[place].limit)
+        if register is not None:
+            yield Wait(partial(heartbeat.join, register, patience), partial(heartbeat.ajoin, register, patience))
+
+
 def _decide_splits(call: Call, here: LocalPart) -> bool:
     """Decide what is split by this process's part of it; whether that allows."""
-    places = [place for place, charge in enumerate(call.charges) if charge.limit.split is not None]
-    if not places or call.now is not None:  # A clock of the caller's own is not this process's.
+    places = _splits_of(call)
+    if not places:
         return True
-    heartbeat.start()
-    if call.operation == "hit":
-        for place in places:
-            heartbeat.use(call.charges[place].limit)
     splits = call._replace(charges=[call.charges[place] for place in places])
-    if any(heartbeat.part_of(charge.limit) is None for charge in splits.charges):
-        # Until the part is known, Redis decides. It does not know what this process admitted by an earlier part.
-        decision = counters.decide(splits._replace(operation="peek"))
-        if call.operation == "hit" and not decision.allowed:
-            here.states.update(zip(places, decision.limits, strict=True))
-            return False
-        return True
     decision = counters.decide(splits)
     here.states.update(zip(places, decision.limits, strict=True))
     if call.operation == "hit" and decision.allowed:
@@ -452,39 +424,38 @@ def _is_leased(call: Call, charge: Charge) -> bool:
 def _spend(here: LocalPart, place: int, call: Call) -> Generator[Call, Decision, bool]:
     """Spend a charge from its lease, for which a batch is asked if that pays; whether it could be."""
     charge = here.at_most(call, call.charges[place])
-    lease, is_hit = leases.of(call, charge), call.operation == "hit"
-    answer = lease.take(charge.cost) if is_hit else lease.peek(max(charge.cost, 1))
-    if answer is not None:
-        here.note(place, charge, lease, answer, is_taken=is_hit)
-    size = lease.next_batch_size(charge.cost) if is_hit else 0
-    if size:
-        yield from _ask_batch(call, charge, lease, size, is_needed=answer is None)
+    lease = leases.of(call, charge)
+    if call.operation == "peek":
+        answer = lease.take(0, max(charge.cost, 1))
+    else:
+        answer = lease.take(charge.cost, charge.cost)
+        size = 0 if answer is not None else lease.next_batch_size(charge.cost)
+        if size:
+            yield from _ask_batch(call, charge, lease, size)
+            answer = lease.take(charge.cost, charge.cost)
         if answer is None:
-            answer = lease.take(charge.cost)
-            if answer is not None:
-                here.note(place, charge, lease, answer, is_taken=True)
-    if answer is None and is_hit:
-        for refund in lease.take_expired(charge.cost):  # Too few: see what there is of them all.
-            with suppress(StoreError):
-                yield refund
-            deny_cache.forget([charge.digest])
-    return answer is not None
+            for refund in lease.take_expired(charge.cost):  # Too few: see what there is of them all.
+                with suppress(StoreError):
+                    yield refund
+                deny_cache.forget([charge.digest])
+    if answer is None:
+        return False
+    here.states[place], here.moments[charge.digest] = answer
+    here.source = "lease"
+    if call.operation == "hit":
+        here.taken.append((charge.cost, partial(leases.put_back, lease, answer[1])))
+    return True
 
 
-def _ask_batch(
-    call: Call, charge: Charge, lease: Lease, size: int, *, is_needed: bool
-) -> Generator[Call, Decision, None]:
-    """Ask for a batch; raises `StoreError` only if it `is_needed` now."""
+def _ask_batch(call: Call, charge: Charge, lease: Lease, size: int) -> Generator[Call, Decision, None]:
     asked_at = time.monotonic()
     try:
         decision = yield call._replace(charges=[charge._replace(cost=size)], partial=True)
-    except BaseException as error:
+    except BaseException:
         lease.ask_failed()
-        if is_needed or not isinstance(error, StoreError):
-            raise
-    else:
-        lease.add_batch(decision, asked_at)
-        leases.hold(lease)
+        raise
+    lease.add_batch(decision, asked_at)
+    leases.hold(lease)
 
 
 on_change(("RATELIMIT_*", "CACHES", "SECRET_KEY"), leases.clear)

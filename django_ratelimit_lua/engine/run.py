@@ -37,6 +37,7 @@ class Wait(NamedTuple):
 
 
 Waiting = Generator[Call | Wait, Any, T]
+_settling = Errand()
 
 
 def called(function: Callable[..., Any], *arguments: Any) -> Waiting[Any]:
@@ -161,11 +162,8 @@ async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
 def in_thread(function: Callable[[], object], *, waits: bool = True, seconds: float = PATIENCE) -> None:
     """Do it in another thread, and wait for that: this one may have an event loop that cannot be waited in. Raises
     `TimeoutError` where it takes longer than so many seconds; it goes on all the same. Without `waits`, it is left to
-    that thread.
-
-    Each in a thread of its own: a coroutine may be closed anywhere, also where another one is being settled.
-    """
-    done = Errand("settling").give(function)
+    that thread."""
+    done = _settling.give(function)
     if done is None:
         function()  # As well as can be.
     elif waits:

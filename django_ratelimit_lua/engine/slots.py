@@ -65,7 +65,7 @@ _PROGRAM = Program.of(source("engine/renew"))
 Key = tuple[bytes, bytes, bytes]
 """Prefix, identity and limit."""
 
-telling = Errand("lost slots")
+telling = Errand()
 
 
 @dataclass(slots=True, eq=False)
@@ -268,10 +268,12 @@ class HeldSlots:
         again = set(wanted).difference(refused, later)
         # Released meanwhile, it was taken again for nobody.
         self.release_later(slot for slot in again if not self._is_held(slot))
+        lost = []
         for slot in known.intersection(gone).difference(later):
             slot.is_lost = slot not in again and bool(self.drop([slot]))
             if slot not in told and (slot.is_lost or self._is_held(slot)):
-                _tell_lost(slot, retaken=not slot.is_lost)
+                lost.append(slot)
+        _report_lost(lost)
         return [*unasked, *later]
 
     def _perform(
@@ -299,10 +301,12 @@ class HeldSlots:
 
     def note_late(self, held: Sequence[HeldSlot]) -> None:
         """Report those that were not renewed in time: they may have ended in Redis."""
+        late = []
         for slot in held:
             if time.monotonic() >= slot.ends_at and not slot.is_local and not slot.is_late and self._is_held(slot):
                 slot.is_late = True
-                _tell_lost(slot, retaken=False)
+                late.append(slot)
+        _report_lost(late)
 
     def _release_late(self) -> None:
         late = []
@@ -364,20 +368,30 @@ class HeldSlots:
         return {name.decode() for name, score in zip(ids, scores, strict=True) if score is not None}
 
 
-def _tell_lost(slot: HeldSlot, *, retaken: bool) -> None:
-    limit, seconds = slot.charge.limit.name, time.monotonic() - slot.held_at
+def _report_lost(slots: Sequence[HeldSlot]) -> None:
+    """Log that slots have ended while they were held, and send the signal for each, one after the other."""
+    send = partial(_send_each, [_log_lost(slot) for slot in slots])
+    # However long receivers take, the slots that are held still are renewed meanwhile.
+    if slots and slot_lost.receivers and telling.give(send) is None:
+        send()
+
+
+def _log_lost(slot: HeldSlot) -> dict[str, Any]:
+    limit = slot.charge.limit.name
+    seconds = time.monotonic() - slot.held_at
+    retaken = not (slot.is_lost or slot.is_late)
     logger.warning(
         "A slot of %r ended after %.1f s while it was held%s, %s",
         limit, seconds, f" for {slot.what}" if slot.what else "",
         "and was taken again" if retaken else "and is not held any more: somebody else may get it",
     )  # fmt: skip
-    send = partial(
-        slot_lost.send_robust, HeldSlots, limit=limit, identity=slot.charge.digest.decode(), what=slot.what,
-        seconds=seconds, retaken=retaken,
-    )  # fmt: skip
-    # However long receivers take, the slots that are held still are renewed meanwhile.
-    if slot_lost.receivers and telling.give(send) is None:
-        send()
+    digest = slot.charge.digest.decode()
+    return {"limit": limit, "identity": digest, "what": slot.what, "seconds": seconds, "retaken": retaken}
+
+
+def _send_each(losses: Sequence[dict[str, Any]]) -> None:
+    for loss in losses:
+        slot_lost.send_robust(HeldSlots, **loss)
 
 
 def _processes_key() -> bytes:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from django.contrib.auth.decorators import login_not_required
-from django.db import DatabaseError, connections
+from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from django.views.decorators.csrf import csrf_exempt
 
@@ -26,8 +26,7 @@ from ..engine.run import arun
 from ..engine.waiting import ahold
 from ..models import RateLimitClient
 from ..models.client import token_digest
-from ..process.tasks import Errand
-from ..publishing.publish import primary
+from ..publishing.publish import DatabaseErrand, primary
 from ..rules.exempt import ratelimit_exempt
 from ..rules.provider import current
 from .answer import Answer
@@ -42,7 +41,7 @@ Gone = Callable[[], Awaitable[Any]]
 _HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store"}
 _noted: dict[str, float] = {}
 MOST_NOTED = 10_000
-noting = Errand("clients")
+noting = DatabaseErrand()
 
 
 @ratelimit_exempt
@@ -141,9 +140,5 @@ def _note(client: str) -> None:
 
 
 def _write_use(client: str) -> None:
-    using = primary()
-    try:
-        with suppress(DatabaseError):  # It is written down the next time.
-            RateLimitClient.note_use(using, client)
-    finally:
-        connections[using].close()  # It is this thread's.
+    with suppress(DatabaseError):  # It is written down the next time.
+        RateLimitClient.note_use(primary(), client)

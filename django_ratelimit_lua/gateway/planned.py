@@ -160,8 +160,9 @@ class AskedPlanner(Planner):
             has_blocks = rule is not None and rule.template is not None and self.operation != "refund"
             subjects: Sequence[SubjectRef] = ()
             # A slot is released whatever overrides say.
-            if ruleset.kinds and rule is not None and asked.who is not None and self._asked.operation != "release":
-                subjects = override_subjects(asked.who, ruleset, override_kinds(ruleset, charges, has_blocks))
+            if ruleset.kinds and rule is not None and self._asked.operation != "release":
+                kinds = override_kinds(ruleset, charges, has_blocks)
+                subjects = override_subjects(asked.who or Named({}), ruleset, kinds, charges)
             parties.append(Party(charges, subjects, has_blocks, asked))
         self.take(parties)
         self._check_slots([planned.charge.limit for planned in self.charges])

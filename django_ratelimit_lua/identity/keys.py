@@ -15,6 +15,7 @@ from typing import Any, Union
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
+from django.utils.translation import gettext_noop as _
 
 from ..conf.callables import lazily, name_of
 from ..limits.rate import LimitError
@@ -231,9 +232,10 @@ def compile_key(key: KeyLike) -> Key:
     elif isinstance(key, (tuple, list)) and key:
         keys = tuple(map(compile_key, key))
         if len(keys) > 1 and any(part.name == ALL_CALLERS for part in keys):
-            raise LimitError(f"Key {key!r}: 'all' counts every caller together; use it alone, or leave it out", "key")
+            text = _("Key %(key)r: all counts every caller together; use it alone, or leave it out")
+            raise LimitError(text, "key", key=key)
         return keys[0] if keys[0].name == ALL_CALLERS else _joined(keys)
-    raise LimitError(f"Unknown key {key!r}; use {ACCEPTED}", "key")
+    raise LimitError(_("Unknown key %(key)r; use %(accepted)s"), "key", key=key, accepted=ACCEPTED)
 
 
 def user_missing() -> ImproperlyConfigured:

@@ -16,7 +16,24 @@ state           integers of 7 bytes: clock, the end, when it was earned, its fir
 promise         a client that offends `after` times within a window is banned once, the n-th time for the n-th length (or the
                 last), and attempts meanwhile change nothing
 ]]
-local function open_ban(key, record, register)
+local register
+
+local function clear(key, reply)
+  if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply.err) end
+  rcall('DEL', key)
+  cleared = cleared + 1
+end
+
+local function bounded(number)
+  return number < 9007199254740991 and number or 9007199254740991
+end
+
+local function expire_in(idle_at)
+  local milliseconds = math.floor((idle_at - now + slack) / 1000) + 1
+  return milliseconds < 31536000000000 and milliseconds or 31536000000000
+end
+
+local function open_ban(key, record)
   local place, units, shadow, on, after, window = unpack('<dddddd', record)
   local time, ends, since, first, last, count, times, by, rest = now, 0, 0, 0, 0, 0, 0, 0, ''
   local ban, header, is_new = {place = place, shadow = shadow == 1, on = on}, '<I7I7I7I7I7I4I4I1', 0
@@ -36,7 +53,8 @@ local function open_ban(key, record, register)
     return pack(header, clock, ends, since, first, last, count, times, by) .. rest
   end
 
-  local state, most = checked(redis.pcall('GET', key), key), 9007199254740992
+  local state, most = redis.pcall('GET', key), 9007199254740992
+  if state and state.err then state = clear(key, state) end
   if state and #state >= 44 then
     local clock
     clock, ends, since, first, last, count, times, by = unpack(header, state)
@@ -44,8 +62,8 @@ local function open_ban(key, record, register)
     local is_ours = clock < most and ends < most and since < most and first < most and last < most and by < 2
       and (by == 1 or #rest % 7 == 0)
     if not is_ours then ends, since, first, last, count, times, by, rest, clock = 0, 0, 0, 0, 0, 0, 0, '', 0 end
-    local back = clock_regression(clock)
-    if back > 0 then
+    local back = clock - now
+    if back > 60000000 then
       local function earlier(moment) return moment > back and moment - back or 0 end
       clock, ends, since, first, last = clock - back, earlier(ends), earlier(since), earlier(first), earlier(last)
       if by == 0 then
@@ -85,14 +103,19 @@ local function open_ban(key, record, register)
   local function save()
     local idle_at = math.max(ends, forgotten_at())
     if by == 0 and rest ~= '' and last + window > idle_at then idle_at = last + window end
-    write(key, packed(time), idle_at, time)
+    if idle_at > time then
+      rcall('SET', key, packed(time), 'PX', expire_in(idle_at))
+    else
+      rcall('DEL', key)
+    end
   end
 
   -- It begins or ends at another time than was known; that many are known at once which end last.
   local function tell()
     ban.ends = ends > time and ends or nil
     if not register then return end
-    checked(redis.pcall('ZREMRANGEBYSCORE', register, '-inf', string.format('%.0f', now)), register)
+    local removed = redis.pcall('ZREMRANGEBYSCORE', register, '-inf', string.format('%.0f', now))
+    if type(removed) == 'table' then clear(register, removed) end
     if ban.ends then
       rcall('ZADD', register, string.format('%.0f', ends), key)
       rcall('ZREMRANGEBYRANK', register, 0, -10001)
@@ -100,7 +123,13 @@ local function open_ban(key, record, register)
       rcall('ZREM', register, key)
     end
     local final = rcall('ZRANGE', register, -1, -1, 'WITHSCORES')[2]
-    if final then rcall('PEXPIRE', register, lifetime(tonumber(final))) end
+    if final then rcall('PEXPIRE', register, expire_in(tonumber(final))) end
+  end
+
+  -- When what could go at a moment goes, and when it is accepted: not before the ban ends.
+  function ban.hold(moment, accepts)
+    if not moment or not ban.ends then return moment, accepts end
+    return math.max(moment, ban.ends), math.max(accepts, ban.ends)
   end
 
   -- So many offences at once. During a ban there are none.
@@ -160,4 +189,16 @@ local function open_ban(key, record, register)
   end
   ban.holds = ban.ends ~= nil
   return ban
+end
+
+bans = {hold = false}
+if ARGV[3 + 2 * count] == 'bans' then
+  register = KEYS[count]
+  count = count - 1
+end
+while count > 0 and ARGV[3 + 2 * count] == 'ban' do
+  local ban = open_ban(KEYS[count], ARGV[4 + 2 * count])
+  if ban.ends and not ban.shadow then bans.hold = true end
+  bans[ban.place] = ban
+  count = count - 1
 end

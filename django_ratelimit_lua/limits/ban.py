@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .rate import duration, time_us
+from .rate import LimitError, duration, time_us
+from .values import gettext_noop as _
 
 if TYPE_CHECKING:
     from .limit import Limit
@@ -26,7 +27,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def ban_lengths(value: Any) -> str:
-    """How long the first, second and each further ban is, as text: "10m,1h,1d". Raises `ValueError`, which names the
+    """How long the first, second and each further ban is, as text: "10m,1h,1d". Raises `LimitError`, which names the
     entry that is wrong.
 
     >>> ban_lengths("10min, 1h"), ban_lengths(["10m", timedelta(days=1)])
@@ -34,7 +35,7 @@ def ban_lengths(value: Any) -> str:
     >>> ban_lengths("10m,soon")
     Traceback (most recent call last):
     ...
-    ValueError: entry 2, 'soon': write a number and a unit without a space, such as '10m' or '7d'; units: ...
+    django_ratelimit_lua.limits.rate.LimitError: 'soon': write a number and a unit without a space, such as 10m, ...
     """
     entries = value
     if isinstance(value, str):
@@ -42,14 +43,10 @@ def ban_lengths(value: Any) -> str:
     elif not isinstance(value, (list, tuple)):
         entries = [value]
     if not 1 <= len(entries) <= MOST_LENGTHS:
-        raise ValueError(f"write 1 to {MOST_LENGTHS} durations, such as '10m,1h,1d'")
-    lengths: list[str] = []
-    for number, entry in enumerate(entries, start=1):
-        try:
-            lengths.append(duration(entry))
-        except ValueError as error:
-            raise ValueError(f"entry {number}, {entry!r}: {error}") from None
-    return ",".join(lengths)
+        raise LimitError(
+            _("%(lengths)r: write 1 to %(most)d durations, such as 10m,1h,1d"), lengths=value, most=MOST_LENGTHS
+        )
+    return ",".join(map(duration, entries))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from .rate import SECOND, LimitError
+from .values import gettext_noop as _
 
 DAY = 86_400 * SECOND
 PERIODS = {"day": (DAY, DAY), "week": (7 * DAY, 7 * DAY), "month": (28 * DAY, 31 * DAY)}
@@ -24,7 +25,7 @@ def zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError, TypeError):
         raise LimitError(
-            f"Unknown time zone {name!r}; use an IANA name such as 'Europe/Berlin' or 'UTC'", "time_zone"
+            _("Unknown time zone %(name)r; use an IANA name such as Europe/Berlin or UTC"), "time_zone", name=name
         ) from None
 
 

@@ -14,8 +14,9 @@ from . import algorithms, calendar
 from .algorithms.algorithm import Numbers
 from .ban import BanOn, BanTerms
 from .decision import Mode
-from .options import OPTIONS, Align, Options, Policy, Split, read_options
+from .options import OPTIONS, Align, Options, Policy, read_options
 from .rate import SECOND, LimitError, Rate
+from .values import gettext_noop as _
 
 _LONGEST_ID = 64
 _LONGEST_NAME = 500
@@ -32,7 +33,7 @@ class Limit:
     >>> Limit("search", "100/m", algorithm="sliding_log", burst=20)
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.limits.rate.LimitError: Limit 'search': sliding_log has no option 'burst'; it takes ...
+    django_ratelimit_lua.limits.rate.LimitError: Limit 'search': sliding_log has no option burst; it is for token_bucket
 
     It takes a name, a rate (see `Rate.parse`) and the options of the table in `limits/options.py`; `counted_as`: the
     name of the count, if that is another one. Raises `LimitError`.
@@ -53,8 +54,7 @@ class Limit:
     mode: Mode
     on_store_error: Policy | None
     lease: int | None
-    split: Split | None
-    split_weights: str | None
+    split: str | None
     ban_after: int | None
     ban_window: str | None
     ban_for: str | None
@@ -65,8 +65,6 @@ class Limit:
     """Its numbers as the Lua program is given them; empty where they follow the calendar, see `packed_at`."""
     max_wait_us: int = field(repr=False, compare=False)
     wants_more: bool = field(repr=False, compare=False)
-    hit_by: str = field(repr=False, compare=False)
-    """The algorithm, if its hits are decided in a straight line; else empty: see `limits/program.py`."""
     is_hot: bool = field(repr=False, compare=False)
     """Whether it is decided in this process, as far as may be."""
     ban: BanTerms | None = field(repr=False)
@@ -84,19 +82,24 @@ class Limit:
             counted_as, key_name = _named(counted_as)
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "counted_as", counted_as or name)
-        for option, value in read_options(f"Limit {name!r}", options).items():
+        try:
+            self._keep(rate, key_name, read_options(options))
+        except LimitError as error:
+            error.where = f"Limit {name!r}: "
+            raise
+
+    def _keep(self, rate: Rate | str | tuple[int, float], key_name: bytes, options: dict[str, Any]) -> None:
+        for option, value in options.items():
             object.__setattr__(self, option, value)
         kind = algorithms.ALGORITHMS[self.algorithm]
         max_wait_us = -1 if kind.waits_anyway and self.max_wait is None else round((self.max_wait or 0) * SECOND)
         wants_more = kind.wants_more(self)
         ban = BanTerms.of(self, key_name)
-        is_plain = not (max_wait_us or wants_more or kind.waits_anyway or self.count_denied or ban)
         attributes = {
             "rate": rate if isinstance(rate, Rate) else Rate.parse(rate),
             "key_part": key_name + b":" + kind.suffix,
             "max_wait_us": max_wait_us,
             "wants_more": wants_more,
-            "hit_by": kind.name if is_plain else "",
             "is_hot": self.lease is not None or self.split is not None,
             "ban": ban,
             "holds": kind.holds,
@@ -104,7 +107,7 @@ class Limit:
         for attribute, value in attributes.items():
             object.__setattr__(self, attribute, value)
         if self.rate.is_slots != kind.holds:
-            raise LimitError(f"Limit {name!r}: {other_rate(self.rate, kind.name)}", "rate")
+            raise other_rate(self.rate)
         numbers = kind.numbers(self, 0)
         object.__setattr__(self, "packed", b"" if self.align in calendar.PERIODS else _NUMBERS.pack(*numbers))
 
@@ -173,14 +176,14 @@ def _without_bans(limit: Limit) -> Limit:
     return limit._but(ban=None)
 
 
-def other_rate(rate: Rate, algorithm: str) -> str:
-    """What to say of a rate that is not of the algorithm's kind."""
+def other_rate(rate: Rate) -> LimitError:
+    """The error for a rate that is not of the algorithm's kind."""
+    text = _("%(algorithm)s needs a number of slots, such as %(limit)d, not the rate %(rate)s")
     if rate.is_slots:
-        return (
-            f"'{rate}' is a number of slots, which algorithm='concurrency' keeps; for {algorithm}, write so many per "
-            f"time, such as '{rate}/m'"
+        text = _(
+            "%(limit)d is a number of slots, for the algorithm %(algorithm)s; others need a rate, such as %(limit)d/m"
         )
-    return f"concurrency keeps so many at once, not '{rate}'; write a number of slots alone, such as '{rate.limit}'"
+    return LimitError(text, "rate", algorithm="concurrency", limit=rate.limit, rate=str(rate))
 
 
 def _named(name: str) -> tuple[str, bytes]:

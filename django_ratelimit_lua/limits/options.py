@@ -1,7 +1,7 @@
 """The options of a limit: a table with one row for each, which call sites, rules, admin and documentation go by."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
@@ -15,8 +15,8 @@ from .values import gettext_noop as _
 
 Align = Literal["clock", "day", "week", "month"]
 Policy = Literal["open", "closed", "local"]
-Split = Literal["equal", "weighted"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
+EQUAL = "equal"
 MAX_WEIGHT = 1000
 _WEIGHT = re.compile(r"([\w.-]+) ?= ?([1-9][0-9]{0,2}|1000)", re.ASCII)
 _LONGEST_WAIT = Rate.LONGEST_US // SECOND
@@ -47,40 +47,37 @@ def _flag(value: Any) -> bool:
 def _joined(value: Any) -> str:
     parts = value.split("+") if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) and part.strip() for part in parts):
-        raise ValueError("write a key such as 'ip', or several as 'ip+post:username'; none that names code")
+        raise LimitError(
+            _("%(key)r: write a key such as ip, or several as ip+post:username; none that names code"), key=value
+        )
     return "+".join(part.strip() for part in parts)
 
 
-class WeightError(ValueError):
-    """An `entry` of the weights of hosts is wrong."""
+def read_weights(split: str | None) -> dict[str, int]:
+    """Return the weights of a split by host name. Hosts that are not named weigh 1. Raises `LimitError`.
 
-    def __init__(self, entry: str) -> None:
-        super().__init__(
-            f"{entry!r} is not a weight: write each host once, with a whole number from 1 to "
-            f"{MAX_WEIGHT}, for example web-1=3, web-2=1"
-        )
-        self.entry = entry
-
-
-def read_weights(text: str | None) -> dict[str, int]:
-    """Weights by host name, from a text such as "web-1=3, web-2=1". Raises `WeightError`.
-
-    >>> read_weights("web-1=3, WEB-2=1")
-    {'web-1': 3, 'web-2': 1}
+    >>> read_weights("web-1=3, WEB-2=1"), read_weights("equal")
+    ({'web-1': 3, 'web-2': 1}, {})
     """
     weights: dict[str, int] = {}
-    for entry in text.split(",") if text else ():
+    if not split or split == EQUAL:
+        return weights
+    for entry in split.split(","):
         match = _WEIGHT.fullmatch(entry.strip())
         if match is None or match[1].lower() in weights:
-            raise WeightError(entry.strip())
+            text = _(
+                "%(entry)r is not a weight: write 'equal', or each host once, with a whole number from 1 to %(most)d, "
+                "for example web-1=3, web-2=1"
+            )
+            raise LimitError(text, entry=entry.strip(), most=MAX_WEIGHT)
         weights[match[1].lower()] = int(match[2])
     return weights
 
 
-def _weights(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("write hosts and weights as a text, for example 'web-1=3, web-2=1'")
-    return ", ".join(f"{host}={weight}" for host, weight in read_weights(value).items())
+def _split(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("write 'equal', or hosts and weights such as 'web-1=3, web-2=1'")
+    return ", ".join(f"{host}={weight}" for host, weight in read_weights(value).items()) or EQUAL
 
 
 def _algorithm(value: Any) -> str:
@@ -91,13 +88,7 @@ def _time_zone(value: Any) -> str:
     return calendar.zone(value).key
 
 
-_NEEDS_REDIS = {
-    option: f"it is decided without asking Redis, which {option} needs"
-    for option in ("max_wait", "count_denied", "ban_after")
-}
-
-
-_NEEDS_BANS = {"ban_after": "it is about bans, and nothing earns one"}
+_NEEDS_REDIS = ("max_wait", "count_denied", "ban_after")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +97,8 @@ class Option:
 
     - `check` returns the value as the package uses it, or raises `ValueError` that says what would be right;
     - `label`, `help`: in the admin and the documentation; `names`: what the values of a choice are called there;
-    - `words`: what a rule's sentence says of it; `excludes`: options that contradict it, and why; `needs`: options that
-      it means nothing without, and why;
+    - `words`: what a rule's sentence says of it; `excludes`: options that contradict it; `needs`: the option that it
+      means nothing without;
     - `is_general`: every algorithm takes it. The others are taken by the algorithms that name them.
     """
 
@@ -117,8 +108,8 @@ class Option:
     help: str
     names: Mapping[str, str] = field(default_factory=dict)
     words: str = ""
-    excludes: Mapping[str, str] = field(default_factory=dict)
-    needs: Mapping[str, str] = field(default_factory=dict)
+    excludes: Sequence[str] = ()
+    needs: str = ""
     is_general: bool = False
 
 
@@ -167,7 +158,7 @@ class Options(TypedDict, total=False):
     )]
     count_denied: Annotated[bool, Option(
         False, _flag, _("count refused requests"), _("A client that keeps trying stays refused."),
-        excludes={"max_wait": "a hit is refused or waits"},
+        excludes=("max_wait",),
     )]
     mode: Annotated[Literal["enforce", "shadow"], Option(
         "enforce", Choice(("enforce", "shadow")), _("mode"),
@@ -189,30 +180,28 @@ class Options(TypedDict, total=False):
         ),
         words=_("leases of up to %(lease)s"), excludes=_NEEDS_REDIS,
     )]
-    split: Annotated[Split | None, Option(
-        None, Choice(get_args(Split), "choose None or one of"), _("split"),
-        _("Each process enforces its share of the limit without asking Redis. Empty: one shared count."),
-        names={"equal": _("equal shares"), "weighted": _("shares by process weight")},
-        words=_("split among processes"), excludes={"lease": "one count is shared, or none", **_NEEDS_REDIS},
-    )]
-    split_weights: Annotated[str | None, Option(
-        None, _weights, _("weights of hosts"),
-        _("For example web-1=3, web-2=1: a process on web-1 has three times the share. Hosts that are not named: 1."),
-        needs={"split": "it weighs the shares of the processes"},
+    split: Annotated[str | None, Option(
+        None, _split, _("split"),
+        _(
+            "Each process enforces its share of the limit without asking Redis. Write equal, or weights of hosts, for "
+            "example web-1=3, web-2=1: a process on web-1 has three times the share. Hosts that are not named weigh 1. "
+            "Empty: one shared count."
+        ),
+        words=_("split among processes"), excludes=("lease", "align", *_NEEDS_REDIS),
     )]
     ban_after: Annotated[int | None, Option(
         None, Whole(1, MOST_OFFENCES), _("ban after"), _("Offences that earn a ban. Empty: there are no bans."),
-        words=_("banned for %(ban_for)s after %(ban_after)s offences"), needs={"ban_for": "say how long a ban is"},
+        words=_("banned for %(ban_for)s after %(ban_after)s offences"), needs="ban_for",
         is_general=True,
     )]
     ban_window: Annotated[str | None, Option(
         None, duration, _("within"), _("How long an offence counts, for example 10m. Empty: as long as the first ban."),
-        needs=_NEEDS_BANS, is_general=True,
+        needs="ban_after", is_general=True,
     )]
     ban_for: Annotated[str | None, Option(
         None, ban_lengths, _("ban for"),
         _("How long the first, second and each further ban is, for example 10m,1h,1d. One may be enough: 10m."),
-        needs=_NEEDS_BANS, is_general=True,
+        needs="ban_after", is_general=True,
     )]
     ban_on: Annotated[BanOn, Option(
         "refused", Choice(get_args(BanOn)), _("offences"),
@@ -221,12 +210,12 @@ class Options(TypedDict, total=False):
             "refused": _("requests that this limit refuses"), "counted": _("requests that this limit counts"),
             "reported": _("only what code reports"),
         },
-        needs=_NEEDS_BANS, is_general=True,
+        needs="ban_after", is_general=True,
     )]
     ban_key: Annotated[str | None, Option(
         None, _joined, _("ban by"),
         _("Whom a ban is of, for example ip: wider than who is counted. Empty: the same."),
-        needs=_NEEDS_BANS, is_general=True,
+        needs="ban_after", is_general=True,
     )]
 # fmt: on
 
@@ -234,42 +223,43 @@ class Options(TypedDict, total=False):
 OPTIONS: Mapping[str, Option] = {name: row.__metadata__[0] for name, row in Options.__annotations__.items()}
 
 
-def refuse_unknown(where: str, given: Iterable[str], accepted: Iterable[str] = OPTIONS) -> None:
+def refuse_unknown(given: Iterable[str], accepted: Iterable[str] = OPTIONS, where: str = "") -> None:
     """Raises `LimitError` for an option that nobody knows: names it, what may have been meant, and what there is."""
     accepted = tuple(accepted)
     for option in given:
         if option not in accepted:
             meant = get_close_matches(option, accepted, n=1)
             hint = f"; did you mean {meant[0]!r}?" if meant else "."
-            raise LimitError(f"{where}: unknown option {option!r}{hint} Accepted are {', '.join(accepted)}", option)
+            raise LimitError(f"{where}unknown option {option!r}{hint} Accepted are {', '.join(accepted)}", option)
 
 
-def read_options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option by name, as it is given or by default. Raises `LimitError` that names option and `where`."""
+def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option by name, as it is given or by default. Raises `LimitError` that names the option."""
     if not given.keys() <= OPTIONS.keys():
-        refuse_unknown(where, given)
+        refuse_unknown(given)
     values: dict[str, Any] = {}
     for name, row in OPTIONS.items():
         value = given.get(name)
         if value is None or value == row.default:
             values[name] = row.default
             continue
-        if not row.is_general and name not in (taken := algorithms.find(values["algorithm"]).options):
-            takes = ", ".join(sorted(taken))
-            why = algorithms.find(values["algorithm"]).refuses.get(name)
-            problem = f"{values['algorithm']} has no option {name!r}{f', as {why}' if why else ''}; it takes {takes}"
-            raise LimitError(f"{where}: {problem}", name)
+        if not row.is_general and name not in algorithms.find(values["algorithm"]).options:
+            raise LimitError(
+                _("%(algorithm)s has no option %(option)s; it is for %(algorithms)s"), name, option=name,
+                algorithm=values["algorithm"],
+                algorithms=", ".join(each.name for each in algorithms.ALGORITHMS.values() if name in each.options),
+            )  # fmt: skip
         try:
             values[name] = row.check(value)
-        except LimitError:
-            raise
+        except LimitError as error:
+            raise error.of(name) from None
         except ValueError as error:
-            raise LimitError(f"{where}: {name} is {value!r}: {error}", name) from None
+            raise LimitError(f"{name} is {value!r}: {error}", name) from None
     for name, row in OPTIONS.items():
-        for other, why in row.excludes.items():
+        for other in row.excludes:
             if values[name] and values[other]:
-                raise LimitError(f"{where}: {name} and {other} contradict each other: {why}", name)
-        for other, why in row.needs.items():
-            if values[name] != row.default and not values[other]:
-                raise LimitError(f"{where}: {name} needs {other}: {why}", name)
+                text = _("%(option)s and %(other)s contradict each other: leave one of them out")
+                raise LimitError(text, name, option=name, other=other)
+        if row.needs and values[name] != row.default and not values[row.needs]:
+            raise LimitError(_("%(option)s needs %(other)s as well"), name, option=name, other=row.needs)
     return values

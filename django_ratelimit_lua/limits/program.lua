@@ -1,6 +1,10 @@
 --[[
 Decides any number of limits, of any algorithms, all or nothing.
 
+`decide` looks at one limit: its branch of that algorithm (a file of `algorithms/` each) reads the state, and works out when
+the cost fits. Then verdict.lua, which stands in the middle of each branch, has `decide` look at the limits behind it. Only
+then is it known whether all allow it, and on the way back each is charged and answered.
+
 KEYS[1..n]      the state of each limit; then of each ban (see ban.lua), of those limits that have one; then, where there are
                 any and it lives on this server, the register of bans: a sorted set of these keys by the ends of the bans
 KEYS[n+1]       a hash: the current rules revision under `revision`, and what overrides say of a subject under the
@@ -32,145 +36,137 @@ returns         doubles in one string: status (0 denied, 1 allowed), the time, u
                 The token is the end of the string, or the last element of the array.
 ]]
 
--- A ban is looked at before anything else.
-local bans, register, is_banned = {}, nil, false
-if ARGV[3 + 2 * count] == 'bans' then register, count = KEYS[count], count - 1 end
-local limits = count
-while limits > 0 and ARGV[3 + 2 * limits] == 'ban' do limits = limits - 1 end
-for i = limits + 1, count do
-  bans[#bans + 1] = open_ban(KEYS[i], ARGV[4 + 2 * i], register)
-end
-for _, ban in ipairs(bans) do
-  if ban.ends and not ban.shadow then is_banned = true end
-end
-count = limits
+local unpack_args = unpack
+local rcall, pack, unpack = redis.call, struct.pack, struct.unpack
+local op, revision, clock, token = ARGV[1], ARGV[2], ARGV[3], ARGV[#ARGV]
+local now, slack, count, cleared = 0, 0, #KEYS, 0
 
-local entries, owes = {}, op ~= 'refund' and ARGV[4] == '2'
-for i = 1, count do
-  local record = ARGV[4 + 2 * i]
-  local cost, shadow, count_denied, max_wait, limit, period, a, b, c, d, e, f = unpack('<dddddddddddd', record)
-  local more = #record > 96 and string.sub(record, 97) or ''
-  local when_allowed, charge, refund, report, beyond = open(
-    ARGV[3 + 2 * i], KEYS[i], limit, period, a, b, c, d, e, f, more)
-  entries[i] = {cost = cost, shadow = shadow, count_denied = count_denied, max_wait = max_wait,
-                when_allowed = when_allowed, charge = charge, refund = refund, report = report, beyond = beyond,
-                departs = now, accepts = now, allowed = true,
-                owes = owes and limit > 0 and ARGV[3 + 2 * i] == 'token_bucket'}
-end
-for _, ban in ipairs(bans) do
-  if ban.place > 0 then entries[ban.place].ban = ban end
-end
-
--- Look: when could this cost go, and when would it be accepted? Nothing is written.
-local function decide(entry, cost)
-  local departs, accepts = entry.when_allowed(cost)
-  if not departs then return nil end
-  accepts = accepts or now
-  if entry.max_wait >= 0 and departs - entry.max_wait > accepts then accepts = departs - entry.max_wait end
-  return departs, accepts
-end
-
--- Nothing goes before a ban ends, however short a wait would do without it.
-local function hold(entry)
-  local ends = entry.ban and entry.ban.ends
-  if ends and entry.departs then
-    entry.departs, entry.accepts = math.max(entry.departs, ends), math.max(entry.accepts, ends)
+if revision ~= '' then
+  count = count - 1
+  local first = 5 + 2 * count
+  local subjects = (#ARGV - first) / 2
+  local most = 4000 -- at once: Lua's stack has 8000 places.
+  local upto = subjects > most and most or subjects
+  local written = rcall('HMGET', KEYS[count + 1], 'revision', unpack_args(ARGV, first, first + upto - 1))
+  local current = written[1] or '0'
+  if current ~= revision then return 'stale ' .. current .. token end
+  for after = most, subjects - 1, most do
+    upto = subjects - after > most and after + most or subjects
+    local more = rcall('HMGET', KEYS[count + 1], unpack_args(ARGV, first + after, first + upto - 1))
+    for i = 1, upto - after do written[after + i + 1] = more[i] end
+  end
+  for i = 1, subjects do
+    if string.sub(written[i + 1] or '', 1, 16) ~= ARGV[first + subjects - 1 + i] then
+      table.remove(written, 1)
+      written[subjects + 1] = token
+      return written
+    end
   end
 end
 
-local function look(entry)
-  -- A cost of 0 asks what a cost of 1 would be told; of a cost that may be owed, nothing has to fit.
-  local cost = entry.cost > 0 and entry.cost or 1
-  if entry.owes then cost = 0 end
-  entry.departs, entry.accepts = decide(entry, cost)
-  hold(entry)
-  entry.allowed = entry.departs and entry.accepts <= now
+if clock == '' then
+  local seconds = rcall('TIME')
+  now = seconds[1] * 1000000 + seconds[2]
+else
+  -- Nobody promises that a caller's clock and the expiry clock agree: keep the state a minute longer, or as it says.
+  now, slack = tonumber(clock), 60000000
+  if not now then
+    local moment, longer = string.match(clock, '^(%d+) (%d+)$')
+    now, slack = tonumber(moment), tonumber(longer)
+  end
 end
 
-local granted, denied, departs, is_bounded = 0, false, now, false
-
--- Other limits may hold it for longer than a calendar is told: nobody knows in which window it would count.
-local function bound(entry)
-  local known_at = entry.beyond and entry.departs and entry.beyond(departs)
-  if known_at then entry.allowed, entry.accepts = false, math.max(known_at, entry.accepts) end
+-- The bans of the limits, by their places. They are looked at before anything else.
+local bans, last_name = nil, ARGV[3 + 2 * count]
+if last_name == 'bans' or last_name == 'ban' then
+-- bans
 end
 
-if op ~= 'refund' then
-  if ARGV[4] == '1' then
-    local fitting
-    for i = 1, count do
-      local entry = entries[i]
-      if entry.shadow == 0 then
-        local _, room = entry.report()
-        local at, accepts = decide(entry, 1)
-        local fits = at and accepts <= now and not (entry.ban and entry.ban.ends)
-        fitting = math.min(fitting or entry.cost, entry.cost, fits and room or 0)
+-- Decides the limit of that number and those behind it, of which so far nothing is `denied`, the latest `departs`, and so
+-- many units are `granted`. `forced`: the units, if they are not those of the record. Without `denied` it is only looked
+-- at. It returns these three and the answers of all of them (of the first limit, the reply), or nothing and a key that is
+-- not ours to keep, with what it holds; only looked at: units left and used, idle from when on, when it goes, is accepted.
+--
+-- A branch is given what is in its first lines: `units` are to be charged, `cost` is looked at, `a` to `f` are the numbers of
+-- its algorithm. It sets `moment` and perhaps `accepts`, `known_until` and `known_at`; after the verdict, if it charges or
+-- gives back, `kept`: the state to be written, or true if it is in a sorted set already; then `used`, `room` and `idle_at`,
+-- when all is free again: the key is kept until then, and `spare` longer.
+-- What is handed on as an argument costs less than a local of the program that a function captures.
+local function decide(rcall, pack, unpack, unpack_args, op, now, slack, limit_count, bans, states, i, forced, denied, departs,
+    granted, horizon, cleared, token)
+  local key, name, record, ban = KEYS[i], ARGV[3 + 2 * i], ARGV[4 + 2 * i], bans and bans[i]
+  local units, shadow, count_denied, max_wait, limit, period, a, b, c, d, e, f = unpack('<dddddddddddd', record)
+  if forced then units = forced end
+  -- A cost of 0 asks what a cost of 1 would be told.
+  local cost, alone, spare = units > 0 and units or 1, denied == nil, 0
+  local moment, accepts, known_until, known_at, allowed, at, refused, answer, kept, used, room, idle_at
+-- algorithms
+  end
+
+  if kept then
+    local milliseconds = (idle_at + spare - now + slack) / 1000
+    milliseconds = milliseconds - milliseconds % 1 + 1
+    if milliseconds > 31536000000000 then milliseconds = 31536000000000 end
+    if kept == true then
+      if idle_at > now then rcall('PEXPIRE', key, milliseconds) end
+    elseif idle_at + spare > now then
+      rcall('SET', key, kept, 'PX', milliseconds)
+    else
+      rcall('DEL', key)
+    end
+  end
+  if alone then return room, used, idle_at, moment, accepts end
+  local verdict, retry = allowed and 1 or 0, 0
+  if at and (refused or op == 'charge') then
+    room, used, idle_at, moment, accepts = decide(rcall, pack, unpack, unpack_args, op, now, slack, limit_count, bans, nil, i, units)
+    allowed = moment and accepts <= now
+    if known_until and moment and departs >= known_until then
+      allowed, accepts = false, accepts > known_at and accepts or known_at
+    end
+  end
+  if ban then
+    if at and at ~= 0 and ban.on == 1 then
+      ban.offend(1)
+      if denied and ban.ends then
+        moment, accepts = ban.hold(moment, accepts)
+        allowed = false
       end
     end
-    for i = 1, count do entries[i].cost = fitting and math.max(fitting, 1) or entries[i].cost end
-  end
-  for i = 1, count do
-    local entry = entries[i]
-    look(entry)
-    if entry.cost > granted then granted = entry.cost end
-    if entry.shadow == 0 then
-      if not entry.allowed then denied = true end
-      if entry.departs and entry.departs > departs then departs = entry.departs end
-    end
-    is_bounded = is_bounded or entry.beyond
-  end
-  if is_bounded then
-    for i = 1, count do
-      bound(entries[i])
-      if entries[i].shadow == 0 and not entries[i].allowed then denied = true end
+    if ban.ends then
+      room, idle_at = 0, math.max(idle_at, ban.ends)
     end
   end
-  for i = 1, op == 'hit' and count or 0 do
-    local entry, ban = entries[i], entries[i].ban
-    if ban and entry.cost > 0 and (ban.holds or not (is_banned or entry.allowed) and ban.on == 0) then
-      ban.offend(1)
-      hold(entry)
-      if entry.shadow == 0 and entry.departs and entry.departs > departs then departs = entry.departs end
-    end
+  if not allowed then retry = moment and accepts - now or -1 end
+  local reset, wait = idle_at > now and idle_at - now or 0, moment and moment - now or 0
+  answer = answer or ''
+  if i > 1 then
+    return denied, departs, granted, pack('<ddddddd', verdict, used, room, retry, reset, wait, at or 0) .. answer
   end
-  if op == 'charge' then denied, departs = false, now end
-  if denied then granted = 0 end
+  for place = 1, bans and limit_count or 0 do
+    if bans[place] then answer = answer .. bans[place].report() end
+  end
+  return pack('<dddddddddddd', denied and 0 or 1, now, denied and 0 or granted, cleared, departs - now,
+    verdict, used, room, retry, reset, wait, at or 0) .. answer .. token
 end
 
--- Commit: all, or nothing. Every limit is charged at the moment the request will go.
-local answer = pack('<ddddd', denied and 0 or 1, now, granted, cleared, departs - now)
-for i = 1, count do
-  local entry = entries[i]
-  local allowed, counted = entry.allowed, 0
-  if op == 'refund' then
-    entry.refund(entry.cost)
-  elseif op == 'charge' then
-    counted = entry.charge(entry.cost, now, false)
-    look(entry)
-  elseif op == 'hit' and entry.cost > 0 then
-    if not denied and allowed then
-      counted = entry.charge(entry.cost, entry.departs > departs and entry.departs or departs, false)
-    elseif entry.count_denied == 1 and not (is_banned or entry.ban and entry.ban.holds) then
-      counted = entry.charge(entry.cost, now, true)
-      look(entry)
-      bound(entry)
+if count == 0 then return pack('<ddddd', 1, now, 0, 0, 0) .. token end
+while true do
+  local fitting
+  if ARGV[4] == '1' and (op == 'hit' or op == 'peek') then
+    for i = 1, count do
+      local units, shadow = unpack('<dd', ARGV[4 + 2 * i])
+      if shadow == 0 then
+        local room, _, _, moment, accepts = decide(rcall, pack, unpack, unpack_args, op, now, slack, count, bans, nil, i, 1)
+        fitting = math.min(fitting or units, units, moment and accepts <= now and room or 0)
+      end
     end
+    fitting = fitting and math.max(fitting, 1)
   end
-  if counted ~= 0 and entry.ban and entry.ban.on == 1 then
-    entry.ban.offend(1)
-    if denied and entry.ban.ends then
-      hold(entry)
-      entry.allowed = false
-    end
-  end
-  local used, room, idle_at = entry.report()
-  local ends = entry.ban and entry.ban.ends
-  if ends then room, idle_at = 0, math.max(idle_at, ends) end
-  local retry, wait = 0, 0
-  if not entry.allowed then retry = entry.accepts and entry.accepts - now or -1 end
-  if entry.departs then wait = entry.departs - now end
-  local reset = idle_at > now and idle_at - now or 0
-  answer = answer .. pack('<ddddddd', allowed and 1 or 0, used, room, retry, reset, wait, counted)
+  local reply, foreign, found = decide(rcall, pack, unpack, unpack_args, op, now, slack, count, bans, nil, 1, fitting, false, now, 0,
+    nil, cleared, token)
+  if reply then return reply end
+  -- A key that is not ours to keep, because it is of another type or not written by this program, is cleared and counted.
+  if found.err and not string.find(found.err, 'WRONGTYPE', 1, true) then error(found.err) end
+  rcall('DEL', foreign)
+  cleared = cleared + 1
 end
-for _, ban in ipairs(bans) do answer = answer .. ban.report() end
-return answer .. token

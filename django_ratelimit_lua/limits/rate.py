@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from .values import gettext_noop as _
 
 SECOND = 1_000_000
 """Microseconds in a second: every time inside this package is an integer number of microseconds."""
@@ -20,22 +22,42 @@ _UNITS = {
 }
 _FORM = re.compile(r"([0-9]+)/([0-9]*)([a-z]+)")
 _SLOTS = re.compile(r"[0-9]{1,15}")
-_DURATION = re.compile(r"([0-9]+)([a-z]+)")
-_UNITS_THERE_ARE = "units: s, sec, second(s), m, min, minute(s), h, hr, hour(s), d, day(s), w, week(s)"
 _TIME = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([a-z]+)")
-ACCEPTED = (
-    f"write 'N/unit' or 'N/k unit' without spaces, such as '100/m', '10/15m' or '5/second'; {_UNITS_THERE_ARE}; "
-    "or a number of slots alone, such as '5', for the algorithm concurrency"
+_BAD_RATE = _(
+    "Rate %(rate)r: write N/unit without spaces, such as 100/m, 10/15m or 5/second (units: s, sec, second(s), m, min, "
+    "minute(s), h, hr, hour(s), d, day(s), w, week(s)); or a number alone, such as 5, for the algorithm concurrency"
 )
-ACCEPTED_DURATIONS = f"write a number and a unit without a space, such as '10m' or '7d'; {_UNITS_THERE_ARE}"
+_NO_PERIOD = _("Rate %(rate)r: the period must be greater than zero")
+_TOO_LARGE = _("Rate %(rate)r is too large: at most %(most)d units in at most ten years")
+_BAD_DURATION = _(
+    "%(duration)r: write a number and a unit without a space, such as 10m, 1h or 7d, from 1s to ten years"
+)
 
 
 class LimitError(ValueError):
-    """A rate or limit that cannot be understood or kept; the message says what would be right, `field` what is not."""
+    """A rate or limit that cannot be understood or kept.
 
-    def __init__(self, message: str, field: str = "") -> None:
-        super().__init__(message)
+    The message is `text % params`, and says what would be right; `field` is the option that is wrong. The admin
+    translates `text`, and shows labels in the place of the names in `params`.
+    """
+
+    where = ""
+    """What the message begins with: the limit that is wrong."""
+
+    def __init__(self, text: str, field: str = "", **params: Any) -> None:
+        super().__init__(text % params if params else text)
+        self.text = text
         self.field = field
+        self.params = params
+
+    def __str__(self) -> str:
+        return f"{self.where}{self.args[0]}"
+
+    def of(self, option: str) -> LimitError:
+        """Return the error as that of an option's value, which it does not name."""
+        self.field = option
+        self.args = (f"{option}: {self.args[0]}",)
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +75,7 @@ class Rate:
     >>> Rate.parse("5/month")
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.limits.rate.LimitError: Rate '5/month': unknown unit 'month'; write 'N/unit' ...
+    django_ratelimit_lua.limits.rate.LimitError: Rate '5/month': write N/unit ...
 
     A limit of 0 always refuses. Raises `LimitError` for what is out of range: limits go up to 10**12 units and
     periods from one microsecond up to ten years. Slots are for the algorithm concurrency, and for no other.
@@ -97,20 +119,18 @@ class Rate:
         if isinstance(value, (tuple, list)) and len(value) == 2:
             return cls._parse_pair(*value)
         if not isinstance(value, str):
-            raise LimitError(f"Rate {value!r} is neither text nor (count, seconds); {ACCEPTED}")
+            raise LimitError(f"Rate {value!r} is neither text nor (count, seconds); write '100/m' or (100, 60)")
         if _SLOTS.fullmatch(value):
             return cls._checked(value, int(value), 0)
         match = _FORM.fullmatch(value)
-        if not match:
-            raise LimitError(f"Rate {value!r}; {ACCEPTED}")
+        if not match or match[3] not in _UNITS:
+            raise LimitError(_BAD_RATE, rate=value)
         count, times, unit = match.groups()
-        if unit not in _UNITS:
-            raise LimitError(f"Rate {value!r}: unknown unit {unit!r}; {ACCEPTED}")
         if len(count) > 15 or len(times) > 15:
-            raise LimitError(f"Rate {value!r} is too large: at most {cls.MOST_UNITS} units in at most ten years")
+            raise LimitError(_TOO_LARGE, rate=value, most=cls.MOST_UNITS)
         period = int(times or 1) * _UNITS[unit]
         if not period:
-            raise LimitError(f"Rate {value!r} is for no time at all; {ACCEPTED}")
+            raise LimitError(_NO_PERIOD, rate=value)
         return cls._checked(value, int(count), period)
 
     @classmethod
@@ -118,14 +138,16 @@ class Rate:
         try:
             return cls(count, period)
         except LimitError as error:
+            if isinstance(value, str):
+                raise LimitError(_TOO_LARGE, rate=value, most=cls.MOST_UNITS) from None
             raise LimitError(f"Rate {value!r}: {error}") from None
 
     @classmethod
     def _parse_pair(cls, count: object, seconds: object) -> Rate:
         pair = (count, seconds)
         if isinstance(count, bool) or not isinstance(count, int):
-            several = "several rates are a list; " if isinstance(count, str) else ""
-            raise LimitError(f"Rate {pair!r}: the count must be a whole number; {several}{ACCEPTED}")
+            several = "; several rates are a list" if isinstance(count, str) else ""
+            raise LimitError(f"Rate {pair!r}: the count must be a whole number, as in (100, 60){several}")
         if isinstance(seconds, timedelta):
             period = seconds // timedelta(microseconds=1)
         elif isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and abs(seconds) < float("inf"):
@@ -133,7 +155,7 @@ class Rate:
         else:
             raise LimitError(f"Rate {pair!r}: the period must be a number of seconds or a timedelta")
         if not period:
-            raise LimitError(f"Rate {pair!r} is for no time at all; {ACCEPTED}")
+            raise LimitError(_NO_PERIOD, rate=pair)
         return cls._checked(pair, count, period)
 
     def __str__(self) -> str:
@@ -148,33 +170,22 @@ class Rate:
 
 def duration(value: str | timedelta) -> str:
     """A duration as people write it, in one way: a number and a letter. The whole text must match, and nothing is
-    longer than ten years. Raises `ValueError`.
+    longer than ten years. Raises `LimitError`.
 
-    >>> duration("90min"), duration("7days"), duration(timedelta(hours=1))
-    ('90m', '7d', '1h')
+    >>> duration("90min"), duration("36hr"), duration(timedelta(hours=1))
+    ('90m', '36h', '1h')
     >>> duration("10 m")
     Traceback (most recent call last):
     ...
-    ValueError: write a number and a unit without a space, such as '10m' or '7d'; units: s, sec, ...
+    django_ratelimit_lua.limits.rate.LimitError: '10 m': write a number and a unit without a space, such as 10m, ...
     """
-    if isinstance(value, timedelta):
-        seconds = value // timedelta(seconds=1)
-        if value != timedelta(seconds=seconds):
-            raise ValueError("must be of whole seconds")
-        count, letter = seconds, "s"
-        for other in "wdhm":
-            if seconds and seconds % (_UNITS[other] // SECOND) == 0:
-                count, letter = seconds * SECOND // _UNITS[other], other
-                break
-    else:
-        match = _DURATION.fullmatch(value) if isinstance(value, str) else None
-        if match is None or match[2] not in _UNITS:
-            raise ValueError(ACCEPTED_DURATIONS)
-        count, letter = int(match[1]) if len(match[1]) <= 15 else Rate.LONGEST_US, match[2]
-        letter = next(short for short in "smhdw" if _UNITS[short] == _UNITS[letter])
-    if not SECOND <= count * _UNITS[letter] <= Rate.LONGEST_US:
-        raise ValueError("must be from 1s to ten years")
-    return f"{count}{letter}"
+    try:
+        microseconds = time_us(value) if isinstance(value, (str, timedelta)) else 0
+    except LimitError:
+        microseconds = 0
+    if microseconds < SECOND or microseconds % SECOND:
+        raise LimitError(_BAD_DURATION, duration=value)
+    return time_text(microseconds)
 
 
 def time_us(value: str | float | timedelta) -> int:

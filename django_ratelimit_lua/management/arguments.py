@@ -10,14 +10,12 @@ from django.core.management.base import CommandError
 from django.http import HttpRequest
 
 from ..identity.forwarded import parse_address, parse_network
-from ..limits.rate import SECOND, LimitError, Rate
+from ..limits.rate import SECOND, LimitError, duration, time_us
 from ..operations.described import build_request, find_user
 from ..operations.explain import Explanation
 from ..operations.subjects import Subject
 from ..rules.describe import field_words
 
-LONGEST = 10 * 366 * 86400
-"""Seconds; what is longer is meant for good."""
 _FIELDS = {
     "header": ("header", ":", "may be repeated, for others"),
     "cookie": ("cookie", "=", "may be repeated, for others"),
@@ -29,13 +27,11 @@ _FIELDS = {
 
 
 def add_subject(parser: Any) -> None:
-    """The options that say whom it is about."""
-    group = parser.add_argument_group(
-        "who",
-        "One of these, or several: then it is about who is all of that at once, as one user at one address.",
-    )
+    """The options that name the subject."""
+    group = parser.add_argument_group("who", "One of these.")
     group.add_argument("--user", help="name or primary key")
     group.add_argument("--ip", help="address or network")
+    group.add_argument("--digest", help="digest of a client, as pages and the log show it: 32 hexadecimal digits")
     _add_fields(group)
 
 
@@ -46,7 +42,7 @@ def _add_fields(group: Any) -> None:
 
 def add_request(parser: Any) -> None:
     """The options that describe a request."""
-    parser.add_argument("--path", default="/", help="path and query, for example /api/?q=x")
+    parser.add_argument("--path", help="path and query, for example /api/?q=x (/)")
     parser.add_argument("--method", default="GET", type=str.upper)
     parser.add_argument("--host", help="the host that it is for")
     parser.add_argument("--user", help="name or primary key; without it, not logged in")
@@ -71,12 +67,9 @@ def add_length(*, default: str | None = None, until: bool = False) -> Callable[[
 def seconds_of(option: str, period: str, otherwise: str = "") -> int:
     """The seconds of a time such as 30m. Raises `CommandError`, which names the option, and what would do as well."""
     try:
-        seconds = Rate.parse(f"1/{period}").period_us // SECOND
-    except LimitError:
-        seconds = 0
-    if not 0 < seconds <= LONGEST:
-        raise CommandError(f"{option} {period!r}: write a number and s, m, h, d or w, such as 30m{otherwise}")
-    return seconds
+        return time_us(duration(period)) // SECOND
+    except LimitError as error:
+        raise CommandError(f"{option} {error}{otherwise}") from None
 
 
 def require_urlconf() -> None:
@@ -92,7 +85,7 @@ def described(options: dict[str, Any]) -> HttpRequest:
         raise CommandError(f"--ip {address!r} is not an address")
     try:
         return build_request(
-            options["path"], options["method"], address, _user(options["user"]),
+            options["path"] or "/", options["method"], address, _user(options["user"]),
             host=options["host"], fields=_fields(options),
         )  # fmt: skip
     except LimitError as error:
@@ -100,18 +93,21 @@ def described(options: dict[str, Any]) -> HttpRequest:
 
 
 def subject_of(options: dict[str, Any]) -> Subject:
-    """Whom options say, all of them together. Raises `CommandError`."""
+    """The one subject that options name. Raises `CommandError`."""
     address = options["ip"]
     if address is not None:
         try:
             parse_network(address)
         except ValueError:
             raise CommandError(f"--ip {address!r} is not an address or network") from None
-    subject = Subject(_user(options["user"]), address or "", tuple(_fields(options)))
-    if subject == Subject():
-        *most, last = ("--user", "--ip", *(f"--{option}" for option in _FIELDS))
-        raise CommandError(f"say who it is, by one or more of {', '.join(most)} and {last}; there is none")
-    return subject
+    subjects = [Subject(field=field, value=value) for field, value in _fields(options)]
+    subjects += [Subject(address=address)] if address else []
+    subjects += [Subject(_user(options["user"]))] if options["user"] is not None else []
+    subjects += [Subject(digest=options["digest"])] if options["digest"] else []
+    if len(subjects) != 1:
+        names = ", ".join(("--user", "--ip", "--digest", *(f"--{option}" for option in _FIELDS)))
+        raise CommandError(f"name one subject, by one of {names}; make one override for each")
+    return subjects[0]
 
 
 def _fields(options: dict[str, Any]) -> list[tuple[str, str]]:
@@ -153,4 +149,6 @@ def verdict(explanation: Explanation) -> str:
     """What comes of the next such request."""
     if explanation.stopped_by is not None:
         return f"The next request like this would be stopped by the breaker {explanation.stopped_by.state.name!r}."
+    if explanation.decision.allowed and explanation.unknown:
+        return "The next request like this would be allowed, as far as is known."
     return f"The next request like this would be {'allowed' if explanation.decision.allowed else 'refused'}."

@@ -8,18 +8,10 @@ from typing import Any
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db import models
 from django.utils import timezone
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..limits.rate import time_text
 from ..rules.breakers import (
-    BOUNDS,
     BREAKER_FIELDS,
-    COUNTS,
-    LONGEST_NAME,
-    MOST,
-    MOST_PROBES,
-    RATIOS,
     TUNED,
     BreakerError,
     Thresholds,
@@ -30,6 +22,7 @@ from ..rules.breakers import (
 from .audit import AuditedModel, AuditedQuerySet, Declared
 from .change import RateLimitChange
 from .override import microseconds, within
+from .rate_fields import problem_text
 
 
 class RateLimitBreaker(AuditedModel):
@@ -136,24 +129,20 @@ class RateLimitBreaker(AuditedModel):
         published = self.published()
         wrong: dict[str, list[str]] = {}
         for problem in row_problems(published):
-            wrong.setdefault(problem.field or NON_FIELD_ERRORS, []).append(_words(problem))
+            wrong.setdefault(problem.field or NON_FIELD_ERRORS, []).append(problem_text(problem))
         if wrong:
             raise ValidationError(wrong)
         try:
             read_row(published)
         except BreakerError as error:
-            raise ValidationError(error.problem) from None
+            raise ValidationError(problem_text(error)) from None
 
     def contradiction(self, base: Thresholds) -> tuple[str, str] | None:
         """What does not fit together with what the code says: the field, and why; None: all does."""
         try:
             thresholds(self.name, self.thresholds(), base)
         except BreakerError as error:
-            words = {
-                "open_max": gettext("The longest pause must not be shorter than what it is “open for”."),
-                "slow_ratio": gettext("This needs “slow from”: the time from which on a call is slow, for example 2s."),
-            }
-            return error.field, words.get(error.field, error.problem)
+            return error.field, problem_text(error)
         return None
 
     def thresholds_declared(self) -> Declared:
@@ -163,22 +152,3 @@ class RateLimitBreaker(AuditedModel):
     def thresholds(self) -> dict[str, Any]:
         """The thresholds that the row says, by name."""
         return {field: value for field, value in self.declared().items() if field in TUNED}
-
-
-def _words(problem: BreakerError) -> str:
-    """What is wrong with a field, for who fills in a form; what the error says is for who writes code."""
-    word = problem.field
-    if word == "name":
-        return gettext("Enter text of 1 to %(most)s characters.") % {"most": LONGEST_NAME}
-    if word in RATIOS:
-        return gettext("Enter a number above 0 and at most 1, for example 0.5.")
-    if word in COUNTS:
-        most = MOST_PROBES if word == "probes" else MOST
-        return gettext("Enter a whole number from 1 to %(most)s.") % {"most": f"{most:d}"}
-    if word == "slow":
-        return gettext("Enter a time of at most %(longest)s, for example 2s.") % {"longest": time_text(BOUNDS[word][1])}
-    if word in BOUNDS:
-        least, longest = map(time_text, BOUNDS[word])
-        text = gettext("Enter a time from %(least)s to %(longest)s, for example 30s or 5m.")
-        return text % {"least": least, "longest": longest}
-    return problem.problem

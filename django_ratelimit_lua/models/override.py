@@ -1,10 +1,10 @@
-"""Overrides as rows: for one subject, or for several things together, other numbers, an exemption or a block."""
+"""Overrides as rows: for one subject, other numbers, an exemption or a block."""
 
 from __future__ import annotations
 
 import datetime
-import itertools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,31 +17,22 @@ from django.utils.translation import gettext_lazy as _
 
 from ..identity import Identity, digest, key_id, secrets_by_id
 from ..identity.forwarded import parse_network
-from ..identity.keys import FIELD_KINDS, field_identity, split_field
+from ..identity.keys import EXACT, FIELD_KINDS, field_identity, split_field
 from ..limits.decision import PLAIN_BLOCK, Block
 from ..limits.rate import LimitError, Rate
-from ..rules.describe import field_words, together
-from ..rules.overrides import (
-    AND,
-    MOST_FIELDS,
-    USER,
-    Effect,
-    Override,
-    combined_identity,
-    combined_kind,
-    exact_kind,
-    network_identity,
-    network_kind,
-    split_fields,
-)
+from ..rules.overrides import DIGEST, USER, Effect, Override, client_identity, network_identity, network_kind
 from ..rules.rule import RuleError
 from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion
 from .change import RateLimitChange
-from .misfits import by_field, number_misfits
-from .rate_fields import RateFields
+from .rate_fields import RateFields, problem_text
 from .rule import RateLimitRule
 
-NO_FIELD = _("Enter one of %(kinds)s, a colon and a name, for example header:X-API-Key.")
+ONE_SUBJECT = _(
+    "Name one subject: a user, an address or network, a field and its value, or the digest of a client. Make one "
+    "override for each."
+)
+MAX_DIGEST_DAYS = 30
+"""An override about a digest ends within so many days: nobody can tell whom it is about."""
 FIRST_YEAR, LAST_YEAR = 1972, 9600
 """Leap years, so that every day can be moved into them."""
 
@@ -64,12 +55,8 @@ class OverrideQuerySet(AuditedQuerySet["RateLimitOverride"]):
 
 
 class RateLimitOverride(RateFields, AuditedModel):
-    """What is said of one user, of one address or network, or of who sends one value; or of who is all of these at
-    once, as far as they are filled in.
-
-    `field` may list several, at most three: `"header:X-Tenant, post:username"`; `set_value` takes a value for each, by
-    its field.
-    """
+    """Another limit, an exemption or a block for one subject: exactly one of `user`, `network`,
+    `field` and `client_digest` is filled in. `set_value` takes the value of a field."""
 
     CHANGE_KIND = RateLimitChange.Kind.OVERRIDE
 
@@ -100,10 +87,11 @@ class RateLimitOverride(RateFields, AuditedModel):
     label = models.CharField(
         _("label"), max_length=200, blank=True, help_text=_("A name for this client, because the value is not stored.")
     )
-    value_digests = models.CharField(
-        _("digests of the values"), max_length=200, blank=True, default="", db_default="", editable=False
-    )
-    kind = models.CharField(_("kind"), max_length=250, editable=False)
+    client_digest = models.CharField(
+        _("digest of a client"), max_length=32, blank=True, default="", db_default="",
+        help_text=_("For a client whose name is hidden: 32 hexadecimal digits. Such an override ends within 30 days."),
+    )  # fmt: skip
+    kind = models.CharField(_("kind"), max_length=200, editable=False)
     subject = models.CharField(_("digest"), max_length=32, editable=False, db_index=True)
     digested_by = models.CharField(_("id of the key of the digest"), max_length=8, default=key_id, editable=False)
     effect = models.CharField(_("effect"), max_length=6, choices=Effects.choices, default=Effects.LIMIT)
@@ -142,89 +130,85 @@ class RateLimitOverride(RateFields, AuditedModel):
 
     def whom(self) -> str:
         """Whom it is about, in words; nothing secret."""
-        fields, label = split_fields(self.field), self.label or _("without a label")
-        if self.user_id is None and len(fields) + bool(self.network) < 2:
-            return self.network or f"{self.field} ({label})"
-        user: Any = self.user_id
-        if user is not None:
+        if self.user_id is not None:
+            user: Any = self.user_id
             with suppress(ObjectDoesNotExist):  # It may be on its way out.
                 user = self.user
-        values = f"{_(' and ').join(map(field_words, fields))} ({label})" if fields else ""
-        return together(user, self.network, values)
+            return _("user %(user)s") % {"user": user}
+        if self.client_digest:
+            client = _("client %(digest)s") % {"digest": self.client_digest[:12]}
+            return f"{client} ({self.label})" if self.label else client
+        return self.network or f"{self.field} ({self.label or _('without a label')})"
 
-    def set_value(self, value: str | Mapping[str, str]) -> None:
-        """Keep the digest of the field's value, in the one spelling that requests are compared in. Of several fields,
-        those of their values: `{"header:X-Tenant": "acme", "post:username": "alice"}`.
+    def set_value(self, value: str) -> None:
+        """Keep the digest of the field's value, in the one spelling that requests are compared in.
 
-        There is none where nothing is left of a value, or a field is none; `clean` says which. Raises `ValueError`
-        where it is not said of which field a value is, or of one that is not in `field`.
+        There is none if nothing is left of the value, or the field is none; `clean` says which.
         """
-        fields = split_fields(self.field)
-        if isinstance(value, str):
-            if len(fields) > 1:
-                raise ValueError(f"Of which field is this the value? Use a mapping with {', '.join(fields)}")
-            value = dict.fromkeys(fields, value)
-        if odd := sorted(set(value) - set(fields)):
-            raise ValueError(f"{', '.join(odd)}: no field of this override, which has {self.field or 'none'}")
-        self.value_digests = ",".join(value_digest(field, value.get(field, "")) for field in fields)
-        self.digested_by = key_id()
+        identity = (None,) if split_field(self.field) is None else field_identity(self.field, value)
+        self.subject = "" if identity[-1] is None else digest(identity).decode()
+        self.kind, self.digested_by = self.field, key_id()
 
-    def digests_by_field(self) -> dict[str, str]:
-        """The digests that are kept of the fields' values; empty of one whose value is missing."""
-        fields = split_fields(self.field)
-        # A version before this one kept a single one, as the subject.
-        kept = self.value_digests or (self.subject if self.kind == self.field else "")
-        return dict(itertools.zip_longest(fields, kept.split(",")[: len(fields)], fillvalue=""))
+    def named(self) -> list[str]:
+        """The fields that name a subject."""
+        values = {
+            "user": self.user_id, "network": self.network, "field": self.field, "client_digest": self.client_digest
+        }  # fmt: skip
+        return [name for name, value in values.items() if value not in (None, "")]
 
     def prepare(self) -> bool:
-        """The kind and the digest follow from whom it is about; times are such that every time zone can show them."""
+        """The kind and the digest follow from whom it is about; times are such that every time zone
+        can show them.
+
+        Raises `ValueError` unless it names one subject.
+        """
         before = self.prepared()
+        if len(self.named()) != 1:
+            raise ValueError(str(ONE_SUBJECT))
         self.starts, self.ends = within(self.starts), within(self.ends)
-        by_field = self.digests_by_field()
-        fields = sorted(by_field)
-        self.field = ", ".join(fields)
-        self.value_digests = ",".join(by_field[field] for field in fields)
-        kinds = [*([] if self.user_id is None else [USER]), *fields]
         if self.network:
             network = parse_network(self.network)
             single = network.prefixlen == network.max_prefixlen
             self.network = str(network.network_address) if single else str(network)
-            kinds.append(network_kind(network.version, network.prefixlen))
-        self.kind = combined_kind(kinds)
-        identity = self.identity()
-        if not fields:
-            self.subject, self.digested_by = "" if identity is None else digest(identity).decode(), key_id()
-        elif not all(by_field.values()):
+        kind, identity = self.about()
+        if identity is not None:
+            self.subject, self.digested_by = digest(identity).decode(), key_id()
+        elif not self.has_value():
             self.subject = ""
-        elif len(kinds) == 1:
-            self.subject = self.value_digests
-        elif self.digested_by in (secrets := secrets_by_id()):  # Else nobody can make another.
-            self.subject = digest(identity, secrets[self.digested_by]).decode()
+        self.kind = kind
         return before != self.prepared()
 
     def prepared(self) -> Declared:
         """The fields that `prepare` fills in."""
         return {
-            "kind": self.kind, "subject": self.subject, "network": self.network, "field": self.field,
-            "value_digests": self.value_digests, "digested_by": self.digested_by,
+            "kind": self.kind, "subject": self.subject, "network": self.network, "digested_by": self.digested_by,
             "starts": self.starts, "ends": self.ends,
         }  # fmt: skip
 
-    def identity(self) -> Identity:
-        """Whom it is about; of the values of fields beside others, only their digests are known. None where only a
-        digest is kept, of the value of one field alone."""
-        parts: list[Identity] = [] if self.user_id is None else [(USER, str(self.user_id))]
+    def has_value(self) -> bool:
+        """Whether the digest of the field's value is there, and not that of another subject of
+        before."""
+        return self.kind == self.field and bool(self.subject)
+
+    def about(self) -> tuple[str, Identity]:
+        """The kind and the identity of its subject. Of the value of a field, only the digest is
+        kept: None."""
+        if self.user_id is not None:
+            return USER, (USER, str(self.user_id))
         if self.network:
             network = parse_network(self.network)
-            parts.append(network_identity(network.network_address, network_kind(network.version, network.prefixlen)))
-        values = [value.encode() for _field, value in sorted(self.digests_by_field().items())]
-        return combined_identity([*parts, *values]) if parts or len(values) > 1 else None
+            kind = network_kind(network.version, network.prefixlen)
+            return kind, network_identity(network.network_address, kind)
+        if self.client_digest:
+            return DIGEST, client_identity(self.client_digest)
+        return self.field, None
 
     def digests(self) -> list[str]:
-        """The digests of whom it is about: by every key that is known, so that who has the earlier key finds them too.
-        With the value of a field, only by the one that it was digested with."""
-        identity = self.identity()
-        if self.field or identity is None:
+        """The digests under which it is published: by every key that is known, so that a process
+        that has the earlier key finds them too; of the value of a field, only by the key that it
+        was digested with."""
+        _kind, identity = self.about()
+        if identity is None:
             return [self.subject]
         return [digest(identity, secret).decode() for secret in secrets_by_id().values()]
 
@@ -250,7 +234,8 @@ class RateLimitOverride(RateFields, AuditedModel):
         rate = Rate.parse(self.rate) if effect == "limit" and self.rate else None
         return Override(
             self.pk, self.rule_id, effect, rate, self.burst if rate else None, _us(self.starts), _us(self.ends),
-            Block(self.forbids, self.message) if effect == "block" else PLAIN_BLOCK, exact_kind(self.kind),
+            Block(self.forbids, self.message) if effect == "block" else PLAIN_BLOCK,
+            self.kind if self.kind.startswith(EXACT) else "",
         )  # fmt: skip
 
     def declared(self) -> Declared:
@@ -282,16 +267,19 @@ class RateLimitOverride(RateFields, AuditedModel):
 
     def clean(self) -> None:
         """Raises `ValidationError` that names the field."""
-        if self.user_id is None and not self.network and not self.field:
-            raise ValidationError(_("Fill in at least one: a user, an address or network, or a field and its value."))
+        if len(self.named()) != 1:
+            raise ValidationError(ONE_SUBJECT)
         problems: dict[str, Any] = {}
         if self.network:
             try:
                 parse_network(self.network)
             except ValueError:
                 problems["network"] = _("Enter an address or network, for example 203.0.113.9 or 203.0.113.0/24.")
-        if self.field and (problem := self._problem_of_fields()):
-            problems["field"] = problem
+        if self.field and split_field(self.field) is None:
+            text = _("Enter one of %(kinds)s, a colon and a name, for example header:X-API-Key.")
+            problems["field"] = text % {"kinds": ", ".join(FIELD_KINDS)}
+        elif self.field and not self.has_value():
+            problems["field"] = _("The value is missing.")
         if self.effect == self.Effects.LIMIT:
             problems |= self.misfits()
         for field in ("starts", "ends"):
@@ -301,6 +289,8 @@ class RateLimitOverride(RateFields, AuditedModel):
                     "first": FIRST_YEAR,
                     "last": LAST_YEAR,
                 }
+        if self.client_digest:
+            problems |= self._problems_of_digest()
         if not problems and self.starts is not None and self.ends is not None and self.starts >= self.ends:
             problems["ends"] = _("The end is before the start.")
         if self.effect != self.Effects.BLOCK:
@@ -310,34 +300,19 @@ class RateLimitOverride(RateFields, AuditedModel):
         if problems:
             raise ValidationError(problems)
 
-    def _problem_of_fields(self) -> Any:
-        """What is wrong with the fields, or their values; empty: nothing."""
-        fields, by_field = split_fields(self.field), self.digests_by_field()
-        wrong = [field for field in fields if split_field(field) is None]
-        if wrong:
-            return NO_FIELD % {"kinds": ", ".join(FIELD_KINDS)}
-        if len(by_field) < len(fields):
-            twice = next(field for field in fields if fields.count(field) > 1)
-            return _("%(field)s is there twice: a request has one value in it.") % {"field": twice}
-        if len(fields) > MOST_FIELDS:
-            return _("At most %(number)d fields can be combined.") % {"number": MOST_FIELDS}
-        is_combined = len(fields) > 1 or self.user_id is not None or self.network
-        if is_combined and (odd := [field for field in fields if AND in field or "," in field]):
-            text = _("“%(field)s”: a field with a comma or “ & ” in its name can only stand alone.")
-            return text % {"field": odd[0]}
-        missing = [field for field, value in by_field.items() if not value]
-        if missing and len(fields) > 1:
-            return _("The value of %(field)s is missing.") % {"field": missing[0]}
-        return _("The value is missing.") if missing else ""
+    def _problems_of_digest(self) -> dict[str, Any]:
+        problems: dict[str, Any] = {}
+        if not re.fullmatch("[0-9a-f]{32}", self.client_digest):
+            problems["client_digest"] = _("Enter 32 hexadecimal digits, as the inspector shows them.")
+        if self.ends is None or self.ends > timezone.now() + datetime.timedelta(days=MAX_DIGEST_DAYS):
+            text = _("An override about a digest needs an end, at most %(days)d days from now.")
+            problems["ends"] = text % {"days": MAX_DIGEST_DAYS}
+        return problems
 
     def misfits(self) -> dict[str, Any]:
         """Why its numbers do not fit its rule, by field; empty where they do. What does not fit is skipped."""
         if self.rate is None:
             return {"limit": _("Enter the other limit.")}
-        if self.rule is not None:
-            wrong = number_misfits({**self.rule.values(), "more_rates": [], **self.numbers()})
-            if wrong:
-                return by_field(wrong, self.numbers(), "limit")
         try:
             rate = Rate.parse(self.rate)
             template = self.rule.compiled([]).template if self.rule is not None else None
@@ -345,16 +320,10 @@ class RateLimitOverride(RateFields, AuditedModel):
                 if template is not None and isinstance(own, Rate):
                     template.limit("rule", own).at(rate, self.burst)
         except LimitError as error:
-            return {"burst" if error.field == "burst" else "limit": str(error).removeprefix("Limit 'rule': ")}
+            return {"burst" if error.field == "burst" else "limit": problem_text(error)}
         except RuleError as error:
-            return {"rule": error.problem}
+            return {"rule": problem_text(error.problem)}
         return {}
-
-
-def value_digest(field: str, value: str) -> str:
-    """The digest of a field's value; empty where nothing is left of it, or the field is none."""
-    identity = field_identity(field, value) if split_field(field) is not None else (None,)
-    return "" if identity[-1] is None else digest(identity).decode()
 
 
 def within(moment: Any) -> Any:

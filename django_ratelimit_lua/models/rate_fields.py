@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Collection
 from typing import Any
@@ -10,9 +9,11 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
+from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..limits import algorithms
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
 from ..limits.values import Number, Whole
@@ -23,8 +24,6 @@ _OWN = ("limit", "period", "unit", "more_rates", "burst")
 _TRIMMED = ("name", "route", "group")
 JOINERS = "\u200c\u200d"
 """Invisible as well, but letters of some scripts are written with them."""
-WRITTEN = re.compile("[0-9]+/([0-9]*)[smhdw]")
-"""A rate as forms take it, also one that is too large or for no time."""
 _NAMES = {
     "enforce": _("enforce"), "shadow": _("shadow mode"), "off": _("off"),
     "everyone": _("everyone"), "anonymous": _("not logged in"), "authenticated": _("logged in"),
@@ -46,21 +45,6 @@ def column(option: str) -> dict[str, Any]:
     if isinstance(row.check, (Whole, Number)):
         arguments["validators"] = [MinValueValidator(row.check.least), MaxValueValidator(row.check.most)]
     return arguments
-
-
-class ListField(models.JSONField):
-    """A list of texts. JSON that Python does not read, which somebody has put there by hand, reads as a value that no
-    rule can have: the row can be shown and switched off, and the rule is left out."""
-
-    def from_db_value(self, value: Any, *args: Any) -> Any:
-        try:
-            return super().from_db_value(value, *args)
-        except (ValueError, RecursionError):
-            return {"unreadable": value}
-
-    def deconstruct(self) -> Any:
-        name, _path, args, kwargs = super().deconstruct()
-        return name, "django.db.models.JSONField", args, kwargs
 
 
 class RateFields(models.Model):
@@ -128,7 +112,7 @@ class RateFields(models.Model):
 class RatesFields(RateFields):
     """So many units per period, and further limits that hold beside."""
 
-    more_rates = ListField(
+    more_rates = models.JSONField(
         _("further limits"), default=list, db_default=models.Value([], models.JSONField()), blank=True,
         help_text=_("One per line, for example 500/h. A request has to keep all of them, and the one above."),
     )  # fmt: skip
@@ -166,20 +150,27 @@ def _hidden_in(text: str) -> str:
     return ", ".join(f"U+{ord(char):04X}" for char in dict.fromkeys(found))
 
 
-def rate_problem(text: str) -> str:
-    """What is wrong with a text that is no rate, for whoever has typed it.
+def problem_text(problem: LimitError) -> str:
+    """What is wrong, in the language of the operator, with the labels of fields in the place of their names.
 
-    >>> rate_problem("5/0m")
-    '“5/0m” is for no time at all: write for example 5/m, or 5/15m.'
+    >>> problem_text(LimitError("%(option)s needs %(other)s as well", option="ban_after", other="ban_for"))
+    '“Ban after” needs “Ban for” as well.'
     """
-    written_so = WRITTEN.fullmatch(text)
-    if written_so is None:
-        problem = gettext("“%(rate)s” is no limit: write for example 500/h, or 10/15m. Units: s, m, h, d, w.")
-    elif written_so[1].strip("0") or not written_so[1]:
-        problem = gettext("“%(rate)s” is too large: at most %(most)d in at most ten years.")
-    else:
-        problem = gettext("“%(rate)s” is for no time at all: write for example 5/m, or 5/15m.")
-    return problem % {"rate": text, "most": Rate.MOST_UNITS}
+    text = gettext(problem.text)
+    if problem.params:
+        text %= {name: _label(name, value) for name, value in problem.params.items()}
+    return text if text.endswith(".") else f"{text}."
+
+
+def _label(name: str, value: Any) -> Any:
+    if name in ("option", "other"):
+        return f"“{capfirst(_(OPTIONS[value].label))}”"
+    if name in ("algorithm", "algorithms"):
+        return gettext(" or ").join(
+            gettext(algorithms.find(each).label).partition(":")[0] for each in value.split(", ")
+        )
+    names = OPTIONS[name].names if name in OPTIONS else {}
+    return gettext(names[value]) if isinstance(value, str) and value in names else value
 
 
 def rate_text(limit: int, period: int, unit: str) -> str:

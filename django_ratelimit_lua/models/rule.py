@@ -15,8 +15,7 @@ from ..rules.describe import reading
 from ..rules.rule import AUDIENCES, FIELDS, MODES, UNWRITABLE, Rule, RuleError, compile_rule
 from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion
 from .change import RateLimitChange
-from .misfits import by_field, misfits, number_misfits
-from .rate_fields import ListField, RatesFields, column, named
+from .rate_fields import RatesFields, column, named, problem_text
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -67,11 +66,11 @@ class RateLimitRule(RatesFields, AuditedModel):
             " the code."
         ),
     )  # fmt: skip
-    methods = ListField(
+    methods = models.JSONField(
         _("methods"), default=list, blank=True, help_text=_("None selected: all methods. GET includes HEAD.")
     )
     audience = models.CharField(_("audience"), max_length=16, default="everyone", choices=named((*AUDIENCES, "groups")))
-    groups = ListField(_("groups"), default=list, blank=True, help_text=_("Names of Django's groups."))
+    groups = models.JSONField(_("groups"), default=list, blank=True, help_text=_("Names of Django's groups."))
     descriptor = models.TextField(
         _("descriptor"), blank=True, default="", db_default="",
         help_text=_(
@@ -102,8 +101,7 @@ class RateLimitRule(RatesFields, AuditedModel):
     count_denied = models.BooleanField(default=False, **column("count_denied"))
     on_store_error = models.CharField(max_length=8, blank=True, **column("on_store_error"))
     lease = models.BigIntegerField(null=True, blank=True, **column("lease"))
-    split = models.CharField(max_length=8, blank=True, **column("split"))
-    split_weights = models.CharField(max_length=1000, default="", db_default="", blank=True, **column("split_weights"))
+    split = models.CharField(max_length=1000, blank=True, **column("split"))
     ban_after = models.PositiveIntegerField(null=True, blank=True, **column("ban_after"))
     ban_window = models.CharField(max_length=16, default="", db_default="", blank=True, **column("ban_window"))
     ban_for = models.CharField(max_length=100, default="", db_default="", blank=True, **column("ban_for"))
@@ -216,23 +214,24 @@ class RateLimitRule(RatesFields, AuditedModel):
             is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
             if not is_list or len(set(names)) < len(names) or (field == "methods" and any(map(_is_lower, names))):
                 raise ValidationError({field: _("Enter a list of names.")})
-        values = self.values()
-        problems = misfits(values)
-        for tier in self.tiers.all() if self.pk and self.to_check == "all" else ():
-            words = {"group": tier.group}
-            for _field, problem in number_misfits({**values, **tier.numbers()}):
-                problems.append((NON_FIELD_ERRORS, _("Tier %(group)s: %(problem)s") % {**words, "problem": problem}))
-        if problems or self.wrong:
-            raise ValidationError(by_field([misfit for misfit in problems if misfit[0] not in self.wrong]))
         try:
             self.compiled([] if self.to_check == "without tiers" else None)
         except RuleError as error:
-            field = _FORM_FIELDS.get(error.field, error.field)
-            if field == "limit" and self.more_rates:
-                field = "more_rates"
-            problem = error.problem.removeprefix(f"Limit {self.name!r}: ")
-            is_field = field in {column.name for column in self._meta.get_fields()}
-            raise ValidationError({field: problem} if is_field else problem) from None
+            problems: dict[str, list[str]] = {}
+            for each in error.each:
+                field, text = self._form_field(each.field), problem_text(each.problem)
+                if each.tier:
+                    text = _("Tier %(group)s: %(problem)s") % {"group": each.tier, "problem": text}
+                if field not in self.wrong:
+                    problems.setdefault(field, []).append(text)
+            raise ValidationError(problems) from None
+
+    def _form_field(self, word: str) -> str:
+        """The field of the form for a word of a rule."""
+        if word == "rate":
+            return "more_rates" if self.more_rates else "limit"
+        field = {"method": "methods"}.get(word, word)
+        return field if field in {column.name for column in self._meta.concrete_fields} else NON_FIELD_ERRORS
 
     def values(self) -> dict[str, Any]:
         """The values of its fields, by name."""
@@ -244,4 +243,3 @@ def _is_lower(name: str) -> bool:
 
 
 _ZEROS = ("cost", *(option for option, row in OPTIONS.items() if getattr(row.check, "least", None) == 0))
-_FORM_FIELDS = {"rate": "limit", "method": "methods", "tiers": "__all__"}

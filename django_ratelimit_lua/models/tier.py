@@ -12,8 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from ..rules.rule import TIER_FIELDS, RuleError
 from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion, declare
 from .change import RateLimitChange
-from .misfits import by_field, number_misfits
-from .rate_fields import RatesFields
+from .rate_fields import RatesFields, problem_text
 from .rule import RateLimitRule
 
 
@@ -64,12 +63,11 @@ class RateLimitTier(RatesFields, AuditedModel):
         if self.limit is None:
             raise ValidationError({"limit": _("A tier needs a limit.")})
         try:
-            problems = number_misfits({**self.rule.values(), **self.numbers()})
-            if problems:
-                raise ValidationError(by_field(problems, self.numbers(), "limit"))
             self.rule.compiled([self.declared()])
         except RateLimitRule.DoesNotExist:
             pass  # Which is said already.
         except RuleError as error:
-            if error.field == "tiers":  # Else it is the rule that is wrong.
-                raise ValidationError({"more_rates" if self.more_rates else "limit": error.problem}) from None
+            problems = [problem_text(each.problem) for each in error.each if each.tier]  # Else the rule is wrong.
+            raise ValidationError(
+                {"more_rates" if self.more_rates else "limit": problems} if problems else {}
+            ) from None

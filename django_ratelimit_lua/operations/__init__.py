@@ -10,7 +10,7 @@ from ..stats.reading import refusal_counts
 from .bans import ActiveBan, active_bans, lift_bans
 from .explain import Explanation, explain
 from .health import Health, ahealth, health
-from .reference import BadReferenceError, OpenedReference, ReferredLimit, open_reference
+from .reference import BadReferenceError, KnownLimit, OpenedReference, open_reference
 
 __all__ = [
     "ActiveBan",
@@ -18,8 +18,8 @@ __all__ = [
     "ClientAddress",
     "Explanation",
     "Health",
+    "KnownLimit",
     "OpenedReference",
-    "ReferredLimit",
     "RuleError",
     "active_bans",
     "ahealth",

@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext as _
 
@@ -20,17 +19,15 @@ from ..engine.evidence import Offence, evidence_of
 from ..engine.run import run
 from ..identity import Identity, digest
 from ..identity.address import address_as
-from ..identity.keys import EXACT, FIELD_KINDS, field_identity, split_field
-from ..identity.sealed import unseal
+from ..identity.keys import field_identity, split_field
 from ..limits.ban import Ban, BanTerms
 from ..limits.call import REGISTER, Charge
 from ..limits.limit import Limit
-from ..models import RateLimitChange, RateLimitRevision, RateLimitRule
+from ..models import RateLimitChange, RateLimitRevision
 from ..models.audit import current_actor
 from ..publishing.publish import primary
 from ..rules.callsite import known_call_sites
 from ..rules.describe import whom
-from ..rules.overrides import MOST_FIELDS
 from ..rules.places import look_for_call_sites
 from ..rules.provider import reload
 from ..rules.rule import Rule
@@ -38,7 +35,6 @@ from ..stats.names import Name, shown
 from ..store import get_store
 from .described import find_user
 from .reference import known_limits
-from .subjects import Subject
 from .whose import whose
 
 MOST = 1000
@@ -54,7 +50,6 @@ class ActiveBan:
       banned, and `who` in words, as `RATELIMIT_SHOW_IDENTITIES` allows; empty: not known;
     - `ban`: its end, its offences and how often there was one; `why`: of a ban by hand;
     - `terms`: by what the limit bans; None: it is not known here; `key`: where the ban is kept in Redis;
-    - `sealed`: the identity, see `identity.sealed`; empty: not known;
     - `is_shadow`: its limit is in shadow mode at the moment, so that it refuses nobody.
     """
 
@@ -66,7 +61,6 @@ class ActiveBan:
     why: str
     terms: BanTerms | None
     key: bytes
-    sealed: str = ""
     is_shadow: bool = False
 
     @property
@@ -99,19 +93,19 @@ def active_bans(most: int = MOST) -> list[ActiveBan]:
         if terms is not None and not ban.by_hand:  # As the limit is now.
             ban = ban._replace(until=min(ban.until, ban.last + terms.duration_us(ban.times - 1)))
         if ban.until > now:
-            name, rule, who, sealed = _told(told)
+            name, rule, who = _told(told)
             name = name or match[2].removesuffix(b":ban").decode(errors="replace")
-            found.append(ActiveBan(name, rule, match[1].decode(), who, ban, why, terms, key, sealed, is_shadow))
+            found.append(ActiveBan(name, rule, match[1].decode(), who, ban, why, terms, key, is_shadow))
     return sorted(found, key=lambda active: active.ban.until)
 
 
-def _told(text: bytes | None) -> tuple[str, str, Name, str]:
+def _told(text: bytes | None) -> tuple[str, str, Name]:
     try:
         told = json.loads(text or b"{}")
-        name, rule, sealed = (str(told.get(word) or "") for word in ("limit", "rule", "sealed"))
-        return name, rule, [(str(a), str(b)) for a, b in told["who"]], sealed
+        name, rule = (str(told.get(word) or "") for word in ("limit", "rule"))
+        return name, rule, [(str(a), str(b)) for a, b in told["who"]]
     except (ValueError, TypeError, KeyError, AttributeError):  # Written by hand, or not at all.
-        return "", "", [], ""
+        return "", "", []
 
 
 def number_of_bans() -> int:
@@ -232,53 +226,6 @@ def _part(part: str, address: str, user: str, value: str) -> Identity:
     if identity[-1] is None:
         raise ValidationError(_("Enter the value of %(field)s.") % {"field": part})
     return identity
-
-
-def permanent(active: ActiveBan) -> tuple[Subject | None, RateLimitRule | None]:
-    """Whom an override would be about that takes the place of a ban (None: it can be about nobody, or that is not
-    known), and the rule of the admin that has banned them (None: none has)."""
-    identity = unseal(active.sealed) if active.sealed else None
-    rule = RateLimitRule.objects.named(active.rule).first() if active.rule else None
-    return (None if identity is None else _subject(identity)), rule
-
-
-def _subject(identity: Identity) -> Subject | None:
-    if not isinstance(identity, tuple) or not identity:
-        return None
-    parts = [identity] if isinstance(identity[0], str) else identity
-    user, address, fields = None, "", []
-    for part in parts:
-        if not isinstance(part, tuple) or not part or part[-1] is None:
-            return None
-        kind, rest = str(part[0]), part[1:]
-        if kind == "user" and len(rest) == 1:
-            user = find_user(str(rest[0]))
-            if user is None or str(user.pk) != rest[0]:
-                return None
-        elif kind == "ip" and len(rest) == 1:
-            address = _network(str(rest[0]))
-            if not address:
-                return None
-        elif kind == "session" and len(rest) == 1:
-            fields.append((f"cookie:{settings.SESSION_COOKIE_NAME}", str(rest[0])))
-        elif kind in FIELD_KINDS and len(rest) == 2:
-            field, value = f"{kind}:{rest[0]!s}", str(rest[1])
-            is_plain = field_identity(field, value)[-1] == value
-            fields.append((field if is_plain else EXACT + field, value))
-        elif kind not in ("path", "route"):  # An override is about who asks, and not what for.
-            return None
-    subject = Subject(user, address, tuple(fields))
-    return None if subject == Subject() or len(fields) > MOST_FIELDS else subject
-
-
-def _network(text: str) -> str:
-    """What is masked, as a network; empty for what is no address."""
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return ""
-    size = conf.IPV4_MASK if address.version == 4 else conf.IPV6_MASK
-    return text if size == address.max_prefixlen else f"{text}/{size:d}"
 
 
 def _name(planned: PlannedCharge) -> Name:

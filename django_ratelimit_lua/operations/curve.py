@@ -1,23 +1,31 @@
-"""The refusal curve of what was counted: for every limit N, how many requests and people it would have refused.
+"""The refusal curve: for every limit N, how many requests and people it would have refused.
 
-Requests are known by the units they found used, themselves among them: one that found more than N would have been
-refused by a limit of N. For a fixed window that is exactly so. Under other algorithms what is refused makes room for
-what follows, so that N refuses as many at most. Above the limit in force nothing is known of what was refused but that
-it wanted one more: that part is a band.
+Requests are counted by the units they found used, themselves among them: a request that found more than N would have
+been refused by a limit of N. For a fixed window that is exact. Under other algorithms a refusal makes room for later
+requests, so N refuses at most as many. Of requests that the limit in force has refused, only that is known: above that
+limit, the curve is a band.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from django.utils.translation import gettext as _
 
 from ..limits.algorithms import find
 from ..limits.limit import Limit
 from ..limits.rate import Rate
 from ..stats.marks import Marks
 from ..stats.reading import Detail
+from .plot import Mark, Plot
+from .words import number_words, share_words
 
-MOST_POINTS = 200
+MAX_POINTS = 200
+MAX_TICKS = 9
 
 
 class Between(NamedTuple):
@@ -39,90 +47,181 @@ class CurvePoint(NamedTuple):
 class Curve:
     """The refusal curve of one period of a rule or call site.
 
-    - `period_us`: of the limit; `now`: the limit that is in force, None where it is not known;
-    - `detail`, `marks`: what was counted; `lowest`: the lowest limit that has refused in that time, None where nothing
-      was refused; `refused`: how many requests were, in all;
-    - `is_alone`: no other period was counted, so that it is this limit that has refused them; `others`: by what
-      it was another one for some, or for some of the time; `is_steady`: it is alone, and there are no others;
-      `is_unit`: each request took one unit.
+    Args:
+        period_us: The period of the limit.
+        now: The limit that is in force, if it is known.
+        requests: The number of all requests.
+        people: The number of all identities.
+        find_requests: Returns how many requests found more than so many units used.
+        find_people: Returns how many identities used, or wanted, more than so many units.
+        most: The most that an identity used.
+        lowest: The lowest limit that has refused in that time, if one has.
+        refused: How many requests were refused, in all.
+        is_alone: No other period was counted, so this limit has refused them.
+        others: Why another limit held for some clients, or for some of the time.
+        is_steady: It is alone, and there are no others.
+        is_unit: Each request took one unit.
+        is_sampled: The number of identities is estimated.
+
+    >>> counts = lambda units: Between(max(0, 10 - units), max(0, 10 - units))
+    >>> curve = Curve(60_000_000, None, 10, 10, counts, counts, most=10)
+    >>> curve.at(9).requests, curve.enough_for(75).limit, curve.enough_for(99).limit
+    (Between(least=1, most=1), 8, 10)
     """
 
     period_us: int
     now: Limit | None
-    detail: Detail
-    marks: Marks
+    requests: int
+    people: int
+    find_requests: Callable[[int], Between]
+    find_people: Callable[[int], Between]
+    most: int
     lowest: int | None = None
     refused: int = 0
     is_alone: bool = False
     is_steady: bool = False
     others: tuple[str, ...] = ()
     is_unit: bool = False
+    is_sampled: bool = False
+
+    @classmethod
+    def counted(cls, period_us: int, now: Limit | None, detail: Detail, marks: Marks) -> Curve:
+        """Return the curve of what the statistics have counted."""
+
+        def find_people(units: int) -> Between:
+            count, error = marks.beyond(units)
+            return Between(max(0, count - error), count + error)
+
+        return cls(
+            period_us, now, sum(detail.used.get(period_us, {}).values()), marks.people,
+            lambda units: Between(*detail.beyond(period_us, units)), find_people, max(marks.marks, default=0),
+            is_sampled=not marks.is_exact,
+        )  # fmt: skip
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm of the limit that is in force; empty if that is not known."""
+        return "" if self.now is None else find(self.now.algorithm).name
 
     @property
     def is_burst(self) -> bool:
-        """Whether N is what a bucket holds, at the rate that it has."""
-        return self.now is not None and find(self.now.algorithm).name == "token_bucket"
+        """Whether N is the capacity of a bucket, at the rate that it has."""
+        return self.algorithm == "token_bucket"
 
     @property
     def is_exact(self) -> bool:
-        """Whether a limit below today's would have refused just these, and not these at most."""
-        return self.is_unit and self.now is not None and find(self.now.algorithm).name == "fixed_window"
+        """Whether a limit below today's would have refused exactly as many, and not at most as many."""
+        return self.is_unit and self.algorithm == "fixed_window"
 
     @property
     def today(self) -> int | None:
         """The N that is in force."""
-        if self.now is None:
-            return None
-        return self.of(self.now.rate, self.now.burst)
+        return None if self.now is None else self.of(self.now.rate, self.now.burst)
 
     def of(self, rate: Rate, burst: int | None) -> int:
-        """The N of a limit of this kind."""
+        """Return the N of a limit of this kind."""
         return burst or rate.limit if self.is_burst else rate.limit
 
-    @property
-    def requests(self) -> int:
-        """All requests that it is drawn from."""
-        return sum(self.detail.used.get(self.period_us, {}).values())
-
-    @property
-    def top(self) -> int:
-        """The largest N that it says something about."""
-        most = max(self.marks.marks, default=0)
-        return max(most, round((self.today or 0) * 1.25), 1)
-
     def at(self, limit: int) -> CurvePoint:
-        """What a limit would have refused."""
-        requests = Between(*self.detail.beyond(self.period_us, limit))
-        people = self._people(limit)
-        lowest = self.lowest
+        """Return what a limit would have refused."""
+        requests, people = self.find_requests(limit), self.find_people(limit)
+        lowest, refused = self.lowest, self.refused
         if lowest is None:
             return CurvePoint(limit, requests, people)
-        if limit <= lowest:
-            # Whatever was refused would have been so.
-            if self.is_alone:
-                requests = Between(max(requests.least, self.refused), max(requests.most, self.refused))
-            if self.is_steady and limit == lowest:
-                requests = Between(self.refused, self.refused)
-        else:
-            # Who was refused would have wanted nobody knows how much.
-            known = Between(*self.detail.beyond(self.period_us, lowest))
-            requests = Between(requests.least, min(known.most, requests.most + self.refused))
-            people = Between(people.least, self._people(lowest).most)
+        if limit > lowest:
+            # How much more the refused requests would have taken is not known.
+            most = min(self.find_requests(lowest).most, requests.most + refused)
+            requests = Between(requests.least, most)
+            people = Between(people.least, self.find_people(lowest).most)
             if self.is_steady:
-                requests = Between(0, min(requests.most, self.refused))
+                requests = Between(0, min(most, refused))
+        elif self.is_steady and limit == lowest:
+            requests = Between(refused, refused)
+        elif self.is_alone:  # Every request that was refused would have been refused.
+            requests = Between(max(requests.least, refused), max(requests.most, refused))
         return CurvePoint(limit, requests, people)
 
-    def _people(self, limit: int) -> Between:
-        count, error = self.marks.beyond(limit)
-        return Between(max(0, count - error), count + error)
-
     def points(self) -> list[CurvePoint]:
-        """The curve: at every N, or where there are too many, at N each of which is by the same part larger."""
-        top = self.top
-        if top < MOST_POINTS:
-            limits = set(range(top + 1))
-        else:
-            limits = {0, top, *(round(top ** (step / MOST_POINTS)) for step in range(MOST_POINTS))}
+        """Return the curve at every N, or at some, each larger than the one before by the same factor."""
+        top = max(self.most, round((self.today or 0) * 1.25), 1)
+        limits = set(range(top + 1))
+        if top >= MAX_POINTS:
+            limits = {0, top, *(round(top ** (step / MAX_POINTS)) for step in range(MAX_POINTS))}
         if self.today is not None:
-            limits |= {self.today}
-        return [self.at(limit) for limit in sorted(limits) if limit <= max(top, self.today or 0)]
+            limits.add(self.today)
+        return [self.at(limit) for limit in sorted(limits)]
+
+    def enough_for(self, percent: float) -> CurvePoint:
+        """Return the smallest limit that never refuses at least so many percent of the identities."""
+
+        def is_enough(limit: int) -> bool:
+            return (self.people - self.find_people(limit).most) / max(1, self.people) * 100 >= percent
+
+        return self.at(bisect_left(range(self.most), True, key=is_enough))
+
+
+def plot_curve(
+    points: Sequence[CurvePoint], requests: int, people: int, per: str, *, today: int | None = None, title: str = ""
+) -> Plot:
+    """Return the plot of a refusal curve: the shares of all requests and people that each limit refuses.
+
+    Args:
+        points: In the order of their limits, at least one. Each holds up to the next one.
+        requests: The number of all requests.
+        people: The number of all people.
+        per: The period of the limits, in words.
+        today: The limit that is in force.
+        title: The name of the plot.
+    """
+    quarters = [(quarter / 4, share_words(quarter / 4)) for quarter in range(5)]
+    top = points[-1].limit
+    plot = Plot(
+        title or _("What each limit refuses"), " ".join(_sentences(points, requests, people, per, today)), "curve",
+        height=324, bottom=78, up=quarters, across=[(scale(limit, top), f"{limit:,}") for limit in ticks(top)],
+        axis=_("limit per %(period)s") % {"period": per},
+        key=(("requests", _("requests refused")), ("people", _("identities refused"))),
+    )  # fmt: skip
+    if today is not None:
+        label = _("today %(limit)s") % {"limit": number_words(today)}
+        plot.marks = [Mark(scale(today, top), label, kind="today")]
+    for name, whole in (("requests", requests), ("people", people)):
+        edges = [(scale(point.limit, top), getattr(point, name)) for point in points]
+        lower, upper = ([(at, bounds[side] / max(1, whole)) for at, bounds in edges] for side in (0, 1))
+        if lower != upper:
+            plot.band(name, lower, upper)
+        plot.line(name, upper)
+    return plot
+
+
+def scale(limit: int, top: int) -> float:
+    """Return the place of a limit on a logarithmic axis that begins with 0, as a share of its length."""
+    return math.log(limit + 1) / math.log(max(top, 2) + 1)
+
+
+def ticks(top: int) -> list[int]:
+    """Return round numbers from 1 up to a limit, at most `MAX_TICKS`.
+
+    >>> ticks(60), ticks(5_000)
+    ([1, 2, 5, 10, 20, 50], [1, 5, 10, 50, 100, 500, 1000, 5000])
+    """
+    for steps in ((1, 2, 5), (1, 5), (1,)):
+        found = [step * 10**power for power in range(len(str(top))) for step in steps if step * 10**power <= top]
+        if len(found) <= MAX_TICKS:
+            break
+    return found
+
+
+def _sentences(points: Sequence[CurvePoint], requests: int, people: int, per: str, today: int | None) -> list[str]:
+    """What today's limit refuses, and some others."""
+    text = _(
+        "%(limit)s per %(period)s refuses %(requests)s of the requests and meets %(identities)s of the identities."
+    )
+    limits = {today or 0, points[-1].limit, *(10**power for power in range(len(str(points[-1].limit))))}
+    sentences = []
+    for limit in sorted(limits):
+        at = max((point for point in points if point.limit <= limit), default=points[0])
+        values: dict[str, Any] = {"limit": number_words(limit), "period": per}
+        values["requests"] = share_words(at.requests.most / max(1, requests))
+        values["identities"] = share_words(at.people.most / max(1, people))
+        sentences.append(text % values)
+    return sentences

@@ -32,16 +32,7 @@ from ..rules.overrides import KnownOverrides, Override, override_cache
 from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
-from ..rules.stacks import (
-    BEFORE_METHODS,
-    Stack,
-    Standing,
-    StandingGuard,
-    guards_on,
-    is_behind_login,
-    layers,
-    stacks_on,
-)
+from ..rules.stacks import BEFORE_METHODS, OnView, Stack, is_behind_login, on_view
 from ..web.durations import duration_words
 from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, RequestPlanner
@@ -158,7 +149,8 @@ class Explanation:
       rule; `problems`: the rules and call sites that cannot be applied to such a request, and why;
     - `breakers`: those that stand on its view, outermost first;
     - `notes`: what else may refuse it, and is not looked at; `missing`: the fields that its limits count by and it does
-      not have, as keys name them; `other_methods`: the methods that meet more limits at this view.
+      not have, as keys name them; `other_methods`: the methods that meet more limits at this view;
+    - `unknown`: the functions of which it cannot be seen whether the view calls them, and meets their limits.
     """
 
     decision: Decision
@@ -170,6 +162,7 @@ class Explanation:
     missing: tuple[str, ...] = ()
     other_methods: tuple[str, ...] = ()
     breakers: tuple[ExplainedBreaker, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     @property
     def stopped_by(self) -> ExplainedBreaker | None:
@@ -200,14 +193,17 @@ def _explained(request: HttpRequest) -> Explanation:
     match = resolved(request)
     if match is None:
         looking.notes[_("No URL pattern matches this path.")] = None
-        return looking.explanation(())
-    standing = stacks_on(match.func, request.method or "")
+        return looking.explanation((), ())
+    here = on_view(match.func, request.method or "")
     # Throttles are asked in between, and find out who the user is.
-    looking.at_stacks(match.func, [one for one in standing if one.method in BEFORE_METHODS])
-    looking.at_throttles(match)
-    looking.at_stacks(match.func, [one for one in standing if one.method not in BEFORE_METHODS])
-    looking.at_breakers(match, guards_on(match.func, request.method or ""))
-    return looking.explanation(_other_methods(match.func, request.method or ""))
+    looking.at_stacks(match.func, [stack for stack in here.stacks if stack.method in BEFORE_METHODS])
+    looking.at_throttles(here, match)
+    looking.at_stacks(match.func, [stack for stack in here.stacks if stack.method not in BEFORE_METHODS])
+    looking.at_breakers(here, match)
+    for name in here.unknown:
+        text = _("Unknown: whether the view calls %(name)s, and meets the limits and breakers in it.")
+        looking.notes[text % {"name": name}] = None
+    return looking.explanation(_other_methods(match.func, request.method or ""), tuple(here.unknown))
 
 
 class _Looking:
@@ -224,7 +220,7 @@ class _Looking:
         self.breakers: list[ExplainedBreaker] = []
         self._keys: dict[str, None] = {}
 
-    def explanation(self, other_methods: tuple[str, ...]) -> Explanation:
+    def explanation(self, other_methods: tuple[str, ...], unknown: tuple[str, ...]) -> Explanation:
         """All that was met."""
         return Explanation(
             self.decision,
@@ -236,6 +232,7 @@ class _Looking:
             tuple(self._missing()),
             other_methods,
             tuple(self.breakers),
+            unknown,
         )
 
     def at_rules(self) -> None:
@@ -256,14 +253,14 @@ class _Looking:
         on_error = self._on_error
         self._decide(RequestPlanner(self.request, choose, operation="peek", has_blocks=is_applied, on_error=on_error))
 
-    def at_stacks(self, view: Any, standing: Sequence[Standing]) -> None:
+    def at_stacks(self, view: Any, stacks: Sequence[Stack]) -> None:
         """What `@ratelimit` decides."""
-        for one in standing:
-            if is_behind_login(view, one) and not _is_logged_in(self.request):
+        for stack in stacks:
+            if is_behind_login(view, stack) and not _is_logged_in(self.request):
                 text = _("Not looked at: limits that only logged-in users meet. Enter a user to see them.")
                 self.notes[text] = None
             else:
-                self._at_stack(one.stack)
+                self._at_stack(stack)
 
     def _at_stack(self, stack: Stack) -> None:
         def choose(ruleset: Ruleset) -> list[Place]:
@@ -272,13 +269,12 @@ class _Looking:
         planner = RequestPlanner(self.request, choose, stack.group, "peek", on_error=self._on_error)
         self._decide(planner, is_advice=not stack.blocks)
 
-    def at_throttles(self, match: Any) -> None:
+    def at_throttles(self, here: OnView, match: Any) -> None:
         """What the throttles of a view of Django REST framework decide."""
-        of_class = [layer for layer in layers(match.func) if hasattr(getattr(layer, "cls", None), "get_throttles")]
-        if not of_class:
+        if not here.has_throttles:
             return
         try:
-            view = _view(of_class[0], match, self.request)
+            view = _view(here.class_view, match, self.request)
             throttles = view.get_throttles()
         except Exception as error:
             self._on_error(_("throttles of the view"), error)
@@ -298,22 +294,19 @@ class _Looking:
         if ours:
             self._decide(ours[0].planner(ours, view.request, view, "peek", self._on_error))
 
-    def at_breakers(self, match: Any, guards: Sequence[StandingGuard]) -> None:
+    def at_breakers(self, here: OnView, match: Any) -> None:
         """How the breakers of the view are."""
-        if not guards or not conf.ENABLE:
+        if not here.guards or not conf.ENABLE:
             return
-        states = {state.name: state for state in breakers({one.guard.breaker for one in guards})}
-        is_drf = any(hasattr(getattr(layer, "cls", None), "get_throttles") for layer in layers(match.func))
-        answers = is_drf or _is_applied()
-        for one in guards:
-            if is_behind_login(match.func, one) and not _is_logged_in(self.request):
-                self.notes[_("Not looked at: breakers that only logged-in users meet. Enter a user to see them.")] = (
-                    None
-                )
+        states = {state.name: state for state in breakers({guard.breaker for guard in here.guards})}
+        answers = here.has_throttles or _is_applied()
+        for guard in here.guards:
+            if is_behind_login(match.func, guard) and not _is_logged_in(self.request):
+                text = _("Not looked at: breakers that only logged-in users meet. Enter a user to see them.")
+                self.notes[text] = None
                 continue
-            guard, state = one.guard, states[one.guard.breaker]
             instead: Instead = "503" if guard.instead == "raises" and answers else guard.instead
-            self.breakers.append(ExplainedBreaker(state, instead))
+            self.breakers.append(ExplainedBreaker(states[guard.breaker], instead))
 
     def _place(self, rules: Sequence[Rule], group: str) -> Place:
         for rule in rules:
@@ -397,7 +390,7 @@ def _other_methods(view: Any, method: str) -> tuple[str, ...]:
 
 def _rules_for(view: Any, method: str) -> set[int]:
     """The call sites that count requests of a method: they are told apart as objects."""
-    rules = [rule for stack, _name in stacks_on(view, method) for rule in stack.rules]
+    rules = [rule for stack in on_view(view, method).stacks for rule in stack.rules]
     return {id(rule) for rule in rules if rule.methods is None or method in rule.methods}
 
 
@@ -471,11 +464,7 @@ def reset(explanation: Explanation, names: set[str] | None = None) -> list[str]:
 
     Returns the names of those that had counted something. Raises `StoreError`.
     """
-    return reset_charges([limit.charge for limit in explanation.met if names is None or limit.name in names])
-
-
-def reset_charges(charges: Sequence[Charge]) -> list[str]:
-    """Forget what these limits have counted for these identities; otherwise as `reset`."""
+    charges = [limit.charge for limit in explanation.met if names is None or limit.name in names]
     if not charges:
         return []
     # Also where an override exempts: its end brings back what was counted before.

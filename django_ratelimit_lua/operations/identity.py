@@ -9,11 +9,12 @@ from ..engine.decide import Outcome, PlannedCharge, build_call, decide
 from ..engine.evidence import Offence, evidence_of
 from ..engine.run import Wait
 from ..exceptions import StoreError
+from ..identity import digest as digest_of
 from ..limits.ban import Ban
 from ..limits.call import Charge
 from ..limits.limit import Limit
 from ..rules.callsite import LIMITER, known_call_sites
-from ..rules.overrides import USER, SubjectRef, is_field, override_cache
+from ..rules.overrides import DIGEST, USER, SubjectRef, client_identity, is_field, override_cache
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..web.overrides import override_kinds
@@ -90,6 +91,9 @@ class _IdentityPlanner(Planner):
         """See `Planner`."""
         kinds = override_kinds(ruleset, self.charges, False) if self._has_overrides else ()
         subjects = [SubjectRef(kind, self._digest) for kind in kinds if kind == USER or is_field(kind)]
+        if DIGEST in kinds:
+            identity = client_identity(self._digest.decode())
+            subjects += [SubjectRef(DIGEST, digest_of(identity, secret)) for secret in ruleset.secrets(DIGEST)]
         self.ruleset = ruleset
         self.parties = [Party(self.charges, subjects, False)]
         return ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,15 @@ from ..models import RateLimitBreaker, RateLimitRule, RateLimitTier
 from ..models.audit import one_change
 from ..rules.breakers import TIMES, TUNED, row_problems
 from ..rules.describe import difference, reading
-from ..rules.rule import FIELDS, RuleError, compile_rule, meant_by
+from ..rules.rule import RuleError, compile_rule
 
 Declared = Mapping[str, Any]
 Built = tuple[RateLimitRule, list[RateLimitTier]]
+Loaded = tuple[list[Built], dict[str, RateLimitBreaker]]
+BREAKER = "breaker"
+"""The word that begins what is no rule but a breaker: its name."""
+LONGEST_TEXT = 4 * 1024 * 1024
+MAX_DEPTH = 20
 
 
 class _Dumper(yaml.SafeDumper):
@@ -28,6 +33,33 @@ class _Dumper(yaml.SafeDumper):
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+
+class _Loader(yaml.SafeLoader):
+    """A `SafeLoader` without aliases, which may stand for gigabytes, deep nesting, and keys that are given twice."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        problem = "this is nested too deeply" if self.depth > MAX_DEPTH else ""
+        if self.check_event(yaml.AliasEvent):
+            problem = "aliases (*) are not read; write it out"
+        if problem:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, problem, mark)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = set()
+        for key in [key for key, _value in node.value if isinstance(key, yaml.ScalarNode)]:
+            if key.value in keys:
+                problem = f"{key.value!r} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            keys.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def dump(rules: Sequence[Declared]) -> str:
@@ -45,57 +77,37 @@ def dump(rules: Sequence[Declared]) -> str:
 def export() -> str:
     """The rules of the admin as YAML, in their order, and the thresholds of breakers behind them."""
     rules = [rule.declared() for rule in RateLimitRule.objects.prefetch_related("tiers")]
-    return dump([*rules, *_breakers_declared().values()])
+    return dump([*rules, *({BREAKER: name, **said} for name, said in _breakers_declared().items())])
 
 
 def _breakers_declared() -> dict[str, Declared]:
     """What rows say of breakers, by name; what is forced at the moment is not code."""
     rows = {row.name: row.thresholds_declared() for row in RateLimitBreaker.objects.all()}
-    return {name: {BREAKER: name, **said} for name, said in rows.items() if said}
+    return {name: said for name, said in rows.items() if said}
 
 
 @dataclass(frozen=True, slots=True)
 class RuleChange:
-    """What has to be done to a rule: before and after it (None: there is none)."""
+    """What has to be done to a rule, or to the thresholds of a breaker: before and after it (None: there is none)."""
 
     name: str
     before: Declared | None
     after: Declared | None
+    is_breaker: bool = False
 
     @property
     def label(self) -> str:
         """What it is about: a rule by its name alone."""
-        return self.name
+        return f"{BREAKER} {self.name}" if self.is_breaker else self.name
 
     def words(self) -> list[str]:
         """The step in words."""
-        if self.before is None:
-            return [f"+ {self.name}: {reading(self.after or {})}"]
-        if self.after is None:
-            return [f"- {self.name}: {reading(self.before)}"]
-        return [f"~ {self.name}", *(f"    {line}" for line in difference(self.before, self.after))]
-
-
-class BreakerChange(RuleChange):
-    """What has to be done to the thresholds of a breaker."""
-
-    @property
-    def label(self) -> str:
-        return f"{BREAKER} {self.name}"
-
-    def words(self) -> list[str]:
-        """The step in words."""
-        mark = "+" if self.before is None else "-" if self.after is None else "~"
-        before, after = self.before or {}, self.after or {}
-        said = [f"{field}: {before.get(field, '—')} → {after.get(field, '—')}" for field in {**before, **after}]
-        changed = [line for line, field in zip(said, {**before, **after}, strict=True) if field != BREAKER]
-        return [f"{mark} {self.label}", *(f"    {line}" for line in changed)]
-
-
-BREAKER = "breaker"
-"""The word that begins what is no rule but a breaker: its name."""
-LONGEST_TEXT = 4 * 1024 * 1024
-DEEPEST = 20
+        mark = "~"
+        if self.before is None or self.after is None:
+            mark = "+" if self.before is None else "-"
+            if not self.is_breaker:
+                return [f"{mark} {self.name}: {reading(self.after or self.before or {})}"]
+        return [f"{mark} {self.label}", *(f"    {line}" for line in difference(self.before, self.after))]
 
 
 def build_rule(given: Declared, where: str = "Rules") -> Built:
@@ -112,12 +124,12 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
     rule.path = "\n".join(compiled.paths)
     if rule.group == rule.name and not rule.path and not rule.route:
         rule.group = ""
-    rule.methods = list(dict.fromkeys(name.upper() for name in _names(given, "method", where)))
-    rule.descriptor = "\n".join(_names(given, "descriptor", where))
-    rule.key = "+".join(_names(given, "key", where))
-    rule.audience, *others = _names(given, "audience", where) or ["everyone"]
+    rule.methods = list(dict.fromkeys(name.upper() for name in _listed(given.get("method"))))
+    rule.descriptor = "\n".join(_listed(given.get("descriptor")))
+    rule.key = "+".join(_listed(given.get("key")))
+    rule.audience, *others = _listed(given.get("audience")) or ["everyone"]
     if rule.audience.startswith("group:"):
-        rule.groups = [name.removeprefix("group:") for name in (rule.audience, *others)]
+        rule.groups = list(dict.fromkeys(name.removeprefix("group:") for name in (rule.audience, *others)))
         rule.audience = "groups"
     tiers = []
     try:
@@ -126,246 +138,128 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
         for tier in given.get("tiers") or ():
             tiers.append(RateLimitTier(rule=rule, group=tier["group"], burst=tier.get("burst")))
             tiers[-1].rate = tier["rate"]
-        rule.full_clean(validate_unique=False, validate_constraints=False)
+        rule.clean_fields()
         for row in tiers:
             row.clean_fields(exclude=["rule"])
     except LimitError as error:
-        raise RuleError(where, "rate", str(error)) from None
+        raise RuleError(where, "rate", error) from None
     except ValidationError as error:
-        field, problems = next(iter(error.message_dict.items()))
-        raise RuleError(where, field, f"{field}: {' '.join(problems)}") from None
+        raise _of_fields(where, error) from None
     return rule, tiers
 
 
+def _of_fields(where: str, error: ValidationError) -> RuleError:
+    problems = error.message_dict.items()
+    return RuleError.of([RuleError(where, field, f"{field}: {' '.join(wrong)}") for field, wrong in problems])
+
+
 def build_breaker(given: Declared, where: str = "Rules") -> RateLimitBreaker:
-    """A breaker's row with these thresholds, from how it is declared; not saved. Raises `RulesError`."""
+    """A breaker's row with these thresholds, from how it is declared; not saved. Raises `RuleError`."""
     words = {field: value for field, value in given.items() if field in ("description", *TUNED) and value is not None}
     row, where = RateLimitBreaker(name=given[BREAKER]), f"{where}: breaker {given[BREAKER]!r}"
-    problems = []
+    # Of what the text says: a row makes whole numbers of 1.5 and of true.
+    problems = [RuleError(where, wrong.field, wrong) for wrong in row_problems({**words, "name": row.name})]
     if unknown := sorted(map(str, set(given) - {BREAKER, "description", *TUNED})):
         problems.append(RuleError(where, BREAKER, f"unknown {', '.join(unknown)}; there are {', '.join(TUNED)}"))
-    # Of what the text says: a row makes whole numbers of 1.5 and of true.
-    for wrong in row_problems({**words, "name": row.name}):
-        problems.append(RuleError(where, wrong.field, f"{wrong.field} {wrong.problem}"))
     if not isinstance(words.get("description", ""), str):
         problems.append(RuleError(where, "description", f"description is {words['description']!r}: must be text"))
     if problems:
-        raise RulesError(problems)
+        raise RuleError.of(problems)
     for field, value in words.items():
         is_number = field in TIMES and not isinstance(value, str)
         setattr(row, field, time_text(time_us(value)) if is_number else value)
     try:
         row.full_clean(validate_unique=False)
     except ValidationError as error:
-        raise RulesError(
-            [RuleError(where, field, f"{field}: {' '.join(wrong)}") for field, wrong in error.message_dict.items()]
-        ) from None
+        raise _of_fields(where, error) from None
     return row
 
 
-def _names(given: Declared, field: str, where: str) -> list[str]:
+def _listed(value: Any) -> list[str]:
     """The names in a field that holds one or several."""
-    value = given.get(field)
-    names = [] if value in (None, "") else [value] if isinstance(value, str) else value
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise RuleError(where, field, f"{field} is {value!r}; write a name or a list of names")
-    return names
+    return [value] if isinstance(value, str) and value else list(value or ())
 
 
-class RulesError(RuleError):
-    """All that is wrong with a text of rules: `problems`, of which the message has the first hundred."""
+def load(text: str, source: str = "Rules") -> Loaded:
+    """The rules of a YAML text with their tiers, and its breakers by name; not saved.
 
-    MOST = 100
+    Args:
+        text: The YAML.
+        source: What problems call it, such as its file.
 
-    def __init__(self, problems: Sequence[RuleError]) -> None:
-        first, self.each = problems[0], tuple(problems)
-        super().__init__(first.where, first.field, first.problem)
-        self.problems = [str(problem) for problem in problems]
-        more = len(problems) - self.MOST
-        self.args = ("\n".join([*self.problems[: self.MOST], *([f"and {more} more"] if more > 0 else [])]),)
-
-
-def load(text: str, source: str = "Rules") -> list[Built]:
-    """The rules of a YAML text, not saved; `source`: what problems call it, such as its file. Raises `RulesError` that
-    says which rules, where, and what is wrong."""
+    Raises:
+        RuleError: With all that is wrong, and in which lines.
+    """
     built: list[Built] = []
+    breakers: dict[str, RateLimitBreaker] = {}
     problems: list[RuleError] = []
     lines: dict[str, int] = {}
     twice: set[str] = set()
-    breakers: dict[str, RateLimitBreaker] = {}
-    for line, given in _parsed(text, source):
+    for line, given in _items(text, source):
         where = f"{source}, line {line}"
-        if isinstance(given, Mapping) and BREAKER in given:
-            try:
+        try:
+            if isinstance(given, Mapping) and BREAKER in given:
                 breaker = build_breaker(given, where)
                 if breaker.name in breakers:
                     raise RuleError(where, BREAKER, f"two breakers are called {breaker.name}")
                 breakers[breaker.name] = breaker
-            except RuleError as error:
-                problems += error.each if isinstance(error, RulesError) else [error]
-            continue
-        name = given.get("name") if isinstance(given, Mapping) else None
-        try:
+                continue
             built.append(build_rule(given, where))
-            name = built[-1][0].name
         except RuleError as error:
-            problems += _all_problems(given, where, error)
-        if isinstance(name, str) and name and lines.setdefault(name, line) != line and name not in twice:
+            problems += error.each
+        name = given.get("name") if isinstance(given, Mapping) else None
+        if isinstance(name, str) and lines.setdefault(name, line) != line and name not in twice:
             twice.add(name)
-            problems.append(
-                RuleError(where, "name", f"two rules are called {name}; the other is on line {lines[name]}")
-            )
+            problem = f"two rules are called {name}; the other is on line {lines[name]}"
+            problems.append(RuleError(where, "name", problem))
     if problems:
-        raise RulesError(problems)
-    return built
+        raise RuleError.of(problems)
+    return built, breakers
 
 
-_SOUND = {"rate": "1/m", "key": "ip", "path": "/"}
-"""What a rule has to have, and is put in its place to find what else is wrong."""
-
-
-_SOUND_FOR = {"day": "1/d", "week": "1/w", "month": "30/30d"}
-"""By `align`: the rate that a rule may have then. Else what is wrong with its own would be said of `align` as well."""
-
-
-def _sound(given: Declared, field: str) -> Any:
-    align = given.get("align")
-    return _SOUND_FOR.get(align, _SOUND[field]) if field == "rate" and isinstance(align, str) else _SOUND[field]
-
-
-def _known(given: Declared) -> Declared:
-    """A rule without words that there are not; what is nearly one is read as it."""
-    known = {word: value for word, value in given.items() if word in FIELDS}
-    for word, value in given.items():
-        meant = meant_by(word) if word not in FIELDS else None
-        if meant is not None:
-            known.setdefault(meant, value)
-    return known
-
-
-def _all_problems(given: Any, where: str, first: RuleError) -> list[RuleError]:
-    """What is wrong with a rule: the first problem, and those that are left when what it is about is put right."""
-    problems = [first]
-    field, has_strange = first.field, False
-    while isinstance(given, Mapping):
-        known = _known(given)
-        if field in _SOUND and given.get(field) != _sound(given, field):
-            given = {**given, field: _sound(given, field)}
-        elif field == "name" and known != given:
-            has_strange = any(word not in FIELDS and meant_by(word) is None for word in given)
-            given = known
-        elif field in given and field not in _SOUND and field != "name":
-            gone = (field, "time_zone") if field == "align" else (field,)  # That is nothing without the other.
-            given = {word: value for word, value in given.items() if word not in gone}
-        else:
-            break
-        try:
-            build_rule(given, where)
-            break
-        except RuleError as error:
-            field = error.field
-            if not (has_strange and field in _SOUND and field not in given):  # Else that word stands in its place.
-                problems.append(error)
-    return problems
-
-
-def _parsed(text: str, source: str) -> list[tuple[int, Any]]:
+def _items(text: str, source: str) -> Iterator[tuple[int, Any]]:
     """The items of the YAML list in a text, each with the number of its first line."""
     if len(text) > LONGEST_TEXT:
         raise RuleError(source, "yaml", f"more than {LONGEST_TEXT} characters")
     try:
-        lines = _item_lines(text, source)
-        items = yaml.safe_load(text)
+        loader = _Loader(text)
+        node: Any = loader.get_single_node()
+        if node is None:  # Probably a truncated file, and not the wish to delete every rule.
+            raise RuleError(source, "yaml", "is empty; write [] where there are to be no rules")
+        if not isinstance(node, yaml.SequenceNode):
+            raise RuleError(source, "yaml", "must be a list of rules, each a mapping with a name")
+        for item in node.value:
+            yield item.start_mark.line + 1, loader.construct_document(item)
     except yaml.YAMLError as error:
-        message = str(error).replace("<unicode string>", source)
-        raise RuleError(source, "yaml", f"not YAML: {message}") from None
+        mark = getattr(error, "problem_mark", None)
+        where = source if mark is None else f"{source}, line {mark.line + 1}"
+        problem = getattr(error, "problem", None) or str(error).replace("<unicode string>", source)
+        raise RuleError(where, "yaml", f"not YAML: {problem}") from None
     except (ValueError, ArithmeticError) as error:  # A number or a date that is out of range.
         raise RuleError(source, "yaml", f"not YAML: {error}") from None
-    if items is None:  # Probably a truncated file, and not the wish to delete every rule.
-        raise RuleError(source, "yaml", "is empty; write [] where there are to be no rules")
-    if not isinstance(items, list):
-        raise RuleError(source, "yaml", "must be a list of rules, each a mapping with a name")
-    return list(zip(lines, items, strict=True))
-
-
-def _item_lines(text: str, source: str) -> list[int]:
-    """The first line of each item of the outermost list. Raises `RuleError` for what `safe_load` would accept: anchors,
-    aliases, merge keys, repeated keys and deep nesting."""
-    lines: list[int] = []
-    collections: list[_Collection] = []
-    for event in yaml.parse(text):
-        mark = event.start_mark
-        line = mark.line + 1 if mark is not None else 1
-        problem = ""
-        if getattr(event, "anchor", None) is not None:
-            problem = "anchors (&) and aliases (*) are not read; write it out"
-        elif isinstance(event, yaml.NodeEvent) and collections:
-            problem = collections[-1].add(getattr(event, "value", None))
-            if len(collections) == 1:
-                lines.append(line)
-        if isinstance(event, yaml.CollectionStartEvent):
-            collections.append(_Collection(isinstance(event, yaml.MappingStartEvent)))
-        elif isinstance(event, yaml.CollectionEndEvent):
-            collections.pop()
-        if len(collections) > DEEPEST:
-            problem = "this is nested too deeply"
-        if problem:
-            raise RuleError(f"{source}, line {line}", "yaml", f"not YAML: {problem}")
-    return lines
-
-
-class _Collection:
-    """A list or mapping of a YAML text while its events are read."""
-
-    def __init__(self, is_mapping: bool) -> None:
-        self.is_mapping = is_mapping
-        self.is_key_next = is_mapping
-        self.keys: set[str] = set()
-
-    def add(self, value: str | None) -> str:
-        """Add a node (`value`: its text, if it is a scalar), and return what is wrong with it."""
-        is_key = self.is_key_next
-        self.is_key_next = self.is_mapping and not is_key
-        if not is_key or value is None:
-            return ""
-        if value == "<<":
-            return "merge keys (<<) are not read; write it out"
-        if value in self.keys:
-            return f"{value!r} is given twice"
-        self.keys.add(value)
-        return ""
 
 
 def declared_rules(text: str, source: str = "Rules") -> list[Declared]:
     """The rules of a YAML text as they are declared, without a look at the database; `source` as in `load`. Raises
-    `RulesError`."""
-    return [_declared(rule, tiers) for rule, tiers in load(text, source)]
+    `RuleError`."""
+    return [_declared(rule, tiers) for rule, tiers in load(text, source)[0]]
 
 
 def plan(text: str, source: str = "Rules") -> list[RuleChange]:
     """What has to be done so that the rules are those of a text: nothing for those that are the same. `source` as in
-    `load`. Raises `RulesError`."""
-    return _plan(load(text, source), load_breakers(text, source))
+    `load`. Raises `RuleError`."""
+    return _plan(load(text, source))
 
 
-def load_breakers(text: str, source: str = "Rules") -> dict[str, RateLimitBreaker]:
-    """The breakers of a YAML text that `load` can read, by name, not saved."""
-    rows = [
-        build_breaker(given, source)
-        for _, given in _parsed(text, source)
-        if isinstance(given, Mapping) and BREAKER in given
-    ]
-    return {row.name: row for row in rows}
-
-
-def _plan(built: Sequence[Built], breakers: Mapping[str, RateLimitBreaker]) -> list[RuleChange]:
+def _plan(loaded: Loaded) -> list[RuleChange]:
+    built, breakers = loaded
     before = {rule.name: rule.declared() for rule in RateLimitRule.objects.prefetch_related("tiers")}
     after = {rule.name: _declared(rule, tiers) for rule, tiers in built}
     changes = [RuleChange(name, before.get(name), after.get(name)) for name in {**after, **before}]
     if breakers:  # A text without any is of rules alone.
         there = _breakers_declared()
-        wanted = {name: {BREAKER: name, **row.thresholds_declared()} for name, row in breakers.items()}
-        changes += [BreakerChange(name, there.get(name), wanted.get(name)) for name in {**wanted, **there}]
+        wanted = {name: row.thresholds_declared() for name, row in breakers.items()}
+        changes += [RuleChange(name, there.get(name), wanted.get(name), True) for name in {**wanted, **there}]
     return [change for change in changes if change.before != change.after]
 
 
@@ -379,12 +273,12 @@ def _declared(rule: RateLimitRule, tiers: Sequence[RateLimitTier]) -> Declared:
 def counted(changes: Sequence[RuleChange]) -> str:
     """How many rules and breakers that is.
 
-    >>> counted([RuleChange("api", None, {}), BreakerChange("payments", None, {}), BreakerChange("mail", None, {})])
+    >>> counted([RuleChange("api", None, {}), RuleChange("mail", None, {}, True), RuleChange("x", None, {}, True)])
     '1 rule and 2 breakers'
     >>> counted([])
     '0 rules'
     """
-    breakers = sum(isinstance(change, BreakerChange) for change in changes)
+    breakers = sum(change.is_breaker for change in changes)
     return number_of(len(changes) - breakers, breakers)
 
 
@@ -406,22 +300,22 @@ def deletions(changes: Sequence[RuleChange]) -> list[str]:
 def apply(text: str, *, delete: bool = False) -> list[RuleChange]:
     """Make the rules those of a text, all or nothing; returns what was done. Overrides stay with rules that stay.
 
-    Raises `RulesError`; and `RuleError` where rules would be deleted and `delete` does not say that they may be: a file
-    that was cut off lacks rules as well.
+    Raises `RuleError`, also if rules would be deleted and `delete` does not say that they may be: a file that was cut
+    off lacks rules as well.
     """
     with one_change(router.db_for_write(RateLimitRule)):
-        built = {rule.name: (rule, tiers) for rule, tiers in load(text)}
-        breakers = load_breakers(text)
-        changes = _plan(list(built.values()), breakers)
+        loaded = load(text)
+        built, breakers = {rule.name: (rule, tiers) for rule, tiers in loaded[0]}, loaded[1]
+        changes = _plan(loaded)
         lacking = [change for change in changes if change.after is None]
         names = deletions(lacking)
         if names and not delete:
             listed = ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
-            what = "rules and breakers" if any(isinstance(change, BreakerChange) for change in lacking) else "rules"
+            what = "rules and breakers" if any(change.is_breaker for change in lacking) else "rules"
             problem = f"the file lacks {len(names)} of the {what} there are, which would be deleted: {listed}"
             raise RuleError("Rules", "name", f"{problem}. Nothing was changed; --delete says that this is meant")
         for change in changes:
-            if isinstance(change, BreakerChange):
+            if change.is_breaker:
                 _save_breaker(change.name, breakers.get(change.name))
             elif change.after is None:
                 RateLimitRule.objects.get(name=change.name).delete()

@@ -309,7 +309,7 @@ def curves(what: Named, span: Span, histograms: Detail, whole: Total) -> list[Cu
     is_alone = len(histograms.used) == 1
     found = []
     for period_us in periods:
-        curve = Curve(period_us, by_period.get(period_us), histograms, marks(what.name, period_us, span))
+        curve = Curve.counted(period_us, by_period.get(period_us), histograms, marks(what.name, period_us, span))
         known = set() if curve.today is None else {curve.today}
         why = set()
         for reason, algorithm, rate, burst in others:
@@ -377,8 +377,8 @@ def told_curve(curve: Curve) -> dict[str, Any]:
         "others": list(curve.others),
         "is_alone": curve.is_alone,
         "requests": curve.requests,
-        "people": curve.marks.people,
-        "people_are_estimated": not curve.marks.is_exact,
+        "people": curve.people,
+        "people_are_estimated": curve.is_sampled,
         "points": [
             {"limit": point.limit, "requests": list(point.requests), "people": list(point.people)}
             for point in curve.points()

@@ -1,30 +1,28 @@
-"""Whom an override can be about, of what a request is described by; and the blocks that are about them."""
+"""Subjects that an override can be about, of what a request is described by; and the blocks that
+are about them."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from django.conf import settings
 from django.db import router, transaction
-from django.http import HttpRequest
 from django.utils import timezone
-from django.utils.translation import gettext as _
 
-from ..conf import conf
-from ..identity.address import client_address
+from ..identity import Identity, digest
 from ..identity.forwarded import parse_network
-from ..identity.keys import read_fields, split_field
-from ..identity.session import session_key
+from ..identity.keys import field_identity
 from ..models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from ..models.audit import current_actor, one_change
-from ..rules.describe import field_words, together
-from ..rules.overrides import EFFECTS, MOST_FIELDS, USER, Effect, kind_parts, network_kind
+from ..rules.describe import field_words
+from ..rules.overrides import EFFECTS, Effect
 from .described import Fields
 from .surprises import override_surprises
 
+_EFFECT = attrgetter("kind", "rule_id", "effect", "rate", "burst", "forbids", "message")
 MOST_SHOWN = 50
 """Overrides about a network that are told of: the largest first."""
 
@@ -39,18 +37,30 @@ class NetworkOverride(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """Whom an override can be about: a user, an address or network, or what is in fields, as keys name them; all of
-    them together, as far as they are there."""
+    """What an override can be about: a user, an address or network, the value of a field, or the
+    digest of a client.
+
+    `label`: a name for a client of which only the digest is known.
+    """
 
     user: Any = None
     address: str = ""
-    fields: tuple[tuple[str, str], ...] = ()
+    field: str = ""
+    value: str = ""
+    digest: str = ""
+    label: str = ""
 
     def __str__(self) -> str:
-        values = _(" and ").join(f"{field_words(field)} = {value}" for field, value in self.fields)
-        if self.address and self.user is None and not values:
-            return self.address
-        return together(self.user, self.address, values)
+        return f"{field_words(self.field)} = {self.value}" if self.field else self._about().whom()
+
+    def client(self) -> str:
+        """The digest of the client that a limit counts which goes by this subject alone."""
+        identity: Identity = ("ip", self.address)
+        if self.field:
+            identity = field_identity(self.field, self.value)
+        elif self.user is not None:
+            identity = ("user", str(self.user.pk))
+        return self.digest or digest(identity).decode()
 
     def override(
         self,
@@ -62,68 +72,44 @@ class Subject(NamedTuple):
         label: str = "",
     ) -> RateLimitOverride:
         """An override about them that is not saved yet: for so many seconds from now (None: for good), for a rule or
-        for all. `label`: a name for who sends a value, which is not kept. Raises `ValidationError`."""
+        for all. `label`: a name for a client whose name is not kept. Raises `ValidationError`."""
         override = self._about()
-        override.label = label
+        override.label = label or self.label
         override.effect, override.rule, override.reason, override.created_by = effect, rule, reason, current_actor()
         override.ends = None if seconds is None else timezone.now() + datetime.timedelta(seconds=seconds)
         override.full_clean(exclude=["subject", "kind"])
         return override
 
-    def surprises(self, effect: Effect, peer: str | None = None, own: str | None = None) -> list[str]:
-        """What an override about them would do that its author may not expect, as `override_surprises` has it."""
-        networks = [self.address] if self.address else []
-        given = {"effect": effect, "user": self.user, "field": self.fields, "networks": networks}
-        return [str(problem) for _field, problem in override_surprises(given, peer, own)]
+    def surprises(self, effect: Effect, peer: str | None = None) -> list[str]:
+        """What has to be confirmed before an override about them is saved, as `override_surprises` has it."""
+        given = {"effect": effect, "networks": [self.address] if self.address else []}
+        return [str(problem) for _field, problem in override_surprises(given, peer)]
 
     def blocks(self) -> list[RateLimitOverride]:
         """The blocks that are about exactly them and have not ended, those that have not begun among them."""
         about = self._about()
-        about.full_clean(exclude=["subject", "kind", "limit"])
+        about.ends = timezone.now()  # A digest is not valid without an end.
+        about.full_clean(exclude=["subject", "kind"])
         about.prepare()
         blocks = RateLimitOverride.objects.lasting().filter(effect=RateLimitOverride.Effects.BLOCK, kind=about.kind)
-        return list(blocks.filter(subject=about.subject).select_related("rule", "user"))
+        return list(blocks.filter(subject__in=about.digests()).select_related("rule", "user"))
 
     def wider_blocks(self) -> list[RateLimitOverride]:
-        """The blocks in force that are about others as well: about a larger network, or about some of what these are
-        together."""
-        own = self._about()
-        own.prepare()
-        blocks = RateLimitOverride.objects.active().filter(effect=RateLimitOverride.Effects.BLOCK)
-        kinds = blocks.exclude(kind=own.kind).order_by().values_list("kind", flat=True).distinct()
-        found = {kind: subject for kind in kinds if (subject := self._as_kind(kind))}
-        meant = blocks.filter(kind__in=found, subject__in=found.values()).select_related("rule", "user")
-        return [block for block in meant if found[block.kind] == block.subject]
-
-    def _as_kind(self, kind: str) -> str:
-        """The digest of as much of them as such a kind is about; empty where they are not all of that."""
-        fields, about = dict(self.fields), RateLimitOverride()
-        parts = kind_parts(kind)
-        if USER in parts:
-            about.user = self.user
-        own = parse_network(self.address) if self.address else None
-        for size in range(own.prefixlen + 1 if own is not None else 0):
-            if own is not None and network_kind(own.version, size) in parts:
-                about.network = f"{own.network_address}/{size}"
-        held = [part for part in parts if part in fields]
-        about.field = ", ".join(held)
-        about.set_value({field: fields[field] for field in held})
-        about.prepare()
-        return about.subject if about.kind == kind else ""
+        """The blocks in force of larger networks that an address or network is in."""
+        found = self.network_overrides() if self.address else []
+        return [one.override for one in found if one.part == "larger" and one.override.effect == "block"]
 
     def network_overrides(self) -> list[NetworkOverride]:
-        """The overrides in force about a network of several addresses: about all of it, about larger ones that it is
-        in, and about parts of it."""
+        """The overrides in force about all of a network, about larger ones that it is in, and
+        about parts of it."""
         own = parse_network(self.address)
-        kind = f"ip{own.version}/"
-        overrides = RateLimitOverride.objects.active().filter(kind__startswith=kind).order_by("pk")
+        overrides = RateLimitOverride.objects.active().filter(kind__startswith=f"ip{own.version}/").order_by("pk")
         near: list[tuple[int, int]] = []
-        for pk, of, text in overrides.values_list("pk", "kind", "network"):
-            if of.removeprefix(kind).isdigit():
-                with suppress(ValueError):  # Somebody wrote to a row by hand.
-                    other = parse_network(text)
-                    if own.overlaps(other):
-                        near.append((other.prefixlen - own.prefixlen, pk))
+        for pk, text in overrides.values_list("pk", "network"):
+            with suppress(ValueError):  # Somebody wrote to a row by hand.
+                other = parse_network(text)
+                if own.overlaps(other):
+                    near.append((other.prefixlen - own.prefixlen, pk))
         rows = RateLimitOverride.objects.select_related("rule").in_bulk([pk for _bits, pk in sorted(near)[:MOST_SHOWN]])
         found = [(bits, rows[pk]) for bits, pk in sorted(near) if pk in rows]
         whole = [(bits, -EFFECTS.index(one.effect), one.pk) for bits, one in found if bits <= 0 and one.rule_id is None]
@@ -137,58 +123,22 @@ class Subject(NamedTuple):
         ]  # fmt: skip
 
     def _about(self) -> RateLimitOverride:
-        about = RateLimitOverride(effect="block", user=self.user, network=self.address)
-        about.field = ", ".join(field for field, _value in self.fields)
-        about.set_value(dict(self.fields))
+        about = RateLimitOverride(
+            effect="block", user=self.user, network=self.address, field=self.field, client_digest=self.digest,
+            label=self.label,
+        )  # fmt: skip
+        if self.field:
+            about.set_value(self.value)
         return about
 
 
 def subjects(user: Any, address: str | None, fields: Fields) -> dict[str, Subject]:
-    """Whom overrides can be about, where a request is described so, each by itself: by "user", "address" or the field
-    as keys name it."""
+    """The subjects of a request that is described so: by "user", "address" or the field as keys
+    name it."""
     named = {"user": Subject(user)} if user else {}
     if address:
         named["address"] = Subject(address=address)
-    return named | {field: Subject(fields=((field, value),)) for field, value in fields if value}
-
-
-def counted_subject(key: str, request: HttpRequest, address: str) -> Subject | None:
-    """Whom a limit counts that is keyed so, for a request that comes from an address or network, as an override can be
-    about them; None where it cannot: where something is not there, or not known, or a function says whom it counts.
-
-    Paths and routes are left out: an override is about who asks, and not what for.
-    """
-    user, network, fields = None, "", dict[str, str]()
-    for part in key.split("+"):
-        if part in ("path", "route"):
-            continue
-        if part in ("user", "user_or_ip") and request.user.is_authenticated:
-            user = request.user
-        elif part == "session" and session_key(request) is not None:
-            name = settings.SESSION_COOKIE_NAME
-            fields[f"cookie:{name}"] = request.COOKIES[name]
-        elif part in ("ip", "user_or_ip", "session"):
-            network = _counted_network(request, address)
-            if not network:
-                return None
-        elif split_field(part) is not None:
-            found = read_fields(part, request)
-            if len(found) != 1:
-                return None
-            fields[part] = str(found[0][-1])
-        else:
-            return None
-    subject = Subject(user, network, tuple(fields.items()))
-    return None if subject == Subject() or len(fields) > MOST_FIELDS else subject
-
-
-def _counted_network(request: HttpRequest, address: str) -> str:
-    """The network that is counted for an address, or what is larger of what was entered; empty where none was."""
-    own = client_address(request).address
-    if not address or own is None:
-        return ""
-    size = min(parse_network(address).prefixlen, conf.IPV4_MASK if own.version == 4 else conf.IPV6_MASK)
-    return str(own) if size == own.max_prefixlen else str(parse_network(f"{own}/{size}"))
+    return named | {field: Subject(field=field, value=value) for field, value in fields if value}
 
 
 def add(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
@@ -218,17 +168,10 @@ def add(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
 
 def _say_the_same(one: RateLimitOverride, other: RateLimitOverride) -> bool:
     """Whether two overrides do the same for the same, for as long, give or take a minute. Reasons may differ."""
-
-    def said(override: RateLimitOverride) -> Any:
-        what = [override.kind, override.rule_id, override.effect]
-        if override.effect == RateLimitOverride.Effects.LIMIT:
-            return [*what, override.rate, override.burst]
-        return [*what, override.forbids, override.message]
-
     now = timezone.now()
     starts = [max(override.starts or now, now) for override in (one, other)]
     is_same_time = _near(*starts) and _near(one.ends, other.ends)
-    return other.subject in one.digests() and said(one) == said(other) and is_same_time
+    return other.subject in one.digests() and _EFFECT(one) == _EFFECT(other) and is_same_time
 
 
 def _near(one: datetime.datetime | None, other: datetime.datetime | None) -> bool:

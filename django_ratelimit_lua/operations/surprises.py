@@ -1,207 +1,80 @@
-"""What a rule would do that its author may not expect, and has to confirm."""
+"""What has to be confirmed because it would refuse or admit everybody, and what is worth a notice."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from django.urls import NoReverseMatch, get_script_prefix, reverse
-from django.utils import timezone
-from django.utils.translation import gettext
-from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..exceptions import StoreError
-from ..identity.forwarded import covers, parse_network
-from ..identity.keys import compile_key
+from ..identity.forwarded import parse_network
 from ..limits import algorithms
-from ..limits.rate import LimitError, Rate
-from ..models import RateLimitRule, RateLimitTier
-from ..models.override import within
-from ..models.rate_fields import JOINERS
-from ..rules.callsite import THROTTLE, CallSite, known_call_sites, limits_of, losses
+from ..limits.rate import Rate
+from ..models import RateLimitRule
+from ..rules.callsite import LIMITER, CallSite, limits_of, losses
 from ..rules.describe import rate_words, whom
 from ..rules.paths import path_pattern
-from ..rules.places import unknown_places
-from ..rules.rule import Rule, RuleError, lumps_strangers
+from ..rules.places import place_problems
+from ..rules.rule import Rule, RuleError
 from ..rules.ruleset import settings_rules
 from ..stats.reading import shadow_numbers
 from .breakers import in_code
 from .breakers import meant_by as breaker_meant_by
 from .call_sites import SETTINGS, call_sites_of
-from .rules_yaml import BreakerChange, Built, Declared, RuleChange, build_rule
+from .rules_yaml import Declared, RuleChange, build_rule
 from .words import clients_words, number_words, share_words
 
 WIDE = {4: 8, 6: 16}
-"""By version of IP: the size from which on a network is so large that hardly anybody means it, and larger ones."""
-NOTHING = _("A limit of 0 refuses every request that the rule applies to.")
+"""By version of IP: the prefix length up to which a network is a large part of the internet."""
 
 
-def surprises(given: dict[str, Any], exempt: Sequence[str] | None = None) -> list[tuple[str, Any]]:
-    """What a rule would do that its author may not expect: (field, what). `given`: the values of its fields, and its
-    `rates`. `exempt`: the paths that rules exempt, if they are not to be looked up."""
-    warnings: list[tuple[str, Any]] = []
-    paths = _lines(given.get("path", ""))
-    for path in paths:
-        if path.strip("*") in ("", "/"):
-            warnings.append(("path", _("“%(path)s” matches every request of the site.") % {"path": path}))
-        elif path.startswith("*") and not path.startswith(("**", "*/")):
-            problem = _("“%(path)s” matches nothing: a path begins with a slash, and a single * matches no slash.")
-            warnings.append(("path", problem % {"path": path}))
-        elif set(path) & set("?#"):
-            problem = _("“%(path)s” matches nothing: a path ends where ? or # begins.")
-            warnings.append(("path", problem % {"path": path}))
-    if given.get("limit") == 0:
-        warnings.append(("limit", NOTHING))
-    if any(str(rate).startswith("0/") for rate in given.get("more_rates") or ()):
-        warnings.append(("more_rates", NOTHING))
-    if _is_never_paid(given):
-        warnings.append(("cost", _("The cost is more than the limit allows at once: every request is refused.")))
-    warnings += covered_admin(given, paths, exempt)
-    if _is_one_for_all(given):
-        problem = _(
-            "All clients that are not logged in would share one count. Count by user_or_ip, or choose the audience "
-            "“logged in”."
-        )
-        warnings.append(("key", problem))
-    is_bare = not (paths or given.get("route") or given.get("group") or given.get("descriptor"))
-    is_limit = not given.get("exempt")
-    name, group = (given.get("name", ""), given.get("group", "")) if is_limit else ("", "")
-    warnings += unknown_places(name, group, given.get("route", ""), is_bare=is_bare)
-    return [*warnings, *lost_of_call_sites(given)]
+def surprises(row: RateLimitRule, exempt: Sequence[str] | None = None) -> list[tuple[str, str]]:
+    """What has to be confirmed before a rule is saved, each with the field that it is about.
 
-
-def look_alikes(names: Collection[str]) -> dict[str, str]:
-    """Of new names those that somebody may take for others, which count apart: each with what is said of it."""
-    known = {*known_call_sites.names(), *(rule.name for rule in settings_rules()), *names}
-    known.update(RateLimitRule.objects.values_list("name", flat=True))
-    by_look: dict[str, list[str]] = {}
-    for name in sorted(known):
-        by_look.setdefault(_look(name), []).append(name)
-    text = gettext("“%(name)s” looks like “%(other)s”, which is there already; they count apart.")
-    found = {name: [other for other in by_look[_look(name)] if other != name] for name in names}
-    return {name: text % {"name": name, "other": others[0]} for name, others in found.items() if others}
-
-
-def _look(name: str) -> str:
-    return unicodedata.normalize("NFKC", name).casefold().translate(dict.fromkeys(map(ord, JOINERS)))
-
-
-def enforcing(rule: RateLimitRule) -> list[tuple[str, Any]]:
-    """What has to be confirmed before a rule is enforced that was not: what it would have refused as it is now."""
-    if rule.exempt:
-        return []
-    words = judged(rule) or _("Redis is unavailable: what the rule would have refused is not known.")
-    return [("mode", f"{_('Enforced, the rule refuses whoever is over its limit.')} {words}")]
-
-
-def judged(rule: RateLimitRule) -> str:
-    """What this version of a rule has seen in shadow mode, in words; empty where Redis cannot be asked."""
-    try:
-        numbers = shadow_numbers(rule.declared())
-    except StoreError:
-        return ""
-    if not numbers.seen:
-        return gettext("This version of the rule has seen no request in shadow mode yet.")
-    return gettext(
-        "Seen: %(seen)s requests, from %(clients)s. Would have refused: %(refused)s (%(share)s), from "
-        "%(refused_clients)s."
-    ) % {
-        "seen": number_words(numbers.seen),
-        "clients": clients_words(numbers.people),
-        "refused": number_words(numbers.refused),
-        "share": share_words(numbers.refused / numbers.seen),
-        "refused_clients": clients_words(numbers.refused_people),
-    }
-
-
-def changed_surprises(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
-    """What changes of rules and breakers would do that their author may not expect and they do not do already, by the
-    labels of the changes."""
-    of_breakers = [change for change in changes if isinstance(change, BreakerChange) and change.before is None]
-    changes = [change for change in changes if not isinstance(change, BreakerChange)]
-    changed = {change.name for change in changes}
-    after = {change.name: _built(change.after) for change in changes if change.after is not None}
-    exempt = exempt_paths(without=changed)
-    exempt += [path for built in after.values() if built and built[0].exempt for path in _lines(built[0].path)]
-    exempt_before, found = exempt_paths(), {}
-    alike = look_alikes([change.name for change in changes if change.before is None])
-    for change in changes:
-        if change.after is not None:
-            before, built = None if change.before is None else _built(change.before), after[change.name]
-            known = _all_surprises(before, exempt_before)
-            new = [problem for problem in _all_surprises(built, exempt) if problem not in known]
-            if built is not None:
-                new += [str(problem) for _field, problem in begun_anew(built[0], None if before is None else before[0])]
-            new += [alike[change.name]] if change.name in alike else []
-            if new:
-                found[change.label] = new
-    strange = breaker_surprises([change.name for change in of_breakers])
-    return found | {change.label: [strange[change.name]] for change in of_breakers if change.name in strange}
-
-
-def breaker_surprises(names: Collection[str]) -> dict[str, str]:
-    """Of names of breakers those that no code has, each with what is said of it."""
-    known = in_code() if names else {}
-    text = gettext(
-        "No breaker in the code has this name, as far as it is imported here or was called lately: it would do nothing."
-    )
-    found = {}
-    for name in names:
-        if name not in known:
-            meant = breaker_meant_by(name, known)
-            hint = gettext("Did you mean “%(name)s”?") % {"name": meant} if meant else ""
-            found[name] = f"{text} {hint}".strip()
-    return found
-
-
-def _built(declared: Declared) -> Built | None:
-    try:
-        return build_rule(declared)
-    except RuleError:
-        return None  # Somebody has broken the row by hand.
-
-
-def _all_surprises(built: Built | None, exempt: Sequence[str]) -> list[str]:
-    if built is None:
-        return []
-    rule, tiers = built
-    given = {**rule.values(), "rates": _rates(rule)}
-    found = [str(problem) for _field, problem in surprises(given, exempt)]
-    if any(rate.startswith("0/") for tier in tiers for rate in _rates(tier)):
-        found.append(str(NOTHING))
-    return list(dict.fromkeys(found))
-
-
-def _rates(row: RateLimitRule | RateLimitTier) -> list[str]:
-    rate = row.rate
-    return rate if isinstance(rate, list) else [] if rate is None else [rate]
-
-
-def _lines(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def covered_admin(
-    given: dict[str, Any], paths: Sequence[str], exempt: Sequence[str] | None = None
-) -> list[tuple[str, Any]]:
-    """That a rule limits this admin, where whoever is over the limit could not change it any more."""
-    if given.get("exempt") or given.get("mode") == "off":
-        return []
+    `exempt`: the paths that rules exempt, if they are not to be read.
+    """
+    rule = row.compiled([])
+    found = []
+    if rule.template is None and any(not path.strip("/*") for path in rule.paths):
+        found.append(("path", _("Every request of the site would be exempt from all rules.")))
+    if rule.mode != "off" and (field := _refuses_all(rule)):
+        found.append((field, _("A limit of 0, or one below the cost, refuses every request that the rule applies to.")))
     pages = admin_pages()
-    if not pages:
-        return []
-    field, is_covered = "path", any(_meets(path, pages) for path in paths)
-    if not paths and given.get("route"):
-        field, is_covered = "route", str(given["route"]).partition(":")[0] == "admin"
-    if not is_covered or any(_meets(path, pages) for path in (exempt_paths() if exempt is None else exempt)):
-        return []
-    problem = _(
-        "The rule also limits this admin: whoever is over the limit cannot change the rule here. A rule that exempts "
-        "%(path)s prevents that."
-    )
-    return [(field, problem % {"path": pages[0]})]
+    if pages and _covers_admin(rule, pages, exempt_paths() if exempt is None else exempt):
+        text = _(
+            "The rule also limits this admin: an operator who is over the limit cannot change the rule here. A rule "
+            "that exempts %(path)s prevents that."
+        )
+        found.append(("route" if not rule.paths else "path", text % {"path": pages[0]}))
+    return [*found, *_lost_of_call_sites(row, rule)]
+
+
+def _refuses_all(rule: Rule) -> str:
+    """Return the field because of which no request is ever allowed: a limit of 0, or a cost above the limit."""
+    template = rule.template
+    if template is None:
+        return ""
+    capacity = min(rate.limit for rate in template.rates if isinstance(rate, Rate))
+    algorithm = algorithms.find(template.options.get("algorithm") or conf.ALGORITHM).name
+    if capacity and algorithm == "token_bucket":
+        capacity = template.options.get("burst") or capacity
+    elif capacity and algorithm == "leaky_bucket":
+        queue = template.options.get("queue")
+        capacity = capacity if queue is None else queue + 1
+    if not capacity:
+        return "limit"
+    return "cost" if isinstance(template.cost, int) and capacity < template.cost else ""
+
+
+def _covers_admin(rule: Rule, pages: Sequence[str], exempt: Sequence[str]) -> bool:
+    if rule.template is None or rule.mode == "off" or any(_meets(path, pages) for path in exempt):
+        return False
+    if rule.paths:
+        return any(_meets(path, pages) for path in rule.paths)
+    return (rule.route or "").partition(":")[0] == "admin"
 
 
 def _meets(path: str, pages: Sequence[str]) -> bool:
@@ -224,41 +97,158 @@ def admin_pages() -> list[str]:
 def exempt_paths(without: Collection[str] = ()) -> list[str]:
     """The paths that rules exempt, of the settings and of the admin; without rules of the admin of these names."""
     of_settings = [path for rule in settings_rules() if rule.template is None for path in rule.paths]
-    rows = RateLimitRule.objects.filter(exempt=True).values_list("name", "path")
-    return [*of_settings, *(path for name, lines in rows if name not in without for path in _lines(lines))]
+    rows = RateLimitRule.objects.filter(exempt=True).exclude(name__in=without).values_list("path", flat=True)
+    return [*of_settings, *(line.strip() for path in rows for line in path.splitlines() if line.strip())]
 
 
-def override_surprises(
-    given: Mapping[str, Any], peer: str | None = None, own: str | None = None
-) -> list[tuple[str, Any]]:
-    """What an override would do that its author may not expect: (field, what). `given`: the values of its fields, and
-    its `networks`; `peer`: the proxy that the author's own request came through, if it did; `own`: the address that the
-    request came from."""
+def _lost_of_call_sites(row: RateLimitRule, rule: Rule) -> list[tuple[str, str]]:
+    """The limits of the call sites that a rule replaces and does not keep."""
+    rates = [] if rule.template is None or rule.mode == "off" else rule.template.rates
+    text = _(
+        "The code has %(rate)s per %(whom)s (%(place)s). This rule replaces that limit, and does not keep it. Add it, "
+        "or fill in “call site” instead: then this rule applies in addition."
+    )
+    lost = losses(replaced_call_sites(row.name, row.group), "" if rule.key is None else rule.key.name, rates)
+    return [
+        ("limit", text % {"rate": rate_words(str(rate)), "whom": whom(site.key.split("+")), "place": site.place})
+        for site, rate in lost
+    ]
+
+
+def replaced_call_sites(name: str, group: str) -> list[CallSite]:
+    """The call sites whose place a rule of that name and group takes."""
+    # Beside a call site nothing of it is lost; a rule of the settings is replaced by its name alone.
+    return [site for site in call_sites_of(name) if group in ("", name) or site.kind == SETTINGS]
+
+
+def notices(row: RateLimitRule, before: RateLimitRule | None) -> list[str]:
+    """What an operator should know about a rule that is saved: counts that start again (`before`: the rule as it was),
+    places that are not there, and clients that share one count."""
+    try:
+        rule, sites = row.compiled([]), replaced_call_sites(row.name, row.group)
+        was = None if before is None or before.name != row.name else before.compiled([])
+    except RuleError:
+        return []  # The row was broken by hand.
+    found = place_problems(rule)
+    if rule.template is None or rule.mode == "off":
+        return found
+    if was is not None and was.template is not None:
+        counted = _counts(was, limits_of(was), sites)
+    else:
+        counted = {count for site in sites for count in _counts(None, site.limits_at(row.name), [site])}
+    own = _counts(rule, limits_of(rule), sites)
+    if {period for _key, period, _part in counted - own} & {period for _key, period, _part in own - counted}:
+        found.append(_("The key or the algorithm is another than before: the counts of this limit start again."))
+    if rule.lumps_strangers:
+        text = _("All clients that are not logged in share one count. Count by user_or_ip, or limit the audience.")
+        found.append(text)
+    return found
+
+
+def _counts(rule: Rule | None, limits: Sequence[Any], sites: Sequence[CallSite]) -> set[tuple[str, int, bytes]]:
+    """The counts of limits: by which key, for which period, and under which name."""
+    key = sites[0].key if sites else ""
+    if rule is not None and rule.key is not None:
+        key = rule.key.name
+    if any(site.kind == LIMITER for site in sites):  # Each call says what it counts by.
+        key = ""
+    return {(key, limit.rate.period_us, limit.key_part) for limit in limits}
+
+
+def enforcing(rule: RateLimitRule) -> list[tuple[str, Any]]:
+    """What has to be confirmed before a rule is enforced that was not: what it would have refused as it is now."""
+    if rule.exempt:
+        return []
+    words = judged(rule) or _("Redis is unavailable: what the rule would have refused is not known.")
+    return [("mode", f"{_('Enforced, the rule refuses whoever is over its limit.')} {words}")]
+
+
+def judged(rule: RateLimitRule) -> str:
+    """What this version of a rule has seen in shadow mode, in words; empty where Redis cannot be asked."""
+    try:
+        numbers = shadow_numbers(rule.declared())
+    except StoreError:
+        return ""
+    if not numbers.seen:
+        return _("This version of the rule has seen no request in shadow mode yet.")
+    return _(
+        "Seen: %(seen)s requests, from %(clients)s. Would have refused: %(refused)s (%(share)s), from "
+        "%(refused_clients)s."
+    ) % {
+        "seen": number_words(numbers.seen),
+        "clients": clients_words(numbers.people),
+        "refused": number_words(numbers.refused),
+        "share": share_words(numbers.refused / numbers.seen),
+        "refused_clients": clients_words(numbers.refused_people),
+    }
+
+
+def changed_surprises(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
+    """What has to be confirmed of changes of rules, by their labels; what a rule does already is not in it."""
+    changed = {change.name for change in changes if not change.is_breaker}
+    after = {change.name: _row(change.after) for change in changes if change.after and not change.is_breaker}
+    exempt_before, exempt = exempt_paths(), exempt_paths(without=changed)
+    exempt += [path for row in after.values() if row and row.exempt for path in row.compiled([]).paths]
+    found: dict[str, list[str]] = {}
+    for change in changes:
+        row, before = after.get(change.name), _row(change.before)
+        if change.is_breaker or row is None:
+            continue
+        known = [] if before is None else [text for _field, text in surprises(before, exempt_before)]
+        new = [text for _field, text in surprises(row, exempt) if text not in known]
+        found |= {change.label: new} if new else {}
+    return found
+
+
+def changed_notices(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
+    """The notices about changes of rules and breakers, by their labels."""
+    found: dict[str, list[str]] = {}
+    for change in changes:
+        row = None if change.is_breaker else _row(change.after)
+        texts = [] if row is None else notices(row, _row(change.before))
+        if change.is_breaker and change.before is None:
+            texts = breaker_notices(change.name)
+        found |= {change.label: texts} if texts else {}
+    return found
+
+
+def breaker_notices(name: str) -> list[str]:
+    """That no breaker in the code has this name."""
+    known = in_code()
+    if name in known:
+        return []
+    text = _(
+        "No breaker in the code has this name, as far as it is imported here or was called lately: it would do nothing."
+    )
+    meant = breaker_meant_by(name, known)
+    return [f"{text} {_('Did you mean “%(name)s”?') % {'name': meant}}" if meant else text]
+
+
+def _row(declared: Declared | None) -> RateLimitRule | None:
+    try:
+        return None if declared is None else build_rule(declared)[0]
+    except RuleError:
+        return None  # The row was broken by hand.
+
+
+def override_surprises(given: Mapping[str, Any], peer: str | None = None) -> list[tuple[str, Any]]:
+    """What has to be confirmed before an override is saved: it would be about everybody. `given`: the values of its
+    fields, and its `networks`; `peer`: the proxy that the operator's own request came through, if it did."""
     warnings: list[tuple[str, Any]] = []
-    is_alone = not given.get("user") and not given.get("field")
     if given.get("effect") == "limit" and given.get("limit") == 0:
         warnings.append(("limit", _("A limit of 0 refuses every request, as a block does.")))
-    starts, ends = given.get("starts"), given.get("ends")
-    is_over = ends is not None and ends == within(ends) and ends <= timezone.now()  # Else it is no date at all.
-    if is_over and (starts is None or starts < ends):
-        warnings.append(("ends", _("This is over already: the override would do nothing.")))
     for network in given.get("networks", ()):
         problems = []
-        if is_alone and is_wide(network):
+        if is_wide(network):
             problems.append(_("“%(network)s” is a large part of the whole internet: everybody there would be meant."))
-        if is_alone and given.get("effect") == "exempt" and own is not None and covers(network, own):
-            problems.append(_("“%(network)s” includes your own address: nothing would limit you any more, either."))
         if is_proxy(network, peer):
-            problem = _("“%(network)s” is a proxy of this site: everybody who comes through it would be meant.")
-            if not is_alone:
-                problem = _("“%(network)s” is a proxy of this site: it tells nobody apart who comes through it.")
-            problems.append(problem)
+            problems.append(_("“%(network)s” is a proxy of this site: everybody who comes through it would be meant."))
         warnings += [("network", problem % {"network": network}) for problem in problems]
     return warnings
 
 
 def is_wide(network: str) -> bool:
-    """Whether a network is so large that hardly anybody means it.
+    """Whether a network is a large part of the internet.
 
     >>> is_wide("10.0.0.0/8"), is_wide("10.0.0.0/9"), is_wide("2001::/16"), is_wide("2001:db8::/32")
     (True, False, True, False)
@@ -279,95 +269,3 @@ def is_proxy(network: str, peer: str | None) -> bool:
     except ValueError:
         return False  # What is none is refused anyway.
     return any(meant.version == proxy.version and meant.overlaps(proxy) for proxy in known)
-
-
-def _is_one_for_all(given: dict[str, Any]) -> bool:
-    try:
-        key = compile_key(tuple(part.strip() for part in given.get("key", "").split("+")))
-    except LimitError:
-        return False  # There is none, or it is refused anyway.
-    return not given.get("exempt") and lumps_strangers(key, [given.get("audience", "everyone")])
-
-
-def _is_never_paid(given: dict[str, Any]) -> bool:
-    """Whether one request costs more than the rule ever grants."""
-    rates = [Rate.parse(rate) for rate in given.get("rates") or ()]
-    if given.get("exempt") or not rates or not given.get("cost"):
-        return False
-    algorithm = algorithms.find(given.get("algorithm") or conf.ALGORITHM).name
-    capacity: int = min(rate.limit for rate in rates)
-    if algorithm == "token_bucket" and given.get("burst") is not None:
-        capacity = given["burst"]
-    elif algorithm == "leaky_bucket" and given.get("queue") is not None:
-        capacity = given["queue"] + 1
-    return 0 < capacity < int(given["cost"])
-
-
-def begun_anew(row: RateLimitRule, before: RateLimitRule | None = None) -> list[tuple[str, Any]]:
-    """That a rule in the place of a call site does not go on with the counts of the code, or with those of the same
-    rule as it was `before`."""
-    rule, sites = _limiting(row), replaced_call_sites(row.values())
-    was = None
-    if before is not None and before.name == row.name and replaced_call_sites(before.values()):
-        was = _limiting(before)
-    if rule is None or not sites:
-        return []
-    own_key = sites[0].key
-    key = own_key if rule.key is None else rule.key.name
-    counted = [(site.key, limit) for site in sites for limit in site.limits_at(row.name)]
-    if was is not None:
-        counted = [(own_key if was.key is None else was.key.name, limit) for limit in limits_of(was)]
-    is_read = any(site.kind == THROTTLE or site.key for site in sites)  # Of a `RateLimiter`, calls say whom it counts.
-    same = [limit for other, limit in counted if other == key or not is_read]
-    if counted and not same:
-        return [("key", _("Another key than before: all counts of this limit start again."))]
-    limits = limits_of(rule)
-    kept, periods = {limit.key_part for limit in limits}, {limit.rate.period_us for limit in limits}
-    if any(limit.rate.period_us in periods and limit.key_part not in kept for limit in same):
-        return [("algorithm", _("Another algorithm than before: all counts of this limit start again."))]
-    return []
-
-
-def _limiting(row: RateLimitRule) -> Rule | None:
-    """What a row means, if it limits."""
-    try:
-        rule = row.compiled([])
-    except RuleError:
-        return None
-    return None if rule.template is None or rule.mode == "off" else rule
-
-
-def replaced_call_sites(given: Mapping[str, Any]) -> list[CallSite]:
-    """The call sites whose place a rule of that name and group takes."""
-    # Beside a call site nothing of it is lost; a rule of the settings is replaced by its name alone.
-    name, group = given.get("name", ""), given.get("group", "")
-    return [site for site in call_sites_of(name) if group in ("", name) or site.kind == SETTINGS]
-
-
-def lost_of_call_sites(given: dict[str, Any]) -> list[tuple[str, Any]]:
-    """What the call sites limit in whose place the rule stands, and the rule does not."""
-    sites = replaced_call_sites(given)
-    rates = [Rate.parse(rate) for rate in given.get("rates") or ()]
-    key = "+".join(part.strip() for part in given.get("key", "").split("+"))
-    is_off = given.get("exempt") or given.get("mode") == "off"
-    warnings: list[tuple[str, Any]] = []
-    for loss in losses(sites, key, [] if is_off else rates):
-        words = {"rate": rate_words(str(loss.rate)), "whom": whom(loss.site.key.split("+")), "place": loss.site.place}
-        if loss.looser is not None:
-            field = "limit" if rates and loss.looser == rates[0] else "more_rates"
-            problem = _("Looser than the code, which has %(rate)s per %(whom)s (%(place)s).")
-        elif loss.is_uncounted and not is_off:
-            field = "key"
-            problem = _(
-                "The code also has %(rate)s per %(whom)s (%(place)s). A rule counts by one key, and in the "
-                "place of the code this one would drop that limit. Better give it a name of its own, and fill in "
-                "“call site”: then the rule stands beside, and nothing is lost."
-            )
-        else:
-            field = "more_rates"
-            problem = _(
-                "The code also has %(rate)s per %(whom)s (%(place)s). This rule takes its place, and would drop that "
-                "limit. Add it, or fill in “call site” instead: then the rule stands beside."
-            )
-        warnings.append((field, problem % words))
-    return warnings

@@ -12,7 +12,6 @@ import logging
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -165,63 +164,47 @@ class Task:
         return pause
 
 
-class Errand(Task):
-    """A task that does what it is given, once, one thing after the other, for callers that may wait for what comes of
-    it."""
+class Errand:
+    """Work that is given by callers that may wait for the result; each piece is done in a thread of its own."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name, lambda: None)
+    def __init__(self) -> None:
+        self._begin()
+        renew_after_fork(self._begin)
 
     def _begin(self) -> None:
-        super()._begin()
-        self._given: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._latest: Future[Any] | None = None
 
     @property
     def is_busy(self) -> bool:
-        """Whether what was given last is still to be done."""
+        """Whether the latest work is still to be done."""
         return self._latest is not None and not self._latest.done()
 
     def give(self, work: Callable[[], T]) -> Future[T] | None:
-        """Have something done. Returns what comes of it; None where no thread can be started for it."""
+        """Have work done. Return its result to come, which is cancelled if the process ends before the work begins;
+        None if no thread can be started."""
         future: Future[T] = Future()
-        given = (work, future)
-        with self._lock:
-            self._given.append(given)
-            self._latest = future
-        if not self.start():
-            with suppress(ValueError):  # Another one may have come to it meanwhile.
-                self._given.remove(given)
-                future.cancel()
-                return None
-        return future
+
+        def do() -> None:
+            if future.done():  # A task may do its step once more than it was started.
+                return
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._latest = future
+        if Task("errand", do, at_stop=future.cancel).start():
+            return future
+        future.cancel()
+        return None
 
     def wait(self, seconds: float) -> bool:
-        """Wait until what was given last is done, at most for so many seconds; whether it is."""
+        """Wait until the latest work is done, at most for so many seconds. Return whether it is."""
         latest = self._latest
         with suppress(Exception):
             if latest is not None:
                 latest.exception(seconds)
         return latest is None or latest.done()
-
-    def stop(self) -> threading.Thread | None:
-        """Do nothing more of what was given; who waits for it is told so."""
-        thread = super().stop()  # First: whoever gives something from now on has it done by another thread.
-        while self._given:
-            with suppress(IndexError):
-                self._given.popleft()[1].cancel()
-        return thread
-
-    def _do(self) -> float | None:
-        with suppress(IndexError):  # Nothing is left for who started it twice.
-            work, future = self._given.popleft()
-            try:
-                future.set_result(work())
-                self.error, self.done_at = None, time.monotonic()
-            except BaseException as error:
-                self.error = error
-                future.set_exception(error)
-        return 0.0 if self._given else None
 
 
 def stop(seconds: float) -> None:

@@ -13,11 +13,14 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby, islice
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import DatabaseError, connections, models, router, transaction
@@ -42,14 +45,14 @@ from ..models.override import OverrideQuerySet, microseconds
 from ..process.tasks import Errand
 from ..rules import provider
 from ..rules.freshness import freshness
-from ..rules.overrides import Override, has_field, write_record
+from ..rules.overrides import Override, is_field, write_record
 from ..rules.ruleset import EVERY_RULE
 from ..rules.snapshot import FORMAT
 from ..store import PATIENCE, get_store, rules_key
 from .cleanup import ended, sweep
 
 logger = logging.getLogger("django_ratelimit_lua")
-healing, committed = Errand("healing"), Errand("committed")
+T = TypeVar("T")
 SCRIPT = program.source("publishing/publish").encode()
 ATTEMPTS = 50
 MOST_SUBJECTS = 5000
@@ -59,6 +62,23 @@ STAGED_SECONDS = 600
 SWEPT = b"swept"
 """The field that says until when what has ended was taken away, in microseconds since 1970."""
 _IS_TIME = re.compile(rb"[0-9]{1,16}")
+
+
+class DatabaseErrand(Errand):
+    """Work whose thread has database connections of its own, which see only what is committed."""
+
+    def give(self, work: Callable[[], T]) -> Future[T] | None:
+        def close_after() -> T:
+            try:
+                return work()
+            finally:
+                connections.close_all()
+
+        return super().give(close_after)
+
+
+healing = DatabaseErrand()
+committed = DatabaseErrand()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +166,7 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
     """
     using = primary()
     if is_in_transaction(using):
-        return _in_a_thread(using, rebuild=rebuild, take_over=take_over)
+        return _in_a_thread(rebuild=rebuild, take_over=take_over)
     for _ in range(ATTEMPTS):
         provider.note_database(RateLimitRevision.read(using).database)
         # Redis first: what is there was committed before, so the database can only be level or ahead.
@@ -206,16 +226,9 @@ def _has_to_rise(using: str, row: Risen, published: Published, rebuild: bool) ->
     return rebuild or (bool(row.number) and is_lacking)
 
 
-def _in_a_thread(using: str, **options: bool) -> int:
+def _in_a_thread(**options: bool) -> int:
     """Publish in another thread, whose connection sees only what is committed."""
-
-    def run() -> int:
-        try:
-            return publish(**options)
-        finally:
-            connections[using].close()
-
-    published = committed.give(run)
+    published = committed.give(partial(publish, **options))
     if published is None:
         raise StoreError("no thread can be started to publish the rules")
     try:
@@ -269,7 +282,7 @@ def _snapshot(using: str, row: Risen) -> Mapping[str, Any]:
     )
     field_keys: dict[str, list[str]] = {}
     for kind, key in overrides.exclude(field="").values_list("kind", "digested_by").distinct():
-        if has_field(kind):
+        if is_field(kind):
             field_keys.setdefault(kind, []).append(key)
     return {
         "format": FORMAT,
@@ -350,7 +363,8 @@ def values_by_key(using: str) -> dict[str, int]:
 
 
 def _by_forgotten_keys(using: str) -> Any:
-    """Overrides for users and networks whose digest was made with a key that nobody knows any more.
+    """Overrides for users, networks and digests of clients whose digest was made with a key that
+    nobody knows any more.
 
     Past everything that notes changes: nothing about them changes.
     """
@@ -380,9 +394,10 @@ def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
     """What is written about each subject, under each of its digests. A field that counts letter by letter and the same
     field otherwise are two kinds, but may have one digest."""
     digest_of_values = models.Case(models.When(field="", then=models.Value("")), default=models.F("subject"))
-    ordered = overrides.alias(of_values=digest_of_values).order_by("user_id", "network", "of_values", "pk")
+    about = ("user_id", "network", "client_digest")
+    ordered = overrides.alias(of_values=digest_of_values).order_by(*about, "of_values", "pk")
     rows: Iterable[RateLimitOverride] = ordered.iterator(chunk_size=BATCH)
-    for _, of in groupby(rows, key=lambda row: (row.user_id, row.network, row.subject if row.field else "")):
+    for _, of in groupby(rows, key=lambda row: (*attrgetter(*about)(row), row.subject if row.field else "")):
         together = list(of)
         written = write_record([override for row in together for override in _override(row)])
         try:

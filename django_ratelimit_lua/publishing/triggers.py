@@ -9,14 +9,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, close_old_connections, connections, transaction
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from django.db.migrations.loader import MigrationLoader
 
 from ..conf import conf
 from ..exceptions import StoreError
 from ..models import RateLimitOverride, RateLimitRevision
 from ..models.change import Risen, new_tag
-from ..process.tasks import Errand, Task
+from ..process.tasks import Task
 from ..rules import provider
 from ..rules.overrides import override_cache
 from ..rules.problems import problems
@@ -25,6 +25,7 @@ from ..signals import rules_changed
 from ..store import UNPUBLISHED, get_store, rules_key, take_turn
 from . import hours
 from .publish import (
+    DatabaseErrand,
     NewerFormatError,
     OwnerError,
     compare_and_publish,
@@ -56,35 +57,37 @@ def restore_rules(patience: float, rebuild: bool = False) -> bool:
     database = connections[primary()]
     if database.in_atomic_block and not is_in_transaction(database.alias):
         return _heal(rebuild)
-    if retrying.is_running or healing.is_busy:
+    if publishing.is_running or healing.is_busy:
         return False  # Somebody is at it: who comes meanwhile goes by what is known.
-    healed = healing.give(partial(_heal_beside, rebuild))
+    healed = healing.give(partial(_heal, rebuild))
     with suppress(Exception):  # It takes longer.
         return healed is not None and healed.result(max(0.0, patience))
     return False
 
 
-def _heal_beside(rebuild: bool) -> bool:
-    try:
-        return _heal(rebuild)
-    finally:
-        connections[primary()].close()  # It is this thread's.
-
-
 def _heal(rebuild: bool) -> bool:
+    return _publish("The rules in the database cannot be read or published: %s", rebuild=rebuild)
+
+
+def _publish(failure: str, *, rebuild: bool = False) -> bool:
+    """Publish what the database has. Return whether it is published; if it is worth another try, that is made in the
+    background."""
+    global unpublished, _pause
     try:
         publish(rebuild=rebuild)
     except NewerFormatError as error:
         _leave_to_newer(error)
-        return False
-    except OwnerError:
-        return False  # It is logged, and trying again does not help.
+    except OwnerError as error:  # It is logged, and trying again does not help.
+        unpublished = str(error)
     except Exception as error:
-        if _failed("The rules in the database cannot be read or published: %s", error):
-            retry_in_background()
-        return False
-    _mended()
-    return True
+        unpublished = str(error)
+        if _failed(failure, error):
+            _pause = min(max(FIRST_PAUSE, _pause * 2), LONGEST_PAUSE)
+            publishing.start()
+    else:
+        _mended()
+        return True
+    return False
 
 
 def read_database(patience: float, begin: provider.Begin | None = None) -> Mapping[str, Any] | None:
@@ -109,7 +112,6 @@ def read_database(patience: float, begin: provider.Begin | None = None) -> Mappi
     def read_in_a_thread() -> None:
         try:
             read()
-            connections[using].close()  # It is this thread's.
         finally:
             done.set()
         if begin is not None and snapshots:
@@ -130,28 +132,26 @@ def look() -> None:
     looks.
     """
     if not problems.database:  # There is nothing to see before it is migrated.
-        looking.start()
+        publishing.start()
 
 
 def _look() -> None:
+    failure = "It cannot be seen whether the rules that are published are those of the database: %s"
     try:
         # Where it is not known yet which database this is, each process has to find out.
-        if provider.database is None or problems.unpublished or take_turn(_turn_key(), provider.COMPARE_SECONDS):
-            publish()
+        is_due = _pause or provider.database is None or problems.unpublished
+        if (is_due or take_turn(_turn_key(), provider.COMPARE_SECONDS)) and _publish(failure, rebuild=_pause > 0):
             hours.look()
-            _mended()
-    except NewerFormatError as error:
-        _leave_to_newer(error)
-    except OwnerError:
-        pass  # It is logged.
     except Exception as error:
-        _failed("It cannot be seen whether the rules that are published are those of the database: %s", error)
+        _failed(failure, error)
     finally:
         connections[primary()].close()
 
 
-looking = Task("comparison", _look, meanwhile="the rules hold that are published")
-reading = Errand("reading")
+_pause = 0.0
+"""Seconds until the next try, after one that has failed."""
+publishing = Task("publishing", _look, delay=lambda: _pause, meanwhile="the rules hold that were published last")
+reading = DatabaseErrand()
 
 
 def _turn_key() -> bytes:
@@ -246,62 +246,16 @@ def _failed(message: str, error: Exception) -> bool:
 
 
 def _mended() -> None:
-    global _warned, unpublished
+    global _warned, unpublished, _pause
     problems.database = problems.unpublished = unpublished = ""
+    _pause = 0.0
     if _warned:
         _warned = False
         logger.info("The rules are published again")
 
 
-def retry_in_background() -> None:
-    """Go on trying to publish until that succeeds."""
-    retrying.start()
-
-
-def _retry() -> float | None:
-    global _pause
-    close_old_connections()
-    try:
-        publish(rebuild=True)
-    except NewerFormatError as error:
-        _leave_to_newer(error)
-    except OwnerError:
-        return None
-    except Exception as error:
-        if _failed("The rules cannot be published: %s", error):
-            _pause = min(_pause * 2, LONGEST_PAUSE)
-            return _pause
-    else:
-        _mended()
-    finally:
-        connections.close_all()
-    return None
-
-
-def _first_pause() -> float:
-    global _pause
-    _pause = FIRST_PAUSE
-    return _pause
-
-
-_pause = FIRST_PAUSE
-retrying = Task("publishing", _retry, delay=_first_pause, meanwhile="the rules hold that were published last")
-
-
 def _publish_committed() -> None:
-    global unpublished
-    try:
-        publish()
-    except NewerFormatError as error:
-        _leave_to_newer(error)
-    except OwnerError as error:
-        unpublished = str(error)  # It is logged.
-    except Exception as error:
-        unpublished = str(error)
-        logger.error("A change of the rules is saved, but not published yet: %s", error)
-        retry_in_background()
-    else:
-        problems.database = problems.unpublished = unpublished = ""
+    _publish("A change of the rules is saved, but not published yet: %s")
 
 
 def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:

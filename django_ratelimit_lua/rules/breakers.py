@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+from django.utils.translation import gettext_noop as _
+
 from ..limits.rate import SECOND, LimitError, time_text, time_us
 
 Forced = Literal["open", "closed"]
@@ -41,11 +43,13 @@ BREAKER_FIELDS = ("name", "description", *TUNED, "forced", "until", "why")
 
 
 class BreakerError(LimitError):
-    """A breaker that cannot be understood or kept; `field` says what is wrong, `problem` why."""
+    """A breaker that cannot be understood or kept: `field` is wrong, and has that `value` if there is one."""
 
-    def __init__(self, name: str, field: str, problem: str) -> None:
-        super().__init__(f"Breaker {name!r}: {field} {problem}" if field else f"Breaker {name!r}: {problem}", field)
-        self.problem = problem
+    def __init__(self, name: str, field: str, text: str, **params: Any) -> None:
+        super().__init__(text, field, **params)
+        self.where = f"Breaker {name!r}: "
+        given = f"{field} is {params['value']!r}:" if "value" in params else field
+        self.args = (f"{given} {self.args[0]}".lstrip(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +141,12 @@ def thresholds(name: str, given: Mapping[str, Any], base: Thresholds | None = No
     if "open_max" not in given and found.open_max_us < found.open_us:
         found = replace(found, open_max_us=found.open_us)
     if found.open_max_us < found.open_us:
-        raise BreakerError(name, "open_max", "is the longest pause, and must not be shorter than open_for")
+        raise BreakerError(name, "open_max", _("The longest pause must not be shorter than what it is “open for”."))
     if found.failure_ppm is None and found.failures is None and (found.slow_us is None or found.slow_ppm is None):
         raise BreakerError(name, "", "would never open: say failure_ratio, failures, or slow and slow_ratio")
     if "slow_ratio" in given and given["slow_ratio"] is not None and found.slow_us is None:
-        raise BreakerError(name, "slow_ratio", "needs slow: the time from which on a call is slow, such as '2s'")
+        text = _("This needs “slow from”: the time from which on a call is slow, for example 2s.")
+        raise BreakerError(name, "slow_ratio", text)
     return found
 
 
@@ -151,28 +156,31 @@ def _read(name: str, word: str, value: Any) -> Any:
     if word in RATIOS:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not 0 < value <= 1:
-            raise BreakerError(name, word, f"is {value!r}: must be a number above 0 and at most 1, such as 0.5")
+            raise BreakerError(name, word, _("Enter a number above 0 and at most 1, for example 0.5."), value=value)
         return max(1, round(value * PPM))
     if word in COUNTS:
         most = MOST_PROBES if word == "probes" else MOST
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise BreakerError(name, word, f"is {value!r}: must be a whole number from 1 to {most}")
+            raise BreakerError(name, word, _("Enter a whole number from 1 to %(most)s."), value=value, most=str(most))
         return value
+    least, longest = BOUNDS[word]
     try:
         microseconds = time_us(value)
-    except LimitError as error:
-        raise BreakerError(name, word, str(error)) from None
-    least, longest = BOUNDS[word]
+    except LimitError:
+        microseconds = 0
     if not least <= microseconds <= longest:
-        problem = f"is {value!r}: must be from {time_text(least)} to {time_text(longest)}"
-        raise BreakerError(name, word, problem if word != "slow" else f"is {value!r}: must be at most 1h")
+        text = _("Enter a time from %(least)s to %(longest)s, for example 30s or 5m.")
+        if word == "slow":
+            text = _("Enter a time of at most %(longest)s, for example 2s.")
+        raise BreakerError(name, word, text, value=value, least=time_text(least), longest=time_text(longest))
     return microseconds
 
 
 def breaker_name(name: Any) -> str:
     """The name of a breaker. Raises `BreakerError`."""
     if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME or not name.isprintable():
-        raise BreakerError(str(name)[:LONGEST_NAME], "name", f"must be text of 1 to {LONGEST_NAME} letters")
+        text = _("Enter text of 1 to %(most)s characters.")
+        raise BreakerError(str(name)[:LONGEST_NAME], "name", text, most=LONGEST_NAME)
     return name
 
 

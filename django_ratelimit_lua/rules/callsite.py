@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from types import ModuleType
+from dataclasses import replace
+from types import MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
@@ -144,35 +145,19 @@ def limits_of(rule: Rule) -> list[Limit]:
     return [limit for each in templates for limit in each.limits(rule.name)]
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """What a rule in the place of a call site does not have of it: a rate that is `dropped`, or one that is `looser`
-    in the rule. `is_uncounted`: the rule counts somebody else."""
-
-    site: CallSite
-    rate: Rate
-    looser: Rate | None = None
-    is_uncounted: bool = False
-
-
-def losses(sites: Sequence[CallSite], key: str, rates: Sequence[Rate]) -> list[Loss]:
-    """What a rule with that key (empty: that of the first call site) and these rates does not have of the call sites
-    in whose place it stands.
-
-    A rate is kept where the rule has one for the same period, or one that implies it: 3 a minute are never more than
-    500 an hour.
-    """
-    found = []
-    for site in sites:
-        is_uncounted = site.key != (key or sites[0].key) and bool(site.key)
-        for rate in site.rates:
-            if not isinstance(rate, Rate):
-                continue
-            same = next((each for each in rates if each.period_us == rate.period_us), None)
-            is_implied = any(_is_implied(rate, each) for each in rates)
-            if is_uncounted or not is_implied:
-                found.append(Loss(site, rate, None if is_uncounted else same, is_uncounted))
-    return found
+def losses(sites: Sequence[CallSite], key: str, rates: Sequence[Any]) -> list[tuple[CallSite, Rate]]:
+    """The rates of call sites that a rule in their place, with that key (empty: that of the first) and these rates,
+    does not keep: it counts by another key, or has no rate that implies this one, as 3 a minute imply 500 an hour."""
+    return [
+        (site, rate)
+        for site in sites
+        for rate in site.rates
+        if isinstance(rate, Rate)
+        and (
+            site.key not in ("", key or sites[0].key)
+            or not any(_is_implied(rate, each) for each in rates if isinstance(each, Rate))
+        )
+    ]
 
 
 def _is_implied(rate: Rate, by: Rate) -> bool:
@@ -197,7 +182,7 @@ def call_site(
 ) -> Rule:
     """The anonymous rule that a call site is. Its limits are named by group, methods, key and rate, so that no two
     share a count. Raises `LimitError` for whatever is wrong with it."""
-    refuse_unknown("@ratelimit", options, (*_ARGUMENTS, *OPTIONS))
+    refuse_unknown(options, (*_ARGUMENTS, *OPTIONS), "@ratelimit: ")
     if not key:
         raise LimitError("A rate limit needs a key: whom to count, such as key='ip'")
     if group is not None and (not isinstance(group, str) or not group):
@@ -231,7 +216,8 @@ def group_of(view: Any) -> str:
             actions = getattr(view, "actions", None)
             suffix = "." + ",".join(sorted(set(actions.values()))) if isinstance(actions, dict) else ""
             return f"{cls.__module__}.{cls.__qualname__}{suffix}"
-    function = view
+    # `method_decorator` wraps a partial of the bound method.
+    function = inspect.unwrap(view, stop=lambda layer: isinstance(layer, (functools.partial, MethodType)))
     while isinstance(function, functools.partial):
         function = function.func
     owner = getattr(function, "__self__", None)

@@ -95,19 +95,6 @@ def field_words(field: str) -> str:
     return words.get(kind, f"{kind}:%s") % name
 
 
-def together(user: Any, network: str, values: str) -> str:
-    """A user, an address or network, and values of fields, in words; as many of them as there are.
-
-    >>> together(None, "203.0.113.9", "form field username = ada"), together("ada", "203.0.113.0/24", "")
-    ('address 203.0.113.9 with form field username = ada', 'user ada from network 203.0.113.0/24')
-    """
-    words = _("user %(user)s") % {"user": user} if user is not None else ""
-    if network:
-        where = _("network %s") % network if "/" in network else _("address %s") % network
-        words = _("%(user)s from %(network)s") % {"user": words, "network": where} if words else where
-    return _("%(who)s with %(values)s") % {"who": words, "values": values} if words and values else words or values
-
-
 def reading(given: Declared) -> str:
     """A rule in one sentence.
 

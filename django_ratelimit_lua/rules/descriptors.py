@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from django.utils.translation import gettext_noop as _
+
 from ..identity.keys import ALL_CALLERS, EXACT
+from ..limits.rate import LimitError
 
 if TYPE_CHECKING:
     from .rule import Rule
@@ -85,22 +88,24 @@ class DescriptorPattern:
     @classmethod
     def parse(cls, texts: Sequence[str]) -> DescriptorPattern:
         """The pattern that is written so, an entry in each text: "key=value", "key=text*", or "key" for any value. The
-        domain may stand before them. Raises `ValueError`."""
+        domain may stand before them. Raises `LimitError`."""
         pairs = []
         for text in texts:
             key, separator, value = text.partition("=")
             if not key or key != key.strip() or (separator and not value):
-                raise ValueError(f"{text!r} is no entry; write key=value, key=text* or, for any value, key")
+                raise LimitError(_("%(entry)r: write key=value, key=text* or, for any value, key"), entry=text)
             if (key, value) == CHARGE:
-                raise ValueError(f"{text!r} is for Envoy's configuration: it says that units were used already")
+                problem = _("%(entry)r is for Envoy's configuration: it says that units were used already")
+                raise LimitError(problem, entry=text)
             pairs.append((key, ValuePattern(value or ANY)))
         domain = ValuePattern(ANY)
         if pairs and pairs[0][0] == DOMAIN:
             domain = pairs.pop(0)[1]
         if not pairs:
-            raise ValueError("a descriptor has at least one entry, such as generic_key=login")
+            raise LimitError(_("A descriptor needs at least one entry, such as generic_key=login"))
         if len(pairs) > MOST_ENTRIES or len(max(texts, key=len)) > LONGEST_ENTRY:
-            raise ValueError(f"at most {MOST_ENTRIES} entries of at most {LONGEST_ENTRY} characters")
+            problem = _("Write at most %(number)d entries, each of at most %(length)d characters")
+            raise LimitError(problem, number=MOST_ENTRIES, length=LONGEST_ENTRY)
         return cls(domain, tuple(pairs))
 
     @property
@@ -147,7 +152,7 @@ class DescriptorIndex:
             return None
         keys = tuple([key for key, _ in entries])
         for start in ((keys, entries[0][1]), (keys, None)):
-            for _, pattern, rule in self._by_start.get(start, ()):
+            for _breadth, pattern, rule in self._by_start.get(start, ()):
                 if pattern.matches(domain, entries):
                     return rule
         return None

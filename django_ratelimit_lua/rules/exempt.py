@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from django.http import HttpRequest
 
 from ..identity.routes import resolved, resolver_of
+from .stacks import url_patterns
 
 View = TypeVar("View", bound=Callable[..., Any])
 _any_view_is = False
@@ -44,19 +45,10 @@ def _any_is(request: HttpRequest) -> bool:
     """
     attributes = vars(resolver_of(request))
     if "_ratelimit_any_exempt" not in attributes:
-        attributes["_ratelimit_any_exempt"] = _any_within(resolver_of(request).url_patterns, set())
+        # To the end: what an `include()` names may not have been imported before it is gone through.
+        exempt = [_says_so(pattern.callback) for pattern, _space in url_patterns(resolver_of(request))]
+        attributes["_ratelimit_any_exempt"] = any(exempt)
     return _any_view_is or attributes["_ratelimit_any_exempt"]
-
-
-def _any_within(patterns: Iterable[Any], seen: set[int]) -> bool:
-    has_exempt = False
-    for pattern in patterns:
-        if id(pattern) not in seen:  # A URLconf may include itself.
-            seen.add(id(pattern))
-            inner = getattr(pattern, "url_patterns", None)
-            # To the end: what an `include()` names may not have been imported before it is gone through.
-            has_exempt |= _says_so(getattr(pattern, "callback", None)) if inner is None else _any_within(inner, seen)
-    return has_exempt
 
 
 def _says_so(view: Any) -> bool:

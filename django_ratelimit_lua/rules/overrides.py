@@ -1,12 +1,12 @@
 """Overrides: for one subject, other numbers, an exemption or a block.
 
-A subject is a user, a network or who sends a value in a field; or several of these together, which have one kind and
-one digest as every other has.
+A subject is a user, a network, the value of a field, or the client that has a digest, whoever that
+is.
 
-There may be a hundred thousand of them, so no process reads them all. Each subject's are one field of the rules' hash
-in Redis. A call names the subjects it is about with the tag of what this process knows of each (mostly: nothing); where
-that is not what is written, the call decides nothing and answers what is, which is remembered. See
-`limits/program.lua`.
+There may be a hundred thousand of them, so no process reads them all. Each subject's are one
+field of the rules' hash in Redis. A call names the subjects it is about with the tag of what
+this process knows of each (mostly: nothing); where that is not what is written, the call decides
+nothing and answers what is, which is remembered. See `limits/program.lua`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import ipaddress
 import json
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from ..identity import Identity, digest
 from ..identity.forwarded import Address
-from ..identity.keys import EXACT, FIELD_KINDS, split_field
+from ..identity.keys import split_field
 from ..limits import algorithms
 from ..limits.call import TAG_SIZE, Subject
 from ..limits.decision import PLAIN_BLOCK, Block
@@ -36,22 +36,16 @@ Effect = Literal["limit", "exempt", "block"]
 EFFECTS: tuple[Effect, ...] = ("block", "exempt", "limit")
 _REMEMBERED, _REMEMBERED_BYTES = 10_000, 64 * 2**20
 USER = "user"
-TOGETHER = "all:"
-"""In front of a kind: that of a combination, whose parts follow. No kind of one part begins so."""
-AND = " & "
-"""Between the parts of such a kind; so no field in it has this in its name."""
-MOST_FIELDS = 3
-"""Fields of one combination. A body can be read in several ways, and each field in each of them: what has to be looked
-for grows with the power of this."""
+DIGEST = "digest"
 _NETWORK = re.compile(r"ip([46])/([0-9]{1,3})")
-_BETWEEN_FIELDS = re.compile(rf"\s*,\s*(?=(?:{EXACT})?(?:{'|'.join(FIELD_KINDS)}):)")
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What is said of one subject: for the rule of that row (None: for all), from and until a time in microseconds
-    since 1970 (None: always). `block`: how it is answered, if it is one. `kind`: the only kind of subject that it is
-    about, where others may have the same digest; see `exact_kind`."""
+    """What is said of one subject: for the rule of that row (None: for all), from and until a
+    time in microseconds since 1970 (None: always). `block`: how it is answered, if it is one.
+    `kind`: the kind of its subject, if that is a field that counts letter by letter: "ada" has
+    the digest there that "ADA" has where spelling does not count."""
 
     pk: int
     rule: int | None
@@ -110,56 +104,21 @@ def network_identity(address: Address, kind: str) -> Identity | None:
     return ("network", str(ipaddress.ip_network(f"{address}/{prefix_length}", strict=False)))
 
 
-def split_fields(text: str) -> list[str]:
-    """The fields that a text lists; what is none is in the list as it is. A comma that no field follows is part of a
-    name.
+def client_identity(client: str) -> Identity:
+    """The identity of the subject of an override about a client's digest.
 
-    >>> split_fields("header:X-Tenant, post:username"), split_fields("get:a,b")
-    (['header:X-Tenant', 'post:username'], ['get:a,b'])
+    It differs from the client's own identity, because overrides about a user or a value are
+    published under that.
     """
-    return [field for field in _BETWEEN_FIELDS.split(text) if field]
-
-
-def combined_kind(kinds: Iterable[str]) -> str:
-    """The kind of a subject that is all of these together, in one order; of one alone, that itself.
-
-    >>> combined_kind(["post:username", "ip4/32"]), combined_kind(["user"])
-    ('all:ip4/32 & post:username', 'user')
-    """
-    parts = sorted(kinds, key=lambda kind: (kind != USER, _NETWORK.fullmatch(kind) is None, kind))
-    return TOGETHER + AND.join(parts) if len(parts) > 1 else "".join(parts)
+    return (DIGEST, client)
 
 
 @lru_cache(maxsize=1024)
-def kind_parts(kind: str) -> tuple[str, ...]:
-    """The kinds of its parts: user, network, fields; of one that has no parts, that itself.
-
-    >>> kind_parts("all:ip4/32 & post:username"), kind_parts("user")
-    (('ip4/32', 'post:username'), ('user',))
-    """
-    return tuple(kind.removeprefix(TOGETHER).split(AND)) if kind.startswith(TOGETHER) else (kind,)
-
-
-def combined_identity(parts: Sequence[Identity]) -> Identity:
-    """The identity of who is all of these together, in the order of the kind: for a user and a network their identity,
-    for a field the digest of its value, as nothing else is kept of it. No part alone has such an identity."""
-    return parts[0] if len(parts) == 1 else ("all", *parts)
-
-
-@lru_cache(maxsize=1024)
-def strength(kind: str) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """How particular a kind of subject is: more parts together go before fewer. Of as many, a user goes before the
-    value of a field, that before an address, that before its network; the most particular part is compared first."""
-    parts = kind_parts(kind)
-    return (len(parts), tuple(sorted(map(_part_strength, parts), reverse=True)))
-
-
-def _part_strength(kind: str) -> tuple[int, int]:
-    if kind == USER:
-        return (2, 0)
-    if _NETWORK.fullmatch(kind):
-        return (0, int(kind.partition("/")[2]))
-    return (1, 0)
+def strength(kind: str) -> int:
+    """How particular a kind of subject is: a client's digest goes before a user, a user before
+    the value of a field, that before an address, that before its network."""
+    network = _NETWORK.fullmatch(kind)
+    return int(network[2]) if network else {USER: 130, DIGEST: 131}.get(kind, 129)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,22 +144,21 @@ def network_digest(address: Address, kind: str, secret: str | bytes) -> bytes | 
 class KnownOverrides:
     """What was known of a request's subjects at one moment: of each, the tag of its record and its overrides."""
 
-    subjects: tuple[SubjectRef, ...]
-    records: tuple[Record, ...]
+    records: tuple[tuple[SubjectRef, Record], ...]
 
     def __bool__(self) -> bool:
-        return any(overrides for _, overrides in self.records)
+        return any(overrides for _ref, (_tag, overrides) in self.records)
 
     def call_subjects(self) -> list[Subject]:
         """The subjects of a call that goes by this."""
-        return [Subject(ref.digest, tag) for ref, (tag, _) in zip(self.subjects, self.records, strict=True)]
+        return [Subject(ref.digest, tag) for ref, (tag, _overrides) in self.records]
 
     def strongest_for(self, rule: int | None, now: int) -> Override | None:
         """The override in force for a rule: that of the most particular subject; of those what names the rule goes
         before what is for all, a block before an exemption before another limit, and the newer before the older."""
         ranked = [
             ((strength(ref.kind), override.rule is not None, -EFFECTS.index(override.effect), override.pk), override)
-            for ref, (_, overrides) in zip(self.subjects, self.records, strict=True)
+            for ref, (_tag, overrides) in self.records
             for override in overrides
             if override.rule in (None, rule) and override.kind in ("", ref.kind) and override.is_active(now)
         ]
@@ -208,11 +166,10 @@ class KnownOverrides:
 
     def subject_of(self, override: Override) -> bytes:
         """The digest of whom one of these overrides is about."""
-        pairs = zip(self.subjects, self.records, strict=True)
-        return next(ref.digest for ref, (_, overrides) in pairs if override in overrides)
+        return next(ref.digest for ref, (_tag, overrides) in self.records if override in overrides)
 
 
-_NOBODY = KnownOverrides((), ())
+_NOBODY = KnownOverrides(())
 
 
 class OverrideCache:
@@ -230,15 +187,15 @@ class OverrideCache:
         """What is known of these subjects now. A call and what is made of it have to go by one look."""
         if not subjects:
             return _NOBODY
-        return KnownOverrides(tuple(subjects), tuple(self._known.get(ref.digest) or self.NOTHING for ref in subjects))
+        return KnownOverrides(tuple([(ref, self._known.get(ref.digest) or self.NOTHING) for ref in subjects]))
 
     def get_each(self, whose: Sequence[Sequence[SubjectRef]]) -> tuple[list[KnownOverrides], Sequence[Subject]]:
         """The same of several, by one look: what is known of each, and the subjects of the call that goes by it."""
         if not any(whose):
             return [_NOBODY] * len(whose), ()
         known = self.get_many(tuple(dict.fromkeys(ref for refs in whose for ref in refs)))
-        records = dict(zip(known.subjects, known.records, strict=True))
-        each = [KnownOverrides(tuple(refs), tuple([records[ref] for ref in refs])) for refs in whose]
+        records = dict(known.records)
+        each = [KnownOverrides(tuple([(ref, records[ref]) for ref in refs])) for refs in whose]
         return each, known.call_subjects()
 
     def put_many(self, digests: Sequence[bytes], records: Sequence[bytes | None]) -> None:
@@ -338,45 +295,17 @@ def is_field(kind: str) -> bool:
     return split_field(kind) is not None
 
 
-def has_field(kind: str) -> bool:
-    """Whether a kind of subject is the value of a field, or has one as a part."""
-    return any(map(is_field, kind_parts(kind)))
-
-
-@lru_cache(maxsize=1024)
-def exact_kind(kind: str) -> str:
-    """The kind itself where a field counts letter by letter in it, else nothing. Of such a field, "ada" has the digest
-    that "ADA" has where spelling does not count: who is found by that is not meant.
-
-    >>> exact_kind("exact:get:q"), exact_kind("all:ip4/32 & exact:get:q"), exact_kind("get:q")
-    ('exact:get:q', 'all:ip4/32 & exact:get:q', '')
-    """
-    return kind if any(part.startswith(EXACT) for part in kind_parts(kind)) else ""
-
-
 @lru_cache(maxsize=1024)
 def is_kind(kind: object) -> bool:
-    """Whether that is a kind of subject: user, a network, a field that a key can name, or several of them together, in
-    the one order.
+    """Whether that is a kind of subject: a user, a network, a field that a key can name, or a
+    client's digest.
 
     >>> is_kind("ip4/24"), is_kind("header:X-API-Key"), is_kind("exact:get:q"), is_kind("os.system"), is_kind("ip4/99")
     (True, True, True, False, False)
-    >>> is_kind("all:user & header:X-Tenant"), is_kind("all:header:X-Tenant & user"), is_kind("all:user")
-    (True, False, False)
     """
     if not isinstance(kind, str):
         return False
-    if not kind.startswith(TOGETHER):
-        return _is_part(kind)
-    parts = kind_parts(kind)
-    fields = [part for part in parts if is_field(part)]
-    networks = [part for part in parts if _NETWORK.fullmatch(part)]
-    is_ordered = combined_kind(parts) == kind and len(set(parts)) == len(parts)
-    return is_ordered and all(map(_is_part, parts)) and len(networks) <= 1 and len(fields) <= MOST_FIELDS
-
-
-def _is_part(kind: str) -> bool:
     network = _NETWORK.fullmatch(kind)
     if network:
         return int(network[2]) <= (32 if network[1] == "4" else 128)
-    return kind == USER or is_field(kind)
+    return kind in (USER, DIGEST) or is_field(kind)

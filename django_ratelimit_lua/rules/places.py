@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any
 
 from django.conf import settings
 from django.urls import get_resolver
 from django.utils.translation import gettext as _
 
+from ..identity.keys import ALL_CALLERS
 from .callsite import CallSite, known_call_sites
-from .stacks import stacks_on, url_patterns
+from .rule import Rule
+from .stacks import on_view, url_patterns
 
 
 def route_names() -> set[str]:
@@ -20,7 +20,7 @@ def route_names() -> set[str]:
 
 
 def look_for_call_sites() -> None:
-    """Make known what stands on the views of the site, also on methods, which are decorated anew for each request."""
+    """Make known what stands on the methods of views, as these count under the class of the view that runs."""
     if not getattr(settings, "ROOT_URLCONF", None):
         return
     known = vars(get_resolver())
@@ -28,15 +28,11 @@ def look_for_call_sites() -> None:
         return
     known["_ratelimit_looked_for"] = True
     for pattern, _space in url_patterns():
-        with suppress(Exception):  # Decorators of others may want more than is here; then theirs is not known.
-            _add_those_of(pattern.callback)
-
-
-def _add_those_of(view: Any) -> None:
-    for stack, _method in stacks_on(view):
-        for rule in reversed(stack.rules):
-            if rule.template is not None and rule.key is not None:
-                known_call_sites.add(rule.group or stack.group, CallSite.of(rule, stack.group))
+        found = on_view(pattern.callback)
+        for stack in reversed([*found.hidden, *found.stacks]):
+            for rule in reversed(stack.rules):
+                if rule.template is not None and rule.key is not None:
+                    known_call_sites.add(rule.group or stack.group, CallSite.of(rule, stack.group))
 
 
 def meant_by(name: str) -> str:
@@ -46,23 +42,21 @@ def meant_by(name: str) -> str:
     return next(iter(get_close_matches(name, known_call_sites.names(), n=1, cutoff=0.7)), "")
 
 
-def unknown_places(name: str, group: str, route: str, *, is_bare: bool) -> list[tuple[str, str]]:
-    """The places of a rule that the code does not have: (field, problem). `is_bare`: it names no path, route, group or
-    descriptor, so it is for the call site of its name."""
+def place_problems(rule: Rule) -> list[str]:
+    """What of a rule has no effect because of the code: a route or a call site that is not there, or a ban that would
+    be one of everybody."""
     look_for_call_sites()
     found = []
-    if route and route not in route_names():
-        found.append(("route", _("No URL pattern has this name: the rule would match nothing.")))
-    if is_bare and name and name not in known_call_sites:
-        problem = _("The rule has no path and no route, and no limit in the code has its name: it would do nothing.")
-        found.append(("name", _with_hint(problem, name)))
-    if group and group not in known_call_sites:
-        problem = _("No limit in the code has this name, as far as it is imported here: the rule would match nothing.")
-        found.append(("group", _with_hint(problem, group)))
+    if rule.route and rule.route not in route_names():
+        found.append(_("No URL pattern has the name “%(name)s”: the rule matches nothing.") % {"name": rule.route})
+    if rule.template is None or rule.group is None:
+        return found
+    if rule.group not in known_call_sites:
+        text = _("No limit in the code has the name “%(name)s”, as far as it is imported here: the rule does nothing.")
+        text %= {"name": rule.group}
+        meant = meant_by(rule.group)
+        found.append(f"{text} {_('Did you mean “%(name)s”?') % {'name': meant}}" if meant else text)
+    sites = known_call_sites.of(rule.name) if rule.group == rule.name and rule.key is None else ()
+    if rule.template.options.get("ban_after") and any(site.key == ALL_CALLERS for site in sites):
+        found.append(_("The limit in the code counts everybody together, so the rule bans nobody: give it a key."))
     return found
-
-
-def _with_hint(problem: str, name: str) -> str:
-    meant = meant_by(name)
-    hint = _("Did you mean “%(name)s”?") % {"name": meant} if meant else ""
-    return f"{problem} {hint}".strip()

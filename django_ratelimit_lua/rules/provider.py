@@ -83,7 +83,7 @@ _snapshot: Mapping[str, Any] | None = None
 _changes = 0
 """How often the settings have changed: rules that were read by others are not gone by."""
 _lock = Lock()
-_loading = Errand("loading")
+_loading = Errand()
 _unread: tuple[bytes, bytes | None] | None = None
 _unanswered_at = float("-inf")
 _compare_at = float("-inf")

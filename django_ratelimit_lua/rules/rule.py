@@ -6,21 +6,22 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
+from django.utils.translation import gettext_noop as _
 
 from ..conf import conf
-from ..identity.keys import Key
+from ..identity.keys import Key, compile_key
 from ..identity.routes import resolved
 from ..limits.call import MOST_COST
-from ..limits.options import OPTIONS
-from ..limits.rate import Rate
+from ..limits.options import OPTIONS, read_options
+from ..limits.rate import LimitError, Rate
 from .descriptors import DescriptorPattern, entry_of, unread
-from .methods import ALL, parse_methods
+from .methods import parse_methods
 from .paths import path_pattern
-from .template import LimitTemplate, compile_rate
+from .template import LimitTemplate, compile_cost, compile_rate
 
 FIELDS = (
     "name", "description", "order", "path", "route", "group", "method", "audience", "descriptor", "key", "rate",
@@ -48,13 +49,32 @@ Outcome = Callable[[HttpRequest, Any], Any]
 
 
 class RuleError(ImproperlyConfigured):
-    """A rule that cannot be understood: `field` is wrong because of `problem`."""
+    """A rule that cannot be understood.
 
-    def __init__(self, where: str, field: str, problem: str) -> None:
-        super().__init__(f"{where}: {problem}")
+    `problem` is what is wrong with `field`, `where` in which rule of which text, `tier` in which tier (a group), if
+    it is one. If there are several problems, this is the first of `each`, and the message has the first hundred.
+    """
+
+    MAX_SHOWN = 100
+
+    def __init__(self, where: str, field: str, problem: str | Exception, *, tier: str = "") -> None:
         self.where = where
         self.field = field
-        self.problem = problem
+        self.problem = problem if isinstance(problem, LimitError) else LimitError(str(problem))
+        self.tier = tier
+        self.each: Sequence[RuleError] = (self,)
+        super().__init__(f"{where}: {f'tier of {tier!r}: ' if tier else ''}{self.problem.args[0]}")
+
+    @classmethod
+    def of(cls, problems: Sequence[RuleError]) -> RuleError:
+        """One error for all of them."""
+        each = [error for problem in problems for error in problem.each]
+        first = cls(each[0].where, each[0].field, each[0].problem, tier=each[0].tier)
+        first.each = each
+        lines = [str(error) for error in each[: cls.MAX_SHOWN]]
+        more = [f"and {len(each) - cls.MAX_SHOWN} more"] if len(each) > cls.MAX_SHOWN else []
+        first.args = ("\n".join([*lines, *more]),)
+        return first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +170,10 @@ class Rule:
 
     @property
     def lumps_strangers(self) -> bool:
-        """Whether it meets people who are not logged in, and counts them as one."""
-        return self.key is not None and lumps_strangers(self.key, self.audience)
+        """Whether it meets people who are not logged in, and counts them as one: its key goes by the user alone."""
+        if self.key is None or {EVERYONE, "anonymous"}.isdisjoint(self.audience):
+            return False
+        return self.key.needs_user and self.key.lumps_strangers
 
     def matches_path(self, path: str) -> bool:
         """Whether a path is one of its own."""
@@ -205,59 +227,109 @@ class Rule:
         return list(dict.fromkeys(limit.name for template in templates for limit in template.limits(self.name)))
 
 
-def lumps_strangers(key: Key, audience: Sequence[str]) -> bool:
-    """Whether all who are not logged in share one count because the key goes by a user that they are not.
-
-    >>> from django_ratelimit_lua.identity.keys import compile_key
-    >>> lumps_strangers(compile_key("user"), ["everyone"]), lumps_strangers(compile_key("user_or_ip"), ["everyone"])
-    (True, False)
-    """
-    return key.needs_user and key.lumps_strangers and not {EVERYONE, "anonymous"}.isdisjoint(audience)
-
-
-_TEXT_WORDS = {
+_TEXTS = {
     "route": "the name of a URL pattern, such as 'shop:detail'",
     "group": "the group of a decorator or the scope of a throttle",
     "description": "text",
-    "message": "a sentence for who is refused",
+    "message": "a sentence for refused clients",
 }
 """The words whose value is text, and what it is."""
+_FLAG = (lambda value: value is None or isinstance(value, bool), "; write true or false")
+_PLAIN: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "mode": (lambda value: value in MODES, f"; choose one of: {', '.join(MODES)}"),
+    "order": (lambda value: type(value) is int, "; write a whole number"),
+    "exempt": _FLAG,
+    "durable": _FLAG,
+}
+"""Other words by themselves: what tells a right value, and what is right."""
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads one declaration, and says where something is wrong. What of it can be left out is, unless it is `strict`,
-    and is named in `left_out`. Where it is `plain`, code has no place in it."""
+    """Reads one declaration and collects what is wrong with it.
+
+    Unless it is `strict`, a tier that is wrong is left out, and named in `left_out`. If it is `plain`, code has no
+    place in the declaration.
+    """
 
     given: Mapping[str, Any]
     where: str
     plain: bool
     strict: bool
     left_out: list[str] = field(default_factory=list)
+    problems: list[RuleError] = field(default_factory=list)
 
-    def fail(self, word: str, problem: str) -> NoReturn:
-        raise RuleError(self.where, word, problem)
+    def read(self, word: str, function: Callable[..., T], *arguments: Any) -> T | None:
+        """Call a function; if it raises, the problem is that of `word`, unless it names another."""
+        try:
+            return function(*arguments)
+        except WRONG as error:
+            self.problems.append(RuleError(self.where, getattr(error, "field", "") or word, error))
+            return None
 
     def refuse(self, word: str, right: str) -> NoReturn:
-        self.fail(word, f"{word} is {self.given.get(word)!r}{right}")
+        raise LimitError(f"{word} is {self.given.get(word)!r}{right}", word)
+
+    def rule(self, name: str) -> Rule:
+        """The rule. Raises `RuleError`."""
+        given = self.given
+        for word, value in given.items():
+            # Nearly every value is a number, or text that may be written anywhere.
+            is_bare, is_text = value is None or isinstance(value, (int, float)), isinstance(value, str)
+            if not (is_bare or (is_text and value.isprintable() and value == value.strip())):
+                self.read(word, self.check_text, word)
+            if word in _TEXTS and value is not None and not (is_text and (value or word == "description")):
+                self.read(word, self.refuse, word, f"; write {_TEXTS[word]}")
+        for word, (check, right) in _PLAIN.items():
+            if word in given and not check(given[word]):
+                self.read(word, self.refuse, word, right)
+        paths = self.read("path", self.paths) or ()
+        descriptor = self.read("descriptor", self.descriptor)
+        audience = self.read("audience", self.audience) or (EVERYONE,)
+        methods = self.read("method", parse_methods, given.get("method"))
+        route, group, exempt = given.get("route"), given.get("group"), given.get("exempt")
+        is_for_descriptors = bool(given.get("descriptor")) and not given.get("path") and route is None and group is None
+        template = None
+        if exempt:
+            self.check_exempt()
+            methods = None
+        else:
+            if not given.get("path") and route is None and group is None and not is_for_descriptors:
+                group = name
+            template = self.template(name, needs_key=group != name and not is_for_descriptors)
+        rule = Rule(
+            name=name, template=template, paths=paths, route=route, group=group, methods=methods, audience=audience,
+            descriptor=descriptor, mode=given.get("mode", "enforce"), order=given.get("order", 0),
+            message=given.get("message") or "", pk=given.get("id"), given=given, problems=tuple(self.left_out),
+        )  # fmt: skip
+        self.read("key", self.check_readable, rule)
+        if self.problems:
+            raise RuleError.of(self.problems)
+        return rule
 
     def check_text(self, word: str) -> None:
         """Raises for text that no database takes, or that is not what it looks like."""
         for text in _texts(self.given[word]):
             if UNWRITABLE.search(text) or (word not in ("description", "message") and _CONTROL.search(text)):
-                self.fail(word, f"{word} is {text!r}: must be text in one line, without control characters")
+                raise LimitError(f"{word} is {text!r}: must be text in one line, without control characters")
             if self.plain and word in ("path", "key", "descriptor") and text != text.strip():
-                self.fail(word, f"{word} is {text!r}: must not begin or end with a space")
+                raise LimitError(f"{word} is {text!r}: must not begin or end with a space")
 
     def paths(self) -> tuple[str, ...]:
         value = self.given.get("path")
-        paths = value if isinstance(value, (list, tuple)) else () if value in (None, "") else (value,)
+        if value in (None, ""):
+            return ()
+        paths = value if isinstance(value, (list, tuple)) else (value,)
         for path in paths:
-            if not isinstance(path, str) or not path.startswith(("/", "*")):
-                self.refuse("path", "; write a prefix or glob that begins with /, or a list")
+            if not isinstance(path, str) or not path.startswith(("/", "**", "*/")) or not {*path}.isdisjoint("?#"):
+                raise LimitError(
+                    _("path is %(path)r: write a prefix or pattern that begins with / or **, without ? and #"),
+                    path=path,
+                )
         if len(paths) > MOST_PATTERNS or len(max(paths, key=len, default="")) > LONGEST_PATTERN:
-            most = f"at most {MOST_PATTERNS} prefixes or globs of at most {LONGEST_PATTERN} characters"
-            self.fail("path", f"path: {most}")
+            text = _("Write at most %(number)d paths, each of at most %(length)d characters")
+            raise LimitError(text, number=MOST_PATTERNS, length=LONGEST_PATTERN)
         return tuple(paths)
 
     def descriptor(self) -> DescriptorPattern | None:
@@ -267,26 +339,25 @@ class _Reader:
             return None
         if not (isinstance(texts, (list, tuple)) and all(isinstance(text, str) for text in texts)):
             self.refuse("descriptor", "; write a list of entries, such as ['generic_key=login', 'remote_address']")
-        try:
-            return DescriptorPattern.parse(texts)
-        except ValueError as error:
-            self.fail("descriptor", f"descriptor: {error}")
+        return DescriptorPattern.parse(texts)
 
     def check_readable(self, rule: Rule) -> None:
-        """Raises where the descriptors of a rule do not have what its key counts, or a function is to be asked."""
+        """Raises if the descriptors of a rule do not have what its key counts, or a function is to be asked."""
         if rule.descriptor is None or rule.template is None:
             return
         if callable(rule.template.cost) or not all(isinstance(rate, Rate) for rate in rule.template.rates):
-            field = "cost" if callable(rule.template.cost) else "rate"
-            self.fail(field, f"{field}: a function knows only requests of Django's; of descriptors, write a number")
-        if rule.key is not None:
-            for part in unread(rule.key.name, rule.descriptor.keys):
-                entry = entry_of(part)
-                right = f"it needs an entry {entry!r}" if entry else "no descriptor has that"
-                self.fail("key", f"key: the descriptor cannot be counted by {part!r}; {right}")
+            word = "cost" if callable(rule.template.cost) else "rate"
+            raise LimitError(
+                f"{word}: a function knows only requests of Django's; of descriptors, write a number", word
+            )
+        for part in () if rule.key is None else unread(rule.key.name, rule.descriptor.keys):
+            text = _("The descriptor needs an entry %(entry)s to be counted by “%(key)s”.")
+            if not entry_of(part):
+                text = _("A descriptor cannot be counted by “%(key)s”.")
+            raise LimitError(text, entry=entry_of(part), key=part)
 
     def audience(self) -> tuple[str, ...]:
-        value = self.given["audience"]
+        value = self.given.get("audience", EVERYONE)
         names = [value] if isinstance(value, str) else value
         if not (isinstance(names, (list, tuple)) and names and all(map(_is_audience, names))):
             self.refuse("audience", f"; choose one of: {', '.join(AUDIENCES)}, group:NAME, or a list of groups")
@@ -294,96 +365,112 @@ class _Reader:
             self.refuse("audience", ": a rule of the admin is for one of them, or for groups; make a rule of each")
         return tuple(names)
 
-    def check_key(self) -> None:
-        """Raises for a key that names code."""
+    def key(self, needs_key: bool) -> Key | None:
+        """What to count by. Raises for a key that is missing or unknown, or names code."""
         value = self.given.get("key")
-        for part in value if isinstance(value, (list, tuple)) else () if value is None else (value,):
+        if not value and needs_key:
+            raise LimitError(_("Choose what to count by, for example ip: the client address"))
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        for part in parts if self.plain and value is not None else ():
             if not isinstance(part, str):
                 self.refuse("key", "; write a key such as 'ip', or a list of keys")
             if "." in part and ":" not in part:
-                self.refuse("key", "; callables can only be named in the settings")
+                raise LimitError(_("key is %(key)r: callables can only be named in the settings"), key=part)
             if "+" in part:
                 self.refuse("key", ": + joins keys; a name that has one can only stand in the settings")
+        return compile_key(value) if value else None
 
-    def template(self, name: str, group: str | None, *, needs_key: bool) -> LimitTemplate:
-        given = self.given
-        key, rate, cost = given.get("key"), given["rate"], given.get("cost")
+    def check_exempt(self) -> None:
+        """Check what an exemption needs, and what has no meaning for it but is kept."""
+        if not (self.given.get("path") or self.given.get("descriptor")) and self.given.get("route") is None:
+            text = _("An exemption needs a path, a route or a descriptor; otherwise everything would be exempt.")
+            self.read("exempt", _raise, LimitError(text))
         if self.plain:
-            self.check_key()
-            if cost is not None and (isinstance(cost, bool) or not isinstance(cost, int)):
-                self.refuse("cost", f"; write a whole number from 0 to {MOST_COST}")
-        if not key and needs_key:
-            self.fail("key", "needs a key: whom to count, such as 'ip'")
-        if not isinstance(rate, str) and (self.plain or isinstance(rate, list)):
-            rate = self.rates(rate)
-        elif self.plain:
-            rate = Rate.parse(rate)
-        options: Any = {option: given[option] for option in OPTIONS if option in given}
-        if given.get("mode") == "off":
-            options["mode"] = "enforce"  # What is off is checked as if it was on.
-        if not self.strict and options.get("lease") and (options.get("algorithm") or conf.ALGORITHM) == "leaky_bucket":
-            del options["lease"]
-            self.left_out.append(f"{self.where}: a leaky bucket has no lease: each hit is asked for")
-        template = LimitTemplate.compiled(name, key, rate, cost, options)
-        if given.get("tiers") is None:
-            return template
+            self.read("key", self.key, False)
+            self.read("tiers", self.tiers, lambda rates, burst: LimitTemplate(None, tuple(rates)))
 
-        def tier(rates: list[Any], burst: Any) -> LimitTemplate:
+    def template(self, name: str, *, needs_key: bool) -> LimitTemplate | None:
+        """The limits, or None if something is wrong with them."""
+        given = self.given
+        options: Any = {option: given[option] for option in OPTIONS if given.get(option) is not None}
+        if given.get("mode") not in ("enforce", "shadow"):
+            options.pop("mode", None)  # A rule that is off is checked as if it was on.
+        key = self.read("key", self.key, needs_key)
+        rates = self.read("rate", self.rates, given.get("rate"))
+        cost = self.read("cost", self.cost)
+        if rates is None:
+            self.read("", read_options, {"algorithm": conf.ALGORITHM, **options})
+            return None
+
+        def compiled(rates: Any, burst: Any) -> LimitTemplate:
             return LimitTemplate.compiled(name, key, rates, cost, options | burst)
 
-        return replace(template, tiers=self.tiers(tier))
+        template = self.read("rate", compiled, rates, {})
+        tiers = None if template is None else self.read("tiers", self.tiers, compiled)
+        return replace(template, tiers=tiers) if template is not None and tiers else template
+
+    def cost(self) -> Any:
+        value = self.given.get("cost")
+        if self.plain and value is not None and type(value) is not int:
+            self.refuse("cost", f"; write a whole number from 0 to {MOST_COST}")
+        return None if value is None else compile_cost(value)
 
     def rates(self, value: Any) -> list[Any]:
         """One rate, or several that hold together: each for a period of its own, as of two for one the smaller decides
         alone. Raises also `LimitError`."""
+        if value is None:
+            raise LimitError(_("A rule needs a limit, such as 100/m, unless it is exempt"))
         rates = value if isinstance(value, list) else [value]
         if self.plain and not (rates and all(isinstance(rate, str) for rate in rates)):
-            self.fail("rate", f"rate is {value!r}; write a rate, such as '100/m', or a list of rates")
+            raise LimitError(f"rate is {value!r}; write a rate, such as '100/m', or a list of rates")
         if len(rates) > MOST_RATES:
-            self.fail("rate", f"rate: at most {MOST_RATES} rates")
+            raise LimitError(_("A rule has at most %(number)d limits."), number=MOST_RATES)
         compiled = [Rate.parse(rate) for rate in rates] if self.plain else [compile_rate(rate) for rate in rates]
         periods: dict[int, Rate] = {}
         for rate in compiled:
             if isinstance(rate, Rate) and periods.setdefault(rate.period_us, rate) is not rate:
-                both = f"'{periods[rate.period_us]}' and '{rate}'"
-                self.fail("rate", f"rate: {both} are for one period, of which the smaller decides alone; write one")
+                text = _("%(one)s and %(other_rate)s are for the same period. Keep the smaller one")
+                raise LimitError(text, one=str(periods[rate.period_us]), other_rate=str(rate))
+        if self.plain and len(rates) > 1 and 0 in periods:
+            raise LimitError(_("A limit of so many at once stands alone. Make another rule for rates."))
         return compiled
 
     def tiers(self, compiled: Callable[[Any, Any], LimitTemplate]) -> tuple[tuple[str, LimitTemplate], ...]:
         """The same rule with other numbers for Django groups, the most favourable first."""
-        value = self.given["tiers"]
+        value = self.given.get("tiers")
+        if value is None:
+            return ()
         if not isinstance(value, (list, tuple)):
             self.refuse("tiers", "; write a list of {'group': ..., 'rate': ...}")
         tiers: dict[str, LimitTemplate] = {}
         for tier in value:
+            group = tier.get("group") if isinstance(tier, Mapping) else None
             try:
-                group, template = self._tier(tier, compiled)
+                template = self.tier(group, tier, compiled)
                 if group in tiers:
-                    self.fail("tiers", f"two tiers are for one group, {group!r}")
-                tiers[group] = template
-            except RuleError as error:
+                    raise LimitError("two tiers are for this group")
+                tiers[str(group)] = template
+            except WRONG as error:
+                problem = RuleError(self.where, "tiers", error, tier=str(group))
                 if self.strict:
-                    raise
-                self.left_out.append(f"{error} (a tier, which is left out; its group has the numbers of the rule)")
+                    self.problems.append(problem)
+                else:
+                    self.left_out.append(
+                        f"{problem} (a tier, which is left out; its group has the numbers of the rule)"
+                    )
         return tuple(sorted(tiers.items(), key=lambda tier: _favour(tier[1]), reverse=True))
 
-    def _tier(self, tier: Any, compiled: Callable[[Any, Any], LimitTemplate]) -> tuple[str, LimitTemplate]:
-        named = isinstance(tier, Mapping) and isinstance(tier.get("group"), str) and tier["group"]
-        if not named or "rate" not in tier or set(tier) - set(TIER_FIELDS):
-            self.fail("tiers", f"tier {tier!r}; write {{'group': NAME, 'rate': '1000/m'}}, if need be with 'burst'")
-        try:
-            rates = self.rates(tier["rate"])
-            if not all(isinstance(rate, Rate) for rate in rates) or not rates:
-                raise ValueError(f"rate is {tier['rate']!r}")
-        except WRONG as error:
-            self.fail("tiers", f"tier of {tier['group']!r}: a tier has constant rates: {error}")
-        except RuleError as error:
-            self.fail("tiers", f"tier of {tier['group']!r}: {error.problem}")
-        burst = {"burst": tier["burst"]} if tier.get("burst") is not None else {}
-        try:
-            return str(tier["group"]), compiled(rates, burst)
-        except WRONG as error:  # Nothing but its numbers can be wrong.
-            self.fail("tiers", str(error))
+    def tier(self, group: Any, tier: Any, compiled: Callable[[Any, Any], LimitTemplate]) -> LimitTemplate:
+        if not isinstance(group, str) or not group or "rate" not in tier or set(tier) - set(TIER_FIELDS):
+            raise LimitError(f"tier {tier!r}; write {{'group': NAME, 'rate': '1000/m'}}, if need be with 'burst'")
+        rates = self.rates(tier["rate"])
+        if not all(isinstance(rate, Rate) for rate in rates) or not rates:
+            raise LimitError(f"rate is {tier['rate']!r}: a tier has constant rates")
+        return compiled(rates, {"burst": tier["burst"]} if tier.get("burst") is not None else {})
+
+
+def _raise(error: LimitError) -> NoReturn:
+    raise error
 
 
 def _is_audience(name: Any) -> bool:
@@ -408,26 +495,16 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
 
 
-def meant_by(word: object) -> str | None:
-    """The word of a rule that one that there is not nearly is; None: it is like none.
-
-    >>> meant_by("paths"), meant_by("url")
-    ('path', None)
-    """
-    return next(iter(get_close_matches(str(word), FIELDS, n=1, cutoff=0.7)), None)
-
-
 def compile_rule(
     given: Mapping[str, Any], *, plain: bool = False, strict: bool = True, where: str = "RATELIMIT_RULES"
 ) -> Rule:
-    """A rule as it is declared. Raises `RuleError` that names rule and field.
+    """A rule as it is declared. Raises `RuleError` that names the rule and the fields that are wrong.
 
     The only judge of a rule, wherever it is written: what it takes can be applied to every request.
 
     With `plain`, nothing in it may name code: no callable and no dotted path, as for whoever may edit rules in the
-    admin but not the site's code. Without `strict`, a tier that contradicts its rule, or the lease of a leaky bucket,
-    does not take the rule with it: it is left out, and named in the rule's `problems`. So it is for a rule that is in
-    force already.
+    admin but not the site's code. Without `strict`, a tier that contradicts its rule does not take the rule with it: it
+    is left out, and named in the rule's `problems`. So it is for a rule that is in force already.
 
     >>> rule = compile_rule({"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"})
     >>> rule.paths, rule.key.name
@@ -438,60 +515,10 @@ def compile_rule(
     name = given.get("name")
     if not isinstance(name, str) or not name:
         raise RuleError(where, "name", f"the rule {dict(given)!r} needs a name")
-    reader = _Reader(given, f"{where}: rule {name!r}", plain, strict)
-    unknown = sorted(given.keys() - _KNOWN, key=str)
+    where = f"{where}: rule {name!r}"
+    unknown = sorted(map(str, given.keys() - _KNOWN))
     if unknown:
-        meant = [match for word in unknown if (match := meant_by(word)) is not None]
+        meant = [match for word in unknown for match in get_close_matches(word, FIELDS, n=1, cutoff=0.7)]
         hint = f"; did you mean {', '.join(meant)}?" if meant else ""
-        reader.fail("name", f"unknown {', '.join(map(str, unknown))}; known are {', '.join(FIELDS)}{hint}")
-    for word, value in given.items():
-        # Nearly every value is a number, or text that anybody may write anywhere.
-        is_bare, is_text = value is None or isinstance(value, (int, float)), isinstance(value, str)
-        if not (is_bare or (is_text and value.isprintable() and value == value.strip())):
-            reader.check_text(word)
-        if word in _TEXT_WORDS and value is not None and not (is_text and (value or word == "description")):
-            reader.refuse(word, f"; write {_TEXT_WORDS[word]}")
-    mode, order, exempt = given.get("mode", "enforce"), given.get("order", 0), given.get("exempt")
-    route, group = given.get("route"), given.get("group")
-    if mode not in MODES:
-        reader.fail("mode", f"mode is {mode!r}; choose one of: {', '.join(MODES)}")
-    if isinstance(order, bool) or not isinstance(order, int):
-        reader.refuse("order", "; write a whole number")
-    if exempt is not None and not isinstance(exempt, bool):
-        reader.refuse("exempt", "; write true or false")
-    if given.get("durable") is not None and not isinstance(given["durable"], bool):
-        reader.refuse("durable", "; write true or false")
-    paths, descriptor = reader.paths(), reader.descriptor()
-    if not exempt and not paths and route is None and group is None and descriptor is None:
-        group = name
-    template, methods = None, None
-    audience: tuple[str, ...] = (EVERYONE,)
-    if exempt:
-        if not paths and route is None and descriptor is None:
-            reader.fail("exempt", "exempts everything; name a path, a route or a descriptor")
-        if plain:
-            # What has no meaning where there are no limits is kept all the same, and has to be what it is elsewhere.
-            reader.check_key()
-            if "audience" in given:
-                reader.audience()
-            if given.get("tiers") is not None:
-                reader.tiers(lambda rates, burst: LimitTemplate(None, tuple(rates)))
-    elif given.get("rate") is None:
-        reader.fail("rate", "needs a rate, such as '100/m' (or exempt=True)")
-    else:
-        try:
-            is_for_descriptors = descriptor is not None and not paths and route is None and group is None
-            template = reader.template(name, group, needs_key=group != name and not is_for_descriptors)
-            if "audience" in given:
-                audience = reader.audience()
-            if given.get("method") is not ALL:
-                methods = parse_methods(given["method"])
-        except WRONG as error:  # With the rate, unless it names another field.
-            reader.fail(getattr(error, "field", "") or "rate", str(error))
-    rule = Rule(
-        name=name, template=template, paths=paths, route=route, group=group, methods=methods, audience=audience,
-        descriptor=descriptor, mode=mode, order=order, message=given.get("message") or "", pk=given.get("id"),
-        given=given, problems=tuple(reader.left_out),
-    )  # fmt: skip
-    reader.check_readable(rule)
-    return rule
+        raise RuleError(where, "name", f"unknown {', '.join(unknown)}; known are {', '.join(FIELDS)}{hint}")
+    return _Reader(given, where, plain, strict).rule(name)

@@ -31,13 +31,13 @@ def settings_rules() -> tuple[Rule, ...]:
 
 
 def settings_problems() -> list[str]:
-    """All that is wrong with `RATELIMIT_RULES`, one problem of each rule."""
+    """All that is wrong with `RATELIMIT_RULES`."""
     found = []
     for given in conf.RULES if isinstance(conf.RULES, (list, tuple)) else ():
         try:
             compile_rule(given)
         except ImproperlyConfigured as error:
-            found.append(str(error))
+            found += [str(each) for each in getattr(error, "each", [error])]
     if not found:
         try:
             settings_rules()

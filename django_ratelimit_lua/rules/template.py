@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from django.http import HttpRequest
+from django.utils.translation import gettext_noop as _
 
 from ..conf import conf
 from ..conf.callables import lazily
@@ -15,7 +16,7 @@ from ..limits import algorithms, calendar
 from ..limits.call import MOST_COST, whole_cost
 from ..limits.limit import Limit
 from ..limits.options import OPTIONS, Options
-from ..limits.rate import ACCEPTED, SECOND, LimitError, Rate
+from ..limits.rate import SECOND, LimitError, Rate
 
 RateFunction = Callable[[str, HttpRequest], Any]
 RateLike = str | tuple[int, float] | Rate | RateFunction | None
@@ -51,12 +52,12 @@ def ban_key(given: Any) -> Key:
         text: str = OPTIONS["ban_key"].check(given)
         parts = text.split("+")
         key = compile_key(tuple(parts) if len(parts) > 1 else text)
-    except ValueError as error:
-        raise LimitError(f"ban_key: {error}", "ban_key") from None
-    if key.functions:
-        raise LimitError(f"ban_key is {text!r}: it cannot name code", "ban_key")
-    if key.name == ALL_CALLERS:
-        raise LimitError("ban_key is 'all', which would ban every client; use a key such as 'ip'", "ban_key")
+        if key.functions:
+            raise LimitError(_("%(key)r cannot name code"), key=text)
+        if key.name == ALL_CALLERS:
+            raise LimitError(_("%(key)r would ban every client; use a key such as ip"), key=text)
+    except LimitError as error:
+        raise error.of("ban_key") from None
     return key
 
 
@@ -93,18 +94,23 @@ class LimitTemplate:
 
     @classmethod
     def compiled(
-        cls, name: str, key: KeyLike | None, rate: Any, cost: CostLike | None, options: Options
+        cls, name: str, key: KeyLike | Key | None, rate: Any, cost: CostLike | None, options: Options
     ) -> LimitTemplate:
         """Raises `LimitError` for whatever is wrong with it."""
         given = rate if isinstance(rate, list) else [rate]
         rates = tuple([each if isinstance(each, Rate) else compile_rate(each) for each in given])
         if not rates:
-            raise LimitError(f"rate is an empty list; {ACCEPTED}")
+            raise LimitError("rate is an empty list")
         declared: Any = {option: value for option, value in options.items() if value is not None}
-        template = cls(compile_key(key) if key else None, rates, None if cost is None else compile_cost(cost), declared)
+        count_by: Key | None = None
+        if isinstance(key, Key):
+            count_by = key
+        elif key:
+            count_by = compile_key(key)
+        template = cls(count_by, rates, None if cost is None else compile_cost(cost), declared)
         if template.key is not None and template.key.name == ALL_CALLERS and declared.get("ban_after"):
-            problem = "ban_after: the key 'all' counts every caller together, and a ban would refuse all of them"
-            raise LimitError(f"{problem}; count by a key such as 'ip'", "ban_after")
+            text = _("A limit for everybody together cannot ban: the ban would refuse every client.")
+            raise LimitError(text, "ban_after")
         # Whatever is wrong with the options is wrong with every rate: say so now, not at the first request.
         with_default = {"algorithm": conf.ALGORITHM, **declared}
         nominal = calendar.PERIODS.get(str(declared.get("align")), (SECOND, SECOND))[0]

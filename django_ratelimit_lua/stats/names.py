@@ -72,12 +72,19 @@ def shown(identity: Identity) -> Name:
         return [("", NOTHING)]
 
 
-def own(identity: Identity) -> Identity:
+def own(identity: Identity, name: Identity = None) -> Identity:
     """An identity that the project has made: whatever it looks like, it is none that a key has read.
 
-    `None`, all callers together, stays `None`.
+    It is shown as `name`, if that is given. `None`, all callers together, stays `None`.
     """
-    return None if identity is None else (_OWN, identity)
+    if identity is None:
+        return None
+    return (_OWN, identity) if name is None else (_OWN, identity, name)
+
+
+def original(identity: Identity) -> Identity:
+    """The identity that is digested, of one that `own` may have marked."""
+    return identity[1] if isinstance(identity, tuple) and identity[:1] == (_OWN,) else identity
 
 
 def _parts(identity: Any, *, is_masked: bool) -> Name:
@@ -85,6 +92,8 @@ def _parts(identity: Any, *, is_masked: bool) -> Name:
         return [("", _value(identity, is_masked=is_masked))]
     if identity and isinstance(identity[0], str):
         kind, *rest = identity
+        if kind == _OWN and len(rest) == 2:
+            return _parts(rest[1], is_masked=is_masked)
         if kind == _OWN:
             return [("", _value(value, is_masked=is_masked)) for value in _flat(rest)]
         if len(rest) == 1 and kind == "ip":

@@ -17,7 +17,7 @@ from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, Respons
 
 from ..limits.call import REGISTER, Call, Charge, StaleRules
 from ..limits.limit import Limit
-from ..limits.program import GENERAL, Program, program_for
+from ..limits.program import PROGRAM, Program
 from ..process.forks import chance
 
 LONGEST_LINE = 65_536
@@ -228,20 +228,14 @@ class Question(NamedTuple):
 
     def exchange(self, loading: set[bytes]) -> Exchange:
         """Ask. Where the program is unknown, load it and ask again: it has not run; and where it is unknown even then,
-        send it. Where it has counted nothing and says so, ask the general one.
+        send it.
 
         `loading`: the digests of the programs that are being loaded by what was sent before on the same connection.
         """
         ahead, message = (1 if self.ahead else 0), self.command
         replies = yield self.ahead + message, Replies(ahead + 1, self.most)
-        if self.program is not None and isinstance(replies[-1], ResponseError):
-            if _is_unknown(replies[-1]):
-                replies = yield from self._load(self.program, message, loading)
-            if str(replies[-1]) == f"AGAIN {message[-10:-2].hex()}":  # It tells the token, by which the command ends.
-                message = message.replace(self.program.sha, GENERAL.sha, 1)
-                replies = yield self.ahead + message, Replies(ahead + 1, self.most)
-                if _is_unknown(replies[-1]):
-                    replies = yield from self._load(GENERAL, message, loading)
+        if self.program is not None and _is_unknown(replies[-1]):
+            replies = yield from self._load(self.program, message, loading)
         if ahead and _checked(replies[0]) != b"OK":
             raise InvalidResponse("no reply to what was sent ahead")
         reply = replies[-1]
@@ -303,52 +297,50 @@ def to_decide(call: Call) -> Question:
     if call.slot:
         rest = (*rest[:_AT_SLOT], _SLOT, *rest[_AT_SLOT + 1 :])
     if is_usual and call.now is None:
-        program, form = _form(rest, limits)
+        form = _form(rest, limits)
     elif is_usual and 0 <= (call.now or 0) <= _MOMENT:
-        program, form = _form((*rest[:2], _MOMENT, *rest[3:]), limits)
+        form = _form((*rest[:2], _MOMENT, *rest[3:]), limits)
         varying += (b"%016d" % (call.now or 0),)
     else:
-        program, form = program_for(call), b""
+        form = b""
     if call.slot:
         varying += (call.slot,) * sum(limit.holds for limit, _, _ in limits)
-    sent = form % (*varying, token) if form else _evalsha(program, call, token)
-    return Question(sent, partial(call.read, token=token), program)
+    sent = form % (*varying, token) if form else _evalsha(call, token)
+    return Question(sent, partial(call.read, token=token), PROGRAM)
 
 
-def _evalsha(program: Program, call: Call, token: bytes) -> bytes:
+def _evalsha(call: Call, token: bytes) -> bytes:
     keys = call.keys()
-    return command(b"EVALSHA", program.sha, b"%d" % len(keys), *keys, *call.args(token))
+    return command(b"EVALSHA", PROGRAM.sha, b"%d" % len(keys), *keys, *call.args(token))
 
 
 @lru_cache(maxsize=FORMS)
-def _form(rest: tuple[Any, ...], limits: tuple[tuple[Limit, int, bool], ...]) -> tuple[Program, bytes]:
-    """The program for calls that differ in their identities alone, and the command, with places for these and for the
-    token. Empty where more than that differs: with the moment, or because limits have one name. `rest`: of the call,
-    behind its charges."""
+def _form(rest: tuple[Any, ...], limits: tuple[tuple[Limit, int, bool], ...]) -> bytes:
+    """The command for calls that differ in their identities alone, with places for these and for the token. Empty where
+    more than that differs: with the moment, or because limits have one name. `rest`: of the call, behind its charges.
+    """
     places = [bytes([number]) * DIGEST_SIZE for number in range(1, 2 * len(limits) + 1)]
     charges = [
         Charge(limit, place, cost, banned, reports)
         for (limit, cost, reports), place, banned in zip(limits, places, places[len(limits) :], strict=False)
     ]
     call = Call(charges, *rest)
-    program = program_for(call)
     varies = any(limit.wants_more or not limit.packed for limit, _, _ in limits)
     if varies or len({limit.key_part for limit, _, _ in limits}) < len(limits):
-        return program, b""
-    form = _evalsha(program, call, bytes(TOKEN_SIZE)).removesuffix(bytes(TOKEN_SIZE) + b"\r\n").replace(b"%", b"%%")
+        return b""
+    form = _evalsha(call, bytes(TOKEN_SIZE)).removesuffix(bytes(TOKEN_SIZE) + b"\r\n").replace(b"%", b"%%")
     for place in (*places, b"%d" % _MOMENT):  # Those of whoever cannot be banned are in no key.
         form = form.replace(place, b"%b", 1)
     form = form.replace(_SLOT, b"%b")  # One for each limit of slots.
-    return program, form + b"%b\r\n"
+    return form + b"%b\r\n"
 
 
 class Pipeline(NamedTuple):
     """Questions that are answered one after the other, on one trip; the answer is the list of their answers.
 
-    They are written and sent in parts, so that the server answers the first while the last are still written. Each
-    program is loaded ahead of its first call, every time: what a program that is unknown leaves undecided in the middle
-    could only be decided after those that should follow it. A straight program that answers AGAIN, which it does for a
-    state that was not written so, or for a clock that was set back, is an error here.
+    They are written and sent in parts, so that the server answers the first while the last are still written. All call
+    the same program, or none. It is loaded ahead of them, every time: what an unknown program leaves undecided in the
+    middle could only be decided after those that should follow it.
     """
 
     questions: Iterable[Question]
@@ -356,25 +348,20 @@ class Pipeline(NamedTuple):
     def exchange(self, loading: set[bytes]) -> Exchange:
         """See `Question.exchange`."""
         read: list[Callable[[Any], Any]] = []
-        loads: dict[int, Program] = {}
+        program: Program | None = None
         questions, most = iter(self.questions), 0
         while part := list(islice(questions, SENT_AT_ONCE)):
-            commands = []
-            for question in part:
-                program = question.program
-                if program is not None and program not in loads.values():
-                    loads[len(read)] = program
-                    commands.append(command(b"SCRIPT", b"LOAD", program.source))
-                    read.append(_checked)
-                commands.append(question.command)
-                read.append(question.read)
-                most += question.most
+            commands = [question.command for question in part]
+            if not read and (program := part[0].program) is not None:
+                commands.insert(0, command(b"SCRIPT", b"LOAD", program.source))
+                read.append(_checked)
+            read += [question.read for question in part]
+            most += sum([question.most for question in part])
             yield b"".join(commands), Replies(0)
         replies = yield b"", Replies(len(read), most + LARGEST_USUAL)
         answers = [make(_checked(reply)) for make, reply in zip(read, replies, strict=True)]
-        for place, program in reversed(loads.items()):
-            if answers.pop(place) != program.sha:
-                raise InvalidResponse("another script than ours was loaded")
+        if program is not None and answers.pop(0) != program.sha:
+            raise InvalidResponse("another script than ours was loaded")
         return answers
 
 

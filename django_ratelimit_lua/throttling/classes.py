@@ -81,7 +81,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        refuse_unknown(f"Throttle {cls.__name__}", cls.options)
+        refuse_unknown(cls.options, where=f"Throttle {cls.__name__}: ")
         if cls.options.get("ban_key"):
             raise LimitError(
                 f"Throttle {cls.__name__}: ban_key is for rules and decorators; bans are of whom it counts"
@@ -139,9 +139,8 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             return None, None
         try:
             parsed = Rate.parse(rate)
-            algorithm = throttle_algorithm(parsed, self.algorithm)
-            if parsed.is_slots != (algorithm == "concurrency"):
-                raise LimitError(f"Rate {rate!r}: {other_rate(parsed, algorithm)}")
+            if parsed.is_slots != (throttle_algorithm(parsed, self.algorithm) == "concurrency"):
+                raise other_rate(parsed)
         except LimitError as error:
             raise ImproperlyConfigured(f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}") from None
         whole, rest = divmod(parsed.period_us, SECOND)
@@ -242,7 +241,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         with suppress(KeyError, TypeError, ValueError):  # A format of the project's own.
             for kind, ident in (*known, ("ip", self.get_ident(request))):
                 if self.key == self.cache_format % {"scope": self.scope, "ident": ident}:
-                    return (kind, ident)
+                    return own(self.key, (kind, ident))
         return own(self.key)
 
     def limits_on(self, view: Any) -> list[Limit]:

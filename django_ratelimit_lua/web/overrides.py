@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -13,25 +12,16 @@ from django.http.multipartparser import MultiPartParserError
 
 from ..engine.decide import PlannedCharge, now_us
 from ..exceptions import Ratelimited
-from ..identity import Identity, digest
+from ..identity import Identity, digest, secrets_by_id
 from ..identity.address import client_address
 from ..identity.forwarded import Address
 from ..identity.keys import read_fields
 from ..limits.call import Charge
 from ..limits.decision import LimitState
 from ..limits.limit import Limit
-from ..rules.overrides import (
-    TOGETHER,
-    USER,
-    KnownOverrides,
-    SubjectRef,
-    combined_identity,
-    is_field,
-    kind_parts,
-    network_digest,
-    network_identity,
-)
+from ..rules.overrides import DIGEST, USER, KnownOverrides, SubjectRef, client_identity, is_field, network_digest
 from ..rules.ruleset import EVERY_RULE, Ruleset
+from ..stats.names import original
 
 logger = logging.getLogger("django_ratelimit_lua")
 BLOCK = "block"
@@ -46,12 +36,10 @@ REFUSED = (Http404, PermissionDenied, BadRequest, SuspiciousOperation, MultiPart
 def override_kinds(ruleset: Ruleset, charges: Sequence[PlannedCharge], has_blocks: bool) -> Collection[str]:
     """The kinds of subjects that overrides are about which may say something of these charges; `has_blocks`: or block
     the request whatever is charged."""
-    kinds = dict.fromkeys(ruleset.blocks if has_blocks else ())
-    if charges or kinds:  # What goes before a block lifts it, also where nothing is charged.
-        kinds |= dict.fromkeys(ruleset.kinds.get(EVERY_RULE, ()))
-    for planned in charges:
-        kinds |= dict.fromkeys(ruleset.kinds.get(planned.name, ()))
-    return kinds
+    # What goes before a block lifts it, also where nothing is charged.
+    names = [EVERY_RULE] if charges or (has_blocks and ruleset.blocks) else []
+    names += [planned.name for planned in charges]
+    return dict.fromkeys(kind for name in names for kind in ruleset.kinds.get(name, ()))
 
 
 class Who(Protocol):
@@ -90,12 +78,15 @@ class Sender:
         return read_fields(field, self._request)
 
 
-def override_subjects(who: Who, ruleset: Ruleset, kinds: Collection[str]) -> list[SubjectRef]:
-    """The subjects of these kinds that somebody is."""
+def override_subjects(
+    who: Who, ruleset: Ruleset, kinds: Collection[str], charges: Sequence[PlannedCharge] = ()
+) -> list[SubjectRef]:
+    """The subjects of these kinds that somebody is who is charged so."""
     subjects: list[SubjectRef] = []
     for kind in kinds:
+        secrets = ruleset.secrets(kind)
         try:
-            digests = _digests(who, kind, ruleset.secrets(kind))
+            digests = client_digests(charges, secrets) if kind == DIGEST else _digests(who, kind, secrets)
         except REFUSED:
             raise
         except Exception as error:
@@ -110,45 +101,50 @@ def override_subjects(who: Who, ruleset: Ruleset, kinds: Collection[str]) -> lis
 
 def _digests(who: Who, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]:
     """Who somebody is, of one kind, by each secret that is known; empty where they are none of that kind."""
-    if kind.startswith(TOGETHER):
-        return _combined_digests(who, kind, secrets)
-    if kind.startswith("ip"):
+    if kind == USER:
+        user = who.user()
+        identities: Sequence[Identity] = [] if user is None else [(USER, user)]
+    elif is_field(kind):
+        identities = who.fields(kind)
+    else:
         address = who.address()
         networks = [] if address is None else [network_digest(address, kind, secret) for secret in secrets]
         return [network for network in networks if network is not None]
-    identities = _identities(who, kind)
     return [digest(identity, secret) for identity in identities for secret in secrets]
 
 
-def _combined_digests(who: Who, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]:
-    """The same for several parts together, all of which have to be there."""
-    parts = kind_parts(kind)
-    found: dict[str, Sequence[Identity]] = {}
-    # Fields first, which may be missing; and the user last, for whom a session may have to be loaded.
-    for part in reversed(parts):
-        identities = _identities(who, part)
-        if not identities:
-            return []
-        found[part] = identities
-    digests = []
-    for secret in secrets:
-        readings = [
-            [digest(identity, secret) for identity in found[part]] if is_field(part) else found[part] for part in parts
-        ]
-        digests += [digest(combined_identity(one), secret) for one in itertools.product(*readings)]
-    return digests
+def client_digests(charges: Sequence[PlannedCharge], secrets: Sequence[str | bytes]) -> list[bytes]:
+    """The subjects that are about the digests of the clients that these charges count or would ban.
+
+    An operator may have been shown a digest that was made with an earlier key, so a client has
+    one for each key.
+    """
+    clients: dict[bytes, None] = {}
+    _present, *earlier = secrets_by_id().values()
+    for planned in charges:
+        counted = [(planned.identity, planned.charge.digest)]
+        if planned.banned is not None:
+            counted.append((planned.banned, planned.charge.ban_digest))
+        for identity, client in counted:
+            identity = original(identity)
+            if not is_nobody(identity):
+                clients[client] = None
+                clients |= dict.fromkeys(digest(identity, secret) for secret in earlier)
+    return [digest(client_identity(client.decode()), secret) for client in clients for secret in secrets]
 
 
-def _identities(who: Who, kind: str) -> Sequence[Identity]:
-    """Who somebody is, of a kind that has no parts."""
-    if kind == USER:
-        user = who.user()
-        return [] if user is None else [(USER, user)]
-    if not is_field(kind):
-        address = who.address()
-        network = None if address is None else network_identity(address, kind)
-        return [] if network is None else [network]
-    return who.fields(kind)
+def is_nobody(identity: Identity) -> bool:
+    """Whether an identity is no client's, but shared by all callers, all at a path, or all who lack
+    what the key reads.
+
+    >>> is_nobody(("user", None)), is_nobody((("ip", "192.0.2.1"), ("path", "/")))
+    (True, False)
+    """
+    if not isinstance(identity, tuple) or not identity:
+        return identity is None
+    if isinstance(identity[0], tuple):
+        return all(map(is_nobody, identity))
+    return identity[-1] is None or identity[0] in ("path", "route")
 
 
 class UnknownKinds:

@@ -25,7 +25,7 @@ from ..identity.session import aload
 from ..limits.call import MAX_HOLD_US, MOST_COST, Call, Charge, Operation, Subject, whole_cost
 from ..limits.decision import Decision
 from ..limits.rate import Rate
-from ..rules.overrides import USER, SubjectRef, kind_parts, override_cache
+from ..rules.overrides import USER, SubjectRef, override_cache
 from ..rules.problems import problems
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
@@ -350,10 +350,10 @@ class RequestPlanner(Planner):
         request = self.request
         kinds = override_kinds(ruleset, self.charges, has_blocks)
         user: Callable[[], Any] = partial(getattr, request, "user", None)
-        if hasattr(request, "user") and any(USER in kind_parts(kind) for kind in kinds):
+        if hasattr(request, "user") and USER in kinds:
             lazy = user
             user = yield Wait(lambda: lazy, partial(_auser_or_error, request))
-        subjects = override_subjects(Sender(request, user), ruleset, kinds)
+        subjects = override_subjects(Sender(request, user), ruleset, kinds, self.charges)
         self.parties = [Party(self.charges, subjects, has_blocks)] if subjects else ()
 
     def _plan_bans(self, charges: list[PlannedCharge]) -> None:

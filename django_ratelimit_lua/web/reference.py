@@ -1,170 +1,135 @@
-"""The reference of a refusal: which limit, who and when, sealed so that only this site can read it.
+"""The reference of a refusal: when, by which limit and for which client, in 20 letters and digits.
 
-A refusal carries it along, so nothing has to be written down for it, however many there are. It is AES-SIV (RFC 5297)
-over 24 bytes, which makes 40: the same refusal has the same reference, and one that was changed or made up is not
-opened. They are written in the 32 letters of Crockford's alphabet (no I, L, O, U), which capitals, spaces and
-look-alikes do not spoil, with one more letter that tells what was mistyped from what was never ours. As the seal proves
-which is the right one, one slip of a hand is put right: a letter that is wrong, missing or too many, or two that have
-changed places.
+    28 bits   the second, modulo 2**28 (8.5 years)
+    16 bits   a keyed hash of the limit: 10 bits of its place, which its name begins with, and 6 of its whole name
+    32 bits   the identity's digest, which is keyed as well
+    24 bits   a MAC of these, by which a mistyped or foreign reference is rejected
 
-It is no shorter: the digest alone, by which the count is found, has 16 bytes, and AES-SIV adds as many.
+It contains all of that itself, so a flood of refusals writes nothing. Keyed hashes reveal no name and no client;
+whoever compares two references sees only whether they agree in one of these parts.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import time
-import zlib
-from collections.abc import Iterator
 from functools import lru_cache
-from itertools import chain
-from struct import Struct
 from typing import NamedTuple
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from django.utils.translation import gettext as _
 
 from ..conf import conf
-from ..identity.sealed import cipher
 from ..limits.decision import Decision
 
-_PAYLOAD = Struct(">16sI4s")  # Whom (a digest), when (seconds since 1970), and which limit (see `_tag`).
-_SIZE = _PAYLOAD.size + 16
-LETTERS = _SIZE * 8 // 5 + 1
-"""Of a reference, without the hyphens."""
-_GROUP = 5
-_RFC4648 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
-_CROCKFORD = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_WRITTEN = bytes.maketrans(_RFC4648, _CROCKFORD)
-_READ = bytes.maketrans(_CROCKFORD, _RFC4648)
+LENGTH = 20
+"""Letters and digits of a reference, without the hyphens."""
+_LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford's base 32: no I, L, O or U.
 _LOOK_ALIKES = str.maketrans("OIL", "011", "- \t\r\n\N{NO-BREAK SPACE}\N{NON-BREAKING HYPHEN}")
-_KINDS = {False: [b"limit"], True: [b"block"]}
-"""What is sealed along, and not written: whether a limit or a block refused."""
+_SECONDS = 1 << 28
+_DAY = 86_400
+_BLOCK = ""
+"""Stands for the name of a limit if a block refused; no limit has an empty name."""
 
 
 class BadReferenceError(ValueError):
-    """Text that is no reference, or none of this site; says which, and what would be right."""
+    """A text is not a reference of this site."""
 
 
-class SealedRefusal(NamedTuple):
-    """What a reference holds.
+class Reference(NamedTuple):
+    """What a reference contains.
 
-    - `identity`: the digest of whom the limit counts, or of whom the block is about if `is_block`;
-    - `moment`: seconds since 1970; `secret`: the number of the secret that opened it (0: the one in force);
-    - `reference`: as it was written to the client and to the log.
+    - `text`: as it was shown to the client and written to the log;
+    - `moment`: seconds since 1970; `digest_prefix`: 8 of the 32 digits of the identity's digest;
+    - `limit`: the hash of the limit; `secret`: the secret that it was made with.
     """
 
-    identity: bytes
+    text: str
     moment: int
-    tag: bytes
-    is_block: bool
-    secret: int
-    reference: str
+    limit: int
+    digest_prefix: str
+    secret: str | bytes
+
+    @property
+    def is_block(self) -> bool:
+        """Whether a block refused, rather than a limit."""
+        return self.is_of_limit(_BLOCK)
 
     def is_of_limit(self, name: str) -> bool:
-        """Whether the limit of that name refused."""
-        return _tag(name) == self.tag
+        """Whether the limit of that name may have refused: another name matches once in 65,536 times."""
+        return _hash_of_limit(self.secret, name) == self.limit
 
     def is_of_place(self, name: str) -> bool:
-        """Whether a limit in the same place refused: of the same group, scope or rule, perhaps at another rate."""
-        return _tag(name)[:3] == self.tag[:3]
+        """Whether a limit in the same place may have refused: of the same group, scope or rule, at any rate."""
+        return _hash_of_limit(self.secret, name) >> 6 == self.limit >> 6
 
 
 def reference_of(decision: Decision) -> str:
-    """The reference of a refusal; empty where `RATELIMIT_REFERENCE` is off, or it is not known who was refused."""
-    if not conf.REFERENCE or not decision.identity:
+    """The reference of a refusal; empty if the refused identity is not known."""
+    if not decision.identity:
         return ""
     state = decision.refusing[0]
-    moment = decision.moment // 1_000_000 or int(time.time())
-    payload = _PAYLOAD.pack(bytes.fromhex(decision.identity.decode()), moment & 0xFFFFFFFF, _tag(state.name))
-    sealed = _cipher(conf.KEY_SECRET[0]).encrypt(payload, _KINDS[state.is_block])
-    return _in_groups((base64.b32encode(sealed).translate(_WRITTEN) + _check(sealed)).decode())
+    second = (decision.moment // 1_000_000 or int(time.time())) % _SECONDS
+    secret = conf.KEY_SECRET[0]
+    limit = _hash_of_limit(secret, _BLOCK if state.is_block else state.name)
+    payload = (second << 16 | limit) << 32 | int(decision.identity[:8], 16)
+    return _text(payload << 24 | _mac(secret, payload))
 
 
-def _in_groups(letters: str) -> str:
-    return "-".join([letters[at : at + _GROUP] for at in range(0, LETTERS, _GROUP)])
-
-
-def open_reference(text: str) -> SealedRefusal:
-    """What a reference holds, however it was written down. Raises `BadReferenceError`.
+def open_reference(text: str) -> Reference:
+    """Read a reference, written in capitals or not, with or without hyphens and spaces. Raises `BadReferenceError`.
 
     >>> open_reference("7ZK4M-…")
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.web.reference.BadReferenceError: '…' is no letter of a reference; these are digits ...
+    django_ratelimit_lua.web.reference.BadReferenceError: a reference has 20 letters and digits, and this has 6
     """
-    letters = text[: LETTERS * 4].upper().translate(_LOOK_ALIKES)
-    foreign = next((letter for letter in letters if letter.encode() not in _CROCKFORD), None)
-    if foreign is not None:
-        problem = _("%(letter)r is no letter of a reference; these are digits and capitals, without I, L, O, U")
-        raise BadReferenceError(problem % {"letter": foreign})
-    candidates = chain([letters], _slips(letters)) if abs(len(letters) - LETTERS) <= 1 else ()
-    opened = next(filter(None, map(_opened, candidates)), None)
-    if opened is not None:
-        return opened
-    if len(letters) != LETTERS:
-        if len(letters) < LETTERS:
-            cut = _("this looks cut off: a reference has %(right)d letters and digits, and this has %(number)d")
-            raise BadReferenceError(cut % {"right": LETTERS, "number": len(letters)})
+    letters = text[:200].upper().translate(_LOOK_ALIKES)
+    if len(letters) != LENGTH:
         problem = _("a reference has %(right)d letters and digits, and this has %(number)d")
-        raise BadReferenceError(problem % {"right": LETTERS, "number": len(letters)})
-    if _check(_sealed(letters)) != letters[-1].encode():
-        raise BadReferenceError(_("this is mistyped: compare it with the original, letter by letter"))
+        raise BadReferenceError(problem % {"right": LENGTH, "number": len(letters)})
+    if set(letters) <= set(_LETTERS):
+        number = 0
+        for letter in letters:
+            number = number << 5 | _LETTERS.index(letter)
+        payload = number >> 24
+        for secret in conf.KEY_SECRET:
+            if _mac(secret, payload) == number & 0xFFFFFF:
+                limit, prefix = payload >> 32 & 0xFFFF, f"{payload & 0xFFFFFFFF:08x}"
+                return Reference(_text(number), _latest(payload >> 48), limit, prefix, secret)
     raise BadReferenceError(
         _(
-            "this was not sealed by this site: it is made up, or of another site, or of a RATELIMIT_KEY_SECRET or "
-            "SECRET_KEY that is not among the fallbacks any more"
+            "this is mistyped, or not a reference of this site: it matches no secret of RATELIMIT_KEY_SECRET, or of "
+            "SECRET_KEY and its fallbacks"
         )
     )
 
 
-def _slips(letters: str) -> Iterator[str]:
-    """What may have been meant, if a hand slipped once."""
-    for at in range(len(letters)):
-        before, letter, after = letters[:at], letters[at], letters[at + 1 :]
-        yield before + after
-        yield before + after[:1] + letter + after[1:]
-        for other in _CROCKFORD.decode():
-            yield before + other + after
-            yield before + other + letter + after
-    yield from (letters + other for other in _CROCKFORD.decode())
+def _text(number: int) -> str:
+    letters = "".join([_LETTERS[number >> shift & 31] for shift in range(95, -1, -5)])
+    return f"{letters[:5]}-{letters[5:10]}-{letters[10:15]}-{letters[15:]}"
 
 
-def _opened(letters: str) -> SealedRefusal | None:
-    """What so many letters hold, if they are a reference of this site."""
-    if len(letters) != LETTERS:
-        return None
-    sealed = _sealed(letters)
-    if _check(sealed) != letters[-1].encode():
-        return None
-    for number, secret in enumerate(conf.KEY_SECRET):
-        for is_block, kind in _KINDS.items():
-            try:
-                identity, moment, tag = _PAYLOAD.unpack(_cipher(secret).decrypt(sealed, kind))
-            except InvalidTag:
-                continue
-            return SealedRefusal(identity.hex().encode(), moment, tag, is_block, number, _in_groups(letters))
-    return None
+def _latest(second: int) -> int:
+    """The latest moment with that remainder; clocks of several hosts may differ by a day."""
+    limit = int(time.time()) + _DAY
+    return limit - (limit - second) % _SECONDS
 
 
-def _sealed(letters: str) -> bytes:
-    return base64.b32decode(letters[:-1].encode().translate(_READ))
-
-
-def _cipher(secret: str | bytes) -> AESSIV:
-    return cipher(secret, b"ratelimit-refer")
+@lru_cache(maxsize=16)
+def _key(secret: str | bytes) -> bytes:
+    material = secret.encode() if isinstance(secret, str) else bytes(secret)
+    return hashlib.blake2b(material, digest_size=32, person=b"ratelimit-refer").digest()
 
 
 @lru_cache(maxsize=4096)
-def _tag(name: str) -> bytes:
-    """Which limit: three bytes of the place where it stands, which is what its name begins with, and one of the whole
-    name, which may have a rate in it."""
-    place = hashlib.blake2b(name.partition(":")[0].encode(errors="surrogatepass"), digest_size=3).digest()
-    return place + hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=1).digest()
+def _hash_of_limit(secret: str | bytes, name: str) -> int:
+    place, whole = [
+        hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=2, key=_key(secret)).digest()
+        for text in (name.partition(":")[0], name)
+    ]
+    return int.from_bytes(place, "big") & 0xFFC0 | int.from_bytes(whole, "big") & 0x3F
 
 
-def _check(sealed: bytes) -> bytes:
-    at = zlib.crc32(sealed) & 31
-    return _CROCKFORD[at : at + 1]
+def _mac(secret: str | bytes, payload: int) -> int:
+    mac = hashlib.blake2b(payload.to_bytes(10, "big"), digest_size=3, key=_key(secret))
+    return int.from_bytes(mac.digest(), "big")

@@ -14,7 +14,7 @@ from threading import Lock
 
 from django.http import HttpRequest
 
-from ..engine.counter import Bucket
+from ..engine.counters import Bucket
 from ..engine.heartbeat import ProcessShare
 from ..identity.address import client_address
 from ..limits.call import Charge

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.db import DataError, connection
+from django.test import Client
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
 from django_ratelimit_lua.rules.rule import UNWRITABLE
 from django_ratelimit_lua.signals import banned
 from tests.demo import CHROMIUM, DRIVER, start
+from tests.users import OPERATOR
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,6 +22,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
+
+
+@pytest.fixture
+def operator() -> Client:
+    """A superuser, at an address of the operators."""
+    client = Client(REMOTE_ADDR=OPERATOR)
+    client.force_login(User.objects.create_superuser("grace"))
+    return client
 
 
 @pytest.fixture

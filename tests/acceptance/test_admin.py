@@ -12,7 +12,7 @@ import pytest
 import redis
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Group, Permission, User
+from django.contrib.auth.models import Group, User
 from django.contrib.staticfiles import finders
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
@@ -30,6 +30,7 @@ from django_ratelimit_lua.operations.simulate import START_US, simulate
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.testing import move_clock, override_ratelimits
+from tests.users import ADMIN_MIDDLEWARE, OPERATOR, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -49,35 +50,14 @@ RULES = "/admin/django_ratelimit_lua/ratelimitrule/"
 OVERRIDES = "/admin/django_ratelimit_lua/ratelimitoverride/"
 CHANGES = "/admin/django_ratelimit_lua/ratelimitchange/"
 NO_TIERS = {"tiers-TOTAL_FORMS": 0, "tiers-INITIAL_FORMS": 0, "tiers-MIN_NUM_FORMS": 0, "tiers-MAX_NUM_FORMS": 1000}
-OPERATOR = "198.51.100.1"
 
 
 @pytest.fixture(autouse=True)
 def site(settings: Any, no_others: None) -> None:
     settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = [
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.middleware.csrf.CsrfViewMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "django.contrib.messages.middleware.MessageMiddleware",
-        "django_ratelimit_lua.middleware.RateLimitMiddleware",
-    ]
+    ours = "django_ratelimit_lua.middleware.RateLimitMiddleware"
+    settings.MIDDLEWARE = [*ADMIN_MIDDLEWARE, "django.middleware.csrf.CsrfViewMiddleware", ours]
     settings.RATELIMIT_RULES = [{"name": "admin", "path": "/admin/", "exempt": True}]
-
-
-@pytest.fixture
-def operator() -> Client:
-    client = Client(REMOTE_ADDR=OPERATOR)
-    client.force_login(User.objects.create_superuser("grace"))
-    return client
-
-
-def staff(*permissions: str, name: str = "staff") -> Client:
-    user = User.objects.create_user(name, is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-    client = Client(REMOTE_ADDR=OPERATOR)
-    client.force_login(user)
-    return client
 
 
 def given(**fields: Any) -> dict[str, Any]:
@@ -100,8 +80,8 @@ def visits(times: int = 1, address: str = "203.0.113.9", where: str = "/ok") -> 
 
 def confirmed(client: Client, url: str, form: dict[str, Any]) -> HttpResponse:
     """The answer once the warnings that a form shows are confirmed in it."""
-    asked = client.post(url, form).context["adminform"].form["asked"].value()
-    return client.post(url, {**form, "confirm": "on", "asked": asked})
+    box = client.post(url, form).context["adminform"].form.fields["confirm"]
+    return client.post(url, {**form, "confirm": box.widget.attrs["value"]})
 
 
 def errors(response: HttpResponse) -> str:
@@ -141,66 +121,24 @@ def test_tiers_are_given_in_the_rules_form(operator: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "problem"),
+    ("fields", "notice"),
     [
-        ({"key": "id"}, "“id” is no key"),
-        ({"key": "os.system"}, "“os.system” names code"),
-        ({"key": ""}, "Choose who is counted"),
-        ({"limit": None}, "A rule needs a limit"),
-        ({"limit": 0}, "A limit of 0 refuses every request"),
-        ({"path": "/"}, "matches every request of the site"),
-        ({"path": "/ok\n**"}, "“**” matches every request of the site"),
-        ({"path": "*.php"}, "matches nothing: a path begins with a slash"),
-        ({"path": "/search?q=x"}, "matches nothing: a path ends where"),
-        ({"path": "ok"}, "“ok” does not begin with a slash. Write /ok."),
-        ({"path": "/" + "a*" * 600}, "each of at most 1000 characters"),
-        ({"route": "nowhere"}, "No URL pattern has this name"),
-        ({"path": "", "name": "nothing"}, "it would do nothing"),
-        ({"key": "user"}, "All clients that are not logged in would share one count"),
-        ({"key": "user + path", "audience": "anonymous"}, "Count by user_or_ip"),
-        ({"audience": "groups"}, "Select at least one group"),
-        ({"algorithm": "sliding_log", "burst": 5}, "“Burst” needs the algorithm token bucket."),
-        ({"algorithm": "fixed_window", "align": "day", "time_zone": "Mars/Base"}, "There is no time zone “Mars/Base”"),
-        ({"algorithm": "fixed_window", "align": "day"}, "The window starts “each day”: then the limit is for 1 day"),
-        ({"count_denied": "on", "max_wait": 1}, "“Count refused requests” and “Longest wait” contradict"),
-        ({"algorithm": "sliding_window", "lease": 5}, "“Lease” needs the algorithm token bucket or fixed window."),
-        ({"algorithm": "fixed_window", "lease": 5, "split": "equal"}, "contradict each other"),
-        ({"exempt": "on", "path": ""}, "An exemption needs a path, a route or a descriptor"),
+        ({"route": "nowhere"}, "No URL pattern has the name “nowhere”"),
+        ({"path": "", "name": "nothing"}, "No limit in the code has the name “nothing”"),
+        ({"group": "searhc"}, "Did you mean “search”?"),
+        ({"key": "user"}, "All clients that are not logged in share one count"),
+        ({}, ""),
     ],
 )
-def test_a_rule_that_surprises_or_makes_no_sense_is_refused(
-    fields: dict[str, Any], problem: str, operator: Client
+def test_what_a_rule_does_not_do_is_said_once_it_is_saved(
+    fields: dict[str, Any], notice: str, operator: Client
 ) -> None:
-    """At its field; what is only surprising can be confirmed."""
-    response = operator.post(f"{RULES}add/", given(**{"path": "/ok", "key": "ip", "limit": 2, **fields}))
-    assert response.status_code == 200
-    assert problem in errors(response)
-    assert not RateLimitRule.objects.exists()
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"limit": 0}, {"path": "/"}, {"route": "nowhere"}, {"path": "", "name": "nothing"}, {"key": "user"}],
-)
-def test_what_is_surprising_can_be_meant(fields: dict[str, Any], operator: Client) -> None:
-    """By a tick."""
-    confirmed(operator, f"{RULES}add/", given(**{"path": "/ok", "key": "ip", "limit": 2, **fields}))
+    """It refuses and admits nobody, so nothing has to be confirmed."""
+    form = given(**{"path": "/ok", "key": "ip", "limit": 2, **fields})
+    page = operator.post(f"{RULES}add/", form, follow=True).content.decode()
     assert RateLimitRule.objects.exists()
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"key": "user", "audience": "authenticated"},
-        {"key": "user_or_ip"},
-        {"key": "user+ip"},
-        {"key": "exact:header:X-API-Key"},
-    ],
-)
-def test_what_tells_strangers_apart_surprises_nobody(fields: dict[str, Any], operator: Client) -> None:
-    """Or does not meet them."""
-    operator.post(f"{RULES}add/", given(**{"path": "/ok", "limit": 2, **fields}))
-    assert RateLimitRule.objects.exists()
+    assert notice in page
+    assert ('class="warning"' in page) is bool(notice)
 
 
 def test_a_rule_named_like_a_call_site_needs_no_path(operator: Client) -> None:
@@ -223,13 +161,12 @@ def test_the_list_reads_switches_and_orders(operator: Client) -> None:
         "form-TOTAL_FORMS": 1,
         "form-INITIAL_FORMS": 1,
         "form-0-id": rule.pk,
-        "form-0-mode": "off",
         "form-0-order": 5,
     }
     operator.post(RULES, {**row, "_save": "Save"})
     rule.refresh_from_db()
-    assert (rule.mode, rule.order) == ("off", 5)
-    for action, mode in (("shadow", "shadow"), ("switch_off", "off"), ("enforce", "enforce")):
+    assert (rule.mode, rule.order) == ("shadow", 5)
+    for action, mode in (("switch_off", "off"), ("shadow", "shadow"), ("enforce", "enforce")):
         rule.refresh_from_db()
         meant = versions_of([rule])
         operator.post(RULES, {"action": action, "_selected_action": rule.pk, "enforce_confirmed": meant})
@@ -247,15 +184,13 @@ def test_the_preview_shows_what_the_rule_would_do(operator: Client, direct: Any,
     form = given(path="/ok", key="ip", limit=60, unit="m", algorithm="token_bucket", burst=20)
     page = operator.post(f"{RULES}preview/", {**form, "preview_burst": 50, "preview_flow": 30, "preview_unit": "m"})
     assert "Of 50 at once, 20 are allowed. Of 90 that follow steadily, 90 are allowed." in page.content.decode()
-    assert page.content.count(b"<polyline") == 2
+    assert page.content.count(b'<path class="line') == 2
     leaky = {**form, "algorithm": "leaky_bucket", "burst": "", "queue": 4, "preview_burst": 10, "preview_flow": 0}
     page = operator.post(f"{RULES}preview/", leaky).content.decode()
     assert "Of 10 at once, 5 are allowed." in page
     assert "The longest wait is 4 s." in page
-    assert (
-        "needs the algorithm token bucket"
-        in operator.post(f"{RULES}preview/", {**form, "algorithm": "sliding_log"}).content.decode()
-    )
+    wrong = operator.post(f"{RULES}preview/", {**form, "algorithm": "sliding_log"}).content.decode()
+    assert "sliding log has no option “Burst”" in wrong
     untouched = operator.post(f"{RULES}preview/", {**form, "limit": ""}).content.decode()
     assert "Enter a limit to see what it would do." in untouched
     assert "ratelimit-problems" not in untouched
@@ -311,7 +246,7 @@ def test_the_preview_counts_who_is_refused_where_the_rule_does(operator: Client,
     assert goes() > granted or algorithm == "fixed_window"  # Whose next window is a fresh start for all.
     page = operator.post(f"{RULES}preview/", {**form, "exempt": "on"}).content.decode()
     assert "every request is allowed, and none is counted" in page
-    assert "polyline" not in page
+    assert "<svg" not in page
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"])
@@ -368,7 +303,7 @@ def test_an_override_that_no_longer_fits_its_rule_is_not_shown_as_active(operato
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({}, "Fill in at least one"),
+        ({}, "Name one subject"),
         ({"network": "nowhere"}, "No address or network: nowhere."),
         ({"field": "X-API-Key", "value": "x"}, "Enter one of header"),
         ({"field": "header:X-API-Key"}, "The value is missing"),
@@ -394,7 +329,7 @@ def test_an_override_that_makes_no_sense_is_refused(fields: dict[str, Any], prob
         ({"network": "nowhere"}, "No address or network: nowhere."),
         ({"user": "999"}, "Select a valid choice."),
         ({"field": "X-API-Key", "value": "x"}, "Enter one of header"),
-        ({"field": "header:X-API-Key,header:X", "value": "x"}, "Enter one field here"),
+        ({"value": "x"}, "Enter the field that has this value"),
         ({"network": "203.0.113.9", "effect": "limit", "limit": "-1"}, "greater than or equal to 0"),
         ({"network": "203.0.113.9", "effect": "limit", "limit": "many"}, "Enter a whole number"),
     ],

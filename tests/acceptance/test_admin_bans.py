@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html import unescape
 from typing import Any
 
 import pytest
+import redis
 from django.contrib import admin
 from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
@@ -19,7 +21,7 @@ from django_ratelimit_lua.engine.evidence import evidence_notes
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations import active_bans
 from django_ratelimit_lua.store import PATIENCE, Patience
-from tests.acceptance.test_admin import staff
+from tests.users import OPERATOR, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 BANS = "/admin/django_ratelimit_lua/bans/"
@@ -75,13 +77,6 @@ def site(settings: Any) -> None:
     ]
 
 
-@pytest.fixture
-def operator() -> Client:
-    client = Client(REMOTE_ADDR="192.0.2.1")
-    client.force_login(User.objects.create_superuser("grace"))
-    return client
-
-
 def text_of(response: Any) -> str:
     """A page as it is read."""
     page = re.sub(r"<(script|style)\b.*?</\1>", "", response.content.decode(), flags=re.S)
@@ -131,56 +126,67 @@ def test_unbanning_holds_at_once(operator: Client) -> None:
     assert "ban lifted" in text_of(operator.get("/admin/django_ratelimit_lua/ratelimitchange/"))
 
 
-def test_a_ban_becomes_permanent_by_an_override(operator: Client) -> None:
-    """About exactly who is banned, after it was confirmed; for the rule, where one of the admin has banned them."""
+@pytest.mark.parametrize("shows", ["plain", "off"])
+def test_a_ban_becomes_a_block_of_the_same_client_for_a_time(operator: Client, settings: Any, shows: str) -> None:
+    """By the digest, for at most 30 days, which are chosen first; for the rule, where one of the admin has banned."""
+    settings.RATELIMIT_SHOW_IDENTITIES = shows
     RateLimitRule.objects.create(name="banned-by-both", rate="1/h", key="ip+post:username", ban_after=2, ban_for="10m")
     attack("/both/", username="Ada")
-    question = text_of(act(operator, "permanent"))
-    assert "for good?" in question
-    assert "banned-by-both" in question
+    (active,) = active_bans()
+    page = act(operator, "block")
+    assert "the rule banned-by-both refuses every request" in text_of(page)
+    assert re.findall(r'<option value="(\d+)"', page.content.decode())[:4] == ["3600", "86400", "604800", "2592000"]
+    assert "Block" in text_of(act(operator, "block", duration="2592001"))
     assert not RateLimitOverride.objects.exists()
-    act(operator, "permanent", confirm="yes")
+    assert "is blocked for 30 days." in text_of(act(operator, "block", duration="2592000"))
     override = RateLimitOverride.objects.get()
-    assert (override.effect, override.network, override.field) == ("block", ATTACKER, "post:username")
-    assert override.rule is not None
-    assert override.ends is None
-    assert override.created_by == "grace"
+    assert (override.effect, override.client_digest, override.rule.name) == ("block", active.identity, "banned-by-both")
+    assert (override.created_by, (override.ends - override.created_at).days) == ("grace", 29)
     act(operator, "forget")
     assert attack("/both/", times=1, username="ada").status_code == 429
     assert attack("/both/", times=1, username="bob").status_code == 200
     assert attack("/both/", times=1, username="ada", address=OFFICE).status_code == 200
 
 
-@pytest.mark.parametrize("shows", ["masked", "off"])
-def test_a_permanent_ban_is_exact_where_names_are_hidden(operator: Client, settings: Any, shows: str) -> None:
-    """Redis holds no name, and the block is of one address all the same."""
-    settings.RATELIMIT_SHOW_IDENTITIES = shows
-    attack()
-    page = text_of(operator.get(BANS))
-    assert ATTACKER not in page.replace(f"For example {ATTACKER}.", "")
-    act(operator, "permanent", confirm="yes")
-    assert RateLimitOverride.objects.get().network == ATTACKER
+def test_a_block_of_who_is_banned_by_another_key_is_of_that(operator: Client) -> None:
+    """Whoever offends as one of several users of an address: the address is banned, and then blocked."""
+    attack("/wider/", username="ada")
+    act(operator, "block", duration="3600")
+    act(operator, "forget")
+    assert attack("/wider/", times=1, username="bob").status_code == 429
+    assert attack("/wider/", times=1, username="bob", address=OFFICE).status_code == 200
 
 
 @pytest.mark.parametrize("shows", ["plain", "masked"])
-def test_a_permanent_ban_neither_shows_nor_keeps_a_secret(settings: Any, shows: str) -> None:
+def test_a_block_of_who_is_banned_neither_shows_nor_keeps_a_secret(
+    settings: Any, shows: str, direct: redis.Redis, prefix: str
+) -> None:
     """What a client sends in a field is blocked, and stands nowhere: not on the pages of who may block but not see
-    names, nor in the override, nor in the history."""
+    names, nor in the override, nor in the history, nor in Redis where names are masked."""
     settings.RATELIMIT_SHOW_IDENTITIES = shows
     client = Client(REMOTE_ADDR=ATTACKER, headers={"x-api-key": "s3cr3t-of-ada"})
     for _ in range(3):
         client.post("/secret/")
     (active,) = active_bans()
+    told = json.loads(direct.get(active.key + b":told"))
+    assert {*told} == {"limit", "rule", "who"}
+    assert ("s3cr3t" in str(told)) is (shows == "plain")
     blocker = staff("block_identity")
-    pages = text_of(act(blocker, "permanent")) + text_of(act(blocker, "permanent", confirm="yes"))
+    pages = text_of(act(blocker, "block")) + text_of(act(blocker, "block", duration="3600"))
     override = RateLimitOverride.objects.get()
-    assert override.field == "header:X-Api-Key"
     kept = [*RateLimitOverride.objects.values(), *RateLimitChange.objects.values()]
     assert "s3cr3t" not in pages + str(kept) + str(override)
     assert active.identity[:12] in pages
     act(blocker, "forget")
     assert client.post("/secret/").status_code == 429
     assert Client(headers={"x-api-key": "other"}).post("/secret/").status_code == 200
+
+
+def test_operators_do_not_block_themselves(operator: Client) -> None:
+    """By a ban of their own address."""
+    attack(address=OPERATOR)
+    assert "you would lock yourself out" in text_of(act(operator, "block", duration="3600"))
+    assert not RateLimitOverride.objects.exists()
 
 
 def test_somebody_is_banned_by_hand(operator: Client) -> None:
@@ -223,7 +229,7 @@ def test_who_may_not_sees_less(operator: Client) -> None:
     assert ATTACKER not in text
     assert "sqlmap" not in text
     assert active.identity[:12] in text
-    for action in (f"lift:{active.key.decode()}", "add", f"permanent:{active.key.decode()}"):
+    for action in (f"lift:{active.key.decode()}", "add", f"block:{active.key.decode()}"):
         assert colleague.post(BANS, {"action": action}).status_code == 403
     assert staff("view_ratelimithour", name="other").get(BANS).status_code == 403
     assert operator.post(BANS, {"action": "drop:all"}).status_code == 403

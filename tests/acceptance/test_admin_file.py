@@ -16,7 +16,7 @@ from tests.acceptance import test_admin
 from tests.acceptance.test_admin import RULES, staff, visits
 
 pytestmark = pytest.mark.django_db(transaction=True)
-operator, site = test_admin.operator, test_admin.site
+site = test_admin.site
 FILE = f"{RULES}file/"
 
 
@@ -65,29 +65,29 @@ def test_rules_that_a_file_lacks_are_deleted_only_where_that_is_ticked(operator:
     cut = text[: text.index("- name: other")]
     page = looked_at(operator, cut)
     assert "- other: 7 per hour" in page.content.decode()
-    assert "Tick the box if they are to be deleted" in confirmed(operator, page).content.decode()
+    assert "tick the box if the warnings and deletions are intended" in confirmed(operator, page).content.decode()
     assert export() == text
     may_change = staff("view_ratelimitrule", "add_ratelimitrule", "change_ratelimitrule", name="changes")
     theirs = looked_at(may_change, cut)
     assert "You may not delete rules" in theirs.content.decode()
-    assert confirmed(may_change, theirs, delete="on").status_code == 403
+    assert confirmed(may_change, theirs, intended="on").status_code == 403
     assert export() == text
-    confirmed(operator, page, delete="on")
+    confirmed(operator, page, intended="on")
     assert export() == cut
 
 
 def test_what_would_surprise_in_a_file_has_to_be_confirmed(operator: Client) -> None:
     """As in the form; what a rule does already is not asked again."""
     text = export()
-    wide = text.replace("path: /ok", "path: /")
+    wide = text.replace("rate: 5/h", "rate: 5/h\n  cost: 8")
     page = looked_at(operator, wide)
-    assert "“/” matches every request of the site." in page.content.decode()
-    assert "tick “Confirm the warnings” if they are intended" in confirmed(operator, page).content.decode()
+    assert "refuses every request that the rule applies to." in page.content.decode()
+    assert "tick the box if the warnings and deletions are intended" in confirmed(operator, page).content.decode()
     assert export() == text
     confirmed(operator, page, intended="on")
     assert export() == wide
     again = looked_at(operator, wide.replace("5/h", "4/h"))
-    assert "matches every request" not in again.content.decode()
+    assert "refuses every request" not in again.content.decode()
     confirmed(operator, again)
     assert "rate: 4/h" in export()
 

@@ -23,8 +23,6 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
 from django_ratelimit_lua.operations.kept_hours import kept_series
 from django_ratelimit_lua.operations.seen import PERIODS, span_of
-from django_ratelimit_lua.publishing.publish import publish
-from django_ratelimit_lua.rules import provider
 from tests.acceptance.test_admin import NO_TIERS, errors, given, staff
 from tests.acceptance.test_any_rule import OURS, SESSIONS, USERS
 from tests.acceptance.test_command import said
@@ -496,7 +494,9 @@ def test_a_tier_that_its_rule_cannot_have_is_refused_by_the_form(operator: Clien
         "tiers-0-unit": "m",
     }
     day = given(path="/ok", key="ip", limit=5, unit="d", algorithm="fixed_window", align="day")
-    assert "then the limit is for 1 day, not “50/m”" in errors(operator.post(f"{RULES}add/", {**day, **tier}))
+    assert "needs a rate for that period, such as 1000/d, not 50/m" in errors(
+        operator.post(f"{RULES}add/", {**day, **tier})
+    )
     assert not RateLimitRule.objects.exists()
     operator.post(f"{RULES}add/", {**day, **tier, "tiers-0-unit": "d"})
     saved = RateLimitTier.objects.get()
@@ -504,7 +504,7 @@ def test_a_tier_that_its_rule_cannot_have_is_refused_by_the_form(operator: Clien
     plain = given(path="/ok", key="ip", limit=5, unit="m")
     operator.post(f"{RULES}{saved.rule_id}/change/", {**plain, **changed})
     assert RateLimitRule.objects.get().declared()["tiers"] == [{"group": "pro", "rate": "50/m"}]
-    assert "The window starts" in errors(operator.post(f"{RULES}{saved.rule_id}/change/", {**day, **changed}))
+    assert "A window that starts" in errors(operator.post(f"{RULES}{saved.rule_id}/change/", {**day, **changed}))
 
 
 def test_who_may_not_edit_tiers_cannot_contradict_them(operator: Client) -> None:
@@ -513,65 +513,24 @@ def test_who_may_not_edit_tiers_cannot_contradict_them(operator: Client) -> None
     RateLimitTier.objects.create(rule=one, group="pro", limit=50, unit="m")
     client = staff("view_ratelimitrule", "change_ratelimitrule")
     day = given(path="/ok", key="ip", limit=5, unit="d", algorithm="fixed_window", align="day")
-    assert "The window starts" in errors(client.post(f"{RULES}{one.pk}/change/", day))
+    assert "A window that starts" in errors(client.post(f"{RULES}{one.pk}/change/", day))
     answer = client.post(f"{RULES}{one.pk}/change/", given(path="/ok", key="ip", limit=6))
     assert answer.status_code == 302, errors(answer)
 
 
 def test_a_broken_rule_locks_neither_the_list_nor_its_switch(operator: Client, rows: None) -> None:
-    """The others can be changed beside it, and it can be switched off, by the list, by action and by button."""
+    """The order of all can be changed, and it can be switched off."""
     every = list(RateLimitRule.objects.all())
     form: dict[str, Any] = {"form-TOTAL_FORMS": len(every), "form-INITIAL_FORMS": len(every), "_save": "Save"}
     for number, rule in enumerate(every):
-        mode = "off" if rule.name == "broken" else rule.mode
-        order = 5 if rule.name == "day" else rule.order
-        form |= {f"form-{number}-id": rule.pk, f"form-{number}-mode": mode, f"form-{number}-order": order}
+        form |= {f"form-{number}-id": rule.pk, f"form-{number}-order": 5 if rule.name == "day" else rule.order}
     assert operator.post(RULES, form).status_code == 302
-    assert (RateLimitRule.objects.get(name="broken").mode, RateLimitRule.objects.get(name="day").order) == ("off", 5)
-    assert operator.get(f"{RULES}{RateLimitRule.objects.get(name='broken').pk}/change/").status_code == 200
-
-
-@pytest.mark.parametrize("column", ["methods", "groups", "more_rates"])
-@pytest.mark.parametrize("way", ["list", "action", "button", "command"])
-def test_a_row_whose_json_is_unreadable_is_shown_and_switched_off(column: str, way: str, operator: Client) -> None:
-    """In every way in which a rule is switched; it is never applied as if nothing had been said there."""
-    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=0, audience="groups", groups=["pro"])
-    with connection.cursor() as cursor:
-        cursor.execute(f"UPDATE {APP}_ratelimitrule SET {column} = '[{'9' * 5000}]'")  # Which databases take.
-    publish(rebuild=True)
-    assert Client().get("/ok").status_code == 200
-    assert any("site" in problem for problem in provider.reload().problems)
-    for page in (RULES, f"{RULES}{rule.pk}/change/", f"{RULES}{rule.pk}/history/"):
-        assert operator.get(page).status_code == 200
-    if way == "list":
-        row = {"form-TOTAL_FORMS": 1, "form-INITIAL_FORMS": 1, "form-0-id": rule.pk, "form-0-order": 0}
-        operator.post(RULES, {**row, "form-0-mode": "off", "_save": "Save"})
-    elif way == "action":
-        operator.post(RULES, {"action": "switch_off", "_selected_action": rule.pk})
-    elif way == "button":
-        operator.post(f"{RULES}{rule.pk}/mode/off/")
-    else:
-        said("mode", "site", "off")
-    assert RateLimitRule.objects.values_list("mode", flat=True).get() == "off"
-    assert "Enter a list" in errors(
-        operator.post(f"{RULES}{rule.pk}/change/", given(path="/ok", limit=1, key="ip", mode="off"))
-    ) or (RateLimitRule.objects.get().methods == [])
-
-
-@pytest.mark.parametrize("fields", [{"key": "nonsense"}, {"methods": {}}, {"unit": "y"}])
-def test_a_broken_rule_is_not_switched_on_in_the_list(fields: dict[str, Any], operator: Client) -> None:
-    """It says why, though the field that is wrong is not in the list."""
-    rule = RateLimitRule.objects.create(**{"name": "x", "path": "/", "key": "ip", "limit": 5, "mode": "off", **fields})
-    row = {
-        "form-TOTAL_FORMS": 1,
-        "form-INITIAL_FORMS": 1,
-        "form-0-id": rule.pk,
-        "form-0-mode": "enforce",
-        "form-0-order": 0,
-    }
-    assert errors(operator.post(RULES, {**row, "_save": "Save"}))
-    rule.refresh_from_db()
-    assert rule.mode == "off"
+    assert RateLimitRule.objects.get(name="day").order == 5
+    broken = RateLimitRule.objects.get(name="broken")
+    assert operator.get(f"{RULES}{broken.pk}/change/").status_code == 200
+    operator.post(f"{RULES}{broken.pk}/mode/off/")
+    broken.refresh_from_db()
+    assert broken.mode == "off"
 
 
 @pytest.mark.parametrize("key", ["abc", "9" * 40, "²", "1_2_3", "%00"])

@@ -305,15 +305,6 @@ def test_who_is_blocked_for_good_is_told_so(has_rule: bool, client: Client, sett
     assert 10_000 < int(response["Retry-After"]) <= 10_800
 
 
-def test_the_reference_can_be_switched_off(client: Client, settings: Any) -> None:
-    """Then it is nowhere."""
-    settings.RATELIMIT_REFERENCE = False
-    for accept in (BROWSER, "*/*", "application/json"):
-        response = blocked(client, accept=accept)
-        assert REFERENCE not in response.headers
-        assert "eference" not in response.content.decode()
-
-
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_real_browser_shows_the_page(theme: str, browser: Any, live_server: Any, settings: Any) -> None:

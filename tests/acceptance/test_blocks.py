@@ -19,7 +19,6 @@ from tests.acceptance import test_admin
 from tests.acceptance.test_admin import OPERATOR, OVERRIDES, errors, visits
 
 pytestmark = pytest.mark.django_db(transaction=True)
-operator = test_admin.operator
 
 
 class Orders(APIView):

@@ -14,7 +14,7 @@ from tests.acceptance import test_admin
 from tests.acceptance.test_admin import OPERATOR, RULES, errors, given
 
 pytestmark = pytest.mark.django_db(transaction=True)
-operator, site = test_admin.operator, test_admin.site
+site = test_admin.site
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def rows(client: Client) -> dict[str, Any]:
     formset = page.context["cl"].formset
     sent = {f"form-{name}": value for name, value in formset.management_form.initial.items()}
     for form in formset.forms:
-        sent |= {form.add_prefix(name): form[name].value() for name in ("id", "mode", "order")}
+        sent |= {form.add_prefix(name): form[name].value() for name in ("id", "order")}
     return {**sent, **hidden(page), "_save": "Save"}
 
 
@@ -124,17 +124,17 @@ def test_the_list_is_refused_if_a_rule_in_it_was_changed_while_it_was_open(
     rule.refresh_from_db()
     assert (rule.limit, rule.order) == (70, 7)
     stale = rows(other)
-    operator.post(RULES, {"action": "switch_off", "_selected_action": rule.pk})
-    for changed in (f"{of(stale, rule)}mode", f"{of(stale, second)}mode"):
-        answer = other.post(RULES, {**stale, changed: "shadow"})
+    assert operator.post(RULES, {**stale, f"{of(stale, rule)}order": 8}).status_code == 302
+    for changed in (f"{of(stale, rule)}order", f"{of(stale, second)}order"):
+        answer = other.post(RULES, {**stale, changed: 9})
         assert REFUSED in answer.content.decode()
     rule.refresh_from_db()
     second.refresh_from_db()
-    assert (rule.mode, second.mode) == ("off", "enforce")
+    assert (rule.order, second.order) == (8, 0)
     stale = rows(other)
-    assert other.post(RULES, {**stale, f"{of(stale, second)}mode": "shadow"}).status_code == 302
+    assert other.post(RULES, {**stale, f"{of(stale, second)}order": 9}).status_code == 302
     second.refresh_from_db()
-    assert second.mode == "shadow"
+    assert second.order == 9
 
 
 def test_a_form_without_a_version_is_saved(operator: Client, rule: RateLimitRule) -> None:

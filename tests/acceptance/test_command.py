@@ -142,7 +142,7 @@ def test_export_and_import_go_round(tmp_path: Path) -> None:
         ("{", "not YAML"),
         ("name: x", "must be a list of rules"),
         ("- 5", "is no rule"),
-        ("- {name: x}", "needs a rate"),
+        ("- {name: x}", "needs a limit"),
         ("- {name: x, key: os.system, rate: 1/m, path: /}", "callables can only be named in the settings"),
         ("- {name: x, key: ip, rate: [1/s, 2], path: /}", "or a list of rates"),
         (
@@ -192,22 +192,22 @@ def test_an_import_deletes_rules_only_where_that_is_said(tmp_path: Path) -> None
 
 
 def test_an_import_surprises_only_where_that_is_said(tmp_path: Path) -> None:
-    """The warnings name the rules, also those of tiers; what a rule does already is not asked again."""
+    """The warnings name the rules; what a rule does already is not asked again, and a notice is only shown."""
     file = tmp_path / "rules.yaml"
-    one = {"name": "imported one", "path": "/", "key": "ip", "rate": "5/m", "tiers": [{"group": "pro", "rate": "0/m"}]}
+    one = {"name": "imported one", "path": "/", "key": "user", "rate": "5/m", "cost": 6}
     file.write_text(dump([one, {"name": "imported two", "path": "/two", "key": "ip", "rate": "5/m"}]))
     with pytest.raises(CommandError) as raised:
         said("import", str(file))
     assert str(raised.value).splitlines() == [
-        "imported one: “/” matches every request of the site.",
-        "imported one: A limit of 0 refuses every request that the rule applies to.",
+        "imported one: A limit of 0, or one below the cost, refuses every request that the rule applies to.",
         "Nothing was changed; --confirm says that this is meant.",
     ]
     dry = said("import", str(file), "--dry-run")
-    assert "imported one: “/” matches every request of the site." in dry
+    assert "imported one: A limit of 0, or one below the cost" in dry
+    assert "imported one: All clients that are not logged in share one count." in dry
     assert "takes --confirm" in dry
     assert not RateLimitRule.objects.exists()
-    assert "imported one: “/” matches every request of the site." in said("import", str(file), "--confirm")
+    assert "imported one: A limit of 0, or one below the cost" in said("import", str(file), "--confirm")
     assert RateLimitRule.objects.count() == 2
     file.write_text(file.read_text().replace("5/m", "4/m"))
     assert "2 rules changed" in said("import", str(file))
@@ -218,7 +218,7 @@ def test_check_reports_every_problem(tmp_path: Path, settings: Any) -> None:
     """Of every rule, and several of one; of a file and of the settings."""
     file = tmp_path / "rules.yaml"
     file.write_text(
-        "- {name: a, key: id, rate: 5/moon, path: api, colour: red, mode: on}\n"
+        "- {name: a, key: id, rate: 5/moon, path: api, mode: on}\n- {name: c, colour: red}\n"
         "- {name: good, key: ip, rate: 5/m, path: /}\n"
         "- {name: good, key: ip, rate: 5/m, path: /}\n"
         "- 5\n- {name: b, burst: 5, lease: -1}\n"
@@ -227,9 +227,9 @@ def test_check_reports_every_problem(tmp_path: Path, settings: Any) -> None:
         said("check", str(file))
     lines = str(raised.value).splitlines()
     wrong = [
-        "line 1: rule 'a': unknown colour", "line 1: rule 'a': path is 'api'", "line 1: rule 'a': mode is True",
-        "Unknown key 'id'", "unknown unit 'moon'", "line 4: 5 is no rule", "line 5: rule 'b': needs a rate",
-        "has no option 'burst'", "has no option 'lease'", "two rules are called good",
+        "line 1: rule 'a': path is 'api'", "line 1: rule 'a': mode is True", "line 2: rule 'c': unknown colour",
+        "Unknown key 'id'", "Rate '5/moon'", "line 5: 5 is no rule", "line 6: rule 'b': A rule needs a limit",
+        "has no option burst", "two rules are called good",
     ]  # fmt: skip
     assert [problem for problem in wrong if not any(problem in line for line in lines)] == [], lines
     settings.RATELIMIT_RULES = [{"name": "x", "key": "id", "rate": "5/m"}, {"name": "y"}, {"name": "z", "exempt": True}]
@@ -322,7 +322,7 @@ def test_a_rule_error_names_its_field() -> None:
 @pytest.mark.parametrize("name", ["everyone", "anonymous", "authenticated", "staff"])
 def test_an_audience_in_a_list_is_that_audience(name: str) -> None:
     """And no group of that name; a group that is called so is a group, and the command tells them apart."""
-    (made, _), (of_groups, _) = load(
+    ((made, _), (of_groups, _)), _breakers = load(
         f"- {{name: x, path: /x, key: ip, rate: 1/s, audience: [{name}]}}\n"
         f"- {{name: y, path: /y, key: ip, rate: 1/s, audience: ['group:{name}']}}"
     )
@@ -354,9 +354,8 @@ def test_an_audience_in_a_list_is_that_audience(name: str) -> None:
             "group: Enter it without spaces",
         ),
         ("- {name: x, path: /, key: ip, rate: 1/s, id: 5}", "unknown id"),
-        ("- &a {name: x, path: /, key: ip, rate: 1/s}\n- *a", "line 1: not YAML: anchors"),
-        ("- {<<: {name: x}}", "merge keys"),
-        ("[" * 100 + "]" * 100, "nested too deeply"),
+        ("- &a {name: x, path: /, key: ip, rate: 1/s}\n- *a", "line 2: not YAML: aliases"),
+        ("[" * 10_000, "nested too deeply"),
         ("- {name: x, path: /, key: ip, rate: 1/s, order: " + "9" * 5000 + "}", "not YAML"),
         ("- {name: x, path: /, key: ip, rate: 1/s, order: 9999999999999999999999}", "line 1: rule 'x': order: "),
         ("- {name: " + "x" * 201 + ", path: /, key: ip, rate: 1/s}", "name: Ensure this value has at most 200"),
@@ -398,12 +397,9 @@ def test_an_empty_file_deletes_no_rule(text: str, tmp_path: Path) -> None:
 
 def test_ten_thousand_rules_are_checked_in_time_that_grows_with_them(monkeypatch: Any) -> None:
     """Whether two have one name is found in one pass, and said of each once."""
-    made = [RateLimitRule(name=f"rule {number % 9_999}") for number in range(20_000)]
-    rows = iter(made)
-    monkeypatch.setattr(
-        rules_yaml, "_parsed", lambda text, source: [(line, {"name": "x"}) for line in range(len(made))]
-    )
-    monkeypatch.setattr(rules_yaml, "build_rule", lambda given, where: (next(rows), []))
+    items = [(number, {"name": f"rule {number % 9_999}"}) for number in range(20_000)]
+    monkeypatch.setattr(rules_yaml, "_items", lambda text, source: items)
+    monkeypatch.setattr(rules_yaml, "build_rule", lambda given, where: (RateLimitRule(), []))
     before = time.process_time()
     with pytest.raises(RuleError, match=r"line 9999: two rules are called rule 0; the other is on line 0\n.* rule 1;"):
         load("")
@@ -443,7 +439,9 @@ def test_a_bomb_of_aliases_costs_nothing(tmp_path: Path) -> None:
 
 def test_gcra_is_a_token_bucket_and_words_are_kept_as_they_are() -> None:
     """Synonyms, orders of methods and numbers come back as what they mean."""
-    ((made, _),) = load("- {name: x, path: /, key: [ip, user], rate: 5/1m, algorithm: gcra, method: [post, GET, POST]}")
+    (((made, _),), _breakers) = load(
+        "- {name: x, path: /, key: [ip, user], rate: 5/1m, algorithm: gcra, method: [post, GET, POST]}"
+    )
     expected = {
         "path": "/",
         "key": ["ip", "user"],

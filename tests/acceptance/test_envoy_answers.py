@@ -413,9 +413,10 @@ def test_slots_are_taken_by_hits_alone(more: dict[str, Any], settings: Any) -> N
     assert code(lease_of(held)) == OK
 
 
-def test_a_slot_nobody_gives_back_ends_by_itself(settings: Any) -> None:
-    """After the time that the settings say."""
-    settings.RATELIMIT_RULES, settings.RATELIMIT_GATEWAY_SLOT_SECONDS = [SLOTS_RULE], 0.5
+def test_a_slot_nobody_gives_back_ends_by_itself(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a minute, of which the test waits for half a second."""
+    settings.RATELIMIT_RULES = [SLOTS_RULE]
+    monkeypatch.setattr(answers, "SLOT_SECONDS", 0.5)
     assert [code([LOGIN, ADA]) for _ in range(2)] == [OK, OK]
     until = time.monotonic() + 20
     while left() != [2]:

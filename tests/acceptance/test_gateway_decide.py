@@ -26,7 +26,7 @@ from django_ratelimit_lua.gateway.asked import read_asked
 from django_ratelimit_lua.gateway.decide import noting
 from django_ratelimit_lua.gateway.openapi import document
 from django_ratelimit_lua.gateway.problems import ProblemError
-from django_ratelimit_lua.limits.call import Call
+from django_ratelimit_lua.limits.call import MOST_COST, Call
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.models import RateLimitChange, RateLimitClient, RateLimitRule
 from django_ratelimit_lua.models.client import token_digest
@@ -391,17 +391,18 @@ def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
         (b"\xff", 400, "no JSON"),
         (b'{"charges": [{"identity": 1, "limit": "mail", "limit": "off"}]}', 400, "a name stands twice"),
         (b" " * 70_000, 413, "more than 65536 bytes"),
-        (b"[]", 422, "The body must be an object"),
-        (b"{}", 422, "a list of 1 to 100"),
+        (b"[]", 422, "The body is an array. A question is an object"),
+        (b"{}", 422, "The body needs charges"),
         (b'{"charges": [], "x": 1}', 422, "unknown 'x'; known are charges, operation"),
-        (b'{"charges": [1]}', 422, "charges[0] must be an object"),
-        (b'{"charges": [{"limit": "mail"}]}', 422, "charges[0] needs an identity"),
+        (b'{"charges": []}', 422, "charges is an array. A list of 1 to 100 charges"),
+        (b'{"charges": [1]}', 422, "charges[0] is 1. A charge is an object"),
+        (b'{"charges": [{"limit": "mail"}]}', 422, "charges[0] needs identity; known are cost, identity"),
         (b'{"charges": [{"identity": 1}]}', 422, "the name of one limit or rule"),
         (b'{"charges": [{"identity": 1, "limit": "a", "rule": "a"}]}', 422, "the name of one limit or rule"),
-        (b'{"charges": [{"identity": 1.5, "limit": "mail"}]}', 422, "identity must be text"),
-        (b'{"charges": [{"identity": [[[[1]]]], "limit": "mail"}]}', 422, "identity must be text"),
+        (b'{"charges": [{"identity": 1.5, "limit": "mail"}]}', 422, "charges[0].identity is 1.5. An identity is text"),
+        (b'{"charges": [{"identity": [[[[1]]]], "limit": "mail"}]}', 422, "lists at most 3 deep"),
         (b'{"charges": [{"identity": {"id": 1}, "limit": "mail"}]}', 422, "'id' is no key"),
-        (b'{"charges": [{"identity": {"ip": [1]}, "limit": "mail"}]}', 422, "'ip' must be text"),
+        (b'{"charges": [{"identity": {"ip": [1]}, "limit": "mail"}]}', 422, "identity.ip is an array. Text of at most"),
         (b'{"charges": [{"identity": {"ip": "no address"}, "limit": "mail"}]}', 422, "charges[0]: identity: 'ip'"),
         (b'{"charges": [{"identity": {"user": 7, "ip": ""}, "limit": "mail"}]}', 422, "'ip' must be an address"),
         (b'{"charges": [{"identity": {"ip": 3232235777}, "limit": "mail"}]}', 422, "'ip' must be an address"),
@@ -409,18 +410,24 @@ def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
         (b'{"charges": [{"identity": {"user": ""}, "limit": "mail"}]}', 422, "'user' must be a primary key"),
         (b'{"charges": [{"identity": {"session": ""}, "limit": "mail"}]}', 422, "'session' must not be empty"),
         (b'{"charges": [{"identity": {"path": "mail"}, "limit": "mail"}]}', 422, "'path' must begin with /"),
-        (b'{"charges": [{"identity": 1, "limit": "mail", "cost": -1}]}', 422, "a whole number from 0"),
-        (b'{"charges": [{"identity": 1, "limit": "mail", "partial": 1}]}', 422, "charges[0]: partial is a int"),
+        (b'{"charges": [{"identity": 1, "limit": "mail", "cost": -1}]}', 422, "[0].cost is -1. A whole number from 0"),
+        (b'{"charges": [{"identity": 1, "limit": "mail", "partial": 1}]}', 422, "[0].partial is 1. true or false"),
         (
             b'{"charges": [{"identity": 1, "limit": "mail", "partial": true}], "operation": "peek"}',
             422, "partial belongs to hit, not to peek",
         ),
         (b'{"charges": [{"identity": 1, "limit": "nowhere"}]}', 422, "There is no limit 'nowhere'."),
         (b'{"charges": [{"identity": 1, "limit": "function"}]}', 422, "are functions of a request"),
-        (b'{"charges": [{"identity": 1, "limit": "mail"}], "operation": "take"}', 422, "choose one of: hit, peek"),
-        (b'{"charges": [{"identity": 1, "limit": "mail"}], "together": 1}', 422, "write true or false"),
+        (
+            b'{"charges": [{"identity": 1, "limit": "mail"}], "operation": "take"}',
+            422, "operation is \"take\". One of hit: take units; peek",
+        ),
+        (b'{"charges": [{"identity": 1, "limit": "mail"}], "together": 1}', 422, "together is 1. true:"),
         (b'{"charges": [{"identity": 1, "limit": "mail"}], "timeout": 1}', 422, "timeout belongs to reserve"),
-        (b'{"charges": [{"identity": 1, "limit": "mail"}], "operation": "acquire", "timeout": 61}', 422, "0 to 60"),
+        (
+            b'{"charges": [{"identity": 1, "limit": "mail"}], "operation": "acquire", "timeout": 61}',
+            422, "timeout is 61. Of reserve and acquire: seconds from 0 to 60",
+        ),
         (b'{"charges": [{"identity": 1, "limit": "mail"}, {"identity": 1, "limit": "mail"}]}', 422, "stand twice"),
     ],
 )  # fmt: skip
@@ -466,7 +473,7 @@ def test_the_document_describes_what_is_asked_and_answered() -> None:
         Draft202012Validator.check_schema(schema(name).schema)
     references = re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document()))
     assert set(references) <= set(document()["components"]["schemas"])
-    assert document()["components"]["schemas"]["Question"]["properties"].keys() == asked._MEMBERS
+    assert schema("Charge").schema["properties"]["cost"]["maximum"] == MOST_COST
 
 
 parts = st.one_of(st.none(), st.text(max_size=5), st.integers(-(2**62), 2**62))

@@ -17,7 +17,7 @@ from django_ratelimit_lua.engine.background import TASKS, background_tasks
 from django_ratelimit_lua.operations.health import ahealth, health
 from django_ratelimit_lua.process.tasks import Task, tasks
 
-AT_TIMES = {"lost slots", "breaker", "clients", "settling"}
+AT_TIMES = {"breaker", "errand"}
 """The tasks that are shown only while they run."""
 
 

@@ -74,7 +74,7 @@ def test_the_old_rules_go_on_until_so_many_new_ones_are_there(
 
     def read(*args: Any, **kwargs: Any) -> None:
         # However late a busy machine lets this test go on, the thread is still at it.
-        assert threading.current_thread().name != "ratelimit-loading" or may_end.wait(30)
+        assert threading.current_thread().name != "ratelimit-errand" or may_end.wait(30)
         reads(*args, **kwargs)
 
     monkeypatch.setattr(Ruleset, "__init__", read)
@@ -83,7 +83,7 @@ def test_the_old_rules_go_on_until_so_many_new_ones_are_there(
     waited = time.monotonic() - began
     assert found is known
     assert waited < 0.5
-    assert [thread.name for thread in threading.enumerate()].count("ratelimit-loading") == 1
+    assert [thread.name for thread in threading.enumerate()].count("ratelimit-errand") == 1
     may_end.set()
     for _ in range(600):
         if provider._ruleset is not known:
@@ -132,7 +132,7 @@ def test_where_no_thread_can_be_started_who_asks_reads_itself(
     another_process()
     assert get() == [200]
     put(direct, prefix, declared(provider.MANY + 1, 0))
-    monkeypatch.setattr(provider._loading, "start", lambda: False)
+    monkeypatch.setattr(provider._loading, "give", lambda work: None)
     assert get() == [429]
 
 

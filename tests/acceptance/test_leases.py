@@ -16,19 +16,13 @@ from typing import Any
 
 import pytest
 import redis
-from django.core.exceptions import ValidationError
 from django.http import HttpResponse
 from django.test import RequestFactory
 
 from django_ratelimit_lua import Rate, RateLimiter, ratelimit
-from django_ratelimit_lua.engine.decide import build_call
-from django_ratelimit_lua.engine.leases import Lease, leases
+from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.engine.listener import listener
-from django_ratelimit_lua.limits.call import Charge
-from django_ratelimit_lua.limits.decision import Decision, LimitState
-from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.store import Patience
 from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
@@ -232,25 +226,6 @@ def test_a_late_message_takes_no_units_that_still_count(change: str, direct: red
     until(lambda: limiter.peek("x").limits[0].used == used, "what was not spent is back", 5)
 
 
-def test_units_go_back_to_the_moment_that_they_count_from() -> None:
-    """A hit's units are of one batch and count since one moment; what is put back goes to that batch or, where it is
-    gone, back to Redis by that moment, and not to another."""
-    charge = Charge(Limit("hot", "100/h", algorithm="token_bucket", lease=10), b"x" * 32)
-    lease = Lease(build_call([charge]), charge)
-    for units, moment in ((2, 1_000_000), (3, 2_000_000)):
-        state = LimitState("hot", True, 100, units, 100 - units, 0.0, 3600.0, 0.0, counted_at=moment)
-        lease.add_batch(Decision(True, (state,), units, moment=moment - 7), time.monotonic())
-    assert not lease.has(4)
-    assert lease.take(4) is None
-    spent = [lease.take(cost) for cost in (3, 2)]
-    assert [found[1] for found in spent if found] == [2_000_000, 1_000_000]
-    lease.put_back(2, 2_000_000)
-    lease.put_back(1, 1_000_000)
-    assert not lease.is_empty
-    refunds = [(call.charges[0].cost, call.hit_at) for call in lease.take_expired()]
-    assert sorted(refunds) == [(1, 1_000_000), (2, 2_000_000)]
-
-
 @pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket"])
 def test_a_leased_view_whose_units_go_back_uses_nothing(algorithm: str) -> None:
     """With `count_if`, whichever units were spent: in the end nothing is used."""
@@ -324,20 +299,6 @@ def test_a_rule_leases_and_an_edit_holds_within_the_second() -> None:
     assert sources(limiter, 3000)["lease"] > 2000
     RateLimitRule.objects.update(limit=10, lease=None)
     until(lambda: not limiter.hit("x").allowed, "the edit holds", 2)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_row_that_asks_for_a_lease_of_a_leaky_bucket_goes_without(caplog: Any) -> None:
-    """The rule limits all the same; the log and `health` say what was left out, and its form asks to take it out."""
-    limiter = RateLimiter("hot", "5/h")
-    rule = RateLimitRule.objects.create(name="hot", limit=3, unit="h", algorithm="leaky_bucket", queue=2, lease=10)
-    assert [limiter.hit("x").allowed for _ in range(4)] == [True] * 3 + [False]
-    told = [line for line in caplog.messages if "a leaky bucket has no lease" in line]
-    assert len(told) == 1
-    assert any("a leaky bucket has no lease" in problem for problem in health().problems)
-    with pytest.raises(ValidationError) as error:
-        rule.full_clean()
-    assert list(error.value.message_dict) == ["lease"]
 
 
 WORKER = """

@@ -15,10 +15,9 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.models import RateLimitRule, RateLimitTier
 from django_ratelimit_lua.rules.callsite import known_call_sites
 from tests.acceptance import test_admin
-from tests.acceptance.test_admin import NO_TIERS, RULES, confirmed, errors, staff
+from tests.acceptance.test_admin import NO_TIERS, RULES, errors, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
-operator = test_admin.operator
 LIMITS = f"{RULES}limits/"
 
 
@@ -93,7 +92,7 @@ def test_a_rule_of_the_settings_is_taken_over_with_everything(operator: Client) 
     assert f'href="{RULES}add/?settings=everything"' in operator.get(LIMITS).content.decode()
     assert f'href="{RULES}add/?settings=everything"' in operator.get(RULES).content.decode()
     form = filled_in(operator.get(f"{RULES}add/?settings=everything"))
-    answer = confirmed(operator, f"{RULES}add/", form)
+    answer = operator.post(f"{RULES}add/", form)
     assert answer.status_code == 302, errors(answer)
     assert RateLimitRule.objects.get().declared() == {
         **SETTINGS, "key": ["ip", "path"], "method": ["GET", "POST"],
@@ -135,9 +134,9 @@ def test_of_several_limits_one_is_chosen_with_its_own_key(operator: Client) -> N
         forms = [filled_in(operator.get(f"{RULES}add/?{way}=signs+in&which={number}")) for number in range(3)]
         assert [(str(form["limit"]), str(form["period"]), form["key"]) for form in forms] == numbers
     problems = errors(operator.post(f"{RULES}add/", filled_in(operator.get(f"{RULES}add/?instead=signs+in&which=1"))))
-    assert "The code also has 5 per 15 minutes per address and get:user" in problems
-    assert "The code also has 50 per hour per get:user" in problems
-    assert "fill in “call site”: then the rule stands beside, and nothing is lost" in problems
+    assert "The code has 5 per 15 minutes per address and get:user" in problems
+    assert "The code has 50 per hour per get:user" in problems
+    assert "fill in “call site” instead: then this rule applies in addition" in problems
     assert "30 per 15 minutes" not in problems
     assert operator.post(f"{RULES}add/", forms[1]).status_code == 302, "beside, nothing is lost"
     assert "A rule counts by one key" in operator.get(f"{RULES}call-site/?name=signs+in").content.decode()

@@ -20,7 +20,6 @@ import django_ratelimit_lua
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.conf import callables
 from django_ratelimit_lua.core import is_ratelimited
-from django_ratelimit_lua.engine.counter import Moments
 from django_ratelimit_lua.engine.counters import counters
 from django_ratelimit_lua.engine.deny_cache import deny_cache
 from django_ratelimit_lua.engine.heartbeat import ProcessShare
@@ -78,10 +77,9 @@ def odd(number: int) -> str:
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that has a bound has a small one, so that it is soon met."""
     for _, found in kept():
-        if isinstance(found, (BoundedMap, Moments)):
+        if isinstance(found, BoundedMap):
             monkeypatch.setattr(found, "most", BOUND)
-    monkeypatch.setattr("django_ratelimit_lua.engine.counters.MOST", BOUND)
-    monkeypatch.setattr("django_ratelimit_lua.engine.counters.MOST_CROWDS", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.engine.counters.MAX_IDENTITIES", BOUND)
     monkeypatch.setattr("django_ratelimit_lua.rules.paths._REMEMBERED", BOUND)
     monkeypatch.setattr(callables, "known", dict(callables.known))  # What is named here is checked by no other test.
     monkeypatch.setattr("django_ratelimit_lua.conf.callables.MOST", max(BOUND, len(callables.known)))

@@ -302,7 +302,7 @@ def test_switched_off_no_rule_applies(settings: Any) -> None:
         ({"name": "x", "key": "ip"}, "needs a rate"),
         ({"name": "x", "exempt": True}, "exempts everything"),
         ({"name": "x", "path": "/", "rate": "5/m"}, "needs a key"),
-        ({"name": "x", "key": "ip", "rate": "5/month"}, "unknown unit"),
+        ({"name": "x", "key": "ip", "rate": "5/month"}, "write N/unit"),
         ({"name": "x", "key": "me", "rate": "5/m"}, "Unknown key"),
         ({"name": "x", "key": "ip", "rate": "5/m", "mode": "maybe"}, "enforce, shadow, off"),
         ({"name": "x", "key": "ip", "rate": "5/m", "path": "api"}, "begins with /"),

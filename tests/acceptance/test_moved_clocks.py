@@ -93,13 +93,13 @@ def test_a_server_clock_that_was_far_ahead_locks_nobody_out_of_a_calendar_limit(
     assert [bool(ask(then)) for _ in range(6)] == [True] * 5 + [False]
 
 
-@pytest.mark.parametrize("task", ["hours", "comparison"])
+@pytest.mark.parametrize("task", ["hours", "publishing"])
 def test_a_turn_ends_though_the_servers_clock_was_set_back(
     task: str, direct: redis.Redis, quiet: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process has it, for no longer than ever."""
     done: list[str] = []
-    monkeypatch.setattr(triggers, "publish", lambda: done.append("comparison"))
+    monkeypatch.setattr(triggers, "publish", lambda **options: done.append("publishing"))
     monkeypatch.setattr(hours.keeping, "start", lambda: done.append("hours"))
     monkeypatch.setattr(provider, "database", "of the tests")
     look, key = triggers._look, triggers._turn_key()

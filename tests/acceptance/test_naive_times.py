@@ -19,6 +19,7 @@ from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, Rate
 from django_ratelimit_lua.operations.seen import PERIODS
 from tests.acceptance.test_rules import another_process, get, rule
 from tests.acceptance.test_sweeping import FIELDS, Clock
+from tests.users import ADMIN_MIDDLEWARE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 PAGES = ("ratelimitrule", "ratelimitoverride", "ratelimitchange")
@@ -29,12 +30,7 @@ def site(request: pytest.FixtureRequest, settings: Any) -> None:
     settings.USE_TZ = False
     settings.TIME_ZONE = request.param
     settings.ROOT_URLCONF = "tests.acceptance.test_admin"
-    settings.MIDDLEWARE = [
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "django.contrib.messages.middleware.MessageMiddleware",
-        "django_ratelimit_lua.middleware.RateLimitMiddleware",
-    ]
+    settings.MIDDLEWARE = [*ADMIN_MIDDLEWARE, "django_ratelimit_lua.middleware.RateLimitMiddleware"]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.acceptance import test_admin
 from tests.acceptance.test_admin import RULES, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
-operator = test_admin.operator
+
 NAME = "all of it's"
 
 

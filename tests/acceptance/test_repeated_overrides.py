@@ -20,7 +20,7 @@ from tests.acceptance.test_inspector import INSPECTOR, pressed
 from tests.acceptance.test_reset_and_block import said
 
 pytestmark = pytest.mark.django_db(transaction=True)
-site, operator = test_admin.site, test_admin.operator
+site = test_admin.site
 ADDRESS = "203.0.113.9"
 FORM = {"effect": "block", "period": 1, "unit": "m", "network": ADDRESS, "duration": "3600"}
 
@@ -44,7 +44,7 @@ def test_a_form_that_is_sent_twice_adds_one(operator: Client) -> None:
     [
         {"network": "203.0.113.10"}, {"effect": "exempt"}, {"effect": "limit", "limit": 5}, {"forbids": "on"},
         {"duration": "86400"}, {"duration": ""}, {"message": "Call us."}, {"rule": "site"},
-        {"field": "post:username", "value": "ada"}, {"starts_0": "2099-01-01", "starts_1": "00:00"},
+        {"network": "", "field": "post:username", "value": "ada"}, {"starts_0": "2099-01-01", "starts_1": "00:00"},
     ],
 )  # fmt: skip
 def test_what_differs_is_added(fields: dict[str, str], operator: Client) -> None:

@@ -34,9 +34,10 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua import Limit, ratelimit_exempt
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.operations.curve import Curve
 from django_ratelimit_lua.operations.replay import Log, Replayed, ReplayTooSlowError, deciding, replay
-from django_ratelimit_lua.operations.replay import curve as curve_module
-from django_ratelimit_lua.operations.replay.curve import RefusalCounter
+from django_ratelimit_lua.operations.replay import places as places_module
+from django_ratelimit_lua.operations.replay.places import RefusalCounter
 from django_ratelimit_lua.operations.replay.report import as_json, as_text
 from django_ratelimit_lua.rules.rule import compile_rule
 from django_ratelimit_lua.rules.ruleset import Ruleset
@@ -61,6 +62,12 @@ def replayed(text: str | Path, *rules: dict[str, Any], **options: Any) -> Replay
     finally:
         log.close()
         store.close()
+
+
+def refusals(curve: Curve, limit: int) -> tuple[int, int]:
+    """Requests and identities that a limit would have refused, by a curve."""
+    point = curve.at(limit)
+    return point.requests.most, point.people.most
 
 
 def access(*lines: tuple[float, str, str], status: int = 200, agent: str = "curl") -> str:
@@ -129,7 +136,7 @@ def test_the_log_of_1_july_1995_comes_to_the_numbers_that_are_known(rate: str, r
     assert (tally.lines, tally.refused, tally.refused_identities) == (9999, refused, hosts)
     curve = tally.curve()
     assert curve is not None
-    assert curve.at(Limit("x", rate).rate.limit)[1:] == (refused, hosts)
+    assert refusals(curve, Limit("x", rate).rate.limit) == (refused, hosts)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +160,7 @@ def test_the_curve_says_what_the_program_would_have_decided(
     drawn = replayed(log, {**rule, "rate": "3/m"}, draws=True).tallies["r"].curve()
     tally = replayed(log, {**rule, "rate": f"{limit}/m"}).tallies["r"]
     assert drawn is not None
-    assert drawn.at(limit)[1:] == (tally.refused, tally.refused_identities)
+    assert refusals(drawn, limit) == (tally.refused, tally.refused_identities)
 
 
 def test_a_calendar_has_a_curve_too() -> None:
@@ -164,7 +171,7 @@ def test_a_calendar_has_a_curve_too() -> None:
     assert drawn is not None
     for limit in (1, 5, 10, 14):
         tally = replayed(log, {**rule, "rate": f"{limit}/d"}).tallies["r"]
-        assert drawn.at(limit)[1:] == (tally.refused, tally.refused_identities)
+        assert refusals(drawn, limit) == (tally.refused, tally.refused_identities)
 
 
 @pytest.mark.parametrize("options", [{"algorithm": "token_bucket"}, {"algorithm": "sliding_window", "segments": 3}])
@@ -176,11 +183,10 @@ def test_the_curve_is_enough_for_other_algorithms(options: dict[str, Any]) -> No
     drawn = replayed(access(*hits), {"name": "r", "rate": "3/m", **options}, draws=True)
     curve = drawn.tallies["r"].curve()
     assert curve is not None
-    assert curve.is_bound
-    enough = curve.enough_for(1.0).limit
+    enough = curve.enough_for(100).limit
     for limit in (1, enough // 2, enough - 1, enough):
         found = replayed(access(*hits), {"name": "r", "rate": f"{limit}/m", **options}).tallies["r"]
-        assert found.refused_identities <= curve.at(limit).identities
+        assert found.refused_identities <= curve.at(limit).people.most
         assert found.refused == 0 or limit < enough
     assert drawn.tallies["r"].refused > 0
 
@@ -384,7 +390,7 @@ def test_logs_are_merged_by_time(tmp_path: Path, prefix: str) -> None:
     (rule,) = found["rules"]
     assert rule["most_refused"] == [{"whom": "192.0.2.1", "refused": 2, "agents": {"early": 2}}]
     assert rule["busiest_minute"] == {"from": "2026-11-22T00:00:00Z", "lines": 4}
-    assert rule["curve"]["suggestions"][0] == {"share": 0.99, "limit": 4, "requests": 0, "identities": 0}
+    assert rule["curve"]["suggestions"][0] == {"percent": 99, "limit": 4, "requests": 0, "identities": 0}
     text = command(*files, "--rate", "2/m", "--redis", url(), "--suggest")
     assert "4 lines met rules: 2 allowed, 2 refused" in text
     assert "line 4: 'broken'" in text
@@ -443,7 +449,7 @@ def test_what_makes_numbers_doubtful_is_said(tmp_path: Path) -> None:
         (["missing.log", "--rate", "5/m"], "missing.log"),
         (["LOG", "--rate", "5/q"], "5/q"),
         (["LOG", "--rate", "5/m", "--key", "id"], "Unknown key"),
-        (["LOG", "--rate", "5/m", "--burst", "3"], "no option 'burst'"),
+        (["LOG", "--rate", "5/m", "--burst", "3"], "no option burst"),
         (["LOG", "--key", "ip"], "--rate"),
         (["LOG", "--rate", "5/m", "--rules", "x.yaml"], "not both"),
         (["LOG", "--rules", "x.yaml"], "x.yaml"),
@@ -575,11 +581,11 @@ def test_a_curve_is_drawn_into_a_file(tmp_path: Path) -> None:
     svg = "{http://www.w3.org/2000/svg}"
     assert drawn.get("role") == "img"
     assert "2 per minute refuses 75% of the requests and meets 100% of the identities." in drawn.find(f"{svg}desc").text
-    assert len(drawn.findall(f"{svg}polyline[@class='requests']")) == 2
-    assert "prefers-color-scheme: dark" in drawn.find(f"{svg}style").text
+    assert len(drawn.findall(f"{svg}path[@class='line requests']")) == 1
+    assert "color-scheme: light dark" in drawn.find(f"{svg}style").text
     command(str(log), "--rate", "2/m", "--redis", url(), "--plot", str(tmp_path / "curve.html"))
     page = (tmp_path / "curve.html").read_text()
-    assert "<th scope=row>2</th><td>6</td><td>1</td>" in page
+    assert '<th scope="row">2</th><td>6</td><td>1</td>' in page
     rules = tmp_path / "rules.yaml"
     rules.write_text("".join(f"- {{name: r{number}, path: /, key: ip, rate: 2/m}}\n" for number in range(2)))
     with pytest.raises(CommandError, match="an SVG is of one curve, and there are 2"):
@@ -593,7 +599,7 @@ def test_a_curve_that_cannot_be_drawn_says_why(monkeypatch: pytest.MonkeyPatch) 
     )
     tally = found.tallies["r"]
     assert (tally.curve(), "leaky" in tally.why_no_curve) == (None, True)
-    monkeypatch.setattr(curve_module, "MOST_COUNTED", 20)
+    monkeypatch.setattr(places_module, "MAX_RUNS", 20)
     log = access(*[(second, f"192.0.2.{second % 2}", "/") for second in range(30)])
     tally = replayed(log, {"name": "r", "rate": "5/m", "algorithm": "sliding_log"}, draws=True).tallies["r"]
     assert (tally.curve(), "too much memory" in tally.why_no_curve, tally.refused) == (None, True, 20)

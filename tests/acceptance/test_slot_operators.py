@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import redis
 from django.contrib import admin
-from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.test import Client
@@ -26,6 +25,7 @@ from django_ratelimit_lua.operations.slots import slots_held
 from django_ratelimit_lua.stats.prometheus import register
 from django_ratelimit_lua.store import get_store
 from tests.clusters import until
+from tests.users import ADMIN_MIDDLEWARE, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 urlpatterns = [path("admin/", admin.site.urls)]
@@ -38,11 +38,7 @@ def site(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
     settings.RATELIMIT_SLOT_SECONDS = 0.8
     settings.RATELIMIT_SHOW_IDENTITIES = "plain"
-    settings.MIDDLEWARE = [
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "django.contrib.messages.middleware.MessageMiddleware",
-    ]
+    settings.MIDDLEWARE = ADMIN_MIDDLEWARE
 
 
 @pytest.fixture
@@ -59,14 +55,6 @@ def held() -> Iterator[tuple[RateLimiter, RateLimiter]]:
         yield exports, imports
 
 
-def client_of(name: str, *permissions: str) -> Client:
-    user = User.objects.create_user(name, password="x", is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-    client = Client()
-    client.force_login(user)
-    return client
-
-
 def id_of(what: str) -> str:
     return next(holder.id for holder in slots_held() if what in holder.what)
 
@@ -74,16 +62,16 @@ def id_of(what: str) -> str:
 def test_the_page_lists_who_holds_slots(held: tuple[RateLimiter, RateLimiter]) -> None:
     """What for, of which limit, whose, how many of how many, since when and in which process; by rule, if asked."""
     RateLimitRule.objects.create(name="exports", limit=3, unit="x", algorithm="concurrency", key="user")
-    page = client_of("ada", "view_ratelimitrule", "view_identities").get(HERE).content.decode()
+    page = staff("view_ratelimitrule", "view_identities", name="ada").get(HERE).content.decode()
     assert "3 slots are held" in page
     for text in ("GET /<wbr>exports/<wbr>7/", "&lt;b&gt;", "user, 7", "203.0.113.9", "1 of 3", "2 of 3"):
         assert text in page
     assert "/ratelimitrule/" in page
     assert 'name="release"' not in page  # Who may not release one has no button.
-    only = client_of("bob", "view_ratelimitrule", "view_identities").get(HERE, {"rule": "imports"}).content.decode()
+    only = staff("view_ratelimitrule", "view_identities", name="bob").get(HERE, {"rule": "imports"}).content.decode()
     assert "POST /<wbr>imports/" in only
     assert "exports/<wbr>7/" not in only
-    assert "No slot of this rule is held." in client_of("eve", "view_ratelimitrule").get(
+    assert "No slot of this rule is held." in staff("view_ratelimitrule", name="eve").get(
         HERE, {"rule": "others"}
     ).content.decode()  # fmt: skip
 
@@ -91,19 +79,19 @@ def test_the_page_lists_who_holds_slots(held: tuple[RateLimiter, RateLimiter]) -
 def test_whose_they_are_is_for_those_who_may_see_identities(held: tuple[RateLimiter, RateLimiter]) -> None:
     """Others see a part of the digest, and of paths the first part; who may not see rules sees nothing, and the index
     has no entry for them."""
-    page = client_of("ada", "view_ratelimitrule").get(HERE).content.decode()
+    page = staff("view_ratelimitrule", name="ada").get(HERE).content.decode()
     assert "user, 7" not in page
     assert "GET /<wbr>exports/<wbr>…" in page
     assert "exports/7" not in page.replace("<wbr>", "")
     assert "hidden (" in page
-    assert client_of("bob", "view_identities").get(HERE).status_code == 403
-    assert "Slots" in client_of("eve", "view_ratelimitrule").get("/admin/").content.decode()
+    assert staff("view_identities", name="bob").get(HERE).status_code == 403
+    assert "Slots" in staff("view_ratelimitrule", name="eve").get("/admin/").content.decode()
 
 
 def test_one_is_released_everywhere(held: tuple[RateLimiter, RateLimiter]) -> None:
     """Its place is free at once, and it is in the history by whom; it stays released."""
     exports, _ = held
-    ada = client_of("ada", "view_ratelimitrule", "block_identity", "view_ratelimitchange")
+    ada = staff("view_ratelimitrule", "block_identity", "view_ratelimitchange", name="ada")
     assert exports.peek(("user", "7")).remaining == 2
     page = ada.post(HERE, {"release": id_of("/exports/7/")}, follow=True).content.decode()
     assert "Released: GET /exports/…, of exports." in page
@@ -117,7 +105,7 @@ def test_one_is_released_everywhere(held: tuple[RateLimiter, RateLimiter]) -> No
     assert "Nobody holds this slot any more." in ada.post(HERE, {"release": "0"}, follow=True).content.decode()
     until(lambda: len(slots_held()) == 2, "it is told no more", 20)
     assert exports.peek(("user", "7")).remaining == 3
-    bob = client_of("bob", "view_ratelimitrule")
+    bob = staff("view_ratelimitrule", name="bob")
     assert bob.post(HERE, {"release": id_of("/imports/")}).status_code == 403
     assert len(slots_held()) == 2
 
@@ -135,7 +123,7 @@ def test_a_slot_is_released_once(direct: redis.Redis) -> None:
         direct.set(listed + b":stopped", told)  # As a process tells them that cannot be heard any more.
         direct.zadd(listed, {b"stopped": time.time()})
         released, ended = id_of("/released/"), id_of("/ended/")
-        ada = client_of("ada", "view_ratelimitrule", "block_identity")
+        ada = staff("view_ratelimitrule", "block_identity", name="ada")
         assert "Released: " in ada.post(HERE, {"release": released}, follow=True).content.decode()
         _assert_nobody_holds(ada, released)
     _assert_nobody_holds(ada, ended)
@@ -152,7 +140,7 @@ def _assert_nobody_holds(client: Client, slot: str) -> None:
 
 def test_no_slots_and_no_redis_are_said(settings: Any) -> None:
     """An empty page says what gives slots; one without Redis says that, and nothing of slots."""
-    ada = client_of("ada", "view_ratelimitrule")
+    ada = staff("view_ratelimitrule", name="ada")
     assert "No slot is held." in ada.get(HERE).content.decode()
     settings.CACHES = {
         **settings.CACHES,

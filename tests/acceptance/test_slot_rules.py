@@ -19,6 +19,7 @@ from selenium.webdriver.support.select import Select
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.models import RateLimitRule
 from tests.clusters import until
+from tests.users import ADMIN_MIDDLEWARE
 
 SITE = pytest.mark.django_db(transaction=True)
 RULE = "/admin/django_ratelimit_lua/ratelimitrule/"
@@ -45,12 +46,7 @@ urlpatterns = [path("admin/", admin.site.urls), path("export/", export), path("s
 @pytest.fixture
 def ada(settings: Any) -> Client:
     settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = [
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "django.contrib.messages.middleware.MessageMiddleware",
-        "django_ratelimit_lua.middleware.RateLimitMiddleware",
-    ]
+    settings.MIDDLEWARE = [*ADMIN_MIDDLEWARE, "django_ratelimit_lua.middleware.RateLimitMiddleware"]
     client = Client()
     client.force_login(User.objects.create_superuser("ada", "ada@example.org", "x"))
     return client

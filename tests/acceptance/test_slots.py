@@ -300,14 +300,14 @@ def test_what_takes_a_slot_that_nobody_could_release_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("rate", "options", "says"),
     [
-        ("5/m", {"algorithm": "concurrency"}, "a number of slots alone, such as '5'"),
-        ("5", {"algorithm": "sliding_window"}, "algorithm='concurrency'"),
-        ("5", {}, "algorithm='concurrency'"),
-        ("5", {"algorithm": "concurrency", "lease": 2}, "cannot be taken ahead"),
-        ("5", {"algorithm": "concurrency", "split": "equal"}, "counts everywhere"),
-        ("5", {"algorithm": "concurrency", "max_wait": 2}, "timeout"),
-        ("5", {"algorithm": "concurrency", "count_denied": True}, "only what is held"),
-        ("100001", {"algorithm": "concurrency"}, "at most 100000 slots"),
+        ("5/m", {"algorithm": "concurrency"}, "a number of slots, such as 5"),
+        ("5", {"algorithm": "sliding_window"}, "for the algorithm concurrency"),
+        ("5", {}, "for the algorithm concurrency"),
+        ("5", {"algorithm": "concurrency", "lease": 2}, "no option lease"),
+        ("5", {"algorithm": "concurrency", "split": "equal"}, "no option split"),
+        ("5", {"algorithm": "concurrency", "max_wait": 2}, "no option max_wait"),
+        ("5", {"algorithm": "concurrency", "count_denied": True}, "no option count_denied"),
+        ("100001", {"algorithm": "concurrency"}, "At most 100000 slots"),
     ],
 )
 def test_a_limit_of_slots_is_written_as_such(rate: str, options: Any, says: str) -> None:
@@ -467,9 +467,9 @@ def test_what_redis_has_lost_goes_by_the_rule_as_it_is_now(direct: redis.Redis) 
 @pytest.mark.parametrize(
     ("values", "field", "says"),
     [
-        ({"limit": 5, "unit": "x"}, "limit", "needs the algorithm"),
-        ({"limit": 5, "unit": "m", "algorithm": "concurrency"}, "limit", "as the unit of its limit"),
-        ({"limit": 100_001, "unit": "x", "algorithm": "concurrency"}, "limit", "At most 100000 at once."),
+        ({"limit": 5, "unit": "x"}, "limit", "for the algorithm concurrency; others need a rate"),
+        ({"limit": 5, "unit": "m", "algorithm": "concurrency"}, "limit", "needs a number of slots, such as 5"),
+        ({"limit": 100_001, "unit": "x", "algorithm": "concurrency"}, "limit", "At most 100000 slots."),
         ({"limit": 5, "unit": "x", "algorithm": "concurrency", "more_rates": ["5/m"]}, "more_rates", "stands alone"),
     ],
 )

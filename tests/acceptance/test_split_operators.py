@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 from django.contrib import admin
-from django.contrib.auth.models import Permission, User
 from django.core.exceptions import ValidationError
 from django.core.management import call_command
-from django.test import Client
 from django.urls import path
 
 from django_ratelimit_lua import RateLimiter
@@ -23,6 +21,7 @@ from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.operations.health import ahealth, health
 from django_ratelimit_lua.store import get_store
+from tests.users import ADMIN_MIDDLEWARE, staff
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quiet")]
 urlpatterns = [path("admin/", admin.site.urls)]
@@ -34,25 +33,13 @@ HOST = socket.gethostname()
 def site(settings: Any) -> None:
     """A site with an admin."""
     settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = [
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "django.contrib.messages.middleware.MessageMiddleware",
-    ]
-
-
-def client_of(name: str, *permissions: str) -> Client:
-    user = User.objects.create_user(name, password="x", is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-    client = Client()
-    client.force_login(user)
-    return client
+    settings.MIDDLEWARE = ADMIN_MIDDLEWARE
 
 
 def beat_twice() -> Heartbeat:
     """Two processes, of which one uses a limit by the weight of its host. Its second heartbeat describes its part."""
     busy, idle = Heartbeat(), Heartbeat()
-    busy.use(Limit("search<b>", "100/m", split="equal", split_weights=f"{HOST}=3"))
+    busy.use(Limit("search<b>", "100/m", split=f"{HOST}=3"))
     for _ in range(2):
         busy.beat()
         idle.beat()
@@ -61,20 +48,20 @@ def beat_twice() -> Heartbeat:
 
 def test_the_page_lists_processes_and_their_parts() -> None:
     """Host, process, age and, of each split limit, the part and the weight; for those who may see rules."""
-    ada = client_of("ada", "view_ratelimitrule")
+    ada = staff("view_ratelimitrule", name="ada")
     assert "No process has" in ada.get(HERE).content.decode()
     beat_twice()
     page = ada.get(HERE).content.decode()
     assert "2 processes" in page
     for text in (f">{os.getpid()}<", "search&lt;b&gt;: 100 of 100 (weight 3)", "—"):
         assert text in page
-    assert client_of("bob", "view_identities").get(HERE).status_code == 403
+    assert staff("view_identities", name="bob").get(HERE).status_code == 403
     assert "Processes" in ada.get("/admin/").content.decode()
 
 
 def test_the_page_says_so_where_redis_is_away(settings: Any) -> None:
     """It is shown without processes, and with the reason."""
-    ada = client_of("ada", "view_ratelimitrule")
+    ada = staff("view_ratelimitrule", name="ada")
     settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
     page = ada.get(HERE)
     assert page.status_code == 200
@@ -103,14 +90,14 @@ def test_health_and_its_command_list_the_processes() -> None:
 def test_weights_are_edited_in_the_rule_and_hold_at_once() -> None:
     """They are in the history, in YAML and in the published rules."""
     limiter = RateLimiter("search", "5/h")
-    rule = RateLimitRule(name="search", limit=100, unit="h", split="equal", split_weights="WEB-1=3, web-2 = 1")
+    rule = RateLimitRule(name="search", limit=100, unit="h", split="WEB-1=3, web-2 = 1")
     rule.full_clean()
     rule.save()
     limiter.hit("ada")
     heartbeat.beat()
     assert limiter.hit("ada").source == "split"
-    for weights, own in ((f"{HOST}=4", 4), ("", 1)):
-        rule.split_weights = weights
+    for split, own in ((f"{HOST}=4", 4), ("equal", 1)):
+        rule.split = split
         rule.save()
         limiter.hit("ada")
         heartbeat.beat()
@@ -118,39 +105,33 @@ def test_weights_are_edited_in_the_rule_and_hold_at_once() -> None:
         assert limit.limit == 100
         assert heartbeat.part_of(Limit("search", "1/h", split="equal")) == ProcessShare(0, own, own)
     changes = RateLimitChange.objects.filter(name="search")
-    assert any(change.after.get("split_weights") == f"{HOST}=4" for change in changes)
-    rule.split_weights = "web-1=3"
+    assert any(change.after.get("split") == f"{HOST}=4" for change in changes)
+    rule.split = "web-1=3"
     rule.save()
     output = StringIO()
     call_command("ratelimit", "rules", "export", stdout=output)
-    assert "split_weights: web-1=3" in output.getvalue()
+    assert "split: web-1=3" in output.getvalue()
 
 
 @pytest.mark.parametrize(
     ("weights", "entry"),
     [("web-1=3, web-2", "web-2"), ("web-1=0", "web-1=0"), ("a=1,A=2", "A=2"), ("web 1=2", "web 1=2"),
-     ("web-1=1.5", "web-1=1.5"), ("a=1001", "a=1001"), ("a=1,", "")],
+     ("web-1=1.5", "web-1=1.5"), ("a=1001", "a=1001"), ("a=1,", ""), ("half", "half")],
 )  # fmt: skip
 def test_an_error_names_the_entry_and_the_right_form(weights: str, entry: str) -> None:
     """In the form at its field, and in code."""
-    rule = RateLimitRule(name="x", limit=5, unit="h", split="equal", split_weights=weights, key="ip", path="/")
+    rule = RateLimitRule(name="x", limit=5, unit="h", split=weights, key="ip", path="/")
     with pytest.raises(ValidationError) as error:
         rule.full_clean()
     assert error.value.message_dict == {
-        "split_weights": [f"“{entry}” is not a weight. Write each host once, for example web-1=3, web-2=1."]
+        "split": [
+            f"{entry!r} is not a weight: write 'equal', or each host once, with a whole number from 1 to 1000, for "
+            "example web-1=3, web-2=1."
+        ]
     }
     with pytest.raises(ValueError, match="for example web-1=3, web-2=1") as error_of_code:
-        Limit("x", "5/h", split="equal", split_weights=weights)
+        Limit("x", "5/h", split=weights)
     assert repr(entry) in str(error_of_code.value)
-
-
-def test_weights_need_a_split() -> None:
-    """Without one they would mean nothing."""
-    rule = RateLimitRule(name="x", limit=5, unit="h", split_weights="a=1", key="ip", path="/")
-    with pytest.raises(ValidationError, match="needs “Split” as well"):
-        rule.full_clean()
-    with pytest.raises(ValueError, match="split_weights needs split"):
-        Limit("x", "5/h", split_weights="a=1")
 
 
 def test_a_limit_that_begins_to_be_used_in_an_outage_goes_by_the_share_of_all_processes(settings: Any) -> None:

@@ -1,25 +1,24 @@
-"""What would surprise its author has to be confirmed, and what would not is saved unasked."""
+"""What would refuse or admit everybody has to be confirmed, and everything else is saved unasked."""
 
 from __future__ import annotations
 
-import datetime
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Group, User
+from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
 from django_ratelimit_lua import ALL
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.rules_yaml import RuleChange
-from django_ratelimit_lua.operations.surprises import changed_surprises
+from django_ratelimit_lua.operations.surprises import changed_notices
 from django_ratelimit_lua.rules.callsite import CallSite, call_site, known_call_sites
 from tests.acceptance import test_admin
-from tests.acceptance.test_admin import NO_TIERS, OPERATOR, OVERRIDES, RULES, confirmed, errors, given
+from tests.acceptance.test_admin import OPERATOR, OVERRIDES, RULES, confirmed, errors, given
 
 pytestmark = pytest.mark.django_db(transaction=True)
-operator, site = test_admin.operator, test_admin.site
+site = test_admin.site
 
 
 @pytest.mark.parametrize(
@@ -64,15 +63,12 @@ def test_a_rule_that_leaves_the_admin_alone_is_saved_unasked(
 
 
 def test_a_limit_of_0_is_asked_about_wherever_it_stands(operator: Client) -> None:
-    """As the limit, as a further one, in a tier, in an override."""
-    Group.objects.create(name="pro")
-    tier = {**NO_TIERS, "tiers-TOTAL_FORMS": 1, "tiers-0-group": "pro", "tiers-0-limit": 0, "tiers-0-period": 1}
-    tier |= {"tiers-0-unit": "s"}
+    """As the limit, as a further one, in an override."""
     form = given(path="/ok", key="ip", limit=1)
-    for fields in ({"limit": 0}, {"more_rates": "0/s"}, tier):
+    for fields in ({"limit": 0}, {"more_rates": "0/s"}):
         answer = operator.post(f"{RULES}add/", {**form, **fields})
-        assert "A limit of 0 refuses every request" in errors(answer), fields
-    assert confirmed(operator, f"{RULES}add/", {**form, **tier}).status_code == 302
+        assert "A limit of 0, or one below the cost, refuses every request" in errors(answer), fields
+    assert confirmed(operator, f"{RULES}add/", {**form, **fields}).status_code == 302
     zero = {"network": "203.0.113.9", "effect": "limit", "limit": 0, "period": 1, "unit": "m"}
     assert "refuses every request, as a block does" in errors(operator.post(f"{OVERRIDES}add/", zero))
     assert confirmed(operator, f"{OVERRIDES}add/", zero).status_code == 302
@@ -104,8 +100,7 @@ def test_a_block_of_a_known_proxy_is_asked_about(trusted: Any, network: str, is_
         assert confirmed(client, f"{OVERRIDES}add/", form).status_code == 302
 
 
-LATELY = datetime.date.today() - datetime.timedelta(days=2)
-WIDE, OWN = "is a large part of the whole internet", "includes your own address: nothing would limit you"
+WIDE = "is a large part of the whole internet"
 
 
 @pytest.mark.parametrize(
@@ -116,9 +111,6 @@ WIDE, OWN = "is a large part of the whole internet", "includes your own address:
         ({"network": "0.0.0.0/0", "effect": "exempt"}, WIDE),
         ({"network": "203.0.113.9 10.0.0.0/8", "effect": "exempt", "duration": "3600"}, WIDE),
         ({"network": "10.0.0.0/8", "effect": "limit", "limit": 3}, WIDE),
-        ({"network": OPERATOR, "effect": "exempt"}, OWN),
-        ({"network": f"{OPERATOR}/24", "effect": "exempt", "duration": "3600"}, OWN),
-        ({"network": "203.0.113.9", "effect": "block", "ends_0": str(LATELY), "ends_1": "00:00"}, "over already"),
     ],
 )
 def test_an_override_that_hardly_anybody_means_is_asked_about(
@@ -132,12 +124,10 @@ def test_an_override_that_hardly_anybody_means_is_asked_about(
     assert RateLimitOverride.objects.exists()
 
 
-def test_a_large_network_is_not_asked_about_where_something_else_tells_who_is_meant(operator: Client) -> None:
-    """A name that is tried from everywhere in it; nor a network of a usual size."""
-    form = {"effect": "block", "period": 1, "unit": "m", "network": "10.0.0.0/8"}
-    named = {"field": "post:username", "value": "ada"}
-    assert operator.post(f"{OVERRIDES}add/", {**form, **named}).status_code == 302
-    assert operator.post(f"{OVERRIDES}add/", {**form, "network": "10.0.0.0/9 2001:db8::/32"}).status_code == 302
+def test_a_network_of_a_usual_size_is_not_asked_about(operator: Client) -> None:
+    """It is added at once."""
+    form = {"effect": "block", "period": 1, "unit": "m", "network": "10.0.0.0/9 2001:db8::/32"}
+    assert operator.post(f"{OVERRIDES}add/", form).status_code == 302
 
 
 def test_an_override_that_has_ended_can_be_changed_unasked(operator: Client) -> None:
@@ -166,38 +156,27 @@ def test_a_rule_that_is_looser_than_one_of_the_settings_is_asked_about(operator:
     settings.RATELIMIT_RULES += [{"name": "posts", "path": "/ok", "key": "ip", "rate": ["5/m", "50/d"]}]
     form = given(name="posts", path="/ok", key="ip", limit=9, unit="m")
     problems = errors(operator.post(f"{RULES}add/", form))
-    assert "Looser than the code, which has 5 per minute per address (RATELIMIT_RULES)" in problems
-    assert "The code also has 50 per day per address (RATELIMIT_RULES)" in problems
+    assert "The code has 5 per minute per address (RATELIMIT_RULES)." in problems
+    assert "The code has 50 per day per address (RATELIMIT_RULES)." in problems
     assert operator.post(f"{RULES}add/", {**form, "limit": 2, "more_rates": "50/d"}).status_code == 302
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ({"algorithm": "fixed_window"}, "Another algorithm than before"),
-        ({"key": "user_or_ip"}, "Another key than before"),
-        ({}, ""),
-    ],
-)
-def test_a_rule_that_does_not_go_on_with_the_counts_of_the_code_is_asked_about(
-    words: dict[str, str], said: str, operator: Client
-) -> None:
-    """When it comes in the place of the code, and when it is changed; in a form and in a file. Not again, once it is
-    confirmed."""
+@pytest.mark.parametrize("words", [{"algorithm": "fixed_window"}, {}])
+def test_counts_that_start_again_are_said(words: dict[str, str], operator: Client) -> None:
+    """When a rule comes in the place of the code, and when it is changed; in a form and in a file."""
     site = CallSite.of(call_site("counted", "ip", "500/h", ALL, 1, {"algorithm": "token_bucket"}), "counted")
     known_call_sites.add("counted", site)
-    form = given(name="counted", key="", limit=300, unit="h")
+    told = "the counts of this limit start again"
     after = {"name": "counted", "group": "counted", "rate": "3/h", **words}
-    assert said in str(changed_surprises([RuleChange("counted", None, after)]))
-    answer = operator.post(f"{RULES}add/", {**form, **words})
-    assert said in (errors(answer) if said else "")
-    if said:
-        assert confirmed(operator, f"{RULES}add/", {**form, **words}).status_code == 302
+    assert (told in str(changed_notices([RuleChange("counted", None, after)]))) is bool(words)
+    form = given(name="counted", key="", limit=300, unit="h")
+    page = operator.post(f"{RULES}add/", {**form, **words}, follow=True).content.decode()
+    assert (told in page) is bool(words)
     rule = RateLimitRule.objects.get()
-    answer = operator.post(f"{RULES}{rule.pk}/change/", {**form, **words, "limit": 200})
-    assert answer.status_code == 302 or said not in errors(answer)
-    if said:
-        assert said in errors(operator.post(f"{RULES}{rule.pk}/change/", form))
+    page = operator.post(f"{RULES}{rule.pk}/change/", {**form, **words, "limit": 200}, follow=True).content.decode()
+    assert told not in page
+    page = operator.post(f"{RULES}{rule.pk}/change/", form, follow=True).content.decode()
+    assert (told in page) is bool(words)
 
 
 def test_what_is_confirmed_of_an_override_are_the_warnings_that_were_shown(operator: Client) -> None:
@@ -205,26 +184,11 @@ def test_what_is_confirmed_of_an_override_are_the_warnings_that_were_shown(opera
     form = {"period": 1, "unit": "m", "network": "0.0.0.0/0", "effect": "exempt"}
     answer = operator.post(f"{OVERRIDES}add/", {**form, "confirm": "on"})
     assert WIDE in errors(answer)
-    meant = {**form, "confirm": "on", "asked": answer.context["adminform"].form["asked"].value()}
-    assert f'name="asked" value="{meant["asked"]}"' in answer.content.decode()
+    meant = {**form, "confirm": answer.context["adminform"].form.fields["confirm"].widget.attrs["value"]}
+    assert f'value="{meant["confirm"]}"' in answer.content.decode()
     assert WIDE in errors(operator.post(f"{OVERRIDES}add/", {**meant, "network": "::/0"}))
     assert not RateLimitOverride.objects.exists()
     assert operator.post(f"{OVERRIDES}add/", meant).status_code == 302
-
-
-def test_a_name_that_looks_like_another_is_asked_about(operator: Client, settings: Any) -> None:
-    """In a form and in a file, where it is new; a rule that is there already is not asked about again."""
-    RateLimitRule.objects.create(name="api", path="/ok", key="ip", limit=5)
-    for name in ("API", "\uff41pi", "a\u200dpi"):
-        answer = operator.post(f"{RULES}add/", given(name=name, path="/ok", key="ip", limit=5))
-        assert f"“{name}” looks like “api”, which is there already" in errors(answer)
-    form = given(name="API", path="/ok", key="ip", limit=5)
-    assert confirmed(operator, f"{RULES}add/", form).status_code == 302
-    assert operator.post(f"{RULES}{RateLimitRule.objects.get(name='API').pk}/change/", form).status_code == 302
-    assert operator.post(f"{RULES}add/", given(name="apis", path="/ok", key="ip", limit=5)).status_code == 302
-    new = {"path": "/ok", "key": "ip", "rate": "5/m"}
-    found = changed_surprises([RuleChange(name, None, {"name": name, **new}) for name in ("x", "X")])
-    assert {name: len(problems) for name, problems in found.items()} == {"x": 1, "X": 1}
 
 
 @pytest.mark.parametrize("hidden", ["\u200b", "\u202e", "\u2028", "\x07", "\ufeff"])
@@ -233,13 +197,3 @@ def test_a_name_has_no_characters_that_nobody_sees(hidden: str, operator: Client
     answer = operator.post(f"{RULES}add/", given(name=f"a{hidden}b", path="/ok", key="ip", limit=5))
     assert f"Enter it without characters that cannot be seen: U+{ord(hidden):04X}." in errors(answer)
     assert not RateLimitRule.objects.exists()
-
-
-def test_a_call_site_that_nobody_knows_is_asked_about(operator: Client) -> None:
-    """Alone or with a path, the rule would match nothing; the name that may be meant is said."""
-    for fields in ({"group": "searhc"}, {"group": "searhc", "path": "/zz/"}):
-        answer = operator.post(f"{RULES}add/", given(key="ip", limit=5, **fields))
-        assert "the rule would match nothing. Did you mean “search”?" in errors(answer)
-    form = given(key="ip", limit=5, group="nobody knows")
-    assert confirmed(operator, f"{RULES}add/", form).status_code == 302
-    assert operator.post(f"{RULES}add/", given(name="beside", key="ip", limit=5, group="search")).status_code == 302

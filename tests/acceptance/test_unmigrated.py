@@ -63,7 +63,7 @@ def test_it_is_said_once_and_not_tried_for_ever(unmigrated: list[int], caplog: p
     assert len(unmigrated) <= 2
     assert [record.message for record in caplog.records if REMEDY in record.message] == [triggers.UNMIGRATED]
     assert not [record for record in caplog.records if "cannot be read" in record.message]
-    assert not triggers.retrying.is_running
+    assert not triggers.publishing.is_running
     assert REMEDY in health().problems[0]
     call_command("migrate", "django_ratelimit_lua", verbosity=0)
     RateLimitRule.objects.create(name="all", path="/ok", key="path", limit=0)

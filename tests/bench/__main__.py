@@ -12,7 +12,7 @@ django.setup()
 from django.core.management import call_command  # noqa: E402
 
 from django_ratelimit_lua import RateLimiter  # noqa: E402
-from django_ratelimit_lua.limits.program import GENERAL  # noqa: E402
+from django_ratelimit_lua.limits.program import PROGRAM  # noqa: E402
 from tests.bench.alone import deny_cache, outage  # noqa: E402
 from tests.bench.bans import bans  # noqa: E402
 from tests.bench.breakers import breakers  # noqa: E402
@@ -33,7 +33,7 @@ from tests.server import server  # noqa: E402
 
 def main() -> None:
     call_command("migrate", verbosity=0)
-    DIRECT.script_load(GENERAL.source)
+    DIRECT.script_load(PROGRAM.source)
     RateLimiter("warm", "1/s").hit("up")
     print("medians of rounds taken in turns; Valkey on loopback\n")
     client_cost()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.limits.program import GENERAL
 from django_ratelimit_lua.store import get_store
 from tests.bench.measure import script_time
 from tests.bench.script import asked
@@ -22,7 +21,6 @@ def bans() -> None:
     times = script_time(
         {
             "a plain hit": [asked(build_call([Charge(plain, stranger)]))],
-            "the same, by the general program": [asked(build_call([Charge(plain, stranger)]), GENERAL)],
             "a hit, with the look for a ban": [asked(build_call([Charge(look, stranger)]))],
             "the same, after ten offences": [asked(build_call([Charge(look, known)]))],
             "refused by a ban": [asked(build_call([Charge(out, known)]))],
@@ -31,4 +29,4 @@ def bans() -> None:
     print("script time, µs")
     for name, taken in times.items():
         print(f"  {name:34}{taken:8.1f}{taken / times['a plain hit']:7.2f}x")
-    print("aim: the look at most 4 times a plain hit\n")
+    print("aim: the look at most 3 times a plain hit\n")

@@ -25,7 +25,7 @@ def breakers() -> None:
     guarded, timed = breaker(plain), slow(plain)
 
     def block() -> None:
-        with slow:
+        with slow.call():
             plain()
 
     for function in (guarded, timed, block):

@@ -1,4 +1,4 @@
-"""A breaker's program beside its exact models: one that keeps all outcomes, and the one for outages."""
+"""A breaker's program beside its exact models, and the simpler breaker of a process without Redis."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from django_ratelimit_lua.engine.circuit import SHARES, Answer, LoneCircuit, Outcomes
 from django_ratelimit_lua.engine.circuits import PROGRAM
 from django_ratelimit_lua.rules.breakers import Thresholds
+from tests.circuit_model import CircuitModel
 from tests.examples import examples
 from tests.server import url
 
@@ -95,10 +96,10 @@ STEPS = st.lists(
 
 @hypothesis_settings(max_examples=examples(150))
 @given(by=BY, steps=STEPS, chance=st.integers(0, 999))
-def test_the_program_and_the_model_for_outages_say_the_same(by: Thresholds, steps: list, chance: int) -> None:
+def test_the_program_and_the_model_say_the_same(by: Thresholds, steps: list, chance: int) -> None:
     """States, counts, slots of probes, ramps and pauses, to the microsecond, whatever is told, asked and retuned."""
     with redis.Redis.from_url(url()) as server:
-        script, model, now = Script(server), LoneCircuit(), BEGIN
+        script, model, now = Script(server), CircuitModel(), BEGIN
         probes: list[tuple[str, int]] = []
         answer = model.call(now, by)
         assert script.call(now, by, era=0) == answer
@@ -359,3 +360,25 @@ def test_a_foreign_state_is_none(state: dict[str, str] | None, script: Script, d
     assert script.call(now, by, "ask", probe="b").granted
     assert script.call(now, by, "done", probe="b", result="ok", era=answer.era).state == "ramp"
     assert script.call(now + 40 * SECOND, by).state == "closed"
+
+
+def test_without_redis_one_call_at_a_time_tries() -> None:
+    """After `open_for`; a failure opens it again, a success closes it; what ended before it opened counts no more."""
+    by, circuit, failed = Thresholds(failures=2, window_us=10 * SECOND), LoneCircuit(), Outcomes(0, 1, 1, 0)
+    assert circuit.call(0, by, outcomes=[failed]).state == "closed"
+    assert circuit.call(11 * SECOND, by, outcomes=[failed]).state == "closed"
+    opened = circuit.call(12 * SECOND, by, outcomes=[failed])
+    assert (opened.state, opened.era, opened.wait, [event.name for event in opened.events]) == (
+        "open", 1, by.open_us, ["opened"],
+    )  # fmt: skip
+    assert not circuit.call(13 * SECOND, by, "ask", probe="early").granted
+    now = 12 * SECOND + by.open_us
+    asked = [circuit.call(now, by, "ask", probe=name) for name in ("first", "second")]
+    assert [(answer.state, answer.granted) for answer in asked] == [("half", True), ("half", False)]
+    assert circuit.call(now, by, "done", probe="first", result="failed", era=1).state == "open"
+    now += by.open_us
+    assert circuit.call(now, by, "ask", probe="third").granted
+    assert circuit.call(now, by, "done", probe="first", result="ok", era=1).state == "half"
+    closed = circuit.call(now, by, "done", probe="third", result="ok", era=2)
+    assert (closed.state, closed.failures, [event.name for event in closed.events]) == ("closed", 0, ["closed"])
+    assert circuit.call(now, by, outcomes=[failed] * 2, era=1).state == "closed"

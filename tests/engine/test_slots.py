@@ -16,11 +16,8 @@ from hypothesis import strategies as st
 from django_ratelimit_lua.engine.slots import _PROGRAM, HeldSlot
 from django_ratelimit_lua.limits.algorithms.concurrency import lasts_us, new_slot
 from django_ratelimit_lua.limits.call import Call, Charge
-from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.limits.program import GENERAL, straight
 from django_ratelimit_lua.store import Patience, get_store
-from django_ratelimit_lua.store.exchange import to_decide
 from tests.examples import examples
 
 pytestmark = pytest.mark.engine
@@ -148,29 +145,15 @@ steps = st.lists(
 )  # fmt: skip
 
 
-def decide(call: Call, is_general: bool = False) -> Decision:
-    """The decision of the program that is made for such a call, or of the general one."""
-    question = to_decide(call)
-    assert question.program is not None
-    performed["in a straight line"] += question.program is not GENERAL
-    if is_general:
-        sent = question.command.replace(question.program.sha, GENERAL.sha, 1)
-        question = question._replace(command=sent, program=GENERAL)
-    decision: Decision = get_store()._exchange(question)
-    return decision
-
-
-@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(250), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    is_general=st.booleans(),
     limit=st.sampled_from([1, 2, 3, 1, 2, 0]),
     queue=st.sampled_from([None, 3, 1, 0]),
     script=steps,
 )
-def test_slots_answer_as_their_model(is_general: bool, limit: int, queue: int | None, script: Any) -> None:
+def test_slots_answer_as_their_model(limit: int, queue: int | None, script: Any) -> None:
     """Hits, also of slots to be confirmed, waiting, peeks, releases of one's own, of others' and of what is gone,
-    renewals, confirmations, time that passes and a clock that is set back: every number is the model's, by the general
-    program and by those in a straight line."""
+    renewals, confirmations, time that passes and a clock that is set back: every number is the model's."""
     given_limit = Limit("slots", str(limit), algorithm="concurrency", queue=queue)
     model = Model(limit, limit * 10 if queue is None else queue)
     who, now = f"{next(serial):032d}".encode(), START
@@ -203,7 +186,7 @@ def test_slots_answer_as_their_model(is_general: bool, limit: int, queue: int | 
             lasts = 700_000 if action == "unconfirmed" else lasts_us(slot)
             allowed, counted = model.hit(slot, cost, now, action == "wait", lasts)
             confirm_ms = 700 if action == "unconfirmed" else 0
-            decision = decide(call._replace(waits=action == "wait", confirm_ms=confirm_ms), is_general)
+            decision = get_store().decide(call._replace(waits=action == "wait", confirm_ms=confirm_ms))
             assert (decision.allowed, decision.limits[0].counted_at) == (allowed, counted)
             performed["refused"] += not allowed
             performed["queued"] += counted < 0
@@ -258,29 +241,6 @@ def test_nobody_overtakes_who_waits() -> None:
     ask(4)
     ask(3, "refund")
     assert ask(4)
-
-
-def test_a_usual_hit_is_decided_in_a_straight_line(direct: redis.Redis) -> None:
-    """Alone and beside rates, as often as it comes and is refused, without a second question; and who waits, or comes
-    where somebody waits, asks the general program."""
-    slots, rate = Limit("slots", "2", algorithm="concurrency"), Limit("rate", "100/h")
-    who = f"{next(serial):032d}".encode()
-    direct.script_flush()
-    for limits in ([slots], [slots, rate]):
-        kept = []
-        for allowed in (True, True, False):
-            call = Call([Charge(limit, who) for limit in limits], "hit", b"s:", slot=new_slot(10.0))
-            question = to_decide(call)
-            assert question.program is straight(tuple(limit.algorithm for limit in limits))
-            assert get_store()._exchange(question).allowed is allowed
-            kept.append(call)
-        assert direct.script_exists(GENERAL.sha.decode()) == [len(limits) > 1]  # From the round before.
-        waiter = kept[-1]._replace(waits=True)
-        assert to_decide(waiter).program is GENERAL
-        assert get_store().decide(waiter).limits[0].counted_at == -1
-        assert not get_store().decide(kept[-1]._replace(slot=new_slot(10.0))).allowed
-        for call in kept:
-            get_store().decide(call._replace(operation="refund"))
 
 
 def test_many_slots_are_taken_and_released_at_once(direct: redis.Redis) -> None:

@@ -55,13 +55,12 @@ def test_programs_that_the_server_has_forgotten_are_loaded(store: Store, prefix:
     assert store.decide_many(calls(f"{prefix}1:".encode())) == apart
 
 
-def test_what_cannot_be_decided_in_its_turn_is_an_error(store: Store, prefix: str, direct: redis.Redis) -> None:
-    """And the connection has been answered: what comes next is decided."""
+def test_a_foreign_key_is_cleared_in_its_turn(store: Store, prefix: str, direct: redis.Redis) -> None:
+    """The calls behind it are decided after it."""
     (call, *_), limit = calls(prefix.encode()), LIMITS[0]
     direct.rpush(b"%b{%b}:%b" % (prefix.encode(), call.charges[0].digest, limit.key_part), "of another type")
-    with pytest.raises(StoreError, match="AGAIN"):
-        store.decide_many([call._replace(charges=[Charge(limit, call.charges[0].digest)])] * 2)
-    assert store.decide_many(calls(f"{prefix}1:".encode()))[0].allowed
+    decisions = store.decide_many([call._replace(charges=[Charge(limit, call.charges[0].digest)])] * 2)
+    assert [decision.limits[0].used for decision in decisions] == [1, 2]
 
 
 def test_keys_are_kept_for_as_long_as_a_call_says(store: Store, prefix: str, direct: redis.Redis) -> None:

@@ -104,16 +104,11 @@ NO_REPLIES = [
     b"\r\n",
     b"HTTP/1.1 400 Bad Request\r\n\r\n",
     bulk(b""),
-    bulk(program.GENERAL.sha),
+    bulk(program.PROGRAM.sha),
     bulk(struct.pack("<2d", 2.0, 7.0)),
     bulk(b"stale 7-0123456789abcdef"),
     bulk(b"\xff" * 96),
 ]
-
-
-def again(token: bytes) -> bytes:
-    """What a program in a straight line says where the general one has to be asked."""
-    return b"-AGAIN " + token.hex().encode() + b"\r\n"
 
 
 class Chaos:
@@ -166,8 +161,6 @@ class Chaos:
                 lambda: decision(command, numbers=choose([1, 2, 5, 10, 12, 17, 18, 40])),
                 lambda: decision(command, fill=choose([math.nan, math.inf, -math.inf])),
                 lambda: decision([*command[:-1], bytes(8)]),
-                lambda: again(command[-1]),
-                lambda: again(bytes(8)),
             ]
         return choose(ways)()
 
@@ -448,7 +441,7 @@ def test_a_script_is_sent_where_it_is_unknown_even_when_loaded(kind: str, settin
         if command[0] == b"EVALSHA":
             return b"-NOSCRIPT No matching script.\r\n"
         if command[0] == b"EVAL":
-            assert command[1] == program.program_for(call(1)).source
+            assert command[1] == program.PROGRAM.source
             return decision(command)
         return usual(lambda: server, command)
 
@@ -456,45 +449,4 @@ def test_a_script_is_sent_where_it_is_unknown_even_when_loaded(kind: str, settin
         store = store_of(settings, server.port, kind, 5)
         assert is_own(call(1), store.decide(call(1)))
         assert server.asked[-4:] == [b"EVALSHA", b"SCRIPT", b"EVALSHA", b"EVAL"]
-        store.close()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_who_is_to_ask_again_asks_the_general_program_once(kind: str, settings: Any) -> None:
-    """Whatever programs the server knows; and only where it is told so about its own question."""
-    token: list[bytes] = []
-    known: set[bytes] = set()
-
-    def script(command: list[bytes]) -> bytes:
-        if command[0] == b"SCRIPT":
-            known.add(usual(lambda: server, command).split(b"\r\n")[1])
-        if command[0] != b"EVALSHA":
-            return usual(lambda: server, command)
-        if command[1] not in known:
-            return b"-NOSCRIPT No matching script.\r\n"
-        is_general = command[1] == program.GENERAL.sha
-        return again(token[0] if token else command[-1]) if token or not is_general else decision(command)
-
-    with Scripted(script) as server:
-        store = store_of(settings, server.port, kind, 5)
-
-        async def both() -> None:
-            for forget in (True, False):
-                for ask in (store.decide, store.adecide):
-                    if forget:
-                        known.clear()
-                    server.asked.clear()
-                    found = ask(call(1, 2))
-                    assert is_own(call(1, 2), found if ask == store.decide else await found)
-                    asked = [name for name in server.asked if name in (b"EVALSHA", b"SCRIPT")]
-                    assert asked == ([b"EVALSHA", b"SCRIPT", b"EVALSHA"] * 2 if forget else [b"EVALSHA"] * 2)
-            token.append(bytes(8))
-            server.asked.clear()
-            with pytest.raises(StoreError, match="AGAIN"):
-                store.decide(call(1, 2))
-            with pytest.raises(StoreError, match="AGAIN"):
-                await store.adecide(call(1, 2))
-            assert server.asked.count(b"EVALSHA") == 2
-
-        asyncio.run(both())
         store.close()

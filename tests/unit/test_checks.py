@@ -28,7 +28,8 @@ from django.views.decorators.cache import never_cache
 
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.conf import SETTINGS, conf
-from django_ratelimit_lua.rules.callsite import known_call_sites
+from django_ratelimit_lua.limits.rate import Rate
+from django_ratelimit_lua.rules.callsite import CallSite, known_call_sites
 from tests.examples import examples
 
 REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
@@ -53,8 +54,6 @@ def test_a_good_project_has_nothing_to_hear() -> None:
         ("ALGORITHM", "lucky", "choose one of: token_bucket"),
         ("TIMEOUT", 0, "above 0"),
         ("HISTORY_DAYS", 0, "above 0"),
-        ("INSTANCE_WEIGHT", 0, "above 0"),
-        ("LOCAL_FLOOR", -1, "from 0"),
         ("DENY_CACHE_SECONDS", "1", "from 0"),
         ("TIMEOUT", "1", "above 0"),
         ("ON_STORE_ERROR", "maybe", "choose one of: open, closed, local"),
@@ -314,10 +313,11 @@ def test_a_rule_that_counts_all_strangers_as_one_is_a_warning(more: Any, is_said
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ({}, "The rule has no path and no route, and no limit in the code has its name: it would do nothing."),
-        ({"group": "serch"}, "No limit in the code has this name"),
-        ({"route": "nowhere"}, "No URL pattern has this name: the rule would match nothing."),
-        ({"route": "nowhere", "exempt": True, "rate": None}, "No URL pattern has this name"),
+        ({}, "No limit in the code has the name “nobody's”, as far as it is imported here: the rule does nothing."),
+        ({"group": "serch"}, "No limit in the code has the name “serch”"),
+        ({"route": "nowhere"}, "No URL pattern has the name “nowhere”: the rule matches nothing."),
+        ({"route": "nowhere", "exempt": True, "rate": None}, "No URL pattern has the name “nowhere”"),
+        ({"name": "shared", "key": None, "ban_after": 5, "ban_for": "1h"}, "so the rule bans nobody"),
         ({"path": "/"}, ""),
         ({"name": "known"}, ""),
         ({"mode": "off"}, ""),
@@ -329,6 +329,7 @@ def test_a_rule_for_a_place_that_the_code_does_not_have_is_a_warning(
     """In the words of the form of a rule."""
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     known_call_sites.add("known")
+    known_call_sites.add("shared", CallSite("@ratelimit", "app.shared", (Rate.parse("10/s"),), "all"))
     settings.RATELIMIT_RULES = [{"name": "nobody's", "key": "ip", "rate": "5/m", **place}]
     assert [identifier for identifier, _ in found()] == (["W022"] if said else [])
     assert all(said in text for _, text in found())

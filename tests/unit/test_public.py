@@ -20,7 +20,7 @@ PUBLIC = {
     "middleware": "RateLimitMiddleware",
     "models": "RateLimitBreaker RateLimitChange RateLimitClient RateLimitHour RateLimitOverride RateLimitRevision "
     "RateLimitRule RateLimitTier",
-    "operations": "ActiveBan BadReferenceError ClientAddress Explanation Health OpenedReference ReferredLimit "
+    "operations": "ActiveBan BadReferenceError ClientAddress Explanation Health KnownLimit OpenedReference "
     "RuleError active_bans ahealth client_address compile_rule explain finish health lift_bans normalised "
     "open_reference publish reading refusal_counts",
     "stats.prometheus": "Collector register",

@@ -39,6 +39,8 @@ _ACCEPT_HEADERS = {"header:accept": "HTTP_ACCEPT", "header:accept-language": "HT
 _UNITS = {period: unit for unit, period in PERIODS.items()}
 
 
+SLOT_SECONDS = 60
+"""Seconds after which a slot ends that Envoy does not give back."""
 SPARE_SECONDS = 2
 """How long Envoy may take to confirm a slot once it is answered."""
 
@@ -75,7 +77,7 @@ class _Planner(Planner):
     adds_up = True
 
     def __init__(self, met: Sequence[Met], purpose: Operation) -> None:
-        super().__init__(purpose, slot=new_slot(conf.GATEWAY_SLOT_SECONDS), longest_hold_us=MAX_HOLD_US)
+        super().__init__(purpose, slot=new_slot(SLOT_SECONDS), longest_hold_us=MAX_HOLD_US)
         self._met = met
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
@@ -106,7 +108,7 @@ class _Planner(Planner):
         if any(charge.limit.holds for charge in call.charges):
             wait_us = max(call.max_wait_us_of(charge.limit) for charge in call.charges)
             seconds = conf.TIMEOUT + SPARE_SECONDS + max(wait_us, 0) / SECOND
-            call = call._replace(confirm_ms=round(1000 * min(seconds, conf.GATEWAY_SLOT_SECONDS)))
+            call = call._replace(confirm_ms=round(1000 * min(seconds, SLOT_SECONDS)))
         else:
             call = call._replace(slot=b"")
         return plan._replace(call=call)
@@ -201,7 +203,7 @@ def _of_envoy(domain: str, keys: tuple[str, ...], rate: Rate, algorithm: str) ->
 def _subjects(met: Met, charges: Sequence[PlannedCharge], ruleset: Ruleset) -> Sequence[SubjectRef]:
     """Whom overrides may be about that say something of a descriptor."""
     sender = Sender(met.request, partial(getattr, met.request, "user", None))
-    return override_subjects(sender, ruleset, override_kinds(ruleset, charges, True))
+    return override_subjects(sender, ruleset, override_kinds(ruleset, charges, True), charges)
 
 
 async def answer(data: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """Slots of concurrency limits that are taken for Envoy: it sends on, with the request, by what they are given back.
 
 A lease names the slot and what it is of, and is signed: what somebody has made up gives nothing back. Any process can
-read it. No process renews such a slot: it lasts for `RATELIMIT_GATEWAY_SLOT_SECONDS`, or until it is given back, which
+read it. No process renews such a slot: it lasts for a minute, or until it is given back, which
 twice gives nothing.
 
 Envoy drops an answer whose client has disconnected meanwhile, and reports nothing. So a slot lasts for a few seconds

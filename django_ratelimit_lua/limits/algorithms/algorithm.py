@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from ..rate import SECOND
@@ -23,8 +22,7 @@ class Algorithm:
 
     `label`: its name in the admin; `suffix`: the letters that end its keys; `options`: those that it takes, beside the
     general ones; `waits_anyway`: hits are held until their turn, also where no `max_wait` is named; `holds`: what a hit
-    takes is held until it is released, and its rate is a number of slots; `refuses`: options that one may think it
-    takes, and why it does not.
+    takes is held until it is released, and its rate is a number of slots.
     """
 
     name: ClassVar[str]
@@ -33,7 +31,11 @@ class Algorithm:
     options: ClassVar[frozenset[str]]
     waits_anyway: ClassVar[bool] = False
     holds: ClassVar[bool] = False
-    refuses: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+    @property
+    def lua_name(self) -> str:
+        """The name of its Lua file."""
+        return self.name
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """What its Lua is given for a limit at a time in microseconds. Raises `LimitError` for what it cannot keep, and

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from struct import Struct
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..rate import SECOND, LimitError
@@ -32,20 +31,12 @@ class Concurrency(Algorithm):
     suffix = b"cc"
     options = frozenset({"queue"})
     holds = True
-    refuses = MappingProxyType(
-        {
-            "max_wait": "nobody knows when a slot is released; wait for one by slot(timeout=...)",
-            "count_denied": "only what is held counts",
-            "lease": "a slot is held by one call, and cannot be taken ahead",
-            "split": "what is held anywhere counts everywhere",
-        }
-    )
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """How many may wait."""
         slots = limit.rate.limit
         if slots > MOST_SLOTS:
-            raise LimitError(f"Limit {limit.name!r}: at most {MOST_SLOTS} slots", "rate")
+            raise LimitError(_("At most %(most)d slots"), "rate", most=MOST_SLOTS)
         queue = QUEUE_PER_SLOT * slots if limit.queue is None else limit.queue
         return (slots, 0, queue, 0, 0, 0, 0, 0)
 

@@ -21,7 +21,7 @@ class FixedWindow(Algorithm):
     name = "fixed_window"
     label = _("fixed window: one count per window")
     suffix = b"fw"
-    options = frozenset({"align", "time_zone", "max_wait", "count_denied", "lease", "split", "split_weights"})
+    options = frozenset({"align", "time_zone", "max_wait", "count_denied", "lease", "split"})
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """The kind of window; of a calendar, four of its boundaries. A time zone is of a calendar, whose rates name its
@@ -29,14 +29,16 @@ class FixedWindow(Algorithm):
         if limit.align not in PERIODS:
             if limit.time_zone != "UTC":
                 raise LimitError(
-                    f"Limit {limit.name!r}: time_zone needs align to be one of: {', '.join(PERIODS)}", "time_zone"
+                    _("%(option)s is for windows that start each day, week or month"), "time_zone", option="time_zone"
                 )
             return (limit.rate.limit, limit.rate.period_us, int(limit.align == "clock"), 0, 0, 0, 0, 0)
         shortest, longest = PERIODS[limit.align]
         if not shortest <= limit.rate.period_us <= longest:
             example = {"day": "1000/d", "week": "1000/w", "month": "1000/30d"}[limit.align]
-            problem = f"a rate counted by the {limit.align} names that period, such as {example!r}"
-            raise LimitError(f"Limit {limit.name!r}: {problem}", "align")
+            raise LimitError(
+                _("A window that starts %(align)s needs a rate for that period, such as %(example)s, not %(rate)s"),
+                "align", align=limit.align, example=example, rate=str(limit.rate),
+            )  # fmt: skip
         return (limit.rate.limit, limit.rate.period_us, 2, *boundaries(limit.align, limit.time_zone, now), 0)
 
     def wants_more(self, limit: Limit) -> bool:

@@ -20,13 +20,14 @@ class LeakyBucket(Algorithm):
     name = "leaky_bucket"
     label = _("leaky bucket: evenly spaced, others wait")
     suffix = b"lb2"
-    options = frozenset({"queue", "max_wait", "split", "split_weights"})
+    options = frozenset({"queue", "max_wait", "split"})
     waits_anyway = True
+    lua_name = "token_bucket"
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """As the token bucket's, of one that holds those that wait and the one being served."""
         queue = limit.rate.limit - 1 if limit.queue is None else limit.queue
-        return bucket_numbers(limit, queue + 1 if limit.rate.limit else 0, "a queue", "queue")
+        return bucket_numbers(limit, queue + 1 if limit.rate.limit else 0, "queue")
 
     def wants_more(self, limit: Limit) -> bool:
         """Where nobody has named a length of the queue, a call may say that it waits in any."""

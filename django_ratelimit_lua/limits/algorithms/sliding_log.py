@@ -21,13 +21,13 @@ class SlidingLog(Algorithm):
     name = "sliding_log"
     label = _("sliding log: the same, exact to the microsecond")
     suffix = b"sl"
-    options = frozenset({"max_wait", "count_denied", "split", "split_weights"})
+    options = frozenset({"max_wait", "count_denied", "split"})
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """Limit and period are all it needs."""
         if limit.rate.limit > LONGEST_LOG:
             raise LimitError(
-                f"Limit {limit.name!r}: a sliding_log remembers every unit, so its limit is at most {LONGEST_LOG}; "
-                f"sliding_window and token_bucket take any"
+                _("A sliding log remembers every unit, so its limit is at most %(most)d; other algorithms take any"),
+                most=LONGEST_LOG,
             )
         return (limit.rate.limit, limit.rate.period_us, 0, 0, 0, 0, 0, 0)

@@ -20,14 +20,11 @@ class SlidingWindow(Algorithm):
     name = "sliding_window"
     label = _("sliding window: never over the limit in any period")
     suffix = b"sw"
-    options = frozenset({"segments", "max_wait", "count_denied", "split", "split_weights"})
+    options = frozenset({"segments", "max_wait", "count_denied", "split"})
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """The length of a segment."""
         length = limit.rate.period_us // (limit.segments or DEFAULT_SEGMENTS)
         if length == 0:
-            raise LimitError(
-                f"Limit {limit.name!r}: {limit.segments} segments are more than {limit.rate} has microseconds",
-                "segments",
-            )
+            raise LimitError(f"{limit.segments} segments are more than {limit.rate} has microseconds", "segments")
         return (limit.rate.limit, limit.rate.period_us, length, 0, 0, 0, 0, 0)

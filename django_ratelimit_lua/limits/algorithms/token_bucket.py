@@ -21,7 +21,7 @@ class TokenBucket(Algorithm):
     name = "token_bucket"
     label = _("token bucket: a steady rate with bursts")
     suffix = b"tb2"
-    options = frozenset({"burst", "initial", "max_wait", "count_denied", "lease", "split", "split_weights"})
+    options = frozenset({"burst", "initial", "max_wait", "count_denied", "lease", "split"})
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """The rate in lowest terms, and an interval and a burst as whole microseconds and a rest."""
@@ -29,18 +29,18 @@ class TokenBucket(Algorithm):
         if limit.initial is not None:
             if limit.initial > burst:
                 raise LimitError(
-                    f"Limit {limit.name!r}: initial is {limit.initial}: at most the burst, {burst}", "initial"
+                    _("%(option)s must be at most the burst, %(burst)d"), "initial", option="initial", burst=burst
                 )
             if limit.lease is not None or limit.split is not None:
                 raise LimitError(
-                    f"Limit {limit.name!r}: initial needs Redis for each hit: no lease, no split", "initial"
+                    _("%(option)s needs Redis for each hit: no lease, no split"), "initial", option="initial"
                 )
         if limit.lease is not None and burst:
             # Units that were taken ahead may be spent when the bucket has filled up again: keep as many back.
             burst -= -(-limit.rate.limit * self.lapse_us(limit) // limit.rate.period_us)
             if burst < 1:
-                raise LimitError(f"Limit {limit.name!r}: lease needs a burst of at least 2", "lease")
-        return bucket_numbers(limit, burst, "a burst", "burst")
+                raise LimitError(_("%(option)s needs a burst of at least 2"), "lease", option="lease")
+        return bucket_numbers(limit, burst, "burst")
 
     def wants_more(self, limit: Limit) -> bool:
         """Where new clients may have less than a full bucket."""
@@ -62,16 +62,18 @@ def _burst(limit: Limit) -> int:
     return limit.rate.limit if limit.burst is None or limit.rate.limit == 0 else limit.burst
 
 
-def bucket_numbers(limit: Limit, capacity: int, what: str, option: str) -> Numbers:
+def bucket_numbers(limit: Limit, capacity: int, option: str) -> Numbers:
     """The numbers of a bucket that holds so many tokens. Raises `LimitError` where they would not be exact."""
     # A limit of 0 is a bucket that nothing fits into, at any rate.
     tokens, micros = _lowest_terms(limit.rate)
     if capacity > most_units(limit.rate):
         raise LimitError(
-            f"Limit {limit.name!r}: {what} of {capacity} at {limit.rate} cannot be kept exactly; "
-            f"lower it, or choose a rate and period that share a larger divisor",
-            option,
-        )
+            _(
+                "%(option)s: %(units)d at %(rate)s cannot be kept exactly. Lower it, or choose a rate and period that "
+                "share a larger divisor"
+            ),
+            option, option=option, units=capacity, rate=str(limit.rate),
+        )  # fmt: skip
     intervals = divmod(micros, tokens)
     return (capacity, limit.rate.period_us, tokens, micros, *intervals, *divmod(capacity * micros, tokens))
 

@@ -15,8 +15,7 @@ from . import Printer, argument, verb
 
 @verb(
     "block",
-    "refuse every request of a user, of an address or network, or of whoever sends a value; with several options, "
-    "of who is all of that at once",
+    "refuse every request of a user, of an address or network, with a value in a field, or of the client with a digest",
     add_subject,
     add_length(default="1h"),
     argument("--rule", metavar="NAME", help="only where this rule of the admin applies; without it: always"),
@@ -47,8 +46,7 @@ def block(command: Printer, options: dict[str, Any]) -> None:
 
 @verb(
     "unblock",
-    "end the blocks that are about exactly this user, address or network, or whoever sends this value; with several "
-    "options, those about all of that together, as they were given to `block`",
+    "end the blocks of exactly this user, address or network, value of a field, or digest",
     add_subject,
 )
 def unblock(command: Printer, options: dict[str, Any]) -> None:

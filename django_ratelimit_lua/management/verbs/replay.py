@@ -18,7 +18,7 @@ from ...limits.algorithms import BY_RATE, SYNONYMS
 from ...operations.replay import Log, Progress, Replayed, ReplayTooSlowError, UnreadableLogError
 from ...operations.replay import replay as replay_logs
 from ...operations.replay.formats import FORMATS
-from ...operations.replay.report import as_json, as_text, drawing, page
+from ...operations.replay.report import as_json, as_text, page, plots
 from ...operations.rules_yaml import declared_rules
 from ...rules import provider
 from ...rules.rule import compile_rule
@@ -88,13 +88,17 @@ def replay(command: Printer, options: dict[str, Any]) -> None:
         command.say(as_text(replayed))
 
 
-def _draw(plot: str, replayed: Replayed) -> None:
-    """Write the drawing of the curves: a page of all, or an SVG of the one there is. Raises `CommandError`."""
-    drawn = [curve for tally in replayed.tallies.values() if (curve := tally.curve()) is not None]
-    if plot.endswith(".svg") and len(drawn) != 1:
-        raise CommandError(f"--plot {plot!r}: an SVG is of one curve, and there are {len(drawn)}; name a .html file")
+def _draw(file: str, replayed: Replayed) -> None:
+    """Write the curves: a page of all, or an SVG of the one there is. Raises `CommandError`."""
+    drawn = list(plots(replayed).values())
+    if file.endswith(".html"):
+        text = page(replayed)
+    elif len(drawn) == 1:
+        text = drawn[0].svg(is_file=True)
+    else:
+        raise CommandError(f"--plot {file!r}: an SVG is of one curve, and there are {len(drawn)}; name a .html file")
     try:
-        Path(plot).write_text(page(replayed) if plot.endswith(".html") else drawing(drawn[0]), encoding="utf-8")
+        Path(file).write_text(text, encoding="utf-8")
     except OSError as error:
         raise CommandError(f"--plot: {error}") from error
 

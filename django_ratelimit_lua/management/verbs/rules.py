@@ -17,8 +17,8 @@ from ...limits.decision import LimitState
 from ...models import RateLimitRevision, RateLimitRule
 from ...operations import rules_yaml
 from ...operations.explain import explain as explain_request
-from ...operations.reference import BadReferenceError, open_reference
-from ...operations.surprises import changed_surprises, enforcing
+from ...operations.reference import BadReferenceError, OpenedReference, open_reference
+from ...operations.surprises import changed_notices, changed_surprises, enforcing
 from ...publishing.publish import OwnerError, primary, publish
 from ...publishing.triggers import migration_problem
 from ...rules import provider
@@ -29,6 +29,12 @@ from ...rules.ruleset import settings_problems
 from ...stats.reading import refusal_counts
 from ..arguments import add_request, described, hints, require_urlconf, verdict
 from . import Printer, argument, verb
+
+_COMPARED = {
+    True: "It was this client: the request is counted as the refused one was.",
+    False: "It was another client: the request is counted apart from the refused one.",
+    None: "The request cannot be compared: it does not meet what refused, or the secret has changed.",
+}
 
 
 @verb("rules list", "the rules that apply, in their order, and where each is defined")
@@ -49,12 +55,13 @@ def list_rules(command: Printer, options: dict[str, Any]) -> None:
     add_request,
     argument(
         "--reference", metavar="REFERENCE",
-        help="instead: what refused a client that was shown this, and what is counted there now",
+        help="what refused the client that was shown this; with a request, whether it came from the same client",
     ),
 )  # fmt: skip
 def explain(command: Printer, options: dict[str, Any]) -> None:
-    if options["reference"] is not None:
-        _explain_reference(command, options["reference"])
+    opened = None if options["reference"] is None else _open(command, options["reference"])
+    if opened is not None and options["path"] is None:
+        command.say("Add --path and the client to compare a request with it.")
         return
     require_urlconf()
     request = described(options)
@@ -80,37 +87,37 @@ def explain(command: Printer, options: dict[str, Any]) -> None:
         command.say(f"breaker {breaker.words}")
     for problem in explanation.problems:
         command.stderr.write(command.style.ERROR(f"cannot be applied to this request: {problem}"))
-    if not explanation.met and explanation.exempt is None and explanation.block is None:
+    if not any((explanation.met, explanation.exempt, explanation.block, explanation.unknown)):
         command.say("no rule applies")
     for line in (*explanation.notes, *hints(explanation, options["method"])):
         command.say(line)
     command.say(verdict(explanation))
+    if opened is not None:
+        command.say(_COMPARED[opened.is_of(explanation)])
 
 
-def _explain_reference(command: Printer, text: str) -> None:
+def _open(command: Printer, text: str) -> OpenedReference:
+    """Write what a reference says."""
     try:
         opened = open_reference(text)
     except BadReferenceError as error:
         raise CommandError(f"--reference: {error}") from error
     what = "a block refused" if opened.is_block else "refused"
-    command.say(f"{what} at {_moment(opened.at)}, identity {opened.identity}")
+    command.say(f"{what} at {_moment(opened.at)}, identity {opened.digest_prefix}…")
     if opened.is_of_earlier_key:
-        command.warn("It was sealed with an earlier secret: counts began afresh with the present one.")
+        command.warn("It was made with an earlier secret: it cannot be compared, and counts began afresh.")
     for override in opened.overrides:
         ends = "for good" if override.ends is None else f"until {_moment(override.ends)}"
         command.say(f"override {override.pk} ({override}): {override.get_effect_display()}, {ends}")
     if opened.is_block and not opened.overrides:
         command.say("there is no override about that subject any more")
-    if opened.error:
-        command.warn(f"The counts are not known: {opened.error}")
-    if not opened.limits and not opened.is_block:
+    elif not opened.is_block and not opened.limits:
         command.say("the limit is not known here: it is gone, or is made in code that is not imported")
-    elif opened.limits and not opened.is_exact:
-        command.say("that limit is not there any more; where it stood, there is now:")
+    elif not opened.is_exact:
+        command.say("that limit is not there any more; in its place there is now:")
     for limit in opened.limits:
         command.say(f"{limit.name} ({limit.source}): {limit.reading}")
-        if limit.state is not None:
-            command.say(f"    now {_words(limit.state)}")
+    return opened
 
 
 @verb(
@@ -157,7 +164,8 @@ def import_rules(command: Printer, options: dict[str, Any]) -> None:
     warnings = [f"{name}: {line}" for name, lines in changed_surprises(changes).items() for line in lines]
     if warnings and not (confirm or dry_run):
         raise CommandError("\n".join([*warnings, "Nothing was changed; --confirm says that this is meant."]))
-    for line in warnings:
+    notices = [f"{name}: {line}" for name, lines in changed_notices(changes).items() for line in lines]
+    for line in [*warnings, *notices]:
         command.warn(line)
     if not dry_run:
         changes = rules_yaml.apply(text, delete=options["delete"])
@@ -179,7 +187,8 @@ def check(command: Printer, options: dict[str, Any]) -> None:
     file = options["file"]
     if file is not None:
         text = _read(file)
-        counted = rules_yaml.number_of(len(rules_yaml.load(text, _source(file))), len(rules_yaml.load_breakers(text)))
+        rules, breakers = rules_yaml.load(text, _source(file))
+        counted = rules_yaml.number_of(len(rules), len(breakers))
     else:
         wrong = settings_problems()
         if wrong:  # Then there is no ruleset that could be looked at.

@@ -6,6 +6,8 @@
 - `json`: one object in each line, of nginx (by the names of its variables) or of Caddy;
 - `alb`: of AWS's Application Load Balancer;
 - `tsv`: columns apart by tabs, named in the first line.
+
+Each format makes named fields of a line; `_line` makes a `LogLine` of these.
 """
 
 from __future__ import annotations
@@ -14,24 +16,28 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from decimal import Decimal
+from email.utils import parsedate_to_datetime
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from ...identity.forwarded import parse_address
 from ...limits.rate import SECOND
 from ...rules.methods import METHODS
 
-LONGEST_LINE = 64 * 1024
+MAX_LINE = 64 * 1024
 """Characters of a line: no server takes a request that makes a longer one."""
-LONGEST_EXCERPT = 80
-"""Characters of a line that are shown where it is not understood."""
-LONGEST_TIME = 64
-LONGEST_ADDRESS = 255
-"""Characters of who asked, which may be a name; what is longer is none."""
-LONGEST_USER = 255
+MAX_EXCERPT = 80
+"""Characters of a line that are shown if it cannot be parsed."""
+MAX_TIME = 64
+MAX_ADDRESS = 255
+"""Characters of an address, which may be a name; a longer one is none."""
+MAX_USER = 255
 LATEST = 7_258_118_400 * SECOND
-"""The year 2200, in microseconds since 1970: what says more is no time. From 2255 on, the Lua program's numbers would
-not be exact; and in 9999, calendars have days that Python has not."""
+"""The year 2200, in microseconds since 1970: no later time is read. From 2255 on, the Lua program's numbers would not
+be exact; and in 9999, calendars have days that Python has not."""
+HEADER_SIZE = 128
+"""Bytes that a header takes, beside its characters."""
 
 
 class LogLine(NamedTuple):
@@ -61,138 +67,34 @@ class LogLine(NamedTuple):
 
 
 Read = Callable[[str], LogLine | None]
-"""Makes of a line what it knows; None: the line is broken. Raises nothing."""
+"""Parses a line; None: the line is broken. Raises nothing."""
 
 # No pattern may look at a part of a line more than once: log lines are written by whoever sends requests.
-_QUOTED = r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"'
-_ADDRESS = rf"(\S{{1,{LONGEST_ADDRESS}}})"
-_USER = rf"(.{{1,{LONGEST_USER}}}?)"
-_CLOCK = r"\[(\d\d?/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4})\]"
-_BEHIND = rf"{_CLOCK} {_QUOTED} (\d{{3}}|-) \S+(?: {_QUOTED} {_QUOTED})?(.*)"
-_COMMON = re.compile(rf"{_ADDRESS} \S+ {_USER} {_BEHIND}", re.ASCII | re.DOTALL)
-_WITH_HOST = re.compile(rf"(\S+) {_ADDRESS} \S+ {_USER} {_BEHIND}", re.ASCII | re.DOTALL)
+_TEXT = r'[^"\\]*+(?:\\.[^"\\]*+)*+'
+_QUOTED = f'"({_TEXT})"'
+_REQUEST, _REFERER, _AGENT, _HOST = (f'"(?P<{name}>{_TEXT})"' for name in ("request", "referer", "agent", "host"))
+_ADDRESS = rf"(?P<address>\S{{1,{MAX_ADDRESS}}})"
+_COMMON = (
+    rf"{_ADDRESS} \S+ (?P<user>.{{1,{MAX_USER}}}?) \[(?P<moment>[^]\s]{{1,40}} [+-]\d{{4}})\] {_REQUEST} "
+    rf"(?P<status>\d{{3}}|-) \S+(?: {_REFERER} {_AGENT})?(?P<more>.*)"
+)
+_COMBINED = re.compile(_COMMON, re.ASCII | re.DOTALL)
+_WITH_HOST = re.compile(rf"(?P<host>\S+) {_COMMON}", re.ASCII | re.DOTALL)
+_ALB = re.compile(
+    rf"\w+ (?P<answered>\S+) \S+ {_ADDRESS} \S+ (?P<t1>\S+) (?P<t2>\S+) (?P<t3>\S+) (?P<status>\d{{3}}|-) \S+ \S+ \S+ "
+    rf"{_REQUEST} {_AGENT}(?: \S+ \S+ \S+ {_QUOTED} {_HOST} {_QUOTED} \S+ (?P<came>\S+))?.*",
+    re.ASCII | re.DOTALL,
+)
 _MORE = re.compile(rf'(?<!\s)\s++(?:{_QUOTED}|([^\s"]++))', re.ASCII)
+_STATUS = re.compile(r"\d{1,3}", re.ASCII)
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _TIME_TAKEN = re.compile(r"(?:rt=|request_time=)?(\d{1,9}\.\d{1,9})|(\d{1,15})", re.ASCII)
 _METHOD = re.compile(r"[A-Za-z][A-Za-z-]{0,30}")
 _NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,9})?", re.ASCII)
-_ISO = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?", re.ASCII)
-
-
-def combined(text: str, *, has_host: bool = False) -> LogLine | None:
-    """A line of the common or combined format.
-
-    >>> line = combined('192.0.2.1 - ada [01/Jul/1995:00:00:01 -0400] "GET /x?q=1 HTTP/1.0" 200 62 "-" "a \\\\"b\\\\""')
-    >>> line.moment, line.address, line.user, line.method, line.target, line.status, line.referer, line.agent
-    (804571201000000, '192.0.2.1', 'ada', 'GET', '/x?q=1', 200, '', 'a "b"')
-    """
-    match = (_WITH_HOST if has_host else _COMMON).fullmatch(text)
-    if match is None:
-        return None
-    host = None
-    if has_host:
-        host, address, user, clock, request, status, referer, agent, more = match.groups()
-    else:
-        address, user, clock, request, status, referer, agent, more = match.groups()
-    moment = _clock(clock)
-    if moment is None:
-        return None
-    forwarded = seconds = None
-    if more:
-        host_behind, forwarded, seconds = _more(more)
-        host = host_behind if host is None else host
-    if "\\" in text:
-        user, request = _unescaped(user), _unescaped(request)
-        referer, agent = referer and _unescaped(referer), agent and _unescaped(agent)
-    method, target, host_asked = _request(request)
-    return LogLine(
-        moment, True, address, method, target, 0 if status == "-" else int(status), "" if user == "-" else user,
-        host if host_asked is None else host_asked, "" if referer == "-" else referer, "" if agent == "-" else agent,
-        forwarded, seconds, None, len(text),
-    )  # fmt: skip
-
-
-def _with_host(text: str) -> LogLine | None:
-    return combined(text, has_host=True)
-
-
-@lru_cache(maxsize=4096)
-def _clock(text: str) -> int | None:
-    """Microseconds since 1970 of 01/Jul/1995:00:00:01 -0400; None for what is no time."""
-    clock, zone = text.split(" ")
-    day, month, rest = clock.split("/")
-    year, hour, minute, second = rest.split(":")
-    try:
-        number = _MONTHS.index(month.capitalize()) + 1
-        # A leap second is counted to the minute that follows.
-        at = datetime(int(year), number, int(day), int(hour), int(minute), tzinfo=UTC) + timedelta(seconds=int(second))
-        away = timedelta(hours=int(zone[1:3]), minutes=int(zone[3:]))
-        return _us(at + away if zone[0] == "-" else at - away)
-    except (ValueError, OverflowError):
-        return None
-
-
-def _us(at: datetime) -> int | None:
-    since = at - datetime(1970, 1, 1, tzinfo=UTC)
-    return _moment((since.days * 86_400 + since.seconds) * SECOND + since.microseconds)
-
-
-def _moment(us: int) -> int | None:
-    return us if 0 <= us < LATEST else None
-
-
-def _request(text: str) -> tuple[str, str, str | None]:
-    """Method, path with query, and the host where it is asked for by a whole URL; empty for what is no request."""
-    method, _, rest = text.partition(" ")
-    target, _, version = rest.rpartition(" ")
-    if not version.startswith("HTTP/"):
-        target = rest  # HTTP/0.9 has none.
-    if target[:1] == "/" and method in METHODS:
-        return method, target, None
-    if not target or not _METHOD.fullmatch(method):
-        return "", "", None
-    if target.startswith("/"):
-        return method.upper(), target, None
-    scheme, mark, rest = target.partition("://")
-    if not mark or not scheme.isalnum():
-        return method.upper(), target if target == "*" else "/" + target, None
-    host, slash, path = rest.partition("/")
-    return method.upper(), f"/{path}" if slash else "/", host
-
-
-def _more(text: str) -> tuple[str | None, str | None, float | None]:
-    """What stands behind: a host, `X-Forwarded-For` and the time taken."""
-    host = forwarded = seconds = None
-    for match in _MORE.finditer(text):
-        quoted, bare = match.groups()
-        if bare is not None:
-            taken = _TIME_TAKEN.fullmatch(bare)
-            if taken is not None and seconds is None:
-                seconds = float(taken[1]) if taken[1] else int(taken[2]) / SECOND
-        elif forwarded is None and (quoted in ("-", "") or parse_address(quoted.rpartition(",")[2])):
-            forwarded = _given(quoted)
-        elif host is None and _is_host(quoted):
-            host = quoted
-    return host, forwarded, seconds
-
-
-def _is_host(text: str) -> bool:
-    return 0 < len(text) <= 260 and not set(text) & set(" /\\\"'()<>,;")
-
-
-def _given(text: str) -> str:
-    return "" if text == "-" else text
-
-
-def _unescaped(text: str) -> str:
-    r"""Text as it was before a server escaped it: `\"`, `\\` and `\x22`."""
-    plain = _ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else match[2], text)
-    try:
-        return plain.encode("latin-1").decode()  # Bytes that were not ASCII were escaped one by one.
-    except UnicodeError:
-        return plain
-
+_CLOCK = re.compile(r"\d\d?/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}", re.ASCII)
+_ISO = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d", re.ASCII)
+_SURROGATE = re.compile(r"\\u[dD]")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "moment": ("msec", "time_iso8601", "time_local", "@timestamp", "timestamp", "datetime", "time", "ts"),
@@ -209,12 +111,152 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "agent": ("http_user_agent", "user_agent", "useragent", "agent"),
     "seconds": ("request_time", "duration", "time_taken", "elapsed"),
 }
-"""What a field is called, in JSON and in columns: the first that is there."""
-_ENTRY = 128
-"""Bytes that a header takes, beside its characters."""
+"""The names of a field in JSON and in columns: the first that is there counts."""
 
 
-_SURROGATE = re.compile(r"\\u[dD]")
+_GIVEN: dict[Any, Any] = {"-": ""}
+_given = _GIVEN.get
+
+
+def _line(fields: Mapping[str, Any], size: int, headers: Mapping[str, str] | None = None) -> LogLine | None:
+    """The line that has these fields, by the names of `_NAMES`; `size`: its characters."""
+    get = fields.get
+    address, host, user = get("address"), get("host"), get("user") or ""
+    if address is None:
+        address, host = host, None  # In columns with one name for who asks, it is often that.
+    at = moment_of(get("moment") or "")
+    if at is None or not address or len(address) > MAX_ADDRESS or len(user) > MAX_USER:
+        return None
+    request, query = get("request") or "", get("query")
+    if get("method") and get("target"):
+        request = f"{fields['method'].upper()} {fields['target']} HTTP/1.1"
+    method, target, host_asked = _request(request)
+    if query and method and "?" not in target:
+        target += f"?{query}"
+    status, seconds = get("status") or "", get("seconds")
+    referer, agent, forwarded = get("referer"), get("agent"), get("forwarded")
+    return LogLine(
+        *at, address, method, target, int(status) if _STATUS.fullmatch(status) else 0, _given(user, user),
+        _given(host, host) if host_asked is None else host_asked, _given(referer, referer), _given(agent, agent),
+        _given(forwarded, forwarded), float(seconds) if seconds and _NUMBER.fullmatch(seconds) else None, headers,
+        size + HEADER_SIZE * len(headers or ()),
+    )  # fmt: skip
+
+
+def _request(text: str) -> tuple[str, str, str | None]:
+    """Method, path with query, and the host if a whole URL is asked for; empty if it is no request."""
+    method, _, rest = text.partition(" ")
+    target, _, version = rest.rpartition(" ")
+    if not version.startswith("HTTP/"):
+        target = rest  # HTTP/0.9 has none.
+    if target[:1] == "/" and method in METHODS:
+        return method, target, None
+    if not target or not _METHOD.fullmatch(method):
+        return "", "", None
+    if target.startswith("/"):
+        return method.upper(), target, None
+    scheme, mark, rest = target.partition("://")
+    if not mark or not scheme.isalnum():
+        return method.upper(), target if target == "*" else "/" + target, None
+    host, slash, path = rest.partition("/")
+    return method.upper(), f"/{path}" if slash else "/", host.removesuffix(":80").removesuffix(":443")
+
+
+def moment_of(text: str) -> tuple[int, bool] | None:
+    """Microseconds since 1970 of a time as logs write it, and whether it has only seconds; None: it is none.
+
+    >>> moment_of("804571201"), moment_of("1995-07-01T00:00:01-04:00"), moment_of("1995-07-01T04:00:01.25Z")
+    ((804571201000000, True), (804571201000000, True), (804571201250000, False))
+    >>> moment_of("01/Jul/1995:00:00:01 -0400")
+    (804571201000000, True)
+    """
+    return _moment_of(text) if len(text) <= MAX_TIME else None  # The cache holds nothing longer.
+
+
+@lru_cache(maxsize=4096)
+def _moment_of(text: str) -> tuple[int, bool] | None:
+    is_whole = "." not in text
+    try:
+        if _NUMBER.fullmatch(text):
+            is_milliseconds = len(text.partition(".")[0]) >= 12  # As JavaScript counts.
+            is_whole = is_whole and not is_milliseconds
+            moment = int(Decimal(text) * (1000 if is_milliseconds else SECOND))
+        elif _CLOCK.fullmatch(text):
+            at = parsedate_to_datetime(text.replace("/", " ").replace(":", " ", 1))
+            moment = (at - _EPOCH) // timedelta(microseconds=1)
+        elif _ISO.match(text):
+            at = datetime.fromisoformat(text)
+            moment = ((at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
+        else:
+            return None
+    except (ValueError, OverflowError):
+        return None
+    return (moment, is_whole) if 0 <= moment < LATEST else None
+
+
+def _unescaped(text: str) -> str:
+    r"""Text as it was before a server escaped it: `\"`, `\\` and `\x22`."""
+    plain = _ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else match[2], text)
+    try:
+        return plain.encode("latin-1").decode()  # Bytes that were not ASCII were escaped one by one.
+    except UnicodeError:
+        return plain
+
+
+def combined(text: str, pattern: re.Pattern[str] = _COMBINED) -> LogLine | None:
+    """A line of the common or combined format.
+
+    >>> line = combined('192.0.2.1 - ada [01/Jul/1995:00:00:01 -0400] "GET /x?q=1 HTTP/1.0" 200 62 "-" "a \\\\"b\\\\""')
+    >>> line.moment, line.address, line.user, line.method, line.target, line.status, line.referer, line.agent
+    (804571201000000, '192.0.2.1', 'ada', 'GET', '/x?q=1', 200, '', 'a "b"')
+    """
+    match = pattern.fullmatch(text)
+    if match is None:
+        return None
+    fields = match.groupdict()
+    if fields["more"]:
+        fields = _more(fields["more"]) | fields
+    if "\\" in text:
+        for name in ("user", "request", "referer", "agent"):
+            fields[name] = fields[name] and _unescaped(fields[name])
+    return _line(fields, len(text))
+
+
+def _more(text: str) -> dict[str, str]:
+    """The fields behind: a host, `X-Forwarded-For` and the time taken."""
+    fields: dict[str, str] = {}
+    for match in _MORE.finditer(text):
+        quoted, bare = match.groups()
+        if bare is not None:
+            taken = _TIME_TAKEN.fullmatch(bare)
+            if taken is not None:
+                fields.setdefault("seconds", taken[1] or f"{int(taken[2]) / SECOND:f}")
+        elif "forwarded" not in fields and (quoted in ("-", "") or parse_address(quoted.rpartition(",")[2])):
+            fields["forwarded"] = quoted
+        elif _is_host(quoted):
+            fields.setdefault("host", quoted)
+    return fields
+
+
+def _is_host(text: str) -> bool:
+    return 0 < len(text) <= 260 and not set(text) & set(" /\\\"'()<>,;")
+
+
+def alb(text: str) -> LogLine | None:
+    """A line of an Application Load Balancer: the time is that at which the request came, if the line has it."""
+    match = _ALB.fullmatch(text)
+    if match is None:
+        return None
+    fields = match.groupdict()
+    taken = [
+        float(part) for part in match.group("t1", "t2", "t3") if _NUMBER.fullmatch(part)
+    ]  # -1: no target was asked.
+    fields |= {
+        "moment": fields["came"] or fields["answered"], "address": fields["address"].rpartition(":")[0],
+        "request": _unescaped(fields["request"]), "agent": _unescaped(fields["agent"]), "host": fields["host"] or "",
+        "seconds": f"{sum(taken):f}" if taken else "",
+    }  # fmt: skip
+    return _line(fields, len(text))
 
 
 def whole(text: str) -> str:
@@ -240,134 +282,40 @@ def json_object(text: str) -> LogLine | None:
         if not isinstance(given, dict):
             return None
         asked = given.get("request")
+        if not isinstance(asked, dict):
+            return _line(_named(given), len(text))
         headers: dict[str, str] | None = None
-        if isinstance(asked, dict) and isinstance(asked.get("headers"), dict):
+        if isinstance(asked.get("headers"), dict):
             headers = {name.title(): _first(value) for name, value in asked["headers"].items()}
     except (ValueError, RecursionError):
         return None
-    if isinstance(asked, dict):  # Caddy's.
-        given = {**given, **asked, "request": None}
+    fields = _named({**given, **asked, "request": None})  # Caddy's.
+    for field, name in (("agent", "User-Agent"), ("referer", "Referer"), ("forwarded", "X-Forwarded-For")):
         if headers is not None:
-            given["agent"], given["referer"] = headers.get("User-Agent", ""), headers.get("Referer", "")
-            given["xff"] = headers.get("X-Forwarded-For", "")
-    return _named(given, len(text), headers)
+            fields[field] = headers.get(name, "")
+    return _line(fields, len(text), headers)
 
 
 def _first(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _named(given: Mapping[str, Any], size: int, headers: Mapping[str, str] | None = None) -> LogLine | None:
-    """The line of whose fields these are the names; `size`: its characters."""
-
-    def field(what: str) -> str | None:
-        for name in _NAMES[what]:
+def _named(given: Mapping[str, Any]) -> dict[str, str]:
+    """The fields that are there under any of their names."""
+    fields: dict[str, str] = {}
+    for field, names in _NAMES.items():
+        for name in names:
             value = given.get(name)
             if isinstance(value, (str, int, float)):
-                return _given(str(value))
-        return None
-
-    stamp, address, host = field("moment"), field("address"), field("host")
-    if address is None:
-        address, host = host, None  # In columns with one name for who asks, it is often that.
-    at = None if stamp is None else moment_of(stamp)
-    if at is None or not address or len(address) > LONGEST_ADDRESS:
-        return None
-    request, target, host_asked = field("request"), field("target"), None
-    method = (field("method") or "").upper()
-    if method and target and _METHOD.fullmatch(method):
-        _, target, host_asked = _request(f"{method} {target} HTTP/1.1")
-        query = field("query")
-        if query and "?" not in target:
-            target += f"?{query}"
-    elif request is not None:
-        method, target, host_asked = _request(request)
-    else:
-        method, target = "", ""
-    status, taken = field("status") or "", field("seconds") or ""
-    return LogLine(
-        *at, address, method, target, int(status) if status.isdecimal() and len(status) <= 3 else 0,
-        field("user") or "", host if host_asked is None else host_asked, field("referer"), field("agent"),
-        field("forwarded"), float(taken) if _NUMBER.fullmatch(taken) else None, headers,
-        size + _ENTRY * len(headers or ()),
-    )  # fmt: skip
-
-
-def moment_of(text: str) -> tuple[int, bool] | None:
-    """Microseconds since 1970 of a time as logs write it, and whether it has only seconds; None: it is none.
-
-    >>> moment_of("804571201"), moment_of("1995-07-01T00:00:01-04:00"), moment_of("1995-07-01T04:00:01.25Z")
-    ((804571201000000, True), (804571201000000, True), (804571201250000, False))
-    """
-    return _moment_of(text) if len(text) <= LONGEST_TIME else None  # The cache holds nothing longer.
-
-
-@lru_cache(maxsize=4096)
-def _moment_of(text: str) -> tuple[int, bool] | None:
-    if _NUMBER.fullmatch(text):
-        seconds, dot, part = text.partition(".")
-        whole, us = int(seconds), int(part[:6].ljust(6, "0")) if dot else 0
-        if len(seconds) >= 12:  # Milliseconds, as JavaScript counts.
-            whole, us, dot = whole // 1000, whole % 1000 * 1000, "."
-        moment = _moment(whole * SECOND + us)
-        return None if moment is None else (moment, not dot)
-    iso = _ISO.match(text)
-    if iso is not None:
-        try:
-            at = datetime.fromisoformat(text)
-            moment = _us(at if at.tzinfo else at.replace(tzinfo=UTC))
-        except (ValueError, OverflowError):
-            return None
-        return None if moment is None else (moment, iso[1] is None)
-    if re.fullmatch(_CLOCK, f"[{text}]"):
-        moment = _clock(text)
-        return None if moment is None else (moment, True)
-    return None
-
-
-_ALB = re.compile(
-    rf"\w+ (\S+) \S+ {_ADDRESS} \S+ (\S+) (\S+) (\S+) (\d{{3}}|-) \S+ \S+ \S+ "
-    rf"{_QUOTED} {_QUOTED}(?: \S+ \S+ \S+ {_QUOTED} {_QUOTED} {_QUOTED} \S+ (\S+))?.*",
-    re.ASCII | re.DOTALL,
-)
-
-
-def alb(text: str) -> LogLine | None:
-    """A line of an Application Load Balancer: the time is that at which the request came, where it is told."""
-    match = _ALB.fullmatch(text)
-    if match is None:
-        return None
-    answered, client, *parts, status, request, agent, _trace, domain, _certificate, came = match.groups()
-    at = moment_of(came or answered)
-    if at is None:
-        return None
-    method, target, host = _request(_unescaped(request))
-    if host is None:
-        host = _given(domain or "")
-    elif host.endswith((":80", ":443")):
-        host = host.rpartition(":")[0]
-    taken = [float(part) for part in parts if _NUMBER.fullmatch(part)]  # -1 where nobody was asked.
-    return LogLine(
-        *at, client.rpartition(":")[0], method, target, 0 if status == "-" else int(status), "", host, None,
-        _given(_unescaped(agent)), None, sum(taken) if taken else None, None, len(text),
-    )  # fmt: skip
+                fields[field] = str(value)
+                break
+    return fields
 
 
 def columns(head: str) -> Read:
     """What reads lines whose columns that line names."""
     names = [name.strip().lower() for name in head.split("\t")]
-
-    def read(text: str) -> LogLine | None:
-        return _named(dict(zip(names, text.split("\t"), strict=False)), len(text))
-
-    return read
-
-
-def has_columns(head: str) -> bool:
-    """Whether a line names columns, and those that a log must have."""
-    names = {name.strip().lower() for name in head.split("\t")}
-    who = {*_NAMES["address"], *_NAMES["host"]}
-    return bool(names & set(_NAMES["moment"]) and names & who and names & {*_NAMES["target"], *_NAMES["request"]})
+    return lambda text: _line(_named(dict(zip(names, text.split("\t"), strict=False))), len(text))
 
 
 class LogFormat(NamedTuple):
@@ -388,7 +336,7 @@ class UnknownFormatError(ValueError):
     """A log whose format cannot be told from its first lines."""
 
 
-def excerpt(text: str, most: int = LONGEST_EXCERPT) -> str:
+def excerpt(text: str, most: int = MAX_EXCERPT) -> str:
     """The beginning of a text, with … in the place of what follows.
 
     >>> excerpt("GET /"), excerpt("a" * 5_000_000) == "a" * 79 + "…"
@@ -404,16 +352,20 @@ def format_of(sample: Sequence[str], name: str | None = None) -> LogFormat:
     >>> format_of(['::1 - - [01/Jul/1995:00:00:01 -0400] "GET / HTTP/1.0" 200 62']).name
     'combined'
     """
-    candidates: list[LogFormat] = []
-    if sample and has_columns(sample[0]):
-        candidates.append(LogFormat("tsv", columns(sample[0]), heads=1))
-    candidates += [LogFormat("json", json_object), LogFormat("alb", alb)]
-    common = [LogFormat("combined", combined), LogFormat("combined", _with_host)]
+    with_host = partial(combined, pattern=_WITH_HOST)
+    formats: list[tuple[str, Read]] = [
+        ("json", json_object),
+        ("alb", alb),
+        ("combined", combined),
+        ("combined", with_host),
+    ]
+    candidates = [LogFormat(known, read) for known, read in formats]
     second = [line.split(" ", 2)[1] for line in sample if line.count(" ") > 1]
-    # A virtual host in front: then the address is the second word, where else nearly always "-" stands.
-    candidates += (
-        reversed(common) if sum(parse_address(word) is not None for word in second) * 2 > len(second) else common
-    )
+    # A virtual host in front: then the address is the second word, where "-" stands otherwise.
+    if sum(parse_address(word) is not None for word in second) * 2 > len(second):
+        candidates.reverse()
+    if sample and "\t" in sample[0]:
+        candidates.insert(0, LogFormat("tsv", columns(sample[0]), heads=1))
     best, most = None, 0
     for candidate in candidates:
         if name in (None, candidate.name):

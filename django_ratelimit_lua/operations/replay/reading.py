@@ -13,26 +13,27 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
-from operator import attrgetter, itemgetter
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from typing import IO, Any, NamedTuple
 
+from django.utils.translation import gettext as _
+
 from ...limits.rate import SECOND
-from .formats import LONGEST_LINE, LogFormat, LogLine, combined, excerpt, format_of, whole
+from .formats import MAX_LINE, LogFormat, LogLine, combined, excerpt, format_of, whole
 
 WINDOW = 10_000
 """Lines by which one may be out of its place."""
 SAMPLE = 100
 """Lines by which the format of a log is told."""
-MOST_OF_A_SECOND = 100_000
-"""Lines of one second that are spread evenly; of more, one follows the other after a microsecond."""
-MOST_HELD = 16 * 2**20
+MAX_SPREAD = 100_000
+"""Lines of one second that are spread evenly; more than these share its last moment."""
+MAX_HELD = 16 * 2**20
 """Characters of lines that are held to be sorted, and as many to be spread: of long lines, these are fewer."""
 LOOK_LINES = 10_000
 LOOK_BYTES = 4 * 2**20
 """After how many lines, or unpacked bytes, `Reading.look` is called, whatever these lines are."""
-MOST_PASSED_OVER = 64 * 2**20
-"""Bytes of a line's rest that are passed over, before it is taken for none."""
+BUFFER = 2**18
 SHOWN = 3
 """Broken lines that are shown."""
 STDIN = "-"
@@ -46,17 +47,6 @@ class BrokenLine(NamedTuple):
     text: str
 
 
-class EarlyEnd(NamedTuple):
-    """Where a log ended early: after so many lines of it; `damage`: what is wrong there, empty where it is cut, as a
-    file is that is still being written; `most`: the bytes beyond which it is not unpacked, 0 where it did not end so.
-    """
-
-    log: str
-    lines: int
-    damage: str
-    most: int = 0
-
-
 class UnreadableLogError(Exception):
     """A log that cannot be read, and why."""
 
@@ -65,8 +55,8 @@ class UnreadableLogError(Exception):
 class Reading:
     """What was met in reading: lines; those that are `broken`, of which the first are `shown`; those that were `late`,
     beyond the window; those with no request that a site sees (`empty`); and those of a second that others share, whose
-    ties were `spread`; and the logs that `ended` early. Of lines, broken ones and ends, some may be ahead of what was
-    decided. `look` is called while lines are read; what it raises ends the reading."""
+    ties were `spread`; and notes on the logs that `ended` early. Of lines, broken ones and ends, some may be ahead of
+    what was decided. `look` is called while lines are read; what it raises ends the reading."""
 
     lines: int = 0
     broken: int = 0
@@ -74,7 +64,7 @@ class Reading:
     empty: int = 0
     spread: int = 0
     shown: list[BrokenLine] = field(default_factory=list)
-    ended: list[EarlyEnd] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
     look: Callable[[], None] = lambda: None
 
 
@@ -83,204 +73,153 @@ class Log:
     one that is cut or damaged ends with the last whole line before.
 
     - `most`: after so many bytes, unpacked, it ends; 0: at its own end;
-    - `size`: bytes, 0 where that is not known; `done`: how many were read.
+    - `size`: bytes, 0 where that is not known.
 
     Raises `UnreadableLogError`.
     """
 
     def __init__(self, name: str, form: str | None = None, file: IO[bytes] | None = None, most: int = 0) -> None:
         self.name = "standard input" if name == STDIN and file is None else whole(name)
-        self._own: IO[bytes] | None = None
+        self.size = 0
+        self._is_own = file is None and name != STDIN
+        self._buffer: io.BufferedReader | None = None
+        self._most = most
+        self._unpacked = 0
+        self._end = ""
         try:
-            self._raw: Any = self._opened(name) if file is None else file
-            self.size = 0
-            if self._raw.seekable():
-                self.size = self._raw.seek(0, io.SEEK_END)
-                self._raw.seek(0)
-            self._counted = _Counted(self._raw)
-            buffered = io.BufferedReader(self._counted, 1 << 18)
-            is_packed = buffered.peek(2)[:2] == b"\x1f\x8b"
-            self._file: Any = gzip.GzipFile(fileobj=buffered) if is_packed else buffered
-            self._most, self._unpacked = most, 0
-            self._end: EarlyEnd | None = None
+            raw: Any = self._opened(name) if file is None else file
+            self._raw = raw
+            if raw.seekable():
+                self.size = raw.seek(0, io.SEEK_END)
+                raw.seek(0)
+            self._buffer = io.BufferedReader(raw, BUFFER)
+            is_packed = self._buffer.peek(2)[:2] == b"\x1f\x8b"
+            self._file: Any = gzip.GzipFile(fileobj=self._buffer) if is_packed else self._buffer
             self._texts = self._read()
             self._sample = list(islice(self._texts, SAMPLE))
             texts = [text for _, text in self._sample if text]
             self.format = format_of(texts, form) if texts else LogFormat("empty", combined)
-        except UnreadableLogError:
-            self.close()
-            raise
         except (OSError, ValueError) as error:
             self.close()
             raise UnreadableLogError(f"{self.name}: {error}") from error
 
     @property
     def done(self) -> int:
-        """Bytes that were read."""
-        return self._counted.count
+        """Bytes that were read, of a log whose size is known."""
+        return int(self._raw.tell()) if self.size else 0
 
     def close(self) -> None:
-        """Close the file, where this log has opened it."""
-        if self._own is not None:
-            self._own.close()
+        """Close the file, if this log has opened it."""
+        if self._buffer is not None:
+            raw = self._buffer.detach()
+            self._buffer = None
+            if self._is_own:
+                raw.close()
 
-    def _opened(self, name: str) -> IO[bytes]:
+    def _opened(self, name: str) -> Any:
         if name != STDIN:
-            self._own = open(name, "rb")  # noqa: SIM115 - see close
-            return self._own
+            return open(name, "rb")
         if sys.stdin is None:
-            raise UnreadableLogError(f"{self.name}: there is none")
+            raise OSError("there is none")
         return sys.stdin.buffer
 
     def _read(self) -> Iterator[tuple[int, str]]:
-        """The lines with their numbers, as they are. Raises `UnreadableLogError`."""
-        readline, number = self._file.readline, 0
+        """The lines with their numbers, as they are; the rest of a long line as empty ones. Raises `OSError`."""
+        number = 0
+        is_rest = False
         try:
-            while line := readline(LONGEST_LINE):
+            while line := self._file.readline(MAX_LINE):
                 self._unpacked += len(line)
                 if self._most and self._unpacked > self._most:
-                    self._end = EarlyEnd(self.name, number, "", self._most)
+                    text = _(
+                        "unpacked, it is larger than %(mebibytes)d MiB; what follows line %(lines)d is not looked at"
+                    )
+                    self._end = text % {"mebibytes": self._most >> 20, "lines": number}
                     return
-                if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-                    self._pass_over()
-                number += 1
-                yield number, line.decode("utf-8", "replace").rstrip("\r\n")
+                number += not is_rest
+                yield number, "" if is_rest else line.decode("utf-8", "replace").rstrip("\r\n")
+                is_rest = not line.endswith(b"\n")
         except EOFError:
-            self._end = EarlyEnd(self.name, number, "")
+            text = _("the file is cut after line %(lines)d, as one is that is still being written")
+            self._end = text % {"lines": number}
         except (zlib.error, gzip.BadGzipFile) as error:
-            self._end = EarlyEnd(self.name, number, str(error))
-        except OSError as error:
-            raise UnreadableLogError(f"{self.name}: {error}") from error
-
-    def _pass_over(self) -> None:
-        """Leave out the rest of a line. Raises `UnreadableLogError`."""
-        most = self._unpacked + MOST_PASSED_OVER
-        while more := self._file.readline(LONGEST_LINE):
-            self._unpacked += len(more)
-            if more.endswith(b"\n"):
-                return
-            if self._unpacked > most:
-                raise UnreadableLogError(f"{self.name}: a line without an end")
+            text = _("the file is damaged after line %(lines)d (%(damage)s); what follows is not looked at")
+            self._end = text % {"lines": number, "damage": error}
 
     def lines(self, reading: Reading) -> Iterator[LogLine]:
         """Its lines as they come. Raises `UnreadableLogError`."""
-        read, heads = self.format.read, self.format.heads
         look_at = LOOK_BYTES
-        for number, text in chain(self._sample, self._texts):
-            if self._unpacked >= look_at or not number % LOOK_LINES:
-                look_at = self._unpacked + LOOK_BYTES
-                reading.look()
-            if number <= heads or not text:
-                continue
-            reading.lines += 1
-            line = read(text)
-            if line is not None:
-                yield line
-                continue
-            reading.broken += 1
-            if len(reading.shown) < SHOWN:
-                reading.shown.append(BrokenLine(self.name, number, excerpt(text)))
-        if self._end is not None:
-            reading.ended.append(self._end)
-
-
-class _Counted(io.RawIOBase):
-    """A file that counts what is read of it."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.count = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        self.count += len(data)
-        return len(data)
+        try:
+            for number, text in chain(self._sample, self._texts):
+                if self._unpacked >= look_at or not number % LOOK_LINES:
+                    look_at = self._unpacked + LOOK_BYTES
+                    reading.look()
+                if number <= self.format.heads or not text:
+                    continue
+                reading.lines += 1
+                line = self.format.read(text)
+                if line is not None:
+                    yield line
+                    continue
+                reading.broken += 1
+                if len(reading.shown) < SHOWN:
+                    reading.shown.append(BrokenLine(self.name, number, excerpt(text)))
+        except OSError as error:
+            raise UnreadableLogError(f"{self.name}: {error}") from error
+        if self._end:
+            reading.ended.append(f"{self.name}: {self._end}")
 
 
 def ordered(logs: Sequence[Log], reading: Reading, *, spread: bool = True) -> Iterator[tuple[int, LogLine]]:
     """The lines of all logs with their moments, which never go back. `spread`: those of one second have moments of
     their own in it, evenly; else they share its first."""
-    streams = [sorted_lines(log.lines(reading), reading) for log in logs]
-    timed = streams[0] if len(streams) == 1 else heapq.merge(*streams, key=itemgetter(0))
+    timed = heapq.merge(*(sorted_lines(log.lines(reading), reading) for log in logs), key=itemgetter(0))
     return _spread(timed, reading) if spread else timed
 
 
 def sorted_lines(lines: Iterable[LogLine], reading: Reading, window: int = WINDOW) -> Iterator[tuple[int, LogLine]]:
     """Lines in the order of their times, as far as so many of them reach."""
-    latest = held = 0
-    waiting: list[LogLine] = []
-    lines = iter(lines)
-    is_end = False
-    while not is_end:
-        most = len(waiting) + window
-        for line in lines:
-            waiting.append(line)
-            held += line.size
-            if len(waiting) == most or held > 2 * MOST_HELD:
-                break
+    latest = 0
+    for line in _in_window(lines, window):
+        if line.moment < latest:
+            reading.late += 1
         else:
-            is_end = True
-        waiting.sort(key=attrgetter("moment"))  # Those of one moment stay as they came.
-        left = len(waiting)
-        for line in waiting:
-            if left <= window and held <= MOST_HELD and not is_end:
-                break
-            left -= 1
-            held -= line.size
-            if line.moment < latest:
-                reading.late += 1
-            else:
-                latest = line.moment
-            yield latest, line
-        del waiting[: len(waiting) - left]
+            latest = line.moment
+        yield latest, line
+
+
+def _in_window(lines: Iterable[LogLine], window: int) -> Iterator[LogLine]:
+    waiting: list[tuple[int, int, LogLine]] = []
+    held = 0
+    for number, line in enumerate(lines):
+        heapq.heappush(waiting, (line.moment, number, line))  # Those of one moment stay as they came.
+        held += line.size
+        while len(waiting) > window or held > MAX_HELD:
+            first = heapq.heappop(waiting)[2]
+            held -= first.size
+            yield first
+    while waiting:
+        yield heapq.heappop(waiting)[2]
 
 
 def _spread(timed: Iterable[tuple[int, LogLine]], reading: Reading) -> Iterator[tuple[int, LogLine]]:
-    second = -1
-    group: list[tuple[int, LogLine]] = []
-    held = 0
-    more = 0  # Of a second that has more lines than are spread evenly, those that were told already.
-    for pair in timed:
-        moment = pair[0]
-        if moment // SECOND != second:
-            if group:
-                yield from _apart(group, second * SECOND, reading, more)
-            second, group, more, held = moment // SECOND, [pair], 0, pair[1].size
-        else:
+    for second, pairs in groupby(timed, lambda pair: pair[0] // SECOND):
+        group: list[tuple[int, LogLine]] = []
+        held = 0
+        for pair in pairs:
             group.append(pair)
             held += pair[1].size
-            if len(group) >= MOST_OF_A_SECOND or held > MOST_HELD:
-                yield from _apart(group, second * SECOND, reading, more or 1)
-                more += len(group)
-                group, held = [], 0
-    if group:
-        yield from _apart(group, second * SECOND, reading, more)
-
-
-def _apart(
-    group: Sequence[tuple[int, LogLine]], start: int, reading: Reading, more: int
-) -> Iterator[tuple[int, LogLine]]:
-    count = len(group)
-    if count == 1 and not more:
-        yield group[0]
-        return
-    apart: list[tuple[int, LogLine]] = []
-    ties = sum(line.is_whole for _, line in group)
-    number = 0
-    for moment, line in group:
-        if line.is_whole:
-            moment = start + (min(more + number, SECOND - 1) if more else number * SECOND // ties)
-            number += 1
-        apart.append((moment, line))
-    if number < count:
-        apart.sort(key=itemgetter(0))
-    if ties > 1 or more:
-        for pair in apart:
-            yield pair
-            reading.spread += pair[1].is_whole  # Once it is taken: of what is not, nothing is said.
-    else:
-        yield from apart
+            if len(group) >= MAX_SPREAD or held > MAX_HELD:
+                break
+        ties = sum(line.is_whole for _moment, line in group)
+        number = 0
+        for place, (_moment, line) in enumerate(group):
+            if line.is_whole:
+                group[place] = (second * SECOND + number * SECOND // ties, line)
+                number += 1
+        group.sort(key=itemgetter(0))
+        latest = 0
+        for moment, line in chain(group, pairs):  # Lines beyond the group follow it at once.
+            latest = max(latest, moment)
+            yield latest, line
+            reading.spread += line.is_whole and ties > 1  # Once it is taken: the others are not counted.

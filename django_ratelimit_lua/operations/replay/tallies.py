@@ -11,8 +11,9 @@ from django.utils.translation import gettext as _
 from ...limits.decision import LimitState
 from ...limits.rate import SECOND
 from ...rules.rule import Rule
-from .curve import RefusalCounter, RefusalCurve, why_no_curve
+from ..curve import Curve
 from .formats import LogLine, excerpt
+from .places import RefusalCounter, why_no_curve
 from .planning import LineCharge
 
 TOO_MANY = 429
@@ -128,7 +129,7 @@ class Tally:
         """Those who were refused most, and of these the first in the alphabet."""
         return sorted(self._offenders.values(), key=lambda one: (-one.refused, one.whom))[:most]
 
-    def curve(self) -> RefusalCurve | None:
+    def curve(self) -> Curve | None:
         """The refusal curve, where one was counted."""
         return None if self._counter is None else self._counter.curve(self.cost)
 

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from django_ratelimit_lua.admin.preview import BOTTOM, LEFT, RIGHT, TOP, notes, plot, words
+from django_ratelimit_lua.admin.preview import notes, plot, words
 from django_ratelimit_lua.operations.simulate import SimulatedHit, Simulation
 
 BURST = Simulation((SimulatedHit(0.0, 10, 5, 0.0),), 10, 5, 0, 0, 60.0)
 HELD = Simulation((SimulatedHit(0.0, 2, 2, 30.0), SimulatedHit(20.0, 2, 0, 9.0)), 2, 2, 2, 0, 60.0)
 
 
-def points(line: str) -> list[tuple[float, float]]:
-    return [(float(x), float(y)) for x, y in (point.split(",") for point in line.split())]
+def lines(simulation: Simulation) -> dict[str, str]:
+    return dict(plot(simulation).paths)
 
 
-def test_the_lines_begin_and_end_at_the_edges_and_never_go_down() -> None:
-    """What was sent is above what was allowed, everywhere."""
-    drawn = plot(BURST)
-    sent, allowed = points(drawn.sent), points(drawn.allowed)
-    for line in (sent, allowed):
-        assert (line[0], line[-1][0]) == ((LEFT, BOTTOM), RIGHT)
-        assert [y for _, y in line] == sorted((y for _, y in line), reverse=True)
-        assert all(LEFT <= x <= RIGHT and TOP <= y <= BOTTOM for x, y in line)
-    assert (sent[-1][1], allowed[-1][1]) == (TOP, (TOP + BOTTOM) / 2)
+def test_the_lines_begin_and_end_at_the_edges() -> None:
+    """What was sent goes up to the top, what was allowed to the half of it."""
+    top, half, ground = (f"{plot(BURST).y(share):g}" for share in (1.0, 0.5, 0.0))
+    assert lines(BURST) == {"line sent": f"M52 {ground}H52V{top}H632", "line passed": f"M52 {ground}H52V{half}H632"}
 
 
 def test_who_is_held_is_allowed_when_the_turn_comes() -> None:
     """The line of the allowed rises then, not when they were sent."""
-    middle = (LEFT + RIGHT) / 2
-    assert points(plot(HELD).allowed)[1:3] == [(middle, BOTTOM), (middle, (TOP + BOTTOM) / 2)]
+    assert f"H{plot(HELD).x(0.5):g}V{plot(HELD).y(0.5):g}" in lines(HELD)["line passed"]
 
 
 def test_ticks_are_in_a_unit_that_people_read() -> None:
@@ -35,7 +29,7 @@ def test_ticks_are_in_a_unit_that_people_read() -> None:
     assert [text for _, text in plot(BURST).across] == ["0 s", "10 s", "20 s", "30 s", "40 s", "50 s", "60 s"]
     long = Simulation((), 0, 0, 0, 0, 3 * 86_400.0)
     assert [text for _, text in plot(long).across][::3] == ["0 d", "1.5 d", "3 d"]
-    assert [text for _, text in plot(BURST).up] == ["0", "2.5", "5", "7.5", "10"]
+    assert [text for _, text in plot(BURST).up] == ["0", "2", "4", "6", "8", "10"]
 
 
 def test_the_same_in_words() -> None:

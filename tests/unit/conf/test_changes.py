@@ -17,14 +17,14 @@ def test_who_names_a_setting_hears_of_it_after_the_settings_were_read_anew(
     """By its name or by what it begins with; of no other, in the order of registration, and again when it is undone."""
     heard: list[object] = []
     monkeypatch.setattr(changes, "_hearers", [*changes._hearers])
-    on_change(("RATELIMIT_*",), lambda: heard.append(("ours", conf.LOCAL_FLOOR)))
-    on_change(("RATELIMIT_LOCAL_FLOOR", "CACHES"), lambda: heard.append("floor or caches"))
-    with override_settings(RATELIMIT_LOCAL_FLOOR=7):
-        assert heard == [("ours", 7), "floor or caches"]
-    assert heard[2:] == [("ours", 1), "floor or caches"]
+    on_change(("RATELIMIT_*",), lambda: heard.append(("ours", conf.SLOT_SECONDS)))
+    on_change(("RATELIMIT_SLOT_SECONDS", "CACHES"), lambda: heard.append("slots or caches"))
+    with override_settings(RATELIMIT_SLOT_SECONDS=7):
+        assert heard == [("ours", 7), "slots or caches"]
+    assert heard[2:] == [("ours", conf.SLOT_SECONDS), "slots or caches"]
     settings.CACHES = dict(settings.CACHES)
     settings.SECRET_KEY = "another"
-    assert heard[4:] == ["floor or caches"]
+    assert heard[4:] == ["slots or caches"]
 
 
 def test_every_setting_that_somebody_waits_for_exists() -> None:

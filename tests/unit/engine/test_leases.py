@@ -16,7 +16,7 @@ from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.store import FOREVER, read_reset
+from django_ratelimit_lua.store import FOREVER, Patience, read_reset
 
 WINDOW = Limit("hot", "1000/h", algorithm="fixed_window", lease=100)
 PLAIN = Limit("plain", "10/h")
@@ -73,12 +73,12 @@ def back(lease: Lease, fewer_than: int = 0) -> list[tuple[int, int | None]]:
 def test_units_are_spent_for_a_second_and_then_go_back(clock: Clock) -> None:
     """Those that are left, by the moment they count from."""
     lease = filled(10)
-    taken = lease.take(4)
+    taken = lease.take(4, 4)
     assert taken is not None
     assert (taken[0].used, taken[0].remaining, taken[1]) == (4, 996, 7_000_000)
     assert back(lease) == []
     clock.now += 1.0
-    assert lease.take(1) is None
+    assert lease.take(1, 1) is None
     assert back(lease) == [(6, 7_000_000)]
     assert lease.is_empty
 
@@ -87,7 +87,7 @@ def test_what_nobody_comes_for_goes_back_and_so_does_what_is_too_little(clock: C
     """After a quarter of a second; or at once, where a hit needs more than there is; or where all is asked back."""
     lease = filled(10)
     clock.now += IDLE / 2
-    assert lease.take(1) is not None
+    assert lease.take(1, 1) is not None
     clock.now += IDLE / 2 + 0.01
     assert back(lease) == []
     assert back(lease, fewer_than=9) == []
@@ -115,7 +115,8 @@ def test_a_batch_is_as_large_as_it_pays_and_as_is_fair(clock: Clock, monkeypatch
     assert asked(hits=600, seconds=0.25, used=400) == 60
     assert asked(hits=3, seconds=1.0, used=3) == 0
     lease = filled(10)
-    assert lease.take(10) is not None
+    assert lease.take(10, 10) is not None
+    assert lease.take(1, 1) is None
     lease.observe(state(WINDOW, 10), 1000)
     clock.now += 0.1
     assert lease.next_batch_size(1) > 1
@@ -129,21 +130,36 @@ def test_a_batch_is_as_large_as_it_pays_and_as_is_fair(clock: Clock, monkeypatch
 def test_what_is_put_back_goes_to_its_batch_or_to_redis(clock: Clock) -> None:
     """And nowhere once the identity was reset."""
     lease = filled(2)
-    assert lease.take(2) is not None
+    assert lease.take(2, 2) is not None
     lease.put_back(2, 7_000_000)
-    assert (lease.take(1), back(lease)) == (None, [(2, 7_000_000)])
+    assert lease.has(2)
+    clock.now += IDLE + 0.01
+    assert back(lease) == [(2, 7_000_000)]
+    lease.put_back(1, 7_000_000)
+    assert (lease.take(1, 1), back(lease)) == (None, [(1, 7_000_000)])
     lease = filled(2)
-    assert lease.take(1) is not None
+    assert lease.take(1, 1) is not None
     lease.put_back(1, 7_000_000)
     assert lease.has(2)
     lease.close()
     lease.put_back(1, 7_000_000)
-    assert (lease.take(1), back(lease, EVERYTHING)) == (None, [])
+    assert (lease.take(1, 1), back(lease, EVERYTHING)) == (None, [])
+
+
+def test_units_go_back_to_the_moment_that_they_count_from() -> None:
+    """A newer batch takes the place of the one before, which goes back; so does what is put back to that."""
+    lease = filled(3, moment=1_000_000)
+    assert lease.take(2, 2) is not None
+    lease.add_batch(Decision(True, (state(WINDOW, 7, moment=2_000_000),), 4, moment=2_000_000), time.monotonic())
+    lease.put_back(2, 1_000_000)
+    lease.put_back(1, 2_000_000)
+    assert lease.has(5)
+    assert sorted(back(lease)) == [(1, 1_000_000), (2, 1_000_000)]
 
 
 def drive(call: Call, answer: Any) -> tuple[Decision, list[Call]]:
     """What a call comes to, and the calls that were made for it."""
-    steps, made = decide_here(call), []
+    steps, made = decide_here(call, Patience(1)), []
     try:
         step = next(steps)
         while True:
@@ -202,7 +218,7 @@ def test_a_reset_ends_the_leases_of_an_identity_alone(clock: Clock) -> None:
     calls = [Call([Charge(WINDOW, who * 32)]) for who in (b"x", b"y")]
     mine, others = (hold(call, 10) for call in calls)
     leases.drop({b"x" * 32: FOREVER})
-    assert (mine.take(1), others.take(1) is None) == (None, False)
+    assert (mine.take(1, 1), others.take(1, 1) is None) == (None, False)
     assert leases.of(calls[0], calls[0].charges[0]) is not mine
     assert leases.of(calls[1], calls[1].charges[0]) is others
 
@@ -211,13 +227,13 @@ def test_a_reset_ends_what_was_taken_before_it_alone(clock: Clock) -> None:
     """Units of before it are neither spent nor given back, wherever they are; later ones go back."""
     call = Call([Charge(WINDOW, WHO)])
     lease = hold(call, 10)
-    taken = lease.take(3)
+    taken = lease.take(3, 3)
     assert taken is not None
     later = Decision(True, (state(WINDOW, 5, moment=9_000_000),), 5, moment=9_000_000)
     lease.add_batch(later, clock.now)
     leases.drop({WHO: 8_000_000})
     assert leases.of(call, call.charges[0]) is not lease
-    assert lease.take(1) is None
+    assert lease.take(1, 1) is None
     lease.put_back(3, taken[1])
     lease.put_back(2, 9_000_000)
     lease.add_batch(Decision(True, (state(WINDOW, 7),), 7, moment=7_999_999), clock.now)

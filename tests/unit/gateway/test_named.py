@@ -16,8 +16,7 @@ from django_ratelimit_lua.web.overrides import Sender, override_subjects
 NO_RULES = Ruleset(())
 KINDS = [
     "user", "ip4/32", "ip4/24", "ip6/128", "ip6/48", "header:X-Key", "header:x-key", "exact:header:X-Key", "cookie:sid",
-    "exact:cookie:sid", "get:q", "exact:get:q", "post:name", "data:name", "json:name", "all:user & ip4/24",
-    "all:ip4/24 & header:X-Key", "all:user & ip6/48 & get:q", "all:get:q & header:X-Key & post:name",
+    "exact:cookie:sid", "get:q", "exact:get:q", "post:name", "data:name", "json:name",
 ]  # fmt: skip
 
 

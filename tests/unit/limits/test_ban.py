@@ -35,16 +35,20 @@ def test_each_ban_has_its_length(given: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "field", "message"),
     [
-        ({"ban_after": 5}, "ban_after", "ban_after needs ban_for: say how long a ban is"),
+        ({"ban_after": 5}, "ban_after", "ban_after needs ban_for as well"),
         ({"ban_for": "1h"}, "ban_for", "ban_for needs ban_after"),
         ({"ban_on": "counted"}, "ban_on", "ban_on needs ban_after"),
         ({"ban_after": 0, "ban_for": "1h"}, "ban_after", "whole number from 1 to 1000"),
         ({"ban_after": 1001, "ban_for": "1h"}, "ban_after", "whole number from 1 to 1000"),
-        ({"ban_after": 5, "ban_for": "1h,soon"}, "ban_for", "ban_for is '1h,soon': entry 2, 'soon': write a number"),
-        ({"ban_after": 5, "ban_for": "1h,0s,1d"}, "ban_for", "entry 2, '0s': must be from 1s to ten years"),
-        ({"ban_after": 5, "ban_for": "1h,"}, "ban_for", "entry 2, '': write a number and a unit"),
-        ({"ban_after": 5, "ban_for": 60}, "ban_for", "entry 1, 60: write a number and a unit"),
-        ({"ban_after": 5, "ban_for": ",".join(["1h"] * 9)}, "ban_for", "write 1 to 8 durations, such as '10m,1h,1d'"),
+        ({"ban_after": 5, "ban_for": "1h,soon"}, "ban_for", "ban_for: 'soon': write a number"),
+        (
+            {"ban_after": 5, "ban_for": "1h,0s,1d"},
+            "ban_for",
+            "'0s': write a number and a unit without a space, such as 10m, 1h or 7d, from 1s to ten",
+        ),
+        ({"ban_after": 5, "ban_for": "1h,"}, "ban_for", "'': write a number and a unit"),
+        ({"ban_after": 5, "ban_for": 60}, "ban_for", "60: write a number and a unit"),
+        ({"ban_after": 5, "ban_for": ",".join(["1h"] * 9)}, "ban_for", "write 1 to 8 durations, such as 10m,1h,1d"),
         ({"ban_after": 5, "ban_for": []}, "ban_for", "write 1 to 8 durations"),
         ({"ban_after": 5, "ban_for": "1h", "ban_on": "always"}, "ban_on", "refused, counted, reported"),
         ({"ban_after": 5, "ban_for": "1h", "split": "equal"}, "split", "split and ban_after contradict"),
@@ -60,14 +64,14 @@ def test_what_contradicts_itself_is_an_error(options: dict[str, Any], field: str
 
 def test_a_lease_bans_nobody() -> None:
     """What is decided without Redis earns no ban."""
-    with pytest.raises(LimitError, match="lease and ban_after contradict each other: it is decided without asking"):
+    with pytest.raises(LimitError, match="lease and ban_after contradict each other"):
         Limit("login", "50/m", algorithm="token_bucket", lease=10, ban_after=5, ban_for="1h")
 
 
 @pytest.mark.parametrize(
     ("given", "written"),
     [
-        ("10m", "10m"), ("10min", "10m"), ("1hour", "1h"), ("7days", "7d"), ("90s", "90s"), ("2weeks", "2w"),
+        ("10m", "10m"), ("10min", "10m"), ("1hour", "1h"), ("7days", "1w"), ("90s", "90s"), ("2weeks", "2w"),
         (timedelta(minutes=10), "10m"), (timedelta(days=14), "2w"), (timedelta(seconds=61), "61s"),
     ],
 )  # fmt: skip
@@ -80,7 +84,7 @@ def test_a_duration_is_a_number_and_a_unit(given: Any, written: str) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    ["", "10", "m", "10 m", "-1m", "1.5h", "10M", "10y", "0s", "3654d", "9" * 400 + "s", 600, 1.5, None, True,
+    ["", "10", "m", "10 m", "-1m", "10M", "10y", "0s", "3654d", "9" * 400 + "s", 600, 1.5, None, True,
      timedelta(seconds=0.5), timedelta(0), timedelta(days=-1), timedelta(days=9999)],
 )  # fmt: skip
 def test_anything_else_is_no_duration(given: Any) -> None:

@@ -13,17 +13,18 @@ from django_ratelimit_lua.limits.rate import LimitError
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"algorithm": "sliding_window", "lease": 10}, "sliding_window has no option 'lease'"),
-        ({"algorithm": "sliding_log", "lease": 10}, "sliding_log has no option 'lease'"),
-        ({"algorithm": "leaky_bucket", "lease": 10}, "leaky_bucket has no option 'lease'"),
+        ({"algorithm": "sliding_window", "lease": 10}, "sliding_window has no option lease"),
+        ({"algorithm": "sliding_log", "lease": 10}, "sliding_log has no option lease"),
+        ({"algorithm": "leaky_bucket", "lease": 10}, "leaky_bucket has no option lease"),
         ({"algorithm": "fixed_window", "lease": 0}, "lease is 0"),
         ({"algorithm": "fixed_window", "lease": True}, "lease is True"),
         ({"algorithm": "fixed_window", "lease": 10, "max_wait": 1}, "lease and max_wait"),
         ({"algorithm": "token_bucket", "lease": 10, "count_denied": True}, "lease and count_denied"),
         ({"algorithm": "token_bucket", "lease": 10, "burst": 1}, "burst of at least 2"),
         ({"algorithm": "token_bucket", "lease": 10, "split": "equal"}, "contradict"),
-        ({"split": "half"}, "choose None or one of: equal, weighted"),
+        ({"split": "half"}, "'half' is not a weight: write 'equal', or each host once"),
         ({"split": "equal", "max_wait": 1}, "split and max_wait"),
+        ({"algorithm": "fixed_window", "align": "day", "split": "equal"}, "split and align"),
     ],
 )
 def test_what_cannot_be_leased_or_split_says_so(options: Any, problem: str) -> None:

@@ -36,13 +36,14 @@ def test_an_override_about_nothing_is_refused() -> None:
         ({"network": "::ffff:203.0.113.9"}, "ip4/32", ("network", "203.0.113.9/32"), "203.0.113.9"),
         ({"network": "2001:DB8::/48"}, "ip6/48", ("network", "2001:db8::/48"), "2001:db8::/48"),
         ({"user_id": 7}, "user", ("user", "7"), ""),
+        ({"client_digest": "0f" * 16}, "digest", ("digest", "0f" * 16), ""),
     ],
 )
 def test_whom_it_is_about_is_kept_in_one_spelling(fields: Any, kind: str, identity: Any, text: str) -> None:
     """With the kind and the digest by which requests find it; preparing it again changes nothing."""
     override = RateLimitOverride(effect="block", **fields)
     assert override.prepare()
-    assert (override.kind, override.identity(), override.network) == (kind, identity, text)
+    assert (override.kind, override.about(), override.network) == (kind, (kind, identity), text)
     assert override.subject == digest(identity).decode()
     assert not override.prepare()
 
@@ -52,7 +53,7 @@ def test_of_the_value_of_a_field_only_the_digest_is_kept() -> None:
     override = RateLimitOverride(field="post:name", label="the loud one", effect="block")
     override.set_value(" ADA ")
     override.prepare()
-    assert (override.kind, override.identity()) == ("post:name", None)
+    assert override.about() == ("post:name", None)
     assert override.subject == digest(("post", "name", "ada")).decode()
     assert "ada" not in str(vars(override)).lower()
     assert str(override) == "post:name (the loud one)"
@@ -62,8 +63,12 @@ def test_of_the_value_of_a_field_only_the_digest_is_kept() -> None:
     ("fields", "wrong"),
     [
         ({}, NON_FIELD_ERRORS),
-        ({"network": "203.0.113.9", "user_id": 7}, None),
-        ({"network": "203.0.113.9", "field": "ip"}, "field"),
+        ({"network": "203.0.113.9", "user_id": 7}, NON_FIELD_ERRORS),
+        ({"network": "203.0.113.9", "field": "post:name"}, NON_FIELD_ERRORS),
+        ({"client_digest": "0f" * 16}, "ends"),
+        ({"client_digest": "0f" * 16, "ends": MONDAY.replace(year=2099)}, "ends"),
+        ({"client_digest": "0F" * 16, "ends": MONDAY}, "client_digest"),
+        ({"client_digest": "0f" * 16, "ends": MONDAY}, None),
         ({"network": "nowhere"}, "network"),
         ({"network": "203.0.113.9", "effect": "limit"}, "limit"),
         ({"network": "203.0.113.9", "effect": "limit", "limit": 5}, None),

@@ -8,10 +8,12 @@ import pytest
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 
+from django_ratelimit_lua import ALL
 from django_ratelimit_lua.limits.rate import Rate
+from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.operations.rules_yaml import apply, plan
-from django_ratelimit_lua.operations.surprises import changed_surprises, surprises
-from django_ratelimit_lua.rules.callsite import CallSite, known_call_sites
+from django_ratelimit_lua.operations.surprises import changed_surprises, notices, surprises
+from django_ratelimit_lua.rules.callsite import CallSite, call_site, known_call_sites
 from django_ratelimit_lua.rules.places import meant_by, route_names
 
 
@@ -20,47 +22,98 @@ def view(request: HttpRequest) -> HttpResponse:
 
 
 urlpatterns = [path("api/", include(([path("things/", view, name="things")], "api"), namespace="v1")), path("", view)]
-RULE: dict[str, Any] = {"name": "api", "path": "/api/", "key": "ip", "limit": 5, "audience": "everyone"}
+RULE: dict[str, Any] = {"name": "api", "path": "/api/", "key": "ip", "limit": 5}
 SEARCH = CallSite("@ratelimit", "app.search", (Rate.parse("10/s"), Rate.parse("500/h")), "ip")
+IN_PLACE = {"path": "", "name": "search", "key": ""}
 
 
 @pytest.fixture(autouse=True)
 def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which the code has one limit."""
+    """Of which the code has two limits under one name, and one for everybody together."""
     settings.ROOT_URLCONF = __name__
-    monkeypatch.setattr(known_call_sites, "_by_name", {"search": (SEARCH,)})
+    everybody = CallSite("@ratelimit", "app.all", (Rate.parse("10/s"),), "all")
+    monkeypatch.setattr(known_call_sites, "_by_name", {"search": (SEARCH,), "together": (everybody,)})
 
 
+@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("words", "fields"),
     [
         ({}, []),
-        ({"path": "/"}, ["path"]),
-        ({"path": "**"}, ["path"]),
-        ({"path": "/api/\n*.php\n/a?b"}, ["path", "path"]),
-        ({"path": "**.php"}, []),
+        ({"path": "/"}, []),
+        ({"path": "/", "exempt": True}, ["path"]),
+        ({"path": "/api/", "exempt": True}, []),
         ({"limit": 0}, ["limit"]),
-        ({"key": "user"}, ["key"]),
-        ({"key": "user + path"}, ["key"]),
-        ({"key": "user", "audience": "authenticated"}, []),
-        ({"key": "user", "exempt": True}, []),
-        ({"key": "nonsense"}, []),
-        ({"route": "v1:things"}, []),
-        ({"route": "things"}, ["route"]),
-        ({"path": ""}, ["name"]),
-        ({"path": "", "group": "search"}, []),
-        ({"path": "", "name": "search", "rates": ["5/s", "500/h"]}, []),
-        ({"path": "", "name": "search", "rates": ["5/s"]}, ["more_rates"]),
-        ({"path": "", "name": "search", "rates": ["11/s", "500/h"]}, ["limit"]),
-        ({"path": "", "name": "search", "rates": ["5/s", "900/h"]}, ["more_rates"]),
-        ({"path": "", "name": "search", "rates": ["5/s", "5/h"], "key": "path"}, ["key", "key"]),
-        ({"path": "", "name": "search", "rates": ["5/s", "5/h"], "mode": "off"}, ["more_rates", "more_rates"]),
-        ({"path": "", "name": "slow", "group": "search", "rates": ["5/s"]}, []),
+        ({"limit": 0, "mode": "off"}, []),
+        ({"more_rates": ["0/h"]}, ["limit"]),
+        ({"cost": 6}, ["cost"]),
+        ({"cost": 5}, []),
+        ({"cost": 6, "algorithm": "token_bucket", "burst": 6}, []),
+        ({"cost": 6, "algorithm": "token_bucket", "burst": 5}, ["cost"]),
+        ({"cost": 6, "algorithm": "leaky_bucket", "queue": 5}, []),
+        ({"cost": 6, "algorithm": "leaky_bucket", "queue": 4}, ["cost"]),
+        ({**IN_PLACE, "unit": "s", "more_rates": ["500/h"]}, []),
+        ({**IN_PLACE, "unit": "s", "limit": 11, "more_rates": ["500/h"]}, ["limit"]),
+        ({**IN_PLACE, "unit": "s"}, ["limit"]),
+        ({**IN_PLACE, "unit": "s", "more_rates": ["500/h"], "key": "path"}, ["limit", "limit"]),
+        ({**IN_PLACE, "unit": "s", "more_rates": ["500/h"], "mode": "off"}, ["limit", "limit"]),
+        ({"path": "", "name": "slow", "group": "search"}, []),
     ],
 )
-def test_what_is_surprising_is_said_of_its_field(words: dict[str, Any], fields: list[str]) -> None:
-    """And nothing of what is as one would think."""
-    assert [field for field, _ in surprises({**RULE, **words})] == fields
+def test_what_refuses_or_admits_everybody_has_to_be_confirmed(words: dict[str, Any], fields: list[str]) -> None:
+    """At its field; and nothing of what is as one would think."""
+    assert [field for field, _ in surprises(RateLimitRule(**{**RULE, **words}))] == fields
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("words", "notice"),
+    [
+        ({}, ""),
+        ({"route": "v1:things"}, ""),
+        ({"route": "things"}, "No URL pattern has the name “things”"),
+        ({"path": ""}, "No limit in the code has the name “api”"),
+        ({"group": "serach"}, "Did you mean “search”?"),
+        ({"key": "user"}, "All clients that are not logged in share one count."),
+        ({"key": "user+path", "audience": "anonymous"}, "All clients that are not logged in"),
+        ({"key": "user", "audience": "authenticated"}, ""),
+        ({"key": "user", "path": "/x", "exempt": True}, ""),
+        ({"path": "", "name": "together", "key": "", "ban_after": 5, "ban_for": "1h"}, "the rule bans nobody"),
+        ({"path": "", "name": "together", "key": "ip", "ban_after": 5, "ban_for": "1h"}, ""),
+    ],
+)
+def test_what_has_no_effect_or_more_than_one_thinks_is_a_notice(words: dict[str, Any], notice: str) -> None:
+    """Nothing has to be confirmed for it."""
+    found = " ".join(notices(RateLimitRule(**{**RULE, **words}), None))
+    assert found.startswith(notice) if notice[:2] == "No" else notice in found
+    assert bool(found) is bool(notice)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("before", "after", "is_told"),
+    [
+        ({}, {"limit": 9}, False),
+        ({}, {"unit": "h"}, False),
+        ({}, {"key": "user_or_ip"}, True),
+        ({}, {"algorithm": "fixed_window"}, True),
+        ({"key": "path"}, {"key": "path", "algorithm": "sliding_window"}, False),
+        ({}, {"algorithm": "fixed_window", "mode": "off"}, False),
+        (None, {}, False),
+        (None, {**IN_PLACE, "limit": 100, "unit": "h"}, False),
+        (None, {**IN_PLACE, "limit": 100, "unit": "h", "key": "path"}, True),
+        (None, {**IN_PLACE, "limit": 100, "unit": "h", "algorithm": "fixed_window"}, True),
+    ],
+)
+def test_counts_that_start_again_are_a_notice(
+    before: dict[str, Any] | None, after: dict[str, Any], is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a rule that is changed, or comes in the place of the code: another key or algorithm."""
+    rule = call_site("search", "ip", "500/h", ALL, 1, {})
+    monkeypatch.setattr(known_call_sites, "_by_name", {"search": (CallSite.of(rule, "search"),)})
+    was = None if before is None else RateLimitRule(**{**RULE, **before})
+    found = notices(RateLimitRule(**{**RULE, **after}), was)
+    assert any("the counts of this limit start again" in text for text in found) is is_told, found
 
 
 def test_routes_are_known_by_their_names_with_namespaces() -> None:
@@ -78,7 +131,7 @@ def test_of_changes_only_what_is_new_is_told(settings: Any) -> None:
     """Paths that the same file exempts are exempt, and those whose rule it deletes are not."""
     settings.ROOT_URLCONF = "example_project.urls"
     text = "- {name: all, path: /**, mode: 'off', key: ip, rate: 5/m}\n- {name: admin, path: /admin/, exempt: true}"
-    assert list(changed_surprises(plan(text))) == ["all"]
+    assert changed_surprises(plan(text)) == {}
     apply(text)
     on = text.replace("mode: 'off', ", "")
     assert changed_surprises(plan(on)) == {}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from concurrent.futures import CancelledError
 
 import pytest
 
@@ -62,7 +61,7 @@ def test_what_a_last_step_starts_is_stopped_as_well(made: set[Task]) -> None:
         second.start()
 
     first_is_stopped = threading.Event()
-    first = Task("comparison", step, wake=first_is_stopped.set)
+    first = Task("leases", step, wake=first_is_stopped.set)
     first.start()
     assert begun.wait(SOON)
     stop(SOON)
@@ -87,58 +86,55 @@ def test_a_process_that_ends_stops_its_tasks_before_it_says_its_last() -> None:
     assert set(seen) == {False, "never begun"}
 
 
-def test_errands_are_done_one_after_the_other() -> None:
-    """Each for who gave it: what it returns, or raises; and the last error is told of."""
-    errand = Errand("settling")
-    threads, may_go = [], threading.Event()
+def test_an_errand_returns_what_comes_of_it() -> None:
+    """What the work returns, or raises; each in a thread of its own, and the latest is the one that it is busy with."""
+    errand = Errand()
+    both_began, may_go = threading.Barrier(3), threading.Event()
 
     def work(number: int) -> Callable[[], float]:
         def divide() -> float:
+            both_began.wait(SOON)
             assert may_go.wait(SOON)
-            threads.append(threading.get_ident())
             return 6 / number
 
         return divide
 
-    given = [errand.give(work(number)) for number in (1, 0, 2)]
+    given = [errand.give(work(number)) for number in (0, 2)]
+    both_began.wait(SOON)
     assert errand.is_busy
     assert not errand.wait(0.01)
     may_go.set()
     assert errand.wait(SOON)
     assert not errand.is_busy
-    assert [future and future.exception(SOON) is None for future in given] == [True, False, True]
-    assert given[2] is not None
-    assert given[2].result() == 3.0
-    assert len(set(threads)) == 1
-    failed = errand.give(work(0))
+    failed, done = given
     assert failed is not None
     assert isinstance(failed.exception(SOON), ZeroDivisionError)
-    assert isinstance(errand.error, ZeroDivisionError)
+    assert done is not None
+    assert done.result(SOON) == 3.0
 
 
-def test_an_errand_that_will_not_be_done_keeps_nobody_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where it is stopped before its turn, or no thread can be started."""
-    errand, begun, may_go = Errand("settling"), threading.Event(), threading.Event()
-    errand.give(lambda: (begun.set(), may_go.wait(SOON)))
-    assert begun.wait(SOON)
-    later = errand.give(lambda: None)
-    assert later is not None
-    thread = errand.stop()
+def test_an_errand_that_will_not_be_done_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the process ends before it begins, or no thread can be started."""
+    errand, start = Errand(), threading.Thread.start
+
+    def stop_first(thread: threading.Thread) -> None:
+        for task in tasks.all_tasks():
+            task._is_over.set()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", stop_first)
+    given = errand.give(lambda: None)
+    assert given is not None
     with pytest.raises(CancelledError):
-        later.result(SOON)
-    assert errand.wait(SOON)
-    may_go.set()
-    assert thread is not None
-    thread.join(SOON)
+        given.result(SOON)
+    assert not errand.is_busy
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert errand.give(lambda: None) is None
-    assert not errand._given
+    assert not errand.is_busy
     assert errand.wait(SOON)
 
 
@@ -162,35 +158,9 @@ def test_a_process_says_its_last_whatever_happens(errs: bool, monkeypatch: pytes
     assert said == ["goodbye"]
 
 
-def test_what_is_given_while_an_errand_is_stopped_is_cancelled_or_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for it for good."""
-    errand, begun, may_go = Errand("settling"), threading.Event(), threading.Event()
-    errand.give(lambda: (begun.set(), may_go.wait(SOON)))
-    assert begun.wait(SOON)
-    given: list[Future[None]] = []
-    stop_it = Task.stop
-
-    def give_and_stop(task: Task) -> threading.Thread | None:
-        futures = [errand.give(lambda: None)]
-        thread = stop_it(task)
-        futures.append(errand.give(lambda: None))
-        given.extend(future for future in futures if future is not None)
-        return thread
-
-    monkeypatch.setattr(Task, "stop", give_and_stop)
-    errand.stop()
-    monkeypatch.undo()
-    may_go.set()
-    for future in given:
-        with suppress(CancelledError):
-            future.result(SOON)
-    assert len(given) == 2
-    assert not errand.is_busy
-
-
 def test_the_latest_is_what_was_given_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """However late the one who gave something earlier goes on."""
-    errand, may_go = Errand("settling"), threading.Event()
+    errand, may_go = Errand(), threading.Event()
     start, later = Task.start, []
 
     def overtaken(task: Task) -> bool:
@@ -209,7 +179,7 @@ def test_the_latest_is_what_was_given_last(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_task_that_is_started_again_waits_for_the_step_before() -> None:
-    """What its old thread does last is done before the new one begins; and an errand does nothing twice at a time."""
+    """What its old thread does last is done before the new one begins."""
     begun, may_go, said = threading.Semaphore(0), threading.Event(), []
 
     def step() -> float:

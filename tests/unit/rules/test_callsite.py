@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from django.views import View
+from django.views.decorators.cache import never_cache
 
 from django_ratelimit_lua.rules.callsite import KnownCallSites, call_site, group_of
 from tests.unit.rules.test_rule import limit_name
@@ -41,7 +42,10 @@ def test_a_view_is_named_by_where_it_is_written() -> None:
     here = __name__
     assert group_of(view) == group_of(functools.partial(view)) == f"{here}.view"
     assert (group_of(OnClass.as_view()), group_of(Heir.as_view())) == (f"{here}.OnClass", f"{here}.Heir")
-    assert group_of(Heir().get) == f"{here}.Heir.get"
+    bound = Heir().get
+    as_method_decorator_does = functools.wraps(Heir.get)(functools.partial(bound))
+    for method in (bound, as_method_decorator_does, never_cache(as_method_decorator_does)):
+        assert group_of(method) == f"{here}.Heir.get"
     one, other = (lambda request: None), (lambda request: None)
     assert group_of(one).startswith(f"{here}.test_a_view_is_named_by_where_it_is_written.<locals>.<lambda>:")
     assert group_of(one) == group_of(other), "on one line"

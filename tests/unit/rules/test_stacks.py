@@ -11,11 +11,18 @@ from django.contrib.auth.mixins import LoginRequiredMixin
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
+from rest_framework.generics import ListCreateAPIView, UpdateAPIView
+from rest_framework.viewsets import ModelViewSet
 
 from django_ratelimit_lua import CircuitBreaker, circuit, ratelimit
-from django_ratelimit_lua.rules.stacks import guards_on, is_behind_login, layers, stacks_on
+from django_ratelimit_lua.rules.stacks import is_behind_login, on_view
 
 limited = ratelimit(key="ip", rate="5/m")
+hourly = ratelimit(key="ip", rate="50/h")
+
+
+def fine(request: Any) -> Any:
+    return request
 
 
 class Parent(View):
@@ -28,68 +35,129 @@ class Parent(View):
         return request
 
     def options(self, request: Any) -> Any:
-        return request.GET.get("q")
+        return request
 
 
-class BySuper(Parent):
-    async def get(self, request: Any) -> Any:
+class Child(Parent):
+    def get(self, request: Any) -> Any:
         return super().get(request)
 
 
-class ByName(Parent):
+@method_decorator([hourly, never_cache, limited], name="dispatch")
+class OnDispatch(View):
+    @method_decorator(hourly)
+    @method_decorator(limited)
     def get(self, request: Any) -> Any:
-        return Parent.get(self, request)
+        return request
 
 
-class BySelf(Parent):
-    def get(self, request: Any) -> Any:
-        return self.found(request)
+class Gated(LoginRequiredMixin, OnDispatch):
+    pass
 
 
-class ByOld(Parent):
-    def get(self, request: Any) -> Any:
-        return super(ByOld, self).get(request)  # noqa: UP008 - as it may be written
+def rates(view: Any, method: str | None = "GET") -> list[tuple[str, ...]]:
+    return [(stack.method, *map(str, stack.rules[0].template.rates)) for stack in on_view(view, method).stacks]
 
 
-class Other(Parent):
-    def get(self, request: Any) -> Any:
-        return request.GET.get("q")
+def careless(view: Any) -> Any:
+    return lambda request: view(request)
+
+
+def of_two(view: Any, other: Any) -> Any:
+    return lambda request: (view if request.GET else other)(request)
+
+
+DISPATCH = [("dispatch", "50/h"), ("dispatch", "5/m"), ("get", "50/h"), ("get", "5/m")]
 
 
 @pytest.mark.parametrize(
-    ("cls", "found"),
-    [(Parent, "get"), (BySuper, "get"), (ByName, "get"), (BySelf, "found"), (ByOld, "get"), (Other, "")],
+    ("view", "found"),
+    [
+        (fine, []),
+        (limited(fine), [("", "5/m")]),
+        (never_cache(hourly(never_cache(limited(fine)))), [("", "50/h"), ("", "5/m")]),
+        (careless(never_cache(limited(fine))), [("", "5/m")]),
+        (never_cache(functools.partial(limited(fine))), [("", "5/m")]),
+        (OnDispatch.as_view(), DISPATCH),
+        (Gated.as_view(), DISPATCH),
+        (limited(never_cache(OnDispatch.as_view())), [("", "5/m"), *DISPATCH]),
+    ],
 )
-def test_what_a_method_runs_of_its_class_is_looked_at(cls: Any, found: str) -> None:
-    """By `super()`, by the name of the parent, by `self`; and not what only sounds like it. It counts under the class
-    of the view."""
-    named = [(found, f"{__name__}.{cls.__name__}.{found}")] if found else []
+def test_limits_on_a_view_are_found(view: Any, found: list[Any]) -> None:
+    """Around it and on its methods, whatever else decorates it; outermost first."""
     for method in ("GET", "HEAD", None):
-        assert [(one.method, one.stack.group) for one in stacks_on(cls.as_view(), method)] == named
-    assert stacks_on(cls.as_view(), "POST") == []
+        assert rates(view, method) == found
+    assert on_view(view, "GET").unknown == []
 
 
-def fine(request: Any) -> Any:
-    return request
+def test_stacked_limits_are_one_stack() -> None:
+    """They are decided in one call, and so found once."""
+    (stack,) = on_view(never_cache(hourly(limited(fine)))).stacks
+    assert [str(rule.template.rates[0]) for rule in stack.rules] == ["50/h", "5/m"]
 
 
-def test_layers_are_what_a_view_wraps() -> None:
-    """By `functools.wraps`, by a partial, by a closure alone; a method ends it, and a circle does."""
+def test_a_method_counts_under_the_class_of_the_view() -> None:
+    """Also one that is inherited."""
+    cls = type("Heir", (OnDispatch,), {})
+    names = [stack.group.removeprefix(f"{__name__}.") for stack in on_view(cls.as_view(), "GET").stacks]
+    assert names == ["Heir.dispatch"] * 2 + ["Heir.get"] * 2
 
-    def careless(view: Any) -> Any:
-        return lambda request: view(request)
 
-    assert list(layers(fine)) == [fine]
-    inner = limited(fine)
-    for around in (never_cache(inner), functools.partial(inner), careless(inner), careless(never_cache(inner))):
-        assert list(layers(around))[-2:] == [inner, fine]
-        assert [one.stack.checker for one in stacks_on(around)] == [inner]
-    assert len(list(layers(Parent().get))) == 1
-    fine.__wrapped__ = never_cache(fine)  # type: ignore[attr-defined]
-    try:
-        assert len(list(layers(fine))) == 2
-    finally:
-        del fine.__wrapped__  # type: ignore[attr-defined]
+@pytest.mark.parametrize(
+    ("view", "unknown", "groups"),
+    [
+        (Parent.as_view(), ["Parent.found"], ["Parent.found"]),
+        (Child.as_view(), ["Parent.get", "Parent.found"], ["Child.found", "Child.get"]),
+        (of_two(limited(fine), fine), [f"{__name__}.of_two.<locals>.<lambda>"], []),
+        (Parent().get, [f"{__name__}.Parent.get"], []),
+    ],
+)
+def test_what_cannot_be_found_is_unknown(view: Any, unknown: list[str], groups: list[str]) -> None:
+    """Never "no limit": methods of the class that the view may call, by `self` or `super`, and what is hidden inside
+    another callable."""
+    found = on_view(view, "GET")
+    assert found.unknown == unknown
+    assert [stack.group.removeprefix(f"{__name__}.") for stack in found.hidden] == groups
+
+
+def test_a_method_that_answers_other_requests_is_not_unknown() -> None:
+    """It is found for those."""
+
+    class Both(View):
+        get = Parent.options
+        post = Parent.get
+
+    assert (rates(Both.as_view(), "GET"), on_view(Both.as_view(), "GET").unknown) == ([], [])
+    assert rates(Both.as_view(), "POST") == [("post", "5/m")]
+
+
+@method_decorator(limited, name="create")
+class Created(ListCreateAPIView):
+    pass
+
+
+@method_decorator(limited, name="update")
+class Updated(UpdateAPIView):
+    pass
+
+
+@method_decorator(limited, name="update")
+class Rows(ModelViewSet):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("view", "method", "name"),
+    [
+        (Created.as_view(), "POST", "create"), (Created.as_view(), "GET", ""), (Updated.as_view(), "PATCH", "update"),
+        (Rows.as_view({"patch": "partial_update"}), "PATCH", "update"),
+        (Rows.as_view({"get": "list"}), "GET", ""),
+    ],
+)  # fmt: skip
+def test_what_rest_framework_calls_of_a_class_is_known(view: Any, method: str, name: str) -> None:
+    """Its generic views and mixins."""
+    assert rates(view, method) == ([(name, "5/m")] if name else [])
+    assert on_view(view, method).unknown == []
 
 
 payments, search = CircuitBreaker("payments of a view"), circuit("search of a view", fallback=fine)
@@ -115,32 +183,28 @@ class Guarded(View):
 )  # fmt: skip
 def test_breakers_on_a_view_are_found(view: Any, found: list[str]) -> None:
     """Around it, on its methods, between limits; outermost first, and each once."""
-    assert [one.guard.breaker.split()[0] for one in guards_on(view, "GET")] == found
+    guards = on_view(view, "GET").guards
+    assert [guard.breaker.split()[0] for guard in guards] == found
     answers = {"search": "fallback", "payments": "raises"}
-    assert [one.guard.instead for one in guards_on(view, "GET")] == [answers[name] for name in found]
+    assert [guard.instead for guard in guards] == [answers[name] for name in found]
+    assert [guard.breaker for guard in on_view(Guarded.as_view(), "POST").guards] == ["search of a view"]
 
 
-def test_breakers_of_what_a_method_runs_are_found() -> None:
-    """With what each is called with in front of the request."""
-    on_method, run = guards_on(Guarded.as_view(), "POST")
-    assert (on_method.guard.breaker, on_method.method, on_method.of) == ("search of a view", "post", ())
-    assert (run.guard.breaker, run.method) == ("payments of a view", "get")
-    assert isinstance(run.of[0], Guarded)
-
-
-class Gated(LoginRequiredMixin, Parent):
-    pass
+class Asking(LoginRequiredMixin, View):
+    @method_decorator(limited)
+    def get(self, request: Any) -> Any:
+        return request
 
 
 @pytest.mark.parametrize(
     ("view", "is_behind"),
     [
         (limited(fine), False), (login_required(limited(fine)), True), (limited(login_required(fine)), False),
-        (Parent.as_view(), False), (Gated.as_view(), True), (limited(Gated.as_view()), False),
+        (OnDispatch.as_view(), False), (Asking.as_view(), True), (limited(Asking.as_view()), False),
     ],
 )  # fmt: skip
 def test_a_login_in_front_of_a_limit_is_seen(view: Any, is_behind: bool, settings: Any) -> None:
     """By the decorator, the mixin or the middleware."""
-    assert is_behind_login(view, stacks_on(view, "GET")[0]) is is_behind
+    assert is_behind_login(view, on_view(view, "GET").stacks[0]) is is_behind
     settings.MIDDLEWARE = ["django.contrib.auth.middleware.LoginRequiredMiddleware"]
-    assert is_behind_login(view, stacks_on(view, "GET")[0])
+    assert is_behind_login(view, on_view(view, "GET").stacks[0])

@@ -16,11 +16,13 @@ from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.rate import Rate
 from django_ratelimit_lua.rules.overrides import KnownOverrides, Override, SubjectRef
 from django_ratelimit_lua.rules.ruleset import Ruleset
+from django_ratelimit_lua.stats.names import own
 from django_ratelimit_lua.web.overrides import (
     BLOCK,
     NOTHING,
     Sender,
     apply_overrides,
+    client_digests,
     override_kinds,
     override_subjects,
 )
@@ -32,7 +34,7 @@ SUBJECT = SubjectRef("user", digest(("user", "7")))
 
 
 def known(*overrides: Override) -> KnownOverrides:
-    return KnownOverrides((SUBJECT,), ((b"tag", overrides),))
+    return KnownOverrides(((SUBJECT, (b"tag", overrides)),))
 
 
 def planned(mode: Any = "enforce") -> list[PlannedCharge]:
@@ -76,12 +78,14 @@ def test_an_override_for_one_rule_says_nothing_of_another() -> None:
     assert len(apply_overrides(planned(), exempt, NO_RULES, True)[0]) == 1
 
 
-KINDS = Ruleset((), {"revision": 0, "kinds": {"": ["user"], "x": ["ip4/32"], "y": ["post:name"]}, "blocks": ["ip4/24"]})
+KINDS = Ruleset(
+    (), {"revision": 0, "kinds": {"": ["ip4/24", "user"], "x": ["ip4/32"], "y": ["post:name"]}, "blocks": ["ip4/24"]}
+)
 
 
 def test_only_those_are_looked_for_of_whom_something_may_be_said() -> None:
     """By the names of what is charged; and blocks that need no rule, where a face stands for all rules."""
-    assert list(override_kinds(KINDS, planned(), False)) == ["user", "ip4/32"]
+    assert list(override_kinds(KINDS, planned(), False)) == ["ip4/24", "user", "ip4/32"]
     assert list(override_kinds(KINDS, planned(), True)) == ["ip4/24", "user", "ip4/32"]
     assert list(override_kinds(KINDS, [], True)) == ["ip4/24", "user"]
     assert list(override_kinds(KINDS, [], False)) == []
@@ -102,6 +106,24 @@ def test_the_subjects_of_a_request(rf: RequestFactory) -> None:
     ]
     assert subjects("ip6/64") == []
     assert subjects("user", who=None) == subjects("user", who=SimpleNamespace(is_authenticated=False)) == []
+
+
+def test_the_digests_of_clients_are_of_whom_the_charges_count_and_would_ban(settings: Any) -> None:
+    """Under each key that is known; what all callers share, or all who lack something, is no client's."""
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "now", ["before"]
+    limit, ip, pair = Limit("x", "5/h"), ("ip", "192.0.2.9"), (("ip", "192.0.2.9"), ("user", None))
+
+    def subjects(identity: Any, banned: Any = None) -> list[bytes]:
+        charge = Charge(limit, digest(identity), 1, b"" if banned is None else digest(banned))
+        return client_digests([PlannedCharge(charge, "x", identity=own(identity), banned=banned)], ["now"])
+
+    def expected(*clients: bytes) -> list[bytes]:
+        return [digest(("digest", client.decode())) for client in clients]
+
+    assert subjects(ip) == expected(digest(ip), digest(ip, "before"))
+    assert subjects(pair, ip) == expected(digest(pair), digest(pair, "before"), digest(ip), digest(ip, "before"))
+    for nobody in (None, ("user", None), ("path", "/"), (("path", "/"), ("post", "name", None))):
+        assert subjects(nobody) == []
 
 
 def test_who_cannot_be_found_out_is_left_out_and_said_once(rf: RequestFactory, caplog: Any) -> None:

@@ -1,0 +1,54 @@
+--[[
+The verdict on a limit, between the look at its state and what is written: it stands in the middle of each algorithm.
+
+It is given     moment (when the cost may go; nil: never) and accepts (when it would be accepted, if not at that moment; nil:
+                as max_wait says), and of a calendar known_until and known_at (see fixed_window.lua)
+It finds        at: from when on the units are charged; nil: they are not; refused: they are, though they were refused. Of
+                a refund, there are neither
+]]
+if op == 'refund' then
+  moment, accepts, allowed = now, now, true
+elseif moment then
+  if not accepts then accepts = now end
+  if max_wait >= 0 and moment - max_wait > accepts then accepts = moment - max_wait end
+  -- Nothing goes before a ban ends, however short a wait would do without it.
+  if ban then moment, accepts = ban.hold(moment, accepts) end
+  allowed = accepts <= now
+end
+if not alone then
+  if op ~= 'refund' then
+    if units > granted then granted = units end
+    if shadow == 0 then
+      if not allowed then denied = true end
+      if moment and moment > departs then departs = moment end
+      if known_until and moment and (not horizon or known_until < horizon) then horizon = known_until end
+    end
+  end
+  if i < limit_count then
+    denied, departs, granted, answer = decide(rcall, pack, unpack, unpack_args, op, now, slack, limit_count, bans, states, i + 1, forced,
+      denied, departs, granted, horizon)
+    if denied == nil then return nil, departs, granted end
+  elseif op == 'charge' then
+    denied, departs = false, now
+  elseif horizon and departs >= horizon then
+    denied = true
+  end
+  -- Other limits may hold it for longer than a calendar is told: nobody knows in which window it would limit_count.
+  if known_until and moment and departs >= known_until and op ~= 'refund' then
+    allowed, accepts = false, accepts > known_at and accepts or known_at
+  end
+  if op == 'charge' then
+    at = now
+  elseif op == 'hit' and units > 0 then
+    if ban and (ban.holds or ban.on == 0 and not (allowed or bans.hold)) then
+      ban.offend(1)
+      moment, accepts = ban.hold(moment, accepts)
+      if shadow == 0 and moment and moment > departs then departs = moment end
+    end
+    if allowed and not denied then
+      at = moment > departs and moment or departs
+    elseif count_denied == 1 and not (ban and ban.holds or bans and bans.hold) then
+      at, refused = now, true
+    end
+  end
+end

@@ -1,0 +1,195 @@
+"""The one plot of this package: bars, step lines, bands and marks as SVG.
+
+Shapes are paths with a class, coloured by static/django_ratelimit_lua/plot.css. A page needs nothing inline, which a
+strict Content-Security-Policy would refuse; a file of its own carries that style sheet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from django.template import Context, Engine
+from django.utils.safestring import SafeString, mark_safe
+
+from .words import number_words
+
+PACKAGE = Path(__file__).parents[1]
+STACK = ("refused", "blocked", "would_be_refused", "allowed", "exempt", "policy", "failed")
+"""The parts of a bar, from the bottom up: the course of refusals can be read along the ground."""
+REFUSALS = STACK[:3]
+MIN_HEIGHT = 2.0
+"""Of the part of a bar that is refusals, however few."""
+
+Points = Iterable[tuple[float, float]]
+"""Places in a plot, as shares of its width from the left and of its height from the bottom."""
+
+
+class Mark(NamedTuple):
+    """A vertical line at a share of the width, with a label of a few letters, and words that explain it."""
+
+    at: float
+    label: str = ""
+    words: str = ""
+    kind: str = "mark"
+
+
+@dataclass(slots=True)
+class Plot:
+    """A plot and what has been drawn into it.
+
+    Args:
+        title: The name of the plot, for readers that do not see it.
+        words: What the plot shows, in sentences, for the same readers.
+        kind: The CSS classes of the picture.
+        width: Of the picture, in pixels before it is scaled; `height`, `left`, `right`, `top` and `bottom` as well,
+            the last four from its edges.
+        across: Labels below, each with its share of the width; `axis` names them all.
+        up: Labels on the left, each with its share of the height.
+        marks: Vertical lines.
+        hovers: Words for each of as many equal steps, which a pointer shows.
+        key: The names of lines, each with its class.
+
+    >>> plot = Plot("Requests")
+    >>> plot.line("sent", [(0.0, 0.0), (0.5, 1.0)])
+    >>> 'd="M64 222H348V22H632"' in plot.svg()
+    True
+    """
+
+    title: str
+    words: str = ""
+    kind: str = ""
+    width: float = 640
+    height: float = 250
+    left: float = 64
+    right: float = 8
+    top: float = 22
+    bottom: float = 28
+    across: Sequence[tuple[float, str]] = ()
+    axis: str = ""
+    up: Sequence[tuple[float, str]] = ()
+    marks: Sequence[Mark] = ()
+    hovers: Sequence[str] = ()
+    key: Sequence[tuple[str, str]] = ()
+    paths: list[tuple[str, str]] = field(default_factory=list)
+
+    def x(self, share: float) -> float:
+        """Return the place of a share of the width."""
+        return round(self.left + share * (self.width - self.left - self.right), 1)
+
+    def y(self, share: float) -> float:
+        """Return the place of a share of the height."""
+        return round(self.ground - share * (self.ground - self.top), 1)
+
+    @property
+    def ground(self) -> float:
+        """The lower edge of what is drawn."""
+        return self.height - self.bottom
+
+    def bars(self, points: Sequence[Mapping[str, float]], most: float, gap: float = 0.15) -> None:
+        """Draw a bar for each point, as high as the sum of its parts (see `STACK`); `most` is the full height."""
+        paths: dict[str, str] = {}
+        step = 1 / max(1, len(points))
+        for place, point in enumerate(points):
+            ground = self.ground
+            for part in STACK:
+                if not point.get(part) or not most:
+                    continue
+                height = point[part] / most * (self.ground - self.top)
+                if part in REFUSALS:
+                    height = max(height, MIN_HEIGHT)
+                height = min(height, ground - self.top)
+                left, right = self.x((place + gap / 2) * step), self.x((place + 1 - gap / 2) * step)
+                bar = f"M{left:g} {ground:.1f}v{-height:.1f}H{right:g}v{height:.1f}z"
+                paths[part] = paths.get(part, "") + bar
+                ground -= height
+        self.paths += paths.items()
+
+    def line(self, name: str, points: Points) -> None:
+        """Draw a line that keeps the height of each point up to the next one."""
+        self.paths.append((f"line {name}", self._steps(points)))
+
+    def band(self, name: str, lower: Sequence[tuple[float, float]], upper: Points) -> None:
+        """Draw the area between two such lines."""
+        back = "".join(f"V{self.y(up):g}H{self.x(at):g}" for at, up in reversed(lower))
+        self.paths.append((f"band {name}", f"{self._steps(upper)}{back}z"))
+
+    def _steps(self, points: Points) -> str:
+        (at, up), *others = points
+        steps = "".join(f"H{self.x(at):g}V{self.y(up):g}" for at, up in others)
+        return f"M{self.x(at):g} {self.y(up):g}{steps}H{self.x(1.0):g}"
+
+    def svg(self, *, is_file: bool = False) -> SafeString:
+        """Return the picture, for a page that has the style sheet or for a file of its own."""
+        return render("plot.svg", {"plot": self, "style": read_style() if is_file else ""})
+
+    @property
+    def grid(self) -> Sequence[tuple[float, str]]:
+        """The labels on the left, by their place."""
+        return [(self.y(share), label) for share, label in self.up]
+
+    @property
+    def columns(self) -> Sequence[tuple[float, str]]:
+        """The labels below, by their place."""
+        return [(self.x(share), label) for share, label in self.across]
+
+    @property
+    def placed_marks(self) -> Sequence[Mark]:
+        """The marks, by their place."""
+        return [mark._replace(at=self.x(mark.at)) for mark in self.marks]
+
+    @property
+    def steps(self) -> Sequence[tuple[float, float, str]]:
+        """For each of `hovers` its left edge and its width."""
+        width = (self.x(1.0) - self.left) / max(1, len(self.hovers))
+        return [(self.left + place * width, width, words) for place, words in enumerate(self.hovers)]
+
+
+def ticks(most: float) -> list[float]:
+    """Return a few round numbers from zero to about that.
+
+    >>> ticks(87), ticks(3), ticks(0)
+    ([0, 20, 40, 60, 80, 100], [0, 1, 2, 3], [0, 1])
+    """
+    if most <= 0:
+        return [0, 1]
+    raw = most / 5
+    power = 10 ** math.floor(math.log10(raw))
+    step = max(1, next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw))
+    return [round(step * number) for number in range(math.ceil(most / step) + 1)]
+
+
+def labels(scale: Sequence[float]) -> list[tuple[float, str]]:
+    """Return the labels of an axis that ends at the last of these numbers."""
+    return [(number / scale[-1], number_words(number)) for number in scale]
+
+
+def largest(points: Iterable[Mapping[str, float]]) -> float:
+    """Return the height of the highest bar."""
+    return max((sum(point.get(part, 0) for part in STACK) for point in points), default=0)
+
+
+def sparkline(hours: Sequence[Mapping[str, int]], words: str) -> SafeString:
+    """Return a day at a glance: a bar for each hour."""
+    plot = Plot(words, kind="ratelimit-spark", width=120, height=29, left=0, right=0, top=0, bottom=1)
+    plot.bars(hours, largest(hours), gap=0.2)
+    return plot.svg()
+
+
+def read_style() -> SafeString:
+    """Return the style sheet of plots."""
+    return mark_safe((PACKAGE / "static/django_ratelimit_lua/plot.css").read_text(encoding="utf-8"))
+
+
+def render(name: str, context: dict[str, Any]) -> SafeString:
+    """Return one of this package's own templates, whatever the project's templates are written in."""
+    return _engine().get_template(f"django_ratelimit_lua/{name}").render(Context(context, use_l10n=False))
+
+
+@cache
+def _engine() -> Engine:
+    return Engine(dirs=[str(PACKAGE / "templates")], libraries={"i18n": "django.templatetags.i18n"})

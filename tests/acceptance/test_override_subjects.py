@@ -1,0 +1,422 @@
+"""Overrides name one subject each: a user, an address or network, the value of a field, or a client's digest."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+from typing import Any
+
+import pytest
+import redis
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.core import checks
+from django.core.exceptions import ValidationError
+from django.core.management import CommandError
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+from django.utils import timezone
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.identity import Identity, digest
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.rules import provider
+from django_ratelimit_lua.rules.overrides import override_cache
+from django_ratelimit_lua.throttling import AnonRateThrottle
+from tests.acceptance.test_admin import OPERATOR, OVERRIDES, errors
+from tests.acceptance.test_inspector import INSPECTOR, pressed
+from tests.acceptance.test_reset_and_block import said
+from tests.acceptance.test_rules import another_process
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ADDRESS, NEIGHBOUR, STRANGER = "203.0.113.9", "203.0.113.10", "198.51.100.7"
+
+
+def ok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+def who(group: str, request: HttpRequest) -> Identity:
+    return request.headers.get("x-partner")
+
+
+class Throttle(AnonRateThrottle):
+    rate = "1000/h"
+
+
+class Throttled(APIView):
+    throttle_classes = (Throttle,)
+
+    def post(self, request: Any) -> Response:
+        return Response({})
+
+
+@ratelimit("async", ("ip", "header:X-Tenant"), "1000/h")
+async def aok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+login = ratelimit("login", ("ip", "post:username"), "2/h")(ok)
+by_function = ratelimit("partner", who, "1000/h")(ok)
+by_user = ratelimit("person", "user", "1000/h")(ok)
+banning = ratelimit("wide", ("ip", "post:username"), "1000/h", ban_after=5, ban_for="1h", ban_key="ip")(ok)
+urlpatterns = [
+    path("rule/", ok), path("free/", ok), path("login/", login), path("async/", aok), path("partner/", by_function),
+    path("person/", by_user), path("wide/", banning), path("throttled/", Throttled.as_view()),
+    path("admin/", admin.site.urls),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.RATELIMIT_NEVER_BAN = []
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ]
+
+
+def override(value: str = "", **fields: Any) -> RateLimitOverride:
+    """An override, saved; of a client's digest, for a day."""
+    if "client" in fields:
+        fields["client_digest"] = digest(fields.pop("client")).decode()
+        fields.setdefault("ends", timezone.now() + datetime.timedelta(days=1))
+    made = RateLimitOverride(**{"effect": "block", **fields})
+    if made.field:
+        made.set_value(value)
+    made.full_clean()
+    made.save()
+    return made
+
+
+def post(page: str, address: str = ADDRESS, headers: Any = None, **posted: str) -> int:
+    return int(Client(REMOTE_ADDR=address, headers=headers or {}).post(page, posted).status_code)
+
+
+def logged_in(username: str) -> Client:
+    client = Client(REMOTE_ADDR=ADDRESS)
+    client.force_login(User.objects.create(username=username))
+    return client
+
+
+def test_a_block_of_a_digest_holds_for_every_limit_of_a_request_that_counts_that_client() -> None:
+    """At call sites, also asynchronous ones, in rules and at throttles; by a function, and by whom a ban would be of.
+    Not where another client is counted, or where nothing counts this one."""
+    RateLimitRule.objects.create(name="rule", path="/rule/", key="ip", limit=1000, unit="h")
+    pair = (("ip", ADDRESS), ("post", "username", "ada"))
+    block = override(client=pair)
+    assert [post("/login/", username=name) for name in ("Ada", "bob")] == [429, 200]
+    assert [post(page, username="ada") for page in ("/rule/", "/free/")] == [200, 200]
+    block.delete()
+    override(client=("ip", ADDRESS))
+    assert [post("/rule/", one) for one in (ADDRESS, NEIGHBOUR)] == [429, 200]
+    assert [post("/wide/", one, username="ada") for one in (ADDRESS, NEIGHBOUR)] == [429, 200]
+    override(client="acme")
+    assert [post("/partner/", headers={"x-partner": one}) for one in ("acme", "other")] == [429, 200]
+    override(client=f"throttle_anon_{ADDRESS}")
+    assert [post("/throttled/", one) for one in (ADDRESS, NEIGHBOUR)] == [429, 200]
+    override(client=(("ip", "127.0.0.1"), ("header", "X-Tenant", "acme")))
+    answers = [asyncio.run(AsyncClient().get("/async/", headers={"x-tenant": one})) for one in ("acme", "other")]
+    assert [answer.status_code for answer in answers] == [429, 200]
+    limiter = RateLimiter("mail", "5/h")
+    assert limiter.hit("acme")  # A RateLimiter obeys no overrides.
+
+
+def test_a_digest_that_all_share_who_lack_something_is_nobodys() -> None:
+    """All visitors would be blocked by it. So it is with all who visit a path."""
+    RateLimitRule.objects.create(name="rule", path="/rule/", key="all", limit=1000, unit="h")
+    RateLimitRule.objects.create(name="path", path="/free/", key="path", limit=1000, unit="h")
+    override(client=("path", "/free/"))
+    override(client=("user", None))
+    override(client=None)
+    assert [post(page) for page in ("/person/", "/rule/", "/partner/", "/free/")] == [200] * 4
+
+
+def test_an_exemption_of_a_digest_goes_before_a_block_of_the_user_and_of_the_network() -> None:
+    """It names exactly whom a limit counts. Another limit holds for the rule that it names."""
+    rule = RateLimitRule.objects.create(name="rule", path="/rule/", key="user+ip", limit=1, unit="h")
+    ada = logged_in("ada")
+    pk = str(User.objects.get().pk)
+    override(network="203.0.113.0/24")
+    override(user_id=pk)
+    assert ada.get("/rule/").status_code == 429
+    limit = override(client=(("user", pk), ("ip", ADDRESS)), effect="limit", limit=2, unit="h", rule=rule)
+    assert [ada.get("/rule/").status_code for _ in range(3)] == [200, 200, 429]
+    limit.effect = "exempt"
+    limit.save()
+    assert [ada.get("/rule/").status_code for _ in range(3)] == [200] * 3
+    assert ada.get("/free/").status_code == 429
+
+
+def test_a_digest_and_a_user_who_has_it_are_two_subjects() -> None:
+    """What is published about one is not published in the place of the other, one by one or all anew."""
+    RateLimitRule.objects.create(name="rule", path="/rule/", key="user", limit=1000, unit="h")
+    ada = logged_in("ada")
+    user = User.objects.get()
+    override(client=("user", str(user.pk)), effect="exempt")
+    block = override(user=user)
+    for _ in range(2):
+        assert ada.get("/rule/").status_code == 200
+        assert ada.get("/free/").status_code == 429
+        publish(rebuild=True)
+    block.delete()
+    assert ada.get("/free/").status_code == 200
+
+
+def test_a_block_of_a_digest_ends_when_its_key_is_no_fallback_any_more(settings: Any) -> None:
+    """Until then it holds for rules, throttles and functions, though their counts begin afresh."""
+    RateLimitRule.objects.create(name="rule", path="/rule/", key="ip", limit=1000, unit="h")
+    settings.SECRET_KEY = "before"
+    for client in (("ip", ADDRESS), "acme", f"throttle_anon_{ADDRESS}"):
+        override(client=client)
+
+    def answers() -> list[int]:
+        publish()
+        pages = ("/rule/", "/throttled/", "/partner/")
+        return [post(page, STRANGER if page == "/partner/" else ADDRESS, {"x-partner": "acme"}) for page in pages]
+
+    assert answers() == [429] * 3
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "now", ["before"]
+    assert answers() == [429] * 3
+    settings.SECRET_KEY_FALLBACKS = []
+    assert answers() == [200] * 3
+
+
+def test_a_row_that_names_several_subjects_is_not_saved() -> None:
+    """Whoever saves it: it would hold for more clients than was meant. So it is with one that names none."""
+    row = RateLimitOverride.objects.create(network=ADDRESS, effect="block")
+    user = User.objects.create(username="ada")
+    saves = [
+        lambda: RateLimitOverride.objects.create(network=ADDRESS, user=user),
+        lambda: RateLimitOverride.objects.bulk_create([RateLimitOverride(effect="block")]),
+        lambda: RateLimitOverride.objects.update(field="get:q"),
+    ]
+    for save in saves:
+        with pytest.raises(ValueError, match="Make one override for each"):
+            save()
+    row.refresh_from_db()
+    assert row.named() == ["network"]
+
+
+def test_the_value_of_another_subject_is_none() -> None:
+    """A row that is moved to a field, or to another field, has no value until one is set."""
+    row = RateLimitOverride.objects.create(network=ADDRESS, effect="block")
+    for field in ("get:q", "get:r"):
+        RateLimitOverride.objects.update(network="", field=field)
+        row.refresh_from_db()
+        with pytest.raises(ValidationError, match="The value is missing"):
+            row.clean()
+        row.set_value("x")
+        row.save()
+        assert Client().get("/free/", {field.removeprefix("get:"): "X"}).status_code == 429
+
+
+def test_a_kind_that_is_not_known_is_left_out(direct: redis.Redis, prefix: str, caplog: Any) -> None:
+    """A newer version may have published it; the others hold."""
+    key = f"{prefix}{{rules}}"
+    override(network=STRANGER)
+    snapshot = json.loads(direct.hget(key, "rules")) | {"blocks": ["moon", "ip4/32"], "revision": "99-" + "a" * 16}
+    direct.hset(key, mapping={"revision": snapshot["revision"], "rules": json.dumps(snapshot)})
+    another_process()
+    assert [post("/free/", one) for one in (STRANGER, ADDRESS)] == [429, 200]
+    assert "overrides of the kind 'moon', which is none" in caplog.text
+
+
+def test_only_what_is_known_of_the_subject_is_asked_about() -> None:
+    """A process that has just started learns of the block in the call that decides; of others, it learns nothing."""
+    override(client=(("ip", ADDRESS), ("post", "username", "ada")))
+    another_process()
+    override_cache.clear()
+    assert post("/login/", username="bob") == 200
+    assert not override_cache._known.entries
+    assert post("/login/", username="ada") == 429
+    assert len(override_cache._known.entries) == 1
+    assert provider.current().blocks == ["digest"]
+
+
+@pytest.mark.parametrize("name", ["a & post:b", "X, post", "ä\u2028", "exact:x", "a:b", "%", "digest"])
+def test_names_of_fields_may_be_odd(name: str) -> None:
+    """Whatever a request may have as a name."""
+    override("v", field=f"get:{name}")
+    assert [Client().get("/free/", {name: value}).status_code for value in ("v", "w")] == [429, 200]
+
+
+def test_two_kinds_of_one_field_are_written_as_one_subject() -> None:
+    """Who is blocked letter by letter is blocked by no other spelling; one by one and all anew, both are written,
+    however the database orders them."""
+    override("ada", field="exact:header:X-Tenant")
+    for other in ("bob", "carl", "dan", "zoe"):
+        override(other, field="exact:header:X-Tenant", effect="exempt")
+    override("ada", field="header:X-Tenant", effect="exempt")
+    for _ in range(2):
+        answers = [post("/free/", headers={"x-tenant": one}) for one in ("ada", "ADA", "bob")]
+        assert answers == [429, 200, 200]
+        another_process()
+        override_cache.clear()
+        publish(rebuild=True)
+
+
+FORM = {"effect": "block", "period": 1, "unit": "m", "duration": "3600"}
+ADA = {"field": "post:username", "value": "ada"}
+HEX = digest(("ip", ADDRESS)).decode()
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"network": ADDRESS, **ADA}, "Make one override for each."),
+        ({"client_digest": HEX, **ADA}, "Make one override for each."),
+        ({}, "Name one subject: a user, an address or network, a field and its value, or the digest of a client."),
+        ({"value": "ada"}, "Enter the field that has this value"),
+        ({"field": "post:username"}, "The value is missing."),
+        ({"field": "post:a, post:b", "value": "x"}, None),
+        ({"client_digest": "ada"}, "Enter 32 hexadecimal digits"),
+        ({"client_digest": HEX, "duration": ""}, "needs an end, at most 30 days from now"),
+        ({"client_digest": HEX, "duration": "", "ends_0": "2099-01-01", "ends_1": "00:00"}, "at most 30 days from now"),
+        ({"client_digest": HEX, "duration": "2592000"}, None),
+        ({"client_digest": digest(("ip", OPERATOR)).decode()}, "you would lock yourself out"),
+        ({"network": OPERATOR}, "you would lock yourself out"),
+        ({"user": "own"}, "you would lock yourself out"),
+    ],
+)
+def test_a_form_names_one_subject(fields: dict[str, str], problem: str | None, operator: Client) -> None:
+    """Else it says what is wrong, and saves nothing."""
+    own = User.objects.get(username="grace").pk
+    answer = operator.post(f"{OVERRIDES}add/", {**FORM, **fields, **({"user": own} if "user" in fields else {})})
+    assert RateLimitOverride.objects.exists() is (problem is None)
+    assert problem is None or problem in errors(answer)
+
+
+def test_a_form_keeps_no_value_and_refuses_to_overwrite_what_was_changed_meanwhile(operator: Client) -> None:
+    """Which another operator did while it was open: also where that was the value alone."""
+    assert operator.post(f"{OVERRIDES}add/", {**FORM, **ADA, "label": "the loud one"}).status_code == 302
+    row = RateLimitOverride.objects.get()
+    page = f"{OVERRIDES}{row.pk}/change/"
+    opened = operator.get(page)
+    version = opened.context["adminform"].form.initial["version"]
+    shown = opened.content.decode() + operator.get(OVERRIDES).content.decode()
+    kept = [*RateLimitOverride.objects.values(), *RateLimitChange.objects.values()]
+    assert "ada" not in shown + str(kept)
+    edited = {**FORM, "field": "post:username", "label": "quiet", "version": version}
+    row.set_value("bob")
+    row.save()
+    assert "Somebody else changed this while you were editing it" in errors(operator.post(page, edited))
+    edited["version"] = operator.get(page).context["adminform"].form.initial["version"]
+    assert operator.post(page, edited).status_code == 302
+    row.refresh_from_db()
+    assert row.whom() == "post:username (quiet)"
+    assert [post("/free/", username=name) for name in ("ada", "bob")] == [200, 429]
+
+
+ASKED = {"path": "/login/", "method": "POST", "address": ADDRESS, "post": "username=ada"}
+
+
+def test_the_inspector_acts_on_whom_the_limit_counts_by_the_digest(operator: Client) -> None:
+    """The customer who is locked out at the login is let in with one button, and nobody else."""
+    for name in ("ada", "bob"):
+        assert [post("/login/", username=name) for _ in range(3)] == [200, 200, 429]
+    page = operator.get(INSPECTOR, ASKED)
+    client = digest((("ip", ADDRESS), ("post", "username", "ada"))).decode()
+    whom = f"client {client[:12]} (address and post:username)"
+    assert page.context["subjects"] == [
+        ("address", ADDRESS), ("post:username", "form field username = ada"), ("ip+post:username", whom),
+    ]  # fmt: skip
+    assert page.context["counted"] == "ip+post:username"
+    page = pressed(operator, ASKED, action="exempt", subject="ip+post:username", duration="3600")
+    assert f"{whom.capitalize()} is exempt for 1 hour." in page
+    assert "would be allowed" in page
+    assert [post("/login/", username=name) for name in ("ada", "bob")] == [200, 429]
+    assert post("/login/", NEIGHBOUR, username="ada") == 200
+    made = RateLimitOverride.objects.get()
+    assert (made.kind, made.effect, made.client_digest) == ("digest", "exempt", client)
+    page = pressed(operator, ASKED, action="block", subject="ip+post:username", duration="", confirm="yes")
+    assert "needs an end, at most 30 days from now" in page
+    page = pressed(operator, ASKED, action="block", subject="ip+post:username", duration="3600", label="the loud one")
+    assert f"Block {whom} for 1 hour?" in page
+    block = {"subject": "ip+post:username", "duration": "3600", "label": "the loud one", "confirm": "yes"}
+    assert "would be refused" in pressed(operator, ASKED, action="block", **block)
+    page = pressed(operator, ASKED, action=f"end:{RateLimitOverride.objects.latest('pk').pk}")
+    assert f"Ended: client {client[:12]} (the loud one)." in page
+    assert post("/login/", username="ada") == 200
+
+
+@pytest.mark.parametrize(
+    ("key", "asked", "whom"),
+    [
+        ("ip", {"address": ADDRESS}, None),
+        ("ip", {"address": "2001:db8::7"}, "(address)"),
+        ("ip", {"address": "203.0.113.0/24"}, None),
+        ("user+path", {"user": "ada"}, "(user and path)"),
+        ("user+path+ip", {"user": "ada", "address": ADDRESS}, "(user and path and address)"),
+        ("user+ip", {"user": "ada", "address": "203.0.113.0/24"}, None),
+        ("user", {"address": ADDRESS}, None),
+        ("session", {"path": "/rule/?q=x", "address": ADDRESS}, None),
+        ("header:X-Tenant+ip", {"address": ADDRESS}, "(header:X-Tenant and address)"),
+        ("path", {"address": ADDRESS}, None),
+        ("all", {"address": ADDRESS}, None),
+    ],
+)
+def test_whom_a_key_counts(key: str, asked: dict[str, str], whom: str | None, operator: Client) -> None:
+    """Unless it was entered by itself, is several addresses, or all who visit the path."""
+    User.objects.create(username="ada")
+    RateLimitRule.objects.create(name="rule", path="/rule/", key=key, limit=5, unit="h")
+    found = dict(operator.get(INSPECTOR, {"path": "/rule/", **asked}).context["subjects"])
+    assert found.get(key) is None if whom is None else whom in found[key]
+
+
+def test_the_inspector_knows_when_operators_would_lock_themselves_out(operator: Client) -> None:
+    """By the digest of themselves at their own address; not of a value that they send."""
+    RateLimitRule.objects.create(name="rule", path="/rule/", key="user+ip", limit=5, unit="h")
+    asked = {"path": "/rule/", "address": OPERATOR, "user": "grace"}
+    page = pressed(operator, asked, action="block", subject="user+ip", duration="3600")
+    assert "you would lock yourself out" in page
+    RateLimitRule.objects.update(key="ip+get:q")
+    asked = {"path": "/rule/?q=x", "address": OPERATOR}
+    page = pressed(operator, asked, action="block", subject="ip+get:q", duration="3600")
+    assert "(address and get:q) for 1 hour?" in page
+
+
+def test_commands_name_one_subject() -> None:
+    """`ratelimit block` and `ratelimit unblock`; the second names a block of a larger network that goes on."""
+    for command in ("block", "unblock"):
+        for options in (("--ip", ADDRESS, "--field", "username=ada"), ()):
+            with pytest.raises(CommandError, match="name one subject, by one of --user, --ip, --digest, --header"):
+                said(command, *options)
+    client = digest((("ip", ADDRESS), ("post", "username", "ada"))).decode()
+    with pytest.raises(CommandError, match="at most 30 days from now"):
+        said("block", "--digest", client, "--for-good")
+    assert f"client {client[:12]} is blocked until 2" in said("block", "--digest", client)
+    assert [post("/login/", username=name) for name in ("ada", "bob")] == [429, 200]
+    assert "ended: override" in said("unblock", "--digest", client)
+    assert post("/login/", username="ada") == 200
+    wide = override(network="203.0.113.0/24")
+    assert f"203.0.113.0/24 is blocked, and with it {ADDRESS}: override {wide.pk}" in said("unblock", "--ip", ADDRESS)
+    assert "is blocked, and with it" not in said("unblock", "--ip", STRANGER)
+
+
+def test_a_check_warns_of_more_kinds_than_a_request_should_look_for() -> None:
+    """Not of many overrides: those about networks of one size, and about a field of one name, are one kind."""
+
+    def warned() -> list[str]:
+        found = checks.run_checks(databases=["default"], tags=[checks.Tags.database])
+        return [one.msg for one in found if one.id == "django_ratelimit_lua.W016"]
+
+    def rows(field: str) -> list[RateLimitOverride]:
+        made = [RateLimitOverride(field=field % number, effect="block") for number in range(101)]
+        for number, row in enumerate(made):
+            row.set_value(str(number))
+        return made
+
+    RateLimitOverride.objects.bulk_create(rows("get:a%.0s"))
+    assert warned() == []
+    RateLimitOverride.objects.bulk_create(rows("get:b%d"))
+    assert "about 102 kinds of subjects" in warned()[0]
+    assert [Client().get("/free/", {"b7": value}).status_code for value in ("7", "8")] == [429, 200]

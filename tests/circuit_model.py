@@ -1,0 +1,130 @@
+"""The breaker as a model: what `circuit.lua` does, operation by operation. Tests hold both to the same answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django_ratelimit_lua.engine.circuit import MOST_JITTER, SHARES, Answer, Event, Operation, Outcomes, Result, State
+from django_ratelimit_lua.rules.breakers import Thresholds
+
+
+class CircuitModel:
+    """A breaker. Times are microseconds of any clock that goes forward.
+
+    >>> circuit = CircuitModel()
+    >>> circuit.call(0, Thresholds(minimum=2), outcomes=[Outcomes(0, 2, 2, 0)]).state
+    'open'
+    """
+
+    def __init__(
+        self, state: State = "closed", era: int = 0, version: int = 0, ends: int = 0, share: int = 100
+    ) -> None:
+        self.state, self.era, self.version = state, era, version
+        self.since = self.successes = self.pause = 0
+        self.ends = ends
+        self.step = SHARES.index(share) + 1 if state == "ramp" and share in SHARES else 0
+        self.buckets: dict[tuple[int, int], list[int]] = {}
+        self.probes: dict[str, int] = {}
+        self._events: list[Event] = []
+
+    def call(
+        self,
+        now: int,
+        by: Thresholds,
+        operation: Operation = "tell",
+        *,
+        chance: int = 0,
+        probe: str = "",
+        result: Result = "",
+        era: int | None = None,
+        outcomes: Sequence[Outcomes] = (),
+    ) -> Answer:
+        """Do one operation at a moment, as the script does it for all processes."""
+        self._events = []
+        if self.state == "open":
+            self.ends = min(self.ends, self.since + by.open_max_us * 11 // 10)
+        self._climb(now, by, chance)
+        if era in (None, self.era) and self.state in ("closed", "ramp"):
+            self._count(now, by, outcomes)
+            sums = self._sums(now, by)
+            share = SHARES[self.step - 1] if self.state == "ramp" else 100
+            if reason := by.reason(*sums, share):
+                self._open(now, by, chance, reason, *sums)
+        granted = False
+        if operation == "done":
+            self.probes.pop(probe, None)
+        if operation in ("done", "hung"):
+            self._judge_probe(now, by, chance, result, era)
+        elif operation == "ask":
+            granted = self._grant(now, by, probe)
+        else:
+            self.probes |= {running: now + by.probe_us for running in probe.split() if running in self.probes}
+        wait = {"open": self.ends - now, "ramp": self.ends - now, "half": min(self.probes.values(), default=now) - now}
+        shares = {"closed": 100, "open": 0, "half": 0, "ramp": SHARES[self.step - 1]}
+        return Answer(
+            self.state, self.era, self.version, max(0, wait.get(self.state, 0)), shares[self.state],
+            *self._sums(now, by), granted, tuple(self._events),
+        )  # fmt: skip
+
+    def _event(self, name: str, calls: int, failures: int, slow: int, reason: str = "") -> None:
+        self._events.append(Event(name, calls, failures, slow, reason))
+        self.version += 1
+
+    def _climb(self, now: int, by: Thresholds, chance: int) -> None:
+        while self.state == "ramp" and now >= self.ends:
+            self.step, self.since = self.step + 1, self.ends
+            if self.step > len(SHARES):
+                self.state, self.step, self.pause, self.ends = "closed", 0, 0, 0
+                self._event("closed", *self._sums(now, by))
+            else:
+                self.ends += _longer(by.step_us, chance)
+                self.version += 1
+
+    def _count(self, now: int, by: Thresholds, outcomes: Sequence[Outcomes]) -> None:
+        for age, *numbers in outcomes:
+            moment = now - age
+            if moment > now - by.window_us:
+                bucket = self.buckets.setdefault((moment // by.width_us, by.width_us), [moment, 0, 0, 0])
+                bucket[0] = max(bucket[0], moment)
+                bucket[1:] = [one + more for one, more in zip(bucket[1:], numbers, strict=True)]
+
+    def _sums(self, now: int, by: Thresholds) -> tuple[int, int, int]:
+        self.buckets = {key: bucket for key, bucket in self.buckets.items() if bucket[0] > now - by.window_us}
+        calls, failures, slow = (sum(bucket[field] for bucket in self.buckets.values()) for field in (1, 2, 3))
+        return calls, failures, slow
+
+    def _open(self, now: int, by: Thresholds, chance: int, reason: str, calls: int, failures: int, slow: int) -> None:
+        longer = by.open_us if self.state == "closed" else max(by.open_us, min(self.pause * 2, by.open_max_us))
+        self.state, self.era, self.since, self.pause = "open", self.era + 1, now, longer
+        self.ends, self.step, self.successes = now + _longer(longer, chance), 0, 0
+        self.buckets = {}
+        self._event("opened", calls, failures, slow, reason)
+
+    def _grant(self, now: int, by: Thresholds, probe: str) -> bool:
+        if self.state == "open" and now >= self.ends:
+            self.state, self.since, self.ends, self.successes = "half", now, 0, 0
+            self._event("half_open", 0, 0, 0)
+        if self.state != "half":
+            return False
+        self.probes = {name: ends for name, ends in self.probes.items() if ends > now}
+        if len(self.probes) + self.successes >= by.probes:
+            return False
+        self.probes[probe] = now + by.probe_us
+        return True
+
+    def _judge_probe(self, now: int, by: Thresholds, chance: int, result: Result, era: int | None) -> None:
+        if self.state != "half" or era not in (None, self.era):
+            return
+        if result == "failed":
+            self._open(now, by, chance, "probe", self.successes + 1, 1, 0)
+        elif result == "ok":
+            self.successes += 1
+            if self.successes >= by.probes:
+                self.state, self.step, self.since = "ramp", 1, now
+                self.ends = now + _longer(by.step_us, chance)
+                self.buckets = {}
+                self._event("ramp", self.successes, 0, 0)
+
+
+def _longer(time: int, chance: int) -> int:
+    return time + time * chance // (10 * MOST_JITTER)
