@@ -415,7 +415,7 @@ class Counters:
         """Remember what Redis says is used, where a share may begin with it."""
         now = time.monotonic()
         for (limit, digest, _, _, _), state in zip(call.charges, states, strict=True):
-            if policy_of(limit) != "local":
+            if (limit.on_store_error or conf.ON_STORE_ERROR) != "local":  # Inlined: it is on the way of a hit.
                 continue
             if not heartbeat.task.is_running:
                 heartbeat.start()
