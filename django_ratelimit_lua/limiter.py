@@ -46,7 +46,7 @@ from .rules.ruleset import Ruleset
 from .rules.template import LimitTemplate
 from .stats.names import own
 from .stats.recorder import recorder
-from .web.plan import Planner
+from .web.plan import Party, Planner
 
 F = TypeVar("F", bound=Callable[..., Any])
 RateConstant = str | tuple[int, float] | Rate
@@ -141,7 +141,8 @@ class RateLimiter:
         limits, rule = (self.limits, None) if ruleset is None else self._limits_by(ruleset)
         if identity is None:
             limits = [limit.without_bans() for limit in limits]
-        return [PlannedCharge(Charge(limit, subject, cost), self.name, rule, identity=identity) for limit in limits]
+        name = self.name
+        return [PlannedCharge(Charge(limit, subject, cost), name, rule, None, None, b"", identity) for limit in limits]
 
     def _plan(self, operation: Operation, identity: Identity, cost: int, **options: Any) -> _HitPlanner:
         return _HitPlanner(self, operation, identity, cost, options)
@@ -550,7 +551,10 @@ class _HitPlanner(Planner):
     def __init__(
         self, limiter: RateLimiter, operation: Operation, identity: Identity, cost: int, options: dict[str, Any]
     ) -> None:
-        super().__init__(operation, **options)
+        # Not by super(): every hit comes through here.
+        self.is_hit = operation == "hit"
+        self.options = options
+        self.parties: Sequence[Party] = ()
         self.units = cost if self.is_hit else 0
         self._asked: Operation = operation
         self._limiter = limiter

@@ -57,8 +57,7 @@ def unauthorised() -> ProblemError:
 
 
 def _too_many_tokens(decision: Decision) -> ProblemError:
-    seconds = max(1, math.ceil(decision.retry_after or 1))
-    return ProblemError(429, "Too many wrong tokens from this address.", Retry_After=str(seconds))
+    return ProblemError(429, "Too many wrong tokens from this address.", math.ceil(decision.retry_after or 1))
 
 
 class AskedPlanner(Planner):

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
-from http import HTTPStatus
 
+from ..web.refusal import ErrorDetails
 from ..web.responses import PROBLEM
 from .answer import Answer
 
 
-class ProblemError(Exception):
-    """What is asked cannot be answered: with that `status`, because of `detail`; `headers`: more of the answer's."""
+class ProblemError(Exception, ErrorDetails):
+    """What is asked cannot be answered: with that `status`, because of `text`; `more`: more headers of the answer."""
 
-    def __init__(self, status: int, detail: str, **headers: str) -> None:
-        super().__init__(detail)
-        self.status, self.detail = status, detail
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    def __init__(self, status: int, text: str, retry_after: int | None = None, **more: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.retry_after = retry_after
+        self._more = {name.replace("_", "-"): value for name, value in more.items()}
+
+    def detail(self) -> str:
+        """See `ErrorDetails`."""
+        return str(self)
 
     @property
     def answer(self) -> Answer:
         """What is answered."""
-        title = HTTPStatus(self.status).phrase
-        body = {"type": "about:blank", "title": title, "status": self.status, "detail": self.detail}
-        headers = {"Content-Type": PROBLEM, "Cache-Control": "no-store", **self.headers}
-        return Answer(self.status, headers, json.dumps(body).encode())
+        headers = {"Content-Type": PROBLEM, **self.headers(), **self._more}
+        return Answer(self.status, headers, json.dumps(self.problem()).encode())

@@ -53,7 +53,7 @@ class ErrorDetails:
 
     def members(self) -> dict[str, object]:
         """What a body says to programs (RFC 9457), beside or in the place of what each has."""
-        raise NotImplementedError
+        return {}
 
     def context(self) -> dict[str, object]:
         """What a page may show."""
