@@ -46,7 +46,6 @@ from ..operations.statistics import (
 from ..operations.words import (
     between_words,
     clients_words,
-    local_moment,
     moment_words,
     number_words,
     readable,
@@ -187,10 +186,10 @@ class StatisticsPages(Page):
 
     def _drawn(self, request: HttpRequest, page: Report) -> dict[str, Any]:
         moments = [_step_words(point.at, page.period) for point in page.points]
-        start, length = page.from_, page.to - page.from_
+        start, end = page.from_.timestamp(), page.to.timestamp()
         changes = _shown_changes(page.changes)
         marks = [
-            Mark((local_moment(one["change"].at) - start) / length, str(number),
+            Mark((one["change"].at.timestamp() - start) / (end - start), str(number),
                  f"{moment_words(one['change'].at)} {one['change'].by}: {'; '.join(one['words'])}")
             for number, one in enumerate(changes, start=1)
         ]  # fmt: skip
