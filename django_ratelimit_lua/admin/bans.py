@@ -221,7 +221,6 @@ class BanPage(Page):
         return None
 
     def _add(self, request: HttpRequest, form: HandForm) -> bool:
-        """Whether somebody was banned."""
         if not form.is_valid():
             return False
         given = form.cleaned_data

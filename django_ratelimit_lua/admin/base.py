@@ -41,7 +41,6 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        """Adding and changing."""
         with acting(request.user):
             return with_warnings(request, super().changeform_view(request, *args, **kwargs))
 
@@ -50,7 +49,6 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             return with_warnings(request, super().changelist_view(request, *args, **kwargs))
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Deleting."""
         with acting(request.user):
             response: HttpResponse = with_warnings(request, super().delete_view(request, object_id, extra_context))
             return response

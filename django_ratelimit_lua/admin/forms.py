@@ -29,7 +29,6 @@ from .versioned import VersionedForm
 
 
 def group_names() -> list[tuple[str, str]]:
-    """Django's groups, as choices."""
     return [
         (name, name) for name in apps.get_model("auth", "Group").objects.order_by("name").values_list("name", flat=True)
     ]

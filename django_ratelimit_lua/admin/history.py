@@ -159,7 +159,6 @@ class ChangeAdmin(ActingAdmin):
 
     @admin.display(description=_("when"), ordering="at")
     def moment(self, change: RateLimitChange) -> SafeString:
-        """When it was made."""
         return moment_element(change.at)
 
     @admin.display(description=_("what"), ordering="name")
@@ -170,7 +169,6 @@ class ChangeAdmin(ActingAdmin):
 
     @admin.display(description=_("what changed"))
     def words(self, change: RateLimitChange) -> SafeString:
-        """Old and new."""
         return self._words(change, may_see_who=False)
 
     @admin.display(description=_("what changed"))
@@ -194,7 +192,6 @@ class ChangeAdmin(ActingAdmin):
         return _columns(request, super().get_fields(request, obj))
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """All of them."""
         return _columns(request, super().get_readonly_fields(request, obj))
 
     def has_add_permission(self, request: HttpRequest, *args: Any) -> bool:
@@ -207,7 +204,6 @@ class ChangeAdmin(ActingAdmin):
         return False
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
-        """With a way back."""
         change = kwargs.get("obj")
         is_rule = change is not None and change.kind == RateLimitChange.Kind.RULE and (change.before or change.after)
         permissions = ("django_ratelimit_lua.change_ratelimitrule", "django_ratelimit_lua.add_ratelimitrule")

@@ -83,7 +83,6 @@ class InspectorPage(Page):
     may_see = staticmethod(may_inspect)
 
     def view(self, request: HttpRequest) -> HttpResponse:
-        """Redirect to the inspector."""
         return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_inspect", current_app=self.admin_site.name))
 
 
@@ -91,7 +90,6 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
     """The part of the admin of overrides that looks at one request."""
 
     def has_block_permission(self, request: HttpRequest) -> bool:
-        """May block and unblock."""
         return request.user.has_perm(BLOCK_PERMISSION)
 
     def inspect_view(self, request: HttpRequest) -> HttpResponse:

@@ -105,7 +105,6 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
     """The part of the admin of rules that knows what the code limits."""
 
     def get_urls(self) -> list[Any]:
-        """The page, beside Django's."""
         view = self.admin_site.admin_view(self.limits_view)
         return [path("limits/", view, name="django_ratelimit_lua_limits"), *super().get_urls()]
 

@@ -31,8 +31,6 @@ REPEATED = "_ratelimit_repeated"
 
 
 class ActiveFilter(admin.SimpleListFilter):
-    """In force, or not."""
-
     title = gettext_lazy("active")
     parameter_name = "active"
 
@@ -56,8 +54,6 @@ def end_now(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitO
 
 
 class OverrideAdmin(Inspector, ActingAdmin):
-    """Overrides."""
-
     form = OverrideForm
     list_display = ("whom", "effect_summary", "of_rule", "lasts", "why")
     list_filter = (ActiveFilter, "effect", ("rule", admin.RelatedOnlyFieldListFilter))
@@ -97,12 +93,10 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     @admin.display(description=gettext_lazy("who"))
     def whom(self, override: RateLimitOverride) -> str:
-        """Whom it is about."""
         return override.whom()
 
     @admin.display(description=gettext_lazy("effect"))
     def effect_summary(self, override: RateLimitOverride) -> str:
-        """What it does."""
         if override.effect == override.Effects.LIMIT and override.rate:
             words = rate_words(override.rate)
             return _("%(rate)s (skipped: does not fit the rule)") % {"rate": words} if override.misfits() else words
@@ -135,7 +129,6 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     @admin.display(description=gettext_lazy("created at"))
     def created(self, override: RateLimitOverride) -> Any:
-        """When it was added."""
         return moment_element(override.created_at) if override.created_at else "—"
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:

@@ -31,7 +31,6 @@ class Page(admin.ModelAdmin):  # type: ignore[type-arg]
         raise NotImplementedError
 
     def view(self, request: HttpRequest) -> HttpResponse:
-        """Answer a request."""
         raise NotImplementedError
 
     def get_urls(self) -> list[Any]:

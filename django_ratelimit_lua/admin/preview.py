@@ -112,7 +112,6 @@ def plot(simulation: Simulation) -> Plot:
 
 
 def words(simulation: Simulation) -> str:
-    """The same in words."""
     parts = []
     if simulation.burst:
         parts.append(

@@ -18,12 +18,9 @@ from .slots import may_see_slots
 
 
 class ProcessPage(Page):
-    """The page of processes."""
-
     may_see = staticmethod(may_see_slots)
 
     def view(self, request: HttpRequest) -> HttpResponse:
-        """List the processes."""
         found: list[Process] = []
         is_known = True
         try:

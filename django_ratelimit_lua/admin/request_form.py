@@ -86,7 +86,6 @@ class ReferenceForm(forms.Form):
     )  # fmt: skip
 
     def clean_reference(self) -> str:
-        """Opens it."""
         text: str = self.cleaned_data["reference"]
         try:
             self.opened = open_reference(text)

@@ -78,19 +78,15 @@ def enforce(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitR
 
 @admin.action(description=gettext_lazy("Shadow mode: count, refuse nobody"), permissions=["change"])
 def shadow(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> None:
-    """Switch rules to shadow."""
     modeladmin.switch(request, queryset, "shadow")
 
 
 @admin.action(description=gettext_lazy("Switch off"), permissions=["change"])
 def switch_off(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> None:
-    """Switch rules off."""
     modeladmin.switch(request, queryset, "off")
 
 
 class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
-    """Rules."""
-
     form = RuleForm
     inlines = (TierInline,)
     list_display = ("name", "sentence", "mode", "order")

@@ -36,8 +36,6 @@ def may_see_slots(request: HttpRequest) -> bool:
 
 
 class SlotPage(Page):
-    """The page of slots."""
-
     may_see = staticmethod(may_see_slots)
 
     def view(self, request: HttpRequest) -> HttpResponse:

@@ -100,7 +100,6 @@ class KnownBans:
             self._bans.pop_labelled(digest)
 
     def clear(self) -> None:
-        """Begin with nothing."""
         self._bans.clear()
 
 

@@ -72,7 +72,6 @@ class Counter:
         return self.limit.rate.limit
 
     def used(self, now: float) -> float:
-        """Units that count now."""
         raise NotImplementedError
 
     def retry_after(self, now: float, cost: int) -> float | None:
@@ -113,7 +112,6 @@ class Counter:
             self.take(since, ceil(missing))
 
     def reset_after(self, now: float) -> float:
-        """Seconds until nothing counts."""
         raise NotImplementedError
 
     def owes(self, now: float) -> int:
@@ -278,7 +276,6 @@ class Slots(Counter):
         self._given[slot] = (now + lasts_us(slot) / SECOND, cost)
 
     def release(self, slot: bytes) -> None:
-        """Count them no more."""
         self._given.pop(slot, None)
 
     def reset_after(self, now: float) -> float:
@@ -430,7 +427,6 @@ class Counters:
                 self._counters.pop(key, None)
 
     def clear(self) -> None:
-        """Begin with nothing."""
         with self._lock:
             self._said.clear()
             self._counters.clear()

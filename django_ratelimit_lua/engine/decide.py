@@ -98,7 +98,6 @@ class DecidedCharge(NamedTuple):
 
     @property
     def charge(self) -> Charge:
-        """What was charged."""
         return self.planned.charge
 
 

@@ -86,7 +86,6 @@ class EvidenceNotes:
         )  # fmt: skip
 
     def clear(self) -> None:
-        """Begin with nothing."""
         self._lock = threading.Lock()
         self._noted: dict[bytes, _Noted] = {}
         self._writing: dict[bytes, _Noted] = {}
@@ -149,7 +148,6 @@ class EvidenceNotes:
         return {name: _cut(offence) for name, offence in offences}
 
     def drop(self, ban_keys: Sequence[bytes]) -> None:
-        """Write nothing of these."""
         for key in ban_keys:
             self._noted.pop(evidence_key(key), None)
 

@@ -80,13 +80,11 @@ class FallbackLimiter:
         return decision
 
     def on_store_up(self, **kwargs: object) -> None:
-        """Redis answers again."""
         self._wait_for_others()
         if counters.is_owing:
             self.task.start()
 
     def clear(self) -> None:
-        """Begin with nothing."""
         counters.clear()
         self.is_recovering, self._back_at = False, float("-inf")
 

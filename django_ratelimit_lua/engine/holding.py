@@ -129,7 +129,6 @@ class Seeking:
         return run(self._steps())
 
     async def atake(self) -> Outcome:
-        """`take`, for coroutines."""
         return await arun(self._steps())
 
     def _steps(self) -> Waiting[Outcome]:

@@ -102,7 +102,6 @@ class HeldSlot:
 
     @property
     def key(self) -> Key:
-        """What counts it."""
         return self.prefix, self.charge.digest, self.charge.limit.key_part
 
     @property
@@ -176,7 +175,6 @@ class HeldSlots:
 
     @property
     def interval(self) -> float:
-        """Seconds between two renewals."""
         return conf.SLOT_SECONDS / RENEWALS
 
     def _patience(self) -> Patience:
@@ -184,7 +182,6 @@ class HeldSlots:
         return Patience(max(self.interval / 2, SOON_SECONDS))
 
     def all(self) -> list[HeldSlot]:
-        """What this process holds."""
         with self._lock:
             return [held for slots in self._held.values() for held in slots.values()]
 

@@ -22,7 +22,6 @@ def hold(outcome: Outcome) -> None:
 
 
 async def ahold(outcome: Outcome) -> None:
-    """`hold`, for coroutines."""
     await arun(_holding(outcome))
 
 

@@ -40,7 +40,6 @@ _OF_USER = (EVERYONE, "anonymous", "authenticated")
 @login_not_required
 @csrf_exempt  # Envoy asks by the method of the original request.
 async def check(request: HttpRequest) -> HttpResponse:
-    """`answer_check`, for Django."""
     scope = getattr(request, "scope", None)
     return (await (answer_check(request.META) if scope is None else answer_scope(scope))).response()
 
@@ -98,7 +97,6 @@ class _CheckPlanner(RequestPlanner):
         self._found = found
 
     def gather(self, ruleset: Ruleset) -> Waiting[None]:
-        """See `Planner`."""
         if hasattr(self._found, "user") and any(map(_goes_by_groups, _rules(self._found, ruleset) or ())):
             yield Wait(partial(load_user, self._found), partial(sync_to_async(load_user), self._found))
         yield from super().gather(ruleset)

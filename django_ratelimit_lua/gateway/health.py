@@ -20,7 +20,6 @@ from .answer import Answer
 @login_not_required
 @csrf_exempt
 async def health(request: HttpRequest) -> HttpResponse:
-    """`answer_health`, for Django."""
     return (await answer_health()).response()
 
 

@@ -64,7 +64,6 @@ class Named:
         return str(VouchedUser(self.values["user"])) if "user" in self.values else None
 
     def address(self) -> Address | None:
-        """See `Who`."""
         return self._address().address
 
     def fields(self, field: str) -> Sequence[Identity]:

@@ -35,7 +35,6 @@ _KINDS: dict[type, tuple[str, str, str]] = {
 
 @cache
 def document() -> dict[str, Any]:
-    """Return the document."""
     found: dict[str, Any] = json.loads(Path(__file__).with_name("openapi.json").read_text(encoding="utf-8"))
     found["info"]["version"] = __version__
     return found
@@ -103,5 +102,4 @@ def answer_openapi() -> Answer:
 @login_not_required
 @require_safe
 def openapi(request: HttpRequest) -> HttpResponse:
-    """`answer_openapi`, for Django."""
     return answer_openapi().response()

@@ -99,7 +99,6 @@ class AskedPlanner(Planner):
         return ()
 
     def plan(self, ruleset: Ruleset) -> Plan:
-        """See `Planner`."""
         if self._problem is None and not self._only_checks:
             self.is_hit = self._takes
             return super().plan(ruleset)
@@ -127,7 +126,6 @@ class AskedPlanner(Planner):
             await self.decided()
 
     async def decided(self) -> Outcome:
-        """The decision. Raises `ProblemError`."""
         outcome = await adecide(self)
         if self._problem is None:
             return outcome

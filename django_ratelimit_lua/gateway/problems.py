@@ -19,11 +19,9 @@ class ProblemError(Exception, ErrorDetails):
         self._more = {name.replace("_", "-"): value for name, value in more.items()}
 
     def detail(self) -> str:
-        """See `ErrorDetails`."""
         return str(self)
 
     @property
     def answer(self) -> Answer:
-        """What is answered."""
         headers = {"Content-Type": PROBLEM, **self.headers(), **self._more}
         return Answer(self.status, headers, json.dumps(self.problem()).encode())

@@ -38,8 +38,6 @@ class VouchedUser:
 
 
 class Stranger:
-    """Nobody is logged in."""
-
     is_authenticated, is_anonymous, is_active, is_staff, pk = False, True, False, False, None
 
 

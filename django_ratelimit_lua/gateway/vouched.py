@@ -66,7 +66,6 @@ class Dialect:
 
     @property
     def headers(self) -> tuple[str, ...]:
-        """All of them."""
         return (self.method, self.uri, self.host, self.address)
 
 

@@ -52,7 +52,6 @@ class RequestState:
 
 
 def plain(request: Any) -> Any:
-    """Django's request, inside DRF's."""
     # Not by getattr: an object that makes up its attributes, as a mock does, wraps nothing.
     return getattr(request, "__dict__", {}).get("_request", request)
 

@@ -62,7 +62,6 @@ class Number:
 
 
 def or_none(check: Check[T]) -> Check[T | None]:
-    """The same, or nothing."""
     return lambda value: None if value is None else check(value)
 
 

@@ -94,7 +94,6 @@ class AuditedQuerySet(models.QuerySet[M]):
         return self._db or router.db_for_write(self.model, **self._hints)  # type: ignore[attr-defined]
 
     def update(self, **changes: Any) -> int:
-        """`QuerySet.update`, recorded."""
         with transaction.atomic(self.db):
             stored = self.model._base_manager.using(self.db)
             keys = list(self.order_by().values_list("pk", flat=True))
@@ -109,7 +108,6 @@ class AuditedQuerySet(models.QuerySet[M]):
     update.alters_data = True  # type: ignore[attr-defined]
 
     def bulk_create(self, objs: Iterable[M], *args: Any, **kwargs: Any) -> list[M]:
-        """`QuerySet.bulk_create`, recorded."""
         rows = list(objs)
         for row in rows:
             row.prepare()

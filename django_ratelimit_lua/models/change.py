@@ -111,8 +111,6 @@ class RateLimitChange(models.Model):
     """One change of a rule (with its tiers) or an override: what was declared before and after."""
 
     class Action(models.TextChoices):
-        """What was done."""
-
         CREATED = "created", _("created")
         CHANGED = "changed", _("changed")
         DELETED = "deleted", _("deleted")
@@ -122,8 +120,6 @@ class RateLimitChange(models.Model):
         UNBANNED = "unbanned", _("ban lifted")
 
     class Kind(models.TextChoices):
-        """To what."""
-
         RULE = "rule", _("rule")
         OVERRIDE = "override", _("override")
         IDENTITY = "identity", _("identity")

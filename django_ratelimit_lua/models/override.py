@@ -50,7 +50,6 @@ class OverrideQuerySet(AuditedQuerySet["RateLimitOverride"]):
         return self.filter(began & lasted, created_at__lt=end)
 
     def active(self) -> OverrideQuerySet:
-        """Those in force now."""
         return self.lasting().filter(models.Q(starts=None) | models.Q(starts__lte=timezone.now()))
 
 
@@ -61,8 +60,6 @@ class RateLimitOverride(RateFields, AuditedModel):
     CHANGE_KIND = RateLimitChange.Kind.OVERRIDE
 
     class Effects(models.TextChoices):
-        """What it does."""
-
         LIMIT = "limit", _("another limit")
         EXEMPT = "exempt", _("exempt: no limit")
         BLOCK = "block", _("block: every request is refused")

@@ -130,7 +130,6 @@ class RateLimitRule(RatesFields, AuditedModel):
 
     @classmethod
     def complete(cls, rows: Sequence[Any], using: str) -> None:
-        """Read their tiers."""
         tiers = cls.tiers.rel.related_model._base_manager.using(using)
         models.prefetch_related_objects([row for row in rows if row.pk], models.Prefetch("tiers", tiers))
 

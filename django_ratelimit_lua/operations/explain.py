@@ -221,7 +221,6 @@ class _Looking:
         self._keys: dict[str, None] = {}
 
     def explanation(self, other_methods: tuple[str, ...], unknown: tuple[str, ...]) -> Explanation:
-        """All that was met."""
         return Explanation(
             self.decision,
             tuple(self.limits),
@@ -236,7 +235,6 @@ class _Looking:
         )
 
     def at_rules(self) -> None:
-        """What the middleware decides."""
         is_applied = _is_applied()
 
         def choose(ruleset: Ruleset) -> list[Place] | None:
@@ -254,7 +252,6 @@ class _Looking:
         self._decide(RequestPlanner(self.request, choose, operation="peek", has_blocks=is_applied, on_error=on_error))
 
     def at_stacks(self, view: Any, stacks: Sequence[Stack]) -> None:
-        """What `@ratelimit` decides."""
         for stack in stacks:
             if is_behind_login(view, stack) and not _is_logged_in(self.request):
                 text = _("Not looked at: limits that only logged-in users meet. Enter a user to see them.")

@@ -88,7 +88,6 @@ class _IdentityPlanner(Planner):
         self._has_overrides = not any(site.kind == LIMITER for site in known_call_sites.of(name))
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
-        """See `Planner`."""
         kinds = override_kinds(ruleset, self.charges, False) if self._has_overrides else ()
         subjects = [SubjectRef(kind, self._digest) for kind in kinds if kind == USER or is_field(kind)]
         if DIGEST in kinds:

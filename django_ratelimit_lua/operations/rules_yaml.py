@@ -101,7 +101,6 @@ class RuleChange:
         return f"{BREAKER} {self.name}" if self.is_breaker else self.name
 
     def words(self) -> list[str]:
-        """The step in words."""
         mark = "~"
         if self.before is None or self.after is None:
             mark = "+" if self.before is None else "-"

@@ -173,7 +173,6 @@ class What:
 
     @property
     def kind_words(self) -> str:
-        """What it is."""
         return str(KINDS[self.kind])
 
 
@@ -276,7 +275,6 @@ class Named(What):
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The fields of `What`."""
         return {one.name: getattr(self, one.name) for one in fields(What)}
 
 
@@ -621,7 +619,6 @@ def moment_of(at: float) -> datetime.datetime:
 
 
 def _counts(counts: Mapping[str, int]) -> dict[str, int]:
-    """The fields of `Counts`."""
     numbers = {word: sum(counts.get(letter, 0) for letter in letters) for word, letters in RESULTS.items()}
     return {"requests": sum(numbers.values()), **numbers, "banned": counts.get(BANNED, 0)}
 

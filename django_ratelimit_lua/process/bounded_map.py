@@ -104,7 +104,6 @@ class BoundedMap(Generic[K, V]):
         return [value for value in values if value is not None]
 
     def clear(self) -> list[V]:
-        """Forget all; returns it."""
         with self._lock:
             values = [value for value, _ in list(self.entries.values())]  # While others put, who take no lock.
             self.entries.clear()

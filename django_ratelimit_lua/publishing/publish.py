@@ -107,7 +107,7 @@ class NewerFormatError(StoreError):
         super().__init__(
             f"a newer version of django_ratelimit_lua has published the rules, in format {form}; this one writes "
             f"{FORMAT}. A process of the newer version will publish what was saved; if none runs any more, run "
-            "`manage.py ratelimit rules publish --take-over`"
+            "`manage.py ratelimit rules adopt`"
         )
         self.format = form
 

@@ -129,7 +129,6 @@ def _sentence(given: Declared) -> str:
 
 
 def where(given: Declared) -> str:
-    """When a rule applies."""
     parts: list[str] = []
     paths = given.get("path")
     methods = given.get("method")

@@ -208,7 +208,6 @@ class OverrideCache:
                 self._known.put(subject, (written[:TAG_SIZE], read_record(written, before)))
 
     def clear(self) -> None:
-        """Forget everybody."""
         self._known.clear()
 
 

@@ -65,7 +65,7 @@ database: str | None = None
 
 REMEDY = (
     "Set RATELIMIT_CACHE_PREFIX to another value for each site. If the other database is gone, run "
-    "`manage.py ratelimit rules publish --take-over`."
+    "`manage.py ratelimit rules adopt`."
 )
 
 written: set[bytes] = set()

@@ -112,7 +112,6 @@ class Rule:
 
     @property
     def source(self) -> str:
-        """Where it was declared."""
         return "settings" if self.pk is None else "admin"
 
     @property
@@ -272,7 +271,6 @@ class _Reader:
         raise LimitError(f"{word} is {self.given.get(word)!r}{right}", word)
 
     def rule(self, name: str) -> Rule:
-        """The rule. Raises `RuleError`."""
         given = self.given
         for word, value in given.items():
             # Nearly every value is a number, or text that may be written anywhere.

@@ -110,7 +110,6 @@ class Total:
 
     @property
     def requests(self) -> int:
-        """All requests."""
         return sum(self.counts.values())
 
     @property

@@ -172,7 +172,6 @@ class Writer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all is written."""
         return not self._pending and not self._batches
 
     def keep(self, name: str) -> None:

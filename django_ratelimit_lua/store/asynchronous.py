@@ -60,7 +60,6 @@ class _Wait:
             self.due = max(self.due, now + self._seconds)
 
     def end(self) -> None:
-        """Its time is over."""
         self.is_over = True
         self.patience.left = 0.0
         if isinstance(self.future, asyncio.Task):
@@ -198,7 +197,6 @@ class Link(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it is connected."""
         return self._transport is not None and not self._transport.is_closing()
 
     @property
@@ -214,18 +212,15 @@ class Link(asyncio.Protocol):
         return self._watch.seen - self._silent_since if self._asked else 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
         self._transport = cast(asyncio.Transport, transport)
 
     def begin(self) -> None:
-        """It is connected."""
         if self._transport is None:
             return  # It was hung up on meanwhile; who asks is told what was said before.
         sock = self._transport.get_extra_info("socket")
         self._has_news = (lambda: False) if sock is None else has_news(sock)  # What the loop has not seen yet.
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         if not self._was_used:
             self._early += data  # What it says of itself, before anything was asked, is about the first question.
             return
@@ -245,7 +240,6 @@ class Link(asyncio.Protocol):
             self._fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         self._transport = None
         self._fail(RedisConnectionError("the server hung up" if exc is None else f"{type(exc).__name__}: {exc}"))
 
@@ -525,7 +519,6 @@ class AsyncConnections:
     def exchange(
         self, question: Question, patience: Patience, check: Callable[[], None] = lambda: None
     ) -> Awaitable[Any]:
-        """See `LoopConnections.exchange`."""
         connections = self._loops.get(asyncio.get_running_loop())
         if connections is None:
             return self._exchange_first(question, patience, check)

@@ -56,7 +56,6 @@ class Breaker:
         return False
 
     def failed(self) -> None:
-        """Note that nobody answered."""
         with self._lock:
             self.failures += 1
             if self.failures < FAILURES or self.is_open:

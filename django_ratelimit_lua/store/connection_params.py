@@ -102,7 +102,6 @@ class ConnectionParams:
         return () if provider is None else tuple(provider.get_credentials())
 
     async def acredentials(self) -> tuple[str, ...]:
-        """`credentials`, for coroutines."""
         provider = self._provider()
         if hasattr(provider, "get_credentials_async"):  # Not before redis-py 5.3.
             return tuple(await provider.get_credentials_async())

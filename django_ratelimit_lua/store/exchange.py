@@ -160,7 +160,6 @@ class Replies:
 
     @property
     def is_owed(self) -> bool:
-        """Whether any is."""
         return self._owed > 0
 
     @property
@@ -346,7 +345,6 @@ class Pipeline(NamedTuple):
     questions: Iterable[Question]
 
     def exchange(self, loading: set[bytes]) -> Exchange:
-        """See `Question.exchange`."""
         read: list[Callable[[Any], Any]] = []
         program: Program | None = None
         questions, most = iter(self.questions), 0
@@ -449,7 +447,6 @@ def _address(reply: Any) -> Address | None:
 
 
 def to_ping() -> Question:
-    """Whether anybody answers."""
     return Question(PING, _pong)
 
 

@@ -55,7 +55,6 @@ class Failures:
         return len(self._counts)
 
     def add(self, kind: Kind) -> None:
-        """Count one more."""
         with self._lock:
             self._counts[kind] += 1
 

@@ -37,7 +37,6 @@ class Patience:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left."""
         return self.left <= 0.0
 
     def spend(self, began: float, most: float) -> None:

@@ -66,7 +66,6 @@ class Node:
         return self._pulse.heard_at
 
     def exchange(self, question: Question | Pipeline, patience: Patience) -> Any:
-        """See `Connections.exchange`."""
         breaker = self._breaker
         if breaker is not None and breaker.is_open:
             self._check()
@@ -80,7 +79,6 @@ class Node:
         return answer
 
     async def aexchange(self, question: Question, patience: Patience) -> Any:
-        """See `Connections.exchange`."""
         breaker = self._breaker
         if breaker is not None and breaker.is_open:
             self._check()
@@ -168,7 +166,6 @@ class Store:
         return decisions
 
     def delete_keys(self, keys: Sequence[bytes]) -> None:
-        """Delete keys. Raises `StoreError`."""
         for first in range(0, len(keys), DELETED_AT_ONCE):
             self.execute(b"DEL", *keys[first : first + DELETED_AT_ONCE])
 

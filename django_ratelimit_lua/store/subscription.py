@@ -93,7 +93,6 @@ class Subscription:
         return heard
 
     def close(self) -> None:
-        """Close the connection."""
         self._link.close()
         if self._twin is not None:
             self._twin.close()

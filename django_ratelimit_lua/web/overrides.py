@@ -65,16 +65,13 @@ class Sender:
         self._request, self._user = request, user
 
     def user(self) -> str | None:
-        """See `Who`."""
         user = self._user()
         return str(user.pk) if user is not None and user.is_authenticated else None
 
     def address(self) -> Address | None:
-        """See `Who`."""
         return client_address(self._request).address
 
     def fields(self, field: str) -> Sequence[Identity]:
-        """See `Who`."""
         return read_fields(field, self._request)
 
 

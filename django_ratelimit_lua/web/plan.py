@@ -235,7 +235,6 @@ class RequestPlanner(Planner):
         self.counted: set[str] = state.counted
 
     def gather(self, ruleset: Ruleset) -> Waiting[None]:
-        """See `Planner`."""
         self.ruleset = ruleset
         is_gathered = False
         places: Sequence[Place] | None

@@ -28,19 +28,16 @@ class ReducedCapacity(ErrorDetails):
         self.retry_after = None if error.retry_after is None else max(1, math.ceil(error.retry_after))
 
     def detail(self) -> str:
-        """See `ErrorDetails`."""
         begin = _("This is not available at the moment.")
         if self.retry_after is None:
             return begin
         return f"{begin} {_('Try again %(in_time)s.') % {'in_time': in_time(self.retry_after)}}"
 
     def members(self) -> dict[str, object]:
-        """See `ErrorDetails`."""
         members: dict[str, object] = {"type": REDUCED_CAPACITY, "title": REDUCED_CAPACITY_TITLE}
         return members if self.retry_after is None else {**members, "retry_after": self.retry_after}
 
     def context(self) -> dict[str, object]:
-        """See `ErrorDetails`."""
         return {"when": self.detail(), "retry_after": self.retry_after}
 
 

@@ -60,7 +60,6 @@ class ErrorDetails:
         raise NotImplementedError
 
     def lines(self) -> list[str]:
-        """Plain text."""
         return [self.detail()]
 
     def problem(self) -> dict[str, object]:
@@ -159,18 +158,15 @@ class Refusal(ErrorDetails):
         return members
 
     def context(self) -> dict[str, object]:
-        """See `ErrorDetails`."""
         names = ("decision", "reason", "message", "retry_after", "reference", "remedy")
         return {"when": self.when(), **{name: getattr(self, name) for name in names}}
 
     def lines(self) -> list[str]:
-        """See `ErrorDetails`."""
         reference = _("Reference: %s") % self.reference if self.reference else ""
         first = " ".join(filter(None, (self.begin(), self.message, self.when())))
         return [first, *filter(None, (self.remedy, reference))]
 
     def headers(self) -> dict[str, str]:
-        """See `ErrorDetails`."""
         return super().headers() | ({REFERENCE_HEADER: self.reference} if self.reference else {})
 
     def tell(self, error: Ratelimited) -> Ratelimited:

@@ -43,7 +43,6 @@ class RefusalLog:
         renew_after_fork(self.clear)
 
     def clear(self) -> None:
-        """Begin with nothing."""
         self._lock = Lock()
         self._for_all = _bucket(FOR_ALL)
         self._by_limit: BoundedMap[str, _Tally] = BoundedMap(_MOST_LIMITS)

@@ -135,6 +135,6 @@ def test_commands(tmp_path: Path) -> None:
     assert "1 rule; revision 3" in said("list")
     assert "published revision" in said("publish")
     assert "belongs to the database" in said("new-id")
-    assert "published revision" in said("publish", "--take-over")
+    assert "published revision" in said("adopt")
     assert "off" in said("mode", "site", "off")
     assert get() == [200]

@@ -108,12 +108,12 @@ def test_a_prefix_belongs_to_one_database(of_sites: dict[str, Path], tmp_path: P
     until(lambda: [there("ask()"), too("ask()")] == [{"site": 2000}] * 2, "the own rules are loaded again", 5)
     assert there("ask('203.0.113.1')") == {"site": 2000}
     assert len([line for line in there("said") if "belongs to the database" in line]) == 1
-    assert "--take-over" in too("health().problems[0]")
-    assert "--take-over" in there("triggers.unpublished")
+    assert "rules adopt" in too("health().problems[0]")
+    assert "rules adopt" in there("triggers.unpublished")
     assert here("[said, list(health().problems)]") == [[], []]
     found = "[one.id for one in checks.run_checks(databases=['default'], tags=[checks.Tags.database])]"
     assert [there(found), here(found)] == [["django_ratelimit_lua.E013"], []]
-    there("call_command('ratelimit', 'rules', 'publish', '--take-over', stdout=open(os.devnull, 'w'))")
+    there("call_command('ratelimit', 'rules', 'adopt', stdout=open(os.devnull, 'w'))")
     there("edit(2001)")
     until(lambda: [there("ask()"), too("ask()")] == [{"site": 2001}] * 2, "the prefix was taken over", 5)
     assert there("list(health().problems)") == []

@@ -384,7 +384,7 @@ def test_an_older_process_reports_that_no_newer_one_publishes_its_edit(
     assert published.direct.hgetall(published.key) == before
     (problem,) = older("health().problems")
     assert "newer version" in problem
-    assert "--take-over" in problem
+    assert "rules adopt" in problem
     assert older("sum('newer version' in line for line in said)") == 1
     newer(f"begin({prefix!r}) ;; look()")
     assert sorted(older("look() ;; ask()").values()) == [20, 30]

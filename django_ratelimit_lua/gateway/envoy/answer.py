@@ -81,7 +81,6 @@ class _Planner(Planner):
         self._met = met
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
-        """See `Planner`."""
         parties = []
         for met in self._met:
             charges = []
@@ -114,7 +113,6 @@ class _Planner(Planner):
         return plan._replace(call=call)
 
     def request_of(self, planned: PlannedCharge) -> DescribedRequest:
-        """See `Planner`."""
         return _owners(planned)[0].request
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:

@@ -33,7 +33,6 @@ class Concurrency(Algorithm):
     holds = True
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
-        """How many may wait."""
         slots = limit.rate.limit
         if slots > MOST_SLOTS:
             raise LimitError(_("At most %(most)d slots"), "rate", most=MOST_SLOTS)

@@ -16,8 +16,6 @@ LONGEST_LOG = 100_000
 
 
 class SlidingLog(Algorithm):
-    """Remembers every unit."""
-
     name = "sliding_log"
     label = _("sliding log: the same, exact to the microsecond")
     suffix = b"sl"

@@ -15,8 +15,6 @@ DEFAULT_SEGMENTS = 10
 
 
 class SlidingWindow(Algorithm):
-    """Forgets in `segments` steps."""
-
     name = "sliding_window"
     label = _("sliding window: never over the limit in any period")
     suffix = b"sw"

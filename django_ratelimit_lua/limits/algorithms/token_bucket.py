@@ -47,7 +47,6 @@ class TokenBucket(Algorithm):
         return limit.initial is not None
 
     def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
-        """How much less."""
         missing = 0 if limit.initial is None else _burst(limit) - limit.initial
         return pack("<d", missing) if missing else b""
 

@@ -50,7 +50,6 @@ class Command(Printer):
             own.set_defaults(verb=verb)
 
     def handle(self, *args: Any, verb: Verb | None = None, **options: Any) -> None:
-        """Raises `CommandError`."""
         if verb is None:
             width = max(map(len, verbs))
             for each in verbs.values():

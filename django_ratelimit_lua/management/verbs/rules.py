@@ -201,15 +201,14 @@ def check(command: Printer, options: dict[str, Any]) -> None:
     command.say(f"{counted}: no problem found")
 
 
-@verb(
-    "rules publish", "publish all rules again, for example after raw SQL",
-    argument(
-        "--take-over", action="store_true",
-        help="replace the rules that another site has published under the same RATELIMIT_CACHE_PREFIX",
-    ),
-)  # fmt: skip
+@verb("rules publish", "publish all rules again, for example after raw SQL")
 def publish_rules(command: Printer, options: dict[str, Any]) -> None:
-    command.say(f"published revision {publish(rebuild=True, take_over=options['take_over'])}")
+    command.say(f"published revision {publish(rebuild=True)}")
+
+
+@verb("rules adopt", "publish this site's rules in place of those of another database or a newer version")
+def adopt(command: Printer, options: dict[str, Any]) -> None:
+    command.say(f"published revision {publish(rebuild=True, take_over=True)}")
 
 
 @verb("rules new-id", "give this database its own id, if it is a copy of another site's")

@@ -135,7 +135,6 @@ class _Deciding:
         self._lead = float("inf")  # The least by which lines came after their time, until the batch before.
 
     def run(self, timed: Iterator[tuple[int, LogLine]]) -> None:
-        """Decide lines."""
         replayed, plan, calls, waiting = self._replayed, self._replayed.planner.plan, self._calls, self._waiting
         prefix, slack = self.prefix, SLACK * SECOND
         reading, size = replayed.reading, 0

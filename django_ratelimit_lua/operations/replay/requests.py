@@ -25,7 +25,6 @@ class LoggedUser(NamedTuple):
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether anybody was."""
         return bool(self.pk)
 
 
@@ -62,7 +61,6 @@ class LoggedRequest(HttpRequest):
 
     @cached_property
     def GET(self) -> QueryDict:  # type: ignore[override]
-        """The query."""
         return QueryDict(self.META["QUERY_STRING"])
 
 

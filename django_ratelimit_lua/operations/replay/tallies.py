@@ -42,7 +42,6 @@ class Busiest:
     _count: int = 0
 
     def add(self, moment: int) -> None:
-        """Count a line."""
         minute = moment - moment % MINUTE
         if minute != self._current:
             self._current, self._count = minute, 0
