@@ -139,7 +139,7 @@ def test_a_limiter_without_an_identity_counts_all_callers(settings: Any) -> None
     ("given", "problem"),
     [
         ({"key": ["all", "ip"]}, "use it alone"),
-        ({"key": "all", "ban_after": 3, "ban_for": "1h"}, "would refuse all of them"),
+        ({"key": "all", "ban_after": 3, "ban_for": "1h"}, "would refuse every client"),
         ({"key": "ip", "ban_after": 3, "ban_for": "1h", "ban_key": "all"}, "would ban every client"),
     ],
 )

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 @pytest.fixture(autouse=True)
 def long(settings: Any) -> None:
-    """Long enough that nothing ends while a machine stands still."""
+    """Long enough that nothing ends while a machine stands still; and no statistics are written meanwhile."""
+    settings.RATELIMIT_STATISTICS = False
     settings.RATELIMIT_DENY_CACHE_SECONDS = 60
 
 
@@ -72,6 +73,7 @@ django.setup()
 from django.conf import settings
 from django.core.signals import setting_changed
 settings.RATELIMIT_CACHE_PREFIX = sys.argv[1]
+settings.RATELIMIT_STATISTICS = False
 setting_changed.send(None, setting="RATELIMIT_CACHE_PREFIX", value=sys.argv[1], enter=True)
 from django_ratelimit_lua import RateLimiter
 limiter, refused, began = RateLimiter("x", "0/h"), 0, time.monotonic()
@@ -151,7 +153,9 @@ def test_what_was_asked_before_something_was_given_back_is_not_remembered() -> N
     asked_at, generation = time.monotonic(), deny_cache.generation
     refusal = limiter.hit("x")
     limiter.reset("x")
-    call = limiter._plan("hit", "x", 1).plan(provider.current()).call
+    planner, ruleset = limiter._plan("hit", "x", 1), provider.current()
+    planner.gather(ruleset)
+    call = planner.plan(ruleset).call
     deny_cache.note(call, refusal, asked_at, generation)
     assert deny_cache.find(call) is None
     assert limiter.hit("x").allowed

@@ -33,7 +33,7 @@ COMMANDS = {
 }
 PROCESSES = {"/tell": 4, "/atell": 2}
 """Of the server that has this view."""
-EDITS = 40
+EDITS = 25
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -44,7 +44,7 @@ def server(request: Any, prefix: str) -> Iterator[tuple[int, str]]:
     port = free_port()
     command = COMMANDS[request.param]
     where = f"127.0.0.1:{port}" if request.param == "wsgi" else str(port)
-    environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix}
+    environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix, "RATELIMIT_TEST_STATISTICS": "off"}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
     process = subprocess.Popen([sys.executable, "-m", *command, where], cwd=ROOT, env=environment)
     try:
@@ -75,8 +75,8 @@ def ask(port: int, path: str) -> dict[str, int]:
 def test_no_request_that_starts_after_a_save_is_decided_by_older_rules(
     server: tuple[int, str], direct: redis.Redis
 ) -> None:
-    """Dozens of edits under load; every answer tells its revision, and the limit is that of the revision. Without
-    edits, a request is one EVALSHA and nothing else; what was counted is written once a second."""
+    """Many edits under load; every answer tells its revision, and the limit is that of the revision. Without
+    edits, a request is one EVALSHA and nothing else."""
     port, path = server
     with override_settings(RATELIMIT_TIMEOUT=10):
         rule = RateLimitRule.objects.create(name="site", path="/", key="ip", limit=1_000_001)
@@ -129,9 +129,7 @@ def test_no_request_that_starts_after_a_save_is_decided_by_older_rules(
     for command, by_requests in (("cmdstat_hget", 40), ("cmdstat_ping", 0)):
         questions = statistics.pop(command, {"calls": 0})["calls"]
         assert questions <= by_requests + 4 * (1 + 2 * (time.monotonic() - began))
-    counting = {"eval", "get", "set", "hincrby", "hset", "hlen", "pfadd", "zadd", "zcard", "zscore", "expire", "type"}
-    counting.add("zremrangebyscore")  # Once a minute.
-    assert set(statistics) <= outside | inside | {f"cmdstat_{command}" for command in counting}
+    assert set(statistics) <= outside | inside
 
 
 @pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
