@@ -18,7 +18,6 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..engine.evidence import Offence
 from ..exceptions import StoreError
-from ..identity.address import client_address
 from ..limits.rate import SECOND, LimitError
 from ..models import RateLimitRule
 from ..models.audit import acting
@@ -209,7 +208,7 @@ class BanPage(Page):
             name = "" if rule is None else rule.name
             return {"subject": words["whom"], "rule": name, "key": key, "durations": BLOCKED_FOR.items()}
         subject = Subject(digest=active.identity)
-        reason = _("from a ban by %(limit)s") % words
+        reason = (_("from a ban by %(limit)s") % words)[:300]
         (there,) = add([override := subject.override("block", int(duration), rule=rule, reason=reason)])
         if there is not override:
             messages.info(request, _("The same override is there already, so none was added."))
@@ -228,7 +227,7 @@ class BanPage(Page):
             made = ban_somebody(
                 form.limits[given["limit"]], given["address"], given["user"], given["value"],
                 length=given["length"] or None, why=given["why"],
-                spared=(("user", str(request.user.pk)), ("ip", client_address(request).network)),
+                spared=own_digests(request),
             )  # fmt: skip
         except (LimitError, ValidationError) as error:
             form.add_error(None, error if isinstance(error, ValidationError) else str(error))

@@ -16,7 +16,7 @@ from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from ..identity import digest
+from ..identity import digest, secrets_by_id
 from ..identity.address import client_address
 from ..identity.forwarded import covers, parse_address, parse_network
 from ..limits.rate import LimitError
@@ -391,9 +391,10 @@ def own_address(request: Any) -> str | None:
 
 def own_digests(request: Any) -> set[str]:
     """The digests of the author of a request, as limits by user, by address and by both count
-    them."""
+    them, or did by an earlier key: overrides about those hold as well."""
     user, network = ("user", str(request.user.pk)), ("ip", client_address(request).network)
-    return {digest(identity).decode() for identity in (user, network, (user, network), (network, user))}
+    own = (user, network, (user, network), (network, user))
+    return {digest(identity, secret).decode() for identity in own for secret in secrets_by_id().values()}
 
 
 UNITS = {"s": _("second"), "m": _("minute"), "h": _("hour"), "d": _("day")}

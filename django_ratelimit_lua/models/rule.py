@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -206,15 +207,19 @@ class RateLimitRule(RatesFields, AuditedModel):
 
     def clean(self) -> None:
         """Raises `ValidationError` that names the field."""
-        if not self.name or self.to_check == "nothing":
-            return  # Where there is no name, that is said already.
+        if self.to_check == "nothing":
+            return
         for field in ("methods", "groups"):
             names = getattr(self, field)
             is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
             if not is_list or len(set(names)) < len(names) or (field == "methods" and any(map(_is_lower, names))):
                 raise ValidationError({field: _("Enter a list of names.")})
         try:
-            self.compiled([] if self.to_check == "without tiers" else None)
+            row = self
+            if not self.name:  # Which is said already; the rest is looked at all the same.
+                row = copy.copy(self)
+                row.name = "?"
+            row.compiled([] if self.to_check == "without tiers" else None)
         except RuleError as error:
             problems: dict[str, list[str]] = {}
             for each in error.each:

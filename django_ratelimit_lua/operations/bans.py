@@ -192,15 +192,15 @@ def ban_somebody(
     *,
     length: str | None,
     why: str,
-    spared: Collection[Identity] = (),
+    spared: Collection[str] = (),
 ) -> Ban:
     """Ban by hand whom a limit bans for an address, a user (by name or primary key), or a value of the field that it
-    bans by; as `ban`. Raises `ValidationError` where it is not said who that is, or it is somebody `spared`."""
+    bans by; as `ban`. Raises `ValidationError` where it is not said who that is, or their digest is one of `spared`."""
     parts = [_part(part, address.strip(), user.strip(), value) for part in banning.key.split("+")]
     identity = parts[0] if len(parts) == 1 else tuple(parts)
-    if identity in spared:
-        raise ValidationError(_("This includes yourself: you would lock yourself out."))
     charge = Charge(banning.limit, digest(identity))
+    if charge.digest.decode() in spared:
+        raise ValidationError(_("This includes yourself: you would lock yourself out."))
     name = banning.limit.name if banning.rule is None else banning.rule.name
     return ban([PlannedCharge(charge, name, banning.rule, identity=identity)], length, why)[0]
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from django.db import router, transaction
 from django.utils import timezone
 
-from ..identity import Identity, digest
+from ..identity import Identity, digest, secrets_by_id
 from ..identity.forwarded import parse_network
 from ..identity.keys import field_identity
 from ..models import RateLimitOverride, RateLimitRevision, RateLimitRule
@@ -91,8 +91,12 @@ class Subject(NamedTuple):
         about.ends = timezone.now()  # A digest is not valid without an end.
         about.full_clean(exclude=["subject", "kind"])
         about.prepare()
+        digests = about.digests()
+        if self.field:  # Which may have been entered under an earlier key.
+            identity = field_identity(self.field, self.value)
+            digests = [digest(identity, secret).decode() for secret in secrets_by_id().values()]
         blocks = RateLimitOverride.objects.lasting().filter(effect=RateLimitOverride.Effects.BLOCK, kind=about.kind)
-        return list(blocks.filter(subject__in=about.digests()).select_related("rule", "user"))
+        return list(blocks.filter(subject__in=digests).select_related("rule", "user"))
 
     def wider_blocks(self) -> list[RateLimitOverride]:
         """The blocks in force of larger networks that an address or network is in."""

@@ -48,6 +48,16 @@ def wider(request: HttpRequest) -> HttpResponse:
     return HttpResponse("in")
 
 
+@ratelimit(group="banned-as-both", key=("ip", "user"), rate="1/h", ban_after=2, ban_for="10m")
+def as_both(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
+@ratelimit(group="banned-by-" + "long" * 75, key="ip", rate="1/h", ban_after=2, ban_for="10m")
+def by_long_name(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
 @ratelimit(group="banned-by-secret", key="header:X-Api-Key", rate="1/h", ban_after=2, ban_for="10m")
 def by_secret(request: HttpRequest) -> HttpResponse:
     return HttpResponse("in")
@@ -56,6 +66,8 @@ def by_secret(request: HttpRequest) -> HttpResponse:
 urlpatterns = [
     path("secret/", by_secret),
     path("wider/", wider),
+    path("as-both/", as_both),
+    path("long/", by_long_name),
     path("admin/", admin.site.urls),
     path("ip/", by_ip),
     path("both/", by_both),
@@ -182,11 +194,23 @@ def test_a_block_of_who_is_banned_neither_shows_nor_keeps_a_secret(
     assert Client(headers={"x-api-key": "other"}).post("/secret/").status_code == 200
 
 
-def test_operators_do_not_block_themselves(operator: Client) -> None:
-    """By a ban of their own address."""
-    attack(address=OPERATOR)
+@pytest.mark.parametrize("where", ["/ip/", "/user/", "/as-both/"])
+@pytest.mark.parametrize("secrets", [["old"], ["new", "old"]])
+def test_operators_do_not_block_themselves(operator: Client, settings: Any, where: str, secrets: list[str]) -> None:
+    """By a ban of their own address, user or both, also from before the secret was changed."""
+    settings.RATELIMIT_KEY_SECRET = ["old"]
+    for _ in range(3):
+        operator.post(where)
+    settings.RATELIMIT_KEY_SECRET = secrets
     assert "you would lock yourself out" in text_of(act(operator, "block", duration="3600"))
     assert not RateLimitOverride.objects.exists()
+
+
+def test_a_limit_of_a_long_name_bans_and_blocks(operator: Client) -> None:
+    """The reason of the block begins with it."""
+    attack("/long/")
+    assert "is blocked for 1 hour." in text_of(act(operator, "block", duration="3600"))
+    assert "banned-by-long" in RateLimitOverride.objects.get().reason
 
 
 def test_somebody_is_banned_by_hand(operator: Client) -> None:
@@ -212,9 +236,10 @@ def test_somebody_is_banned_by_hand(operator: Client) -> None:
     limit = next(name for name in re.findall(r'<option value="([^"]+)"', page.content.decode()) if "wider" in name)
     operator.post(BANS, {"action": "add", "limit": limit, "address": OFFICE, "why": "all of them"})
     assert attack("/wider/", times=1, address=OFFICE, username="bob").status_code == 429
-    limit = next(name for name in re.findall(r'<option value="([^"]+)"', page.content.decode()) if "by-user" in name)
-    own = operator.post(BANS, {"action": "add", "limit": limit, "user": "grace", "why": "by mistake"})
-    assert "This includes yourself" in text_of(own)
+    names = re.findall(r'<option value="([^"]+)"', page.content.decode())
+    for limit in (name for name in names if "by-user" in name or "as-both" in name):
+        own = {"limit": limit, "user": "grace", "address": OPERATOR, "why": "by mistake"}
+        assert "This includes yourself" in text_of(operator.post(BANS, {"action": "add", **own}))
 
 
 def test_who_may_not_sees_less(operator: Client) -> None:

@@ -85,6 +85,10 @@ def test_bans_are_listed() -> None:
     assert [one["identity"] for one in objects] == [first.identity]
     assert objects[0]["why"] == "spam"
     assert len(said("list", "--most", "1").splitlines()) == 1
+    assert said("list", "--most", "1", "--limit", "mail").startswith(first.identity[:12])
+    for none in ("0", "-1"):
+        with pytest.raises(CommandError, match="write a whole number from 1"):
+            said("list", f"--most={none}")
 
 
 @pytest.mark.parametrize(("shows", "who"), [("plain", [("ip", ADDRESS)]), ("off", [])])

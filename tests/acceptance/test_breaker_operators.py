@@ -295,6 +295,7 @@ def test_the_command_lists_and_forces(payments: Callable[..., str]) -> None:
     for wrong in (
         ["open", "payment", "--for", "1h"],
         ["open", "payments", "--for", "soon"],
+        ["open", "payments", "--for", ""],
         ["open", "payments", "--until", "2001-01-01T00:00"],
         ["open", "payments", "--until", "noon"],
         ["ajar", "payments", "--for", "1h"],

@@ -97,6 +97,21 @@ def test_block_and_unblock() -> None:
     assert {change.by for change in RateLimitChange.objects.all()} == {"ratelimit block", "ratelimit unblock"}
 
 
+def test_what_was_blocked_under_an_earlier_secret_is_unblocked(settings: Any) -> None:
+    """Whoever it is about."""
+    settings.RATELIMIT_KEY_SECRET = "old"
+    User.objects.create(username="ada")
+    asked = (("--ip", ADDRESS), ("--user", "ada"), ("--header", "X-API-Key: hush"), ("--digest", "a" * 32))
+    for one in asked:
+        said("block", *one)
+    settings.RATELIMIT_KEY_SECRET = ["new", "old"]
+    headers = {"x-api-key": "hush"}
+    assert status(headers=headers) == 429
+    for one in asked:
+        assert "ended: override" in said("unblock", *one)
+    assert status(headers=headers) == 200
+
+
 def test_a_block_of_a_large_part_of_the_internet_is_confirmed(settings: Any) -> None:
     """And that of a proxy, which everybody comes through."""
     settings.RATELIMIT_TRUSTED_PROXIES = ["192.0.2.0/24"]

@@ -140,6 +140,8 @@ def test_everything_that_is_wrong_is_said_at_once(operator: Client) -> None:
     form = given(path="ok", key="id", limit=2, burst=5)
     answer = operator.post(f"{RULES}add/", form)
     assert sorted(answer.context["adminform"].form.errors) == ["burst", "key", "path"]
+    answer = operator.post(f"{RULES}add/", {**form, "name": ""})
+    assert sorted(answer.context["adminform"].form.errors) == ["burst", "key", "name", "path"]
     with translation.override("de"):
         problem = LimitError("%(option)s needs %(other)s as well", option="ban_after", other="ban_for")
         assert problem_text(problem) != str(problem)

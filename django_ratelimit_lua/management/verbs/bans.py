@@ -18,6 +18,8 @@ from ...web.durations import duration_words
 from ..arguments import add_request, described
 from . import Printer, argument, verb
 
+LISTED = 10_000
+"""Bans of which Redis keeps a list."""
 SHORTEST = 6
 """Letters of a digest that name somebody."""
 
@@ -33,7 +35,10 @@ _LIMIT = argument("--limit", metavar="NAME", help="only bans of this limit")
     argument("--evidence", action="store_true", help="with the last offences"),
 )  # fmt: skip
 def list_bans(command: Printer, options: dict[str, Any]) -> None:
-    found = [one for one in active_bans(options["most"]) if options["limit"] in (None, one.limit)]
+    limit, most = options["limit"], options["most"]
+    if most < 1:
+        raise CommandError(f"--most {most}: write a whole number from 1")
+    found = [one for one in active_bans(most if limit is None else LISTED) if limit in (None, one.limit)][-most:]
     known: Sequence[tuple[Offence, ...] | None] = [None] * len(found)
     if options["evidence"]:
         known = evidence_of_bans(found)
@@ -62,7 +67,7 @@ def lift(command: Printer, options: dict[str, Any]) -> None:
     if bool(begin) == options["all"] or (begin and len(begin) < SHORTEST):
         raise CommandError(f"say whose: the identity, or its first {SHORTEST} letters or more; or --all")
     found = [
-        active for active in active_bans(10_000) if active.identity.startswith(begin) and limit in (None, active.limit)
+        active for active in active_bans(LISTED) if active.identity.startswith(begin) and limit in (None, active.limit)
     ]
     lift_bans(found, forget=options["forget"])
     for active in found:

@@ -45,7 +45,7 @@ _declare_force("auto", "", "go by its own state again")
 def _until(options: dict[str, Any]) -> datetime.datetime | None:
     if options["for_good"]:
         return None
-    if options["period"]:
+    if options["until"] is None:
         seconds = seconds_of("--for", options["period"], "; or --for-good")
         return timezone.now() + datetime.timedelta(seconds=seconds)
     try:
