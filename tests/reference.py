@@ -507,7 +507,10 @@ class FixedWindow(Reference):
                     break
             elif start >= aligned[0] or (self.seen >= aligned[0] and (len(windows) == 1 or windows[1][0] > self.seen)):
                 windows[0] = (aligned[0], count)
-                break
+                if len(windows) == 1 or windows[1][0] >= aligned[1]:
+                    break
+                windows[:2] = [(windows[1][0], count + windows[1][1])]
+                continue
             windows.pop(0)
             self.begins = self.end(start)
         return windows

@@ -179,3 +179,22 @@ def test_a_backlog_is_kept_in_little(algorithm: str, direct: redis.Redis) -> Non
     ):
         assert after - before >= 1_000_000
     assert moments[-1] - START <= 500_000_000
+
+
+def test_windows_that_an_edit_puts_into_one_are_counted_as_one() -> None:
+    """One began before the minute that is the window now, and went on in it; another was to begin later in it."""
+    who = b"edited:%025d" % 1
+    before = Limit("edited", "5/10s", algorithm="fixed_window", max_wait=100.0)
+    after = Limit("edited", "3/m", algorithm="fixed_window", align="clock")
+    minute = START - START % 60_000_000
+
+    def hit(limit: Limit, now: int, cost: int = 1) -> Decision:
+        return get_store().decide(Call([Charge(limit, who, cost)], prefix=b"edited:", now=now))
+
+    assert hit(before, minute - 300_000).wait == 0
+    assert hit(before, minute + 9_000_000, 4).wait == 0
+    assert hit(before, minute + 9_000_000).wait == 0.7
+    for seconds in (9, 10, 59):
+        refused = hit(after, minute + seconds * 1_000_000)
+        assert (refused.allowed, refused.retry_after) == (False, 60 - seconds), seconds
+    assert hit(after, minute + 60_000_000).remaining == 2

@@ -83,6 +83,25 @@ def test_a_foreign_state_beside_others_is_cleared_alone(algorithm: str, direct: 
     assert direct.type(call.keys()[-1]) != b"list"
 
 
+@pytest.mark.parametrize("operation", ["hit", "peek", "refund", "partial"])
+def test_a_foreign_state_beside_others_changes_no_answer(operation: str, direct: redis.Redis) -> None:
+    """The others are answered and kept as if the key had not been there, also those of new clients."""
+    options = {"token_bucket": {"initial": 2}}
+    limits = [Limit(name, "5/h", algorithm=name, **options.get(name, {})) for name in BY_RATE]
+    limits.append(Limit("foreign", "5/h"))
+    answers = []
+    for is_foreign in (False, True):
+        charges = [Charge(limit, b"%032d" % next(serial)) for limit in limits]
+        is_partial = operation == "partial"
+        call = Call(charges, "hit" if is_partial else operation, b"n:", now=START, partial=is_partial)  # type: ignore[arg-type]
+        if is_foreign:
+            direct.rpush(call.keys()[-1], "x")
+        states = [get_store().decide(one).limits for one in (call, call._replace(operation="peek"))]
+        keys = [key for key in call.state_keys() if direct.type(key) == b"string"]
+        answers.append((states, direct.mget(keys)))
+    assert answers[0] == answers[1]
+
+
 def test_a_token_bucket_takes_any_number_of_units(direct: redis.Redis) -> None:
     """Also more at once than it keeps of one hit: when all is given back, nothing is left."""
     chance, many = random.Random(5), [1, 1, 2**32 - 1, 2**32 - 1, 2**32, 5 * 10**9, 10**10]

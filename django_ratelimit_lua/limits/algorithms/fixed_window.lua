@@ -70,20 +70,17 @@ if state then
         and next_start % 1 + next_units % 1 == 0
       if not is_ours then return nil, key, state end
     end
+    -- Hits since this window opened belong to it, whatever windows were when they were counted.
+    if opens and not live and start <= time
+        and (start >= opens or clock >= opens and not (next_start and next_start <= clock)) then
+      start = opens
+    end
     local finish = calendar and calendar(start, next_start) or start - start % align + period
     if next_start and next_start < finish then
       -- One window, after an edit; and for good, or it would end before who was refused was told it would.
       start, units_in = next_start, math.min(units_in + next_units, most - 1)
     else
-      if live or start > time then
-        live = true
-      elseif opens then
-        -- Hits since this window opened belong to it, whatever windows were when they were counted.
-        live = start >= opens or clock >= opens and not (next_start and next_start <= clock)
-        if live then start = opens end
-      else
-        live = start + period > time
-      end
+      live = live or start > time or start >= (opens or time - period + 1)
       if not live then from = finish end
       if next_start then
         if live then earlier = earlier .. pack('<dd', start, units_in) end

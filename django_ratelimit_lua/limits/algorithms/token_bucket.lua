@@ -134,8 +134,6 @@ if is_new then
   part = part % tokens
   hits = missing < 4294967296 and pack('<I7I4', time, missing) or pack('<I7I4I7I7I7I7I7', time, 0, time, time, missing, us, part)
   latest, noted = time, missing < 4294967296 and missing or 0
-  local milliseconds = math.floor(((part > 0 and us + 1 or us) + spare - now + slack) / 1000) + 1
-  rcall('SET', key, pack('<I7I7I7I7I7', us, part, tokens, micros, limit) .. hits, 'PX', milliseconds)
 end
 
 -- The first microsecond at which this cost fits into the burst. Of a cost that may be owed, nothing has to fit.
@@ -296,7 +294,10 @@ elseif op == 'refund' and is_queue then
     end
   end
   kept = pack('<I7I7I7I7I7I7I4', us, part, tokens, micros, limit, latest, noted) .. hits
-elseif op == 'refund' and not is_new then
+elseif is_new then
+  -- Also where nothing is taken: what is asked about is new no more.
+  kept = pack('<I7I7I7I7I7', us, part, tokens, micros, limit) .. hits
+elseif op == 'refund' then
   -- Take units out of the hit of that moment (without one: out of the latest) and see what is owed without them.
   local given_at = tonumber(ARGV[4])
   latest, noted = time, 0
