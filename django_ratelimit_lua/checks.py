@@ -59,7 +59,11 @@ BAD_RULE = Problem(Error, "E004", "See the middleware page of the documentation.
 NO_USER = Problem(Error, "E005", f"Add '{AUTHENTICATION}' to MIDDLEWARE, in front of '{MIDDLEWARE}'.")
 BAD_THROTTLE_RATE = Problem(Error, "E006", "Write '100/d', '10/15m', None, or a dict of these by method.")
 BAD_THROTTLE = Problem(Error, "E007", "Name the scope in DRF's DEFAULT_THROTTLE_RATES, with None for no limit.")
-UNKNOWN_SETTING = Problem(Warning, "W025", f"Known are: {', '.join(sorted(f'RATELIMIT_{name}' for name in SETTINGS))}.")
+UNKNOWN_SETTING = Problem(
+    Warning,
+    "W025",
+    f"Remove it or correct its name. Known are: {', '.join(sorted(f'RATELIMIT_{name}' for name in SETTINGS))}.",
+)
 UNUSED_RULES = Problem(Warning, "W026", f"Add '{MIDDLEWARE}' to MIDDLEWARE.")
 NO_PROXIES = Problem(
     Warning, "W008", "Set it to the networks of your proxies or to their number; to 0 if there is none."
@@ -454,8 +458,8 @@ def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> It
         )
     if kinds > MOST_KINDS:
         yield MANY_KINDS.message(
-            f"There are overrides about {kinds} kinds of subjects (a field, or several things together, is one kind by "
-            f"its name), and each is looked for in every request: some microseconds for each."
+            f"There are overrides about {kinds} kinds of subjects (each name of a field is one), and every request is "
+            "checked for each kind, which takes some microseconds for each."
         )
     if earlier:
         yield EARLIER_KEY.message(f"{earlier} overrides for values of fields are found by an earlier key alone.")

@@ -60,11 +60,6 @@ class Cluster:
         """The server that has a key's slot, as most say."""
         return self._at(self._owner(key_slot(key)))
 
-    def replica_of(self, master: Server) -> Server:
-        """A replica of that master."""
-        with client(master.port) as direct:
-            return self._at(int(direct.info("replication")["slave0"]["port"]))
-
     def failed_over(self, key: bytes, old: Server) -> bool:
         """Whether another server has the key's slot now."""
         return self._owner(key_slot(key), but=old) != old.port

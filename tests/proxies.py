@@ -24,7 +24,6 @@ from tests.demo import ROOT, free_port
 
 SECRET = "the-secret-of-the-tests"
 PROXIES = ("nginx", "caddy", "envoy", "traefik")
-LOCAL = {"REMOTE_ADDR": "127.0.0.1"}
 
 
 def binary(proxy: str) -> str | None:

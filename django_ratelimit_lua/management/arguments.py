@@ -130,7 +130,7 @@ def _user(name: str | None) -> Any:
     return user
 
 
-def hints(explanation: Explanation, method: str) -> list[str]:
+def hints(explanation: Explanation) -> list[str]:
     """What would show more limits, or the right counts."""
     options = {kind: f"--{option} NAME{mark}VALUE" for option, (kind, mark, _help) in _FIELDS.items()}
     options["data"] = options["post"]

@@ -28,8 +28,8 @@ class ExplainedIdentity:
     """What one client meets.
 
     - `name`: of a rule, a call site or a `RateLimiter`; `digest`: of the identity that it counts;
-    - `found`: its limits and the overrides about this identity. An override about a network, a combination or a tier
-      is not known by a digest;
+    - `found`: its limits and the overrides about this identity. An override about a network and a tier are
+      not found by a digest;
     - `offences`: the last requests that counted towards a ban, the earliest first.
     """
 

@@ -16,11 +16,6 @@ from ..stats.reading import Counts, Point, Span, series
 from ..stats.results import BANNED, REFUSED
 
 
-def kept_names() -> list[str]:
-    """The names of which the database has hours."""
-    return sorted(RateLimitHour.objects.using(primary()).order_by().values_list("name", flat=True).distinct())
-
-
 def kept_series(name: str, span: Span) -> list[Point]:
     """What was counted of one name, step by step, in hours or longer steps: by the database, and by Redis where that
     knows more, as of the last minutes. Raises `StoreError`, and whatever the database raises."""

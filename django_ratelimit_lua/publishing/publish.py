@@ -181,7 +181,7 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
                 if row.text == published.revision.text:
                     return row.number
                 raise NewerFormatError(published.format)
-            if _has_to_rise(using, row, published, rebuild):
+            if _has_to_rise(row, published, rebuild):
                 RateLimitRevision.rise(using, rebuild=True, beyond=published.revision.number, seen=row)
                 continue
             if row.text == published.revision.text:
@@ -217,7 +217,7 @@ def _sweep(using: str) -> None:
         logger.warning("What has ended is still in the database: %s", error)
 
 
-def _has_to_rise(using: str, row: Risen, published: Published, rebuild: bool) -> bool:
+def _has_to_rise(row: Risen, published: Published, rebuild: bool) -> bool:
     """Whether the database has to get a revision that Redis has never had, so that every process sees what is new."""
     if row.text != published.revision.text:
         return row.number <= published.revision.number

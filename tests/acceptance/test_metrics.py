@@ -50,7 +50,6 @@ PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 needs_prometheus = pytest.mark.skipif(
     not PROMETHEUS or not PROMTOOL, reason="NO PROMETHEUS TEST: prometheus is not installed (Debian: prometheus)"
 )
-Labels = tuple[str, ...]
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -145,6 +146,7 @@ def test_proxy_files_are_packaged_by_their_folder() -> None:
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     packaged = setup["options.package_data"][PACKAGE.name].split()
+    assert len(packaged) == len(set(packaged))
     assert [pattern for pattern in packaged if pattern.startswith("gateway/proxies/")] == ["gateway/proxies/*"]
 
 
@@ -154,6 +156,16 @@ def test_comments_name_files_that_exist() -> None:
     for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.lua")]):
         for named in re.findall(r"[`( ]((?:\w+/)*\w+\.(?:lua|py))\b", path.read_text()):
             assert any(file.endswith(f"/{named}") for file in files), f"{path.relative_to(ROOT)}: {named}"
+
+
+def test_no_function_is_left_that_only_tests_use() -> None:
+    """The name of a function is used by the package, or the documentation names it."""
+    paths = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.html"), *(ROOT / "docs").rglob("*.rst")]
+    used = Counter(word for path in paths for word in re.findall(r"\w+", path.read_text()))
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.decorator_list:
+                assert used[node.name] > 1, f"{path.relative_to(ROOT)}: {node.name}"
 
 
 def test_every_test_says_what_it_promises() -> None:

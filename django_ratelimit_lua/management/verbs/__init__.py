@@ -32,8 +32,8 @@ class Printer(BaseCommand):
         """The same, for this reason; empty: it is live."""
         if why:
             self.warn(
-                f"Saved, but not live yet: {why}. Processes that serve requests publish it about ten seconds after "
-                "Redis is back; `manage.py ratelimit rules publish` does it at once."
+                f"Saved, but not live yet: {why.rstrip('.')}. When that is resolved, processes that serve requests "
+                "publish it within about ten seconds; `manage.py ratelimit rules publish` does it at once."
             )
 
 

@@ -36,6 +36,6 @@ def reset(command: Printer, options: dict[str, Any]) -> None:
         why = f"nothing is counted for it under {asked}" if asked else "such a request meets no limit"
         command.say(command.style.WARNING(f"Nothing was reset: {why}."))
     after = explain(described(options))
-    for line in hints(after, options["method"]):
+    for line in hints(after):
         command.say(line)
     command.say(verdict(after))

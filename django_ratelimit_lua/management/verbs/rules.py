@@ -89,7 +89,7 @@ def explain(command: Printer, options: dict[str, Any]) -> None:
         command.stderr.write(command.style.ERROR(f"cannot be applied to this request: {problem}"))
     if not any((explanation.met, explanation.exempt, explanation.block, explanation.unknown)):
         command.say("no rule applies")
-    for line in (*explanation.notes, *hints(explanation, options["method"])):
+    for line in (*explanation.notes, *hints(explanation)):
         command.say(line)
     command.say(verdict(explanation))
     if opened is not None:
