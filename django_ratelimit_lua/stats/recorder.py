@@ -18,12 +18,13 @@ from ..conf import conf
 from ..exceptions import StoreError
 from ..identity.request_state import RequestCount
 from ..limits.decision import Decision, LimitState
+from ..limits.limit import shortened
 from ..limits.rate import LimitError
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
 from ..store import Patience, failures, get_store, last_patience
 from .buckets import TIME_BOUNDS, units_bucket
-from .keys import MINUTE, OTHER
+from .keys import MAX_NAMES, MINUTE, OTHER
 from .names import Name, is_short, shown
 from .results import ALLOWED, FAILED, FREE, Counted, result_of, results_of
 from .writing import Writer
@@ -279,16 +280,22 @@ class Recorder:
 
     def _hits(self, kind: Kind) -> Hits:
         kinds = self._tables.kinds
+        kind = (shortened(kind[0]), *kind[1:])
         if len(kinds) >= MAX_KINDS and kind not in kinds:
             kind = (OTHER, *kind[1:])
         return kinds.setdefault(kind, Hits())
 
     def _meet(self, counted: Counted, period: int) -> Person:
-        people, digest = self._tables.people, counted.charge.digest
+        people = self._tables.people
+        name = shortened(counted.name)
+        digest = counted.charge.digest
         is_full = len(people) >= MAX_PEOPLE
-        if is_full:  # All others together.
+        if is_full:  # The other clients of each name are counted together.
+            period = 0
             digest = b""
-        return people.setdefault((counted.name, period, digest), Person(counted, is_client=not is_full))
+            if len(people) >= MAX_PEOPLE + MAX_NAMES:
+                name = OTHER
+        return people.setdefault((name, period, digest), Person(counted, is_client=not is_full))
 
     def clear(self) -> None:
         """Drop what was not written yet; for tests, whose servers come and go."""

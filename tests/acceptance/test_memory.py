@@ -84,7 +84,8 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callables, "known", dict(callables.known))  # What is named here is checked by no other test.
     monkeypatch.setattr("django_ratelimit_lua.conf.callables.MOST", max(BOUND, len(callables.known)))
     monkeypatch.setattr(KnownCallSites, "MOST", max(BOUND, len(known_call_sites)))
-    monkeypatch.setattr("django_ratelimit_lua.stats.recorder.MAX_PEOPLE", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.stats.recorder.MAX_PEOPLE", BOUND - BOUND // 20 - 1)
+    monkeypatch.setattr("django_ratelimit_lua.stats.recorder.MAX_NAMES", BOUND // 20)
     monkeypatch.setattr("django_ratelimit_lua.stats.recorder.MAX_KINDS", BOUND)
     monkeypatch.setattr("django_ratelimit_lua.stats.writing.MAX_NAMES", BOUND // 20)
 
