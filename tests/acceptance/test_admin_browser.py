@@ -526,8 +526,9 @@ def test_no_column_is_cut_off(name: str, browser: Any, places: Any) -> None:
 AS_IT_BEGINS = "pass"
 NAMES = {
     "user", "exports of a day", "reports at once", "Tried out before it refuses anybody.", "That is enough for today.",
+    "ratelimit rules import",
 }  # fmt: skip
-"""What the demo has called its own rules and scopes."""
+"""What the demo has called its own rules and scopes, and the command that has made them."""
 DJANGOS_OWN = re.compile(r"- Select an option -|Note: Enter times in the ")
 """What Django 6.1 has not translated itself."""
 WORDS = """
