@@ -62,6 +62,7 @@ def test_who_is_refused_too_often_is_banned() -> None:
     assert limiter.hit("bob")
 
 
+@pytest.mark.usefixtures("quiet")
 def test_a_refusal_is_an_offence_each_time_and_a_ban_is_remembered() -> None:
     """What earns a ban is always asked; then the process answers a flood by itself."""
     limiter = login()

@@ -284,7 +284,7 @@ def test_a_gateway_that_hangs_is_away(proxied: Proxied, fail: str) -> None:
         try:
             begun = time.monotonic()
             assert ask(port, "/anything").status == {"open": 200, "closed": 503}[fail]
-            assert 3 <= time.monotonic() - begun < 10
+            assert 2.9 <= time.monotonic() - begun < 10  # Timers of proxies are coarse.
         finally:
             os.kill(proxied.site.pid, signal.SIGCONT)
 
