@@ -1,6 +1,6 @@
 """Exact, atomic rate limits for Django, decided by one Lua call in Redis."""
 
-from .breaker import CircuitBreaker
+from .contrib.breakers.breaker import CircuitBreaker
 from .decorators import circuit, ratelimit
 from .exceptions import CircuitOpen, LimitError, Ratelimited
 from .limiter import RateLimiter

@@ -15,7 +15,9 @@ from django.db import DatabaseError
 from django.utils import translation
 
 from .conf import SETTINGS, callables, conf
-from .engine.circuits import circuits
+from .contrib.breakers.circuits import circuits
+from .contrib.gateway.conf import settings as gateway_settings
+from .contrib.statistics.conf import settings as statistics_settings
 from .exceptions import StoreError
 from .identity import secrets_by_id
 from .limits.limit import Limit
@@ -136,14 +138,14 @@ def check_tenants(**kwargs: Any) -> Iterator[CheckMessage]:
 def check_metrics(**kwargs: Any) -> Iterator[CheckMessage]:
     """Whoever is told what was decided can be: the package is there, and something is counted."""
     with suppress(ImproperlyConfigured):  # `check_settings` says it.
-        if conf.METRICS_TOKEN is not None and find_spec("prometheus_client") is None:
+        if statistics_settings.METRICS_TOKEN is not None and find_spec("prometheus_client") is None:
             yield NO_PACKAGE.message(
                 "RATELIMIT_METRICS_TOKEN is set, but there is no prometheus-client.", extra="prometheus"
             )
-        if conf.OPENTELEMETRY and find_spec("opentelemetry") is None:
+        if statistics_settings.OPENTELEMETRY and find_spec("opentelemetry") is None:
             text = "RATELIMIT_OPENTELEMETRY is True, but opentelemetry-api is not installed."
             yield NO_PACKAGE.message(text, extra="otel")
-        if conf.METRICS_TOKEN is not None and not conf.STATISTICS:
+        if statistics_settings.METRICS_TOKEN is not None and not conf.STATISTICS:
             yield NO_STATISTICS.message("RATELIMIT_METRICS_TOKEN is set, but nothing is counted: metrics stay empty.")
 
 
@@ -174,7 +176,7 @@ def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
     by_session = ", ".join(rule.name for rule in active if rule.needs_session)
     is_applied_here = any(rule.group is None and not rule.is_for_descriptors for rule in rules)  # Not by call sites.
     with suppress(ImproperlyConfigured):  # `check_settings` says it.
-        if MIDDLEWARE not in settings.MIDDLEWARE and conf.GATEWAY_DIALECT is not None:
+        if MIDDLEWARE not in settings.MIDDLEWARE and gateway_settings.GATEWAY_DIALECT is not None:
             return  # The gateway applies them, see `check_gateway`.
     if is_applied_here and MIDDLEWARE not in settings.MIDDLEWARE:
         yield UNUSED_RULES.message("RATELIMIT_RULES has rules, but nothing applies them.")
@@ -217,8 +219,8 @@ def _one_for_all(what: str, otherwise: str) -> CheckMessage:
 def check_gateway(**kwargs: Any) -> Iterator[CheckMessage]:
     """A proxy that asks the gateway can be believed, and it is said which rules of the settings it is not told of."""
     with suppress(ImproperlyConfigured):  # `check_settings` and `check_rules` say it.
-        if conf.GATEWAY_DIALECT is not None:
-            if conf.GATEWAY_SECRET is None or not conf.TRUSTED_PROXIES:
+        if gateway_settings.GATEWAY_DIALECT is not None:
+            if gateway_settings.GATEWAY_SECRET is None or not conf.TRUSTED_PROXIES:
                 yield NO_GATEWAY.message("The gateway answers 403 to every proxy, as it can believe none.")
             yield from _not_for_proxies(settings_rules())
 
@@ -229,7 +231,7 @@ def check_gateway_rules(databases: Sequence[str] | None = None, **kwargs: Any) -
     using = primary()
     if using in (databases or ()):
         with suppress(ImproperlyConfigured, DatabaseError):
-            if conf.GATEWAY_DIALECT is not None:
+            if gateway_settings.GATEWAY_DIALECT is not None:
                 rules = []
                 for row in RateLimitRule.objects.using(using).prefetch_related("tiers"):
                     with suppress(RuleError):  # Somebody has broken the row by hand.
@@ -238,7 +240,7 @@ def check_gateway_rules(databases: Sequence[str] | None = None, **kwargs: Any) -
 
 
 def _not_for_proxies(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
-    is_user_known = conf.GATEWAY_USER_HEADER is not None
+    is_user_known = gateway_settings.GATEWAY_USER_HEADER is not None
     for rule in rules:
         unknown = rule.unknown_to_proxies(is_user_known=is_user_known)
         if unknown and rule.group is None and rule.mode != "off":

@@ -11,7 +11,9 @@ from typing import Any, TypeVar, Unpack, cast
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponseBase
 
-from .breaker import CircuitBreaker
+from .contrib.breakers.breaker import CircuitBreaker
+from .contrib.breakers.rows import BreakerError
+from .contrib.statistics.recorder import recorder
 from .engine.decide import adecide, decide
 from .engine.run import arun, run
 from .engine.waiting import ahold, hold, settled, to_the_end, unmasked
@@ -20,14 +22,12 @@ from .identity.keys import KeyLike
 from .identity.request_state import plain
 from .limits.options import Options
 from .limits.rate import LimitError
-from .rules.breakers import BreakerError
 from .rules.callsite import CallSite, call_site, group_of, known_call_sites
 from .rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back, instead_of
 from .rules.methods import ALL, UNSAFE
 from .rules.rule import Outcome, Rule
 from .rules.stacks import TRIAL, Guard, Stack, register, stack_of
 from .rules.template import CostLike, RateLike
-from .stats.recorder import recorder
 from .web.holding import hold_slots, watch_body
 from .web.plan import RequestPlanner
 from .web.reduced import areduced_capacity, reduced_capacity

@@ -16,6 +16,7 @@ from asgiref.sync import iscoroutinefunction
 from django.http import FileResponse, StreamingHttpResponse
 
 from .conf import conf
+from .contrib.statistics.recorder import recorder
 from .engine.decide import (
     Outcome,
     PlannedCharge,
@@ -32,6 +33,7 @@ from .engine.run import Wait, arun, run
 from .engine.waiting import ahold, hold
 from .exceptions import Ratelimited
 from .identity import Identity, digest
+from .identity.names import own
 from .limits.algorithms.token_bucket import most_units
 from .limits.call import Call, Charge, Operation, whole_cost
 from .limits.decision import Decision
@@ -44,8 +46,6 @@ from .rules.provider import current
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset
 from .rules.template import LimitTemplate
-from .stats.names import own
-from .stats.recorder import recorder
 from .web.plan import Party, Planner
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -32,7 +32,7 @@ if __name__ == "__main__":
     import django
 
     django.setup()
-    from django_ratelimit_lua.gateway.proxies import FILES, GRPC
+    from django_ratelimit_lua.contrib.gateway.proxies import FILES, GRPC
 
     FOLDER.mkdir(exist_ok=True)
     for proxy, name in {**FILES, GRPC: f"{GRPC}.yaml"}.items():

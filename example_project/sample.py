@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from django_ratelimit_lua.contrib.statistics.buckets import units_bucket
+from django_ratelimit_lua.contrib.statistics.recorder import NEAR, Hits, Person, Tables
+from django_ratelimit_lua.contrib.statistics.writing import Writer
 from django_ratelimit_lua.engine.decide import PlannedCharge
 from django_ratelimit_lua.identity import Identity, digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.rules.provider import in_force
-from django_ratelimit_lua.stats.buckets import units_bucket
-from django_ratelimit_lua.stats.recorder import NEAR, Hits, Person, Tables
-from django_ratelimit_lua.stats.writing import Writer
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 WEEKS = 2

@@ -17,6 +17,10 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "rest_framework",
     "django_ratelimit_lua",
+    "django_ratelimit_lua.contrib.statistics",
+    "django_ratelimit_lua.contrib.breakers",
+    "django_ratelimit_lua.contrib.replay",
+    "django_ratelimit_lua.contrib.gateway",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",

@@ -17,7 +17,7 @@ urlpatterns = [
     path("address/", views.address, name="address"),
     path("payments/", views.payment_desk, name="payments"),
     path("payments/pay/", views.pay, name="pay"),
-    path("ratelimit/", include("django_ratelimit_lua.gateway.urls")),
+    path("ratelimit/", include("django_ratelimit_lua.contrib.gateway.urls")),
     path("report/", views.report, name="report"),
     path("reset/", views.reset, name="reset"),
 ]

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django_ratelimit_lua.engine.circuit import MOST_JITTER, SHARES, Answer, Event, Operation, Outcomes, Result, State
-from django_ratelimit_lua.rules.breakers import Thresholds
+from django_ratelimit_lua.contrib.breakers.circuit import (
+    MOST_JITTER,
+    SHARES,
+    Answer,
+    Event,
+    Operation,
+    Outcomes,
+    Result,
+    State,
+)
+from django_ratelimit_lua.contrib.breakers.rows import Thresholds
 
 
 class CircuitModel:

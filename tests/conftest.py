@@ -24,12 +24,12 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from django_ratelimit_lua.conf import callables
-from django_ratelimit_lua.engine.circuits import circuits
+from django_ratelimit_lua.contrib.breakers.circuits import circuits
+from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.engine.fallback import fallback_limiter
 from django_ratelimit_lua.process.tasks import Task, stop
 from django_ratelimit_lua.rules.callsite import known_call_sites
 from django_ratelimit_lua.rules.provider import start_fresh
-from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.web.refusal_log import refusal_log
 from tests.examples import SHARE
 from tests.nursery import nurseries

@@ -9,16 +9,17 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "django_ratelimit_lua"
 # From the ground up. A room is a folder of the package, or a file at its top. It imports from floors below its own.
 FLOORS = [
-    ["limits", "conf", "exceptions", "signals", "process", "version"],
+    ["limits", "conf", "exceptions", "extension", "signals", "process", "version"],
     ["store", "identity"],
-    ["rules", "stats"],
+    ["rules"],
     ["engine", "models", "migrations"],
-    ["breaker", "web", "publishing", "asgi"],
-    ["decorators", "middleware", "limiter", "core", "throttling", "gateway", "testing", "checks", "operations"],
+    ["web", "publishing", "asgi"],
+    ["decorators", "middleware", "limiter", "core", "throttling", "testing", "checks", "operations"],
     ["admin", "management", "templatetags", "apps", "pytest_plugin", "__init__"],
+    ["contrib"],
 ]
 # The words that everybody uses stand on the ground: each may know those before it.
-GROUND = ["version", "process", "limits", "exceptions", "signals", "conf"]
+GROUND = ["version", "extension", "process", "limits", "exceptions", "signals", "conf"]
 
 
 def room_of(path: Path) -> str:

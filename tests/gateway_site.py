@@ -29,7 +29,7 @@ if not settings.configured:
 
 from django.core.asgi import get_asgi_application
 
-from django_ratelimit_lua.gateway.asgi import application as alone  # noqa: F401
+from django_ratelimit_lua.contrib.gateway.asgi import application as alone  # noqa: F401
 
 
 async def nothing(request: HttpRequest) -> HttpResponse:
@@ -37,7 +37,7 @@ async def nothing(request: HttpRequest) -> HttpResponse:
     return HttpResponse(status=204)
 
 
-urlpatterns = [path("ratelimit/", include("django_ratelimit_lua.gateway.urls")), path("nothing", nothing)]
+urlpatterns = [path("ratelimit/", include("django_ratelimit_lua.contrib.gateway.urls")), path("nothing", nothing)]
 asgi = get_asgi_application()
 
 

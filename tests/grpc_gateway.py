@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from django_ratelimit_lua.gateway.envoy import messages
+from django_ratelimit_lua.contrib.gateway.envoy import messages
 from django_ratelimit_lua.testing.server import Server
 from tests.demo import ROOT
 

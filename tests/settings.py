@@ -17,6 +17,10 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.staticfiles",
     "django_ratelimit_lua",
+    "django_ratelimit_lua.contrib.statistics",
+    "django_ratelimit_lua.contrib.breakers",
+    "django_ratelimit_lua.contrib.replay",
+    "django_ratelimit_lua.contrib.gateway",
 ]
 # In a file, so that threads have connections of their own, which can be closed.
 DATABASES = {

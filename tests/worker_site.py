@@ -94,7 +94,8 @@ from django.urls import path
 
 from django_ratelimit_lua import CircuitBreaker, CircuitOpen, RateLimiter, signals
 from django_ratelimit_lua.admin.history import restore
-from django_ratelimit_lua.engine.circuits import circuits
+from django_ratelimit_lua.contrib.breakers.circuits import circuits
+from django_ratelimit_lua.contrib.breakers.operations import force
 from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.middleware import RateLimitMiddleware
@@ -106,7 +107,6 @@ from django_ratelimit_lua.models import (
     RateLimitTier,
 )
 from django_ratelimit_lua.operations import rules_yaml
-from django_ratelimit_lua.operations.breakers import force
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.publishing import publish as publishing
 from django_ratelimit_lua.publishing import triggers

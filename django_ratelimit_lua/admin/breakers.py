@@ -19,13 +19,13 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..contrib.breakers.operations import BreakerState, breaker, breakers, force, in_code
+from ..contrib.breakers.rows import COUNTS, MOST, MOST_PROBES, PPM, RATIOS
 from ..limits.rate import time_text, time_us
 from ..models import RateLimitBreaker
 from ..models.audit import acting
-from ..operations.breakers import BreakerState, breaker, breakers, force, in_code
 from ..operations.surprises import breaker_notices
 from ..operations.words import number_words
-from ..rules.breakers import COUNTS, MOST, MOST_PROBES, PPM, RATIOS
 from ..web.durations import duration_words
 from .base import ActingAdmin, with_warnings
 from .pages import page_response

@@ -16,6 +16,7 @@ from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
+from ..contrib.statistics.shadow import version_of
 from ..identity import digest, secrets_by_id
 from ..identity.address import client_address
 from ..identity.forwarded import covers, parse_address, parse_network
@@ -24,7 +25,6 @@ from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
 from ..models.rate_fields import problem_text, written
 from ..models.rule import METHODS
 from ..operations.surprises import enforcing, notices, override_surprises, surprises
-from ..stats.shadow import version_of
 from .versioned import VersionedForm
 
 

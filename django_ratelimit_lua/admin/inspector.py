@@ -18,8 +18,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..conf import conf
+from ..contrib.statistics.reading import history
 from ..exceptions import StoreError
 from ..identity.forwarded import covers
+from ..identity.names import original
 from ..limits.ban import Ban
 from ..limits.decision import LimitState
 from ..models import RateLimitOverride, RateLimitRule
@@ -30,8 +32,6 @@ from ..operations.subjects import Subject, add, end
 from ..operations.words import between_words, moment_words
 from ..publishing import triggers
 from ..rules.describe import field_words, whom
-from ..stats.names import original
-from ..stats.reading import history
 from ..web.durations import duration_words
 from ..web.overrides import is_nobody
 from .forms import DURATIONS, own_address, own_digests, own_proxy

@@ -11,6 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import path, reverse
 from django.utils.translation import gettext as _
 
+from ..contrib.statistics.last_day import cells
 from ..exceptions import StoreError
 from ..limits.rate import LimitError, Rate
 from ..models import RateLimitRule
@@ -18,7 +19,6 @@ from ..models.rate_fields import problem_text
 from ..operations.call_sites import call_sites_of, limits_in_code, rule_words, taken_over
 from ..operations.words import breakable
 from ..rules.rule import RuleError
-from .last_day import cells
 from .pages import page_response
 
 

@@ -20,7 +20,9 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..conf import conf
+from ..contrib.gateway.conf import settings as gateway_settings
+from ..contrib.replay.page import LogReplay
+from ..contrib.statistics.last_day import cells
 from ..exceptions import StoreError
 from ..identity.request_state import request_state
 from ..limits.options import OPTIONS
@@ -38,9 +40,7 @@ from .choices import choices
 from .forms import CONFIRMED, PreviewForm, RowForm, RuleForm, TierForm, TierFormSet, versions_of
 from .history import restore, versions
 from .inspector import may_inspect
-from .last_day import cells
 from .limits import LimitsInCode, copied, filled_in
-from .log_replay import LogReplay
 from .pages import page_response
 from .preview import previewed
 from .rules_file import RulesFile
@@ -344,13 +344,13 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
 
 def _unknown_to_proxies(row: RateLimitRule) -> str:
     """Why a rule does not apply to what a proxy asks about, in words; empty where it does, or none asks."""
-    if conf.GATEWAY_DIALECT is None or row.mode == "off":
+    if gateway_settings.GATEWAY_DIALECT is None or row.mode == "off":
         return ""
     try:
         rule = row.compiled()
     except RuleError:
         return ""  # Somebody has broken the row by hand.
-    unknown = rule.unknown_to_proxies(is_user_known=conf.GATEWAY_USER_HEADER is not None)
+    unknown = rule.unknown_to_proxies(is_user_known=gateway_settings.GATEWAY_USER_HEADER is not None)
     return unknown_words(unknown) if unknown and rule.group is None else ""
 
 

@@ -15,6 +15,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ..conf import conf
+from ..contrib.statistics.last_day import VIEW
 from ..engine.slots import Holder
 from ..exceptions import StoreError
 from ..models import RateLimitRule
@@ -25,7 +26,6 @@ from ..rules.describe import whom
 from ..web.durations import duration_words
 from .history import WHO
 from .inspector import BLOCK_PERMISSION
-from .last_day import VIEW
 from .pages import Page, page_response
 from .times import moment_element
 

@@ -19,14 +19,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..conf import conf
-from ..exceptions import StoreError
-from ..limits.rate import Rate
-from ..models import RateLimitChange
-from ..operations.call_sites import call_sites_of
-from ..operations.curve import Curve, plot_curve, scale
-from ..operations.health import Health
-from ..operations.plot import Mark, Plot, labels, largest, ticks
-from ..operations.statistics import (
+from ..contrib.statistics.last_day import VIEW
+from ..contrib.statistics.report import (  # fmt: skip
     PERIODS,
     RESULT_NAMES,
     SORTS,
@@ -42,20 +36,19 @@ from ..operations.statistics import (
     one,
     overview,
     without_numbers,
-)  # fmt: skip
-from ..operations.words import (
-    between_words,
-    clients_words,
-    moment_words,
-    number_words,
-    readable,
-    share_words,
 )
+from ..exceptions import StoreError
+from ..identity.names import NOTHING, Name, name_words
+from ..limits.rate import Rate
+from ..models import RateLimitChange
+from ..operations.call_sites import call_sites_of
+from ..operations.curve import Curve, plot_curve, scale
+from ..operations.health import Health
+from ..operations.plot import Mark, Plot, labels, largest, ticks
+from ..operations.words import between_words, clients_words, moment_words, number_words, readable, share_words
 from ..rules.describe import whom
-from ..stats.names import NOTHING, Name, name_words
 from .history import WHO, changed_words
 from .inspector import may_inspect
-from .last_day import VIEW
 from .pages import Page, page_response
 from .times import moment_element, moment_text
 

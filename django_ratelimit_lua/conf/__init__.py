@@ -102,18 +102,18 @@ def _is_secret(value: object) -> bool:
     return isinstance(value, bytes) and bool(value)
 
 
-def _token(value: Any) -> str:
+def token(value: Any) -> str:
     if isinstance(value, str) and _TOKEN.fullmatch(value):
         return value
     raise ValueError("must be text of 16 or more letters, digits and -._~+/=, such as secrets.token_urlsafe() makes")
 
 
-def _tokens(value: Any) -> tuple[str, ...]:
+def tokens(value: Any) -> tuple[str, ...]:
     given = value if isinstance(value, (list, tuple)) and value else [value]
-    return tuple([_token(token) for token in given])
+    return tuple([token(token) for token in given])
 
 
-def _header(value: Any) -> str:
+def header(value: Any) -> str:
     if isinstance(value, str) and _HEADER.fullmatch(value):
         return value
     raise ValueError("must be the name of a header, such as 'X-Remote-User'")
@@ -205,9 +205,9 @@ class Setting(Generic[T]):
     def __get__(self, conf: None, owner: type) -> Setting[T]: ...
 
     @overload
-    def __get__(self, conf: Conf, owner: type) -> T: ...
+    def __get__(self, conf: Table, owner: type) -> T: ...
 
-    def __get__(self, conf: Conf | None, owner: type) -> Setting[T] | T:
+    def __get__(self, conf: Table | None, owner: type) -> Setting[T] | T:
         if conf is None:
             return self
         # Kept where Python looks first: from now on, reading the setting costs what an attribute costs.
@@ -223,7 +223,19 @@ class Setting(Generic[T]):
             raise ImproperlyConfigured(f"RATELIMIT_{self.name} is {shown}: {error}") from None
 
 
-class Conf:
+SETTINGS: dict[str, Setting[Any]] = {}
+"""All settings by name: the core's, and those of the annexes that are installed."""
+
+
+class Table:
+    """Settings that are declared as attributes. An annex has a table of its own."""
+
+    def __init__(self) -> None:
+        SETTINGS.update((name, row) for name, row in vars(type(self)).items() if isinstance(row, Setting))
+        on_change(("RATELIMIT_*", "SECRET_KEY", "SECRET_KEY_FALLBACKS"), vars(self).clear)
+
+
+class Conf(Table):
     """`RATELIMIT_*`. An attribute raises `ImproperlyConfigured` for a value it cannot take."""
 
     # fmt: off
@@ -281,18 +293,6 @@ class Conf:
     SHOW_IDENTITIES = Setting("masked", Choice(("masked", "plain", "off")),
         'how those who are refused most, or use most, are kept for a day: ``"masked"`` (addresses as /24 and /56, the '
         'first letters of other values), ``"plain"`` or ``"off"``: not at all; see :doc:`statistics`')
-    METRICS_TOKEN = Setting(None, or_none(_token),
-        "what Prometheus says as ``Authorization: Bearer …`` to read the metrics; not set: only users who may view "
-        "rules read them, see :doc:`metrics`", is_secret=True)
-    OPENTELEMETRY = Setting(False, bool,
-        "whether OpenTelemetry is told of every decision: as metrics, and by attributes of the current span, see "
-        ":doc:`metrics`")
-    GATEWAY_DIALECT = Setting(None, Choice((None, "nginx", "traefik", "caddy", "envoy", "ingress-nginx")),
-        "which proxy asks the gateway about requests, and so which headers describe them, see :doc:`gateway`")
-    GATEWAY_SECRET = Setting(None, or_none(_tokens),
-        "what that proxy says as ``X-RateLimit-Secret``; a list while it is exchanged", is_secret=True)
-    GATEWAY_USER_HEADER = Setting(None, or_none(_header),
-        "the header in which that proxy names who is logged in, by primary key; not set: nobody is known to be")
     # fmt: on
 
     @cached_property
@@ -303,7 +303,3 @@ class Conf:
 
 
 conf = Conf()
-SETTINGS = {name: row for name, row in vars(Conf).items() if isinstance(row, Setting)}
-"""The table, by name."""
-
-on_change(("RATELIMIT_*", "SECRET_KEY", "SECRET_KEY_FALLBACKS"), vars(conf).clear)

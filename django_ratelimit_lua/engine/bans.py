@@ -20,7 +20,11 @@ from django.http import HttpRequest
 
 from ..conf import conf
 from ..conf.changes import on_change
+from ..contrib.statistics.keys import MAX_LABELS
+from ..contrib.statistics.prometheus import REST, Collector
+from ..contrib.statistics.results import Counted
 from ..exceptions import StoreError
+from ..identity.names import shown
 from ..limits.ban import Ban
 from ..limits.call import REGISTER, Call, Charge
 from ..limits.decision import Decision
@@ -29,10 +33,6 @@ from ..process.bounded_map import BoundedMap
 from ..rules.callsite import known_call_sites, limits_of
 from ..rules.provider import current, load
 from ..signals import banned
-from ..stats.keys import MAX_LABELS
-from ..stats.names import shown
-from ..stats.prometheus import REST, Collector
-from ..stats.results import Counted
 from ..store import get_store
 from .evidence import Offence, evidence_now
 from .run import Wait

@@ -17,6 +17,9 @@ from typing import Any, NamedTuple, Protocol
 from asgiref.sync import sync_to_async
 
 from ..conf import conf
+from ..contrib.statistics.conf import settings as statistics_settings
+from ..contrib.statistics.recorder import recorder
+from ..contrib.statistics.telemetry import telemetry
 from ..exceptions import StoreError
 from ..identity import Identity
 from ..identity.request_state import RequestCount
@@ -30,8 +33,6 @@ from ..rules.overrides import override_cache
 from ..rules.provider import current, load
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
-from ..stats.recorder import recorder
-from ..stats.telemetry import telemetry
 from ..store import FOREVER, Patience, get_store
 from .bans import known_bans, telling
 from .counters import counters
@@ -221,7 +222,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                     if planner.is_hit:
                         seconds = time.perf_counter() - began
                         recorder.add(plan.charges, outcome.decision, seconds, plan.exempt, planner.count)
-                        if conf.OPENTELEMETRY:
+                        if statistics_settings.OPENTELEMETRY:
                             telemetry.record(plan.charges, outcome.decision, seconds, plan.exempt)
                     if decision_logger.isEnabledFor(DEBUG):
                         log_decision(call.operation, outcome.planned, outcome.decision)

@@ -18,11 +18,12 @@ from functools import partial
 from typing import Protocol
 
 from ..conf import conf
+from ..contrib.statistics.conf import settings as statistics_settings
+from ..contrib.statistics.recorder import recorder
+from ..contrib.statistics.telemetry import telemetry
+from ..identity.names import shown
 from ..limits.algorithms.concurrency import new_slot
 from ..process.forks import chance
-from ..stats.names import shown
-from ..stats.recorder import recorder
-from ..stats.telemetry import telemetry
 from .decide import DecidedCharge, Outcome, Planner, adecide, decide, refunding, releasing
 from .evidence import printable
 from .run import Wait, Waiting, arun, in_thread, run, settling, to_the_end
@@ -157,7 +158,7 @@ class Seeking:
         if self._waits:
             seconds = time.perf_counter() - began
             recorder.add(outcome.planned, outcome.decision, seconds, ())
-            if conf.OPENTELEMETRY:
+            if statistics_settings.OPENTELEMETRY:
                 telemetry.record(outcome.planned, outcome.decision, seconds, ())
             if not outcome.decision:
                 yield from self._leaving()

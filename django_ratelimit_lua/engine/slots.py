@@ -31,7 +31,9 @@ from struct import Struct
 from typing import Any
 
 from ..conf import conf
+from ..contrib.statistics.prometheus import Collector
 from ..exceptions import StoreError
+from ..identity.names import Name
 from ..limits.algorithms.concurrency import lasts_us
 from ..limits.call import Charge
 from ..limits.program import Program, source
@@ -41,8 +43,6 @@ from ..process.tasks import Errand, Task
 from ..rules import provider
 from ..rules.callsite import limits_of
 from ..signals import slot_lost
-from ..stats.names import Name
-from ..stats.prometheus import Collector
 from ..store import PATIENCE, Patience, get_store, last_patience
 
 logger = logging.getLogger("django_ratelimit_lua")

@@ -10,7 +10,7 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..rules.breakers import (
+from ..contrib.breakers.rows import (  # fmt: skip
     BREAKER_FIELDS,
     TUNED,
     BreakerError,
@@ -18,7 +18,7 @@ from ..rules.breakers import (
     read_row,
     row_problems,
     thresholds,
-)  # fmt: skip
+)
 from .audit import AuditedModel, AuditedQuerySet, Declared
 from .change import RateLimitChange
 from .override import microseconds, within

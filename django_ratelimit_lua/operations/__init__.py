@@ -1,12 +1,12 @@
 """What the admin and the commands share, for scripts and views of your own as well."""
 
+from ..contrib.statistics.reading import refusal_counts
 from ..identity.address import ClientAddress, client_address
 from ..identity.text import normalised
 from ..process.tasks import finish
 from ..publishing.publish import publish
 from ..rules.describe import reading
 from ..rules.rule import RuleError, compile_rule
-from ..stats.reading import refusal_counts
 from .bans import ActiveBan, active_bans, lift_bans
 from .explain import Explanation, explain
 from .health import Health, ahealth, health

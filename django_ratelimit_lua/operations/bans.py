@@ -20,6 +20,7 @@ from ..engine.run import run
 from ..identity import Identity, digest
 from ..identity.address import address_as
 from ..identity.keys import field_identity, split_field
+from ..identity.names import Name, shown
 from ..limits.ban import Ban, BanTerms
 from ..limits.call import REGISTER, Charge
 from ..limits.limit import Limit
@@ -31,7 +32,6 @@ from ..rules.describe import whom
 from ..rules.places import look_for_call_sites
 from ..rules.provider import reload
 from ..rules.rule import Rule
-from ..stats.names import Name, shown
 from ..store import get_store
 from .described import find_user
 from .reference import known_limits

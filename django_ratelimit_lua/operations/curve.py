@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 
+from ..contrib.statistics.marks import Marks
+from ..contrib.statistics.reading import Detail
 from ..limits.algorithms import find
 from ..limits.limit import Limit
 from ..limits.rate import Rate
-from ..stats.marks import Marks
-from ..stats.reading import Detail
 from .plot import Mark, Plot
 from .words import number_words, share_words
 

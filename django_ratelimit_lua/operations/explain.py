@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..conf.callables import name_of
+from ..contrib.breakers.operations import BreakerState, breakers
 from ..engine.decide import PlannedCharge, answered, build_call, decide, forgetting, now_us
 from ..engine.run import run
 from ..exceptions import StoreError
@@ -36,7 +37,6 @@ from ..rules.stacks import BEFORE_METHODS, OnView, Stack, is_behind_login, on_vi
 from ..web.durations import duration_words
 from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, RequestPlanner
-from .breakers import BreakerState, breakers
 from .described import SENT_KINDS
 from .words import moment_words, share_words
 

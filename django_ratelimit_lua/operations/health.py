@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..contrib.statistics.recorder import recorder
 from ..engine.decide import build_call
 from ..engine.heartbeat import Process, processes
 from ..exceptions import StoreError
@@ -15,7 +16,6 @@ from ..limits.call import Call, Charge
 from ..limits.limit import Limit
 from ..rules.problems import problems
 from ..rules.provider import current
-from ..stats.recorder import recorder
 from ..store import get_store
 
 

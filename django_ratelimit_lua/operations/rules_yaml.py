@@ -10,12 +10,12 @@ import yaml
 from django.core.exceptions import ValidationError
 from django.db import router, transaction
 
+from ..contrib.breakers.rows import TIMES, TUNED, row_problems
 from ..limits.algorithms import SYNONYMS
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, time_text, time_us
 from ..models import RateLimitBreaker, RateLimitRule, RateLimitTier
 from ..models.audit import one_change
-from ..rules.breakers import TIMES, TUNED, row_problems
 from ..rules.describe import difference, reading
 from ..rules.rule import RuleError, compile_rule
 

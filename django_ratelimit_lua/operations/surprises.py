@@ -9,6 +9,9 @@ from django.urls import NoReverseMatch, get_script_prefix, reverse
 from django.utils.translation import gettext as _
 
 from ..conf import conf
+from ..contrib.breakers.operations import in_code
+from ..contrib.breakers.operations import meant_by as breaker_meant_by
+from ..contrib.statistics.reading import shadow_numbers
 from ..exceptions import StoreError
 from ..identity.forwarded import parse_network
 from ..limits import algorithms
@@ -20,9 +23,6 @@ from ..rules.paths import path_pattern
 from ..rules.places import place_problems
 from ..rules.rule import Rule, RuleError
 from ..rules.ruleset import settings_rules
-from ..stats.reading import shadow_numbers
-from .breakers import in_code
-from .breakers import meant_by as breaker_meant_by
 from .call_sites import SETTINGS, call_sites_of
 from .rules_yaml import Declared, RuleChange, build_rule
 from .words import clients_words, number_words, share_words

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..stats.names import Part
+from ..identity.names import Part
 
 MOST_NAMED = 10
 """Of those whose bans are lifted together, so many are named."""

@@ -14,8 +14,8 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from ..conf import conf
+from ..contrib.statistics.keys import DAY, HOURS_KEPT
 from ..models import RateLimitChange, RateLimitHour, RateLimitOverride
-from ..stats.keys import DAY, HOURS_KEPT
 
 BATCH = 1000
 MOST = 100_000

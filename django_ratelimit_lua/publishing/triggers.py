@@ -13,6 +13,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from django.db.migrations.loader import MigrationLoader
 
 from ..conf import conf
+from ..contrib.statistics import hours
 from ..exceptions import StoreError
 from ..models import RateLimitOverride, RateLimitRevision
 from ..models.change import Risen, new_tag
@@ -23,7 +24,6 @@ from ..rules.problems import problems
 from ..rules.snapshot import FORMAT
 from ..signals import rules_changed
 from ..store import UNPUBLISHED, get_store, rules_key, take_turn
-from . import hours
 from .publish import (
     DatabaseErrand,
     NewerFormatError,

@@ -13,12 +13,12 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_noop as _
 
 from ..conf import conf
+from ..contrib.gateway.descriptors import DescriptorPattern, entry_of, unread
 from ..identity.keys import Key, compile_key
 from ..identity.routes import resolved
 from ..limits.call import MOST_COST
 from ..limits.options import OPTIONS, read_options
 from ..limits.rate import LimitError, Rate
-from .descriptors import DescriptorPattern, entry_of, unread
 from .methods import parse_methods
 from .paths import path_pattern
 from .template import LimitTemplate, compile_cost, compile_rate

@@ -12,10 +12,10 @@ from django.http import HttpRequest
 from django.utils.functional import cached_property
 
 from ..conf import conf
+from ..contrib.breakers.rows import BreakerError, BreakerRow, read_row
+from ..contrib.gateway.descriptors import NAMED, DescriptorIndex, Entries
 from ..identity import key_id, secrets_by_id
 from ..limits.call import NO_RULES, Revision
-from .breakers import BreakerError, BreakerRow, read_row
-from .descriptors import NAMED, DescriptorIndex, Entries
 from .overrides import is_kind
 from .paths import PathIndex
 from .rule import Rule, compile_rule

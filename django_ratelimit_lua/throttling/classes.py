@@ -23,6 +23,7 @@ from ..exceptions import CircuitOpen, Ratelimited
 from ..identity import Identity, digest
 from ..identity.address import address_as, client_address
 from ..identity.keys import Key
+from ..identity.names import own
 from ..identity.request_state import plain, request_state
 from ..limits.call import Charge, Operation, whole_cost
 from ..limits.decision import LimitState
@@ -34,7 +35,6 @@ from ..rules.methods import method_name
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.template import LimitTemplate
-from ..stats.names import own
 from ..web.headers import add_headers
 from ..web.plan import OnError, Place, RequestPlanner
 from ..web.reduced import ReducedCapacity

@@ -16,12 +16,12 @@ from ..identity import Identity, digest, secrets_by_id
 from ..identity.address import client_address
 from ..identity.forwarded import Address
 from ..identity.keys import read_fields
+from ..identity.names import original
 from ..limits.call import Charge
 from ..limits.decision import LimitState
 from ..limits.limit import Limit
 from ..rules.overrides import DIGEST, USER, KnownOverrides, SubjectRef, client_identity, is_field, network_digest
 from ..rules.ruleset import EVERY_RULE, Ruleset
-from ..stats.names import original
 
 logger = logging.getLogger("django_ratelimit_lua")
 BLOCK = "block"

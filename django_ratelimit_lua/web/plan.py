@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 from django.http import HttpRequest
 
 from ..conf import PRIVATE, conf
+from ..contrib.statistics.recorder import recorder
 from ..engine.decide import Outcome, Plan, PlannedCharge, build_call
 from ..engine.run import Wait, Waiting, awaited, called
 from ..identity import Identity, digest
 from ..identity.address import client_address
 from ..identity.forwarded import Address
 from ..identity.keys import Key, user_missing
+from ..identity.names import own
 from ..identity.request_state import RequestCount, request_state
 from ..identity.session import aload
 from ..limits.call import MAX_HOLD_US, MOST_COST, Call, Charge, Operation, Subject, whole_cost
@@ -31,8 +33,6 @@ from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.template import LimitTemplate
 from ..signals import limit_exceeded
-from ..stats.names import own
-from ..stats.recorder import recorder
 from .overrides import NOTHING, REFUSED, Sender, apply_overrides, override_kinds, override_subjects
 
 Choose = Callable[[Ruleset], "Sequence[Place] | None"]

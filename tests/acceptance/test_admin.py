@@ -22,13 +22,13 @@ from django.utils import timezone
 
 from django_ratelimit_lua import Limit, RateLimiter, ratelimit
 from django_ratelimit_lua.admin.forms import versions_of
+from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.limits.rate import Rate
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.operations.rules_yaml import apply, plan
 from django_ratelimit_lua.operations.simulate import START_US, simulate
 from django_ratelimit_lua.publishing.publish import publish
-from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.testing import move_clock, override_ratelimits
 from tests.users import ADMIN_MIDDLEWARE, OPERATOR, staff
 

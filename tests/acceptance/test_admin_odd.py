@@ -20,9 +20,9 @@ from django.test import Client
 from django.urls import path, reverse
 
 from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.contrib.statistics.kept_hours import kept_series
+from django_ratelimit_lua.contrib.statistics.report import PERIODS, span_of
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
-from django_ratelimit_lua.operations.kept_hours import kept_series
-from django_ratelimit_lua.operations.statistics import PERIODS, span_of
 from tests.acceptance.test_admin import NO_TIERS, errors, given, staff
 from tests.acceptance.test_any_rule import OURS, SESSIONS, USERS
 from tests.acceptance.test_command import said

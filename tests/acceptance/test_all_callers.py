@@ -23,13 +23,13 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.contrib.gateway.envoy import messages
+from django_ratelimit_lua.contrib.statistics.reading import Span, top, total
+from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.exceptions import LimitError
-from django_ratelimit_lua.gateway.envoy import messages
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.rules.describe import reading
 from django_ratelimit_lua.rules.rule import RuleError, compile_rule
-from django_ratelimit_lua.stats.reading import Span, top, total
-from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 from tests.grpc_gateway import Gateway
 from tests.proxies import ROOT, Site, ask, needs

@@ -19,6 +19,8 @@ from django.utils import translation
 from rest_framework.views import APIView
 
 from django_ratelimit_lua import Decision, LimitError, RateLimiter, ratelimit
+from django_ratelimit_lua.contrib.statistics.reading import Span, total
+from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.engine.decide import answered, build_call
 from django_ratelimit_lua.engine.deny_cache import deny_cache
 from django_ratelimit_lua.engine.run import run
@@ -28,8 +30,6 @@ from django_ratelimit_lua.limits.ban import Ban
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.rules.provider import start_fresh
-from django_ratelimit_lua.stats.reading import Span, total
-from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.testing.server import Server
 from django_ratelimit_lua.throttling import UserRateThrottle
 

@@ -27,10 +27,10 @@ from django.views import View
 from django_ratelimit_lua import CircuitBreaker, CircuitOpen, circuit
 from django_ratelimit_lua.admin.history import changed_words
 from django_ratelimit_lua.checks import check_breakers
-from django_ratelimit_lua.engine.circuits import circuits
+from django_ratelimit_lua.contrib.breakers.circuits import circuits
+from django_ratelimit_lua.contrib.breakers.operations import breaker, breakers, force
 from django_ratelimit_lua.models import RateLimitBreaker, RateLimitChange
 from django_ratelimit_lua.operations import rules_yaml
-from django_ratelimit_lua.operations.breakers import breaker, breakers, force
 from django_ratelimit_lua.rules.rule import RuleError
 from tests.users import ADMIN_MIDDLEWARE, staff
 

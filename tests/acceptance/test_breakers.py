@@ -22,12 +22,12 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_ratelimit_lua import CircuitBreaker, CircuitOpen, LimitError, circuit
-from django_ratelimit_lua.engine.circuits import circuits
+from django_ratelimit_lua.contrib.breakers.circuits import circuits
+from django_ratelimit_lua.contrib.breakers.rows import BreakerRow, Force
+from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.middleware import RateLimitMiddleware
-from django_ratelimit_lua.rules.breakers import BreakerRow, Force
 from django_ratelimit_lua.signals import circuit_closed, circuit_half_open, circuit_opened
-from django_ratelimit_lua.stats.recorder import recorder
 from tests import clusters
 
 PROBLEM = "application/problem+json"
@@ -308,7 +308,7 @@ def test_probes_that_hang_keep_their_places(
 ) -> None:
     """With one probe, one call runs at a time, for as long as it hangs: longer than its slot lasts without its process,
     and after it was counted as slow. When it ends, another is made at once."""
-    monkeypatch.setattr("django_ratelimit_lua.rules.breakers.SHORTEST_PROBE_US", 1_500_000)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.rows.SHORTEST_PROBE_US", 1_500_000)
     breaker = CircuitBreaker("payments", failures=1, slow=slow, open_for="0.1s", probes=1)
     pay = breaker(hanging)
     with pytest.raises(ConnectionError), breaker.call():
@@ -327,7 +327,7 @@ def test_probes_that_hang_keep_their_places(
 
 def test_a_probe_that_never_ends_loses_its_place(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
     """When it has lasted `open_max`; so the breaker cannot stick."""
-    monkeypatch.setattr("django_ratelimit_lua.rules.breakers.SHORTEST_PROBE_US", 300_000)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.rows.SHORTEST_PROBE_US", 300_000)
     breaker = CircuitBreaker("payments", failures=1, open_for="0.1s", open_max="0.2s", probes=1)
     with pytest.raises(ConnectionError), breaker.call():
         raise ConnectionError
@@ -578,8 +578,8 @@ def test_generators_of_one_thread_are_judged_each_by_its_own() -> None:
 def test_names_that_are_made_of_data_are_forgotten(direct: redis.Redis, prefix: str, monkeypatch: Any) -> None:
     """By the process, when nothing in the code has them any more and nobody calls them, but for the last ones; in Redis
     those are listed that were noted last. One that the code has stays."""
-    monkeypatch.setattr("django_ratelimit_lua.engine.circuits.MOST_HELD", 20)
-    monkeypatch.setattr("django_ratelimit_lua.engine.circuits.MOST_LISTED", 30)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.circuits.MOST_HELD", 20)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.circuits.MOST_LISTED", 30)
     payments = CircuitBreaker("payments")(lambda: "paid")
 
     def shops() -> int:
@@ -591,7 +591,7 @@ def test_names_that_are_made_of_data_are_forgotten(direct: redis.Redis, prefix: 
     assert (payments(), shops()) == ("paid", 100)  # They are to be told first.
     until(lambda: circuits.by_name["payments"].noted_at > 0 and circuits.by_name["shop 99"].noted_at > 0)
     assert direct.hlen(f"{prefix}{{circuits}}") <= 33
-    monkeypatch.setattr("django_ratelimit_lua.engine.circuits.USED_SECONDS", 0.0)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.circuits.USED_SECONDS", 0.0)
     until(lambda: CircuitBreaker("another").state == "closed" and circuits.by_name.pop("another") and shops() <= 20)
     monkeypatch.undo()
     until(lambda: payments() == "paid" and circuits.by_name["payments"].answer.calls > 1)

@@ -19,6 +19,8 @@ import pytest
 from django.core.cache import cache as django_cache
 
 from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.contrib.replay.api import Log, replay
+from django_ratelimit_lua.contrib.statistics.report import one, overview
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import ProcessShare
 from django_ratelimit_lua.exceptions import StoreError
@@ -29,8 +31,6 @@ from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.bans import active_bans, lift_bans, number_of_bans
 from django_ratelimit_lua.operations.health import health
-from django_ratelimit_lua.operations.replay import Log, replay
-from django_ratelimit_lua.operations.statistics import one, overview
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules.freshness import EARLY, MAX_AGE, Freshness
 from django_ratelimit_lua.rules.provider import current, start_fresh

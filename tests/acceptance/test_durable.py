@@ -28,19 +28,19 @@ from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import LimitError, RateLimiter, ratelimit
+from django_ratelimit_lua.contrib.statistics import reading, writing
+from django_ratelimit_lua.contrib.statistics import recorder as recording
+from django_ratelimit_lua.contrib.statistics.hours import keep_hours
+from django_ratelimit_lua.contrib.statistics.kept_hours import kept_series
+from django_ratelimit_lua.contrib.statistics.keys import DAY, DROPPED, SITE, key_of
+from django_ratelimit_lua.contrib.statistics.reading import Span, durable_names, total
+from django_ratelimit_lua.contrib.statistics.recorder import recorder
+from django_ratelimit_lua.contrib.statistics.report import one
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.models import RateLimitChange, RateLimitHour, RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.operations.kept_hours import kept_series
 from django_ratelimit_lua.operations.rules_yaml import export
-from django_ratelimit_lua.operations.statistics import one
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.publishing import hours as keeping
-from django_ratelimit_lua.publishing.hours import keep_hours
-from django_ratelimit_lua.stats import reading, writing
-from django_ratelimit_lua.stats import recorder as recording
-from django_ratelimit_lua.stats.keys import DAY, DROPPED, SITE, key_of
-from django_ratelimit_lua.stats.reading import Span, durable_names, total
-from django_ratelimit_lua.stats.recorder import recorder
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import visits
 from tests.clusters import until

@@ -23,12 +23,12 @@ from django.core.asgi import get_asgi_application
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.asgi import finish_at_shutdown
 from django_ratelimit_lua.conf import conf
+from django_ratelimit_lua.contrib.gateway.asgi import application as gateway
+from django_ratelimit_lua.contrib.statistics import reading
 from django_ratelimit_lua.engine.background import background_tasks
 from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.engine.listener import listener
-from django_ratelimit_lua.gateway.asgi import application as gateway
 from django_ratelimit_lua.process.tasks import stop
-from django_ratelimit_lua.stats import reading
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
@@ -86,7 +86,7 @@ if __name__ == "__main__":
 """
 ENDS_WRITING = f"""{SITE}
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.stats.recorder import recorder
+from django_ratelimit_lua.contrib.statistics.recorder import recorder
 limiter = RateLimiter("plain", "1000/h")
 limiter.hit("ada")
 os.kill(int(sys.argv[3]), signal.SIGSTOP)

@@ -15,22 +15,22 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua.conf import conf
-from django_ratelimit_lua.gateway.check import answer_check
-from django_ratelimit_lua.gateway.envoy import answer as answers
-from django_ratelimit_lua.gateway.envoy import messages
-from django_ratelimit_lua.gateway.envoy.answer import UNLIMITED, SlotEndedError, answer
-from django_ratelimit_lua.gateway.envoy.question import (
+from django_ratelimit_lua.contrib.gateway.check import answer_check
+from django_ratelimit_lua.contrib.gateway.envoy import answer as answers
+from django_ratelimit_lua.contrib.gateway.envoy import messages
+from django_ratelimit_lua.contrib.gateway.envoy.answer import UNLIMITED, SlotEndedError, answer
+from django_ratelimit_lua.contrib.gateway.envoy.question import (
     LONGEST_VALUE,
     MOST_DESCRIPTORS,
     MOST_ENTRIES,
     QuestionError,
     read_question,
 )
+from django_ratelimit_lua.contrib.statistics.reading import shadow_numbers
 from django_ratelimit_lua.limits.call import Call
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.signals import limit_exceeded
-from django_ratelimit_lua.stats.reading import shadow_numbers
 from django_ratelimit_lua.store import Patience, Store
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import visits

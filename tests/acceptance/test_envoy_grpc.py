@@ -18,10 +18,10 @@ import trustme
 from django.core.management import CommandError, call_command
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from django_ratelimit_lua.gateway.envoy import messages, server
-from django_ratelimit_lua.gateway.envoy.answer import SlotEndedError
-from django_ratelimit_lua.gateway.envoy.processes import reserved
-from django_ratelimit_lua.gateway.envoy.question import MOST_BYTES
+from django_ratelimit_lua.contrib.gateway.envoy import messages, server
+from django_ratelimit_lua.contrib.gateway.envoy.answer import SlotEndedError
+from django_ratelimit_lua.contrib.gateway.envoy.processes import reserved
+from django_ratelimit_lua.contrib.gateway.envoy.question import MOST_BYTES
 from django_ratelimit_lua.management.verbs import grpc as grpc_verb
 from tests.grpc_gateway import Gateway, question
 

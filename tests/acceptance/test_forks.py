@@ -23,6 +23,8 @@ from django.test import RequestFactory
 
 import django_ratelimit_lua
 from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.contrib.statistics.reading import refusal_counts
+from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.engine.leases import leases
@@ -33,8 +35,6 @@ from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.rules.provider import reload, start_fresh
 from django_ratelimit_lua.signals import limit_exceeded
-from django_ratelimit_lua.stats.reading import refusal_counts
-from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.store.cluster import Cluster
 from django_ratelimit_lua.testing.server import Server
 from tests.calls import decide

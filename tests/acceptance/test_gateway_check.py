@@ -18,9 +18,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from django_ratelimit_lua.gateway.asgi import application as alone
-from django_ratelimit_lua.gateway.check import check as check_view
-from django_ratelimit_lua.gateway.vouched import DIALECTS
+from django_ratelimit_lua.contrib.gateway.asgi import application as alone
+from django_ratelimit_lua.contrib.gateway.check import check as check_view
+from django_ratelimit_lua.contrib.gateway.vouched import DIALECTS
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from tests.asgi import aask, ask
 from tests.examples import examples

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.gateway import asgi, asked
-from django_ratelimit_lua.gateway import decide as deciding
-from django_ratelimit_lua.gateway.asgi import application as alone
-from django_ratelimit_lua.gateway.asked import read_asked
-from django_ratelimit_lua.gateway.decide import noting
-from django_ratelimit_lua.gateway.openapi import document
-from django_ratelimit_lua.gateway.problems import ProblemError
+from django_ratelimit_lua.contrib.gateway import asgi, asked
+from django_ratelimit_lua.contrib.gateway import decide as deciding
+from django_ratelimit_lua.contrib.gateway.asgi import application as alone
+from django_ratelimit_lua.contrib.gateway.asked import read_asked
+from django_ratelimit_lua.contrib.gateway.decide import noting
+from django_ratelimit_lua.contrib.gateway.openapi import document
+from django_ratelimit_lua.contrib.gateway.problems import ProblemError
 from django_ratelimit_lua.limits.call import MOST_COST, Call
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.models import RateLimitChange, RateLimitClient, RateLimitRule

@@ -20,7 +20,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.gateway.asgi import application as alone
+from django_ratelimit_lua.contrib.gateway.asgi import application as alone
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.rules.overrides import override_cache
@@ -41,7 +41,10 @@ def ok(request: HttpRequest, shop: str) -> HttpResponse:
     return HttpResponse("ok")
 
 
-urlpatterns = [path("orders/<slug:shop>/", ok), path("ratelimit/", include("django_ratelimit_lua.gateway.urls"))]
+urlpatterns = [
+    path("orders/<slug:shop>/", ok),
+    path("ratelimit/", include("django_ratelimit_lua.contrib.gateway.urls")),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -90,7 +90,7 @@ def test_slots_of_greenlets_are_renewed_and_statistics_are_written(prefix: str) 
     done = run(
         prefix,
         """
-from django_ratelimit_lua.stats import reading
+from django_ratelimit_lua.contrib.statistics import reading
 slots = RateLimiter("slots", "1", algorithm="concurrency")
 with slots.slot("ada") as held:
     gevent.sleep(6)

@@ -19,6 +19,7 @@ from django.test import RequestFactory
 import django_ratelimit_lua
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.conf import callables
+from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.core import is_ratelimited
 from django_ratelimit_lua.engine.counters import counters
 from django_ratelimit_lua.engine.deny_cache import deny_cache
@@ -32,7 +33,6 @@ from django_ratelimit_lua.rules.callsite import KnownCallSites, known_call_sites
 from django_ratelimit_lua.rules.freshness import freshness
 from django_ratelimit_lua.rules.overrides import override_cache
 from django_ratelimit_lua.rules.provider import current, start_fresh
-from django_ratelimit_lua.stats.recorder import recorder
 from tests.kept import kept
 from tests.parts import set_part
 
@@ -84,10 +84,10 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callables, "known", dict(callables.known))  # What is named here is checked by no other test.
     monkeypatch.setattr("django_ratelimit_lua.conf.callables.MOST", max(BOUND, len(callables.known)))
     monkeypatch.setattr(KnownCallSites, "MOST", max(BOUND, len(known_call_sites)))
-    monkeypatch.setattr("django_ratelimit_lua.stats.recorder.MAX_PEOPLE", BOUND - BOUND // 20 - 1)
-    monkeypatch.setattr("django_ratelimit_lua.stats.recorder.MAX_NAMES", BOUND // 20)
-    monkeypatch.setattr("django_ratelimit_lua.stats.recorder.MAX_KINDS", BOUND)
-    monkeypatch.setattr("django_ratelimit_lua.stats.writing.MAX_NAMES", BOUND // 20)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.recorder.MAX_PEOPLE", BOUND - BOUND // 20 - 1)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.recorder.MAX_NAMES", BOUND // 20)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.recorder.MAX_KINDS", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.writing.MAX_NAMES", BOUND // 20)
 
 
 def limiter(name: str, rate: str, **options: Any) -> RateLimiter:

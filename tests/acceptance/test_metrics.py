@@ -24,10 +24,10 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.contrib.statistics import writing
+from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.process.tasks import stop
-from django_ratelimit_lua.stats import writing
-from django_ratelimit_lua.stats.recorder import recorder
 from tests import clusters
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import visits
@@ -38,8 +38,8 @@ from tests.server import url
 prometheus_client = pytest.importorskip("prometheus_client", reason="NO METRICS TEST: install prometheus-client")
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
-from django_ratelimit_lua.stats.prometheus import Collector, register  # noqa: E402
-from django_ratelimit_lua.stats.urls import metrics  # noqa: E402
+from django_ratelimit_lua.contrib.statistics.prometheus import Collector, register  # noqa: E402
+from django_ratelimit_lua.contrib.statistics.urls import metrics  # noqa: E402
 
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site

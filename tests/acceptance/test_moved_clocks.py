@@ -11,16 +11,16 @@ import pytest
 import redis
 
 from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.contrib.statistics import reading, writing
+from django_ratelimit_lua.contrib.statistics import recorder as recording
+from django_ratelimit_lua.contrib.statistics.reading import Span
+from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.engine import slots
 from django_ratelimit_lua.engine.heartbeat import Heartbeat
 from django_ratelimit_lua.limits import call
 from django_ratelimit_lua.process import tasks
 from django_ratelimit_lua.publishing import hours, triggers
 from django_ratelimit_lua.rules import provider
-from django_ratelimit_lua.stats import reading, writing
-from django_ratelimit_lua.stats import recorder as recording
-from django_ratelimit_lua.stats.reading import Span
-from django_ratelimit_lua.stats.recorder import recorder
 from tests.engine.test_promises import START, Asker
 
 pytestmark = pytest.mark.django_db(transaction=True)

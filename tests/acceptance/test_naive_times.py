@@ -15,8 +15,8 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from django_ratelimit_lua.contrib.statistics.report import PERIODS
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.operations.statistics import PERIODS
 from tests.acceptance.test_rules import another_process, get, rule
 from tests.acceptance.test_sweeping import FIELDS, Clock
 from tests.users import ADMIN_MIDDLEWARE

@@ -19,7 +19,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 import django_ratelimit_lua
-from django_ratelimit_lua.gateway.check import answer_check
+from django_ratelimit_lua.contrib.gateway.check import answer_check
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 

@@ -33,12 +33,13 @@ from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import Limit, ratelimit_exempt
+from django_ratelimit_lua.contrib.replay import deciding
+from django_ratelimit_lua.contrib.replay.api import Log, Replayed, ReplayTooSlowError, replay
+from django_ratelimit_lua.contrib.replay.api import places as places_module
+from django_ratelimit_lua.contrib.replay.places import RefusalCounter
+from django_ratelimit_lua.contrib.replay.report import as_json, as_text
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.curve import Curve
-from django_ratelimit_lua.operations.replay import Log, Replayed, ReplayTooSlowError, deciding, replay
-from django_ratelimit_lua.operations.replay import places as places_module
-from django_ratelimit_lua.operations.replay.places import RefusalCounter
-from django_ratelimit_lua.operations.replay.report import as_json, as_text
 from django_ratelimit_lua.rules.rule import compile_rule
 from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.store import store_at

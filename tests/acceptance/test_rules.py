@@ -22,6 +22,7 @@ from django.urls import path
 from django.utils import timezone
 
 from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.contrib.statistics.reading import refusal_counts
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
 from django_ratelimit_lua.models import RateLimitTier as Tier
 from django_ratelimit_lua.models.audit import acting
@@ -31,7 +32,6 @@ from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.freshness import freshness
 from django_ratelimit_lua.signals import limit_exceeded
-from django_ratelimit_lua.stats.reading import refusal_counts
 from django_ratelimit_lua.store import get_store
 
 pytestmark = pytest.mark.django_db(transaction=True)

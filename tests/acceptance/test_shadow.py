@@ -10,8 +10,8 @@ from django.core.management.base import CommandError
 from django.test import Client
 
 from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.contrib.statistics.reading import ShadowNumbers, shadow_numbers
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.stats.reading import ShadowNumbers, shadow_numbers
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import RULES, confirmed, errors, given, staff, visits
 from tests.acceptance.test_command import said

@@ -19,10 +19,10 @@ from prometheus_client import CollectorRegistry
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.admin.history import changed_words
 from django_ratelimit_lua.conf import conf
+from django_ratelimit_lua.contrib.statistics.prometheus import register
 from django_ratelimit_lua.engine.slots import in_flight
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.operations.slots import slots_held
-from django_ratelimit_lua.stats.prometheus import register
 from django_ratelimit_lua.store import get_store
 from tests.clusters import until
 from tests.users import ADMIN_MIDDLEWARE, staff

@@ -18,13 +18,13 @@ from django.http import HttpResponse, StreamingHttpResponse
 
 from django_ratelimit_lua import LimitError, Ratelimited, RateLimiter
 from django_ratelimit_lua.conf import conf
+from django_ratelimit_lua.contrib.statistics.reading import refusal_counts
+from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.process.tasks import Task
-from django_ratelimit_lua.stats.reading import refusal_counts
-from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.web.headers import add_headers
 from tests.clusters import until

@@ -20,18 +20,9 @@ from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView
 
 from django_ratelimit_lua import Decision, Limit, RateLimiter, ratelimit
-from django_ratelimit_lua.engine.decide import PlannedCharge
-from django_ratelimit_lua.engine.listener import listener
-from django_ratelimit_lua.exceptions import StoreError
-from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.identity.request_state import RequestCount
-from django_ratelimit_lua.limits.call import Charge
-from django_ratelimit_lua.limits.decision import LimitState
-from django_ratelimit_lua.middleware import RateLimitMiddleware
-from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.stats import recorder as recording
-from django_ratelimit_lua.stats import writing
-from django_ratelimit_lua.stats.reading import (
+from django_ratelimit_lua.contrib.statistics import recorder as recording
+from django_ratelimit_lua.contrib.statistics import writing
+from django_ratelimit_lua.contrib.statistics.reading import (
     Span,
     detail,
     dropped,
@@ -44,8 +35,17 @@ from django_ratelimit_lua.stats.reading import (
     total,
     totals,
 )  # fmt: skip
-from django_ratelimit_lua.stats.recorder import recorder
-from django_ratelimit_lua.stats.writing import WRITE
+from django_ratelimit_lua.contrib.statistics.recorder import recorder
+from django_ratelimit_lua.contrib.statistics.writing import WRITE
+from django_ratelimit_lua.engine.decide import PlannedCharge
+from django_ratelimit_lua.engine.listener import listener
+from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.identity.request_state import RequestCount
+from django_ratelimit_lua.limits.call import Charge
+from django_ratelimit_lua.limits.decision import LimitState
+from django_ratelimit_lua.middleware import RateLimitMiddleware
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.throttling import AnonRateThrottle
 from example_project import sample

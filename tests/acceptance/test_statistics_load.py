@@ -23,6 +23,11 @@ import pytest
 from django.core.management import call_command
 
 from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.contrib.statistics import reading, writing
+from django_ratelimit_lua.contrib.statistics import recorder as recording
+from django_ratelimit_lua.contrib.statistics.reading import Span, dropped, known_names, marks, series, top, total
+from django_ratelimit_lua.contrib.statistics.recorder import Hits, Person, Tables, recorder
+from django_ratelimit_lua.contrib.statistics.report import condition
 from django_ratelimit_lua.engine.decide import PlannedCharge
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
@@ -30,12 +35,7 @@ from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.operations.health import health
-from django_ratelimit_lua.operations.statistics import condition
 from django_ratelimit_lua.process.tasks import stop
-from django_ratelimit_lua.stats import reading, writing
-from django_ratelimit_lua.stats import recorder as recording
-from django_ratelimit_lua.stats.reading import Span, dropped, known_names, marks, series, top, total
-from django_ratelimit_lua.stats.recorder import Hits, Person, Tables, recorder
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.testing.server import Server
 from tests import clusters

@@ -23,15 +23,15 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.contrib.statistics import reading
+from django_ratelimit_lua.contrib.statistics.buckets import units_bucket
+from django_ratelimit_lua.contrib.statistics.keys import key_of
+from django_ratelimit_lua.contrib.statistics.recorder import recorder
+from django_ratelimit_lua.contrib.statistics.report import PERIODS, one, overview
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
-from django_ratelimit_lua.operations.statistics import PERIODS, one, overview
 from django_ratelimit_lua.operations.words import moment_words, rate_words, share_words
 from django_ratelimit_lua.process.tasks import stop
-from django_ratelimit_lua.stats import reading
-from django_ratelimit_lua.stats.buckets import units_bucket
-from django_ratelimit_lua.stats.keys import key_of
-from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.store import get_store
 from example_project import sample
 from tests.acceptance import test_admin
@@ -268,7 +268,7 @@ def test_a_curve_knows_all_limits_that_held_since_it_begins(
         of = one("site", "hour", began + 3000.0)
         return list(of.curves[0].others)
 
-    monkeypatch.setattr("django_ratelimit_lua.operations.statistics._now", lambda: began + 3000.0)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.report._now", lambda: began + 3000.0)
     start = datetime.datetime.fromtimestamp(began, datetime.UTC)
     assert others() == []
     minute = datetime.timedelta(minutes=1)
@@ -706,12 +706,12 @@ def test_what_reaches_further_back_says_since_when(
     """The chart of an hour is by minutes; clients, sources and units are counted by whole hours, from one moment."""
     hour = int(time.time()) // 3600 * 3600
     limiter = RateLimiter("spans", "2/h")
-    monkeypatch.setattr("django_ratelimit_lua.stats.recorder.time.time", lambda: hour - 3600 + 60.0)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.recorder.time.time", lambda: hour - 3600 + 60.0)
     for who in ("ada", "bob", "cleo"):
         assert [limiter.hit(who).allowed for _ in range(3)] == [True, True, False]
     recorder.flush()
     monkeypatch.undo()
-    monkeypatch.setattr("django_ratelimit_lua.operations.statistics._now", lambda: hour + 1800.0)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.report._now", lambda: hour + 1800.0)
     of = told(operator, ONE, name="spans", period="hour")
     assert (of["requests"], of["refused"], of["counts_since"]["requests"]) == (0, 0, 9)
     assert (of["counts_since"]["refused"], of["people_refused"], of["units"]) == (3, 3, 6)
@@ -722,11 +722,11 @@ def test_what_reaches_further_back_says_since_when(
     assert len(of["identities"]["refused"]) == 3
     page = text(operator, ONE, name="spans", period="hour")
     assert page.count(f"<small>since {moment_words(since)}</small>") == 3
-    monkeypatch.setattr("django_ratelimit_lua.stats.recorder.time.time", lambda: hour + 60.0)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.recorder.time.time", lambda: hour + 60.0)
     limiter.hit("ada")
     recorder.flush()
     monkeypatch.undo()
-    monkeypatch.setattr("django_ratelimit_lua.operations.statistics._now", lambda: hour + 3000.0)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.report._now", lambda: hour + 3000.0)
     page = text(operator, ONE, name="spans", period="hour")
     assert f"Refused: 1 of 1 requests (100%). Since {moment_words(since)}: 4, from about 3 clients." in page
     of = told(operator, ONE, name="spans", period="day")

@@ -15,10 +15,10 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.contrib.statistics import telemetry as telling
+from django_ratelimit_lua.contrib.statistics.telemetry import telemetry
 from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.stats import telemetry as telling
-from django_ratelimit_lua.stats.telemetry import telemetry
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import visits
 

@@ -16,17 +16,17 @@ import trustme
 from django.core.management import call_command
 
 from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.contrib.statistics import reading
+from django_ratelimit_lua.contrib.statistics.hours import keep_hours
+from django_ratelimit_lua.contrib.statistics.reading import refusal_counts, shadow_numbers
+from django_ratelimit_lua.contrib.statistics.recorder import recorder
+from django_ratelimit_lua.contrib.statistics.report import overview
 from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.limits import program
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.health import health
-from django_ratelimit_lua.operations.statistics import overview
-from django_ratelimit_lua.publishing.hours import keep_hours
 from django_ratelimit_lua.publishing.publish import publish
-from django_ratelimit_lua.stats import reading
-from django_ratelimit_lua.stats.reading import refusal_counts, shadow_numbers
-from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
 from tests.server import server as session_server

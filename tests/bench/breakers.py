@@ -6,7 +6,7 @@ import time
 import timeit
 
 from django_ratelimit_lua import CircuitBreaker, RateLimiter
-from django_ratelimit_lua.engine.circuits import circuits
+from django_ratelimit_lua.contrib.breakers.circuits import circuits
 from django_ratelimit_lua.engine.listener import listener
 
 CALLS, ROUNDS = 100_000, 5

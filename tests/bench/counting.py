@@ -17,15 +17,15 @@ if __name__ == "__main__":
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.conf import conf
+from django_ratelimit_lua.contrib.statistics.keys import DAY, HOUR, MINUTE
+from django_ratelimit_lua.contrib.statistics.recorder import MAX_QUEUED, Hits, Kind, Person, Tables, recorder
+from django_ratelimit_lua.contrib.statistics.telemetry import telemetry
+from django_ratelimit_lua.contrib.statistics.writing import Writer
 from django_ratelimit_lua.engine.decide import PlannedCharge
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.stats.keys import DAY, HOUR, MINUTE
-from django_ratelimit_lua.stats.recorder import MAX_QUEUED, Hits, Kind, Person, Tables, recorder
-from django_ratelimit_lua.stats.telemetry import telemetry
-from django_ratelimit_lua.stats.writing import Writer
 from tests.bench.measure import DIRECT
 from tests.server import server
 

@@ -24,7 +24,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.gateway.envoy import messages
+from django_ratelimit_lua.contrib.gateway.envoy import messages
 from tests.bench.measure import DIRECT
 from tests.grpc_gateway import Gateway, question
 from tests.proxies import SECRET, Site

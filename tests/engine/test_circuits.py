@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.engine.circuit import SHARES, Answer, LoneCircuit, Outcomes
-from django_ratelimit_lua.engine.circuits import PROGRAM
-from django_ratelimit_lua.rules.breakers import Thresholds
+from django_ratelimit_lua.contrib.breakers.circuit import SHARES, Answer, LoneCircuit, Outcomes
+from django_ratelimit_lua.contrib.breakers.circuits import PROGRAM
+from django_ratelimit_lua.contrib.breakers.rows import Thresholds
 from tests.circuit_model import CircuitModel
 from tests.examples import examples
 from tests.server import url

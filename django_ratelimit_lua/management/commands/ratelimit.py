@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured, ValidationError
@@ -11,25 +12,11 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from ...exceptions import StoreError
+from ...extension import extensions
 from ...limits.rate import LimitError
 from ...models.audit import acting
 from ...publishing.triggers import migration_problem
-from ..verbs import (  # noqa: F401 - each module declares its verbs
-    Printer,
-    Verb,
-    bans,
-    breakers,
-    grpc,
-    health,
-    overrides,
-    proxy,
-    replay,
-    reset,
-    rules,
-    slots,
-    stats,
-    verbs,
-)
+from ..verbs import Printer, Verb, verbs
 
 
 class Command(Printer):
@@ -38,6 +25,9 @@ class Command(Printer):
     help = "Shows and changes rate limits, and what they have counted."
 
     def add_arguments(self, parser: CommandParser) -> None:
+        for extension in extensions:
+            for module in extension.verbs:
+                import_module(module)
         groups = {"": _verbs_of(parser, required=False)}
         for name, verb in verbs.items():
             group, _space, word = name.rpartition(" ")

@@ -10,10 +10,10 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from ...engine.evidence import Offence
+from ...identity.names import name_words
 from ...limits.rate import SECOND, LimitError
 from ...operations.bans import MOST, ActiveBan, active_bans, ban, evidence_of_bans, lift_bans
 from ...operations.explain import explain
-from ...stats.names import name_words
 from ...web.durations import duration_words
 from ..arguments import add_request, described
 from . import Printer, argument, verb

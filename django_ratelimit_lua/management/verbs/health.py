@@ -8,13 +8,13 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from ...conf import conf
+from ...contrib.statistics.writing import why_unwritable
 from ...engine.background import background_tasks
 from ...engine.listener import listener
 from ...operations.health import health as status_of
 from ...publishing.triggers import migration_problem
 from ...rules import provider
 from ...rules.problems import problems
-from ...stats.writing import why_unwritable
 from ...web.durations import duration_words
 from . import Printer, verb
 

@@ -12,6 +12,7 @@ from django.db import transaction
 from django.utils.timezone import is_aware, localtime
 
 from ...conf import conf
+from ...contrib.statistics.reading import refusal_counts
 from ...exceptions import StoreError
 from ...limits.decision import LimitState
 from ...models import RateLimitRevision, RateLimitRule
@@ -26,7 +27,6 @@ from ...rules.describe import reading
 from ...rules.problems import problems
 from ...rules.rule import MODES
 from ...rules.ruleset import settings_problems
-from ...stats.reading import refusal_counts
 from ..arguments import add_request, described, hints, require_urlconf, verdict
 from . import Printer, argument, verb
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.test import RequestFactory
 
-from django_ratelimit_lua.gateway.named import Named
+from django_ratelimit_lua.contrib.gateway.named import Named
 from django_ratelimit_lua.limits.rate import LimitError
 from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.web.overrides import Sender, override_subjects

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.gateway.paths import LONGEST, MOST_SEGMENTS, normalised_path, readings
+from django_ratelimit_lua.contrib.gateway.paths import LONGEST, MOST_SEGMENTS, normalised_path, readings
 
 ODD = ("/", "//", "/..", "/.", "..", "\\", "%2f", "%5C", ";", "#", "a", "b", "%2e", "%61", "..;", ";a=1")
 sent = st.lists(st.sampled_from(ODD), max_size=12).map(lambda parts: "/" + "".join(parts))

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from django.core.management import CommandError, call_command
 
-from django_ratelimit_lua.gateway.proxies import FILES, GRPC
+from django_ratelimit_lua.contrib.gateway.proxies import FILES, GRPC
 from django_ratelimit_lua.models import RateLimitRule
 from docs.gateway_files import FOLDER, printed
 

@@ -12,16 +12,16 @@ import pytest
 from django.db import models
 from django.test.utils import isolate_apps
 
-from django_ratelimit_lua.gateway import users
-from django_ratelimit_lua.gateway.users import VouchedUser, load_user, log_in
+from django_ratelimit_lua.contrib.gateway import users
+from django_ratelimit_lua.contrib.gateway.users import VouchedUser, load_user, log_in
 
 WITHOUT_USERS = """
 import django
 from django.conf import settings
 settings.configure(SECRET_KEY="tests", INSTALLED_APPS=["django_ratelimit_lua"])
 django.setup()
-import django_ratelimit_lua.gateway.urls
-from django_ratelimit_lua.gateway.users import VouchedUser
+import django_ratelimit_lua.contrib.gateway.urls
+from django_ratelimit_lua.contrib.gateway.users import VouchedUser
 print(VouchedUser("ada"))
 """
 

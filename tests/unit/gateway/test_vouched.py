@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.core.handlers.wsgi import WSGIRequest
 
-from django_ratelimit_lua.gateway.vouched import described, meta_of
+from django_ratelimit_lua.contrib.gateway.vouched import described, meta_of
 from django_ratelimit_lua.identity.sent import LINES
 
 

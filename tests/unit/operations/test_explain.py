@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from django_ratelimit_lua.contrib.breakers.operations import BreakerState
+from django_ratelimit_lua.contrib.breakers.rows import Thresholds
 from django_ratelimit_lua.identity.address import client_address
 from django_ratelimit_lua.identity.keys import compile_key
-from django_ratelimit_lua.operations.breakers import BreakerState
 from django_ratelimit_lua.operations.described import build_request
 from django_ratelimit_lua.operations.explain import ExplainedBreaker
-from django_ratelimit_lua.rules.breakers import Thresholds
 
 
 @pytest.mark.parametrize(

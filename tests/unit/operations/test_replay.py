@@ -21,10 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import Limit
-from django_ratelimit_lua.operations.replay import Log, UnreadableLogError
-from django_ratelimit_lua.operations.replay import places as places_module
-from django_ratelimit_lua.operations.replay import reading as reading_module
-from django_ratelimit_lua.operations.replay.formats import (
+from django_ratelimit_lua.contrib.replay.api import Log, UnreadableLogError
+from django_ratelimit_lua.contrib.replay.api import places as places_module
+from django_ratelimit_lua.contrib.replay.api import reading as reading_module
+from django_ratelimit_lua.contrib.replay.formats import (
     MAX_LINE,
     LogLine,
     UnknownFormatError,
@@ -35,10 +35,10 @@ from django_ratelimit_lua.operations.replay.formats import (
     json_object,
     moment_of,
 )
-from django_ratelimit_lua.operations.replay.places import RefusalCounter
-from django_ratelimit_lua.operations.replay.planning import LinePlanner, why_unseen
-from django_ratelimit_lua.operations.replay.reading import Reading, ordered, sorted_lines
-from django_ratelimit_lua.operations.replay.requests import LoggedRequest, address_for, client_of
+from django_ratelimit_lua.contrib.replay.places import RefusalCounter
+from django_ratelimit_lua.contrib.replay.planning import LinePlanner, why_unseen
+from django_ratelimit_lua.contrib.replay.reading import Reading, ordered, sorted_lines
+from django_ratelimit_lua.contrib.replay.requests import LoggedRequest, address_for, client_of
 from django_ratelimit_lua.rules.rule import compile_rule
 from django_ratelimit_lua.rules.ruleset import Ruleset
 

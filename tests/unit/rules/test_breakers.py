@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_ratelimit_lua.rules.breakers import TUNED, BreakerError, Force, Thresholds, read_row, thresholds
+from django_ratelimit_lua.contrib.breakers.rows import TUNED, BreakerError, Force, Thresholds, read_row, thresholds
 
 
 def test_what_is_declared_is_read_again() -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_ratelimit_lua.contrib.gateway.descriptors import DescriptorPattern, ValuePattern
 from django_ratelimit_lua.rules.describe import reading
-from django_ratelimit_lua.rules.descriptors import DescriptorPattern, ValuePattern
 from django_ratelimit_lua.rules.rule import Rule, RuleError, compile_rule
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 

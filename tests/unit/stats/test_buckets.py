@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.stats.buckets import units_bucket, units_range
+from django_ratelimit_lua.contrib.statistics.buckets import units_bucket, units_range
 
 
 @given(st.integers(0, 2**53))

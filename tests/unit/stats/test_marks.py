@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from django_ratelimit_lua.stats.marks import SAMPLE, Marks, Sample
+from django_ratelimit_lua.contrib.statistics.marks import SAMPLE, Marks, Sample
 
 
 def digest(number: int) -> bytes:

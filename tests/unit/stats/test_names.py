@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.stats.names import LONGEST, MOST_PARTS, NOTHING, is_short, own, shown
+from django_ratelimit_lua.identity.names import LONGEST, MOST_PARTS, NOTHING, is_short, own, shown
 
 SCALARS = st.one_of(st.text(), st.binary(), st.integers(), st.none(), st.uuids())
 IDENTITIES = st.recursive(SCALARS, lambda parts: st.lists(parts, max_size=4).map(tuple), max_leaves=12)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
+from django_ratelimit_lua.contrib.statistics.recorder import Recorder
 from django_ratelimit_lua.engine.decide import PlannedCharge
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.stats.recorder import Recorder
 
 LIMITS = [
     Limit("small", "10/m"),

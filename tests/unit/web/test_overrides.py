@@ -11,12 +11,12 @@ from django.test import RequestFactory
 
 from django_ratelimit_lua.engine.decide import PlannedCharge, now_us
 from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.identity.names import own
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.rate import Rate
 from django_ratelimit_lua.rules.overrides import KnownOverrides, Override, SubjectRef
 from django_ratelimit_lua.rules.ruleset import Ruleset
-from django_ratelimit_lua.stats.names import own
 from django_ratelimit_lua.web.overrides import (
     BLOCK,
     NOTHING,

@@ -1,0 +1,1 @@
+"""Circuit breakers: `CircuitBreaker`, `@circuit`, their rows and pages."""

@@ -1,0 +1,350 @@
+"""`CircuitBreaker`: leaves a sick resource alone, for use anywhere."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+import time
+from asyncio import CancelledError
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar, cast, overload
+
+from django.core.exceptions import BadRequest, PermissionDenied, RequestAborted, SuspiciousOperation
+from django.http import Http404, UnreadablePostError
+from django.http.multipartparser import MultiPartParserError
+
+from ...engine.run import Waiting, arun, run
+from ...engine.waiting import to_the_end
+from ...exceptions import CircuitOpen
+from ...rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back, instead_of
+from ...rules.stacks import Guard, register
+from .circuits import WORDS, Ticket, circuits
+from .rows import BreakerError, breaker_name, thresholds
+
+logger = logging.getLogger("django_ratelimit_lua")
+F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
+Time = str | float | timedelta
+Failure = Any
+"""Classes of exceptions, statuses, ranges of statuses, or a callable (answer or exception); or a tuple of these."""
+ANSWERED = (Http404, PermissionDenied, SuspiciousOperation, BadRequest, MultiPartParserError)
+"""Exceptions of Django that are an answer to a client, below 500: the resource did what it should."""
+CANCELLED = (CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+HUNG_UP = (UnreadablePostError, RequestAborted)
+"""A client that has gone says nothing of the resource."""
+
+
+class CircuitBreaker:
+    """Calls a resource while it is well, and leaves it alone while it is not: the state is that of all processes.
+
+    >>> payments = CircuitBreaker("payments", failure_ratio=0.5, slow="2s", minimum=20, fallback="later")
+    >>> @payments
+    ... def pay(amount):
+    ...     return f"paid {amount}"
+    >>> pay(5), payments.state
+    ('paid 5', 'closed')
+
+    Closed, all calls are made. It opens when, of at least `minimum` calls in the last `window`, `failure_ratio` failed,
+    or `slow_ratio` took `slow` or longer; or when `failures` of them failed, however many there were. A call counts as
+    slow once it has lasted `slow`, whether it has ended or not. Open, none is made for `open_for`; then `probes` at a
+    time are, each in a slot that it keeps until it ends, for `open_max` at most. Where all of them succeed, a
+    tenth of the calls is let through, then a quarter, half, and all; where one fails, or is slow, it opens for twice as
+    long as before, at most `open_max`. A tenth more or less of each pause is left to chance.
+
+    - `name`: by which all processes share the state, and a row of the admin retunes it;
+    - `failure`: what is a failure: classes of exceptions, statuses (`503`, `range(500, 600)`), a callable
+      (answer or exception), or a tuple of these. By default any exception but those that answer a client (Http404,
+      PermissionDenied, and others with a `status_code` below 500), and an answer whose `status_code` is 500 or more. A
+      call that is cancelled is neither a failure nor a success, but slow if it had lasted `slow`;
+    - `fallback`: what a call returns that is not made: a value, or a callable with the same arguments; else
+      `CircuitOpen` is raised;
+
+    Times are text such as "30s", seconds, or a timedelta. Raises `LimitError` for what cannot be understood.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        failure_ratio: float | None = 0.5,
+        failures: int | None = None,
+        slow: Time | None = None,
+        slow_ratio: float | None = 0.8,
+        minimum: int = 20,
+        window: Time = "30s",
+        open_for: Time = "10s",
+        open_max: Time | None = None,
+        probes: int = 3,
+        failure: Failure = None,
+        fallback: Any = NO_FALLBACK,
+    ) -> None:
+        self.name = breaker_name(name)
+        given: dict[str, Any] = {
+            "failure_ratio": failure_ratio, "failures": failures, "slow": slow, "minimum": minimum, "window": window,
+            "open_for": open_for, "probes": probes,
+        }  # fmt: skip
+        if slow is not None or slow_ratio != 0.8:
+            given["slow_ratio"] = slow_ratio
+        if open_max is not None:
+            given["open_max"] = open_max
+        self.fallback = fallback
+        self.is_failure = _judge(name, failure)
+        place = "unknown"
+        for depth in (1, 2, 3):
+            caller = sys._getframe(depth)
+            if caller.f_globals.get("__name__") != f"{__package__}.decorators":
+                place = f"{caller.f_globals.get('__name__')}, line {caller.f_lineno}"
+                break
+        self._circuit = circuits.get(name, thresholds(name, given), place)
+
+    def __repr__(self) -> str:
+        forced = f", forced {self.forced}" if self.forced else ""
+        return f"<CircuitBreaker {self.name!r}: {self.state}{forced}>"
+
+    @property
+    def state(self) -> str:
+        """Its own state: closed, open, half-open or ramp, as far as this process knows; also while it is `forced`."""
+        return WORDS[self._circuit.state]
+
+    @property
+    def forced(self) -> str:
+        """What an operator has forced and still holds: open or closed, as far as this process knows; empty: nothing.
+
+        >>> CircuitBreaker("maps").forced
+        ''
+        """
+        force = self._circuit.force()
+        return "" if force is None else force.how
+
+    @overload
+    def call(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    def call(self, /) -> Call: ...
+
+    def call(self, function: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function through the breaker, with these arguments, as if it were decorated: of a coroutine function,
+        await the result. Without a function, return one call as a context manager, `with` or `async with`. Raises
+        `CircuitOpen` if the call is not to be made.
+
+        >>> CircuitBreaker("stock").call(max, 3, 5)
+        5
+        >>> with CircuitBreaker("mail").call() as call:
+        ...     call.judge(200)
+        """
+        if function is None:
+            return Call(self)
+        return self(function)(*args, **kwargs)
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function, plain or `async def`."""
+        if isinstance(function, type) or not callable(function):
+            raise BreakerError(self.name, "", f"decorates functions, and {function!r} is none")
+        inner = inspect.unwrap(function)
+        if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+            problem = (
+                f"cannot judge {inner.__qualname__}, a generator: decorate what it calls, or use `with breaker.call():`"
+            )
+            raise BreakerError(self.name, "", problem)
+
+        def instead(error: CircuitOpen, *args: Any, **kwargs: Any) -> Any:
+            return fall_back(self.fallback, error, *args, **kwargs)
+
+        async def ainstead(error: CircuitOpen, *args: Any, **kwargs: Any) -> Any:
+            return await afall_back(self.fallback, error, *args, **kwargs)
+
+        if problem := async_mismatch(self.fallback, is_async=inspect.iscoroutinefunction(function)):
+            raise BreakerError(self.name, "fallback", problem)
+        if inspect.iscoroutinefunction(function):
+            guard = self.aguarded(function, ainstead)
+        else:
+            guard = self.guarded(function, instead)
+        return cast(F, register(Guard(guard, self.name, instead_of(self.fallback, "raises"))))
+
+    def guarded(self, function: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, called through the breaker. `instead` answers a call that is not made."""
+
+        @functools.wraps(function)
+        def guard(*args: Any, **kwargs: Any) -> Any:
+            call = Call(self)
+            try:
+                call.__enter__()
+            except CircuitOpen as error:
+                return instead(error, *args, **kwargs)
+            try:
+                answer = function(*args, **kwargs)
+            except BaseException as error:
+                call.__exit__(type(error), error, None)
+                raise
+            call.judge(answer)
+            call.__exit__(None, None, None)
+            return answer
+
+        return guard
+
+    def aguarded(
+        self, function: Callable[..., Awaitable[Any]], instead: Callable[..., Awaitable[Any]]
+    ) -> Callable[..., Awaitable[Any]]:
+        """`guarded`, for coroutine functions."""
+
+        @functools.wraps(function)
+        async def guard(*args: Any, **kwargs: Any) -> Any:
+            call = Call(self)
+            try:
+                await call.__aenter__()
+            except CircuitOpen as error:
+                return await instead(error, *args, **kwargs)
+            try:
+                answer = await function(*args, **kwargs)
+            except BaseException as error:
+                await call.__aexit__(type(error), error, None)
+                raise
+            call.judge(answer)
+            await call.__aexit__(None, None, None)
+            return answer
+
+        return guard
+
+
+class Call:
+    """One call of a resource: what happens inside `with` is judged when it ends."""
+
+    __slots__ = ("_began", "_circuit", "_failed", "_is_failure", "_number", "_ticket")
+
+    def __init__(self, breaker: CircuitBreaker) -> None:
+        self._circuit = breaker._circuit
+        self._is_failure = breaker.is_failure
+        self._ticket: Ticket | None = None
+        self._failed: bool | None = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is over, and counted.
+
+        >>> with CircuitBreaker("post").call() as call:
+        ...     call.has_ended
+        False
+        >>> call.has_ended
+        True
+        """
+        return self._ticket is None
+
+    def judge(self, answer: Any) -> None:
+        """Judge an answer by what the breaker takes for a failure: a response, or whatever its callable knows."""
+        self._failed = self._is_failure(answer)
+
+    def fail(self) -> None:
+        """It has failed, whatever comes of the rest."""
+        self._failed = True
+
+    def __enter__(self) -> Call:
+        ticket = self._circuit.calm_ticket()
+        return self._begin(run(self._circuit.admitting()) if ticket is None else ticket)
+
+    async def __aenter__(self) -> Call:
+        ticket = self._circuit.calm_ticket()
+        return self._begin(await arun(self._circuit.admitting()) if ticket is None else ticket)
+
+    def _begin(self, ticket: Ticket) -> Call:
+        circuit = self._circuit
+        self._ticket = ticket
+        self._began = time.monotonic()
+        is_noted = circuit.slow_seconds is not None or ticket.probe
+        self._number = circuit.begin(ticket, self._began) if is_noted else 0
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        waiting = self._end(error)
+        if waiting is not None:
+            run(waiting)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        waiting = self._end(error)
+        if waiting is not None:
+            await to_the_end(arun(waiting))
+
+    def _end(self, error: BaseException | None) -> Waiting[None] | None:
+        """Count what came of it; return what is to be done at once, if anything is."""
+        ticket, self._ticket = self._ticket, None
+        assert ticket is not None, "this call has ended"
+        circuit, number, began = self._circuit, self._number, self._began
+        failed = self._failed if error is None or self._failed else self._is_failure(error)
+        has_more = number != 0 and circuit.end(ticket, number, began)
+        if failed is None:
+            circuit.drop(ticket, number=number, slow=circuit.is_slow(began))
+        elif failed or has_more:
+            return circuit.settling(ticket, number, failed=failed, slow=circuit.is_slow(began))
+        else:
+            ticket.passed(None)
+        return None
+
+
+def _judge(name: str, failure: Failure) -> Callable[[Any], bool | None]:
+    """What tells whether an answer, or an exception, is a failure; None: it says nothing of the resource."""
+    if failure is None:
+        return _by_default
+    parts = failure if isinstance(failure, (tuple, list, set, frozenset)) else (failure,)
+    kinds: list[type[BaseException]] = []
+    statuses: list[int | range] = []
+    functions: list[Callable[[Any], Any]] = []
+    for part in parts:
+        if isinstance(part, type) and issubclass(part, BaseException):
+            kinds.append(part)
+        elif isinstance(part, range) or (isinstance(part, int) and not isinstance(part, bool) and 100 <= part <= 599):
+            statuses.append(part)
+        elif callable(part) and not isinstance(part, type):
+            functions.append(part)
+        else:
+            right = "classes of exceptions, statuses from 100 to 599, ranges of these, or a callable"
+            raise BreakerError(name, "failure", f"is {part!r}: must be {right}")
+    if not parts:
+        raise BreakerError(name, "failure", "is empty: nothing would be a failure")
+    exceptions = tuple(kinds)
+
+    def judge(answer: Any) -> bool | None:
+        if isinstance(answer, BaseException):
+            if exceptions and isinstance(answer, exceptions):
+                return True
+            if isinstance(answer, (*CANCELLED, CircuitOpen)):
+                return None
+        else:
+            status = getattr(answer, "status_code", answer)
+            if statuses and type(status) is int and any(_is_in(status, one) for one in statuses):
+                return True
+        for function in functions:
+            try:
+                if function(answer):
+                    return True
+            except Exception:
+                logger.exception(
+                    "The breaker %r: its `failure` cannot judge %.200r, which counts as none", name, answer
+                )
+        return False
+
+    return judge
+
+
+def _is_in(status: int, which: int | range) -> bool:
+    return status in which if isinstance(which, range) else status == which
+
+
+def _by_default(answer: Any) -> bool | None:
+    status = getattr(answer, "status_code", None)
+    if status is None and not isinstance(answer, BaseException):
+        return False
+    if isinstance(answer, BaseException):
+        if not isinstance(answer, Exception) or isinstance(answer, (CircuitOpen, *HUNG_UP)):
+            return None
+        if isinstance(answer, ANSWERED):
+            return False
+        return not isinstance(status, int) or status >= 500
+    return isinstance(status, int) and status >= 500

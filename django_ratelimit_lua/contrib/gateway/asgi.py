@@ -1,0 +1,98 @@
+"""The gateway by itself, without Django's handler.
+
+Start it with `uvicorn django_ratelimit_lua.contrib.gateway.asgi:application --no-proxy-headers --no-access-log`.
+
+Django's own handler does more for a request than the gateway does for its answer: signals, middleware, and threads for
+what of that blocks. Nothing of it is needed here. This application serves what `gateway.urls` does and nothing else,
+under whatever path it is mounted. It needs `DJANGO_SETTINGS_MODULE`, of which it is a site.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
+from typing import Any
+
+import django
+from django.apps import apps
+from django.core.exceptions import RequestDataTooBig
+
+if not apps.ready:
+    django.setup()  # Before anything is imported that knows the models.
+
+from ...asgi import finish_at_shutdown
+from .answer import Answer
+from .asked import MOST_BYTES
+from .check import answer_scope
+from .decide import answer_decide
+from .health import answer_health
+from .openapi import answer_openapi
+from .problems import ProblemError
+from .vouched import meta_of
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+BODY_SECONDS = 10
+
+
+@finish_at_shutdown
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    """An ASGI application (https://asgi.readthedocs.io/en/latest/specs/www.html)."""
+    if scope["type"] == "http":
+        await _send(await _answer(scope, receive), send)
+    elif scope["type"] == "websocket":
+        # A proxy has passed on the upgrade of the request it asks about. Left alone, this would be a 500, by which
+        # proxies that fail open let everything past; it is a 403.
+        await receive()
+        await send({"type": "websocket.close"})
+
+
+async def _answer(scope: Scope, receive: Receive) -> Answer:
+    path = str(scope["path"])
+    if path.endswith(("/check", "/check*")) or "/check/" in path:  # First, as Envoy adds the path that it asks about.
+        return await answer_scope(scope)
+    if path.endswith("/decide"):
+        try:
+            meta = meta_of(scope)
+            body = await _body(receive)
+        except ProblemError as error:
+            return error.answer
+        except RequestDataTooBig as error:
+            return ProblemError(431, f"{error}.").answer
+        return await answer_decide(scope["method"], meta, body, partial(_gone, receive))
+    if path.endswith("/openapi.json"):
+        return answer_openapi()
+    if path.endswith("/health"):
+        return await answer_health()
+    return Answer.text(404, "There is nothing here.")
+
+
+async def _body(receive: Receive) -> bytes:
+    """The body: of a bounded size, and within a bounded time, as a slow client may not keep what it has sent here."""
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while size <= MOST_BYTES:
+                event = await receive()
+                part = event.get("body", b"")
+                size += len(part)
+                parts.append(part)
+                if not event.get("more_body"):
+                    break
+    except TimeoutError:
+        raise ProblemError(408, f"The body did not come within {BODY_SECONDS} seconds.") from None
+    return b"".join(parts)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send(answer: Answer, send: Send) -> None:
+    headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in answer.headers.items()]
+    headers.append((b"content-length", b"%d" % len(answer.body)))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})

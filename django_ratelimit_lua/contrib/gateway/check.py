@@ -1,0 +1,131 @@
+"""`check`: whether a request of another server may go on, for the proxy in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.contrib.auth.decorators import login_not_required
+from django.core.exceptions import BadRequest, RequestDataTooBig, SuspiciousOperation
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.csrf import csrf_exempt
+
+from ...conf import conf
+from ...engine.decide import adecide
+from ...engine.run import Wait, Waiting
+from ...engine.waiting import ahold
+from ...limits.decision import Decision
+from ...rules.exempt import ratelimit_exempt
+from ...rules.rule import EVERYONE, Rule
+from ...rules.ruleset import Ruleset
+from ...web.headers import limit_headers
+from ...web.plan import Place, RequestPlanner
+from ...web.responses import brief_refusal
+from .answer import Answer
+from .conf import settings as gateway_settings
+from .users import load_user
+from .vouched import DescribedRequest, Meta, described, is_believed, meta_of
+
+BODY_HEADER = "X-RateLimit-Body"
+"""The body of a refusal once more, for nginx, which throws away that of a sub-request."""
+STATUS_HEADER = "X-RateLimit-Status"
+"""The status for the client: nginx logs every status of a sub-request as an error but 2xx, 401 and 403."""
+_OF_NGINX = ("nginx", "ingress-nginx")
+_OF_USER = (EVERYONE, "anonymous", "authenticated")
+"""Audiences of which nothing but the user's key is asked."""
+
+
+@ratelimit_exempt  # It is asked by proxies; whom they ask about is counted.
+@login_not_required
+@csrf_exempt  # Envoy asks by the method of the original request.
+async def check(request: HttpRequest) -> HttpResponse:
+    scope = getattr(request, "scope", None)
+    return (await (answer_check(request.META) if scope is None else answer_scope(scope))).response()
+
+
+async def answer_scope(scope: Mapping[str, Any]) -> Answer:
+    """`answer_check` for an ASGI scope; 431 if its headers are too large."""
+    try:
+        meta = meta_of(scope)
+    except RequestDataTooBig as error:
+        return _refusal(Answer.text(431, str(error)))
+    return await answer_check(meta)
+
+
+async def answer_check(meta: Meta) -> Answer:
+    """200 to go on; 429 (or what a block says) with `Retry-After` and a body not to. Both say what is left.
+
+    403 for who is no trusted proxy with the secret, 400 for what is no request. For nginx, every refusal is a 403 with
+    the status in `X-RateLimit-Status`.
+    """
+    if gateway_settings.GATEWAY_DIALECT is None or not is_believed(meta):
+        return Answer.text(403, "This is for the proxies of the site.")
+    try:
+        found = described(meta)
+        decision = await _decision(found)
+    except (BadRequest, SuspiciousOperation) as error:
+        return _refusal(Answer.text(400, str(error)))
+    style = conf.HEADERS or "draft-10"
+    if decision:
+        return Answer(200, limit_headers(decision, style))
+    return _refusal(Answer.of(brief_refusal(found, decision, style)))
+
+
+def _refusal(answer: Answer) -> Answer:
+    """The answer as the proxy takes it."""
+    if gateway_settings.GATEWAY_DIALECT not in _OF_NGINX:
+        return answer
+    # A header is one line of bytes, which are written as Latin-1 letters here.
+    body = b" ".join(answer.body.splitlines()).decode("latin-1")
+    headers = {**answer.headers, STATUS_HEADER: str(answer.status), BODY_HEADER: body}
+    return Answer(403, headers, answer.body)
+
+
+async def _decision(found: DescribedRequest) -> Decision:
+    outcome = await adecide(_CheckPlanner(found))
+    if outcome.decision and outcome.decision.wait > 0:
+        await ahold(outcome)
+    return outcome.decision
+
+
+class _CheckPlanner(RequestPlanner):
+    """Plans what a described request is charged."""
+
+    def __init__(self, found: DescribedRequest) -> None:
+        super().__init__(found, partial(_places, found), has_blocks=True)
+        self._found = found
+
+    def gather(self, ruleset: Ruleset) -> Waiting[None]:
+        if hasattr(self._found, "user") and any(map(_goes_by_groups, _rules(self._found, ruleset) or ())):
+            yield Wait(partial(load_user, self._found), partial(sync_to_async(load_user), self._found))
+        yield from super().gather(ruleset)
+
+
+def _places(found: DescribedRequest, ruleset: Ruleset) -> Sequence[Place] | None:
+    rules = _rules(found, ruleset)
+    return None if rules is None else [Place(rules)]
+
+
+def _rules(found: DescribedRequest, ruleset: Ruleset) -> Sequence[Rule] | None:
+    """The rules for a request, by what a proxy can know of it; None if it is exempt.
+
+    Servers read paths in several ways. So the rules of all of them hold, and it is exempt by all or not.
+    """
+    is_user_known = hasattr(found, "user")
+    readings: list[Sequence[Rule]] = []
+    for path in found.readings:
+        rules = ruleset.at_path_for_proxies(path, is_user_known=is_user_known)
+        if all(rule.template is not None for rule in rules):
+            readings.append(rules)
+    if len(readings) < 2:
+        return readings[0] if readings else None
+    chosen = {rule.name: rule for rules in readings for rule in rules}
+    return [rule for rule in ruleset.rules if rule.name in chosen]
+
+
+def _goes_by_groups(rule: Rule) -> bool:
+    """Whether it asks of a user what only the database knows."""
+    tiers = rule.template.tiers if rule.template is not None else ()
+    return bool(tiers) or not set(rule.audience) <= set(_OF_USER)

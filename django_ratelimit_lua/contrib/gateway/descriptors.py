@@ -1,0 +1,189 @@
+"""Descriptors, as Envoy describes requests by them, and which rule of many each one meets.
+
+A descriptor is a domain and a list of entries, a key and a value each, in the order of Envoy's configuration. A rule
+has a pattern for them: the same keys in the same order, and for each what its value has to be. Of all that match, the
+most specific one wins; a descriptor that no pattern matches may name its rule instead, as its `generic_key`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from django.utils.translation import gettext_noop as _
+
+from ...identity.keys import ALL_CALLERS, EXACT
+from ...limits.rate import LimitError
+
+if TYPE_CHECKING:
+    from ...rules.rule import Rule
+
+Entry = tuple[str, str]
+"""A key and its value."""
+Entries = tuple[Entry, ...]
+ANY = "*"
+DOMAIN, NAMED, ADDRESS = "domain", "generic_key", "remote_address"
+READ_KINDS = ("header", "cookie", "get")
+"""The kinds of fields that an entry can stand for."""
+CHARGE: Entry = ("charge", "after")
+"""The entry by which Envoy's configuration says that what is asked is no question: the units were used."""
+MOST_ENTRIES = 20
+LONGEST_ENTRY = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ValuePattern:
+    """What a value has to be: itself, or, where it has a star, text with any text in the place of each star.
+
+    >>> ValuePattern("/api/*.json").matches("/api/v1/x.json"), ValuePattern("a").matches("ab")
+    (True, False)
+    """
+
+    text: str
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether it is one value only."""
+        return ANY not in self.text
+
+    @property
+    def breadth(self) -> tuple[int, int]:
+        """The more specific, the less: a value; text with stars, by how much is fixed of it; anything."""
+        return (0, 0) if self.is_literal else (1, -len(self.text.replace(ANY, "")))
+
+    def matches(self, value: str) -> bool:
+        """Whether a value is such a one. It takes time in proportion to the value for each star, whatever it is."""
+        first, *others = self.text.split(ANY)
+        if not others:
+            return value == first
+        *middle, last = others
+        if len(value) < len(first) + len(last) or not (value.startswith(first) and value.endswith(last)):
+            return False
+        at, end = len(first), len(value) - len(last)
+        for text in middle:
+            # The earliest place leaves most room for what follows.
+            found = value.find(text, at, end)
+            if found < 0:
+                return False
+            at = found + len(text)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class DescriptorPattern:
+    """The descriptors that a rule is for: of which domain, and with which entries.
+
+    >>> pattern = DescriptorPattern.parse(["domain=edge", "generic_key=login", "remote_address"])
+    >>> pattern.matches("edge", (("generic_key", "login"), ("remote_address", "203.0.113.9")))
+    True
+    >>> pattern.matches("edge", (("generic_key", "login"),))
+    False
+    """
+
+    domain: ValuePattern
+    entries: tuple[tuple[str, ValuePattern], ...]
+
+    @classmethod
+    def parse(cls, texts: Sequence[str]) -> DescriptorPattern:
+        """The pattern that is written so, an entry in each text: "key=value", "key=text*", or "key" for any value. The
+        domain may stand before them. Raises `LimitError`."""
+        pairs = []
+        for text in texts:
+            key, separator, value = text.partition("=")
+            if not key or key != key.strip() or (separator and not value):
+                raise LimitError(_("%(entry)r: write key=value, key=text* or, for any value, key"), entry=text)
+            if (key, value) == CHARGE:
+                problem = _("%(entry)r is for Envoy's configuration: it says that units were used already")
+                raise LimitError(problem, entry=text)
+            pairs.append((key, ValuePattern(value or ANY)))
+        domain = ValuePattern(ANY)
+        if pairs and pairs[0][0] == DOMAIN:
+            domain = pairs.pop(0)[1]
+        if not pairs:
+            raise LimitError(_("A descriptor needs at least one entry, such as generic_key=login"))
+        if len(pairs) > MOST_ENTRIES or len(max(texts, key=len)) > LONGEST_ENTRY:
+            problem = _("Write at most %(number)d entries, each of at most %(length)d characters")
+            raise LimitError(problem, number=MOST_ENTRIES, length=LONGEST_ENTRY)
+        return cls(domain, tuple(pairs))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the entries."""
+        return tuple([key for key, _ in self.entries])
+
+    @property
+    def breadth(self) -> tuple[tuple[int, int], ...]:
+        """The more specific, the less: entry by entry, and the domain last."""
+        return (*(value.breadth for _, value in self.entries), self.domain.breadth)
+
+    def matches(self, domain: str, entries: Entries) -> bool:
+        """Whether a descriptor is such a one."""
+        if len(entries) != len(self.entries) or not self.domain.matches(domain):
+            return False
+        return all(
+            key == named and value.matches(given)
+            for (named, value), (key, given) in zip(self.entries, entries, strict=True)
+        )
+
+
+class DescriptorIndex:
+    """Rules by the descriptors that they are for, so that a descriptor only meets those of its keys and first value."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        by_start: dict[tuple[tuple[str, ...], str | None], list[tuple[Any, DescriptorPattern, Rule]]] = {}
+        for rule in rules:
+            pattern = rule.descriptor
+            if pattern is not None:
+                first = pattern.entries[0][1]
+                start = (pattern.keys, first.text if first.is_literal else None)
+                by_start.setdefault(start, []).append((pattern.breadth, pattern, rule))
+        for found in by_start.values():
+            found.sort(key=lambda one: one[0])  # Of equals, the one that comes first in the order of rules.
+        self._by_start: Mapping[Any, Sequence[tuple[Any, DescriptorPattern, Rule]]] = by_start
+
+    def __bool__(self) -> bool:
+        return bool(self._by_start)
+
+    def find(self, domain: str, entries: Entries) -> Rule | None:
+        """The most specific rule for a descriptor."""
+        if not self._by_start or not entries:
+            return None
+        keys = tuple([key for key, _ in entries])
+        for start in ((keys, entries[0][1]), (keys, None)):
+            for _breadth, pattern, rule in self._by_start.get(start, ()):
+                if pattern.matches(domain, entries):
+                    return rule
+        return None
+
+
+def unread(key_name: str, keys: Collection[str]) -> list[str]:
+    """The parts of a key that entries of these keys do not have, see `entry_of`.
+
+    >>> unread("ip+header:X-Tenant", ["generic_key", "remote_address"]), unread("user_or_ip", ["remote_address"])
+    (['header:X-Tenant'], [])
+    """
+    there = {spelt(key) for key in keys}
+    return [part for part in key_name.split("+") if part != ALL_CALLERS and entry_of(part) not in there]
+
+
+@lru_cache(maxsize=1024)
+def entry_of(part: str) -> str:
+    """The key of the entry that a part of a rule's key reads: one that is called like it, and for addresses
+    `remote_address`. Empty where no entry has that: a session, a body.
+
+    >>> entry_of("ip"), entry_of("header:X_Tenant"), entry_of("user"), entry_of("session")
+    ('remote_address', 'header:x-tenant', 'user', '')
+    """
+    if part in ("ip", "user_or_ip"):  # Who is not signed in has only an address.
+        return ADDRESS
+    kind, _, name = part.removeprefix(EXACT).partition(":")
+    is_read = part in ("user", "path") or (kind in READ_KINDS and name)
+    return spelt(part.removeprefix(EXACT)) if is_read else ""
+
+
+@lru_cache(maxsize=1024)
+def spelt(key: str) -> str:
+    """The key of an entry as it is compared with a part of a rule's key: a header's is the same in any case."""
+    return key.lower().replace("_", "-") if key.lower().startswith("header:") else key

@@ -1,0 +1,60 @@
+"""Slots of concurrency limits that are taken for Envoy: it sends on, with the request, by what they are given back.
+
+A lease names the slot and what it is of, and is signed: what somebody has made up gives nothing back. Any process can
+read it. No process renews such a slot: it lasts for a minute, or until it is given back, which
+twice gives nothing.
+
+Envoy drops an answer whose client has disconnected meanwhile, and reports nothing. So a slot lasts for a few seconds
+only until Envoy confirms that it has the lease, before it sends the request to the service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from django.core import signing
+
+from ....engine.decide import DecidedCharge
+from ....limits.call import Charge
+from ....limits.limit import Limit
+from ....limits.rate import Rate
+
+LEASE = "x-ratelimit-lease"
+"""The header of the request, and the key of the entry that brings it back."""
+CONFIRM = "x-ratelimit-confirm"
+"""The key of the entry that brings the same header to confirm the lease."""
+MOST_LEASES = 10
+_SALT = "django_ratelimit_lua.contrib.gateway.lease"
+
+
+class Lease(NamedTuple):
+    """A slot and the charges that it holds. `needs_confirmation`: false for a slot that Redis does not know."""
+
+    slot: bytes
+    charges: list[Charge]
+    needs_confirmation: bool
+
+
+def write_lease(held: Sequence[DecidedCharge], *, needs_confirmation: bool) -> str:
+    """The lease of slots that were taken in one call."""
+    charges = [decided.charge for decided in held]
+    told = [(charge.limit.name, charge.limit.rate.limit, charge.digest.decode(), charge.cost) for charge in charges]
+    return signing.dumps((held[0].slot.hex(), told, needs_confirmation), salt=_SALT)
+
+
+def read_leases(text: str) -> list[Lease]:
+    """The slots of leases, and what they are of. Clients may have sent others under that name, which a proxy joins by
+    commas: what this site has not signed is passed over."""
+    found = []
+    for lease in text.split(",")[-MOST_LEASES:]:  # What Envoy has added stands last.
+        try:
+            slot, told, needs_confirmation = signing.loads(lease.strip(), salt=_SALT)
+        except signing.BadSignature:
+            continue
+        charges = [
+            Charge(Limit(name, Rate(slots, 0), algorithm="concurrency"), subject.encode(), cost)
+            for name, slots, subject, cost in told
+        ]
+        found.append(Lease(bytes.fromhex(slot), charges, needs_confirmation))
+    return found

@@ -1,0 +1,142 @@
+"""What Envoy asks, read and bounded.
+
+What comes of Envoy's configuration is refused where it makes no sense, so that it is found out. What clients have sent
+never is, however odd: by default, Envoy lets through what it got no answer to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal, NamedTuple
+
+from django.http import HttpHeaders, HttpRequest
+from google.protobuf.message import DecodeError
+
+from ....conf import conf
+from ....identity import Identity
+from ....identity.address import address_as
+from ....limits.call import MOST_COST
+from ....limits.rate import SECOND, LimitError, Rate
+from ..descriptors import ADDRESS, CHARGE, Entries
+from ..users import VouchedUser, log_in
+from . import messages
+from .lease import CONFIRM, LEASE
+
+MOST_BYTES = 4 * 1024 * 1024
+"""Of a question; gRPC refuses more. Envoy takes 60 KiB of headers from a client where it is not told to take more."""
+MOST_DESCRIPTORS, MOST_ENTRIES = 100, 100
+LONGEST_VALUE = 16 * 1024
+"""Characters of a value that count; of a longer one, also a digest of the whole."""
+_DAY = 86_400 * SECOND
+PERIODS = {
+    messages.SECOND: SECOND, messages.MINUTE: 60 * SECOND, messages.HOUR: 3600 * SECOND, messages.DAY: _DAY,
+    messages.WEEK: 7 * _DAY, messages.MONTH: 30 * _DAY, messages.YEAR: 365 * _DAY,
+}  # fmt: skip
+"""The units of Envoy's limits in microseconds, as long as its own service takes them for."""
+
+_ADDRESS_HEADERS = ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED")
+
+Purpose = Literal["hit", "charge", "refund", "confirm", "release"]
+
+
+class QuestionError(ValueError):
+    """What is asked makes no sense; the message says why."""
+
+
+class Asked(NamedTuple):
+    """A descriptor that is asked about: its `domain` and `entries`; how many `hits`, and for what: to be allowed, or
+    as units that were used already, or are given back, or to confirm or release a slot; and the rate that Envoy's
+    configuration gives it (None: that of the rules)."""
+
+    domain: str
+    entries: Entries
+    hits: int = 1
+    purpose: Purpose = "hit"
+    rate: Rate | None = None
+
+    def identity(self) -> Identity:
+        """Who is counted where a rule names no key: the descriptor, with its address as addresses count."""
+        parts = [
+            ("ip", address_as(value, "").network) if key == ADDRESS else ("entry", key, value)
+            for key, value in self.entries
+        ]
+        return (("entry", "domain", self.domain), *parts)
+
+
+def read_question(data: bytes) -> list[Asked]:
+    """The descriptors of a `RateLimitRequest`. Raises `QuestionError`."""
+    try:
+        request = messages.Request.FromString(data)
+    except DecodeError:
+        raise QuestionError("this is no RateLimitRequest") from None
+    domain = _text(request.domain)
+    if not domain:
+        raise QuestionError("the domain is empty")
+    if not 0 < len(request.descriptors) <= MOST_DESCRIPTORS:
+        raise QuestionError(f"there are {len(request.descriptors)} descriptors; 1 to {MOST_DESCRIPTORS} are taken")
+    return [_asked(domain, descriptor, request.hits_addend or 1) for descriptor in request.descriptors]
+
+
+def _asked(domain: str, descriptor: Any, hits: int) -> Asked:
+    if not 0 < len(descriptor.entries) <= MOST_ENTRIES:
+        raise QuestionError(f"a descriptor has {len(descriptor.entries)} entries; 1 to {MOST_ENTRIES} are taken")
+    entries = tuple([(_text(entry.key), _text(entry.value)) for entry in descriptor.entries])
+    purpose: Purpose = "hit"
+    if CHARGE in entries:
+        purpose, entries = "charge", tuple([entry for entry in entries if entry != CHARGE])
+    if not all(key for key, _ in entries) or not entries:
+        raise QuestionError("an entry of a descriptor has no key")
+    if descriptor.HasField("hits_addend"):
+        hits = min(descriptor.hits_addend.value, MOST_COST)  # 0, said so, takes nothing: it looks.
+    if descriptor.is_negative_hits:
+        purpose = "refund"
+    if any(key == LEASE for key, _ in entries):
+        purpose = "release"
+    elif any(key == CONFIRM for key, _ in entries):
+        purpose = "confirm"
+    return Asked(domain, entries, hits, purpose, _rate(descriptor.limit) if descriptor.HasField("limit") else None)
+
+
+def _rate(limit: Any) -> Rate:
+    if limit.unit not in PERIODS:
+        raise QuestionError(f"the limit of a descriptor is for the unit {limit.unit}, which is none")
+    try:
+        return Rate(limit.requests_per_unit, PERIODS[limit.unit])
+    except LimitError as error:  # pragma: no cover - what fits in 32 bits is a rate.
+        raise QuestionError(str(error)) from None
+
+
+def _text(value: bytes) -> str:
+    text = value.decode(errors="backslashreplace")
+    if len(text) > LONGEST_VALUE:
+        text = text[:LONGEST_VALUE] + hashlib.blake2b(value, digest_size=16).hexdigest()
+    return text
+
+
+class DescribedRequest(HttpRequest):
+    """What a descriptor says of a request, for keys and overrides that are read from requests."""
+
+    def __init__(self, asked: Asked) -> None:
+        super().__init__()
+        self.path = asked.domain
+        query: Any = self.GET
+        self.META["SERVER_NAME"] = asked.domain
+        for key, value in asked.entries:
+            kind, _, name = key.partition(":")
+            if key == "path":
+                self.path = self.path_info = value
+            elif key == "user":
+                log_in(self, VouchedUser(value))
+            elif kind.lower() == "header" and name:
+                self.META[str(HttpHeaders.to_wsgi_name(name))] = value
+            elif kind == "cookie" and name:
+                self.COOKIES[name] = value
+            elif kind == "get" and name:
+                query[name] = value
+        # Where the client is, Envoy says, and no header that the client may have sent.
+        source = conf.IP_META_KEY if isinstance(conf.IP_META_KEY, str) else "REMOTE_ADDR"
+        for name in (*_ADDRESS_HEADERS, source):
+            self.META.pop(name, None)
+        address = dict(asked.entries).get(ADDRESS)
+        if address is not None:
+            self.META["REMOTE_ADDR"] = self.META[source] = address

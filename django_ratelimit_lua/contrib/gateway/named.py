@@ -1,0 +1,94 @@
+"""Who a service names by the words of keys: whom rules count in requests, and whom overrides are about there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from django.core.exceptions import ImproperlyConfigured, ValidationError
+from django.http import HttpHeaders
+
+from ...identity import Identity
+from ...identity.address import ClientAddress, address_as
+from ...identity.forwarded import Address
+from ...identity.keys import field_identity, split_field
+from ...limits.rate import LimitError
+from .users import LONGEST_USER, VouchedUser, primary_key
+
+_BODY = ("post", "json")
+"""What `data:NAME` reads either of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Who an object names, by key: all of it is one client, as a request is. For overrides, see `web.overrides.Who`.
+
+    >>> Named({"user": "7", "header:X-Key": "K"}).identity()
+    (('user', '7'), ('header', 'X-Key', 'k'))
+    """
+
+    values: Mapping[str, str]
+
+    def identity(self) -> Identity:
+        """Who is counted. Raises `LimitError` for what is no key, and for a value that no request can have."""
+        parts = [self._part(key) for key in self.values]
+        return parts[0] if len(parts) == 1 else tuple(parts)
+
+    def _part(self, key: str) -> Identity:
+        value = self.values[key]
+        if key == "ip":
+            if self.address() is None:
+                raise LimitError("identity: 'ip' must be an address, such as 203.0.113.9")
+            return (key, self._address().network)
+        if key == "user":
+            if not _may_be_user(value):
+                raise LimitError("identity: 'user' must be a primary key of a user")
+            return (key, self.user())
+        if key == "session" and not value:
+            raise LimitError("identity: 'session' must not be empty")
+        if key == "path" and not value.startswith("/"):
+            raise LimitError("identity: 'path' must begin with /")
+        if key in ("session", "path", "route"):
+            return (key, value)
+        if split_field(key) is None:
+            raise LimitError(
+                f"identity: {key[:100]!r} is no key; use ip, user, session, path, route, header:NAME and the like"
+            )
+        return field_identity(key, value)
+
+    def _address(self) -> ClientAddress:
+        return address_as(self.values.get("ip"), "it is said so")
+
+    def user(self) -> str | None:
+        """See `Who`: as the database writes the key."""
+        return str(VouchedUser(self.values["user"])) if "user" in self.values else None
+
+    def address(self) -> Address | None:
+        return self._address().address
+
+    def fields(self, field: str) -> Sequence[Identity]:
+        """See `Who`: a value counts as the override says, letter by letter or not, however it is named here."""
+        wanted = _place(field)
+        places = [wanted, *((part, wanted[1]) for part in _BODY)] if wanted[0] == "data" else [wanted]
+        identities = [field_identity(field, value) for key, value in self.values.items() if _place(key) in places]
+        return [identity for identity in dict.fromkeys(identities) if identity[-1] is not None]
+
+
+def _may_be_user(text: str) -> bool:
+    """Whether a user may have this primary key; any text may be one if the site has no users."""
+    try:
+        primary_key(text)
+    except (ValidationError, ValueError):
+        return False
+    except ImproperlyConfigured:
+        pass
+    return 0 < len(text) <= LONGEST_USER
+
+
+def _place(key: str) -> tuple[str, str]:
+    """Where requests have the value of a field, whose names of headers have one spelling."""
+    parts = split_field(key)
+    if parts is None:
+        return (key, "")
+    kind, name, _is_exact = parts
+    return kind, str(HttpHeaders.to_wsgi_name(name)) if kind == "header" else name

@@ -1,0 +1,103 @@
+"""What a proxy has to be told, so that it asks the gateway: its configuration, as text."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+from urllib import parse
+
+from django.template import Context, Engine, Template
+
+from ....conf import conf
+from ..conf import settings as gateway_settings
+from ..vouched import SECRET_HEADER
+
+FILES = {"nginx": "nginx.conf", "traefik": "traefik.yaml", "caddy": "Caddyfile", "envoy": "envoy.yaml"}
+GRPC = "envoy-grpc"
+"""Envoy, where it asks over gRPC: `manage.py ratelimit grpc` answers."""
+LEFT: dict[str, tuple[str, ...]] = {
+    "draft-10": ("RateLimit", "RateLimit-Policy"),
+    "x": ("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"),
+}
+"""The headers of answers that say what is left, by `RATELIMIT_HEADERS`."""
+BESIDE = "127.0.0.1:8082"
+DEFAULT_TIMEOUT = 1.0
+"""Seconds that a proxy waits for an answer of the gateway."""
+MIN_TIMEOUT, MAX_TIMEOUT = 0.01, 3600.0
+
+
+def configuration(
+    proxy: str, *, listen: str, upstream: str, gateway: str, path: str, fail: Literal["open", "closed"],
+    user: str = "", beside: str = BESIDE, timeout: float = DEFAULT_TIMEOUT,
+) -> str:  # fmt: skip
+    """The configuration of a proxy, whole.
+
+    - `listen`: its own address; `upstream`: that of the service behind it; `gateway`, `path`: where `check` is;
+    - `fail`: what becomes of requests while the gateway does not answer;
+    - `beside`: where Traefik listens for itself, where `fail` is "open";
+    - `user`: what the proxy calls who is logged in, as one would write it there; empty: nobody is;
+    - `timeout`: seconds that the proxy waits for the gateway.
+
+    Addresses are `host:port`. Raises `ValueError` where no secret is set, one of these is no address, or the timeout is
+    too short.
+    """
+    if gateway_settings.GATEWAY_SECRET is None:
+        raise ValueError("RATELIMIT_GATEWAY_SECRET is not set")
+    context = {
+        "listen": _listening(listen), "upstream": _address(upstream), "gateway": _address(gateway), "path": path,
+        "is_open": fail == "open", "secret": gateway_settings.GATEWAY_SECRET[0], "secret_header": SECRET_HEADER,
+        "beside": _address(beside), "user": user, "user_header": gateway_settings.GATEWAY_USER_HEADER or "",
+        "left": [
+            {"header": header, "variable": header.lower().replace("-", "_"), "canonical": header.title()}
+            for header in LEFT[conf.HEADERS or "draft-10"]
+        ],
+        **_timeout(timeout),
+    }  # fmt: skip
+    return _template(proxy).render(Context(context, autoescape=False))
+
+
+def grpc_configuration(
+    *, listen: str, upstream: str, gateway: str, fail: Literal["open", "closed"], timeout: float = DEFAULT_TIMEOUT
+) -> str:
+    """The configuration of an Envoy that asks over gRPC, whole; see `configuration`. Nobody has to say a secret: who
+    reaches the service may ask it."""
+    context = {
+        "listen": _listening(listen), "upstream": _address(upstream), "gateway": _address(gateway),
+        "is_open": fail == "open", "user_header": gateway_settings.GATEWAY_USER_HEADER or "", **_timeout(timeout),
+    }  # fmt: skip
+    return _template(GRPC).render(Context(context, autoescape=False))
+
+
+def _timeout(seconds: float) -> dict[str, str]:
+    """The timeout as Envoy writes it, in seconds, and as the others do, in milliseconds."""
+    if not MIN_TIMEOUT <= seconds <= MAX_TIMEOUT:
+        raise ValueError(f"A timeout of {seconds:g} s: write seconds from {MIN_TIMEOUT:g} to {MAX_TIMEOUT:g}")
+    if seconds <= conf.TIMEOUT:
+        raise ValueError(
+            f"A timeout of {seconds:g} s is too short: the gateway itself waits for Redis for {conf.TIMEOUT:g} s "
+            "(RATELIMIT_TIMEOUT)"
+        )
+    milliseconds = round(seconds * 1000)
+    return {"seconds": f"{milliseconds / 1000:g}", "timeout": f"{milliseconds}ms"}
+
+
+def _listening(text: str) -> dict[str, str]:
+    """As `_address`; a port alone is all addresses, as Caddy, Traefik and Go have it."""
+    return _address(f"0.0.0.0{text}" if text.startswith(":") else text)
+
+
+def _address(text: str) -> dict[str, str]:
+    parts = parse.urlsplit(f"//{text}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or not port or parts.netloc != text or "@" in text:
+        raise ValueError(f"{text!r} is no address; write host:port, such as 127.0.0.1:8000")
+    return {"all": text, "host": host, "port": str(port)}
+
+
+@lru_cache(maxsize=8)
+def _template(proxy: str) -> Template:
+    return Engine().from_string((Path(__file__).parent / {**FILES, GRPC: f"{GRPC}.yaml"}[proxy]).read_text())

@@ -1,0 +1,1 @@
+"""Access logs run against limits."""

@@ -1,0 +1,159 @@
+"""Counting what every limit N would have refused of a log, in one pass.
+
+Think of N places, and of each request taking the first that is free, for as long as it counts. Which of the first N
+places are taken never depends on whether there are more behind them. So a request that takes place m with any number of
+places would have been refused by every N below m, and by no other: one pass over the log decides all limits, exactly.
+
+That holds if it is known when a request comes until when it counts: for a sliding log and a fixed window. For others
+the curve gives an N that is enough. A token bucket empties at a speed that depends on N. With N as its burst it never
+refuses an identity that has at most N requests in any period, as a sliding log counts them. A segment of a sliding
+window counts until the last hit in it that N admits is a period old: here, as if that came at the end of the segment.
+
+Requests that end together and have places in a row are kept as one run. In a sliding log each ends at its own time: if
+there are more runs than `MAX_RUNS`, no curve is drawn, so memory does not grow with the lines.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush, heapreplace
+from itertools import accumulate
+
+from django.utils.translation import gettext as _
+
+from ...limits.algorithms import find
+from ...limits.limit import Limit
+from ...operations.curve import Between, Curve
+
+MAX_RUNS = 500_000
+"""Runs of places, of all identities, that are kept at once, some 64 MiB; and places of one identity."""
+
+
+@dataclass(slots=True)
+class _Places:
+    """Of one identity: runs of places that are taken, as (until when, the first, the last), the earliest end first; and
+    those that are free among the `top` first, as a heap of (first, last). `peak`: the highest that ever was taken;
+    `ends`: when its fixed window ends."""
+
+    taken: deque[tuple[int, int, int]] = field(default_factory=deque)
+    free: list[tuple[int, int]] = field(default_factory=list)
+    top: int = 0
+    peak: int = 0
+    ends: int = 0
+
+    def clear(self, moment: int) -> None:
+        """Free what does not count any more."""
+        taken, free = self.taken, self.free
+        while taken and taken[0][0] <= moment:
+            _, first, last = taken.popleft()
+            heappush(free, (first, last))
+        if not taken:
+            free.clear()
+            self.top = 0
+
+    def take(self) -> int:
+        """Take the first place that is free."""
+        if not self.free:
+            self.top += 1
+            return self.top
+        place, last = self.free[0]
+        if place == last:
+            heappop(self.free)
+        else:
+            heapreplace(self.free, (place + 1, last))
+        return place
+
+
+class RefusalCounter:
+    """Counts for a limit what every other N would have refused."""
+
+    def __init__(self, limit: Limit) -> None:
+        self.limit = limit
+        self._by_place = array("Q", [0])  # Requests, by their place.
+        self._runs = 0  # At most so many are kept.
+        self._places: dict[bytes, _Places] = {}
+        self._period = limit.rate.period_us
+        self._kind = limit.algorithm
+        self._segment = round(limit.numbers(0)[2]) if limit.algorithm == "sliding_window" else 0
+
+    def add(self, digest: bytes, moment: int) -> bool:
+        """Count a request; returns False if there was no room to."""
+        places = self._places.get(digest)
+        if places is None:
+            places = self._places[digest] = _Places()
+        taken = places.taken
+        if taken and taken[0][0] <= moment:
+            places.clear(moment)
+        place = places.take()
+        until = self._until(places, moment)
+        if taken and taken[-1][0] == until and taken[-1][2] == place - 1:
+            taken[-1] = (until, taken[-1][1], place)
+        else:
+            taken.append((until, place, place))
+            self._runs += 1
+        if place > places.peak:
+            places.peak = place
+            if place == len(self._by_place):
+                self._by_place.append(0)
+        self._by_place[place] += 1
+        return place <= MAX_RUNS and (self._runs <= MAX_RUNS or self._has_room(moment))
+
+    def _has_room(self, moment: int) -> bool:
+        """Forget what counts no more; returns whether that was the half of it."""
+        self._runs = 0
+        for places in self._places.values():
+            places.clear(moment)
+            self._runs += len(places.taken) + len(places.free)
+        return self._runs <= MAX_RUNS // 2
+
+    def _until(self, places: _Places, moment: int) -> int:
+        """Until when a request counts, at most."""
+        if self._segment:
+            return moment - moment % self._segment + self._segment + self._period
+        if self._kind != "fixed_window":
+            return moment + self._period
+        if moment >= places.ends:
+            _, period, align, _, _, following, *_ = map(round, self.limit.numbers(moment))
+            ends = {0: moment + period, 1: moment - moment % period + period}
+            places.ends = ends.get(align, following)
+        return places.ends
+
+    def curve(self, cost: int = 1) -> Curve:
+        """Return the curve of what was counted, of requests of so many units."""
+        by_place = {place * cost: count for place, count in enumerate(self._by_place) if count}
+        by_peak = Counter(places.peak * cost for places in self._places.values())
+        now = Limit(self.limit.name, self.limit.rate, algorithm=self._kind)
+        return Curve(
+            self._period, now, sum(by_place.values()), len(self._places), _beyond(by_place), _beyond(by_peak),
+            max(by_peak, default=0),
+        )  # fmt: skip
+
+
+def _beyond(counts: Mapping[int, int]) -> Callable[[int], Between]:
+    """Return what finds how many of these are of more than so many units."""
+    units = sorted(counts)
+    sums = [0, *accumulate(counts[each] for each in units)]
+
+    def find_beyond(limit: int) -> Between:
+        count = sums[-1] - sums[bisect_right(units, limit)]
+        return Between(count, count)
+
+    return find_beyond
+
+
+def why_no_curve(limits: Sequence[Limit], cost: int) -> str:
+    """Return why no curve is drawn for such limits; empty if one is."""
+    limit = limits[0]
+    if cost < 1:
+        return _("a request costs 0 units")
+    if find(limit.algorithm).name == "leaky_bucket":
+        return _("a leaky bucket makes requests wait, and refuses by the length of its queue")
+    if limit.count_denied:
+        return _("it counts refused requests, too (count_denied)")
+    if limit.max_wait:
+        return _("it makes requests wait (max_wait)")
+    return ""

@@ -1,0 +1,173 @@
+"""`replay`: what limits would have done to the requests of access logs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from ....conf import conf, proxies
+from ....exceptions import StoreError
+from ....limits.algorithms import BY_RATE, SYNONYMS
+from ....management.arguments import require_urlconf
+from ....management.verbs import Printer, argument, verb
+from ....operations.rules_yaml import declared_rules
+from ....rules import provider
+from ....rules.rule import compile_rule
+from ....rules.ruleset import Ruleset, compile_rules
+from ....store import Store, store_at
+from ....testing.server import Server
+from ..api import Log, Progress, Replayed, ReplayTooSlowError, UnreadableLogError
+from ..api import replay as replay_logs
+from ..formats import FORMATS
+from ..report import as_json, as_text, page, plots
+
+REFRESH_SECONDS = 0.2
+
+
+@verb(
+    "replay",
+    "say what limits would have done to the requests of access logs: each line is decided at the log's own time, on a "
+    "server of its own, and nothing of the site is counted",
+    argument("logs", nargs="+", metavar="LOG", help="access logs, also gzipped; - is standard input; merged by time"),
+    argument("--rules", metavar="FILE", help="rules as YAML, in place of those that apply now"),
+    argument("--rate", action="append", metavar="60/m", help="a limit, in place of rules; may be repeated"),
+    argument("--key", metavar="ip", help="whom --rate counts: ip (the default), user, header:User-Agent …"),
+    argument("--algorithm", choices=[*BY_RATE, *SYNONYMS], help="that of --rate"),
+    argument("--burst", type=int, help="that of --rate, for a token bucket"),
+    argument("--format", choices=FORMATS, help="of the logs; without it, it is told by their first lines"),
+    argument(
+        "--trusted-proxies",
+        metavar="N|NETWORKS",
+        help="whose X-Forwarded-For is believed: how many proxies, or their networks with commas; "
+        "without it, RATELIMIT_TRUSTED_PROXIES",
+    ),
+    argument(
+        "--ties",
+        choices=("spread", "together"),
+        default="spread",
+        help="where a log has only seconds: spread the lines of one evenly (the default), or leave them together",
+    ),
+    argument("--redis", metavar="URL", help="decide on this server, in place of one of its own"),
+    argument("--suggest", action="store_true", help="what every other limit would have refused"),
+    argument("--plot", metavar="FILE", help="draw that, into a file that ends with .svg or .html"),
+    argument("--json", action="store_true", help="the report as JSON"),
+)
+def replay(command: Printer, options: dict[str, Any]) -> None:
+    require_urlconf()
+    plot = options["plot"]
+    if plot is not None and Path(plot).suffix not in (".svg", ".html"):
+        raise CommandError(f"--plot {plot!r}: name a file that ends with .svg or .html")
+    try:
+        trusted = _trusted(options["trusted_proxies"])
+        ruleset = _ruleset(options)
+        with ExitStack() as stack:
+            logs = [Log(name, options["format"]) for name in options["logs"]]
+            for log in logs:
+                stack.callback(log.close)
+            store = _store(options["redis"], stack)
+            replayed = replay_logs(
+                logs, ruleset, store, trusted=trusted, spread=options["ties"] == "spread",
+                draws=options["suggest"] or plot is not None, on_progress=_progress(stack),
+            )  # fmt: skip
+    except (UnreadableLogError, ReplayTooSlowError, StoreError) as error:
+        raise CommandError(str(error)) from error
+    except KeyboardInterrupt:
+        raise CommandError("interrupted; what was counted is deleted", returncode=130) from None
+    if plot is not None:
+        _draw(plot, replayed)
+    if options["json"]:
+        command.say(json.dumps(as_json(replayed), indent=2, ensure_ascii=False))
+    else:
+        command.say(as_text(replayed))
+
+
+def _draw(file: str, replayed: Replayed) -> None:
+    """Write the curves: a page of all, or an SVG of the one there is. Raises `CommandError`."""
+    drawn = list(plots(replayed).values())
+    if file.endswith(".html"):
+        text = page(replayed)
+    elif len(drawn) == 1:
+        text = drawn[0].svg(is_file=True)
+    else:
+        raise CommandError(f"--plot {file!r}: an SVG is of one curve, and there are {len(drawn)}; name a .html file")
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"--plot: {error}") from error
+
+
+def _ruleset(options: dict[str, Any]) -> Ruleset:
+    """The rules to decide by. Raises `CommandError`, `RuleError`."""
+    rates, file = options["rate"], options["rules"]
+    if rates and file:
+        raise CommandError("--rate and --rules: name either, not both")
+    if not rates:
+        for option in ("key", "algorithm", "burst"):
+            if options[option] is not None:
+                raise CommandError(f"--{option} says more of --rate, which is missing: --rate 60/m")
+        if file is None:
+            return provider.reload()
+        try:
+            text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CommandError(f"--rules: {error}") from error
+        return Ruleset(compile_rules(declared_rules(text, "standard input" if file == "-" else file)))
+    given = {"name": "rate", "path": "/", "key": (options["key"] or "ip").split("+"), "rate": rates}
+    given |= {option: options[option] for option in ("algorithm", "burst") if options[option] is not None}
+    return Ruleset([compile_rule(given, plain=True, where="--rate")])
+
+
+def _trusted(given: str | None) -> Any:
+    """As `RATELIMIT_TRUSTED_PROXIES` is read. Raises `CommandError`."""
+    if given is None:
+        return conf.TRUSTED_PROXIES
+    try:
+        return proxies(int(given) if given.isdecimal() else [part.strip() for part in given.split(",")])
+    except ValueError as error:
+        raise CommandError(f"--trusted-proxies {given!r}: {error}") from error
+
+
+def _store(url: str | None, stack: ExitStack) -> Store:
+    """Where lines are decided: on that server, or on one of its own. Raises `CommandError`."""
+    if url is None:
+        try:
+            url = stack.enter_context(Server()).url
+        except ImportError as error:
+            raise CommandError(
+                "a replay needs a server of its own: install django-ratelimit-lua[replay], or name one: --redis URL"
+            ) from error
+        except RuntimeError as error:
+            raise CommandError(str(error)) from error
+    try:
+        store = store_at(url)
+    except ValueError as error:
+        raise CommandError(f"--redis {url!r}: {error}") from error
+    stack.callback(store.close)
+    return store
+
+
+def _progress(stack: ExitStack) -> Callable[[Progress], bool | None]:
+    """What shows how far it is: a bar on a terminal, where tqdm is installed."""
+    if not sys.stderr.isatty():
+        return lambda progress: None
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return lambda progress: None
+    bar = stack.enter_context(tqdm(unit="B", unit_scale=True, leave=False, mininterval=REFRESH_SECONDS))
+    began = time.monotonic()
+
+    def show(progress: Progress) -> None:
+        bar.total = progress.size or None
+        speed = progress.lines / max(time.monotonic() - began, 0.001)
+        bar.set_postfix_str(f"{progress.lines:,} lines, {speed:,.0f} lines/s", refresh=not bar.n)
+        bar.update(progress.done - bar.n)
+
+    return show

@@ -1,0 +1,1 @@
+"""Statistics of decisions: counts, pages, metrics, durable hours."""

@@ -1,0 +1,130 @@
+"""From Redis to the database: what was counted each hour of rules and limiters whose statistics are to be kept.
+
+One of all processes does it, every few minutes, until there is nothing new for a while. Numbers are absolute and only
+ever raise what is there, so it makes no difference how often they are written, by how many, or where somebody was
+killed. The last two days are looked at each time; all that Redis has, once a day, and after whatever has failed.
+"""
+
+from __future__ import annotations
+
+import time
+
+from django.db import connections
+
+from ...conf import conf
+from ...models import RateLimitHour, RateLimitRule
+from ...models.hour import Numbers
+from ...process.tasks import Task
+from ...publishing.cleanup import sweep
+from ...publishing.publish import primary
+from ...rules.rule import UNWRITABLE
+from ...rules.ruleset import settings_rules
+from ...store import get_store, rules_key, take_turn
+from . import results
+from .keys import DAY, HOURS_KEPT
+from .reading import Hour, durable_names, hours
+
+KEEP_SECONDS = 300.0
+LAST_LOOKS = 3
+"""After so many looks in a row that have found nothing new, the next request starts them again."""
+LONGEST_NAME = 200
+COLUMNS = {
+    results.ALLOWED: "allowed",
+    results.REFUSED: "refused",
+    results.ALLOWED_ADVISING: "advised_allowed",
+    results.ADVISED: "advised_refused",
+    results.ALLOWED_IN_SHADOW: "shadow_allowed",
+    results.SHADOW: "shadow_refused",
+    results.EXEMPT: "exempt",
+    results.BLOCKED: "blocked",
+    results.POLICY: "policy",
+    results.FAILED: "failed",
+}
+"""The column of each result; who is banned is refused."""
+
+
+def names_to_keep(using: str) -> dict[str, int | None]:
+    """The rules and limiters whose statistics are to be kept, and until when (seconds since 1970; None: no end)."""
+    names: dict[str, int | None] = dict(durable_names())
+    if conf.RULES:
+        names |= dict.fromkeys(rule.name for rule in settings_rules() if (rule.given or {}).get("durable"))
+    rules = RateLimitRule._base_manager.using(using).filter(durable=True)
+    names |= dict.fromkeys(rules.values_list("name", flat=True))
+    return {name: until for name, until in names.items() if len(name) <= LONGEST_NAME and not UNWRITABLE.search(name)}
+
+
+def keep_hours(*, everything: bool = False) -> int:
+    """Write to the database what it does not have yet of the last two days, or of everything that Redis has; but
+    nothing that is older than `RATELIMIT_HISTORY_DAYS`. Returns how many rows were made or raised. Raises `StoreError`,
+    and whatever the database raises."""
+    using, today = primary(), int(time.time()) // DAY
+    since = 0 if conf.HISTORY_DAYS is None else int(time.time() - conf.HISTORY_DAYS * DAY)
+    days = range(max(since // DAY, today - (HOURS_KEPT // DAY if everything else 1)), today + 1)
+    written = 0
+    for name, until in sorted(names_to_keep(using).items()):
+        found = {
+            hour.moment: _numbers(hour)
+            for hour in hours(name, days)
+            if hour.moment >= since and (until is None or hour.moment < until)
+        }
+        written += RateLimitHour.keep(using, name, found)
+    return written
+
+
+def _numbers(hour: Hour) -> Numbers:
+    counts = {COLUMNS[result]: number for result, number in hour.counts.items() if result in COLUMNS}
+    if hour.counts[results.BANNED]:
+        counts["refused"] = results.refused_of(hour.counts)
+    return {**counts, "units": hour.units, "near": hour.near, "people_refused": hour.people_refused}
+
+
+_has_turn = False
+"""Whether this process has taken the turn to write, and has not written yet."""
+_looks_left = LAST_LOOKS
+
+
+def look() -> None:
+    """Start to write hours in a thread of its own, unless another process is at it."""
+    global _has_turn, _looks_left
+    if take_turn(_key(b"turn"), KEEP_SECONDS):
+        _has_turn, _looks_left = True, LAST_LOOKS
+        keeping.start()
+
+
+def _step() -> float | None:
+    """Write hours, and come again: the last requests of a quiet site are written without a further one."""
+    global _has_turn, _looks_left
+    if not (_has_turn or take_turn(_key(b"turn"), KEEP_SECONDS)):
+        return None  # Another process goes on.
+    _has_turn = True  # Also of a look that fails, which is repeated.
+    found = _keep()
+    _has_turn, _looks_left = False, LAST_LOOKS if found else _looks_left - 1
+    if _looks_left > 0:
+        return KEEP_SECONDS * 1.01  # When the turn of this look is over.
+    get_store(background=True).execute(b"DEL", _key(b"turn"))
+    return None
+
+
+def _key(word: bytes) -> bytes:
+    return rules_key() + b":hours:" + word
+
+
+def _keep() -> int:
+    """Returns how many rows were made or raised."""
+    store, today = get_store(background=True), b"%d" % (int(time.time()) // DAY)
+    try:
+        is_done_today = store.execute(b"GET", _key(b"all")) == today
+        found = keep_hours(everything=not is_done_today)
+        if not is_done_today:
+            sweep(primary())
+            store.execute(b"SET", _key(b"all"), today, b"EX", b"%d" % DAY)
+        return found
+    except BaseException:
+        # What was missed is looked for by whoever has the next turn.
+        store.execute(b"DEL", _key(b"all"))
+        raise
+    finally:
+        connections[primary()].close()
+
+
+keeping = Task("hours", _step, meanwhile="Redis keeps the statistics, for ninety days")

@@ -1,0 +1,46 @@
+"""What was counted, for longer than Redis keeps it: of rules and limiters whose statistics are kept in the database."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from django.db.models import QuerySet
+
+from ...models import RateLimitHour
+from ...publishing.publish import primary
+from ...rules.rule import UNWRITABLE
+from .hours import COLUMNS
+from .keys import DAY, HOUR, HOURS_KEPT
+from .reading import Counts, Point, Span, series
+from .results import BANNED, REFUSED
+
+
+def kept_series(name: str, span: Span) -> list[Point]:
+    """What was counted of one name, step by step, in hours or longer steps: by the database, and by Redis where that
+    knows more, as of the last minutes. Raises `StoreError`, and whatever the database raises."""
+    # Both count by hours of UTC, in which a time need not begin, as where clocks are half an hour off.
+    begin = span.start - span.start % HOUR
+    by_hour: dict[int, Counts] = {}
+    for row in _rows(name, begin, span.end):
+        by_hour[row.moment] = Counter({result: getattr(row, column) for result, column in COLUMNS.items()})
+    first = max(begin, (int(time.time()) // DAY - HOURS_KEPT // DAY) * DAY)
+    for point in series(name, Span(first, span.end, HOUR)) if first < span.end else ():
+        found = Counter(point.counts)
+        banned = found.pop(BANNED, 0)
+        found[REFUSED] += banned  # As the database has it, which does not tell them apart.
+        counted = by_hour[point.moment] = by_hour.get(point.moment, Counter()) | found  # The larger of both.
+        if banned:
+            counted += Counter({BANNED: banned, REFUSED: -banned})
+    counts: dict[int, Counts] = {moment: Counter() for moment in span.moments}
+    for hour, found in by_hour.items():
+        moment = max(hour, span.start)  # An hour that is in it in part is in it as a whole, as in `series`.
+        step = moment - (moment - span.start) % span.step
+        if step in counts:
+            counts[step] += found
+    return [Point(moment, of) for moment, of in counts.items()]
+
+
+def _rows(name: str, start: int, end: int) -> QuerySet[RateLimitHour]:
+    rows = RateLimitHour.objects.using(primary())
+    return rows.none() if UNWRITABLE.search(name) else rows.filter(name=name, moment__gte=start, moment__lt=end)

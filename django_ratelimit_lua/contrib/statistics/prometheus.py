@@ -1,0 +1,158 @@
+"""The statistics as Prometheus has them: totals of all processes, from whichever is asked.
+
+The totals are in Redis, so nothing is kept per process and no directory of `PROMETHEUS_MULTIPROC_DIR` is needed. Labels
+are names of rules and call sites, never anything of a request.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...exceptions import StoreError
+from ...store import FAILURES, Patience, circuit_key, circuits_key, get_store
+from .buckets import TIME_BOUNDS
+from .keys import MAX_LABELS, OTHER
+from .reading import totals
+from .results import LABELS, SOURCES
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
+
+SECONDS = 5.0
+"""For which a scrape waits for Redis at most; Prometheus by default waits ten."""
+STATES = {b"closed": "closed", b"open": "open", b"half": "half_open", b"ramp": "ramp"}
+"""States of breakers, as their keys have them, and as labels."""
+FORCED = ("open", "closed")
+"""What operators force, as labels."""
+REST = "other"
+"""The label of all that have none of their own."""
+
+
+class Collector:
+    """Collects what was counted whenever it is asked, for a registry of prometheus-client.
+
+    Where Redis does not answer, only `ratelimit_store_up 0` is told: counters that are not known are left out, as a
+    total that falls would be taken for one that begins anew.
+    """
+
+    in_flight: Callable[[], Mapping[str, int]] = staticmethod(dict)
+    """Slots that are held, by the names of their limits; it may raise `StoreError`."""
+    bans_active: Callable[[], Mapping[str, int]] = staticmethod(dict)
+    """Bans in force, likewise."""
+    breakers_forced: Callable[[], Mapping[str, str]] = staticmethod(dict)
+    """What operators have forced ("open", "closed"), by the names of breakers, likewise."""
+
+    def describe(self) -> Iterable[Metric]:
+        """The metrics without values, by which a registry knows them; Redis is not asked."""
+        return _families().values()
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics as they are now."""
+        families, is_up = _families(), True
+        try:
+            found = totals(Patience(SECONDS))
+            states, in_flight = breaker_states(Patience(SECONDS)), self.in_flight()
+            bans, forced = self.bans_active(), self.breakers_forced()
+        except StoreError:
+            is_up = False
+        families["store_up"].add_metric([], float(is_up and not get_store().is_paused))
+        if not is_up:
+            return [families["store_up"]]
+        families["rules_revision"].add_metric([], found.revision)
+        for breaker, state in states.items():
+            for each in STATES.values():
+                families["breaker_state"].add_metric([breaker, each], each == state)
+        for breaker in sorted({*states, *forced})[:MAX_LABELS]:
+            for how in FORCED:
+                families["breaker_forced"].add_metric([breaker, how], forced.get(breaker) == how)
+        by_label: dict[str, Counter[str]] = {}
+        for name, counts in found.of_names.items():
+            label = REST if name == OTHER else name.encode(errors="replace").decode()
+            by_label.setdefault(label, Counter()).update(counts)
+        for label, counts in by_label.items():
+            _add_rule(families, label, counts)
+        for name, units in in_flight.items():
+            families["in_flight"].add_metric([name.encode(errors="replace").decode()], units)
+        for name, number_of_bans in bans.items():
+            families["bans_active"].add_metric([name.encode(errors="replace").decode()], number_of_bans)
+        for source, letter in SOURCES.items():
+            buckets, seen = [], 0
+            for number, bound in enumerate([*map(repr, TIME_BOUNDS), "+Inf"]):
+                seen += found.of_all[f"t{letter}{number}"]
+                buckets.append((bound, seen))
+            families["decision_seconds"].add_metric([source], buckets, found.of_all[f"T{letter}"] / 1e6)
+        for kind in FAILURES:
+            families["store_errors"].add_metric([kind], found.of_all[f"E{kind}"])
+        return families.values()
+
+
+def breaker_states(patience: Patience) -> dict[str, str]:
+    """The state of each breaker that any process has noted, at most `MAX_LABELS` of them, by the order of their names.
+    Raises `StoreError`."""
+    store, found = get_store(background=True), {}
+    names = sorted(store.execute(b"HKEYS", circuits_key(), patience=patience))[:MAX_LABELS]
+    for name in names:
+        text = name.decode(errors="replace")
+        state = store.execute(b"HGET", circuit_key(text), b"state", patience=patience)
+        found[text] = STATES.get(state or b"closed", "closed")
+    return found
+
+
+def _families() -> dict[str, Any]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    def counter(name: str, text: str, *labels: str) -> Any:
+        return CounterMetricFamily(f"ratelimit_{name}", text, labels=labels)
+
+    return {
+        "decisions": counter(
+            "decisions", "Decisions by rule or call site, its mode and what came of it.", "rule", "mode", "result"
+        ),
+        "units": counter("units", "Units that hits took, or wanted where they were refused.", "rule", "result"),
+        "near_limit": counter("near_limit", "Hits that were allowed with 80 % or more of the limit used.", "rule"),
+        "decision_seconds": HistogramMetricFamily(
+            "ratelimit_decision_seconds", "How long decisions took, by who decided.", labels=["source"]
+        ),
+        "in_flight": GaugeMetricFamily(
+            "ratelimit_in_flight", "Slots of concurrency limits that are held, by rule or call site.", labels=["rule"]
+        ),
+        "bans_active": GaugeMetricFamily(
+            "ratelimit_bans_active", "Bans that are in force, by rule or call site.", labels=["rule"]
+        ),
+        "store_up": GaugeMetricFamily("ratelimit_store_up", "Whether Redis answers the process that was scraped."),
+        "store_errors": counter("store_errors", "Questions of requests that Redis did not answer.", "kind"),
+        "breaker_state": GaugeMetricFamily(
+            "ratelimit_breaker_state",
+            "1 for the state that a circuit breaker has, 0 for the others.",
+            labels=["breaker", "state"],
+        ),
+        "breaker_forced": GaugeMetricFamily(
+            "ratelimit_breaker_forced",
+            "1 for what an operator has forced a circuit breaker to, as long as it lasts, 0 for the others.",
+            labels=["breaker", "how"],
+        ),
+        "rules_revision": GaugeMetricFamily("ratelimit_rules_revision", "The revision of the rules that are in force."),
+    }
+
+
+def _add_rule(families: Mapping[str, Any], label: str, counts: Mapping[str, int]) -> None:
+    for letter, (mode, result) in LABELS.items():
+        if counts[letter]:
+            families["decisions"].add_metric([label, mode, result], counts[letter])
+    families["units"].add_metric([label, "allowed"], counts["u"])
+    families["units"].add_metric([label, "refused"], counts["w"])
+    families["near_limit"].add_metric([label], counts["n"])
+
+
+def register(registry: CollectorRegistry | None = None) -> Collector:
+    """Add the metrics to a registry of the project's: the default one of prometheus-client, unless another is given,
+    which is the one that django-prometheus shows. Once for each process, such as in `AppConfig.ready`; not where
+    `PROMETHEUS_MULTIPROC_DIR` is used, as what is shown then is no registry's."""
+    from prometheus_client import REGISTRY
+
+    collector = Collector()
+    (registry or REGISTRY).register(collector)
+    return collector

@@ -1,0 +1,466 @@
+"""What was counted, read again: for the admin's pages, commands, JSON and metrics. Everything here asks Redis and may
+raise `StoreError`; what this process has not written yet is written first."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ...exceptions import StoreError
+from ...store import Patience, get_store, rules_key
+from .buckets import quantile, units_range
+from .keys import DAY, DROPPED, HOUR, HOURS_KEPT, MINUTE, MINUTES_KEPT, SITE, TOTALS, key_of, site_key
+from .marks import Marks
+from .recorder import recorder
+from .results import (
+    ADVISED,
+    ALLOWED,
+    ALLOWED_ADVISING,
+    ALLOWED_IN_SHADOW,
+    BANNED,
+    FAILED,
+    LABELS,
+    REFUSED,
+    SHADOW,
+    SOURCES,
+    refused_of,
+)
+from .shadow import version_of
+from .space_saving import Estimate
+
+MAX_LISTED = 100_000
+"""More than all lists of two hours have."""
+Counts = Counter[str]
+"""Requests by result: see `results`."""
+Moments = Iterator[tuple[int, str, int]]
+"""What was counted: the beginning of its minute or hour, in seconds since 1970; what; and how often."""
+_SOURCES = {letter: source for source, letter in SOURCES.items()}
+
+
+class Span(NamedTuple):
+    """A time to look at: from `start` to `end`, in seconds since 1970, in steps of `step` seconds. Where `step` is less
+    than an hour, the last 49 hours are known; else the last 91 days. Minutes, hours and days are those of UTC; one that
+    is in it in part is in it as a whole."""
+
+    start: int
+    end: int
+    step: int
+
+    @classmethod
+    def last(cls, seconds: int, step: int, now: float | None = None) -> Span:
+        """The last so many seconds, up to the end of the step that is going on.
+
+        >>> Span.last(3600, 60, now=7230.0)
+        Span(start=3660, end=7260, step=60)
+        """
+        end = (int(time.time() if now is None else now) // step + 1) * step
+        return cls(end - seconds, end, step)
+
+    @property
+    def moments(self) -> range:
+        """The beginnings of the steps."""
+        return range(self.start, self.end, self.step)
+
+    def parts(self, seconds: int) -> range:
+        """The minutes, hours or days (of so many seconds) that are in it, numbered since 1970."""
+        return range(self.start // seconds, -(-self.end // seconds))
+
+    @property
+    def by_hours(self) -> list[tuple[bytes, int]]:
+        """The hours, where these are still known apart, else the days: as keys end, and when each begins."""
+        if self.end <= self.start:
+            return []
+        if self.start > time.time() - MINUTES_KEPT + HOUR:
+            return [(b"hour:%d" % hour, hour * HOUR) for hour in self.parts(HOUR)]
+        return [(b"day:%d" % day, day * DAY) for day in self.parts(DAY)]
+
+
+class Point(NamedTuple):
+    """What was counted in one step: it begins at `moment`, in seconds since 1970."""
+
+    moment: int
+    counts: Counts
+
+
+class Hour(NamedTuple):
+    """What was counted in one hour, which begins at `moment`: `people_refused`, about; None: not known any more."""
+
+    moment: int
+    counts: Counts
+    units: int
+    near: int
+    people_refused: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """What was counted in a time: requests by result, by source, and in each hour; the `units` that were taken; allowed
+    requests that were `near` the limit."""
+
+    counts: Counts = field(default_factory=Counter)
+    sources: Counts = field(default_factory=Counter)
+    units: int = 0
+    near: int = 0
+    hours: Sequence[Point] = ()
+
+    @property
+    def requests(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def allowed(self) -> int:
+        """Requests that this rule let go, in whatever mode."""
+        return sum(self.counts[result] for result in (ALLOWED, ALLOWED_ADVISING, ALLOWED_IN_SHADOW))
+
+    @property
+    def refused(self) -> int:
+        """Requests that this rule refused, or that were told to the view as limited."""
+        return refused_of(self.counts) + self.counts[ADVISED]
+
+    @property
+    def would_be_refused(self) -> int:
+        """Requests that this rule would have refused, but for shadow mode."""
+        return self.counts[SHADOW]
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """Histograms of a time, which begins at `since`: `times` by source, how many decisions by bucket (see
+    `TIME_BOUNDS`); `used` by period in microseconds, how many requests found so many units used, themselves among them,
+    by bucket (see `units_range`)."""
+
+    since: int
+    times: Mapping[str, Counter[int]]
+    used: Mapping[int, Counter[int]]
+
+    def time_within(self, share: float) -> float | None:
+        """Seconds in which that share of decisions was made, at most."""
+        return quantile(share, sum(self.times.values(), Counter()))
+
+    def beyond(self, period_us: int, units: int) -> tuple[int, int]:
+        """How many requests found more than so many units used: at least, and at most, as buckets are not exact."""
+        least = most = 0
+        for bucket, number in self.used.get(period_us, {}).items():
+            low, high = units_range(bucket)
+            least += number if low > units else 0
+            most += number if high > units else 0
+        return least, most
+
+
+class Totals(NamedTuple):
+    """All that was ever counted, of all processes: `of_names`, by rule or call site; `of_all`; both as they are written
+    (see `keys`). `revision`: the number of the rules that are published (0: none)."""
+
+    of_names: Mapping[str, Counts]
+    of_all: Counts
+    revision: int
+
+
+class History(NamedTuple):
+    """What is known of one identity since a moment (in seconds since 1970): the units it `used`, and how often it was
+    `refused`, or would have been: at least, and at most; None: it is not among those who are known."""
+
+    since: int
+    used: tuple[int, int] | None
+    refused: tuple[int, int] | None
+
+
+class ShadowNumbers(NamedTuple):
+    """Requests that a version of a rule has `seen` and would have `refused`, and about how many people (whoever the
+    rule counts) these were of."""
+
+    seen: int = 0
+    refused: int = 0
+    people: int = 0
+    refused_people: int = 0
+
+
+def known_names() -> dict[str, int]:
+    """The rules and call sites that were counted in the last ninety days, and in which hour last (seconds since
+    1970)."""
+    return {name: hour * HOUR for name, hour in _hours_of(b"names").items()}
+
+
+def was_counted(name: str) -> bool:
+    """Whether that name was counted in the last ninety days."""
+    (hour,) = _ask([(b"ZSCORE", site_key(b"names"), name.encode("utf-8", "surrogatepass"))])
+    return bool(hour)
+
+
+def durable_names() -> dict[str, int]:
+    """The names of limiters whose statistics are to be kept in the database, and until when they said so (seconds
+    since 1970); of the last ninety days, as Redis has nothing of the others."""
+    since = (int(time.time()) - HOURS_KEPT) // HOUR
+    return {name: (hour + 1) * HOUR for name, hour in _hours_of(b"durable").items() if hour >= since}
+
+
+def totals_of(names: Sequence[str], span: Span) -> dict[str, Total]:
+    """What was counted of each name, in whole hours; the hour that is going on is one of them."""
+    return {name: _total(span, of) for name, of in _counted(names, span.parts(DAY), HOUR).items()}
+
+
+def total(name: str, span: Span) -> Total:
+    """What was counted of one name: see `totals_of`."""
+    return totals_of([name], span)[name]
+
+
+def _total(span: Span, counted: Moments) -> Total:
+    hours: dict[int, Counts] = {hour * HOUR: Counter() for hour in span.parts(HOUR)}
+    counts: Counts = Counter()
+    others: Counts = Counter()
+    for hour, word, number in counted:
+        if hour not in hours:
+            continue
+        if word in LABELS:
+            counts[word] += number
+            hours[hour][word] += number
+        else:
+            others[word] += number
+    sources = Counter({_SOURCES.get(word[1:], word[1:]): of for word, of in others.items() if word[0] == "S"})
+    return Total(counts, sources, others["u"], others["n"], [Point(hour, of) for hour, of in hours.items()])
+
+
+def lately(names: Sequence[str]) -> tuple[float, dict[str, Counts]]:
+    """What was counted of each name in the minute that is going on and the one before; and how many seconds that is."""
+    now = time.time()
+    span = Span.last(2 * MINUTE, MINUTE, now)
+    counts = {}
+    for name, counted in _counted(names, span.parts(HOUR), MINUTE).items():
+        of = counts[name] = Counter[str]()
+        for moment, result, number in counted:
+            of[result] += number if moment >= span.start else 0
+    return now - span.start, counts
+
+
+def dropped(days: int = 7) -> int:
+    """Requests of rules that were counted nowhere in the last days, each once for each rule."""
+    first = int(time.time()) // DAY - days
+    (counts,) = _hashes([key_of(SITE, DROPPED)])
+    return sum(number for day, number in counts.items() if day.isdecimal() and int(day) > first)
+
+
+def series(name: str, span: Span) -> list[Point]:
+    """What was counted of one name, step by step."""
+    step, begin = (MINUTE, HOUR) if span.step < HOUR else (HOUR, DAY)
+    counts: dict[int, Counts] = {moment: Counter() for moment in span.moments}
+    for at, result, number in _counted([name], span.parts(begin), step)[name]:
+        moment = span.start if at < span.start < at + step else at
+        moment -= (moment - span.start) % span.step
+        if result in LABELS and moment in counts:
+            counts[moment][result] += number
+    return [Point(moment, of) for moment, of in counts.items()]
+
+
+def hours(name: str, days: Sequence[int]) -> Iterator[Hour]:
+    """What was counted of one name in each hour of these days (numbered since 1970) in which it was."""
+    people_since = time.time() - MINUTES_KEPT + HOUR
+    by_hour: dict[int, Counts] = {}
+    for hour, word, number in _counted([name], days, HOUR)[name]:
+        by_hour.setdefault(hour, Counter())[word] += number
+    for moment, found in sorted(by_hour.items()):
+        people = None
+        if moment > people_since:
+            people = people_refused(name, Span(moment, moment + HOUR, HOUR))
+        counts = Counter({word: number for word, number in found.items() if word in LABELS})
+        yield Hour(moment, counts, found["u"], found["n"], people)
+
+
+def details_of(names: Sequence[str], span: Span) -> dict[str, Detail]:
+    """The histograms of each name; in whole hours, or days where the time is longer than two."""
+    parts = span.by_hours
+    since = parts[0][1] if parts else span.start
+    hashes = iter(_hashes([key_of(name, suffix) for name in names for suffix, _ in parts]))
+    return {name: _detail(since, [next(hashes) for _ in parts]) for name in names}
+
+
+def detail(name: str, span: Span) -> Detail:
+    """The histograms of one name: see `details_of`."""
+    return details_of([name], span)[name]
+
+
+def _detail(since: int, hashes: Iterable[Mapping[str, int]]) -> Detail:
+    times: dict[str, Counter[int]] = {}
+    used: dict[int, Counter[int]] = {}
+    for counts in hashes:
+        for written, number in counts.items():
+            match = _BUCKET.fullmatch(written)
+            if match is None:
+                continue
+            source, time_bucket, period, units_bucket = match.groups()
+            if source:
+                times.setdefault(_SOURCES.get(source, source), Counter())[int(time_bucket)] += number
+            else:
+                used.setdefault(int(period), Counter())[int(units_bucket)] += number
+    return Detail(since, times, used)
+
+
+def marks(name: str, period_us: int, span: Span) -> Marks:
+    """The most that identities had used, or wanted, of the limit of that period; in whole hours or days."""
+    keys = [key_of(name, b"marks:%d:%b" % (period_us, suffix)) for suffix, _ in span.by_hours]
+    found: dict[bytes, int] = {}
+    for reply in _ask([(b"ZRANGE", key, b"0", b"-1", b"WITHSCORES") for key in keys]):
+        for digest, mark in zip(reply[::2], reply[1::2], strict=True):
+            found[digest] = max(found.get(digest, 0), int(float(mark)))
+    return Marks.of(found)
+
+
+def refused_people(names: Sequence[str], span: Span) -> dict[str, int]:
+    """About how many identities were refused (a HyperLogLog: 0.8 % off), in whole hours or days."""
+    suffixes = [suffix for suffix, _ in span.by_hours]
+    commands = [(b"PFCOUNT", *[key_of(name, b"refused:" + suffix) for suffix in suffixes]) for name in names]
+    return dict(zip(names, _ask(commands) if suffixes else [0] * len(names), strict=True))
+
+
+def people_refused(name: str, span: Span) -> int:
+    """About how many identities were refused of one name: see `refused_people`."""
+    return refused_people([name], span)[name]
+
+
+def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Estimate]:
+    """The clients that were refused most ("refused", in shadow mode: would have been) or used most units ("used") in
+    the hours of a time, the last 24 at most. What each process has written has an error, and a client that is not on
+    its list may have come there as often as the last one that is: both are in `error`."""
+    found: dict[str, list[Any]] = {}
+    absent = 0
+    hours_of_span = range(max(span.start // HOUR, span.end // HOUR - 24), -(-span.end // HOUR))
+    for reply in _ask([(b"HGETALL", key_of(name, b"top:%d" % hour)) for hour in hours_of_span]):
+        for written in reply[1::2]:
+            least, rows = listed(written, what)
+            absent += least
+            for digest, times, error, of in rows:
+                entry = found.setdefault(digest, [0, 0, of])
+                entry[0] += times - least
+                entry[1] += error - least
+    offenders = [Estimate(digest, times + absent, error + absent, of) for digest, (times, error, of) in found.items()]
+    return sorted(offenders, key=lambda one: (one.error - one.times, -one.times, one.digest))[:most]
+
+
+def listed(written: bytes, word: str) -> tuple[int, list[Estimate]]:
+    """A list of `writing.Top`: how often any client that is not in it can have come, and those that are. Empty where
+    there is none, or where it is of another version, or was written by hand.
+
+    >>> listed(b'{"used":[0,[["a",2,1,[["ip","::1"]]]]]}', "used"), listed(b'{"used":[0,[["a",2,1]]]}', "used")
+    ((0, [Estimate(digest='a', times=2, error=1, name=[('ip', '::1')])]), (0, []))
+    """
+    try:
+        least, rows = json.loads(written)[word]
+        return int(least), [
+            Estimate(str(row[0]), int(row[1]), int(row[2]), [(str(kind), str(value)) for kind, value in row[3]])
+            for row in rows
+        ]
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError):
+        return 0, []
+
+
+def history(name: str, digest: bytes) -> History:
+    """What is known of one identity in the hour that is going on and the one before: of those who used most, and of
+    those who were refused most."""
+    span = Span.last(2 * HOUR, HOUR)
+
+    def of(what: str) -> tuple[int, int] | None:
+        found = next((one for one in top(name, span, what, MAX_LISTED) if one.digest == digest.decode()), None)
+        return None if found is None else (max(0, found.times - found.error), found.times)
+
+    return History(span.start, of("used"), of("refused"))
+
+
+def totals(patience: Patience | None = None) -> Totals:
+    """What metrics show: numbers that never fall, but where Redis has lost them."""
+    names = [*_hours_of(b"names", patience), SITE]
+    hashes = _hashes([key_of(name, TOTALS) for name in names], patience)
+    of_names = {name: Counter(of) for name, of in zip(names, hashes, strict=True) if of}
+    (revision,) = _ask([(b"HGET", rules_key(), b"revision")], patience)
+    digits = (revision or b"0").partition(b"-")[0]
+    return Totals(of_names, of_names.pop(SITE, Counter()), int(digits) if digits.isdigit() else 0)
+
+
+def shadow_numbers(given: Mapping[str, Any]) -> ShadowNumbers:
+    """What a rule as it is declared has seen in shadow mode, in the last days in which it was asked."""
+    key = key_of(str(given["name"]), b"version:" + version_of(given).encode())
+    (counts,) = _hashes([key])
+    people, refused = _ask([(b"PFCOUNT", key + word) for word in (b":people", b":refused")])
+    return ShadowNumbers(counts.get("seen", 0), counts.get("refused", 0), people, refused)
+
+
+def refusal_counts(days: int = 7, names: Iterable[str] | None = None) -> dict[str, dict[str, int]]:
+    """By rule or call site, how often it refused (`"enforce"`), told the view (`"advise"`), would have refused
+    (`"shadow"`) or could not be applied (`"failed"`) in the last days, today (UTC) included.
+
+    `names`: of these alone.
+    """
+    today, counts = int(time.time()) // DAY, {}
+    wanted = list(known_names() if names is None else names)
+    for name, counted in _counted(wanted, range(today - days + 1, today + 1), HOUR).items():
+        found: Counts = Counter()
+        for _, result, number in counted:
+            if result in _REFUSALS:
+                found[_REFUSALS[result]] += number
+        if found:
+            counts[name] = dict(found)
+    return counts
+
+
+_IS_NUMBER = re.compile(rb"-?[0-9]{1,19}").fullmatch
+_REFUSALS = {REFUSED: "enforce", BANNED: "enforce", ADVISED: "advise", SHADOW: "shadow", FAILED: "failed"}
+_BUCKET = re.compile("t([a-z])([0-9]{1,3})|U([0-9]{1,16}):([0-9]{1,4})")
+_AT_ONCE = 200
+"""Commands of one round trip: their replies are made and read in a few milliseconds."""
+
+
+def _hours_of(suffix: bytes, patience: Patience | None = None) -> dict[str, int]:
+    """The names of a sorted set, and the hour of each."""
+    (reply,) = _ask([(b"ZRANGE", site_key(suffix), b"0", b"-1", b"WITHSCORES")], patience)
+    pairs = zip(reply[::2], reply[1::2], strict=True)
+    return {name.decode("utf-8", "surrogatepass"): int(float(hour)) for name, hour in pairs}
+
+
+def _counted(names: Sequence[str], numbers: Sequence[int], step: int) -> dict[str, Moments]:
+    """What was counted of each name in these hours, by minutes, or in these days, by hours."""
+    suffix, begin = (b"minutes:%d", HOUR) if step == MINUTE else (b"hours:%d", DAY)
+    hashes = iter(_hashes([key_of(name, suffix % number) for name in names for number in numbers]))
+    found = {name: [(number * begin, next(hashes)) for number in numbers] for name in names}
+
+    def moments(of: Sequence[tuple[int, Mapping[str, int]]]) -> Moments:
+        for begins, counts in of:
+            for written, count in counts.items():
+                if written[-2:].isdecimal() and written[:-2]:
+                    yield begins + int(written[-2:]) * step, written[:-2], count
+
+    return {name: moments(of) for name, of in found.items()}
+
+
+def _hashes(keys: Sequence[bytes], patience: Patience | None = None) -> list[dict[str, int]]:
+    return [
+        # Somebody may have written there by hand.
+        {field.decode(errors="replace"): int(number) for field, number in zip(reply[::2], reply[1::2], strict=True)
+         if _IS_NUMBER(number)}
+        for reply in _ask([(b"HGETALL", key) for key in keys], patience)
+    ]  # fmt: skip
+
+
+def _ask(commands: Sequence[Sequence[bytes]], patience: Patience | None = None) -> list[Any]:
+    recorder.flush(patience)
+    store, found = get_store(background=True), []
+    for at in range(0, len(commands), _AT_ONCE):
+        some = commands[at : at + _AT_ONCE]
+        try:
+            found += store.execute_all(some, patience)
+        except StoreError as error:
+            if not error.was_answered:
+                raise
+            found += [_ask_one(store, parts, patience) for parts in some]  # One of them was no good.
+    return found
+
+
+def _ask_one(store: Any, parts: Sequence[bytes], patience: Patience | None) -> Any:
+    try:
+        return store.execute(*parts, patience=patience)
+    except StoreError as error:
+        if error.was_answered and ("WRONGTYPE" in str(error) or "INVALIDOBJ" in str(error)):
+            return 0 if parts[0] == b"PFCOUNT" else []  # Somebody has written there by hand.
+        raise

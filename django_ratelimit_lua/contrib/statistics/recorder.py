@@ -1,0 +1,360 @@
+"""Every decision, counted in the process: one call at the end of `engine/decide`, whoever asked and whoever decided.
+
+What is counted is written once a second (`writing`), so that counting costs a decision no trip, and a hundredth of
+what a trip does. A process that is killed loses its last second of statistics, never a count of a limit.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock, RLock
+from typing import Any, Protocol
+
+from ...conf import conf
+from ...exceptions import StoreError
+from ...identity.names import Name, is_short, shown
+from ...identity.request_state import RequestCount
+from ...limits.decision import Decision, LimitState
+from ...limits.limit import shortened
+from ...limits.rate import LimitError
+from ...process.forks import renew_after_fork
+from ...process.tasks import Task
+from ...store import Patience, failures, get_store, last_patience
+from .buckets import TIME_BOUNDS, units_bucket
+from .keys import MAX_NAMES, MINUTE, OTHER
+from .results import ALLOWED, FAILED, FREE, Counted, result_of, results_of
+from .writing import Writer
+
+FLUSH_SECONDS = 1.0
+NEAR = 0.8
+"""From this share of a limit on, an allowed hit is near it."""
+LONGEST_NAME = 200
+"""Letters of a name that a database keeps."""
+MAX_QUEUED = 64
+"""Decisions that wait to be counted; whichever adds one more counts them. Few, so that they are still in the
+processor's caches then, and that what they hold of requests is little."""
+MAX_KINDS = 100_000
+"""Kinds that are told apart between two writings: names that are made up at run time are counted as `OTHER` then."""
+MAX_PEOPLE = 10_000
+"""Clients that are told apart between two writings."""
+
+Kind = tuple[str, str, str, int, int, int, bool, bool]
+"""What hits have in common that are counted together: (name, result, source, time, period, used, is_near, is_whole).
+
+- `name`: the rule or call site; `result`: see `results`, empty for a further limit of a rule that was counted already;
+  `source`: see `Decision`; `time`: the bucket of times that the decision took (-1: there was none); `period`: that of
+  the limit, in microseconds; `used`: the bucket of units that the hit found used, or would have used, itself among them
+  (-1: no limit was asked);
+- `is_near`: it was allowed near the limit; `is_whole`: the result is also that of the request, which is counted once
+  for the site.
+"""
+
+
+@dataclass(slots=True)
+class Hits:
+    """How many hits there were of one kind, the units that they took (or wanted, if they were refused), and how long
+    their decisions took together."""
+
+    number: int = 0
+    units: int = 0
+    seconds: float = 0.0
+
+
+class Person:
+    """One client under one limit, between two writings: how often it was `allowed` and `refused` (or would have been),
+    the `units` it took, and its `mark`: the most that it had used, or wanted. All callers together are no client."""
+
+    __slots__ = ("_identity", "_name", "allowed", "is_client", "mark", "refused", "rule", "units")
+
+    def __init__(self, planned: Counted, *, is_client: bool = True) -> None:
+        identity = planned.identity
+        self._identity, self._name = identity, None
+        self.is_client = is_client and identity is not None
+        # Only these have versions that are judged.
+        self.rule: Any = planned.rule if planned.charge.limit.mode == "shadow" else None
+        if not is_short(identity):  # It is kept for a second, and may be as long as a request.
+            self._name, self._identity = shown(identity), None
+        self.allowed = self.refused = self.units = self.mark = 0
+
+    @property
+    def name(self) -> Name:
+        """What is shown of it."""
+        return shown(self._identity) if self._name is None else self._name
+
+
+@dataclass(slots=True)
+class Tables:
+    """What was counted from one moment on (`began`, seconds since 1970; 0: nothing was).
+
+    `people`: by name, period and digest; `corrections`: by minute since 1970 and result, what is added to the requests
+    of the whole site, as `kinds` have a request once for each of its decisions.
+    """
+
+    began: float = 0.0
+    kinds: dict[Kind, Hits] = field(default_factory=dict)
+    people: dict[tuple[str, int, bytes], Person] = field(default_factory=dict)
+    corrections: dict[tuple[int, str], int] = field(default_factory=dict)
+
+
+Decided = tuple[Sequence[Counted], Decision, float, Sequence[Counted], RequestCount | None]
+
+_BUCKETS = tuple(map(units_bucket, range(4096)))
+"""Looked up, not computed, for all but very large limits."""
+
+
+class Companion(Protocol):
+    """What is done with each flush, beside it."""
+
+    def step(self) -> bool:
+        """Do it; whether to come again. Raises `StoreError`."""
+
+    def say_last(self, patience: Patience) -> None:
+        """Do it as the process ends."""
+
+
+class Recorder:
+    """Counts decisions until they are written.
+
+    What a decision pays for is one place in a queue. What is in the queue is counted by whichever decision finds many
+    there, or a second later.
+    """
+
+    _due_at = 0.0
+
+    def __init__(self) -> None:
+        self._writer = Writer()
+        self._companions: list[Companion] = []
+        meanwhile = "limits are decided all the same, and what was counted is kept, up to a bound"
+        self._task = Task("statistics", self._step, meanwhile=meanwhile, delay=FLUSH_SECONDS, at_exit=self._write_last)
+        self._begin()
+        renew_after_fork(self._begin)  # The parent writes what it counted.
+
+    def _begin(self) -> None:
+        self._lock, self._flushing = RLock(), Lock()
+        self._queue: deque[Decided] = deque()
+        self._is_awaited = False
+        self._tables = Tables()
+        self._writer.begin()
+
+    @property
+    def is_riding(self) -> bool:
+        """Whether a thread flushes, once a second."""
+        return self._task.is_running
+
+    def ride(self, companion: Companion) -> bool:
+        """Have that done with each flush, too, also where no decision is counted; whether a thread does."""
+        if companion not in self._companions:
+            self._companions.append(companion)
+        return self._task.start()  # Also if it runs: it may be about to end.
+
+    def add(
+        self,
+        planned: Sequence[Counted],
+        decision: Decision,
+        seconds: float,
+        exempt: Sequence[Counted] = (),
+        request: RequestCount | None = None,
+    ) -> None:
+        """Count a decision about hits, in the order of its limits, that took so many seconds. `exempt`: the charges
+        that an override has taken out. `request`: the request that other decisions may be about as well; None: this is
+        the only one."""
+        if not conf.STATISTICS:
+            return
+        if self._tables.began and not self._task.is_running:
+            self._flush_without_thread()
+        queue = self._queue
+        queue.append((planned, decision, seconds, exempt, request))
+        if not self._is_awaited:  # Reset by `flush` before it looks at the queue.
+            self._await_flush()
+        if len(queue) >= MAX_QUEUED:
+            self._count_queue()
+
+    def add_failed(self, name: str) -> None:
+        """Count that a rule could not be applied to a request."""
+        if conf.STATISTICS:
+            with self._lock:
+                self._await_flush()
+                self._hits((name, FAILED, "", -1, 0, -1, False, False)).number += 1
+
+    def keep(self, name: str) -> None:
+        """Have the statistics of a name kept in the database. Raises `LimitError` for a name that a database cannot
+        store."""
+        if len(name) > LONGEST_NAME or "\0" in name or name != name.encode(errors="replace").decode():
+            right = f"write a name of at most {LONGEST_NAME} letters that a database takes"
+            raise LimitError(f"The statistics of {name!r} cannot be durable: {right}")
+        self._writer.keep(name)
+
+    def _await_flush(self) -> None:
+        self._tables.began = self._tables.began or time.time()
+        self._is_awaited = self._task.start()
+
+    def _flush_without_thread(self) -> None:
+        """Write once a second during requests, if no thread can be started."""
+        now = time.monotonic()
+        if now >= self._due_at and not get_store().is_paused:
+            self._due_at = now + FLUSH_SECONDS
+            self.flush(Patience(conf.TIMEOUT))
+
+    def _count_queue(self) -> None:
+        with self._lock:
+            tables, queue, buckets, bounds = self._tables, self._queue, _BUCKETS, TIME_BOUNDS
+            tables.began = tables.began or time.time()
+            kinds, people, minute = tables.kinds, tables.people, int(tables.began) // MINUTE
+            for _ in range(len(queue)):
+                planned, decision, seconds, exempt, request = queue.popleft()
+                states, source, is_allowed = decision.limits, decision.source, decision.allowed
+                results: dict[str, str] = {}  # Of the names that are not counted yet.
+                near: set[str] | None = None
+                whole: str | None
+                if len(planned) == len(states) == 1 and not exempt:  # As nearly all are.
+                    whole = absent = result_of(planned[0], states[0], source)
+                else:
+                    results, whole = results_of(planned, decision, exempt)
+                    planned = planned[: len(states)]
+                    near, absent = _names_near(planned, states), ""
+                if request is not None and whole:
+                    if request.result:
+                        self._count_again(request, whole, minute, is_refused=not is_allowed)
+                    else:
+                        request.result, request.minute, request.is_refused = whole, minute, not is_allowed
+                time_bucket = bisect_left(bounds, seconds)
+                place = 0
+                for counted in planned:
+                    state = states[place]
+                    place += 1
+                    if state.block is not None:
+                        results.setdefault(counted.name, absent)
+                        continue  # No limit was asked.
+                    name, charge = counted.name, counted.charge
+                    limit, cost = charge.limit, charge.cost
+                    rate, used = limit.rate, state.used
+                    period = rate.period_us
+                    result = results.pop(name, absent) if results else absent
+                    if not (is_allowed and state.allowed) and not (limit.count_denied and state.counted_at):
+                        used += cost  # It has wanted so much.
+                    person = people.get((name, period, charge.digest)) or self._meet(counted, period)
+                    if used > person.mark:
+                        person.mark = used
+                    is_near = False
+                    if result in FREE:
+                        is_near = used >= NEAR * rate.limit if near is None else name in near
+                        if cost > decision.granted:
+                            cost = decision.granted
+                        person.units += cost
+                        person.allowed += 1
+                    elif result:
+                        person.refused += 1
+                    used_bucket = buckets[used] if 0 <= used < 4096 else units_bucket(used)
+                    is_whole = result == whole
+                    if is_whole:
+                        whole = None  # It is counted once.
+                    kind = (name, result, source, time_bucket, period, used_bucket, is_near, is_whole)
+                    hits = kinds.get(kind) or self._hits(kind)
+                    hits.number += 1
+                    hits.units += cost
+                    hits.seconds += seconds
+                while results:
+                    name, result = results.popitem()
+                    hits = self._hits((name, result, source, time_bucket, 0, -1, False, result == whole))
+                    hits.number += 1
+                    hits.seconds += seconds
+                    if result == whole:
+                        whole = None
+
+    def _count_again(self, request: RequestCount, result: str, minute: int, *, is_refused: bool) -> None:
+        """Note what came of one more decision about a request. The request stays counted once, in the minute of the
+        first decision, with the result that one decision about all its limits would have had."""
+        self._correct(minute, result, -1)  # As each decision is counted by itself.
+        if is_refused or (not request.is_refused and request.result != ALLOWED):
+            self._correct(request.minute, request.result, -1)
+            self._correct(request.minute, result, 1)
+            request.result, request.is_refused = result, is_refused
+
+    def _correct(self, minute: int, result: str, number: int) -> None:
+        corrections = self._tables.corrections
+        corrections[minute, result] = corrections.get((minute, result), 0) + number
+
+    def _hits(self, kind: Kind) -> Hits:
+        kinds = self._tables.kinds
+        kind = (shortened(kind[0]), *kind[1:])
+        if len(kinds) >= MAX_KINDS and kind not in kinds:
+            kind = (OTHER, *kind[1:])
+        return kinds.setdefault(kind, Hits())
+
+    def _meet(self, counted: Counted, period: int) -> Person:
+        people = self._tables.people
+        name = shortened(counted.name)
+        digest = counted.charge.digest
+        is_full = len(people) >= MAX_PEOPLE
+        if is_full:  # The other clients of each name are counted together.
+            period = 0
+            digest = b""
+            if len(people) >= MAX_PEOPLE + MAX_NAMES:
+                name = OTHER
+        return people.setdefault((name, period, digest), Person(counted, is_client=not is_full))
+
+    def clear(self) -> None:
+        """Drop what was not written yet; for tests, whose servers come and go."""
+        with self._lock:
+            failures.take()
+            self._queue.clear()
+            self._is_awaited = False  # The task may have been stopped.
+            self._tables = Tables()
+            self._writer.begin()
+
+    def _write_last(self) -> None:
+        patience = last_patience()
+        for companion in self._companions:
+            companion.say_last(patience)
+        began = time.monotonic()
+        left = max(0.0, patience.left)
+        is_free = self._flushing.acquire(timeout=left)  # Another thread may wait for Redis, for longer than that.
+        patience.spend(began, left)
+        if is_free:
+            try:
+                self._flush(patience)
+            finally:
+                self._flushing.release()
+
+    @property
+    def error(self) -> StoreError | None:
+        """Of what something could not be written lately (None: nothing failed)."""
+        return self._writer.error
+
+    def _step(self) -> float | None:
+        error, comes_again = None, False
+        for companion in self._companions:  # First: to write statistics may take seconds.
+            try:
+                comes_again = companion.step() or comes_again
+            except StoreError as raised:
+                error = raised
+        pause = self.flush()
+        error = self.error or error
+        if error is not None:
+            raise error.with_traceback(None)  # The log says so once, and the list of tasks.
+        return FLUSH_SECONDS if comes_again and pause is None else pause
+
+    def flush(self, patience: Patience | None = None) -> float | None:
+        """Write what was counted; what cannot be written now is tried again a second later."""
+        self._is_awaited = False
+        with self._flushing:
+            return self._flush(patience)
+
+    def _flush(self, patience: Patience | None) -> float | None:
+        with self._lock:
+            self._count_queue()
+            tables, self._tables = self._tables, Tables()
+        self._writer.take(tables, failures.take())
+        return None if self._writer.write(patience) else FLUSH_SECONDS
+
+
+def _names_near(planned: Sequence[Counted], states: Sequence[LimitState]) -> set[str]:
+    pairs = zip(planned, states, strict=False)
+    return {one.name for one, state in pairs if state.used >= NEAR * one.charge.limit.rate.limit}
+
+
+recorder = Recorder()

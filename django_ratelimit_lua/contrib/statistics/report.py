@@ -1,0 +1,663 @@
+"""What limits do, for people and programs: an overview of all, and one rule or call site in full.
+
+The pages of the admin render these dataclasses; as JSON, each field is a member (see `Encoder`). Moments are in the
+site's time zone; shares are from 0 to 1; durations are in seconds.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+from django.conf import settings
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db.models import Q
+from django.utils import timezone
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ...conf import conf
+from ...limits import algorithms
+from ...limits.limit import Limit
+from ...limits.rate import LimitError, Rate
+from ...models import RateLimitChange, RateLimitOverride, RateLimitRule
+from ...operations.call_sites import call_sites_of
+from ...operations.curve import Curve
+from ...operations.health import Health, health
+from ...operations.plot import sparkline
+from ...operations.words import number_words, share_words
+from ...publishing.publish import primary
+from ...rules.callsite import known_call_sites
+from ...rules.describe import period_words, reading
+from ...rules.places import look_for_call_sites
+from ...rules.rule import UNWRITABLE, RuleError
+from ...rules.ruleset import settings_rules
+from . import reading as stats
+from .kept_hours import kept_series
+from .keys import DAY, HOUR, OTHER, SITE
+from .reading import Detail, Span, Total
+from .results import BANNED
+from .writing import why_unwritable
+
+BLOCK = "block"
+"""Under which blocks are counted that no rule is needed for."""
+KINDS = {
+    "admin": gettext_lazy("rule"),
+    "settings": gettext_lazy("rule of the settings"),
+    "code": gettext_lazy("limit in the code"),
+    "block": gettext_lazy("blocks without a rule"),
+    "other": gettext_lazy("further names, counted as one"),
+    "unknown": gettext_lazy("limit in the code, or not there any more"),
+    "gone": gettext_lazy("not there any more"),
+}
+RESULTS = {
+    "allowed": "adh", "refused": "rvg", "would_be_refused": "s", "blocked": "b", "exempt": "x", "policy": "e",
+    "failed": "f",
+}  # fmt: skip
+"""Results as the pages show them, by the letters that they are counted by: see `stats.results`."""
+RESULT_NAMES = {
+    "refused": gettext_lazy("refused"),
+    "blocked": gettext_lazy("blocked"),
+    "would_be_refused": gettext_lazy("would be refused"),
+    "allowed": gettext_lazy("allowed"),
+    "exempt": gettext_lazy("exempt"),
+    "policy": gettext_lazy("decided by the policy for outages"),
+    "failed": gettext_lazy("not applied"),
+}
+SOURCES = {
+    "redis": gettext_lazy("Redis"),
+    "deny-cache": gettext_lazy("deny cache"),
+    "lease": gettext_lazy("leases"),
+    "split": gettext_lazy("split shares"),
+    "fallback": gettext_lazy("fallback"),
+}
+PERIODS = {
+    "hour": (3600, 60),
+    "day": (DAY, 1800),
+    "week": (7 * DAY, 3 * 3600),
+    "90d": (90 * DAY, DAY),
+}
+"""How long each is, and a step of its chart, in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Requests by what came of them; `banned`: how many of the refused were refused by a ban."""
+
+    requests: int = 0
+    allowed: int = 0
+    refused: int = 0
+    would_be_refused: int = 0
+    blocked: int = 0
+    exempt: int = 0
+    policy: int = 0
+    failed: int = 0
+    banned: int = 0
+
+    @property
+    def refusals(self) -> int:
+        """What was refused, or would have been if nothing was."""
+        return self.refused or self.would_be_refused
+
+    def words(self, results: Iterable[str] = RESULT_NAMES) -> str:
+        """How many there were of these results; empty: none."""
+        numbers = vars(self)
+        return ", ".join(f"{number_words(numbers[word])} {RESULT_NAMES[word]}" for word in results if numbers[word])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point(Counts):
+    """What was counted in one step, which begins at a moment."""
+
+    at: datetime.datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Day(Counts):
+    """What was counted in a day."""
+
+    hours: Sequence[Point] = ()
+
+    @property
+    def spark(self) -> SafeString | str:
+        """The day as a small drawing; empty if nothing was counted."""
+        words = _("Last day: %(counts)s") % {"counts": self.words() or _("no requests")}
+        return sparkline([vars(hour) for hour in self.hours], words) if self.requests else ""
+
+
+@dataclass(frozen=True)
+class PerMinute:
+    """Requests a minute, of now."""
+
+    requests: float = 0.0
+    refused: float = 0.0
+    would_be_refused: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers(Counts):
+    """What was counted in a time; `p95_seconds`: within which 95 of 100 were decided; `sources`: decisions by who
+    decided."""
+
+    share_refused: float | None = None
+    per_minute: PerMinute = PerMinute()
+    p95_seconds: float | None = None
+    sources: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def source_words(self) -> str:
+        """Who decided, the most frequent first, with their shares."""
+        whole = sum(self.sources.values())
+        ordered = sorted(self.sources.items(), key=lambda pair: -pair[1])
+        return ", ".join(f"{SOURCES.get(source, source)} {share_words(of / whole)}" for source, of in ordered if of)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site(Day, Numbers):
+    """What was counted of the whole site in a day."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class What:
+    """What a name stands for: a rule of the admin (`rule`: its row's key) or the settings, or limits in the code."""
+
+    name: str
+    kind: str = ""
+    reading: str = ""
+    mode: str = ""
+    rule: int | None = None
+
+    @property
+    def kind_words(self) -> str:
+        return str(KINDS[self.kind])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(What, Site):
+    """What one rule or call site did in a day."""
+
+    people_refused: int = 0
+
+    @property
+    def pattern(self) -> str:
+        """What its refusals look like."""
+        return pattern(self.refusals, self.people_refused)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """What every rule and call site did in the last day, one page of many; `names`: how many there are in all."""
+
+    at: datetime.datetime
+    site: Site
+    rows: Sequence[Row]
+    names: int
+    page: int
+    pages: int
+    sort: str
+    query: str
+    dropped: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(What, Numbers):
+    """What one rule or call site did in a period. What is not counted by minutes begins at `since`, with an hour or a
+    day; `counts_since`: the requests since then."""
+
+    at: datetime.datetime
+    period: str
+    from_: datetime.datetime
+    to: datetime.datetime
+    step_seconds: int
+    people_refused: int
+    units: int
+    near_limit: int
+    points: Sequence[Point]
+    changes: Sequence[RateLimitChange]
+    limits: Sequence[Limit]
+    curves: Sequence[Curve]
+    since: datetime.datetime
+    counts_since: Counts
+    identities: Mapping[str, Sequence[Any]] | None = None
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Whether nothing was refused, and something would have been."""
+        return not self.counts_since.refused and bool(self.counts_since.would_be_refused)
+
+    @property
+    def reaches_back(self) -> bool:
+        """Whether what is counted by hours, or days, begins before the chart does."""
+        return self.since < self.from_
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether one of its limits is of slots."""
+        return any(limit.rate.is_slots for limit in self.limits)
+
+    @property
+    def pattern(self) -> str:
+        """What its refusals look like."""
+        return pattern(self.counts_since.refusals, self.people_refused)
+
+
+class Encoder(DjangoJSONEncoder):
+    """The JSON of what is shown: each field is a member, but for an underscore at the end of its name."""
+
+    def default(self, o: Any) -> Any:
+        """What stands for an object."""
+        if isinstance(o, datetime.datetime):
+            return o.isoformat()
+        if isinstance(o, Curve):
+            return curve_members(o)
+        if isinstance(o, RateLimitChange):
+            return {"at": moment_of(o.at.timestamp()), "by": o.by, "action": o.action, "pk": o.pk}
+        if isinstance(o, Limit):
+            return {
+                "limit": o.rate.limit, "burst": o.burst, "period_seconds": o.rate.period, "algorithm": o.algorithm,
+                "mode": o.mode,
+            }  # fmt: skip
+        if is_dataclass(o):
+            return {one.name.rstrip("_"): getattr(o, one.name) for one in fields(o)}
+        return super().default(o)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(What):
+    """What a name stands for, with its row, and its limits as far as they are constant."""
+
+    row: RateLimitRule | None = None
+    limits: tuple[Limit, ...] = field(default=(), compare=False)
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(What)}
+
+
+def named(name: str) -> Named:
+    """What a name stands for."""
+    row = RateLimitRule.objects.using(primary()).named(name).prefetch_related("tiers").first()
+    if row is None:
+        return _in_code(name)
+    try:
+        template = row.compiled().template
+    except RuleError:
+        template = None
+    return replace(_of_row(row), limits=() if template is None else template.limits(name))
+
+
+def _of_row(row: RateLimitRule) -> Named:
+    return Named(name=row.name, kind="admin", reading=row.reading(), mode=row.mode, rule=row.pk, row=row)
+
+
+def _in_code(name: str) -> Named:
+    for rule in settings_rules():
+        if rule.name == name:
+            limits = () if rule.template is None else rule.template.limits(name)
+            return Named(name=name, kind="settings", reading=reading(rule.given or {}), mode=rule.mode, limits=limits)
+    sites = call_sites_of(name)
+    if sites:
+        limits = tuple(limit for site in sites for limit in site.limits)
+        return Named(name=name, kind="code", reading="; ".join(site.words() for site in sites), limits=limits)
+    if name in (BLOCK, OTHER):
+        kind = "block" if name == BLOCK else "other"
+    elif known_call_sites.knows(name):
+        kind = "code"
+    else:
+        kind = "unknown" if name in known_call_sites else "gone"  # Of long names, and beyond the first, it is unknown.
+    return Named(name=name, kind=kind)
+
+
+def is_seen(what: What) -> bool:
+    """Whether there is something of that name, or was in the last ninety days. Raises `StoreError`."""
+    return what.kind not in ("unknown", "gone") or stats.was_counted(what.name)
+
+
+def _present() -> tuple[dict[str, RateLimitRule], set[str]]:
+    """The rules of the admin by name, and the names of all rules and call sites."""
+    rules = {row.name: row for row in RateLimitRule.objects.using(primary()).prefetch_related("tiers")}
+    look_for_call_sites()
+    in_settings = {rule.name for rule in settings_rules() if rule.template is not None}
+    return rules, {*rules, *in_settings, *known_call_sites.names()}
+
+
+def without_numbers(query: str = "") -> list[What]:
+    """What there is to show, where Redis cannot be asked."""
+    rules, names = _present()
+    wanted = query.strip().casefold()
+    found = [_what(rules, name) for name in names if wanted in name.casefold()]
+    return sorted((What(**what.shown) for what in found), key=lambda what: what.name.casefold())
+
+
+def _what(rules: Mapping[str, RateLimitRule], name: str) -> Named:
+    return _of_row(rules[name]) if name in rules else _in_code(name)
+
+
+def _read_now(names: Sequence[str]) -> dict[str, Any]:
+    seconds, counts = stats.lately(names)
+    return {name: _per_minute(of, seconds) for name, of in counts.items()}
+
+
+def _read_p95(names: Sequence[str]) -> dict[str, Any]:
+    return {name: _p95(of) for name, of in stats.details_of(names, Span.last(2 * HOUR, HOUR)).items()}
+
+
+def _read_people(names: Sequence[str]) -> dict[str, Any]:
+    return stats.refused_people(names, Span.last(DAY, HOUR))
+
+
+READ: dict[str, tuple[str, Callable[[Sequence[str]], dict[str, Any]]]] = {
+    "now": ("per_minute", _read_now),
+    "people": ("people_refused", _read_people),
+    "p95": ("p95_seconds", _read_p95),
+}
+"""The columns that are read for the names of a page alone, unless it is sorted by them: the field of each."""
+SORTS: dict[str, Callable[[Row], Any]] = {
+    "name": lambda row: row.name.casefold(),
+    "requests": lambda row: row.requests,
+    "refused": lambda row: (row.refused, row.would_be_refused, row.requests),
+    "share": lambda row: (row.share_refused or 0.0, row.refused),
+    "people": lambda row: (row.people_refused, row.refused),
+    "now": lambda row: row.per_minute.requests,
+    "p95": lambda row: row.p95_seconds or 0.0,
+}
+
+
+def overview(sort: str = "-refused", query: str = "", page: int = 1, size: int = 50) -> Overview:
+    """What every rule and call site did in the last day, so many on a page. Raises `StoreError`.
+
+    `sort`: one of `SORTS`, with a minus: the largest first.
+    """
+    sort = sort if sort.removeprefix("-") in SORTS else "-refused"
+    by, is_down = sort.removeprefix("-"), sort.startswith("-")
+    now, span = _now(), Span.last(DAY, HOUR)
+    rules, names = _present()
+    counted = {name for name, hour in stats.known_names().items() if hour > now - DAY - HOUR}
+    wanted = query.strip().casefold()
+    shown = sorted(name for name in names | counted if wanted in name.casefold())
+    totals = stats.totals_of([name for name in shown if name in counted], span)
+    rows = [Row(name=name, **_of_total(totals.get(name, Total()))) for name in shown]
+    if by in READ:
+        rows = _completed(rows, by, counted)
+    rows.sort(key=SORTS[by], reverse=is_down)
+    pages = max(1, -(-len(rows) // size))
+    page = min(max(page, 1), pages)
+    rows = rows[(page - 1) * size : page * size]
+    for column in READ:
+        if column != by:
+            rows = _completed(rows, column, counted)
+    of_site = Site(**_of_total(stats.total(SITE, span)))
+    return Overview(
+        at=moment_of(now),
+        site=replace(of_site, per_minute=_read_now([SITE])[SITE], p95_seconds=_read_p95([SITE])[SITE]),
+        rows=[
+            replace(row, **{**_what(rules, row.name).shown, "hours": row.hours if row.name in counted else ()})
+            for row in rows
+        ],
+        names=len(shown),
+        page=page,
+        pages=pages,
+        sort=sort,
+        query=query,
+        dropped=stats.dropped(),
+    )
+
+
+def _completed(rows: Sequence[Row], column: str, counted: set[str]) -> list[Row]:
+    attribute, read = READ[column]
+    names = [row.name for row in rows if row.name in counted and (column != "people" or row.refusals)]
+    values = read(names)
+    return [replace(row, **{attribute: values[row.name]}) if row.name in values else row for row in rows]
+
+
+def last_days(names: Sequence[str]) -> dict[str, Day]:
+    """What each of these names did in the last day. Raises `StoreError`."""
+    totals = stats.totals_of(names, Span.last(DAY, HOUR))
+    return {name: Day(**_counts(of.counts), hours=_points(of.hours)) for name, of in totals.items()}
+
+
+def condition() -> Health:
+    """Whether Redis, breaker, rules and the writing of statistics are well. The last is tried: other processes may
+    have counted what this one has not."""
+    state = health()
+    tried = why_unwritable() if state.ok and state.statistics is None and conf.STATISTICS else None
+    return state if tried is None else replace(state, statistics=str(tried))
+
+
+def one(name: str, period: str, now: float | None = None) -> Report:
+    """What one rule or call site did in a period; `identities` reads whose requests these were. Raises `StoreError`."""
+    what, span = named(name), span_of(period, now)
+    # What is drawn by hours may be in the database, where Redis has lost it.
+    if span.step == DAY:
+        points = _by_day(kept_series(name, span._replace(step=HOUR)))
+    else:
+        points = kept_series(name, span) if span.step >= HOUR else stats.series(name, span)
+    histograms = stats.detail(name, span)
+    # Whole hours, or days, that begin together: what is not counted by minutes.
+    whole = stats.total(name, Span(histograms.since, span.end, HOUR))
+    counts = _counts(sum((point.counts for point in points), Counter[str]()))
+    return Report(
+        **{**what.shown, **counts},
+        at=moment_of(_now() if now is None else now),
+        period=period,
+        from_=moment_of(span.start),
+        to=moment_of(span.end),
+        step_seconds=span.step,
+        share_refused=_share(counts),
+        people_refused=stats.people_refused(name, span),
+        per_minute=_read_now([name])[name],
+        p95_seconds=_p95(histograms),
+        sources=dict(whole.sources),
+        units=whole.units,
+        near_limit=whole.near,
+        points=_points(points),
+        changes=changes_of(what, span),
+        limits=what.limits,
+        curves=curves(what, span, histograms, whole),
+        since=moment_of(histograms.since),
+        counts_since=Counts(**_counts(whole.counts)),
+    )
+
+
+def curves(what: Named, span: Span, histograms: Detail, whole: Total) -> list[Curve]:
+    """The refusal curves of a name: one for each period that was counted, the shortest first; slots are of none, as
+    with others of them requests would have met others. `whole`: what was counted
+    since the histograms begin."""
+    by_period: dict[int, Limit] = {}
+    for limit in what.limits:
+        by_period.setdefault(limit.rate.period_us, limit)
+    others = _other_limits(what, Span(histograms.since, span.end, 3600))
+    refused = whole.refused + whole.would_be_refused
+    periods = sorted(period_us for period_us in histograms.used if period_us)
+    is_alone = len(histograms.used) == 1
+    found = []
+    for period_us in periods:
+        curve = Curve.counted(period_us, by_period.get(period_us), histograms, stats.marks(what.name, period_us, span))
+        known = set() if curve.today is None else {curve.today}
+        why = set()
+        for reason, algorithm, rate, burst in others:
+            if rate.period_us != period_us:
+                continue
+            of = curve.of(rate, burst)
+            known.add(of)
+            if curve.now is None or (of, rate.limit, algorithm) != (
+                curve.today, curve.now.rate.limit, curve.now.algorithm,
+            ):  # fmt: skip
+                why.add(reason)
+        found.append(
+            replace(
+                curve, lowest=min(known) if known and refused else None, refused=refused,
+                is_alone=is_alone, others=tuple(sorted(why)),
+                is_steady=is_alone and bool(known) and not why, is_unit=whole.units == whole.allowed,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _other_limits(what: Named, span: Span) -> list[tuple[str, str, Rate, int | None]]:
+    """Limits that held for some, or for some of the time: by what ("changes", "overrides", "tiers"), the algorithm,
+    the rate and the burst."""
+    given: list[tuple[str, str | None, Any, int | None]] = []
+    for change in changes_of(what, span):
+        for declared in (change.before, change.after):
+            if isinstance(declared, Mapping):
+                # Of these, who has no burst of its own has that of the rule.
+                algorithm, burst = declared.get("algorithm"), declared.get("burst")
+                given.append(("changes", algorithm, declared.get("rate"), burst))
+                tiers = declared.get("tiers") or ()
+                given += [("changes", algorithm, tier.get("rate"), tier.get("burst") or burst) for tier in tiers]
+            else:  # Before the rule was there, or after it, what the code says held.
+                of_code = _in_code(what.name).limits
+                given += [("changes", limit.algorithm, str(limit.rate), limit.burst) for limit in of_code]
+    algorithm, burst = (what.limits[0].algorithm, what.limits[0].burst) if what.limits else (None, None)
+    if what.row is not None:
+        algorithm, burst = what.row.algorithm or None, what.row.burst
+        of_tiers = [(algorithm, row.declared().get("rate"), row.burst or burst) for row in what.row.tiers.all()]
+        given = [one for one in given if one[1:] not in of_tiers] + [("tiers", *one) for one in of_tiers]
+    about = Q(rule=None) if what.row is None else Q(rule=None) | Q(rule=what.row)
+    for override in RateLimitOverride.objects.between(*_moments(span)).filter(about, effect="limit"):
+        given.append(("overrides", algorithm, override.rate, override.burst or burst))
+    found = []
+    for reason, algorithm, rates, burst in given:
+        name = algorithms.find(algorithm or conf.ALGORITHM).name
+        for text in rates if isinstance(rates, list) else [rates]:
+            try:
+                found += [(reason, name, Rate.parse(text), burst)] if text else []
+            except LimitError:
+                continue
+    return found
+
+
+def curve_members(curve: Curve) -> dict[str, Any]:
+    """The JSON of a refusal curve: `points` as (limit, requests, people), the last two as [least, most]."""
+    return {
+        "period_seconds": curve.period_us / 1_000_000,
+        "per": period_words(Rate(1, curve.period_us)),
+        "of": "burst" if curve.is_burst else "limit",
+        "today": curve.today,
+        "is_exact": curve.is_exact,
+        "is_of_one_limit": not curve.others,
+        "others": list(curve.others),
+        "is_alone": curve.is_alone,
+        "requests": curve.requests,
+        "people": curve.people,
+        "people_are_estimated": curve.is_sampled,
+        "points": [
+            {"limit": point.limit, "requests": list(point.requests), "people": list(point.people)}
+            for point in curve.points()
+        ],
+    }
+
+
+def identities(name: str, period: str, most: int = 10, now: float | None = None) -> dict[str, list[dict[str, Any]]]:
+    """The clients that were refused most, and those that used most units, in the period, from the beginning of an hour,
+    or in its last 24 hours. Raises `StoreError`."""
+    span = span_of(period, now) if PERIODS[period][0] <= DAY else Span.last(DAY, HOUR, now)
+    return {
+        what: [
+            {
+                "digest": one.digest,
+                "parts": [{"kind": kind, "value": value} for kind, value in one.name],
+                "least": one.times - one.error,
+                "most": one.times,
+            }
+            for one in stats.top(name, span, what, most)
+        ]
+        for what in ("refused", "used")
+    }
+
+
+def span_of(period: str, now: float | None = None) -> Span:
+    """A period of `PERIODS` up to now, in steps that begin as the clocks of the site do. Days have 23 to 25 hours."""
+    length, step = PERIODS[period]
+    moment = datetime.datetime.fromtimestamp(_now() if now is None else now, datetime.UTC)
+    midnight = timezone.localtime(moment).replace(hour=0, minute=0, second=0, microsecond=0)
+    if step == DAY:
+        tomorrow = midnight + datetime.timedelta(days=1)
+        start = tomorrow - datetime.timedelta(seconds=length)
+        return Span(int(start.timestamp()), int(tomorrow.timestamp()), step)
+    first = int(midnight.timestamp())
+    end = first + (int(moment.timestamp()) - first) // step * step + step
+    return Span(end - length, end, step)
+
+
+def _by_day(points: Iterable[stats.Point]) -> list[stats.Point]:
+    """Add up the hours of each day by the clocks of the site."""
+    days: dict[datetime.date, stats.Point] = {}
+    for point in points:
+        day = days.setdefault(moment_of(point.moment).date(), stats.Point(point.moment, Counter()))
+        day.counts.update(point.counts)
+    return list(days.values())
+
+
+def changes_of(what: Named, span: Span) -> list[RateLimitChange]:
+    """Changes of a rule in a time, the first first."""
+    if UNWRITABLE.search(what.name):
+        return []
+    start, end = _moments(span)
+    changes = RateLimitChange.objects.using(primary()).filter(kind=RateLimitChange.Kind.RULE, name=what.name)
+    return list(changes.filter(at__gte=start, at__lt=end).order_by("at", "pk")[:100])
+
+
+def _moments(span: Span) -> tuple[datetime.datetime, datetime.datetime]:
+    """Its beginning and end as the database has moments: without a zone where `USE_TZ` is off."""
+    zone = datetime.UTC if settings.USE_TZ else None
+    return datetime.datetime.fromtimestamp(span.start, zone), datetime.datetime.fromtimestamp(span.end, zone)
+
+
+def _now() -> float:
+    return datetime.datetime.now(datetime.UTC).timestamp()
+
+
+def moment_of(at: float) -> datetime.datetime:
+    """A moment, of seconds since 1970, in the time zone of the site."""
+    return timezone.localtime(datetime.datetime.fromtimestamp(int(at), datetime.UTC))
+
+
+def _counts(counts: Mapping[str, int]) -> dict[str, int]:
+    numbers = {word: sum(counts.get(letter, 0) for letter in letters) for word, letters in RESULTS.items()}
+    return {"requests": sum(numbers.values()), **numbers, "banned": counts.get(BANNED, 0)}
+
+
+def _of_total(of: Total) -> dict[str, Any]:
+    """The fields of `Site` that a total knows."""
+    counts = _counts(of.counts)
+    return {
+        **counts, "share_refused": _share(counts), "sources": dict(of.sources), "hours": _points(of.hours),
+    }  # fmt: skip
+
+
+def _points(points: Iterable[stats.Point]) -> list[Point]:
+    return [Point(at=moment_of(point.moment), **_counts(point.counts)) for point in points]
+
+
+def _share(counts: Mapping[str, int]) -> float | None:
+    return round(counts["refused"] / counts["requests"], 6) if counts["requests"] else None
+
+
+def _per_minute(counts: Mapping[str, int], seconds: float) -> PerMinute:
+    numbers = _counts(counts)
+    return PerMinute(*(round(numbers[one.name] * 60 / seconds, 1) for one in fields(PerMinute)))
+
+
+def _p95(histograms: Detail) -> float | None:
+    """JSON has no infinity: more than the last bound is shown as that bound."""
+    seconds = histograms.time_within(0.95)
+    return None if seconds is None else min(seconds, 0.25)
+
+
+def pattern(refused: int, people: int) -> str:
+    """What refusals look like: "few" people who come very often, rather programs; "many" people, each a few times,
+    rather customers; empty where they are neither."""
+    if not people or refused < 20:
+        return ""
+    each = refused / people
+    if each >= 20:
+        return _("few, very often: rather programs")
+    if people >= 10 and each <= 3:
+        return _("many, a few times each: rather customers")
+    return ""

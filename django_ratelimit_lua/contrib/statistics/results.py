@@ -1,0 +1,108 @@
+"""What can come of a request under one rule, or at one call site; each has a letter, by which it is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from ...conf import conf
+from ...identity import Identity
+from ...limits.call import Charge
+from ...limits.decision import Decision, LimitState
+
+ALLOWED, REFUSED = "a", "r"
+ALLOWED_ADVISING, ADVISED = "d", "v"
+"""Of limits with `block=False`, which only tell the view."""
+ALLOWED_IN_SHADOW, SHADOW = "h", "s"
+"""Of limits in shadow mode: allowed, and would be refused."""
+BANNED = "g"
+"""Refused by a ban, which is none of what the limit refuses by itself."""
+EXEMPT, BLOCKED = "x", "b"
+"""By overrides."""
+POLICY = "e"
+"""Allowed or refused by the policy "open" or "closed", as Redis could not be asked."""
+FAILED = "f"
+"""The rule could not be applied to the request."""
+
+LABELS = MappingProxyType(
+    {
+        ALLOWED: ("enforce", "allowed"),
+        REFUSED: ("enforce", "refused"),
+        BANNED: ("enforce", "banned"),
+        ALLOWED_ADVISING: ("advise", "allowed"),
+        ADVISED: ("advise", "refused"),
+        ALLOWED_IN_SHADOW: ("shadow", "allowed"),
+        SHADOW: ("shadow", "refused"),
+        EXEMPT: ("", "exempt"),
+        BLOCKED: ("", "blocked"),
+        POLICY: ("", "policy"),
+        FAILED: ("", "failed"),
+    }
+)
+"""Mode and result by letter. The mode is empty where it makes no difference."""
+
+FREE = frozenset({ALLOWED, ALLOWED_ADVISING, ALLOWED_IN_SHADOW, POLICY})
+"""Where a hit has taken its units, as far as they were granted."""
+BY_MODE = MappingProxyType(
+    {
+        "enforce": (REFUSED, ALLOWED),
+        "advise": (ADVISED, ALLOWED_ADVISING),
+        "shadow": (SHADOW, ALLOWED_IN_SHADOW),
+    }
+)
+"""What came of a hit under a limit of that mode, by whether the limit allowed it."""
+
+SOURCES = MappingProxyType({"redis": "r", "deny-cache": "d", "lease": "l", "split": "s", "fallback": "f"})
+"""Who decided, by the letter of each."""
+
+
+class Counted(Protocol):
+    """What is read of a planned charge: see `engine.decide.PlannedCharge`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def charge(self) -> Charge: ...
+    @property
+    def rule(self) -> Any: ...
+    @property
+    def identity(self) -> Identity: ...
+    @property
+    def banned(self) -> Identity: ...
+
+
+def results_of(planned: Sequence[Counted], decision: Decision, exempt: Sequence[Counted]) -> tuple[dict[str, str], str]:
+    """What came of a decision by each rule or call site, once whatever rates it has: refused where one of them refuses;
+    and what came of it as a whole (empty: nothing was asked). `exempt`: the charges that an override has taken out."""
+    states = decision.limits
+    results: dict[str, str] = {}
+    whole = ""
+    for charge, state in zip(planned, states, strict=False):
+        if charge.name not in results or not state.allowed:
+            results[charge.name] = result_of(charge, state, decision.source)
+        if state.refuses:
+            whole = results[charge.name]
+    if not whole and results:
+        whole = ALLOWED if ALLOWED in results.values() else results[next(reversed(results))]
+    for charge in exempt:
+        whole = whole or EXEMPT
+        results.setdefault(charge.name, EXEMPT)
+    return results, whole
+
+
+def refused_of(counts: Mapping[str, int]) -> int:
+    """How many were refused, whether by limits or by their bans."""
+    return counts.get(REFUSED, 0) + counts.get(BANNED, 0)
+
+
+def result_of(planned: Counted, state: LimitState, source: str) -> str:
+    """What came of one charge."""
+    if state.block is not None:
+        return BLOCKED
+    if source == "fallback" and (planned.charge.limit.on_store_error or conf.ON_STORE_ERROR) != "local":
+        return POLICY
+    ban = state.ban
+    if ban is not None and ban.until and state.refuses and not ban.is_new:
+        return BANNED
+    return BY_MODE[state.mode][state.allowed]

@@ -1,0 +1,79 @@
+"""Who comes most often, in little memory: Space-Saving.
+
+Metwally, Agrawal, El Abbadi, "Efficient Computation of Frequent and Top-k Elements in Data Streams", ICDT 2005.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from ...identity.names import Name
+
+CAPACITY = 1024
+"""Clients that are counted at one time. Smaller summaries miss half of the real ten most frequent of a long tail."""
+
+
+class Estimate(NamedTuple):
+    """How often a client came: at most so many `times`, and at least `times - error`; and what is shown of it."""
+
+    digest: str
+    times: int
+    error: int
+    name: Name
+
+
+class Summary:
+    """The clients that come most often, in a stream of any length: whichever came more than 1/`capacity` of all times.
+
+    >>> summary = Summary(capacity=2)
+    >>> for times in ({b"a": 5, b"b": 1}, {b"c": 2}):
+    ...     summary.add(times, lambda digest: [])
+    >>> summary.top(2)
+    [Estimate(digest='a', times=5, error=0, name=[]), Estimate(digest='c', times=3, error=1, name=[])]
+    >>> summary.least
+    3
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self.capacity = capacity
+        self._estimates: dict[bytes, Estimate] = {}
+
+    def __len__(self) -> int:
+        return len(self._estimates)
+
+    @property
+    def least(self) -> int:
+        """How often any client that is not here can have come, at most."""
+        if len(self._estimates) < self.capacity:
+            return 0
+        return min(estimate.times for estimate in self._estimates.values())
+
+    def add(self, times: Mapping[bytes, int], name_of: Callable[[bytes], Name]) -> None:
+        """Count how often some came. The order in which they came makes no difference to what is promised, so those
+        that are here are counted first."""
+        estimates = self._estimates
+        strangers: list[tuple[bytes, int]] = []
+        for digest, number in times.items():
+            known = estimates.get(digest)
+            if known is None:
+                strangers.append((digest, number))
+            else:
+                estimates[digest] = known._replace(times=known.times + number)
+        room = self.capacity - len(estimates)
+        for digest, number in strangers[:room]:
+            estimates[digest] = Estimate(digest.decode(), number, 0, name_of(digest))
+        if len(strangers) <= room:
+            return
+        heap = [(estimate.times, digest) for digest, estimate in estimates.items()]
+        heapq.heapify(heap)
+        for digest, number in strangers[room:]:
+            least, other = heap[0]
+            del estimates[other]
+            estimates[digest] = Estimate(digest.decode(), least + number, least, name_of(digest))
+            heapq.heapreplace(heap, (least + number, digest))
+
+    def top(self, number: int) -> list[Estimate]:
+        """Those that came most often, the most frequent first."""
+        return heapq.nlargest(number, self._estimates.values(), key=lambda estimate: estimate.times)

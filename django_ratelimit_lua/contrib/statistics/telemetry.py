@@ -1,0 +1,104 @@
+"""Decisions as OpenTelemetry has them: two instruments, and attributes of the span that is current.
+
+Told in the request's own context, as a span is current there alone. The instruments are made by the first decision of a
+process, so also of one that was forked, whose exporter is its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ...limits.decision import Decision
+from ...process.forks import renew_after_fork
+from ...version import __version__
+from .buckets import TIME_BOUNDS
+from .keys import MAX_LABELS
+from .results import LABELS, Counted, results_of
+
+logger = logging.getLogger("django_ratelimit_lua")
+REST = "other"
+"""Stands for rules and call sites beyond the first `MAX_LABELS` of a process."""
+
+
+class _Instruments(NamedTuple):
+    decisions: Any
+    duration: Any
+    current_span: Any
+
+
+class Telemetry:
+    """Tells OpenTelemetry of decisions. What goes wrong there is said in the log, once, and changes no decision."""
+
+    def __init__(self) -> None:
+        self._begin()
+        renew_after_fork(self._begin)
+
+    def _begin(self) -> None:
+        self._instruments: _Instruments | None = None
+        self._names: set[str] = set()
+        self._has_failed = False
+
+    def record(self, planned: Sequence[Counted], decision: Decision, seconds: float, exempt: Sequence[Counted]) -> None:
+        """Tell of a decision that took so many seconds; see `Recorder.add`."""
+        try:
+            self._record(planned, decision, seconds, exempt)
+        except Exception as error:  # An exporter of the project's, or no package at all.
+            if not self._has_failed:
+                self._has_failed = True
+                logger.warning("OpenTelemetry is not told of decisions: %s: %s", type(error).__name__, error)
+
+    def _record(
+        self, planned: Sequence[Counted], decision: Decision, seconds: float, exempt: Sequence[Counted]
+    ) -> None:
+        results, of_all = results_of(planned, decision, exempt)
+        if not of_all:
+            return
+        instruments = self._instruments
+        if instruments is None:
+            instruments = self._instruments = _made()
+        for name, letter in results.items():
+            attributes = _attributes(self._known(name), letter)
+            instruments.decisions.add(1, attributes)
+            instruments.duration.record(seconds, {**attributes, "ratelimit.source": decision.source})
+        span = instruments.current_span()
+        if span.is_recording():
+            name = next((name for name, letter in results.items() if letter == of_all), "")
+            span.set_attributes({**_attributes(name, of_all), "ratelimit.source": decision.source})
+
+    def _known(self, name: str) -> str:
+        if name in self._names:
+            return name
+        if len(self._names) >= MAX_LABELS:
+            return REST
+        self._names.add(name)
+        return name
+
+
+def _attributes(name: str, letter: str) -> dict[str, str]:
+    mode, result = LABELS[letter]
+    attributes = {"ratelimit.rule": name.encode(errors="replace").decode(), "ratelimit.result": result}
+    return {**attributes, "ratelimit.mode": mode} if mode else attributes
+
+
+def _made() -> _Instruments:
+    from opentelemetry.metrics import get_meter
+    from opentelemetry.trace import get_current_span
+
+    meter = get_meter("django_ratelimit_lua", __version__)
+    return _Instruments(
+        meter.create_counter(
+            "ratelimit.decisions", unit="{decision}", description="Decisions by rule or call site, and their results."
+        ),
+        meter.create_histogram(
+            "ratelimit.decision.duration",
+            unit="s",
+            description="How long decisions took.",
+            explicit_bucket_boundaries_advisory=TIME_BOUNDS,
+        ),
+        get_current_span,
+    )
+
+
+telemetry = Telemetry()

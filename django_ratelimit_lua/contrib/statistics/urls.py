@@ -1,0 +1,55 @@
+"""The page that Prometheus reads: `path("ratelimit/", include("django_ratelimit_lua.contrib.statistics.urls"))`.
+
+Whoever has `RATELIMIT_METRICS_TOKEN`, or is signed in and may view rules, gets the metrics; nobody else.
+"""
+
+from __future__ import annotations
+
+from django.contrib.auth.decorators import login_not_required
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+from django.utils.crypto import constant_time_compare
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from .conf import settings as statistics_settings
+from .prometheus import Collector
+
+PERMISSION = "django_ratelimit_lua.view_ratelimitrule"
+
+
+@login_not_required  # It asks for itself.
+@never_cache
+@require_safe
+def metrics(request: HttpRequest) -> HttpResponse:
+    """The metrics of all processes, as text for Prometheus, or as OpenMetrics where that is asked for."""
+    if not _has_token(request):
+        user = getattr(request, "user", None)
+        if user is None or not user.is_authenticated:
+            return _refused(401, "Authorization: Bearer <RATELIMIT_METRICS_TOKEN> is missing, or another.")
+        if not user.has_perm(PERMISSION):
+            return _refused(403, f"This needs the permission {PERMISSION}.")
+    try:
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.exposition import choose_encoder
+    except ImportError:
+        raise ImproperlyConfigured("Metrics need prometheus-client: install django-ratelimit-lua[prometheus]") from None
+    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+    registry = CollectorRegistry()
+    registry.register(Collector())
+    return HttpResponse(encode(registry), content_type=content_type)
+
+
+def _has_token(request: HttpRequest) -> bool:
+    token = statistics_settings.METRICS_TOKEN
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    return token is not None and scheme.lower() == "bearer" and constant_time_compare(given.strip(), token)
+
+
+def _refused(status: int, text: str) -> HttpResponse:
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return HttpResponse(text, status=status, content_type="text/plain; charset=utf-8", headers=headers)
+
+
+urlpatterns = [path("metrics", metrics, name="ratelimit-metrics")]

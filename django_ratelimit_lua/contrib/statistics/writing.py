@@ -1,0 +1,377 @@
+"""What was counted, on its way to Redis: of each name, one script a second, which counts exactly once however often it
+is sent; what cannot be written is kept up to a bound."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...exceptions import StoreError
+from ...limits import program
+from ...limits.limit import shortened
+from ...store import Patience, get_store
+from .keys import (  # fmt: skip
+    BATCH_KEPT,
+    DAY,
+    DROPPED,
+    HOUR,
+    HOURS_KEPT,
+    MAX_NAMES,
+    MINUTE,
+    MINUTES_KEPT,
+    OTHER,
+    SITE,
+    TOP_KEPT,
+    TOTALS,
+    VERSIONS_KEPT,
+    key_of,
+    site_key,
+)
+from .marks import SAMPLE, Sample
+from .results import FREE, SOURCES
+from .shadow import version_of
+from .space_saving import CAPACITY, Summary
+
+if TYPE_CHECKING:
+    from .recorder import Person, Tables
+
+WRITE, NOTE = (program.Program.of(program.source(f"contrib/statistics/{name}")) for name in ("write", "note"))
+MAX_PENDING = 50_000
+"""Numbers that are kept while nothing can be written, about. Beyond, minutes, histograms and clients are dropped, and
+beyond twice as many whatever is counted; how many requests that was is counted."""
+MAX_MARKS = 100_000
+"""Marks that a process remembers to have written; the others it may write again."""
+STEADY_SECONDS = 60.0
+"""After so long without an error nothing is reported any more: parts are written now and then."""
+TOP = 100
+"""Clients that each process writes of those that used most, and of those that were refused most."""
+MAX_SUMMARIES = 50
+"""Names whose clients a process counts in whole summaries: each half a megabyte where very many come."""
+SMALL_CAPACITY = 64
+"""Of the summaries of the others."""
+MAX_FAILURES, ROUND_SECONDS = 10, 5.0
+"""If so many names cannot be written, or that takes so long, the others have their turn a second later."""
+
+Bucket = tuple[bytes, int]
+"""The end of a key, and for how many seconds it is kept."""
+
+
+class Pending:
+    """What is to be written of one name: by command (see `write.lua`) and bucket, the words and their numbers or
+    values. `requests`: how many are counted by it; `number`: of the batch, once it is one, and `sent_at`: when it was
+    first sent without an answer (monotonic; 0: never)."""
+
+    __slots__ = ("number", "requests", "sent_at", "writes")
+
+    def __init__(self) -> None:
+        self.writes: dict[tuple[bytes, Bucket], dict[bytes, Any]] = {}
+        self.requests = self.number = 0
+        self.sent_at = 0.0
+
+    def __len__(self) -> int:
+        return sum(map(len, self.writes.values()))
+
+    def to(self, command: bytes, bucket: Bucket) -> dict[bytes, Any]:
+        """What is to be done with one key."""
+        words = self.writes.get((command, bucket))
+        if words is None:
+            words = self.writes[command, bucket] = Counter() if command == b"add" else {}
+        return words
+
+    def add(self, bucket: Bucket, field: bytes, number: int) -> None:
+        """Add to a field of a hash."""
+        self.to(b"add", bucket)[field] += number
+
+    def merge(self, other: Pending) -> None:
+        """Take in what is pending of another name."""
+        self.requests += other.requests
+        for (command, bucket), words in other.writes.items():
+            self.to(command, bucket).update(words)  # A `Counter` adds.
+
+    def arguments(self, name: str, process: bytes) -> tuple[list[bytes], list[bytes]]:
+        """The keys and arguments of the script."""
+        keys = [key_of(name, b"batch:" + process)]
+        arguments = [b"%d" % self.number, b"%d" % BATCH_KEPT, b"%d" % SAMPLE]
+        for (command, (suffix, kept)), words in self.writes.items():
+            keys.append(key_of(name, suffix))
+            if command == b"meet":
+                told = list(words)
+            elif command == b"mark":
+                told = [word for member, mark in words.items() for word in (b"%d" % mark, member)]
+            elif command == b"add":
+                told = [word for field, number in words.items() for word in (field, b"%d" % number)]
+            else:
+                told = [word for pair in words.items() for word in pair]
+            arguments += [command, b"%d" % kept, b"%d" % len(told), *told]
+        return keys, arguments
+
+
+class Top:
+    """The clients that used most, and were refused most, of one name in one hour. `field`: where that is written."""
+
+    def __init__(self, field: bytes, capacity: int) -> None:
+        self.field = field
+        self.summaries = {"used": Summary(capacity), "refused": Summary(capacity)}
+
+    def add(self, people: Mapping[bytes, Person]) -> None:
+        """Count those that came between two writings."""
+        for word, attribute in (("used", "units"), ("refused", "refused")):
+            times = {digest: number for digest, person in people.items() if (number := getattr(person, attribute))}
+            self.summaries[word].add(times, lambda digest: people[digest].name)
+
+    def written(self) -> bytes:
+        """As JSON: for each list how often any client that is not in it can have come, and those that are."""
+        lists = {}
+        for word, summary in self.summaries.items():
+            rows = summary.top(TOP + 1)
+            lists[word] = [rows[TOP].times if len(rows) > TOP else summary.least, rows[:TOP]]
+        return json.dumps(lists, separators=(",", ":")).encode()
+
+
+def why_unwritable(patience: Patience | None = None) -> StoreError | None:
+    """Why a process could write no statistics, or not all (None: it could). It is tried with something of each kind,
+    which expires within a second."""
+    writer, pending = Writer(), Pending()
+    writer._process, writer._number = b"trial", time.time_ns()
+    for command, word in ((b"add", 1), (b"meet", b""), (b"mark", 0), (b"say", b"0")):
+        pending.to(command, (b"trial:" + command, 1))[b"0"] = word
+    writer._pending[SITE] = pending
+    writer.write(patience)
+    return writer.error
+
+
+class Writer:
+    """Keeps what was counted until it is written. One thread at a time uses it. `durable`: the names whose statistics
+    are to be kept in the database; `error`: of what something could not be written lately (None: nothing failed)."""
+
+    error: StoreError | None
+
+    def __init__(self) -> None:
+        self.durable: set[str] = set()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with nothing, as another process."""
+        self._process = uuid.uuid4().hex[:16].encode()
+        self._number = 0
+        self._pending: dict[str, Pending] = {}
+        self._batches: dict[str, Pending] = {}  # Sent, and not answered yet.
+        self.error, self._refused_at = None, float("-inf")
+        self._begin_hour(0)
+
+    def _begin_hour(self, hour: int) -> None:
+        """Names that are made up at run time leave their places to others; what is of hours begins anew."""
+        self._hour = hour
+        self._known = {SITE: SITE}  # Whether a name counts by itself, or as `OTHER`.
+        self._tops: dict[str, Top] = {}
+        self._samples: dict[bytes, Sample] = {}  # By key.
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._pending and not self._batches
+
+    def keep(self, name: str) -> None:
+        """Have the statistics of a name kept in the database; of as many names as there can be."""
+        if len(self.durable) < MAX_NAMES:
+            self.durable.add(name)
+
+    def take(self, tables: Tables, failures: Mapping[str, int]) -> None:
+        """Keep what was counted, to be written; `failures`: how often Redis has failed requests, by kind."""
+        totals = (TOTALS, HOURS_KEPT)
+        for kind, number in failures.items():
+            self._of(SITE).add(totals, b"E" + kind.encode(), number)
+        if not tables.kinds:
+            return
+        size = sum(map(len, self._pending.values()))
+        if size > 2 * MAX_PENDING:
+            self._drop(sum(hits.number for kind, hits in tables.kinds.items() if kind[1]))
+            return
+        is_full = size > MAX_PENDING
+        at = int(tables.began)
+        hour, day = at // HOUR, at // DAY
+        if hour != self._hour:
+            self._begin_hour(hour)
+        minute, hour_of_day = b"%02d" % (at % HOUR // MINUTE), b"%02d" % (at % DAY // HOUR)
+        minutes, hours = _buckets_of(at)
+        details = () if is_full else ((b"hour:%d" % hour, MINUTES_KEPT), (b"day:%d" % day, HOURS_KEPT))
+        for (name, result, source, time_bucket, period, used, is_near, is_whole), hits in tables.kinds.items():
+            number, units = hits.number, hits.units
+            rule, letter, word = self._of(name), SOURCES.get(source, "").encode(), result.encode()
+            took = b"t%b%d" % (letter, time_bucket)
+            if result:
+                rule.requests += number
+                rule.add(totals, word, number)
+                if units:
+                    rule.add(totals, b"u" if result in FREE else b"w", units)
+                    if result in FREE:
+                        rule.add(hours, b"u" + hour_of_day, units)
+            if is_near:
+                rule.add(hours, b"n" + hour_of_day, number)
+                rule.add(totals, b"n", number)
+            for of in (rule, self._of(SITE)) if is_whole else (rule,) if result else ():
+                of.add(hours, word + hour_of_day, number)
+                if not is_full:
+                    of.add(minutes, word + minute, number)
+                if letter:
+                    of.add(hours, b"S" + letter + hour_of_day, number)
+                    for bucket in details:
+                        of.add(bucket, took, number)
+            if is_whole:
+                self._of(SITE).add(totals, took, number)
+                self._of(SITE).add(totals, b"T" + letter, round(hits.seconds * 1e6))
+            for bucket in details if used >= 0 else ():
+                rule.add(bucket, b"U%d:%d" % (period, used), number)
+        for (minute_since_1970, result), number in tables.corrections.items():
+            self._correct(minute_since_1970 * MINUTE, result.encode(), number)
+        if not is_full:
+            self._take_people(tables, hour, day)
+
+    def _correct(self, at: int, result: bytes, number: int) -> None:
+        """Add to the requests of the whole site that were counted at that moment, or take from them."""
+        minutes, hours = _buckets_of(at)
+        self._of(SITE).add(minutes, b"%b%02d" % (result, at % HOUR // MINUTE), number)
+        self._of(SITE).add(hours, b"%b%02d" % (result, at % DAY // HOUR), number)
+
+    def _drop(self, number: int) -> None:
+        """Count requests that are counted nowhere else."""
+        if number:
+            self._of(SITE).add((DROPPED, HOURS_KEPT), b"%d" % (int(time.time()) // DAY), number)
+
+    def _take_people(self, tables: Tables, hour: int, day: int) -> None:
+        by_name: dict[str, dict[bytes, Person]] = {}
+        marks: dict[tuple[str, int], dict[bytes, int]] = {}
+        for (given, period, digest), person in tables.people.items():
+            name = self._counted_as(given)
+            if digest:
+                of = marks.setdefault((name, period), {})
+                of[digest] = max(person.mark, of.get(digest, 0))
+            if person.allowed or person.refused:
+                by_name.setdefault(name, {})[digest] = person
+        for (name, period), of in marks.items():
+            for suffix, kept in ((b"hour:%d" % hour, MINUTES_KEPT), (b"day:%d" % day, HOURS_KEPT)):
+                bucket = (b"marks:%d:%b" % (period, suffix), kept)
+                news = self._samples.setdefault(key_of(name, bucket[0]), Sample()).note(of)
+                if news:
+                    self._of(name).to(b"mark", bucket).update(news)
+        if sum(map(len, self._samples.values())) > MAX_MARKS:
+            self._samples.clear()
+        for name, people in by_name.items():
+            pending = self._of(name)
+            clients = {digest: person for digest, person in people.items() if person.is_client}
+            refused = dict.fromkeys([digest for digest, person in clients.items() if person.refused], b"")
+            if refused:
+                pending.to(b"meet", (b"refused:hour:%d" % hour, MINUTES_KEPT)).update(refused)
+                pending.to(b"meet", (b"refused:day:%d" % day, HOURS_KEPT)).update(refused)
+            self._take_shadow(pending, people)
+            top = self._top(name)
+            top.add(clients)
+            pending.to(b"say", (b"top:%d" % hour, TOP_KEPT))[top.field] = top.written()
+
+    def _top(self, name: str) -> Top:
+        if name not in self._tops:
+            capacity = CAPACITY if len(self._tops) < MAX_SUMMARIES else SMALL_CAPACITY
+            self._number += 1
+            self._tops[name] = Top(b"%b-%d" % (self._process, self._number), capacity)
+        return self._tops[name]
+
+    def _take_shadow(self, pending: Pending, people: Mapping[bytes, Person]) -> None:
+        versions: dict[int, bytes] = {}
+        for digest, person in people.items():
+            if person.rule is None:
+                continue
+            version = versions.get(id(person.rule))
+            if version is None:
+                version = versions[id(person.rule)] = b"version:" + version_of(person.rule.given or {}).encode()
+            pending.add((version, VERSIONS_KEPT), b"seen", person.allowed + person.refused)
+            pending.add((version, VERSIONS_KEPT), b"refused", person.refused)
+            pending.to(b"meet", (version + b":people", VERSIONS_KEPT))[digest] = b""
+            if person.refused:
+                pending.to(b"meet", (version + b":refused", VERSIONS_KEPT))[digest] = b""
+
+    def _counted_as(self, name: str) -> str:
+        name = shortened(name)
+        is_full = name not in self._pending and name not in self._known and len(self._pending) > MAX_NAMES
+        return OTHER if is_full else self._known.get(name, name)
+
+    def _of(self, name: str) -> Pending:
+        return self._pending.setdefault(self._counted_as(name), Pending())
+
+    def write(self, patience: Patience | None = None) -> bool:
+        """Write all that is kept; whether that succeeded. A batch that was not answered, and may have been written, is
+        sent again with the same number, and counts once. What cannot be written of one name keeps back no other."""
+        store, failures = get_store(background=True), 0
+        failed: StoreError | None = None
+        try:
+            self._note_names(store, patience)
+        except StoreError as error:
+            failures, failed = 1, error
+        began = time.monotonic()
+        names = [name for name in self._pending if name in self._known and name not in self._batches]
+        # First those that have not failed, or not lately; all together last, with what the others drop.
+        for name in sorted([*names, *self._batches], key=lambda name: name == SITE):
+            if failures >= MAX_FAILURES or time.monotonic() - began > ROUND_SECONDS:
+                break
+            try:
+                for batch in self._batches_of(name):
+                    self._send(name, batch, store, patience)
+                    del self._batches[name]
+            except StoreError as error:
+                failures, failed = failures + 1, error
+                self._batches[name] = self._batches.pop(name)
+        if failed is not None or time.monotonic() - self._refused_at > STEADY_SECONDS:
+            self.error = failed
+        return self.is_empty
+
+    def _batches_of(self, name: str) -> Iterator[Pending]:
+        """What has failed before, then what has come since."""
+        if name in self._batches:
+            yield self._batches[name]
+        if name in self._pending:
+            self._number += 1
+            batch = self._batches[name] = self._pending.pop(name)
+            batch.number = self._number
+            yield batch
+
+    def _send(self, name: str, batch: Pending, store: Any, patience: Patience | None) -> None:
+        now = time.monotonic()
+        if batch.sent_at and now - batch.sent_at > BATCH_KEPT - MINUTE:
+            # Redis does not know any more whether it has it: rather not at all than twice.
+            self._drop(batch.requests if name != SITE else 0)
+            return
+        try:
+            problems = store.run(WRITE, *batch.arguments(name, self._process), patience)
+        except StoreError as error:
+            if not error.was_answered:
+                batch.sent_at = batch.sent_at or now
+            raise
+        for problem in problems:
+            self.error, self._refused_at = StoreError(problem.decode(errors="replace")), now
+
+    def _rank(self, name: str) -> tuple[bool, bool]:
+        """Names that are to be durable come first; the name of all others needs no room, and comes last."""
+        return name not in self.durable, name == OTHER
+
+    def _note_names(self, store: Any, patience: Patience | None) -> None:
+        """Note once an hour of each name that it counts. Names for which there is no room are counted together."""
+        names = sorted(self._pending.keys() - self._known.keys(), key=self._rank)
+        if not names:
+            return
+        durable = b"%d" % len(self.durable.intersection(names))
+        now = b"%d" % (int(time.time()) // HOUR)
+        arguments = [now, b"%d" % (HOURS_KEPT // HOUR), b"%d" % MAX_NAMES, OTHER.encode(), durable]
+        arguments += [name.encode("utf-8", "surrogatepass") for name in names]
+        noted = store.run(NOTE, [site_key(b"names"), site_key(b"durable")], arguments, patience)
+        for name, has_room in zip(names, noted, strict=True):
+            self._known[name] = name if has_room else OTHER
+            if not has_room:
+                self._known[OTHER] = OTHER
+                self._of(OTHER).merge(self._pending.pop(name))
+
+
+def _buckets_of(at: int) -> tuple[Bucket, Bucket]:
+    """Where the minutes and the hours of a moment are counted."""
+    return (b"minutes:%d" % (at // HOUR), MINUTES_KEPT), (b"hours:%d" % (at // DAY), HOURS_KEPT)

@@ -1,0 +1,131 @@
+"""`Extension`: how an annex, one of the optional apps under `contrib/`, plugs into the core.
+
+The core never imports an annex. It calls the extensions that `AppConfig.ready` has registered, in the order of
+`INSTALLED_APPS`; without any, each hook is a loop over an empty list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+ANNEXES = ("statistics", "breakers", "replay", "gateway")
+SETTINGS_OF_ANNEXES = {
+    "METRICS_TOKEN": "statistics",
+    "OPENTELEMETRY": "statistics",
+    "GATEWAY_DIALECT": "gateway",
+    "GATEWAY_SECRET": "gateway",
+    "GATEWAY_USER_HEADER": "gateway",
+}
+"""Which annex defines a setting. The system check names the app to install if a project sets it without the annex."""
+
+
+class RuleField(NamedTuple):
+    """A field that an annex adds to rules. `RateLimitRule.extra` stores its value under the name of the annex.
+
+    - `name`: the word in YAML, settings and the snapshot;
+    - `form_field`: returns a new form field for the admin;
+    - `clean`: returns the value as JSON, or raises `LimitError`;
+    - `compile`: returns what requests are compared with, from that JSON;
+    - `describe`: returns the words that the rule list shows for a value; empty: none;
+    - `is_place`: a value says where the rule applies, so that the rule needs neither a path nor a key.
+    """
+
+    name: str
+    form_field: Callable[[], Any]
+    clean: Callable[[Any], Any]
+    compile: Callable[[Any], Any] = lambda value: value
+    describe: Callable[[Any], str] = lambda value: ""
+    is_place: bool = False
+
+
+class Metric(NamedTuple):
+    """A gauge: its name, its help text, the name of its label, and a function that returns a number for each label."""
+
+    name: str
+    help: str
+    label: str
+    read: Callable[[], Mapping[str, float]]
+
+
+class Extension:
+    """What an annex adds to the core. Every hook has an empty default.
+
+    >>> class Audit(Extension):
+    ...     name = "audit"
+    """
+
+    name = ""
+    """The name of its folder in `contrib/`."""
+    verbs: Sequence[str] = ()
+    """Modules that declare verbs of `manage.py ratelimit`."""
+    rule_fields: Sequence[RuleField] = ()
+    """Fields that it adds to rules."""
+    models: Sequence[str] = ()
+    """Labels of its audited models, such as `ratelimit_breakers.ratelimitbreaker`: saving one records history, raises
+    the revision and publishes."""
+
+    def snapshot(self, using: str) -> Any:
+        """Its part of the published snapshot, as JSON, from this database; None: it has none."""
+
+    def load(self, part: Any, before: Any, problems: list[str]) -> Any:
+        """Compile its part, once per revision. `before`: what it compiled for the revision before, or None; `problems`:
+        where to add what could not be read. `Ruleset.parts` keeps the result under its name."""
+
+    def on_decision(self, plan: Any, decision: Any, seconds: float, request_count: Any) -> None:
+        """Count a decision. It runs on every hit, so it may only add to memory."""
+
+    def flush(self, patience: Any) -> bool:
+        """Write what was collected, once a second; returns whether something is left. Raises `StoreError`."""
+        return False
+
+    def on_message(self, kind: bytes, data: Any) -> None:
+        """Handle a message of the push channel that is not the core's."""
+
+    def inspect(self, request: Any, view: Any) -> Iterable[Any]:
+        """Sections of the inspector for this request: (template, context)."""
+        return ()
+
+    def columns(self, request: Any, names: Sequence[str]) -> Mapping[str, Any]:
+        """For the names of limits that a list shows, the cell of each. Raises `StoreError`."""
+        return {}
+
+    def links(self, request: Any, rule: Any = None) -> Iterable[tuple[str, str]]:
+        """Links, as (label, URL), above the rule list, or on the form of one rule."""
+        return ()
+
+    def metrics(self) -> Iterable[Metric]:
+        """Its gauges."""
+        return ()
+
+    def health(self) -> Iterable[str]:
+        """Lines of `manage.py ratelimit health`. Raises `StoreError` or a problem as `RatelimitError`."""
+        return ()
+
+    def forget(self, digest: bytes) -> Mapping[str, int]:
+        """Erase everything about one identity; returns how much of what. Raises `StoreError`."""
+        return {}
+
+
+extensions: list[Extension] = []
+"""The extensions of the annexes that are installed."""
+
+
+def register(extension: Extension) -> None:
+    """Plug an annex in. `AppConfig.ready` calls it, once per process."""
+    if extension.name not in {other.name for other in extensions}:
+        extensions.append(extension)
+
+
+def is_installed(name: str) -> bool:
+    """Whether an annex is installed."""
+    return any(extension.name == name for extension in extensions)
+
+
+def install(name: str) -> str:
+    """The sentence that says how to install an annex.
+
+    >>> install("gateway")
+    'Add "django_ratelimit_lua.contrib.gateway" to INSTALLED_APPS'
+    """
+    return f'Add "django_ratelimit_lua.contrib.{name}" to INSTALLED_APPS'

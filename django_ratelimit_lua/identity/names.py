@@ -1,0 +1,144 @@
+"""By what names identities are shown to operators: whole, masked, or not at all."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+from ..conf import conf
+from . import Identity
+
+Part = tuple[str, str]
+"""What identifies, as keys name it (empty: a limiter's own identity), and the value as it is shown."""
+Name = list[Part]
+
+SHOWN_LETTERS = 2
+"""Letters of a masked value that are shown."""
+LONGEST, SHORT = 60, 256
+MOST_PARTS = 8
+NOTHING = "—"
+"""Stands for a value that is not there: nobody is signed in, no such header."""
+_OWN = "\0own"
+"""No kind of a key begins so."""
+_FIELDS = frozenset({"header", "cookie", "get", "post", "json", "data", "kwarg", "entry"})
+
+
+def name_words(name: str, most: int = 60) -> str:
+    """The name of a rule or call site as a line of a table can have it: what cannot be printed is escaped, blanks at an
+    end are quoted, and of more than `most` letters the middle is left out.
+
+    >>> name_words("a\\nb"), name_words("  "), name_words("abcdefghij", 5)
+    ('a\\\\nb', '"  "', 'ab…ij')
+    """
+    text = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in name)
+    if text != text.strip():
+        text = f'"{text}"'
+    if len(text) <= most:
+        return text
+    last = (most - 1) // 2
+    return f"{text[: most - 1 - last]}…{text[-last:]}"
+
+
+def is_short(identity: Any) -> bool:
+    """Whether an identity is of text and numbers that are short, and stays what it is.
+
+    >>> is_short((("ip", "203.0.113.9"), ("post", "username", "alice"))), is_short("x" * 1000), is_short(["a"])
+    (True, False, False)
+    """
+    if type(identity) is tuple:
+        return len(identity) <= MOST_PARTS and all(map(is_short, identity))
+    if type(identity) is str:
+        return len(identity) <= SHORT
+    return identity is None or type(identity) is int
+
+
+def shown(identity: Identity) -> Name:
+    """The parts of an identity, by `RATELIMIT_SHOW_IDENTITIES`: "plain", as they are; "masked", with addresses as
+    networks (/24, /56), paths by their first part, and the first letters of what else was sent; "off": none. Whatever
+    the identity is, nothing is raised.
+
+    >>> shown(("ip", "203.0.113.9")), shown(("user", "7"))
+    ([('ip', '203.0.113.0/24')], [('user', '7')])
+    >>> shown((("ip", "2001:db8:1:2::/64"), ("post", "username", "alice")))
+    [('ip', '2001:db8:1::/56'), ('post:username', 'al…')]
+    >>> shown(own("ada@example.org")), shown(own(("user", "ada@example.org")))
+    ([('', 'ad…')], [('', 'us…'), ('', 'ad…')])
+    """
+    if conf.SHOW_IDENTITIES == "off":
+        return []
+    try:
+        return _parts(identity, is_masked=conf.SHOW_IDENTITIES == "masked")[:MOST_PARTS]
+    except Exception:
+        return [("", NOTHING)]
+
+
+def own(identity: Identity, name: Identity = None) -> Identity:
+    """An identity that the project has made: whatever it looks like, it is none that a key has read.
+
+    It is shown as `name`, if that is given. `None`, all callers together, stays `None`.
+    """
+    if identity is None:
+        return None
+    return (_OWN, identity) if name is None else (_OWN, identity, name)
+
+
+def original(identity: Identity) -> Identity:
+    """The identity that is digested, of one that `own` may have marked."""
+    return identity[1] if isinstance(identity, tuple) and identity[:1] == (_OWN,) else identity
+
+
+def _parts(identity: Any, *, is_masked: bool) -> Name:
+    if not isinstance(identity, (tuple, list)):
+        return [("", _value(identity, is_masked=is_masked))]
+    if identity and isinstance(identity[0], str):
+        kind, *rest = identity
+        if kind == _OWN and len(rest) == 2:
+            return _parts(rest[1], is_masked=is_masked)
+        if kind == _OWN:
+            return [("", _value(value, is_masked=is_masked)) for value in _flat(rest)]
+        if len(rest) == 1 and kind == "ip":
+            return [(kind, _address(rest[0], is_masked=is_masked))]
+        if len(rest) == 1 and kind in ("user", "route"):
+            return [(kind, _value(rest[0], is_masked=False))]
+        if len(rest) == 1 and kind == "path":
+            return [(kind, _path(rest[0], is_masked=is_masked))]
+        if len(rest) == 1 and kind == "session":
+            return [(kind, _value(rest[0], is_masked=True))]  # Whoever has it whole is that person.
+        if len(rest) == 2 and kind in _FIELDS:
+            return [(f"{kind}:{rest[0]}"[:LONGEST], _value(rest[1], is_masked=is_masked or kind == "cookie"))]
+    return [part for item in identity[:MOST_PARTS] for part in _parts(item, is_masked=is_masked)]
+
+
+def _flat(values: Any) -> list[Any]:
+    found: list[Any] = []
+    for value in values[:MOST_PARTS]:
+        found += _flat(value) if isinstance(value, (tuple, list)) else [value]
+    return found[:MOST_PARTS]
+
+
+def _path(value: Any, *, is_masked: bool) -> str:
+    """Further parts of a path may be a secret, as in a link for a new password."""
+    first, _, more = str(value).removeprefix("/").partition("/")
+    return _value(f"/{first}/…" if is_masked and more else value, is_masked=False)
+
+
+def _address(value: Any, *, is_masked: bool) -> str:
+    try:
+        network = ipaddress.ip_network(str(value), strict=False)
+    except ValueError:
+        return _value(value, is_masked=is_masked)
+    if is_masked:
+        longest = 24 if network.version == 4 else 56
+        if network.prefixlen > longest:
+            network = network.supernet(new_prefix=longest)
+    return str(network.network_address) if network.prefixlen == network.max_prefixlen else str(network)
+
+
+def _value(value: Any, *, is_masked: bool) -> str:
+    if value is None:
+        return NOTHING
+    text = bytes(value[: LONGEST + 1]).hex() if isinstance(value, (bytes, bytearray, memoryview)) else str(value)
+    text = "".join(letter if letter.isprintable() else "�" for letter in text[: LONGEST + 1])
+    if is_masked:
+        return text[:SHOWN_LETTERS] + "…"
+    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
