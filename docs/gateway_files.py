@@ -17,7 +17,7 @@ def printed(proxy: str) -> str:
 
     told = StringIO()
     with override_settings(
-        ROOT_URLCONF="tests.gateway_site", RATELIMIT_GATEWAY_DIALECT=proxy.removesuffix("-grpc"),
+        ROOT_URLCONF="tests.contrib.gateway.gateway_site", RATELIMIT_GATEWAY_DIALECT=proxy.removesuffix("-grpc"),
         RATELIMIT_GATEWAY_SECRET=SECRET, RATELIMIT_TIMEOUT=0.1,
     ):  # fmt: skip
         call_command(

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from tests.proxies import Answer
+from tests.contrib.gateway.proxies import Answer
 
 Pairs = Iterable[tuple[bytes, bytes]]
 

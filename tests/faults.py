@@ -517,7 +517,8 @@ def main() -> None:
     print(table(outcomes))
     print("\n* loses data: all of it, or what was not replicated yet\n")
     if not sys.argv[1:]:
-        from tests import holders, probers
+        from tests import holders
+        from tests.contrib.breakers import probers
 
         for more in (holders, probers):
             names = [name for name in more.FAULTS if LIBFAKETIME or "clock" not in name]

@@ -31,14 +31,14 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.rules.describe import reading
 from django_ratelimit_lua.rules.rule import RuleError, compile_rule
 from django_ratelimit_lua.throttling import SimpleRateThrottle
-from tests.grpc_gateway import Gateway
-from tests.proxies import ROOT, Site, ask, needs
+from tests.contrib.gateway.grpc_gateway import Gateway
+from tests.contrib.gateway.proxies import ROOT, Site, ask, needs
 
 UNITS = 100
 RULE = {"name": "shared", "path": "/shared/", "key": "all", "rate": f"{UNITS}/h"}
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 TOKEN = """
-import sys, tests.gateway_site
+import sys, tests.contrib.gateway.gateway_site
 from django_ratelimit_lua.models import RateLimitClient
 client = RateLimitClient(name="service", limits="*")
 print(client.new_token())

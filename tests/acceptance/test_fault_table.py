@@ -6,7 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from tests import faults, holders, probers
+from tests import faults, holders
+from tests.contrib.breakers import probers
 
 pytestmark = pytest.mark.faults
 ROUNDING = 3 * faults.PROCESSES + 10

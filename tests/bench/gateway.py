@@ -26,8 +26,8 @@ from grpc_health.v1 import health_pb2
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.gateway.envoy import messages
 from tests.bench.measure import DIRECT
-from tests.grpc_gateway import Gateway, question
-from tests.proxies import SECRET, Site
+from tests.contrib.gateway.grpc_gateway import Gateway, question
+from tests.contrib.gateway.proxies import SECRET, Site
 
 CLIENTS, ROUNDS = 16, 12
 MANY, FEW = 1280, 320

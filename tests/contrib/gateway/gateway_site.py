@@ -15,9 +15,14 @@ if not settings.configured:
         **{
             "SECRET_KEY": "tests",
             "ALLOWED_HOSTS": ["*"],
-            "ROOT_URLCONF": "tests.gateway_site",
+            "ROOT_URLCONF": "tests.contrib.gateway.gateway_site",
             "LOGGING_CONFIG": None,
-            "INSTALLED_APPS": ["django.contrib.auth", "django.contrib.contenttypes", "django_ratelimit_lua"],
+            "INSTALLED_APPS": [
+                "django.contrib.auth",
+                "django.contrib.contenttypes",
+                "django_ratelimit_lua",
+                "django_ratelimit_lua.contrib.gateway",
+            ],
             "MIDDLEWARE": [],
             **json.loads(os.environ["GATEWAY_SETTINGS"]),
         }

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from django_ratelimit_lua.contrib.breakers.circuit import SHARES, Answer, LoneCircuit, Outcomes
 from django_ratelimit_lua.contrib.breakers.circuits import PROGRAM
 from django_ratelimit_lua.contrib.breakers.rows import Thresholds
-from tests.circuit_model import CircuitModel
+from tests.contrib.breakers.circuit_model import CircuitModel
 from tests.examples import examples
 from tests.server import url
 

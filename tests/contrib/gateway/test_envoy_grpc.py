@@ -22,8 +22,8 @@ from django_ratelimit_lua.contrib.gateway.envoy import messages, server
 from django_ratelimit_lua.contrib.gateway.envoy.answer import SlotEndedError
 from django_ratelimit_lua.contrib.gateway.envoy.processes import reserved
 from django_ratelimit_lua.contrib.gateway.envoy.question import MOST_BYTES
-from django_ratelimit_lua.management.verbs import grpc as grpc_verb
-from tests.grpc_gateway import Gateway, question
+from django_ratelimit_lua.contrib.gateway.verbs import grpc as grpc_verb
+from tests.contrib.gateway.grpc_gateway import Gateway, question
 
 OK, OVER = messages.OK, messages.OVER_LIMIT
 LOGIN = [("generic_key", "login"), ("remote_address", "203.0.113.9")]

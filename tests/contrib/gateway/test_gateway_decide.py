@@ -33,8 +33,8 @@ from django_ratelimit_lua.models.client import token_digest
 from django_ratelimit_lua.store import Patience, Store
 from django_ratelimit_lua.web.refusal_log import refusal_log
 from tests.asgi import aask, ask
+from tests.contrib.gateway.proxies import Answer
 from tests.examples import examples
-from tests.proxies import Answer
 
 EXAMPLES = examples(200)
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -51,7 +51,7 @@ def schema(name: str) -> Draft202012Validator:
 @pytest.fixture(autouse=True)
 def limits(settings: Any) -> None:
     """Rules of the settings."""
-    settings.ROOT_URLCONF = "tests.gateway_site"
+    settings.ROOT_URLCONF = "tests.contrib.gateway.gateway_site"
     settings.RATELIMIT_RULES = [
         {"name": "mail", "path": "/mail/", "key": "user", "rate": "3/h"},
         {"name": "mail.all", "path": "/mail/", "key": "ip", "rate": ["5/h", "100/d"]},
@@ -60,7 +60,7 @@ def limits(settings: Any) -> None:
         {"name": "off", "path": "/off/", "key": "ip", "rate": "0/h", "mode": "off"},
         {"name": "shadow", "path": "/shadow/", "key": "ip", "rate": "0/h", "mode": "shadow"},
         {"name": "shade", "path": "/", "key": "ip", "rate": "1/h", "algorithm": "leaky_bucket", "mode": "shadow"},
-        {"name": "function", "path": "/f/", "key": "ip", "rate": "tests.acceptance.test_gateway_decide.rate_of"},
+        {"name": "function", "path": "/f/", "key": "ip", "rate": "tests.contrib.gateway.test_gateway_decide.rate_of"},
     ]
 
 

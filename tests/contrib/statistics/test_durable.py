@@ -28,6 +28,7 @@ from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import LimitError, RateLimiter, ratelimit
+from django_ratelimit_lua.contrib.statistics import hours as keeping
 from django_ratelimit_lua.contrib.statistics import reading, writing
 from django_ratelimit_lua.contrib.statistics import recorder as recording
 from django_ratelimit_lua.contrib.statistics.hours import keep_hours
@@ -40,7 +41,6 @@ from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.models import RateLimitChange, RateLimitHour, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.rules_yaml import export
 from django_ratelimit_lua.process.tasks import stop
-from django_ratelimit_lua.publishing import hours as keeping
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import visits
 from tests.clusters import until
@@ -162,7 +162,7 @@ def test_one_process_at_a_time_writes_also_after_an_outage(tmp_path: Path, prefi
     ):
         for worker in (one, other):
             worker("from django_ratelimit_lua.models import RateLimitHour")
-            worker("from django_ratelimit_lua.publishing import hours")
+            worker("from django_ratelimit_lua.contrib.statistics import hours")
             worker("hours.KEEP_SECONDS = 1")
         one("rule(durable=True)")
         one(rename.format(table, "away"))
@@ -190,7 +190,7 @@ def test_the_last_hours_of_a_quiet_site_are_written_without_a_further_request(tm
     counted = "sum(RateLimitHour.objects.using('default').values_list('allowed', flat=True))"
     with Worker(prefix, {"default": path}, compare_seconds=0.05) as worker:
         worker("from django_ratelimit_lua.models import RateLimitHour")
-        worker("from django_ratelimit_lua.publishing import hours")
+        worker("from django_ratelimit_lua.contrib.statistics import hours")
         worker("hours.KEEP_SECONDS = 0.2")
         worker("rule(durable=True)")
         total = 0

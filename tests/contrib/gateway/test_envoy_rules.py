@@ -11,7 +11,7 @@ from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.operations.rules_yaml import apply, export, plan
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import RULES, errors, given, visits
-from tests.acceptance.test_envoy_answers import ADA, LOGIN, OK, OVER, code
+from tests.contrib.gateway.test_envoy_answers import ADA, LOGIN, OK, OVER, code
 
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import pytest
 
 from example_project.gateway import nginx
+from tests.contrib.gateway.h2c import serving, tunnelled
+from tests.contrib.gateway.proxies import PROXIES, SECRET, Site, ask, needs, running, rush, say
 from tests.demo import ROOT, await_port, free_port
-from tests.h2c import serving, tunnelled
-from tests.proxies import PROXIES, SECRET, Site, ask, needs, running, rush, say
 
 REQUESTS, GO_THROUGH = int(os.environ.get("RATELIMIT_TEST_RUSH", "800")), 200
 """Of 16 clients at one time; `.ci/run` sends 10,000."""

@@ -21,9 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import Limit
+from django_ratelimit_lua.contrib.replay import places as places_module
+from django_ratelimit_lua.contrib.replay import reading as reading_module
 from django_ratelimit_lua.contrib.replay.api import Log, UnreadableLogError
-from django_ratelimit_lua.contrib.replay.api import places as places_module
-from django_ratelimit_lua.contrib.replay.api import reading as reading_module
 from django_ratelimit_lua.contrib.replay.formats import (
     MAX_LINE,
     LogLine,

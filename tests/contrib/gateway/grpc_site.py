@@ -1,4 +1,6 @@
-"""A site whose settings stand in the environment: `python -m tests.grpc_site COMMAND` is its manage.py."""
+"""A site whose settings stand in the environment.
+
+`python -m tests.contrib.gateway.grpc_site COMMAND` is its manage.py."""
 
 from __future__ import annotations
 
@@ -12,8 +14,13 @@ from django.conf import settings
 DEFAULTS: dict[str, Any] = {
     "SECRET_KEY": "tests",
     "USE_TZ": True,
-    "ROOT_URLCONF": "tests.grpc_site",
-    "INSTALLED_APPS": ["django.contrib.auth", "django.contrib.contenttypes", "django_ratelimit_lua"],
+    "ROOT_URLCONF": "tests.contrib.gateway.grpc_site",
+    "INSTALLED_APPS": [
+        "django.contrib.auth",
+        "django.contrib.contenttypes",
+        "django_ratelimit_lua",
+        "django_ratelimit_lua.contrib.gateway",
+    ],
     "RATELIMIT_ON_STORE_ERROR": "closed",
 }
 urlpatterns: list[Any] = []

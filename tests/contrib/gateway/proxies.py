@@ -143,7 +143,7 @@ class Site:
     def start(self) -> None:
         """Start the gateway."""
         options = ["--no-proxy-headers", "--log-level=warning", "--host=127.0.0.1", f"--port={self.port}"]
-        command = [sys.executable, "-m", "uvicorn", f"tests.gateway_site:{self.application}", *options]
+        command = [sys.executable, "-m", "uvicorn", f"tests.contrib.gateway.gateway_site:{self.application}", *options]
         self.pid = self._gateway.enter_context(running(command, self.port, cwd=ROOT, env=self.environment)).pid
 
     def stop(self) -> None:
@@ -153,7 +153,7 @@ class Site:
     def command(self, *arguments: str, **options: Any) -> str:
         """What a management command prints."""
         code = (
-            "import json, sys, tests.gateway_site; from django.core.management import call_command; "
+            "import json, sys, tests.contrib.gateway.gateway_site; from django.core.management import call_command; "
             "call_command(*json.loads(sys.argv[1]), **json.loads(sys.argv[2]))"
         )
         command = [sys.executable, "-c", code, json.dumps(arguments), json.dumps(options)]

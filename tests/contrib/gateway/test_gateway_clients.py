@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from docs.gateway_files import FOLDER
-from tests.proxies import Site
+from tests.contrib.gateway.proxies import Site
 
 CLIENTS = {
     "decide.sh": ["bash"],

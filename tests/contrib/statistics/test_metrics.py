@@ -43,7 +43,7 @@ from django_ratelimit_lua.contrib.statistics.urls import metrics  # noqa: E402
 
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 METRICS = ROOT / "docs" / "metrics"
 TOKEN = "a-token-of-the-tests"
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
@@ -322,7 +322,7 @@ def test_a_cluster_has_the_same_metrics(settings: Any) -> None:
 def workers(prefix: str) -> Iterator[int]:
     """The port of a site of two processes."""
     port = free_port()
-    command = ["gunicorn", "tests.metrics_site:application", "--workers=2", "--log-level=warning"]
+    command = ["gunicorn", "tests.contrib.statistics.metrics_site:application", "--workers=2", "--log-level=warning"]
     environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix, "RATELIMIT_TEST_TOKEN": TOKEN}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
     process = subprocess.Popen([sys.executable, "-m", *command, f"--bind=127.0.0.1:{port}"], cwd=ROOT, env=environment)

@@ -34,8 +34,8 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua import Limit, ratelimit_exempt
 from django_ratelimit_lua.contrib.replay import deciding
+from django_ratelimit_lua.contrib.replay import places as places_module
 from django_ratelimit_lua.contrib.replay.api import Log, Replayed, ReplayTooSlowError, replay
-from django_ratelimit_lua.contrib.replay.api import places as places_module
 from django_ratelimit_lua.contrib.replay.places import RefusalCounter
 from django_ratelimit_lua.contrib.replay.report import as_json, as_text
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
@@ -48,7 +48,7 @@ from tests.examples import examples
 from tests.server import url
 
 pytestmark = pytest.mark.django_db(transaction=True)
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXCERPT = ROOT / "tests" / "logs" / "nasa.tsv"
 SECOND = 1_000_000
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def gateway(settings: Any) -> None:
-    settings.ROOT_URLCONF = "tests.gateway_site"
+    settings.ROOT_URLCONF = "tests.contrib.gateway.gateway_site"
     settings.RATELIMIT_GATEWAY_SECRET = "the-secret-of-the-tests"
     settings.RATELIMIT_TIMEOUT = 0.1
 

@@ -118,7 +118,7 @@ class Gateway:
 
     def command(self, *arguments: str) -> list[str]:
         """A management command of the site, as a shell has it."""
-        return [sys.executable, "-m", "tests.grpc_site", *arguments]
+        return [sys.executable, "-m", "tests.contrib.gateway.grpc_site", *arguments]
 
     def run(self, *arguments: str, status: int = 0) -> str:
         """What a management command prints."""

@@ -380,7 +380,7 @@ def test_all_that_is_wrong_with_a_breaker_in_a_file_is_said() -> None:
 
 def test_the_file_that_the_docs_show_is_one() -> None:
     """As written."""
-    text = (Path(__file__).parents[2] / "docs" / "breakers.rst").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "breakers.rst").read_text()
     (block,) = re.findall(r"code-block:: yaml\n\n((?:   .*\n)+)", text)
     shown = textwrap.dedent(block)
     rules, breakers = rules_yaml.load(shown)
@@ -435,7 +435,7 @@ def test_a_file_in_the_admin_says_so_too(payments: Callable[..., str], admin_cli
 
 def test_metrics_have_the_state_of_each(payments: Callable[..., str]) -> None:
     """1 for the state that it has, 0 for the others."""
-    from tests.acceptance.test_metrics import scraped
+    from tests.contrib.statistics.test_metrics import scraped
 
     until(lambda: circuits.by_name["payments"].noted_at > 0)
     states = ("closed", "half_open", "open", "ramp")
@@ -447,7 +447,7 @@ def test_metrics_have_the_state_of_each(payments: Callable[..., str]) -> None:
 
 def test_metrics_have_what_is_forced(payments: Callable[..., str]) -> None:
     """As long as it lasts, of a breaker that nobody has called as well; and beside its own state."""
-    from tests.acceptance.test_metrics import scraped
+    from tests.contrib.statistics.test_metrics import scraped
 
     def told(name: str) -> list[float]:
         return [scraped()["ratelimit_breaker_forced", name, how] for how in ("open", "closed")]

@@ -15,11 +15,11 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils import translation
 
-from django_ratelimit_lua.admin import log_replay
+from django_ratelimit_lua.contrib.replay import page as log_replay
 from django_ratelimit_lua.models import RateLimitRule
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import RULES, staff, visits
-from tests.acceptance.test_replay import access
+from tests.contrib.replay.test_replay import access
 
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site

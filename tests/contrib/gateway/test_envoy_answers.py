@@ -34,8 +34,8 @@ from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.store import Patience, Store
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import visits
+from tests.contrib.gateway.grpc_gateway import question
 from tests.examples import examples
-from tests.grpc_gateway import question
 
 EXAMPLES = examples(200)
 OK, OVER = messages.OK, messages.OVER_LIMIT

@@ -23,8 +23,8 @@ from django_ratelimit_lua.contrib.gateway.check import check as check_view
 from django_ratelimit_lua.contrib.gateway.vouched import DIALECTS
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from tests.asgi import aask, ask
+from tests.contrib.gateway.proxies import SECRET, Answer
 from tests.examples import examples
-from tests.proxies import SECRET, Answer
 
 EXAMPLES = examples(200)
 """`.ci/run` makes 10,000."""
@@ -40,7 +40,7 @@ def as_client(answer: Answer) -> Answer:
 @pytest.fixture(autouse=True)
 def gateway(settings: Any) -> None:
     """A proxy at 127.0.0.1 is believed."""
-    settings.ROOT_URLCONF = "tests.gateway_site"
+    settings.ROOT_URLCONF = "tests.contrib.gateway.gateway_site"
     settings.RATELIMIT_TRUSTED_PROXIES = ["127.0.0.1/32", "10.0.0.0/8"]
     settings.RATELIMIT_GATEWAY_SECRET = [SECRET, "the-secret-before-that"]
     settings.RATELIMIT_GATEWAY_DIALECT = "nginx"

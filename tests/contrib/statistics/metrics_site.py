@@ -13,8 +13,8 @@ from tests.server import url
 settings.configure(
     SECRET_KEY="tests",
     ALLOWED_HOSTS=["*"],
-    ROOT_URLCONF="tests.metrics_site",
-    INSTALLED_APPS=["django_ratelimit_lua"],
+    ROOT_URLCONF="tests.contrib.statistics.metrics_site",
+    INSTALLED_APPS=["django_ratelimit_lua", "django_ratelimit_lua.contrib.statistics"],
     CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url()}},
     RATELIMIT_TIMEOUT=10,
     RATELIMIT_CACHE_PREFIX=os.environ["RATELIMIT_TEST_PREFIX"],
