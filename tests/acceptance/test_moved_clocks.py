@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.contrib.statistics import hours, reading, triggers, writing
+from django_ratelimit_lua.contrib.statistics import hours, reading, writing
 from django_ratelimit_lua.contrib.statistics import recorder as recording
 from django_ratelimit_lua.contrib.statistics.reading import Span
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
@@ -19,6 +19,7 @@ from django_ratelimit_lua.engine import slots
 from django_ratelimit_lua.engine.heartbeat import Heartbeat
 from django_ratelimit_lua.limits import call
 from django_ratelimit_lua.process import tasks
+from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.rules import provider
 from tests.engine.test_promises import START, Asker
 
