@@ -10,12 +10,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from django.conf import settings as own_settings
+
 from tests.nursery import Born
 from tests.server import url
 
 
 class Worker:
-    """A process of a site: `worker("ask()")` is what that expression is there."""
+    """A process of a site, with the annexes of the test: `worker("ask()")` is what that expression is there."""
 
     def __init__(
         self, prefix: str, databases: dict[str, Path], *, compare_seconds: float = 3600.0, at: str = "", **settings: Any
@@ -24,6 +26,7 @@ class Worker:
             "url": at or url(),
             "prefix": prefix,
             "databases": {name: str(path) for name, path in databases.items()},
+            "apps": [app for app in own_settings.INSTALLED_APPS if app.startswith("django_ratelimit_lua")],
             "settings": settings,
             "compare_seconds": compare_seconds,
         }

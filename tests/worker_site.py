@@ -53,7 +53,7 @@ settings.configure(
             "django.contrib.contenttypes",
             "django.contrib.messages",
             "django.contrib.sessions",
-            "django_ratelimit_lua",
+            *GIVEN["apps"],
         ],
         "DATABASES": {name: _database(path) for name, path in GIVEN["databases"].items()},
         "DATABASE_ROUTERS": [Router()] if "replica" in GIVEN["databases"] else [],
