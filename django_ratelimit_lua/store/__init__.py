@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ..conf import conf
 from ..conf.changes import on_change
 from .connection_params import ConnectionParams, why_unusable
-from .exchange import CIRCUIT, FOREVER, RESET, RULES, UNPUBLISHED, read_reset
+from .exchange import ANNEX, FOREVER, RESET, RULES, UNPUBLISHED, read_reset
 from .factory import ClusterConnectionFactory
 from .failures import KINDS as FAILURES
 from .failures import failures
@@ -22,7 +22,7 @@ from .sharded import ShardedStore
 from .subscription import Subscription
 
 __all__ = [
-    "CIRCUIT",
+    "ANNEX",
     "FAILURES",
     "FLUSH_SECONDS",
     "FOREVER",

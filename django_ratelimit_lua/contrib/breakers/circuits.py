@@ -37,7 +37,7 @@ from ...limits.rate import SECOND
 from ...process.forks import chance, renew_after_fork
 from ...rules import provider
 from ...signals import circuit_closed, circuit_half_open, circuit_opened
-from ...store import CIRCUIT, Patience, circuit_key, circuits_key, flusher, get_store
+from ...store import ANNEX, Patience, circuit_key, circuits_key, flusher, get_store
 from ..statistics.prometheus import Collector
 from .circuit import MOST_JITTER, Answer, Event, LoneCircuit, Operation, Outcomes, Result, State
 from .rows import BreakerError, BreakerRow, Force, Forced, Thresholds
@@ -571,7 +571,7 @@ class Circuit:
         probe = self._probes_that_run() if asked.operation == "tell" else asked.probe
         arguments = [
             moment, asked.operation.encode(), *(b"%d" % number for number in numbers),
-            get_store().channel(conf.CACHE_PREFIX), CIRCUIT + b" " + tag_of(self.name),
+            get_store().channel(conf.CACHE_PREFIX), ANNEX + b" breakers " + tag_of(self.name),
             probe.encode(), asked.result.encode(), b"%d" % asked.era, *(b"%d" % number for number in outcomes),
         ]  # fmt: skip
         return [key, key + b":probes", b"%b:told:%b" % (key, asked.token.encode())], arguments
@@ -743,7 +743,7 @@ class Circuits:
             return
         self._rows, self.has_doubts = ref(ruleset), False
         for circuit in list(self.by_name.values()):
-            row = ruleset.breakers.get(circuit.name)
+            row = ruleset.parts["breakers"].get(circuit.name)
             if row != circuit.row or circuit.known_at == NEVER:
                 circuit.retune(row)
 
@@ -829,7 +829,7 @@ def forced() -> dict[str, Forced]:
             provider.load(None, Patience(conf.TIMEOUT))
     provider.compare_with_published(loads=True)
     ruleset, now = provider.in_force(), now_us()
-    rows = {} if ruleset is None else ruleset.breakers
+    rows: Mapping[str, BreakerRow] = {} if ruleset is None else ruleset.parts["breakers"]
     return {name: row.force.how for name, row in rows.items() if row.force is not None and row.force.lasts(now)}
 
 
@@ -837,5 +837,4 @@ Collector.breakers_forced = staticmethod(forced)
 circuits = Circuits()
 flusher.add(circuits.flush, is_urgent=True)
 provider.on_new_rules.append(circuits.retune)
-listener.hear_circuits(circuits.heard, circuits.doubt, circuits.in_use)
 on_change(("RATELIMIT_*", "CACHES"), circuits.forget)

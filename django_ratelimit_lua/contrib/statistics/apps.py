@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django.apps import AppConfig
@@ -25,6 +26,16 @@ class StatisticsExtension(Extension):
 
     def on_failed_rule(self, name: str) -> None:
         recorder.add_failed(name)
+
+    def tend(self) -> None:
+        from .hours import look
+
+        look()
+
+    def outdated(self, using: str, before: Any) -> Mapping[str, Any]:
+        from .hours import outdated_hours
+
+        return {"hours of statistics": outdated_hours(using, before)}
 
 
 class StatisticsConfig(AppConfig):
