@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...engine.bans import bans_active
+from ...engine.slots import in_flight
 from ...exceptions import StoreError
 from ...store import FAILURES, Patience, circuit_key, circuits_key, get_store
 from .buckets import TIME_BOUNDS
-from .keys import MAX_LABELS, OTHER
+from .keys import MAX_LABELS, OTHER, REST
 from .reading import totals
 from .results import LABELS, SOURCES
 
@@ -27,8 +29,6 @@ STATES = {b"closed": "closed", b"open": "open", b"half": "half_open", b"ramp": "
 """States of breakers, as their keys have them, and as labels."""
 FORCED = ("open", "closed")
 """What operators force, as labels."""
-REST = "other"
-"""The label of all that have none of their own."""
 
 
 class Collector:
@@ -38,10 +38,6 @@ class Collector:
     total that falls would be taken for one that begins anew.
     """
 
-    in_flight: Callable[[], Mapping[str, int]] = staticmethod(dict)
-    """Slots that are held, by the names of their limits; it may raise `StoreError`."""
-    bans_active: Callable[[], Mapping[str, int]] = staticmethod(dict)
-    """Bans in force, likewise."""
     breakers_forced: Callable[[], Mapping[str, str]] = staticmethod(dict)
     """What operators have forced ("open", "closed"), by the names of breakers, likewise."""
 
@@ -54,8 +50,8 @@ class Collector:
         families, is_up = _families(), True
         try:
             found = totals(Patience(SECONDS))
-            states, in_flight = breaker_states(Patience(SECONDS)), self.in_flight()
-            bans, forced = self.bans_active(), self.breakers_forced()
+            states, held = breaker_states(Patience(SECONDS)), in_flight()
+            bans, forced = _by_label(bans_active()), self.breakers_forced()
         except StoreError:
             is_up = False
         families["store_up"].add_metric([], float(is_up and not get_store().is_paused))
@@ -74,7 +70,7 @@ class Collector:
             by_label.setdefault(label, Counter()).update(counts)
         for label, counts in by_label.items():
             _add_rule(families, label, counts)
-        for name, units in in_flight.items():
+        for name, units in held.items():
             families["in_flight"].add_metric([name.encode(errors="replace").decode()], units)
         for name, number_of_bans in bans.items():
             families["bans_active"].add_metric([name.encode(errors="replace").decode()], number_of_bans)
@@ -98,6 +94,14 @@ def breaker_states(patience: Patience) -> dict[str, str]:
         text = name.decode(errors="replace")
         state = store.execute(b"HGET", circuit_key(text), b"state", patience=patience)
         found[text] = STATES.get(state or b"closed", "closed")
+    return found
+
+
+def _by_label(counts: Counter[str]) -> Counter[str]:
+    """The same, with the smallest together as `REST` if there are more names than labels."""
+    found = Counter(dict(counts.most_common(MAX_LABELS)))
+    if rest := counts.total() - found.total():
+        found[REST] += rest
     return found
 
 
