@@ -66,8 +66,6 @@ def test_a_good_project_has_nothing_to_hear() -> None:
         ("EXCEPTION_CLASS", "nowhere.Error", "cannot be imported"),
         ("VIEW", "os.sep", "not callable"),
         ("VIEW", 7, "must be callable"),
-        ("METRICS_TOKEN", "too-short", "16 or more"),
-        ("METRICS_TOKEN", "not as a header has it", "16 or more"),
     ],
 )
 def test_a_bad_setting_is_an_error_that_says_what_is_right(name: str, value: Any, right: str, settings: Any) -> None:
@@ -395,7 +393,7 @@ def test_no_check_raises_whatever_a_setting_is(name: str, settings: Any) -> None
         messages = [message for check in ours for message in check(app_configs=None, databases=["default"])]
         errors = [message for message in messages if str(message.id).startswith("django_ratelimit_lua.E")]
         if name.removeprefix("RATELIMIT_") in SETTINGS and not any(error.id.endswith("E001") for error in errors):
-            getattr(conf, name.removeprefix("RATELIMIT_"))
+            SETTINGS[name.removeprefix("RATELIMIT_")].read()
 
 
 @pytest.mark.parametrize("value", ["10.0.0.0/8", True, ["*"], [None], [7], 33, {"10.0.0.0/8"}])
