@@ -18,7 +18,7 @@ PUBLIC = {
     "contrib.gateway.asgi": "application",
     "contrib.gateway.urls": "urlpatterns",
     "middleware": "RateLimitMiddleware",
-    "models": "RateLimitBreaker RateLimitChange RateLimitClient RateLimitHour RateLimitOverride RateLimitRevision "
+    "models": "RateLimitBreaker RateLimitChange RateLimitClient RateLimitOverride RateLimitRevision "
     "RateLimitRule RateLimitTier",
     "operations": "ActiveBan BadReferenceError ClientAddress Explanation Health KnownLimit OpenedReference "
     "RuleError active_bans ahealth client_address compile_rule explain finish health lift_bans normalised "
