@@ -17,7 +17,6 @@ from django.utils import translation
 from .conf import SETTINGS, callables, conf
 from .contrib.breakers.circuits import circuits
 from .contrib.gateway.conf import settings as gateway_settings
-from .contrib.statistics.conf import settings as statistics_settings
 from .exceptions import StoreError
 from .identity import secrets_by_id
 from .limits.limit import Limit
@@ -84,7 +83,6 @@ SHORT_BAN = Problem(
 )
 MANY_KINDS = Problem(Warning, "W016", "Tell clients apart by the value of one field, and not by its name.")
 NO_PACKAGE = Problem(Warning, "W017", "Install django-ratelimit-lua[{extra}].")
-NO_STATISTICS = Problem(Warning, "W018", "Take out RATELIMIT_STATISTICS = False, or the token.")
 NO_GATEWAY = Problem(
     Error,
     "E019",
@@ -132,21 +130,6 @@ def check_tenants(**kwargs: Any) -> Iterator[CheckMessage]:
             f"TENANT_APPS has '{APP}': each tenant has rules of its own, and all processes go by those that were saved "
             "last, or by none."
         )
-
-
-@register(Tags.caches)
-def check_metrics(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Whoever is told what was decided can be: the package is there, and something is counted."""
-    with suppress(ImproperlyConfigured):  # `check_settings` says it.
-        if statistics_settings.METRICS_TOKEN is not None and find_spec("prometheus_client") is None:
-            yield NO_PACKAGE.message(
-                "RATELIMIT_METRICS_TOKEN is set, but there is no prometheus-client.", extra="prometheus"
-            )
-        if statistics_settings.OPENTELEMETRY and find_spec("opentelemetry") is None:
-            text = "RATELIMIT_OPENTELEMETRY is True, but opentelemetry-api is not installed."
-            yield NO_PACKAGE.message(text, extra="otel")
-        if statistics_settings.METRICS_TOKEN is not None and not conf.STATISTICS:
-            yield NO_STATISTICS.message("RATELIMIT_METRICS_TOKEN is set, but nothing is counted: metrics stay empty.")
 
 
 @register(Tags.caches)

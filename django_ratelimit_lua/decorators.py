@@ -13,7 +13,6 @@ from django.http import HttpRequest, HttpResponseBase
 
 from .contrib.breakers.breaker import CircuitBreaker
 from .contrib.breakers.rows import BreakerError
-from .contrib.statistics.recorder import recorder
 from .engine.decide import adecide, decide
 from .engine.run import arun, run
 from .engine.waiting import ahold, hold, settled, to_the_end, unmasked
@@ -154,7 +153,7 @@ def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bo
     if template is not None and template.key is not None and not group.startswith(TRIAL):
         known_call_sites.add(rule.group or group, CallSite.of(rule, group))
         if durable:
-            recorder.keep(rule.name_at(group))
+            known_call_sites.keep_statistics(rule.name_at(group))
     if problem := async_mismatch(fallback, is_async=_is_async(checked)):
         raise LimitError(f"fallback {problem}", "fallback")
     blocks = any(rule.block for rule in rules)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from django.apps import apps
+
 ANNEXES = ("statistics", "breakers", "replay", "gateway")
 SETTINGS_OF_ANNEXES = {
     "METRICS_TOKEN": "statistics",
@@ -70,12 +72,18 @@ class Extension:
         """Compile its part (None: nothing is published), once per revision. `before`: what it compiled for the revision
         before, or None; `problems`: where to add what could not be read. `Ruleset.parts` keeps the result by name."""
 
-    def on_decision(self, plan: Any, decision: Any, seconds: float, request_count: Any) -> None:
-        """Count a decision. It runs on every hit, so it may only add to memory."""
+    def on_decision(
+        self, planned: Sequence[Any], decision: Any, seconds: float, exempt: Sequence[Any], state: Any
+    ) -> None:
+        """Count a decision about a hit. It may only add to memory, which `store.flusher` writes once a second.
 
-    def flush(self, patience: Any) -> bool:
-        """Write what was collected, once a second; returns whether something is left. Raises `StoreError`."""
-        return False
+        - `planned`: the `PlannedCharge` of each of the decision's limits; `exempt`: those that an override took out;
+        - `seconds`: how long the decision took;
+        - `state`: the `RequestState` of the request, about which there may be other decisions; None: there is none.
+        """
+
+    def on_failed_rule(self, name: str) -> None:
+        """Count that a rule could not be applied to a request, which goes on without it."""
 
     def on_message(self, words: Collection[bytes]) -> None:
         """Handle messages of the push channel, `ANNEX <its name> <word> <word> ...`: all words that have arrived."""
@@ -122,17 +130,21 @@ class Extension:
 
 extensions: list[Extension] = []
 """The extensions of the annexes that are installed."""
+decision_hooks: list[Callable[..., None]] = []
+"""`Extension.on_decision` of those that have one. Without any, a hit pays for a look at an empty list."""
 
 
 def register(extension: Extension) -> None:
     """Plug an annex in. `AppConfig.ready` calls it, once per process."""
     if extension.name not in {other.name for other in extensions}:
         extensions.append(extension)
+        if type(extension).on_decision is not Extension.on_decision:
+            decision_hooks.append(extension.on_decision)
 
 
 def is_installed(name: str) -> bool:
-    """Whether an annex is installed."""
-    return any(extension.name == name for extension in extensions)
+    """Whether an annex is in `INSTALLED_APPS`. Known before `AppConfig.ready`: models may import limiters."""
+    return apps.is_installed(f"django_ratelimit_lua.contrib.{name}")
 
 
 def install(name: str) -> str:
