@@ -1,6 +1,5 @@
-"""The models: rules, tiers, overrides, breakers, clients of the gateway, what was changed, and what was counted."""
+"""The models: rules, tiers, overrides, clients of the gateway, what was changed, and what was counted."""
 
-from .breaker import RateLimitBreaker
 from .change import RateLimitChange, RateLimitRevision
 from .client import RateLimitClient
 from .hour import RateLimitHour
@@ -9,7 +8,6 @@ from .rule import RateLimitRule
 from .tier import RateLimitTier
 
 __all__ = [
-    "RateLimitBreaker",
     "RateLimitChange",
     "RateLimitClient",
     "RateLimitHour",

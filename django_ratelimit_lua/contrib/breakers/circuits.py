@@ -30,18 +30,32 @@ from ...conf.changes import on_change
 from ...engine.decide import now_us
 from ...engine.listener import listener
 from ...engine.run import Wait, Waiting, run
-from ...exceptions import CircuitOpen, StoreError
+from ...exceptions import StoreError
+from ...extension import install, is_installed
 from ...limits import program
 from ...limits.program import Program
 from ...limits.rate import SECOND
 from ...process.forks import chance, renew_after_fork
 from ...rules import provider
-from ...signals import circuit_closed, circuit_half_open, circuit_opened
-from ...store import ANNEX, Patience, circuit_key, circuits_key, get_store
+from ...store import ANNEX, Patience, get_store
 from ..statistics.prometheus import Collector
 from ..statistics.recorder import recorder
-from .circuit import MOST_JITTER, Answer, Event, LoneCircuit, Operation, Outcomes, Result, State
+from .circuit import (
+    MOST_JITTER,
+    Answer,
+    Event,
+    LoneCircuit,
+    Operation,
+    Outcomes,
+    Result,
+    State,
+    circuit_key,
+    circuits_key,
+    tag_of,
+)
+from .exceptions import CircuitOpen
 from .rows import BreakerError, BreakerRow, Force, Forced, Thresholds
+from .signals import circuit_closed, circuit_half_open, circuit_opened
 
 logger = logging.getLogger("django_ratelimit_lua")
 
@@ -187,6 +201,8 @@ class Circuit:
 
     def admitting(self) -> Waiting[Ticket]:
         """Let a call through, or raise `CircuitOpen`."""
+        if not is_installed("breakers"):
+            raise ImproperlyConfigured(f"{install('breakers')}, to use circuit breakers.")
         now = time.monotonic()
         self.used_at = now
         if not conf.ENABLE:
@@ -640,11 +656,6 @@ def _comparing() -> Waiting[None]:
     compare = partial(provider.compare_with_published, loads=True)
     with suppress(StoreError):
         yield Wait(compare, sync_to_async(compare))
-
-
-def tag_of(name: str) -> bytes:
-    """What stands for a name in messages."""
-    return circuit_key(name).rpartition(b":")[2][:-1]
 
 
 def _us(seconds: float) -> int:
