@@ -24,7 +24,6 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from django_ratelimit_lua.conf import callables
-from django_ratelimit_lua.contrib.breakers.circuits import circuits
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.engine.fallback import fallback_limiter
 from django_ratelimit_lua.process.tasks import Task, stop
@@ -201,9 +200,8 @@ def prefix(settings: Any) -> Iterator[str]:
 
 @pytest.fixture
 def no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known of what other tests have declared in this process: no call site, no breaker, no dotted path."""
+    """Nothing is known of what other tests have declared in this process: no call site, no dotted path."""
     monkeypatch.setattr(known_call_sites, "_by_name", {})
-    monkeypatch.setattr(circuits, "by_name", {})
     monkeypatch.setattr(callables, "known", {})
 
 

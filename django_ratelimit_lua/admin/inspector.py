@@ -148,9 +148,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.warning(request, _("Redis is unavailable: the counts are not known."))
         return {
             "found": found,
-            "findings": [
-                (finding, any(map(request.user.has_perm, finding.permissions))) for finding in found.findings
-            ],
+            "findings": [(finding, any(map(request.user.has_perm, finding.permissions))) for finding in found.findings],
             "rows": [_row(met)._replace(history=_history(met)) for met in found.met],
             "reasons": [_reason(met) for met in found.met if met.refuses],
             "missing": [(field, field_words(field)) for field in found.missing],

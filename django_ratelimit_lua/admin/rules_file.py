@@ -14,6 +14,7 @@ from django.urls import path, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from ..extension import documents
 from ..models import RateLimitRevision, RateLimitRule
 from ..models.audit import acting
 from ..operations import rules_yaml
@@ -24,7 +25,6 @@ from .pages import page_response
 
 LARGEST = 2 * 1024 * 1024
 """Bytes of a file: it is sent again to be confirmed, and Django takes two and a half million in a form."""
-
 
 
 class FileForm(forms.Form):

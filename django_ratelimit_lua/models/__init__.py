@@ -1,8 +1,7 @@
-"""The models: rules, tiers, overrides, clients of the gateway, what was changed, and what was counted."""
+"""The models: rules, tiers, overrides, clients of the gateway, and what was changed."""
 
 from .change import RateLimitChange, RateLimitRevision
 from .client import RateLimitClient
-from .hour import RateLimitHour
 from .override import RateLimitOverride
 from .rule import RateLimitRule
 from .tier import RateLimitTier
@@ -10,7 +9,6 @@ from .tier import RateLimitTier
 __all__ = [
     "RateLimitChange",
     "RateLimitClient",
-    "RateLimitHour",
     "RateLimitOverride",
     "RateLimitRevision",
     "RateLimitRule",

@@ -33,11 +33,9 @@ from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.stacks import BEFORE_METHODS, OnView, Stack, is_behind_login, on_view
-from ..web.durations import duration_words
 from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, RequestPlanner
 from .described import SENT_KINDS
-from .words import moment_words, share_words
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 

@@ -1,4 +1,4 @@
-"""The rules of the admin, and rows of annexes, as code: a YAML text that goes through review like any other, and back."""
+"""The rules of the admin, and rows of annexes, as code: a YAML text that goes through review, and back."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def load(text: str, source: str = "Rules") -> list[Item]:
         except RuleError as error:
             problems += error.each
         name = given.get("name" if word == RULE else word) if isinstance(given, Mapping) else None
-        at = (word, name)
+        at = (word, str(name))
         if isinstance(name, str) and lines.setdefault(at, line) != line and at not in twice:
             twice.add(at)
             problem = f"two {word}s are called {name}; the other is on line {lines[at]}"
@@ -270,7 +270,7 @@ def counted(words: Iterable[str]) -> str:
     >>> counted(["rule", "breaker", "breaker"]), counted(["breaker"]), counted([])
     ('1 rule and 2 breakers', '1 breaker', '0 rules')
     """
-    numbers = Counter(words) or {RULE: 0}
+    numbers = Counter(sorted(words, key=lambda word: word != RULE)) or {RULE: 0}
     return " and ".join(f"{number} {word}{'' if number == 1 else 's'}" for word, number in numbers.items())
 
 

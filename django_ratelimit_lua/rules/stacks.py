@@ -78,8 +78,8 @@ class Stack:
 class Mark:
     """What a decorator of an annex has left on a view, for `Extension.inspect`.
 
-    `checker`: the function that the decorator made; `annex`: its name; `value`: what the annex has to know; `method`: as
-    of a `Stack`.
+    `checker`: the function that the decorator made; `annex`: its name; `value`: what the annex has to know;
+    `method`: as of a `Stack`.
     """
 
     checker: Callable[..., Any]

@@ -14,7 +14,8 @@ from .exchange import ANNEX, FOREVER, RESET, RULES, UNPUBLISHED, read_reset
 from .factory import ClusterConnectionFactory
 from .failures import KINDS as FAILURES
 from .failures import failures
-from .patience import Patience
+from .flusher import FLUSH_SECONDS, flusher
+from .patience import Patience, last_patience
 from .server import Store
 from .sharded import ShardedStore
 from .subscription import Subscription
@@ -22,6 +23,7 @@ from .subscription import Subscription
 __all__ = [
     "ANNEX",
     "FAILURES",
+    "FLUSH_SECONDS",
     "FOREVER",
     "RESET",
     "RULES",
@@ -31,6 +33,7 @@ __all__ = [
     "Store",
     "Subscription",
     "failures",
+    "flusher",
     "get_store",
     "last_patience",
     "read_reset",
@@ -43,11 +46,7 @@ __all__ = [
 PATIENCE = 5.0
 """Seconds that a command may take which no request waits for."""
 
-LAST_PATIENCE = 1.0
-"""Seconds for all that a process still has to say when it ends."""
-
 _stores: dict[tuple[str, bool], Store] = {}
-_last: Patience | None = None
 _get_ident = threading.get_ident
 """gevent and eventlet replace this function when they patch the standard library."""
 
@@ -93,14 +92,6 @@ def store_at(url: str) -> Store:
 def rules_key() -> bytes:
     """The key of the hash of the rules in Redis: the revision, the snapshot, and what overrides say of each subject."""
     return conf.CACHE_PREFIX + b"{rules}"
-
-
-def last_patience() -> Patience:
-    """What is left of the time for all that a process still has to say when it ends; it begins with the first."""
-    global _last
-    if _last is None:
-        _last = Patience(LAST_PATIENCE)
-    return _last
 
 
 def _forget_stores() -> None:

@@ -83,13 +83,13 @@ class ErrorDetails:
         return headers
 
 
-@dataclass(frozen=True)
 def details_of(error: Exception) -> ErrorDetails | None:
     """The details with which an annex answers an exception that a view raised; None: none does."""
     found = (extension.error_details(error) for extension in extensions)
     return next((details for details in found if details is not None), None)
 
 
+@dataclass(frozen=True)
 class Refusal(ErrorDetails):
     """What is told of a decision that refuses.
 

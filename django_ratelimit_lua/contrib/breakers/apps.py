@@ -9,10 +9,11 @@ from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
 from ...extension import Document, Extension, Finding, Metric, register
-from .circuits import circuits, forced, states
+from .circuits import circuits
 from .exceptions import CircuitOpen
+from .gauges import METRICS
 from .reduced import ReducedCapacity
-from .rows import FORCED, BreakerRow, read_rows
+from .rows import BreakerRow, read_rows
 
 
 class BreakersExtension(Extension):
@@ -30,9 +31,7 @@ class BreakersExtension(Extension):
 
         return [row.published() for row in RateLimitBreaker.objects.using(using)]
 
-    def load(
-        self, part: Any, before: Mapping[str, BreakerRow] | None, problems: list[str]
-    ) -> Mapping[str, BreakerRow]:
+    def load(self, part: Any, before: Mapping[str, BreakerRow] | None, problems: list[str]) -> Mapping[str, BreakerRow]:
         return read_rows(part or (), before or {}, problems)
 
     def on_message(self, words: Collection[bytes]) -> None:
@@ -53,15 +52,7 @@ class BreakersExtension(Extension):
         return ReducedCapacity(error) if isinstance(error, CircuitOpen) else None
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "breaker_state", "1 for the state that a circuit breaker has, 0 for the others.", ("breaker", "state"), states
-        )
-        text = "1 for what an operator has forced a circuit breaker to, as long as it lasts, 0 for the others."
-        yield Metric("breaker_forced", text, ("breaker", "how"), _forced)
-
-
-def _forced() -> dict[tuple[str, ...], float]:
-    return {(name, how): float(how == is_forced) for name, is_forced in forced().items() for how in FORCED}
+        return METRICS
 
 
 class BreakersConfig(AppConfig):

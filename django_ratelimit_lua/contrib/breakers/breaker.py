@@ -14,7 +14,13 @@ from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar, cast, overload
 
 from django.apps import apps
-from django.core.exceptions import BadRequest, ImproperlyConfigured, PermissionDenied, RequestAborted, SuspiciousOperation
+from django.core.exceptions import (
+    BadRequest,
+    ImproperlyConfigured,
+    PermissionDenied,
+    RequestAborted,
+    SuspiciousOperation,
+)
 from django.http import Http404, UnreadablePostError
 from django.http.multipartparser import MultiPartParserError
 

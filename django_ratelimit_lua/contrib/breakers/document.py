@@ -57,9 +57,9 @@ def save(name: str, declared: Declared | None) -> None:
     if declared is None and not row.is_forced():
         row.delete()
         return
+    empty = RateLimitBreaker()
     for word in WORDS:
-        empty = RateLimitBreaker._meta.get_field(word).get_default()
-        setattr(row, word, (declared or {}).get(word, empty))
+        setattr(row, word, (declared or {}).get(word, getattr(empty, word)))
     row.save()
 
 

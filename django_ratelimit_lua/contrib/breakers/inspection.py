@@ -15,7 +15,9 @@ from ...web.durations import duration_words
 from .breaker import Instead
 from .operations import BreakerState, breakers
 
-SEE = [f"ratelimit_breakers.{action}" for action in ("view_ratelimitbreaker", "change_ratelimitbreaker", "force_breaker")]
+SEE = [
+    f"ratelimit_breakers.{action}" for action in ("view_ratelimitbreaker", "change_ratelimitbreaker", "force_breaker")
+]
 """Users with one of these see the page of a breaker."""
 
 

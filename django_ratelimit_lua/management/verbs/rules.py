@@ -84,7 +84,7 @@ def explain(command: Printer, options: dict[str, Any]) -> None:
             told = ", but only the view is told" if limit.is_advice and not limit.state.allowed else ""
             command.say(f"    {_words(limit.state)}{told}")
     for finding in explanation.findings:
-        command.say(f"{finding.label} {finding.words}")
+        command.say(f"{finding.label.lower()} {finding.words}")
     for problem in explanation.problems:
         command.stderr.write(command.style.ERROR(f"cannot be applied to this request: {problem}"))
     if not any((explanation.met, explanation.exempt, explanation.block, explanation.unknown)):

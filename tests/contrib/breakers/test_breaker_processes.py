@@ -198,7 +198,7 @@ def test_a_child_of_a_fork_counts_for_itself(start: Start) -> None:
     first("[pay('failed') for _ in range(4)]")
     child = """
         import os ;; reader, writer = os.pipe() ;; child = os.fork() ;;
-        child or (os.write(writer, str([pay('failed'), circuits.step(), state()]).encode()), os._exit(0)) ;;
+        child or (os.write(writer, str([pay('failed'), circuits.flush(), state()]).encode()), os._exit(0)) ;;
         os.waitpid(child, 0) ;; os.close(writer) ;; os.read(reader, 1000).decode()
     """
     came = first(" ".join(child.split()))

@@ -26,6 +26,7 @@ from django.test import RequestFactory
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.contrib.statistics import writing
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
+from django_ratelimit_lua.extension import Extension, Metric
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.process.tasks import stop
 from tests import clusters
@@ -50,6 +51,21 @@ PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 needs_prometheus = pytest.mark.skipif(
     not PROMETHEUS or not PROMTOOL, reason="NO PROMETHEUS TEST: prometheus is not installed (Debian: prometheus)"
 )
+
+
+class Gauges(Extension):
+    """An annex with a gauge."""
+
+    name = "gauges"
+
+    def metrics(self) -> list[Metric]:
+        return [Metric("rooms", "Rooms by floor and state.", ("floor", "state"), lambda: {("1", "free"): 3.0})]
+
+
+def test_gauges_of_other_annexes_are_among_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the labels that they name."""
+    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.prometheus.extensions", [Gauges()])
+    assert scraped()["ratelimit_rooms", "1", "free"] == 3.0
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
