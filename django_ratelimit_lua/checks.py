@@ -15,7 +15,6 @@ from django.db import DatabaseError
 from django.utils import translation
 
 from .conf import SETTINGS, callables, conf
-from .contrib.breakers.circuits import circuits
 from .contrib.gateway.conf import settings as gateway_settings
 from .exceptions import StoreError
 from .identity import secrets_by_id
@@ -100,7 +99,6 @@ TENANT_APP = Problem(
 NO_PLACE = Problem(
     Warning, "W022", "Write the path '/' for every request, or the name of a limit in the code or of a URL pattern."
 )
-TWO_BREAKERS = Problem(Warning, "W021", "Make one CircuitBreaker, and use it in both places.")
 TWO_LIMITERS = Problem(
     Error, "E028", "Make one RateLimiter and import it in both places, or give each of them a name of its own."
 )
@@ -341,18 +339,6 @@ def check_paths(**kwargs: Any) -> Iterator[CheckMessage]:
             callables.find(path, purpose)
         except ImproperlyConfigured as error:
             yield BAD_PATH.message(f"{error}.")
-
-
-@register(Tags.caches)
-def check_breakers(**kwargs: Any) -> Iterator[CheckMessage]:
-    """No breaker is declared twice with other numbers: those that were imported last would hold."""
-    _all_views()  # What views declare is known when they are imported.
-    for name, circuit in sorted(circuits.by_name.items()):
-        if circuit.conflicts:
-            first, *_ = [place for place in circuit.places if place not in circuit.conflicts] or circuit.places
-            yield TWO_BREAKERS.message(
-                f"The breaker {name!r} has other numbers in {', '.join(circuit.conflicts)} than in {first}."
-            )
 
 
 @register(Tags.caches)
