@@ -19,6 +19,7 @@ from .contrib.breakers.circuits import circuits
 from .contrib.gateway.conf import settings as gateway_settings
 from .contrib.statistics.conf import settings as statistics_settings
 from .exceptions import StoreError
+from .extension import FIELDS_OF_ANNEXES, install, is_installed
 from .identity import secrets_by_id
 from .limits.limit import Limit
 from .limits.rate import LimitError, Rate
@@ -106,15 +107,16 @@ TWO_BREAKERS = Problem(Warning, "W021", "Make one CircuitBreaker, and use it in 
 TWO_LIMITERS = Problem(
     Error, "E028", "Make one RateLimiter and import it in both places, or give each of them a name of its own."
 )
+ABSENT_ANNEX = Problem(Warning, "W029", "{right}, or delete these values from RateLimitRule.extra.")
 EARLIER_KEY = Problem(Info, "I015", "Enter their values anew before it is taken out of the fallbacks.")
 
 
 @register(Tags.caches)
 def check_settings(**kwargs: Any) -> Iterator[CheckMessage]:
     """Every setting can be taken as it is, and every name is one we know."""
-    for name in SETTINGS:
+    for setting in SETTINGS.values():
         try:
-            getattr(conf, name)
+            setting.read()
         except ImproperlyConfigured as error:
             yield BAD_SETTING.message(str(error))
     for name in sorted(dir(settings)):
@@ -168,13 +170,9 @@ def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
     rules = settings_rules()
     active = [rule for rule in rules if rule.mode != "off"]
     yield from _place_problems(active)
-    described = ", ".join(rule.name for rule in active if rule.descriptor is not None)
-    if described and find_spec("grpc") is None:
-        text = f"Rules are for Envoy's descriptors, but there is no grpcio: {described}."
-        yield NO_PACKAGE.message(text, extra="grpc")
     needs_user = ", ".join(rule.name for rule in active if rule.needs_user)
     by_session = ", ".join(rule.name for rule in active if rule.needs_session)
-    is_applied_here = any(rule.group is None and not rule.is_for_descriptors for rule in rules)  # Not by call sites.
+    is_applied_here = any(rule.group is None and not rule.is_elsewhere for rule in rules)  # Not by call sites.
     with suppress(ImproperlyConfigured):  # `check_settings` says it.
         if MIDDLEWARE not in settings.MIDDLEWARE and gateway_settings.GATEWAY_DIALECT is not None:
             return  # The gateway applies them, see `check_gateway`.
@@ -430,6 +428,19 @@ def check_script_name(**kwargs: Any) -> Iterator[CheckMessage]:
         if below:
             text = f"Rules have paths that begin with FORCE_SCRIPT_NAME, and so match nothing: {', '.join(below)}."
             yield SCRIPT_NAME.message(text, script=script)
+
+
+@register(Tags.database)
+def check_annexes(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
+    """No rule of the admin has values of an annex that is not installed, with `--database`."""
+    using = primary()
+    with suppress(DatabaseError):  # Not migrated yet, or not there.
+        rows = RateLimitRule.objects.using(using).exclude(extra={}) if using in (databases or ()) else ()
+        for word, annex in FIELDS_OF_ANNEXES.items():
+            names = [] if is_installed(annex) else [repr(row.name) for row in rows if word in row.annexed()]
+            if names:
+                text = f"The field {word} of the rules {', '.join(names)} is ignored: its annex is not installed."
+                yield ABSENT_ANNEX.message(text, right=install(annex))
 
 
 @register(Tags.database)

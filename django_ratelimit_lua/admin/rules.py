@@ -8,7 +8,7 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.options import IS_POPUP_VAR
-from django.contrib.admin.utils import unquote
+from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import QuerySet
@@ -24,6 +24,7 @@ from ..contrib.gateway.conf import settings as gateway_settings
 from ..contrib.replay.page import LogReplay
 from ..contrib.statistics.last_day import cells
 from ..exceptions import StoreError
+from ..extension import FIELDS_OF_ANNEXES, PLACES, rule_fields
 from ..identity.request_state import request_state
 from ..limits.options import OPTIONS
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
@@ -48,6 +49,7 @@ from .rules_file import RulesFile
 _BANS = tuple(option for option in OPTIONS if option.startswith("ban_"))
 _PLACED = ("mode", "algorithm", "burst", "initial", "max_wait", "queue", "segments", "align", "time_zone", *_BANS)
 """Options that have their places in the form; the others follow them."""
+_SCOPE, _ADVANCED = gettext_lazy("Scope"), gettext_lazy("Advanced")
 _TOKEN = "csrfmiddlewaretoken"
 MODES = {"enforce": gettext_lazy("Enforce"), "shadow": gettext_lazy("Shadow mode"), "off": gettext_lazy("Switch off")}
 
@@ -92,7 +94,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
     list_display = ("name", "sentence", "mode", "order")
     list_editable = ("order",)
     list_filter = ("mode", "audience")
-    search_fields = ("name", "description", "path", "route", "key", "group", "descriptor")
+    search_fields = ("name", "description", "path", "route", "key", "group")
     actions = (enforce, shadow, switch_off)
     save_on_top = True
     readonly_fields = ("dependents",)
@@ -114,7 +116,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
                 ),
             },
         ),
-        (gettext_lazy("Scope"), {"fields": ("path", "route", "methods", "audience", "groups", "descriptor", "exempt")}),
+        (_SCOPE, {"fields": ("path", "route", "methods", "audience", "groups", "exempt")}),
         (
             gettext_lazy("Bans"),
             {
@@ -129,7 +131,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
             },
         ),
         (
-            gettext_lazy("Advanced"),
+            _ADVANCED,
             {
                 "classes": ("collapse",),
                 "fields": (
@@ -184,11 +186,28 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
         return rule_words(rule)
 
     def get_form(self, request: HttpRequest, obj: Any = None, *args: Any, **kwargs: Any) -> Any:
+        names = kwargs.get("fields") or flatten_fieldsets(self.get_fieldsets(request, obj))
+        kwargs["fields"] = [name for name in names if name not in rule_fields()]
         form = super().get_form(request, obj, *args, **kwargs)
         may_edit = [inline.has_change_permission(request, obj) for inline in self.get_inline_instances(request, obj)]
         # What a link has filled in is compared with the row when it is sent.
         filled = filled_in(request, obj.more_rates) if obj is not None and request.method == "GET" else {}
         return type(form.__name__, (form,), {"has_tiers": any(may_edit), "filled": filled})
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """With the fields that annexes add."""
+        added = rule_fields()
+        places = [name for name in added if name in PLACES]
+        more: dict[Any, list[str]] = {_SCOPE: places, _ADVANCED: [name for name in added if name not in PLACES]}
+        return [
+            (title, {**section, "fields": (*section["fields"], *more.get(title, ()))})
+            for title, section in super().get_fieldsets(request, obj)
+        ]
+
+    def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:
+        """With the places that annexes add."""
+        places = [f"extra__{FIELDS_OF_ANNEXES[name]}__{name}" for name in rule_fields() if name in PLACES]
+        return (*self.search_fields, *places)
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
         return super().get_changelist_form(request, **{"form": RowForm, **kwargs})

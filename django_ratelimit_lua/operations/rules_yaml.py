@@ -11,13 +11,14 @@ from django.core.exceptions import ValidationError
 from django.db import router, transaction
 
 from ..contrib.breakers.rows import TIMES, TUNED, row_problems
+from ..extension import FIELDS_OF_ANNEXES, rule_fields
 from ..limits.algorithms import SYNONYMS
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, time_text, time_us
 from ..models import RateLimitBreaker, RateLimitRule, RateLimitTier
 from ..models.audit import one_change
 from ..rules.describe import difference, reading
-from ..rules.rule import RuleError, compile_rule
+from ..rules.rule import RuleError, compile_rule, refuse_absent
 
 Declared = Mapping[str, Any]
 Built = tuple[RateLimitRule, list[RateLimitTier]]
@@ -124,7 +125,9 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
     if rule.group == rule.name and not rule.path and not rule.route:
         rule.group = ""
     rule.methods = list(dict.fromkeys(name.upper() for name in _listed(given.get("method"))))
-    rule.descriptor = "\n".join(_listed(given.get("descriptor")))
+    fields = rule_fields()
+    for word in filter(given.get, FIELDS_OF_ANNEXES):  # Of an annex that is not installed, the history has some.
+        rule.annex(word, fields[word].clean(given[word]) if word in fields else given[word])
     rule.key = "+".join(_listed(given.get("key")))
     rule.audience, *others = _listed(given.get("audience")) or ["everyone"]
     if rule.audience.startswith("group:"):
@@ -203,6 +206,8 @@ def load(text: str, source: str = "Rules") -> Loaded:
                     raise RuleError(where, BREAKER, f"two breakers are called {breaker.name}")
                 breakers[breaker.name] = breaker
                 continue
+            if isinstance(given, Mapping):
+                refuse_absent(given, where)
             built.append(build_rule(given, where))
         except RuleError as error:
             problems += error.each

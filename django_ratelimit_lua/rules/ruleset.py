@@ -13,7 +13,6 @@ from django.utils.functional import cached_property
 
 from ..conf import conf
 from ..contrib.breakers.rows import BreakerError, BreakerRow, read_row
-from ..contrib.gateway.descriptors import NAMED, DescriptorIndex, Entries
 from ..identity import key_id, secrets_by_id
 from ..limits.call import NO_RULES, Revision
 from .overrides import is_kind
@@ -148,14 +147,9 @@ class Ruleset:
         self.by_name: Mapping[str, Rule] = by_name
         self.rules = tuple(sorted(by_name.values(), key=attrgetter("order")))
         in_force = [rule for rule in self.rules if rule.mode != "off"]
-        self._at_paths = [
-            rule
-            for rule in in_force
-            if rule.group is None and (rule.descriptor is None or rule.paths or rule.route is not None)
-        ]
+        self._at_paths = [rule for rule in in_force if rule.group is None and not rule.is_elsewhere]
         self._index = PathIndex(self._at_paths)
         self._for_proxies: dict[bool, PathIndex] = {}
-        self._descriptors = DescriptorIndex(in_force)
         self._beside: dict[str, list[Rule]] = {}
         for rule in self.rules:
             if rule.group not in (None, rule.name) and rule.mode != "off" and rule.template is not None:
@@ -222,16 +216,6 @@ class Ruleset:
     def matching(self, request: HttpRequest) -> list[Rule]:
         """The rules for a request, in their order; those for call sites are not among them."""
         return [rule for rule in self.at_path(request.path_info) if rule.matches_route(request)]
-
-    def for_descriptor(self, domain: str, entries: Entries) -> Rule | None:
-        """The rule for one of Envoy's descriptors: the most specific one of those whose descriptor it is; else the one
-        that its first entry names as `generic_key`, if that is for no descriptors of its own."""
-        rule = self._descriptors.find(domain, entries)
-        if rule is None and entries and entries[0][0] == NAMED:
-            rule = self.by_name.get(entries[0][1])
-            if rule is not None and (rule.descriptor is not None or rule.template is None or rule.mode == "off"):
-                return None
-        return rule
 
     def replacement_for(self, name: str, call_sites: Sequence[Rule], request: HttpRequest) -> list[Rule] | None:
         """What takes the place of call sites of that name, if a rule does: that rule, or nothing."""
