@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,13 +19,21 @@ class Worker:
     """A process of a site: `worker("ask()")` is what that expression is there."""
 
     def __init__(
-        self, prefix: str, databases: dict[str, Path], *, compare_seconds: float = 3600.0, at: str = "", **settings: Any
+        self,
+        prefix: str,
+        databases: dict[str, Path],
+        *,
+        compare_seconds: float = 3600.0,
+        at: str = "",
+        annexes: Sequence[str] = (),
+        **settings: Any,
     ) -> None:
         given = {
             "url": at or url(),
             "prefix": prefix,
             "databases": {name: str(path) for name, path in databases.items()},
             "settings": settings,
+            "annexes": list(annexes),
             "compare_seconds": compare_seconds,
         }
         environment = {**os.environ, "RATELIMIT_TEST_SITE": json.dumps(given)}
@@ -61,17 +70,17 @@ class Worker:
         self._process.stdout.close()
 
 
-def migrated(path: Path) -> Path:
+def migrated(path: Path, *annexes: str) -> Path:
     """A database of its own, as `migrate` makes it."""
-    path.write_bytes(_migrated())
+    path.write_bytes(_migrated(annexes))
     return path
 
 
 @cache
-def _migrated() -> bytes:
+def _migrated(annexes: tuple[str, ...]) -> bytes:
     with TemporaryDirectory() as folder:
         path = Path(folder, "db.sqlite3")
-        with Worker("migrations:", {"default": path}) as worker:
+        with Worker("migrations:", {"default": path}, annexes=annexes) as worker:
             worker("call_command('migrate', verbosity=0)")
         return path.read_bytes()
 
