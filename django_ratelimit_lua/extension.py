@@ -111,6 +111,14 @@ class Extension:
         """Its gauges."""
         return ()
 
+    def tend(self) -> None:
+        """Begin what is due in the background. While requests arrive, one of all processes calls it every ten seconds."""
+
+    def outdated(self, using: str, before: Any) -> Mapping[str, Any]:
+        """Its rows from before this moment, as ordered query sets, by what they are: `RATELIMIT_HISTORY_DAYS` and
+        `manage.py ratelimit history prune` delete them."""
+        return {}
+
     def health(self) -> Iterable[str]:
         """Lines of `manage.py ratelimit health`. Raises `StoreError` or a problem as `RatelimitError`."""
         return ()

@@ -11,12 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from django.conf import settings as own_settings
+
 from tests.nursery import Born
 from tests.server import url
 
 
 class Worker:
-    """A process of a site: `worker("ask()")` is what that expression is there."""
+    """A process of a site, with the annexes of the test: `worker("ask()")` is what that expression is there."""
 
     def __init__(
         self,
@@ -25,15 +27,15 @@ class Worker:
         *,
         compare_seconds: float = 3600.0,
         at: str = "",
-        annexes: Sequence[str] = (),
+        annexes: Sequence[str] | None = None,
         **settings: Any,
     ) -> None:
         given = {
             "url": at or url(),
             "prefix": prefix,
             "databases": {name: str(path) for name, path in databases.items()},
+            "apps": _apps(annexes),
             "settings": settings,
-            "annexes": list(annexes),
             "compare_seconds": compare_seconds,
         }
         environment = {**os.environ, "RATELIMIT_TEST_SITE": json.dumps(given)}
@@ -68,6 +70,13 @@ class Worker:
         self._process.stdin.close()
         self._process.wait(30)
         self._process.stdout.close()
+
+
+def _apps(annexes: Sequence[str] | None) -> list[str]:
+    """The package and these annexes; None: those of the test session."""
+    if annexes is None:
+        return [app for app in own_settings.INSTALLED_APPS if app.startswith("django_ratelimit_lua")]
+    return ["django_ratelimit_lua", *(f"django_ratelimit_lua.contrib.{name}" for name in annexes)]
 
 
 def migrated(path: Path, *annexes: str) -> Path:

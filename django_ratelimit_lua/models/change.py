@@ -143,7 +143,7 @@ class RateLimitChange(models.Model):
 
     revision = models.BigIntegerField(_("revision"), db_index=True)
     tag = models.CharField(_("tag of the revision"), max_length=16, blank=True)
-    at = models.DateTimeField(_("when"), auto_now_add=True)
+    at = models.DateTimeField(_("when"), auto_now_add=True, db_index=True)
     by = models.CharField(_("by"), max_length=254, blank=True)
     kind = models.CharField(_("kind"), max_length=10, choices=kind_choices)
     object_id = models.BigIntegerField(_("row"), null=True, db_index=True)

@@ -21,6 +21,7 @@ from ..verbs import (  # noqa: F401 - each module declares its verbs
     Verb,
     bans,
     health,
+    history,
     overrides,
     reset,
     rules,
