@@ -12,11 +12,9 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
-from django.utils import translation
 
 from .conf import SETTINGS, callables, conf
 from .contrib.breakers.circuits import circuits
-from .contrib.gateway.conf import settings as gateway_settings
 from .contrib.statistics.conf import settings as statistics_settings
 from .exceptions import StoreError
 from .extension import FIELDS_OF_ANNEXES, install, is_installed
@@ -27,10 +25,9 @@ from .models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from .publishing.publish import primary, read_published, values_by_key
 from .rules import provider
 from .rules.callsite import LIMITER, group_of, known_call_sites
-from .rules.describe import unknown_names
 from .rules.methods import method_name
 from .rules.places import place_problems
-from .rules.rule import Rule, RuleError
+from .rules.rule import Rule
 from .rules.ruleset import settings_problems, settings_rules
 from .rules.stacks import BEFORE_METHODS, is_behind_login, on_view, url_patterns
 from .store import why_unusable
@@ -86,17 +83,6 @@ SHORT_BAN = Problem(
 MANY_KINDS = Problem(Warning, "W016", "Tell clients apart by the value of one field, and not by its name.")
 NO_PACKAGE = Problem(Warning, "W017", "Install django-ratelimit-lua[{extra}].")
 NO_STATISTICS = Problem(Warning, "W018", "Take out RATELIMIT_STATISTICS = False, or the token.")
-NO_GATEWAY = Problem(
-    Error,
-    "E019",
-    "Set RATELIMIT_GATEWAY_SECRET, and RATELIMIT_TRUSTED_PROXIES to the networks the proxy asks from.",
-)
-NOT_FOR_PROXIES = Problem(
-    Info,
-    "I020",
-    "Count by the address, a header or a cookie; who is logged in, RATELIMIT_GATEWAY_USER_HEADER can say; slots are "
-    "for Envoy over gRPC, and for services that ask themselves.",
-)
 TENANT_APP = Problem(
     Error, "E023", "Put it into SHARED_APPS, and into no other list: all tenants share its tables and its rules."
 )
@@ -172,10 +158,9 @@ def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
     yield from _place_problems(active)
     needs_user = ", ".join(rule.name for rule in active if rule.needs_user)
     by_session = ", ".join(rule.name for rule in active if rule.needs_session)
-    is_applied_here = any(rule.group is None and not rule.is_elsewhere for rule in rules)  # Not by call sites.
-    with suppress(ImproperlyConfigured):  # `check_settings` says it.
-        if MIDDLEWARE not in settings.MIDDLEWARE and gateway_settings.GATEWAY_DIALECT is not None:
-            return  # The gateway applies them, see `check_gateway`.
+    is_applied_here = any(rule.is_for_requests for rule in rules)
+    if MIDDLEWARE not in settings.MIDDLEWARE and is_installed("gateway"):
+        return  # A process may serve nothing but the gateway, which applies them.
     if is_applied_here and MIDDLEWARE not in settings.MIDDLEWARE:
         yield UNUSED_RULES.message("RATELIMIT_RULES has rules, but nothing applies them.")
     elif is_applied_here and needs_user and AUTHENTICATION not in settings.MIDDLEWARE:
@@ -211,40 +196,6 @@ def _no_session(what: str) -> Iterator[CheckMessage]:
 def _one_for_all(what: str, otherwise: str) -> CheckMessage:
     text = f"{what} counts all who are not logged in as one: its key goes by the user."
     return ONE_FOR_ALL.message(text, otherwise=otherwise)
-
-
-@register(Tags.caches)
-def check_gateway(**kwargs: Any) -> Iterator[CheckMessage]:
-    """A proxy that asks the gateway can be believed, and it is said which rules of the settings it is not told of."""
-    with suppress(ImproperlyConfigured):  # `check_settings` and `check_rules` say it.
-        if gateway_settings.GATEWAY_DIALECT is not None:
-            if gateway_settings.GATEWAY_SECRET is None or not conf.TRUSTED_PROXIES:
-                yield NO_GATEWAY.message("The gateway answers 403 to every proxy, as it can believe none.")
-            yield from _not_for_proxies(settings_rules())
-
-
-@register(Tags.database)
-def check_gateway_rules(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
-    """The same of the rules of the admin, with `--database`."""
-    using = primary()
-    if using in (databases or ()):
-        with suppress(ImproperlyConfigured, DatabaseError):
-            if gateway_settings.GATEWAY_DIALECT is not None:
-                rules = []
-                for row in RateLimitRule.objects.using(using).prefetch_related("tiers"):
-                    with suppress(RuleError):  # Somebody has broken the row by hand.
-                        rules.append(row.compiled())
-                yield from _not_for_proxies(rules)
-
-
-def _not_for_proxies(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
-    is_user_known = gateway_settings.GATEWAY_USER_HEADER is not None
-    for rule in rules:
-        unknown = rule.unknown_to_proxies(is_user_known=is_user_known)
-        if unknown and rule.group is None and rule.mode != "off":
-            with translation.override(None):  # As all that checks say.
-                why = f"it does not know {unknown_names(unknown)}"
-            yield NOT_FOR_PROXIES.message(f"The rule {rule.name!r} does not apply to what a proxy asks about: {why}.")
 
 
 @register(Tags.urls)

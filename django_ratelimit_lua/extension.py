@@ -103,6 +103,10 @@ class Extension:
         """For the names of limits that a list shows, the cell of each. Raises `StoreError`."""
         return {}
 
+    def notices(self, rule: Any) -> Iterable[str]:
+        """Sentences about a compiled rule, which its form shows and saving it reports."""
+        return ()
+
     def links(self, request: Any, rule: Any = None) -> Iterable[tuple[str, str]]:
         """Links, as (label, URL), above the rule list, or on the form of one rule."""
         return ()
@@ -112,7 +116,7 @@ class Extension:
         return ()
 
     def tend(self) -> None:
-        """Begin what is due in the background. While requests arrive, one of all processes calls it every ten seconds."""
+        """Begin what is due in the background. Every ten seconds with requests, one of all processes calls it."""
 
     def outdated(self, using: str, before: Any) -> Mapping[str, Any]:
         """Its rows from before this moment, as ordered query sets, by what they are: `RATELIMIT_HISTORY_DAYS` and

@@ -3,10 +3,9 @@
 from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
-from ..models import RateLimitBreaker, RateLimitChange, RateLimitClient, RateLimitOverride, RateLimitRule
+from ..models import RateLimitBreaker, RateLimitChange, RateLimitOverride, RateLimitRule
 from .bans import BanPage
 from .breakers import BreakerAdmin
-from .clients import ClientAdmin
 from .history import ChangeAdmin
 from .inspector import InspectorPage
 from .overrides import OverrideAdmin
@@ -18,7 +17,6 @@ from .statistics import StatisticsPages
 
 admin.site.register(RateLimitRule, RuleAdmin)
 admin.site.register(RateLimitOverride, OverrideAdmin)
-admin.site.register(RateLimitClient, ClientAdmin)
 admin.site.register(RateLimitBreaker, BreakerAdmin)
 admin.site.register(RateLimitChange, ChangeAdmin)
 register_page("Inspector", _("Inspector"), InspectorPage)

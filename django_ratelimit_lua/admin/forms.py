@@ -136,11 +136,10 @@ class RuleForm(AskingForm, VersionedForm):
         super().__init__(*args, **{"label_suffix": "", **kwargs})
         for word, added in rule_fields().items():
             value = self.instance.annexed().get(word)
-            if "path" in self.fields:
-                self.fields[word] = added.form_field()
-                self.initial.setdefault(word, value)
-            else:  # A rule that may only be looked at.
-                setattr(self.instance, word, added.describe(value) if value else "—")
+            self.initial.setdefault(word, value)
+            self.fields[word] = added.form_field()
+            if "path" not in self.fields:  # A rule that may only be looked at: Django's page looks for an attribute.
+                setattr(self.instance, word, added.describe(value) or value if value else "—")
         self.initial.update(self.filled)
         _bound(self)
         self.instance.to_check = "without tiers" if self.has_tiers else "all"

@@ -20,11 +20,10 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..contrib.gateway.conf import settings as gateway_settings
 from ..contrib.replay.page import LogReplay
 from ..contrib.statistics.last_day import cells
 from ..exceptions import StoreError
-from ..extension import FIELDS_OF_ANNEXES, PLACES, rule_fields
+from ..extension import FIELDS_OF_ANNEXES, PLACES, extensions, rule_fields
 from ..identity.request_state import request_state
 from ..limits.options import OPTIONS
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
@@ -32,7 +31,7 @@ from ..models.audit import acting
 from ..operations.call_sites import call_sites_of, rule_words
 from ..operations.surprises import judged
 from ..publishing.publish import primary, publish
-from ..rules.describe import reading, unknown_words
+from ..rules.describe import reading
 from ..rules.places import meant_by
 from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
@@ -177,8 +176,8 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
             super().save_model(request, obj, form, change)
             for notice in form.notices:
                 messages.warning(request, notice)
-            if words := _unknown_to_proxies(obj):
-                messages.info(request, words)
+            for text in _notices(obj):
+                messages.info(request, text)
 
     @admin.display(description=gettext_lazy("summary"))
     def sentence(self, rule: RateLimitRule) -> str:
@@ -289,7 +288,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
         rule = kwargs.get("obj")
         if rule is not None and rule.mode == "shadow":
             context["judged"] = judged(rule)
-        context["unknown_to_proxies"] = "" if rule is None else _unknown_to_proxies(rule)
+        context["notices"] = [] if rule is None else _notices(rule)
         context |= _in_place_of("" if rule is None else rule.name)
         context["show_preview"] = IS_POPUP_VAR not in request.GET
         return super().render_change_form(request, context, *args, **kwargs)
@@ -361,16 +360,13 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
         return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[rule.pk]))
 
 
-def _unknown_to_proxies(row: RateLimitRule) -> str:
-    """Why a rule does not apply to what a proxy asks about, in words; empty where it does, or none asks."""
-    if gateway_settings.GATEWAY_DIALECT is None or row.mode == "off":
-        return ""
+def _notices(row: RateLimitRule) -> list[str]:
+    """What annexes say about a rule."""
     try:
         rule = row.compiled()
     except RuleError:
-        return ""  # Somebody has broken the row by hand.
-    unknown = rule.unknown_to_proxies(is_user_known=gateway_settings.GATEWAY_USER_HEADER is not None)
-    return unknown_words(unknown) if unknown and rule.group is None else ""
+        return []  # The row was broken by hand.
+    return [text for extension in extensions for text in extension.notices(rule)]
 
 
 def _in_place_of(name: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -159,29 +159,6 @@ def where(given: Declared) -> str:
         ]
         parts.append(_("for %(audience)s") % {"audience": _(" and ").join(words)})
     return " ".join(filter(None, parts))
-
-
-def unknown_names(unknown: Sequence[str]) -> str:
-    """What a proxy does not know of a request; see `Rule.unknown_to_proxies`.
-
-    >>> unknown_names(["user", "end"])
-    'who is logged in, when the request is over'
-    """
-    words = {
-        "route": _("the route"),
-        "user": _("who is logged in"),
-        "session": _("the session"),
-        "body": _("fields of the body"),
-        "end": _("when the request is over"),
-    }
-    return ", ".join(words[what] for what in unknown)
-
-
-def unknown_words(unknown: Sequence[str]) -> str:
-    """That a rule does not apply to what a proxy asks about, and why; see `Rule.unknown_to_proxies`."""
-    return _("Requests that a proxy asks about are not limited by this rule: the proxy does not know %(what)s.") % {
-        "what": unknown_names(unknown)
-    }
 
 
 def difference(before: Declared | None, after: Declared | None) -> list[str]:

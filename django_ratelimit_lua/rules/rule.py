@@ -128,7 +128,12 @@ class Rule:
         return None if self.template is None else self.template.key
 
     @property
-    def _keys(self) -> list[Key]:
+    def is_for_requests(self) -> bool:
+        """Whether the middleware applies it: it is neither for call sites nor for what only an annex knows."""
+        return self.group is None and not self.is_elsewhere
+
+    @property
+    def keys(self) -> list[Key]:
         """What it reads of a request: whom it counts, and whom it bans."""
         keys = () if self.template is None else (self.template.key, self.template.ban_key)
         return [key for key in keys if key is not None]
@@ -138,32 +143,18 @@ class Rule:
         """Whether it can only be decided when the user is known."""
         if self.template is None:
             return False
-        of_key = any(key.needs_user for key in self._keys)
+        of_key = any(key.needs_user for key in self.keys)
         return of_key or bool(self.template.tiers) or EVERYONE not in self.audience
 
     @property
     def needs_session(self) -> bool:
         """Whether it can only be decided when the session is known."""
-        return any(key.needs_session for key in self._keys)
+        return any(key.needs_session for key in self.keys)
 
     @property
     def needs_route(self) -> bool:
         """Whether whom it counts depends on the route."""
-        return any(key.needs_route for key in self._keys)
-
-    def unknown_to_proxies(self, *, is_user_known: bool) -> list[str]:
-        """What it goes by that a proxy cannot know of a request: "route", "user", "session", "body", and "end", where
-        slots are held until it is over. Where there is any, it does not apply to what a proxy asks about.
-        `is_user_known`: a header of the proxy's says who it is."""
-        rates = () if self.template is None else self.template.rates
-        needs = {
-            "route": self.route is not None or self.needs_route,
-            "user": self.needs_user and not is_user_known,
-            "session": self.needs_session,
-            "body": any(key.needs_body for key in self._keys),
-            "end": any(isinstance(rate, Rate) and rate.is_slots for rate in rates),
-        }
-        return [what for what, is_needed in needs.items() if is_needed]
+        return any(key.needs_route for key in self.keys)
 
     @property
     def lumps_strangers(self) -> bool:

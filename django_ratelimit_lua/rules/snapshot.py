@@ -41,7 +41,6 @@ _PARTS: Mapping[str, tuple[type, bool]] = {
     "field_keys": (dict, True),
     "parts": (dict, False),
     "database": (str, False),
-    "clients": (list, False),
 }
 """The parts of a snapshot: of which type, and whether its values, or itself, are lists of texts."""
 

@@ -18,8 +18,7 @@ PUBLIC = {
     "gateway.asgi": "application",
     "gateway.urls": "urlpatterns",
     "middleware": "RateLimitMiddleware",
-    "models": "RateLimitBreaker RateLimitChange RateLimitClient RateLimitOverride RateLimitRevision "
-    "RateLimitRule RateLimitTier",
+    "models": "RateLimitBreaker RateLimitChange RateLimitOverride RateLimitRevision RateLimitRule RateLimitTier",
     "operations": "ActiveBan BadReferenceError ClientAddress Explanation Health KnownLimit OpenedReference "
     "RuleError active_bans ahealth client_address compile_rule explain finish health lift_bans normalised "
     "open_reference publish reading refusal_counts",
