@@ -116,7 +116,7 @@ class Extension:
         return ()
 
     def tend(self) -> None:
-        """Begin what is due in the background. Every ten seconds with requests, one of all processes calls it."""
+        """Begin what is due in the background. One process calls it every ten seconds while requests arrive."""
 
     def outdated(self, using: str, before: Any) -> Mapping[str, Any]:
         """Its rows from before this moment, as ordered query sets, by what they are: `RATELIMIT_HISTORY_DAYS` and
