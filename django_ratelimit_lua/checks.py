@@ -17,7 +17,7 @@ from .conf import SETTINGS, callables, conf
 from .contrib.breakers.circuits import circuits
 from .contrib.statistics.conf import settings as statistics_settings
 from .exceptions import StoreError
-from .extension import FIELDS_OF_ANNEXES, install, is_installed
+from .extension import FIELDS_OF_ANNEXES, install, is_installed, rule_fields
 from .identity import secrets_by_id
 from .limits.limit import Limit
 from .limits.rate import LimitError, Rate
@@ -388,7 +388,7 @@ def check_annexes(databases: Sequence[str] | None = None, **kwargs: Any) -> Iter
     with suppress(DatabaseError):  # Not migrated yet, or not there.
         rows = RateLimitRule.objects.using(using).exclude(extra={}) if using in (databases or ()) else ()
         for word, annex in FIELDS_OF_ANNEXES.items():
-            names = [] if is_installed(annex) else [repr(row.name) for row in rows if word in row.annexed()]
+            names = [] if word in rule_fields() else [repr(row.name) for row in rows if word in row.annexed()]
             if names:
                 text = f"The field {word} of the rules {', '.join(names)} is ignored: its annex is not installed."
                 yield ABSENT_ANNEX.message(text, right=install(annex))

@@ -7,12 +7,12 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
-from django.core.checks import CheckMessage, Error, Info, Tags, register
+from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 from django.utils import translation
 
-from ...checks import NO_PACKAGE, Problem
+from ...checks import Problem
 from ...conf import conf
 from ...models import RateLimitRule
 from ...publishing.publish import primary
@@ -22,6 +22,7 @@ from .conf import settings
 from .descriptors import WORD
 from .proxied import lacking
 
+NO_GRPC = Problem(Warning, "W017", "Install django-ratelimit-lua[grpc].")
 NO_GATEWAY = Problem(
     Error,
     "E019",
@@ -45,7 +46,7 @@ def check_gateway(**kwargs: Any) -> Iterator[CheckMessage]:
         described = ", ".join(rule.name for rule in rules if WORD in rule.extra and rule.mode != "off")
         if described and find_spec("grpc") is None:
             text = f"Rules are for Envoy's descriptors, but there is no grpcio: {described}."
-            yield NO_PACKAGE.message(text, extra="grpc")
+            yield NO_GRPC.message(text)
         yield from _not_for_proxies(rules)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +26,19 @@ from tests.acceptance.test_admin import RULES, given, visits
 site = test_admin.site
 EDGE = {"gateway": {"descriptor": ["generic_key=edge"]}}
 LINE = 'Add "django_ratelimit_lua.contrib.gateway" to INSTALLED_APPS'
+
+
+WITHOUT = """
+from importlib import import_module
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+settings.configure(INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratelimit_lua"])
+for name in ("asgi", "urls"):
+    try:
+        import_module(f"django_ratelimit_lua.contrib.gateway.{name}")
+    except ImproperlyConfigured as error:
+        print(error)
+"""
 
 
 @contextmanager
@@ -88,3 +103,12 @@ def test_its_words_are_errors_in_settings_and_yaml(settings: Any) -> None:
         for attempt in (settings_rules, lambda: plan(text)):
             with pytest.raises((ImproperlyConfigured, RuleError), match=LINE):
                 attempt()
+
+
+def test_its_urls_and_its_server_need_the_app() -> None:
+    """The error names the line to add."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        f"django_ratelimit_lua.contrib.gateway.asgi is served, but the app is not installed. {LINE}.",
+        f"django_ratelimit_lua.contrib.gateway.urls is included, but the app is not installed. {LINE}.",
+    ]
