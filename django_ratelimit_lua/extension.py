@@ -20,34 +20,86 @@ SETTINGS_OF_ANNEXES = {
     "GATEWAY_USER_HEADER": "gateway",
 }
 """Which annex defines a setting. The system check names the app to install if a project sets it without the annex."""
+FIELDS_OF_ANNEXES = {"descriptor": "gateway"}
+"""Which annex defines a field of rules."""
+PLACES = ("descriptor",)
+"""Those of these fields that are places of their own: a rule with one needs neither a path nor a key."""
 
 
 class RuleField(NamedTuple):
-    """A field that an annex adds to rules. `RateLimitRule.extra` stores its value under the name of the annex.
+    """A field that an annex adds to rules; see `FIELDS_OF_ANNEXES`.
 
-    - `name`: the word in YAML, settings and the snapshot;
-    - `form_field`: returns a new form field for the admin;
-    - `clean`: returns the value as JSON, or raises `LimitError`;
-    - `compile`: returns what requests are compared with, from that JSON;
-    - `describe`: returns the words that the rule list shows for a value; empty: none;
-    - `is_place`: a value says where the rule applies, so that the rule needs neither a path nor a key.
+    `RateLimitRule.extra` stores its value, in settings and YAML it is a word like any other, and `Rule.extra` has the
+    compiled value. A value that is empty or false is none.
+
+    - `label`: what forms and the history call it;
+    - `form_field`: returns a new form field, whose values are those of `clean`;
+    - `clean`: returns a value as JSON, or raises `LimitError`;
+    - `compile`: returns what decisions use, from that JSON, or raises `LimitError`;
+    - `check`: called with a compiled `Rule` that has a value; raises `LimitError` for what contradicts it;
+    - `describe`: returns the words for a value in the sentence about a rule; empty: none.
     """
 
     name: str
+    label: Any
     form_field: Callable[[], Any]
     clean: Callable[[Any], Any]
     compile: Callable[[Any], Any] = lambda value: value
+    check: Callable[[Any], None] = lambda rule: None
     describe: Callable[[Any], str] = lambda value: ""
-    is_place: bool = False
+
+
+WORDS_OF_ANNEXES = {"breaker": "breakers"}
+"""Which annex defines items of the rules' YAML file, by the word that begins one."""
+
+
+class Document(NamedTuple):
+    """Rows that `ratelimit rules export` and `import` keep beside the rules, as items such as `breaker: payments`.
+
+    - `word`: begins an item; its value is the name of the row;
+    - `stored`: returns what is in the database, by name;
+    - `build`: returns an item as `stored` would, or raises `RuleError`; it gets the item and where that is;
+    - `save`: saves what a name stands for; None: deletes it;
+    - `notices`: returns warnings about a new name;
+    - `applied`: returns the message that so many were saved;
+    - `permissions`: all that a user needs.
+    """
+
+    word: str
+    stored: Callable[[], Mapping[str, Mapping[str, Any]]]
+    build: Callable[[Mapping[str, Any], str], Mapping[str, Any]]
+    save: Callable[[str, Mapping[str, Any] | None], None]
+    notices: Callable[[str], list[str]]
+    applied: Callable[[int], str]
+    permissions: Sequence[str]
+
+
+class Finding(NamedTuple):
+    """What an annex does with a request that no limit refuses, for the inspector.
+
+    - `label`, `words`: what it is about, and how that is, in one line;
+    - `passes`: whether it lets the request through; None: it cannot be known;
+    - `verdict`: the sentence to say if it does not;
+    - `url_name`, `query`: of its page, for users who have one of the `permissions`.
+    """
+
+    label: str
+    words: str
+    passes: bool | None
+    verdict: str
+    url_name: str
+    query: str
+    permissions: Sequence[str]
 
 
 class Metric(NamedTuple):
-    """A gauge: its name, its help text, the name of its label, and a function that returns a number for each label."""
+    """A gauge: its name, its help text, the names of its labels, and a function that returns a number for each tuple
+    of their values. It raises `StoreError`."""
 
     name: str
     help: str
-    label: str
-    read: Callable[[], Mapping[str, float]]
+    labels: Sequence[str]
+    read: Callable[[], Mapping[tuple[str, ...], float]]
 
 
 class Extension:
@@ -63,6 +115,8 @@ class Extension:
     """Modules that declare verbs of `manage.py ratelimit`."""
     rule_fields: Sequence[RuleField] = ()
     """Fields that it adds to rules."""
+    documents: Sequence[Document] = ()
+    """Its rows in the rules' YAML file."""
 
     def snapshot(self, using: str) -> Any:
         """Its part of the published snapshot, as JSON, from this database; None: it has none. A process without the
@@ -95,13 +149,21 @@ class Extension:
         """Whether new rules have to be loaded at once, rather than within half a second of all processes."""
         return False
 
-    def inspect(self, request: Any, view: Any) -> Iterable[Any]:
-        """Sections of the inspector for this request: (template, context)."""
+    def inspect(self, marks: Sequence[Any], has_handler: bool) -> Iterable[Finding]:
+        """What a request meets at the marks that its decorators left on a view. `has_handler`: the middleware or DRF
+        answers exceptions, see `error_details`."""
         return ()
+
+    def error_details(self, error: Exception) -> Any:
+        """`ErrorDetails` for the response to an exception that a view raised; None: it is not its own."""
 
     def columns(self, request: Any, names: Sequence[str]) -> Mapping[str, Any]:
         """For the names of limits that a list shows, the cell of each. Raises `StoreError`."""
         return {}
+
+    def notices(self, rule: Any) -> Iterable[str]:
+        """Sentences about a compiled rule, which its form shows and saving it reports."""
+        return ()
 
     def links(self, request: Any, rule: Any = None) -> Iterable[tuple[str, str]]:
         """Links, as (label, URL), above the rule list, or on the form of one rule."""
@@ -145,6 +207,16 @@ def register(extension: Extension) -> None:
 def is_installed(name: str) -> bool:
     """Whether an annex is in `INSTALLED_APPS`. Known before `AppConfig.ready`: models may import limiters."""
     return apps.is_installed(f"django_ratelimit_lua.contrib.{name}")
+
+
+def documents() -> dict[str, Document]:
+    """What installed annexes keep in the rules' YAML file, by word."""
+    return {document.word: document for extension in extensions for document in extension.documents}
+
+
+def rule_fields() -> dict[str, RuleField]:
+    """The fields that installed annexes add to rules, by name."""
+    return {field.name: field for extension in extensions for field in extension.rule_fields}
 
 
 def install(name: str) -> str:

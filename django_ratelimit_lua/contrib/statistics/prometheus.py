@@ -7,13 +7,15 @@ are names of rules and call sites, never anything of a request.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...engine.bans import bans_active
 from ...engine.slots import in_flight
 from ...exceptions import StoreError
-from ...store import FAILURES, Patience, circuit_key, circuits_key, get_store
+from ...extension import Metric as Gauge
+from ...extension import extensions
+from ...store import FAILURES, Patience, get_store
 from .buckets import TIME_BOUNDS
 from .keys import MAX_LABELS, OTHER, REST
 from .reading import totals
@@ -25,10 +27,6 @@ if TYPE_CHECKING:
 
 SECONDS = 5.0
 """For which a scrape waits for Redis at most; Prometheus by default waits ten."""
-STATES = {b"closed": "closed", b"open": "open", b"half": "half_open", b"ramp": "ramp"}
-"""States of breakers, as their keys have them, and as labels."""
-FORCED = ("open", "closed")
-"""What operators force, as labels."""
 
 
 class Collector:
@@ -37,9 +35,6 @@ class Collector:
     Where Redis does not answer, only `ratelimit_store_up 0` is told: counters that are not known are left out, as a
     total that falls would be taken for one that begins anew.
     """
-
-    breakers_forced: Callable[[], Mapping[str, str]] = staticmethod(dict)
-    """What operators have forced ("open", "closed"), by the names of breakers, likewise."""
 
     def describe(self) -> Iterable[Metric]:
         """The metrics without values, by which a registry knows them; Redis is not asked."""
@@ -50,30 +45,22 @@ class Collector:
         families, is_up = _families(), True
         try:
             found = totals(Patience(SECONDS))
-            states, held = breaker_states(Patience(SECONDS)), in_flight()
-            bans, forced = _by_label(bans_active()), self.breakers_forced()
+            gauges = {metric.name: metric.read() for metric in _gauges()}
         except StoreError:
             is_up = False
         families["store_up"].add_metric([], float(is_up and not get_store().is_paused))
         if not is_up:
             return [families["store_up"]]
         families["rules_revision"].add_metric([], found.revision)
-        for breaker, state in states.items():
-            for each in STATES.values():
-                families["breaker_state"].add_metric([breaker, each], each == state)
-        for breaker in sorted({*states, *forced})[:MAX_LABELS]:
-            for how in FORCED:
-                families["breaker_forced"].add_metric([breaker, how], forced.get(breaker) == how)
+        for name, numbers in gauges.items():
+            for labels, number in numbers.items():
+                families[name].add_metric([label.encode(errors="replace").decode() for label in labels], number)
         by_label: dict[str, Counter[str]] = {}
         for name, counts in found.of_names.items():
             label = REST if name == OTHER else name.encode(errors="replace").decode()
             by_label.setdefault(label, Counter()).update(counts)
         for label, counts in by_label.items():
             _add_rule(families, label, counts)
-        for name, units in held.items():
-            families["in_flight"].add_metric([name.encode(errors="replace").decode()], units)
-        for name, number_of_bans in bans.items():
-            families["bans_active"].add_metric([name.encode(errors="replace").decode()], number_of_bans)
         for source, letter in SOURCES.items():
             buckets, seen = [], 0
             for number, bound in enumerate([*map(repr, TIME_BOUNDS), "+Inf"]):
@@ -85,24 +72,32 @@ class Collector:
         return families.values()
 
 
-def breaker_states(patience: Patience) -> dict[str, str]:
-    """The state of each breaker that any process has noted, at most `MAX_LABELS` of them, by the order of their names.
-    Raises `StoreError`."""
-    store, found = get_store(background=True), {}
-    names = sorted(store.execute(b"HKEYS", circuits_key(), patience=patience))[:MAX_LABELS]
-    for name in names:
-        text = name.decode(errors="replace")
-        state = store.execute(b"HGET", circuit_key(text), b"state", patience=patience)
-        found[text] = STATES.get(state or b"closed", "closed")
-    return found
+def _gauges() -> Iterable[Gauge]:
+    """Those of the core, and those of other annexes."""
+    yield IN_FLIGHT
+    yield BANS_ACTIVE
+    for extension in extensions:
+        yield from extension.metrics()
 
 
-def _by_label(counts: Counter[str]) -> Counter[str]:
-    """The same, with the smallest together as `REST` if there are more names than labels."""
-    found = Counter(dict(counts.most_common(MAX_LABELS)))
-    if rest := counts.total() - found.total():
+def _by_rule(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:
+    """By label: the smallest together as `REST` if there are more names than labels."""
+    counter = Counter(counts)
+    found = Counter(dict(counter.most_common(MAX_LABELS)))
+    if rest := counter.total() - found.total():
         found[REST] += rest
-    return found
+    return {(name,): number for name, number in found.items()}
+
+
+IN_FLIGHT = Gauge(
+    "in_flight",
+    "Slots of concurrency limits that are held, by rule or call site.",
+    ("rule",),
+    lambda: _by_rule(in_flight()),
+)
+BANS_ACTIVE = Gauge(
+    "bans_active", "Bans that are in force, by rule or call site.", ("rule",), lambda: _by_rule(bans_active())
+)
 
 
 def _families() -> dict[str, Any]:
@@ -120,25 +115,13 @@ def _families() -> dict[str, Any]:
         "decision_seconds": HistogramMetricFamily(
             "ratelimit_decision_seconds", "How long decisions took, by who decided.", labels=["source"]
         ),
-        "in_flight": GaugeMetricFamily(
-            "ratelimit_in_flight", "Slots of concurrency limits that are held, by rule or call site.", labels=["rule"]
-        ),
-        "bans_active": GaugeMetricFamily(
-            "ratelimit_bans_active", "Bans that are in force, by rule or call site.", labels=["rule"]
-        ),
         "store_up": GaugeMetricFamily("ratelimit_store_up", "Whether Redis answers the process that was scraped."),
         "store_errors": counter("store_errors", "Questions of requests that Redis did not answer.", "kind"),
-        "breaker_state": GaugeMetricFamily(
-            "ratelimit_breaker_state",
-            "1 for the state that a circuit breaker has, 0 for the others.",
-            labels=["breaker", "state"],
-        ),
-        "breaker_forced": GaugeMetricFamily(
-            "ratelimit_breaker_forced",
-            "1 for what an operator has forced a circuit breaker to, as long as it lasts, 0 for the others.",
-            labels=["breaker", "how"],
-        ),
         "rules_revision": GaugeMetricFamily("ratelimit_rules_revision", "The revision of the rules that are in force."),
+        **{
+            metric.name: GaugeMetricFamily(f"ratelimit_{metric.name}", metric.help, labels=metric.labels)
+            for metric in _gauges()
+        },
     }
 
 

@@ -21,12 +21,13 @@ from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_ratelimit_lua import CircuitBreaker, CircuitOpen, LimitError, circuit
+from django_ratelimit_lua import LimitError
+from django_ratelimit_lua.contrib.breakers import CircuitBreaker, CircuitOpen, circuit
 from django_ratelimit_lua.contrib.breakers.circuits import circuits
 from django_ratelimit_lua.contrib.breakers.rows import BreakerRow, Force
+from django_ratelimit_lua.contrib.breakers.signals import circuit_closed, circuit_half_open, circuit_opened
 from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.middleware import RateLimitMiddleware
-from django_ratelimit_lua.signals import circuit_closed, circuit_half_open, circuit_opened
 from django_ratelimit_lua.store import flusher
 from tests import clusters
 
