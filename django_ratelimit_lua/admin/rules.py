@@ -21,9 +21,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..contrib.gateway.conf import settings as gateway_settings
-from ..contrib.replay.page import LogReplay
 from ..contrib.statistics.last_day import cells
 from ..exceptions import StoreError
+from ..extension import extensions
 from ..identity.request_state import request_state
 from ..limits.options import OPTIONS
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
@@ -86,7 +86,7 @@ def switch_off(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLim
     modeladmin.switch(request, queryset, "off")
 
 
-class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
+class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     form = RuleForm
     inlines = (TierInline,)
     list_display = ("name", "sentence", "mode", "order")
@@ -272,6 +272,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
             context["judged"] = judged(rule)
         context["unknown_to_proxies"] = "" if rule is None else _unknown_to_proxies(rule)
         context |= _in_place_of("" if rule is None else rule.name)
+        context["links"] = [] if rule is None else [link for each in extensions for link in each.links(request, rule)]
         context["show_preview"] = IS_POPUP_VAR not in request.GET
         return super().render_change_form(request, context, *args, **kwargs)
 
