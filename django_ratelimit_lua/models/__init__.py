@@ -1,9 +1,8 @@
-"""The models: rules, tiers, overrides, breakers, clients of the gateway, what was changed, and what was counted."""
+"""The models: rules, tiers, overrides, breakers, clients of the gateway, and what was changed."""
 
 from .breaker import RateLimitBreaker
 from .change import RateLimitChange, RateLimitRevision
 from .client import RateLimitClient
-from .hour import RateLimitHour
 from .override import RateLimitOverride
 from .rule import RateLimitRule
 from .tier import RateLimitTier
@@ -12,7 +11,6 @@ __all__ = [
     "RateLimitBreaker",
     "RateLimitChange",
     "RateLimitClient",
-    "RateLimitHour",
     "RateLimitOverride",
     "RateLimitRevision",
     "RateLimitRule",

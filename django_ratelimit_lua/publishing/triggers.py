@@ -13,8 +13,8 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from django.db.migrations.loader import MigrationLoader
 
 from ..conf import conf
-from ..contrib.statistics import hours
 from ..exceptions import StoreError
+from ..extension import extensions
 from ..models import RateLimitOverride, RateLimitRevision
 from ..models.change import Risen, new_tag
 from ..process.tasks import Task
@@ -141,7 +141,8 @@ def _look() -> None:
         # Where it is not known yet which database this is, each process has to find out.
         is_due = _pause or provider.database is None or problems.unpublished
         if (is_due or take_turn(_turn_key(), provider.COMPARE_SECONDS)) and _publish(failure, rebuild=_pause > 0):
-            hours.look()
+            for extension in extensions:
+                extension.tend()
     except Exception as error:
         _failed(failure, error)
     finally:

@@ -256,7 +256,7 @@ def test_who_may_not_sees_less(operator: Client) -> None:
     assert active.identity[:12] in text
     for action in (f"lift:{active.key.decode()}", "add", f"block:{active.key.decode()}"):
         assert colleague.post(BANS, {"action": action}).status_code == 403
-    assert staff("view_ratelimithour", name="other").get(BANS).status_code == 403
+    assert staff("view_ratelimitchange", name="other").get(BANS).status_code == 403
     assert operator.post(BANS, {"action": "drop:all"}).status_code == 403
     assert len(active_bans()) == 1
 

@@ -18,13 +18,13 @@ PUBLIC = {
     "gateway.asgi": "application",
     "gateway.urls": "urlpatterns",
     "middleware": "RateLimitMiddleware",
-    "models": "RateLimitBreaker RateLimitChange RateLimitClient RateLimitHour RateLimitOverride RateLimitRevision "
+    "models": "RateLimitBreaker RateLimitChange RateLimitClient RateLimitOverride RateLimitRevision "
     "RateLimitRule RateLimitTier",
     "operations": "ActiveBan BadReferenceError ClientAddress Explanation Health KnownLimit OpenedReference "
     "RuleError active_bans ahealth client_address compile_rule explain finish health lift_bans normalised "
     "open_reference publish reading refusal_counts",
-    "stats.prometheus": "Collector register",
-    "stats.urls": "urlpatterns",
+    "contrib.statistics.prometheus": "Collector register",
+    "contrib.statistics.urls": "urlpatterns",
     "signals": "banned circuit_closed circuit_half_open circuit_opened limit_exceeded rules_changed slot_lost "
     "store_down store_up",
     "store": "ClusterConnectionFactory",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
@@ -11,6 +14,16 @@ from ...extension import Extension, register
 class StatisticsExtension(Extension):
     name = "statistics"
     verbs = ("django_ratelimit_lua.contrib.statistics.verbs.stats",)
+
+    def tend(self) -> None:
+        from .hours import look
+
+        look()
+
+    def outdated(self, using: str, before: Any) -> Mapping[str, Any]:
+        from .hours import outdated_hours
+
+        return {"hours of statistics": outdated_hours(using, before)}
 
 
 class StatisticsConfig(AppConfig):

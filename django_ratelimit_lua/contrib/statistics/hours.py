@@ -8,12 +8,13 @@ killed. The last two days are looked at each time; all that Redis has, once a da
 from __future__ import annotations
 
 import time
+from datetime import datetime
 
 from django.db import connections
+from django.db.models import QuerySet
 
 from ...conf import conf
-from ...models import RateLimitHour, RateLimitRule
-from ...models.hour import Numbers
+from ...models import RateLimitRule
 from ...process.tasks import Task
 from ...publishing.cleanup import sweep
 from ...publishing.publish import primary
@@ -22,6 +23,7 @@ from ...rules.ruleset import settings_rules
 from ...store import get_store, rules_key, take_turn
 from . import results
 from .keys import DAY, HOURS_KEPT
+from .models import Numbers, RateLimitHour
 from .reading import Hour, durable_names, hours
 
 KEEP_SECONDS = 300.0
@@ -125,6 +127,15 @@ def _keep() -> int:
         raise
     finally:
         connections[primary()].close()
+
+
+def outdated_hours(using: str, before: datetime) -> QuerySet[RateLimitHour]:
+    """The hours from before this moment, but for those that Redis has and that would be written again."""
+    moment = int(before.timestamp())
+    rewritten = int(time.time()) - HOURS_KEPT - DAY
+    if conf.HISTORY_DAYS is not None:
+        rewritten = max(rewritten, int(time.time() - conf.HISTORY_DAYS * DAY))
+    return RateLimitHour._base_manager.using(using).filter(moment__lt=min(moment, rewritten)).order_by("moment")
 
 
 keeping = Task("hours", _step, meanwhile="Redis keeps the statistics, for ninety days")

@@ -7,11 +7,11 @@ from collections import Counter
 
 from django.db.models import QuerySet
 
-from ...models import RateLimitHour
 from ...publishing.publish import primary
 from ...rules.rule import UNWRITABLE
 from .hours import COLUMNS
 from .keys import DAY, HOUR, HOURS_KEPT
+from .models import RateLimitHour
 from .reading import Counts, Point, Span, series
 from .results import BANNED, REFUSED
 

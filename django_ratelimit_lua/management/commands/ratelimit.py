@@ -16,7 +16,18 @@ from ...extension import extensions
 from ...limits.rate import LimitError
 from ...models.audit import acting
 from ...publishing.triggers import migration_problem
-from ..verbs import Printer, Verb, verbs
+from ..verbs import (  # noqa: F401 - each module declares its verbs
+    Printer,
+    Verb,
+    bans,
+    health,
+    history,
+    overrides,
+    reset,
+    rules,
+    slots,
+    verbs,
+)
 
 
 class Command(Printer):

@@ -34,11 +34,12 @@ from django_ratelimit_lua.contrib.statistics import recorder as recording
 from django_ratelimit_lua.contrib.statistics.hours import keep_hours
 from django_ratelimit_lua.contrib.statistics.kept_hours import kept_series
 from django_ratelimit_lua.contrib.statistics.keys import DAY, DROPPED, SITE, key_of
+from django_ratelimit_lua.contrib.statistics.models import RateLimitHour
 from django_ratelimit_lua.contrib.statistics.reading import Span, durable_names, total
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.contrib.statistics.report import one
 from django_ratelimit_lua.exceptions import StoreError
-from django_ratelimit_lua.models import RateLimitChange, RateLimitHour, RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.rules_yaml import export
 from django_ratelimit_lua.process.tasks import stop
 from tests.acceptance import test_admin
@@ -154,14 +155,14 @@ def test_one_process_at_a_time_writes_also_after_an_outage(tmp_path: Path, prefi
     and who is killed in the middle leaves it to the others."""
     path = migrated(tmp_path / "db.sqlite3")
     count = "RateLimitHour.objects.using('default').count()"
-    table = "django_ratelimit_lua_ratelimithour"
+    table = "ratelimit_statistics_ratelimithour"
     rename = "connections['default'].cursor().execute('ALTER TABLE {} RENAME TO {}')"
     with (
         Worker(prefix, {"default": path}, compare_seconds=0.05) as one,
         Worker(prefix, {"default": path}, compare_seconds=0.05) as other,
     ):
         for worker in (one, other):
-            worker("from django_ratelimit_lua.models import RateLimitHour")
+            worker("from django_ratelimit_lua.contrib.statistics.models import RateLimitHour")
             worker("from django_ratelimit_lua.contrib.statistics import hours")
             worker("hours.KEEP_SECONDS = 1")
         one("rule(durable=True)")
@@ -189,7 +190,7 @@ def test_the_last_hours_of_a_quiet_site_are_written_without_a_further_request(tm
     path = migrated(tmp_path / "db.sqlite3")
     counted = "sum(RateLimitHour.objects.using('default').values_list('allowed', flat=True))"
     with Worker(prefix, {"default": path}, compare_seconds=0.05) as worker:
-        worker("from django_ratelimit_lua.models import RateLimitHour")
+        worker("from django_ratelimit_lua.contrib.statistics.models import RateLimitHour")
         worker("from django_ratelimit_lua.contrib.statistics import hours")
         worker("hours.KEEP_SECONDS = 0.2")
         worker("rule(durable=True)")
@@ -227,13 +228,13 @@ def test_what_was_missed_is_caught_up(settings: Any, moved: Callable[[float], No
         keeping._keep()
     settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": url()}}
     with connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE django_ratelimit_lua_ratelimithour RENAME TO away")
+        cursor.execute("ALTER TABLE ratelimit_statistics_ratelimithour RENAME TO away")
     try:
         with pytest.raises(DatabaseError):
             keeping._keep()
     finally:
         with connection.cursor() as cursor:
-            cursor.execute("ALTER TABLE away RENAME TO django_ratelimit_lua_ratelimithour")
+            cursor.execute("ALTER TABLE away RENAME TO ratelimit_statistics_ratelimithour")
     keeping._keep()
     assert rows("mail.late") == [(1, 0)] * 3
 
@@ -373,8 +374,8 @@ def test_hours_that_redis_has_are_not_pruned_and_old_ones_are_not_written(
     old = int(time.time()) // HOUR * HOUR - 100 * DAY
     RateLimitHour.objects.create(name="mail.pruned", moment=old, allowed=1)
     assert keep_hours(everything=True) == 4
-    assert "hours of statistics 1, ended" in command("prune", "--older", "30d", "--dry-run")
-    assert "hours of statistics 1, ended" in command("prune", "--older", "30d")
+    assert "hours of statistics 1\n" in command("history", "prune", "--older", "30d", "--dry-run")
+    assert "hours of statistics 1\n" in command("history", "prune", "--older", "30d")
     assert (keep_hours(everything=True), len(rows("mail.pruned"))) == (0, 4)
     settings.RATELIMIT_HISTORY_DAYS = 30
     keeping._keep()
@@ -460,20 +461,20 @@ def test_the_word_is_that_of_rules_everywhere(settings: Any, client: Any) -> Non
 
 def command(*arguments: str) -> str:
     out = io.StringIO()
-    call_command("ratelimit", "stats", *arguments, stdout=out)
+    call_command("ratelimit", *arguments, stdout=out)
     return out.getvalue()
 
 
 def test_the_command_shows_and_prunes(settings: Any) -> None:
     """A table of the last day, for people and machines; and what is older goes, after it was shown what that is."""
     settings.RATELIMIT_HISTORY_DAYS = None
-    assert command("show") == "nothing was counted yet\n"
+    assert command("stats", "show") == "nothing was counted yet\n"
     mail = RateLimiter("mail.shown", "2/h")
     for _ in range(3):
         mail.hit("ada")
-    lines = command("show").splitlines()
+    lines = command("stats", "show").splitlines()
     assert lines[1].split() == ["mail.shown", "2", "1", "0", "0", "0", "0", "0", "1"]
-    found = json.loads(command("show", "--json"))
+    found = json.loads(command("stats", "show", "--json"))
     assert found["all"]["allowed"] == 2
     assert found["rules"][0]["refused"] == total("mail.shown", Span.last(86_400, HOUR)).refused == 1
     now, old = timezone.now(), timezone.now() - timedelta(days=500)
@@ -481,14 +482,16 @@ def test_the_command_shows_and_prunes(settings: Any) -> None:
         RateLimitHour.objects.create(name="x", moment=int(at.timestamp()) // HOUR * HOUR, allowed=1)
         RateLimitOverride.objects.create(network="203.0.113.1", effect="block", ends=at)
     RateLimitChange.objects.filter(pk=RateLimitChange.objects.first().pk).update(at=old)
-    said = command("prune", "--older", "400d", "--dry-run")
+    said = command("history", "prune", "--older", "400d", "--dry-run")
     assert said.startswith("would delete, from before 20")
-    assert said.endswith(": hours of statistics 1, ended overrides 1, changes 1\n")
-    assert command("prune", "--older", "400d").startswith("deleted")
+    assert said.endswith(": ended overrides 1, changes 1, hours of statistics 1\n")
+    assert command("history", "prune", "--older", "400d").startswith("deleted")
     assert (RateLimitHour.objects.count(), RateLimitOverride.objects.count()) == (1, 1)
-    assert command("prune", "--older", "400d").endswith(": hours of statistics 0, ended overrides 0, changes 0\n")
+    assert command("history", "prune", "--older", "400d").endswith(
+        ": ended overrides 0, changes 0, hours of statistics 0\n"
+    )
     with pytest.raises(CommandError, match="--older 'soon'"):
-        command("prune", "--older", "soon")
+        command("history", "prune", "--older", "soon")
 
 
 def test_the_command_tells_what_is_missing_in_its_time(
@@ -502,8 +505,8 @@ def test_the_command_tells_what_is_missing_in_its_time(
     RateLimiter("mail.missing", "2/h").hit("ada")
     for day, number in ((today, 3), (today - 1, 5), (today - 2, 100)):
         direct.hset(key_of(SITE, DROPPED).decode(), str(day), number)
-    assert json.loads(command("show", "--json"))["dropped"] == 8
-    command("show")
+    assert json.loads(command("stats", "show", "--json"))["dropped"] == 8
+    command("stats", "show")
     assert "8 counts of yesterday and today (UTC) could not be written" in capsys.readouterr().err
 
 

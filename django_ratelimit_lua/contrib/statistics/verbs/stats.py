@@ -1,18 +1,12 @@
-"""`stats`: what was counted in the last day, and an end for what was kept long enough."""
+"""`stats`: what was counted in the last day."""
 
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 from typing import Any
 
-from django.utils import timezone
-
 from ....identity.names import name_words
-from ....management.arguments import seconds_of
 from ....management.verbs import Printer, argument, verb
-from ....publishing import cleanup
-from ....publishing.publish import primary
 from ..keys import SITE
 from ..reading import Span, dropped, known_names, people_refused, total
 from ..results import BANNED, BLOCKED, EXEMPT, FAILED, POLICY
@@ -43,21 +37,6 @@ def show(command: Printer, options: dict[str, Any]) -> None:
     lost = dropped(2)  # They are counted by days of UTC.
     if lost:
         command.warn(f"{lost:,} counts of yesterday and today (UTC) could not be written, and are missing")
-
-
-@verb(
-    "stats prune", "delete hours of statistics, ended overrides and history from the database",
-    argument("--older", required=True, metavar="TIME", help="what is older, such as 400d; hours at least 92 days"),
-    argument("--dry-run", action="store_true", help="only say how much that is"),
-)  # fmt: skip
-def prune(command: Printer, options: dict[str, Any]) -> None:
-    before = timezone.now() - timedelta(seconds=seconds_of("--older", options["older"]))
-    found = (cleanup.older if options["dry_run"] else cleanup.prune)(primary(), before)
-    until = timezone.localtime(before) if timezone.is_aware(before) else before
-    command.say(
-        f"{'would delete' if options['dry_run'] else 'deleted'}, from before {until:%Y-%m-%d %H:%M %Z}".rstrip() + ": "
-        f"hours of statistics {found.hours:,}, ended overrides {found.overrides:,}, changes {found.changes:,}"
-    )
 
 
 def _row(name: str, span: Span) -> dict[str, Any]:

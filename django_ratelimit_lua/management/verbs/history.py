@@ -1,0 +1,32 @@
+"""`history`: delete from the database what is old enough."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from ...publishing import cleanup
+from ...publishing.publish import primary
+from ..arguments import seconds_of
+from . import Printer, argument, verb
+
+
+@verb(
+    "history prune", "delete ended overrides, changes and other old rows from the database",
+    argument("--older", required=True, metavar="TIME", help="the minimum age of what is deleted, such as 400d"),
+    argument("--dry-run", action="store_true", help="only count the rows"),
+)  # fmt: skip
+def prune(command: Printer, options: dict[str, Any]) -> None:
+    before = timezone.now() - timedelta(seconds=seconds_of("--older", options["older"]))
+    until = timezone.localtime(before) if timezone.is_aware(before) else before
+    moment = f"{until:%Y-%m-%d %H:%M %Z}".rstrip()
+    if options["dry_run"]:
+        action = "would delete"
+        counts = {name: rows.count() for name, rows in cleanup.outdated(primary(), before).items()}
+    else:
+        action = "deleted"
+        counts = cleanup.prune(primary(), before)
+    numbers = ", ".join(f"{name} {number:,}" for name, number in counts.items())
+    command.say(f"{action}, from before {moment}: {numbers}")
