@@ -112,9 +112,9 @@ EARLIER_KEY = Problem(Info, "I015", "Enter their values anew before it is taken 
 @register(Tags.caches)
 def check_settings(**kwargs: Any) -> Iterator[CheckMessage]:
     """Every setting can be taken as it is, and every name is one we know."""
-    for name in SETTINGS:
+    for setting in SETTINGS.values():
         try:
-            getattr(conf, name)
+            setting.read()
         except ImproperlyConfigured as error:
             yield BAD_SETTING.message(str(error))
     for name in sorted(dir(settings)):

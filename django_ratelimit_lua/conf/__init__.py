@@ -110,7 +110,7 @@ def token(value: Any) -> str:
 
 def tokens(value: Any) -> tuple[str, ...]:
     given = value if isinstance(value, (list, tuple)) and value else [value]
-    return tuple([token(token) for token in given])
+    return tuple([token(each) for each in given])
 
 
 def header(value: Any) -> str:
@@ -211,10 +211,11 @@ class Setting(Generic[T]):
         if conf is None:
             return self
         # Kept where Python looks first: from now on, reading the setting costs what an attribute costs.
-        value = vars(conf)[self.name] = self._read()
+        value = vars(conf)[self.name] = self.read()
         return value
 
-    def _read(self) -> T:
+    def read(self) -> T:
+        """Return the value that the project has set, or the default. Raises `ImproperlyConfigured`."""
         value = getattr(settings, f"RATELIMIT_{self.name}", self.default)
         try:
             return self.check(value)

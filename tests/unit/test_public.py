@@ -15,8 +15,8 @@ PUBLIC = {
     "core": "ALL UNSAFE Usage get_usage is_ratelimited",
     "decorators": "ALL UNSAFE circuit ratelimit",
     "exceptions": "CircuitOpen LimitError Ratelimited StoreError",
-    "gateway.asgi": "application",
-    "gateway.urls": "urlpatterns",
+    "contrib.gateway.asgi": "application",
+    "contrib.gateway.urls": "urlpatterns",
     "middleware": "RateLimitMiddleware",
     "models": "RateLimitBreaker RateLimitChange RateLimitClient RateLimitOverride RateLimitRevision "
     "RateLimitRule RateLimitTier",
