@@ -20,7 +20,6 @@ from django.core.cache import cache as django_cache
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.replay.api import Log, replay
-from django_ratelimit_lua.contrib.statistics.report import one, overview
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import ProcessShare
 from django_ratelimit_lua.exceptions import StoreError
@@ -196,18 +195,6 @@ def test_a_replay_on_a_cluster_leaves_nothing_on_any_node(cluster: Cluster) -> N
     tally = replay([log], Ruleset([rule]), get_store(background=True)).tallies["r"]
     assert (tally.lines, tally.refused, len(tally.identities)) == (200, 120, 20)
     assert sizes(cluster) == before
-
-
-@pytest.mark.django_db(transaction=True)
-def test_statistics_are_read_from_all_masters(cluster: Cluster) -> None:
-    """Those of each name from whoever has its slot."""
-    for number in range(12):
-        limiter = RateLimiter(f"seen-{number:02}", "1/h")
-        assert [limiter.hit("ada").allowed for _ in range(2)] == [True, False]
-    for sort in ("name", "people", "now"):
-        rows = [row for row in overview(sort, "seen-").rows if row.name.startswith("seen-")]
-        assert [(row.requests, row.refused, row.people_refused) for row in rows] == [(2, 1, 1)] * 12
-    assert [point.refused for point in one("seen-03", "hour").points if point.refused] == [1]
 
 
 def test_a_crowd_on_two_slots_is_never_admitted_beyond_the_tighter_one(cluster: Cluster) -> None:
