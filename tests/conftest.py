@@ -215,7 +215,7 @@ def prefix(settings: Any) -> Iterator[str]:
 
 @pytest.fixture
 def no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known of what other tests have declared in this process: no call site, no breaker, no dotted path."""
+    """Nothing is known of what other tests have declared in this process: no call site, no dotted path."""
     monkeypatch.setattr(known_call_sites, "_by_name", {})
     monkeypatch.setattr(callables, "known", {})
     if is_installed("breakers"):

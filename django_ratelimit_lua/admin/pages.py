@@ -16,7 +16,7 @@ def page_response(model_admin: Any, request: HttpRequest, template: str, context
     """A page in the frame of the admin; `context` has its title."""
     request.current_app = model_admin.admin_site.name
     frame = {**model_admin.admin_site.each_context(request), "opts": model_admin.opts, "media": model_admin.media}
-    return TemplateResponse(request, f"admin/django_ratelimit_lua/{template}", {**frame, **context})
+    return TemplateResponse(request, f"admin/{model_admin.opts.app_label}/{template}", {**frame, **context})
 
 
 class Page(admin.ModelAdmin):  # type: ignore[type-arg]

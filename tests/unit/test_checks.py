@@ -553,18 +553,6 @@ def test_a_process_that_only_checks_is_told_of_a_scope_without_a_rate(tmp_path: 
     assert done.stderr.count("E007") == done.stderr.count("'user' scope") == 1
 
 
-def test_metrics_have_what_they_need(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package, and something that is counted; the token itself is not told."""
-    settings.RATELIMIT_METRICS_TOKEN = "a-token-of-the-tests"
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)  # As where it is not installed.
-    settings.RATELIMIT_STATISTICS = False
-    assert [identifier for identifier, _ in found()] == ["W017", "W018"]
-    settings.RATELIMIT_OPENTELEMETRY = True
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    assert [identifier for identifier, _ in found()] == ["W017", "W017", "W018"]
-    assert not any("a-token" in message for _, message in found())
-
-
 def test_a_ban_that_is_shorter_than_its_window_is_a_warning(settings: Any) -> None:
     """In rules of the settings, and at call sites; as long as it is enough."""
     ban = {"name": "login", "key": "ip", "rate": "5/m", "path": "/", "ban_after": 5, "ban_for": "1h"}

@@ -27,6 +27,7 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.checks import check_settings
 from django_ratelimit_lua.contrib.statistics import writing
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
+from django_ratelimit_lua.extension import Extension, Metric
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.process.tasks import stop
 from tests import clusters
@@ -60,6 +61,21 @@ def test_a_token_that_no_header_can_carry_is_an_error(token: str, settings: Any)
     (error,) = check_settings()
     assert error.id == "django_ratelimit_lua.E001"
     assert "RATELIMIT_METRICS_TOKEN is a str: must be text of 16 or more" in error.msg
+
+
+class Gauges(Extension):
+    """An annex with a gauge."""
+
+    name = "gauges"
+
+    def metrics(self) -> list[Metric]:
+        return [Metric("rooms", "Rooms by floor and state.", ("floor", "state"), lambda: {("1", "free"): 3.0})]
+
+
+def test_gauges_of_other_annexes_are_among_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the labels that they name."""
+    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.prometheus.extensions", [Gauges()])
+    assert scraped()["ratelimit_rooms", "1", "free"] == 3.0
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
