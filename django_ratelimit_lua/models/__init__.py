@@ -13,4 +13,8 @@ __all__ = [
     "RateLimitRevision",
     "RateLimitRule",
     "RateLimitTier",
+    "audit",
+    "client",
+    "override",
+    "rate_fields",
 ]

@@ -23,4 +23,4 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     # The queue of statistics has a few decisions of the last second.
     monkeypatch.setattr(test_memory, "before_weighing", [recording.recorder._count_queue])
     # More may wait to be written: `test_statistics_load` holds that to its bounds.
-    monkeypatch.setitem(test_memory.more_room, "recorder._writer", 4096)
+    monkeypatch.setitem(test_memory.more_room, "._writer.", 4096)
