@@ -27,7 +27,7 @@ class Import(NamedTuple):
     def is_public(self) -> bool:
         """Whether a core room makes it public: a room is a folder, whose `__all__` lists names and modules."""
         room, _, inner = self.module.partition(".")
-        if self.name.startswith("_"):
+        if self.name.startswith("_") and not self.name.endswith("__"):
             return False
         if not (PACKAGE / room).is_dir():
             return True
