@@ -12,7 +12,6 @@ __all__ = [
     "RateLimitRule",
     "RateLimitTier",
     "audit",
-    "client",
     "override",
     "rate_fields",
 ]

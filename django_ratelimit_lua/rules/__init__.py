@@ -7,6 +7,7 @@ __all__ = [
     "fallbacks",
     "methods",
     "overrides",
+    "paths",
     "places",
     "problems",
     "provider",

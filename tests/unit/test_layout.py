@@ -29,7 +29,6 @@ STILL_IMPORT_ANNEXES = {
     "admin/rules.py",
     "admin/slots.py",
     "admin/statistics.py",
-    "checks.py",
     "engine/bans.py",
     "engine/slots.py",
     "management/verbs/health.py",
@@ -38,8 +37,6 @@ STILL_IMPORT_ANNEXES = {
     "operations/curve.py",
     "operations/health.py",
     "operations/surprises.py",
-    "rules/rule.py",
-    "rules/ruleset.py",
 }
 """Files of the core that import an annex. This list only shrinks."""
 
@@ -61,7 +58,7 @@ def test_imports_only_go_down(path: Path) -> None:
 
 
 def test_annexes_import_what_the_core_makes_public() -> None:
-    """And nothing of each other. A room makes public what its `__all__` lists: names, and modules with what is in them."""
+    """And nothing of each other. A room's `__all__` lists names, and modules whose names are public."""
     of_annexes = [found for found in annex_imports.imports() if found.annex]
     assert of_annexes
     assert [found for found in of_annexes if annex_imports.imported_annex(found) not in ("", found.annex)] == []
@@ -205,6 +202,8 @@ def test_no_function_is_left_that_only_tests_use() -> None:
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.decorator_list:
+                if node.name == "__getattr__":  # Python calls it.
+                    continue
                 assert used[node.name] > 1, f"{path.relative_to(ROOT)}: {node.name}"
 
 
