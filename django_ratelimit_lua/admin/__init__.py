@@ -1,11 +1,10 @@
-"""Rules, overrides, breakers and their history in Django's admin."""
+"""Rules, overrides and their history in Django's admin."""
 
 from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
-from ..models import RateLimitBreaker, RateLimitChange, RateLimitOverride, RateLimitRule
+from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
 from .bans import BanPage
-from .breakers import BreakerAdmin
 from .history import ChangeAdmin
 from .inspector import InspectorPage
 from .overrides import OverrideAdmin
@@ -17,7 +16,6 @@ from .statistics import StatisticsPages
 
 admin.site.register(RateLimitRule, RuleAdmin)
 admin.site.register(RateLimitOverride, OverrideAdmin)
-admin.site.register(RateLimitBreaker, BreakerAdmin)
 admin.site.register(RateLimitChange, ChangeAdmin)
 register_page("Inspector", _("Inspector"), InspectorPage)
 register_page("Statistics", _("Statistics"), StatisticsPages)
