@@ -20,6 +20,14 @@ SETTINGS_OF_ANNEXES = {
     "GATEWAY_USER_HEADER": "gateway",
 }
 """Which annex defines a setting. The system check names the app to install if a project sets it without the annex."""
+VERBS_OF_ANNEXES = {
+    "breakers": "breakers",
+    "grpc": "gateway",
+    "proxy": "gateway",
+    "replay": "replay",
+    "stats": "statistics",
+}
+"""Which annex defines a verb of `manage.py ratelimit`, by its first word."""
 FIELDS_OF_ANNEXES = {"descriptor": "gateway", "durable": "statistics"}
 """Which annex defines a field of rules."""
 PLACES = ("descriptor",)
