@@ -104,7 +104,7 @@ class Extension:
         return ()
 
     def tend(self) -> None:
-        """Begin what is due in the background. While requests arrive, one of all processes calls it every ten seconds."""
+        """Begin what is due in the background. While requests arrive, one process calls it every ten seconds."""
 
     def outdated(self, using: str, before: Any) -> Mapping[str, Any]:
         """Its rows from before this moment, as ordered query sets, by what they are: `RATELIMIT_HISTORY_DAYS` and
@@ -115,8 +115,10 @@ class Extension:
         """Lines of `manage.py ratelimit health`. Raises `StoreError` or a problem as `RatelimitError`."""
         return ()
 
-    def forget(self, digest: bytes) -> Mapping[str, int]:
-        """Erase everything about one identity; returns how much of what. Raises `StoreError`."""
+    def forget(self, digests: Collection[bytes]) -> Mapping[str, int]:
+        """Erase everything about one identity, in Redis and in all processes, by the digests that it has under each
+        secret; returns how much of what. It is called twice, so that the second call erases what processes were
+        writing. Raises `StoreError`."""
         return {}
 
 

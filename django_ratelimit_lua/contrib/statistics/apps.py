@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from django.apps import AppConfig
@@ -14,6 +14,16 @@ from ...extension import Extension, register
 class StatisticsExtension(Extension):
     name = "statistics"
     verbs = ("django_ratelimit_lua.contrib.statistics.verbs.stats",)
+
+    def on_message(self, words: Collection[bytes]) -> None:
+        from .recorder import recorder
+
+        recorder.forget(words)
+
+    def forget(self, digests: Collection[bytes]) -> Mapping[str, int]:
+        from .forget import forget
+
+        return forget(digests)
 
     def tend(self) -> None:
         from .hours import look
