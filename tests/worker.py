@@ -89,7 +89,7 @@ def migrated(path: Path, *annexes: str) -> Path:
 def _migrated(annexes: tuple[str, ...]) -> bytes:
     with TemporaryDirectory() as folder:
         path = Path(folder, "db.sqlite3")
-        with Worker("migrations:", {"default": path}, annexes=annexes) as worker:
+        with Worker("migrations:", {"default": path}, annexes=annexes or None) as worker:
             worker("call_command('migrate', verbosity=0)")
         return path.read_bytes()
 

@@ -288,9 +288,6 @@ class Conf(Table):
         "a callable ``(request, exception)``, plain or ``async``, or its dotted path, that makes the answer to a "
         "blocked request; ``exception.decision`` has the numbers. ``Cache-Control: no-store`` and ``Retry-After`` "
         "are added where it does not set them")
-    STATISTICS = Setting(True, bool,
-        "whether every decision is counted, in the process; the counts are written once a second, see "
-        ":doc:`statistics`")
     SHOW_IDENTITIES = Setting("masked", Choice(("masked", "plain", "off")),
         'how those who are refused most, or use most, are kept for a day: ``"masked"`` (addresses as /24 and /56, the '
         'first letters of other values), ``"plain"`` or ``"off"``: not at all; see :doc:`statistics`')

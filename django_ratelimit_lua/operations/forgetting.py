@@ -206,7 +206,7 @@ def _erase_in_database(
         number,
         "they can be restored; `history prune` ends that",
     )
-    others = RateLimitOverride.objects.difference(identity.overrides())
+    others = RateLimitOverride.objects.exclude(pk__in=list(identity.overrides().values_list("pk", flat=True)))
     number = sum(identity.is_in(each.label, each.reason, each.message) for each in others)
     _note(forgotten, "overrides about others that mention it", number, "edit their labels, reasons and messages")
 

@@ -9,20 +9,29 @@ from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
 from ...extension import Extension, register
+from . import checks  # noqa: F401 - registers itself
+from .conf import settings
+from .forget import forget
+from .recorder import recorder
+from .telemetry import telemetry
 
 
 class StatisticsExtension(Extension):
     name = "statistics"
     verbs = ("django_ratelimit_lua.contrib.statistics.verbs.stats",)
 
-    def on_message(self, words: Collection[bytes]) -> None:
-        from .recorder import recorder
+    def on_decision(self, planned: Any, decision: Any, seconds: float, exempt: Any, state: Any) -> None:
+        recorder.add(planned, decision, seconds, exempt, state)
+        if settings.OPENTELEMETRY:
+            telemetry.record(planned, decision, seconds, exempt)
 
+    def on_failed_rule(self, name: str) -> None:
+        recorder.add_failed(name)
+
+    def on_message(self, words: Collection[bytes]) -> None:
         recorder.forget(words)
 
     def forget(self, digests: Collection[bytes]) -> Mapping[str, int]:
-        from .forget import forget
-
         return forget(digests)
 
     def tend(self) -> None:

@@ -424,7 +424,7 @@ def condition() -> Health:
     """Whether Redis, breaker, rules and the writing of statistics are well. The last is tried: other processes may
     have counted what this one has not."""
     state = health()
-    tried = why_unwritable() if state.ok and state.statistics is None and conf.STATISTICS else None
+    tried = why_unwritable() if state.ok and state.statistics is None else None
     return state if tried is None else replace(state, statistics=str(tried))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -11,6 +12,7 @@ from ...operations.forgetting import ForgottenIdentity, forget, single_address
 from ..arguments import add_subject, subjects_of
 from . import Printer, argument, verb
 
+_DIGEST = re.compile("[0-9a-f]{32}")
 NOT_ERASED = (
     "log files, and what receivers of signals have stored",
     "references on error pages, and digests in copies: they are one-way, and name nobody",
@@ -33,6 +35,8 @@ def forget_identity(command: Printer, options: dict[str, Any]) -> None:
     if len(subjects) > 1 and any(subject.digest for subject in subjects):
         raise CommandError("--digest is the digest of a whole identity; name nothing beside it")
     for place, subject in enumerate(subjects):
+        if subject.digest and not _DIGEST.fullmatch(subject.digest):
+            raise CommandError(f"--digest {subject.digest!r}: write 32 hexadecimal digits")
         if subject.address:
             try:
                 subjects[place] = subject._replace(address=single_address(subject.address))

@@ -46,7 +46,7 @@ def health(command: Printer, options: dict[str, Any]) -> None:
     if not listener.wait(LISTEN_SECONDS):
         reason = listener.error or "no thread runs for it"
         command.warn(f"changes of rules are not heard of, but asked for: {reason}")
-    unwritable = why_unwritable() if conf.STATISTICS else None
+    unwritable = why_unwritable()
     if unwritable is not None:
         message = f"statistics cannot be written, or not all: {unwritable}"
         command.warn(message)
