@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import permutations, product
 from typing import Any
@@ -43,6 +43,8 @@ MIN_LETTERS = 3
 """Texts are not searched for shorter values: these are parts of too many others."""
 IN_FLIGHT_SECONDS = 1.5 * FLUSH_SECONDS
 """After this time, every process has received the push, and has written what it was writing."""
+_KINDS = (RateLimitChange.Kind.OVERRIDE, RateLimitChange.Kind.IDENTITY)
+"""The entries of the history that are erased in. Others can be restored, so they stay as they are."""
 _NAMING = ("whom", "subject", "label", "reason", "message", "who", "why", "slot", "digests")
 """What a change of an override, ban or slot says about the identity."""
 
@@ -180,7 +182,7 @@ def _erase_in_database(
     using = primary()
     with transaction.atomic(using):
         changes = RateLimitChange.objects.using(using)
-        for change in changes.exclude(kind=RateLimitChange.Kind.RULE).iterator():
+        for change in changes.filter(kind__in=_KINDS).iterator():
             if _erase_in_change(identity, change):
                 forgotten.erased["history entries"] += 1
                 if change.kind == RateLimitChange.Kind.OVERRIDE and change.object_id is not None:
@@ -198,8 +200,8 @@ def _erase_in_database(
     _note(forgotten, "overrides about it", len(of_overrides) if keeps_overrides else 0, "--overrides deletes them")
     rules = [rule for rule in RateLimitRule.objects.all() if identity.is_in(rule.declared(), rule.description)]
     _note(forgotten, "rules that mention it", len(rules), "edit them: " + ", ".join(rule.name for rule in rules))
-    of_rules = changes.filter(kind=RateLimitChange.Kind.RULE).iterator()
-    number = sum(identity.is_in(change.name, change.before, change.after) for change in of_rules)
+    of_others = changes.exclude(kind__in=_KINDS).iterator()
+    number = sum(identity.is_in(change.name, change.before, change.after) for change in of_others)
     _note(
         forgotten,
         "earlier versions of rules that mention it",
@@ -218,34 +220,30 @@ def _note(forgotten: Forgotten, what: str, number: int, how: str) -> None:
 
 def _erase_in_change(identity: ForgottenIdentity, change: RateLimitChange) -> bool:
     """Erase an identity in one entry of the history; returns whether it was there."""
-    digests = {*change.subjects.split(","), *_digests_in(change.before), *_digests_in(change.after)}
-    is_about = not digests.isdisjoint(identity.published)
-    if not is_about and not identity.is_in(change.name, change.before, change.after):
+    is_override = change.kind == RateLimitChange.Kind.OVERRIDE
+    if not identity.is_in(change.name, change.before, change.after, change.subjects):
         return False
-    change.subjects = ",".join(each for each in change.subjects.split(",") if each not in identity.published)
-    change.before = identity.erase(change.before)
-    change.after = identity.erase(change.after)
+    gone = set(identity.published)
     change.name = identity.erase(change.name)
-    if is_about and digests.difference(identity.published, {""}) == set():
-        change.before = _without_names(change.before)
-        change.after = _without_names(change.after)
-        if change.kind == RateLimitChange.Kind.OVERRIDE:
-            change.name = ERASED
+    for side in ("before", "after"):
+        declared = getattr(change, side)
+        digests = _digests_in(declared)
+        is_about = not digests.isdisjoint(identity.published)
+        if is_about and (is_override or digests <= identity.published):
+            declared = {name: value for name, value in declared.items() if name not in _NAMING}
+            gone |= digests
+            if is_override:
+                declared["whom"] = change.name = ERASED
+        setattr(change, side, identity.erase(declared))
+    change.subjects = ",".join(each for each in change.subjects.split(",") if each not in gone)
     change.save(update_fields=["name", "before", "after", "subjects"])
     return True
 
 
-def _digests_in(declared: Any) -> Iterable[str]:
+def _digests_in(declared: Any) -> set[str]:
     if not isinstance(declared, dict):
-        return ()
-    return [*(declared.get("subject") or "").split(","), *(declared.get("digests") or ())]
-
-
-def _without_names(declared: Any) -> Any:
-    if not isinstance(declared, dict):
-        return declared
-    kept = {name: value for name, value in declared.items() if name not in _NAMING}
-    return {**kept, "whom": ERASED} if "whom" in declared else kept
+        return set()
+    return {*(declared.get("subject") or "").split(","), *(declared.get("digests") or ())} - {""}
 
 
 def _erase_in_admin_log(identity: ForgottenIdentity, of_overrides: set[int]) -> int:

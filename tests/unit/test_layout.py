@@ -202,7 +202,7 @@ def test_no_function_is_left_that_only_tests_use() -> None:
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.decorator_list:
-                assert used[node.name] > 1, f"{path.relative_to(ROOT)}: {node.name}"
+                assert used[node.name] > 1 or node.name == "__getattr__", f"{path.relative_to(ROOT)}: {node.name}"
 
 
 def test_every_test_says_what_it_promises() -> None:
