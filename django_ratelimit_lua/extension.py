@@ -193,8 +193,10 @@ class Extension:
         """Lines of `manage.py ratelimit health`. Raises `StoreError` or a problem as `RatelimitError`."""
         return ()
 
-    def forget(self, digest: bytes) -> Mapping[str, int]:
-        """Erase everything about one identity; returns how much of what. Raises `StoreError`."""
+    def forget(self, digests: Collection[bytes]) -> Mapping[str, int]:
+        """Erase everything about one identity, in Redis and in all processes, by the digests that it has under each
+        secret; returns how much of what. It is called twice, so that the second call erases what processes were
+        writing. Raises `StoreError`."""
         return {}
 
 

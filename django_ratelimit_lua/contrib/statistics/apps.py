@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from django.apps import AppConfig
@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from ...extension import Extension, register
 from . import checks  # noqa: F401 - registers itself
 from .conf import settings
+from .forget import forget
 from .recorder import recorder
 from .rule_field import DURABLE
 from .telemetry import telemetry
@@ -28,6 +29,12 @@ class StatisticsExtension(Extension):
 
     def on_failed_rule(self, name: str) -> None:
         recorder.add_failed(name)
+
+    def on_message(self, words: Collection[bytes]) -> None:
+        recorder.forget(words)
+
+    def forget(self, digests: Collection[bytes]) -> Mapping[str, int]:
+        return forget(digests)
 
     def tend(self) -> None:
         from .hours import look
