@@ -3,9 +3,8 @@
 from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
-from ..models import RateLimitChange, RateLimitClient, RateLimitOverride, RateLimitRule
+from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
 from .bans import BanPage
-from .clients import ClientAdmin
 from .history import ChangeAdmin
 from .inspector import InspectorPage
 from .overrides import OverrideAdmin
@@ -17,7 +16,6 @@ from .statistics import StatisticsPages
 
 admin.site.register(RateLimitRule, RuleAdmin)
 admin.site.register(RateLimitOverride, OverrideAdmin)
-admin.site.register(RateLimitClient, ClientAdmin)
 admin.site.register(RateLimitChange, ChangeAdmin)
 register_page("Inspector", _("Inspector"), InspectorPage)
 register_page("Statistics", _("Statistics"), StatisticsPages)

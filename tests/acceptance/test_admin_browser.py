@@ -45,8 +45,8 @@ PAGES = {
     "processes": "admin/django_ratelimit_lua/processes/",
     "breakers": "admin/ratelimit_breakers/ratelimitbreaker/",
     "breaker": "admin/ratelimit_breakers/ratelimitbreaker/one/?name=payments",
-    "clients": "admin/django_ratelimit_lua/ratelimitclient/",
-    "client-new": "admin/django_ratelimit_lua/ratelimitclient/add/",
+    "clients": "admin/ratelimit_gateway/ratelimitclient/",
+    "client-new": "admin/ratelimit_gateway/ratelimitclient/add/",
     "changes": "admin/django_ratelimit_lua/ratelimitchange/",
     "change": "admin/django_ratelimit_lua/ratelimitchange/1/change/",
 }

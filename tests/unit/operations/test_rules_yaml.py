@@ -30,7 +30,7 @@ def test_what_is_written_is_what_was_read(words: dict[str, object]) -> None:
 def test_an_item_of_an_annex_that_is_missing_names_the_line_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rather than an unknown word of a rule."""
     monkeypatch.setattr("django_ratelimit_lua.extension.extensions", [])
-    with pytest.raises(RuleError, match=r"line 1: Add .*breakers. to INSTALLED_APPS, to use .breaker"):
+    with pytest.raises(RuleError, match=r"line 1: Add .*breakers\" to INSTALLED_APPS, to use 'breaker'"):
         load("- {breaker: payments, failures: 5}")
 
 
