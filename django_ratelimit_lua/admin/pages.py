@@ -13,7 +13,9 @@ from django.urls import path
 
 
 def page_response(model_admin: Any, request: HttpRequest, template: str, context: dict[str, Any]) -> TemplateResponse:
-    """A page in the frame of the admin; `context` has its title."""
+    """Render a page in the frame of the admin.
+
+    `context` has its title; `template` is one of the app that registered it."""
     request.current_app = model_admin.admin_site.name
     frame = {**model_admin.admin_site.each_context(request), "opts": model_admin.opts, "media": model_admin.media}
     return TemplateResponse(request, f"admin/{model_admin.opts.app_label}/{template}", {**frame, **context})
@@ -60,9 +62,14 @@ class Page(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
 
-def register_page(name: str, title: Any, page: type[admin.ModelAdmin]) -> None:  # type: ignore[type-arg]
-    """Register a page with the admin, as a model that has no table."""
-    options: Any = Options(None, "django_ratelimit_lua")
+def register_page(
+    name: str,
+    title: Any,
+    page: type[admin.ModelAdmin],  # type: ignore[type-arg]
+    app: str = "django_ratelimit_lua",
+) -> None:
+    """Register a page with the admin, as a model of an app that has no table."""
+    options: Any = Options(None, app)
     options.object_name = name
     options.model_name = name.lower()
     options.verbose_name = title

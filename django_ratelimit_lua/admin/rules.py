@@ -20,7 +20,6 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..contrib.replay.page import LogReplay
 from ..contrib.statistics.last_day import cells
 from ..exceptions import StoreError
 from ..extension import FIELDS_OF_ANNEXES, PLACES, extensions, rule_fields
@@ -87,7 +86,7 @@ def switch_off(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLim
     modeladmin.switch(request, queryset, "off")
 
 
-class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
+class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     form = RuleForm
     inlines = (TierInline,)
     list_display = ("name", "sentence", "mode", "order")
@@ -290,6 +289,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
             context["judged"] = judged(rule)
         context["notices"] = [] if rule is None else _notices(rule)
         context |= _in_place_of("" if rule is None else rule.name)
+        context["links"] = [] if rule is None else [link for each in extensions for link in each.links(request, rule)]
         context["show_preview"] = IS_POPUP_VAR not in request.GET
         return super().render_change_form(request, context, *args, **kwargs)
 

@@ -35,7 +35,7 @@ PAGES = {
     "override-new": f"{OVERRIDES}add/",
     "rule-limits": f"{RULES}limits/",
     "rule-file": f"{RULES}file/",
-    "rule-replay": f"{RULES}1/replay/",
+    "rule-replay": "admin/ratelimit_replay/replay/1/",
     "rule-enforce": f"{RULES}1/mode/enforce/",
     "inspector": f"{OVERRIDES}inspect/?path=/search/&user=ada&address=203.0.113.9",
     "bans": "admin/django_ratelimit_lua/bans/",
