@@ -31,7 +31,6 @@ from struct import Struct
 from typing import Any
 
 from ..conf import conf
-from ..contrib.statistics.prometheus import Collector
 from ..exceptions import StoreError
 from ..identity.names import Name
 from ..limits.algorithms.concurrency import lasts_us
@@ -469,4 +468,3 @@ def end_slot(holder_id: str) -> Holder | None:
 
 
 held_slots = HeldSlots()
-Collector.in_flight = staticmethod(in_flight)

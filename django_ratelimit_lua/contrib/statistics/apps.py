@@ -12,11 +12,13 @@ from ...extension import Extension, register
 from . import checks  # noqa: F401 - registers itself
 from .conf import settings
 from .recorder import recorder
+from .rule_field import DURABLE
 from .telemetry import telemetry
 
 
 class StatisticsExtension(Extension):
     name = "statistics"
+    rule_fields = (DURABLE,)
     verbs = ("django_ratelimit_lua.contrib.statistics.verbs.stats",)
 
     def on_decision(self, planned: Any, decision: Any, seconds: float, exempt: Any, state: Any) -> None:
