@@ -48,6 +48,18 @@ class Metric(NamedTuple):
     read: Callable[[], Mapping[str, float]]
 
 
+class Column(NamedTuple):
+    """A column of the lists of rules and of limits: its name and heading, and a function that returns the cells.
+
+    `cells(request, rules)` returns a cell for each limit name that has one; `rules` maps the names of the list to their
+    rows, or to None if a limit has no rule. Raises `StoreError`.
+    """
+
+    name: str
+    heading: Any
+    cells: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+
+
 class Extension:
     """What an annex adds to the core. Every hook has an empty default.
 
@@ -61,6 +73,8 @@ class Extension:
     """Modules that declare verbs of `manage.py ratelimit`."""
     rule_fields: Sequence[RuleField] = ()
     """Fields that it adds to rules."""
+    columns: Sequence[Column] = ()
+    """Columns that it adds to lists."""
     models: Sequence[str] = ()
     """Labels of its audited models, such as `ratelimit_breakers.ratelimitbreaker`: saving one records history, raises
     the revision and publishes."""
@@ -86,20 +100,28 @@ class Extension:
         """Sections of the inspector for this request: (template, context)."""
         return ()
 
-    def columns(self, request: Any, names: Sequence[str]) -> Mapping[str, Any]:
-        """For the names of limits that a list shows, the cell of each. Raises `StoreError`."""
-        return {}
-
     def links(self, request: Any, rule: Any = None) -> Iterable[tuple[str, str]]:
         """Links, as (label, URL), above the rule list, or on the form of one rule."""
         return ()
+
+    def limit_url(self, request: Any, name: str) -> str:
+        """The URL of its page about the limit of this name; empty: it has none."""
+        return ""
+
+    def rehearsal(self, rule: Any) -> str:
+        """What a rule in shadow mode would have refused, in a sentence that is shown before it is enforced."""
+        return ""
+
+    def history(self, met: Any) -> str:
+        """What it knows about the client that a limit of the inspector counts, in a sentence."""
+        return ""
 
     def metrics(self) -> Iterable[Metric]:
         """Its gauges."""
         return ()
 
     def tend(self) -> None:
-        """Begin what is due in the background. While requests arrive, one of all processes calls it every ten seconds."""
+        """Begin what is due in the background. One process calls it every ten seconds while requests arrive."""
 
     def outdated(self, using: str, before: Any) -> Mapping[str, Any]:
         """Its rows from before this moment, as ordered query sets, by what they are: `RATELIMIT_HISTORY_DAYS` and
@@ -107,7 +129,7 @@ class Extension:
         return {}
 
     def health(self) -> Iterable[str]:
-        """Lines of `manage.py ratelimit health`. Raises `StoreError` or a problem as `RatelimitError`."""
+        """Warnings of `manage.py ratelimit health`. Raises `StoreError`."""
         return ()
 
     def forget(self, digest: bytes) -> Mapping[str, int]:

@@ -16,14 +16,17 @@ def page_response(model_admin: Any, request: HttpRequest, template: str, context
     """A page in the frame of the admin; `context` has its title."""
     request.current_app = model_admin.admin_site.name
     frame = {**model_admin.admin_site.each_context(request), "opts": model_admin.opts, "media": model_admin.media}
-    return TemplateResponse(request, f"admin/django_ratelimit_lua/{template}", {**frame, **context})
+    return TemplateResponse(request, f"admin/{model_admin.opts.app_label}/{template}", {**frame, **context})
+
+
+VIEW_RULES = "django_ratelimit_lua.view_ratelimitrule"
 
 
 class Page(admin.ModelAdmin):  # type: ignore[type-arg]
     """A page of its own: `view` answers requests of users who `may_see` it."""
 
     class Media:
-        css = {"all": ("django_ratelimit_lua/admin.css", "django_ratelimit_lua/statistics.css")}  # noqa: RUF012
+        css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
 
     @staticmethod
     def may_see(request: HttpRequest) -> bool:
@@ -60,9 +63,14 @@ class Page(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
 
-def register_page(name: str, title: Any, page: type[admin.ModelAdmin]) -> None:  # type: ignore[type-arg]
-    """Register a page with the admin, as a model that has no table."""
-    options: Any = Options(None, "django_ratelimit_lua")
+def register_page(
+    name: str,
+    title: Any,
+    page: type[admin.ModelAdmin],  # type: ignore[type-arg]
+    app: str = "django_ratelimit_lua",
+) -> None:
+    """Register a page with the admin, as a model of an app that has no table."""
+    options: Any = Options(None, app)
     options.object_name = name
     options.model_name = name.lower()
     options.verbose_name = title

@@ -1,6 +1,5 @@
 """What the admin and the commands share, for scripts and views of your own as well."""
 
-from ..contrib.statistics.reading import refusal_counts
 from ..identity.address import ClientAddress, client_address
 from ..identity.text import normalised
 from ..process.tasks import finish
@@ -33,5 +32,4 @@ __all__ = [
     "open_reference",
     "publish",
     "reading",
-    "refusal_counts",
 ]

@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from django.apps import AppConfig
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ...extension import Extension, register
+from ...extension import Column, Extension, register
+
+
+def _last_days(request: Any, rules: Mapping[str, Any]) -> Mapping[str, Any]:
+    from .core_pages import last_day_cells
+
+    return last_day_cells(request, rules)
 
 
 class StatisticsExtension(Extension):
     name = "statistics"
+    columns = (Column("last_day", _("last day"), _last_days),)
     verbs = ("django_ratelimit_lua.contrib.statistics.verbs.stats",)
+
+    def links(self, request: Any, rule: Any = None) -> Iterator[tuple[str, str]]:
+        url = "" if rule is None else self.limit_url(request, rule.name)
+        if url:
+            yield gettext("Statistics"), url
+
+    def limit_url(self, request: Any, name: str) -> str:
+        from .core_pages import limit_url
+
+        return limit_url(request, name)
+
+    def rehearsal(self, rule: Any) -> str:
+        from .core_pages import rehearsal
+
+        return rehearsal(rule)
+
+    def history(self, met: Any) -> str:
+        from .core_pages import history_words
+
+        return history_words(met)
+
+    def health(self) -> Iterable[str]:
+        from .core_pages import health_warnings
+
+        return health_warnings()
 
     def tend(self) -> None:
         from .hours import look

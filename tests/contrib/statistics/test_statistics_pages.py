@@ -38,7 +38,7 @@ from tests.acceptance import test_admin
 from tests.acceptance.test_admin import given, site, staff, visits  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.django_db(transaction=True)
-STATISTICS = "/admin/django_ratelimit_lua/statistics/"
+STATISTICS = "/admin/ratelimit_statistics/statistics/"
 ONE = f"{STATISTICS}one/"
 RULES = test_admin.RULES
 ODD = (
