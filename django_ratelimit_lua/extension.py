@@ -6,7 +6,7 @@ The core never imports an annex. It calls the extensions that `AppConfig.ready` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 ANNEXES = ("statistics", "breakers", "replay", "gateway")
@@ -75,16 +75,14 @@ class Extension:
     """Fields that it adds to rules."""
     columns: Sequence[Column] = ()
     """Columns that it adds to lists."""
-    models: Sequence[str] = ()
-    """Labels of its audited models, such as `ratelimit_breakers.ratelimitbreaker`: saving one records history, raises
-    the revision and publishes."""
 
     def snapshot(self, using: str) -> Any:
-        """Its part of the published snapshot, as JSON, from this database; None: it has none."""
+        """Its part of the published snapshot, as JSON, from this database; None: it has none. A process without the
+        annex leaves the part of others as it is published."""
 
     def load(self, part: Any, before: Any, problems: list[str]) -> Any:
-        """Compile its part, once per revision. `before`: what it compiled for the revision before, or None; `problems`:
-        where to add what could not be read. `Ruleset.parts` keeps the result under its name."""
+        """Compile its part (None: nothing is published), once per revision. `before`: what it compiled for the revision
+        before, or None; `problems`: where to add what could not be read. `Ruleset.parts` keeps the result by name."""
 
     def on_decision(self, plan: Any, decision: Any, seconds: float, request_count: Any) -> None:
         """Count a decision. It runs on every hit, so it may only add to memory."""
@@ -93,8 +91,15 @@ class Extension:
         """Write what was collected, once a second; returns whether something is left. Raises `StoreError`."""
         return False
 
-    def on_message(self, kind: bytes, data: Any) -> None:
-        """Handle a message of the push channel that is not the core's."""
+    def on_message(self, words: Collection[bytes]) -> None:
+        """Handle messages of the push channel, `ANNEX <its name> <word> <word> ...`: all words that have arrived."""
+
+    def on_gap(self) -> None:
+        """Handle that messages may have been lost: the channel was connected just now."""
+
+    def is_urgent(self) -> bool:
+        """Whether new rules have to be loaded at once, rather than within half a second of all processes."""
+        return False
 
     def inspect(self, request: Any, view: Any) -> Iterable[Any]:
         """Sections of the inspector for this request: (template, context)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,13 +21,20 @@ class Worker:
     """A process of a site, with the annexes of the test: `worker("ask()")` is what that expression is there."""
 
     def __init__(
-        self, prefix: str, databases: dict[str, Path], *, compare_seconds: float = 3600.0, at: str = "", **settings: Any
+        self,
+        prefix: str,
+        databases: dict[str, Path],
+        *,
+        compare_seconds: float = 3600.0,
+        at: str = "",
+        annexes: Sequence[str] | None = None,
+        **settings: Any,
     ) -> None:
         given = {
             "url": at or url(),
             "prefix": prefix,
             "databases": {name: str(path) for name, path in databases.items()},
-            "apps": [app for app in own_settings.INSTALLED_APPS if app.startswith("django_ratelimit_lua")],
+            "apps": _apps(annexes),
             "settings": settings,
             "compare_seconds": compare_seconds,
         }
@@ -64,17 +72,24 @@ class Worker:
         self._process.stdout.close()
 
 
-def migrated(path: Path) -> Path:
+def _apps(annexes: Sequence[str] | None) -> list[str]:
+    """The package and these annexes; None: those of the test session."""
+    if annexes is None:
+        return [app for app in own_settings.INSTALLED_APPS if app.startswith("django_ratelimit_lua")]
+    return ["django_ratelimit_lua", *(f"django_ratelimit_lua.contrib.{name}" for name in annexes)]
+
+
+def migrated(path: Path, *annexes: str) -> Path:
     """A database of its own, as `migrate` makes it."""
-    path.write_bytes(_migrated())
+    path.write_bytes(_migrated(annexes))
     return path
 
 
 @cache
-def _migrated() -> bytes:
+def _migrated(annexes: tuple[str, ...]) -> bytes:
     with TemporaryDirectory() as folder:
         path = Path(folder, "db.sqlite3")
-        with Worker("migrations:", {"default": path}) as worker:
+        with Worker("migrations:", {"default": path}, annexes=annexes or None) as worker:
             worker("call_command('migrate', verbosity=0)")
         return path.read_bytes()
 

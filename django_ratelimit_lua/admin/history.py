@@ -18,7 +18,8 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..models import RateLimitBreaker, RateLimitChange, RateLimitClient, RateLimitOverride, RateLimitRule
+from ..models import RateLimitChange, RateLimitRule
+from ..models.audit import model_of
 from ..operations.rules_yaml import build_rule, save_rule
 from ..operations.whose import MOST_NAMED
 from ..operations.words import moment_words
@@ -38,13 +39,6 @@ LETTERS = 12
 WHO = "django_ratelimit_lua.view_identities"
 """May see the names of identities."""
 
-MODELS: Mapping[str, Any] = {
-    RateLimitChange.Kind.RULE: RateLimitRule,
-    RateLimitChange.Kind.OVERRIDE: RateLimitOverride,
-    RateLimitChange.Kind.CLIENT: RateLimitClient,
-    RateLimitChange.Kind.BREAKER: RateLimitBreaker,
-}
-
 
 def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list[str]:
     """What a change has changed, field by field, old and new, in the words of the forms; of what was created or
@@ -52,8 +46,8 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
     if change.kind == RateLimitChange.Kind.IDENTITY:
         return _done(change, may_see_who=may_see_who)
     before, after = (declared if isinstance(declared, Mapping) else {} for declared in (change.before, change.after))
-    model = MODELS[change.kind]
-    columns = {column.name: column for column in model._meta.concrete_fields}
+    model = model_of(change.kind)  # None: of an annex that was removed.
+    columns = {column.name: column for column in model._meta.concrete_fields} if model is not None else {}
     order = ["whom", *columns]
     names = {COLUMNS.get(name, name): name for name in {*before, *after} - DIGESTS}
     lines = []

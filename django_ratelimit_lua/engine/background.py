@@ -15,8 +15,8 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "heartbeat": "says every two seconds that this process is there, where its share of a limit may be needed",
         "leases": "gives back what was taken ahead of hot limits and not spent, ten times a second while any is left",
         "slots": "renews the slots of concurrency limits that this process holds, four times while they last",
-        "statistics": "writes what was decided, and tells what breakers count, a second after the first of it",
-        "evidence": "writes who offends where that may earn a ban, a second after the first that is not written yet",
+        "flush": "writes what was collected in memory (evidence of bans, statistics, outcomes of breakers), a second "
+        "after the first of it",
         "breaker": "tries, up to four times a second, whether a server answers again that has failed repeatedly",
         "fallback": "tells Redis five times a second what was admitted without it, until all is told",
         "hours": "writes statistics that are to be kept to the database, every five minutes until nothing is new",

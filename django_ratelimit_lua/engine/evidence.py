@@ -23,14 +23,12 @@ from ..limits.call import Call, Charge
 from ..limits.program import Program, source
 from ..limits.rate import SECOND
 from ..process.forks import renew_after_fork
-from ..process.tasks import Task
-from ..store import PATIENCE, Patience, Store, get_store, last_patience
+from ..store import PATIENCE, Patience, Store, flusher, get_store
 
 MOST_OFFENCES = 10
 """Of one ban: the last ones."""
 MOST_NOTED = 1000
 """Identities whose offences wait to be written. Others' are left out, for that second."""
-FLUSH_SECONDS = 1.0
 MAX_METHOD_BYTES, MAX_PATH_BYTES, MAX_AGENT_BYTES = 20, 120, 150
 """Bytes that are kept of what a client has sent in one request, with what is escaped."""
 MAX_BYTES = 1024
@@ -80,10 +78,6 @@ class EvidenceNotes:
     def __init__(self) -> None:
         self.clear()
         renew_after_fork(self.clear)  # The parent writes what it saw.
-        self.task = Task(
-            "evidence", self._step, delay=FLUSH_SECONDS, at_exit=self._say_last,
-            meanwhile="bans hold all the same, with less evidence",
-        )  # fmt: skip
 
     def clear(self) -> None:
         self._lock = threading.Lock()
@@ -111,12 +105,13 @@ class EvidenceNotes:
                 noted = self._noted[key] = _Noted(key)
             noted.offences.append((f"{ban.last:017d}:{next(_numbers) % 10**9:09d}", offence))
             noted.until = max(noted.until, time.monotonic() + lasts / SECOND)
-        self.task.start()
+        flusher.start()
 
-    def _step(self) -> float | None:
-        if not self.write(Patience(PATIENCE)):
+    def flush(self, last: Patience | None) -> bool:
+        """See `Flush`."""
+        if not self.write(last or Patience(PATIENCE)):
             raise StoreError("evidence of bans could not be written")
-        return None
+        return False
 
     def write(self, patience: Patience) -> bool:
         """Write what was noted; whether all was."""
@@ -136,10 +131,6 @@ class EvidenceNotes:
                 self._noted.setdefault(key, noted[key])  # What has come since is newer.
         self._writing = {}
         return not late
-
-    def _say_last(self) -> None:
-        if self._noted:
-            self.write(last_patience())
 
     def of(self, ban_key: bytes) -> dict[str, Offence]:
         """What is noted here and not yet written, by its name."""
@@ -241,4 +232,5 @@ def _read(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, Offence]:
 
 
 evidence_notes = EvidenceNotes()
+flusher.add(evidence_notes.flush)
 on_change(("RATELIMIT_*", "CACHES", "SECRET_KEY"), evidence_notes.clear)

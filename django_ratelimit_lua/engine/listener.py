@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 
 from ..conf import conf
 from ..conf.changes import on_change
 from ..exceptions import StoreError
+from ..extension import extensions
 from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..rules import provider
 from ..rules.snapshot import can_publish_over
-from ..store import CIRCUIT, RESET, RULES, UNPUBLISHED, Patience, Subscription, get_store, read_reset
+from ..store import ANNEX, RESET, RULES, UNPUBLISHED, Patience, Subscription, get_store, read_reset
 from .bans import known_bans
 from .deny_cache import deny_cache
 from .leases import leases
@@ -51,9 +52,6 @@ class Listener:
     _subscription: Subscription | None = None
 
     def __init__(self) -> None:
-        self._heard_of: Callable[[Collection[bytes]], None] = lambda tags: None
-        self._doubt_circuits: Callable[[], None] = lambda: None
-        self._has_circuits: Callable[[], bool] = lambda: False
         self._begin()
         self.task = Task(
             "listener", self._step, wake=self._hang_up, at_stop=self._begin,
@@ -83,13 +81,6 @@ class Listener:
     def heard_since(self, moment: float) -> bool:
         """Whether it has listened without a break since that moment (monotonic)."""
         return self._subscription is not None and self._connected_at <= moment
-
-    def hear_circuits(
-        self, heard: Callable[[Collection[bytes]], None], doubt: Callable[[], None], in_use: Callable[[], bool]
-    ) -> None:
-        """Tell of breakers whose state has changed, and when something may have been missed. While breakers are
-        `in_use`, new rules are loaded at once: an operator may have forced one."""
-        self._heard_of, self._doubt_circuits, self._has_circuits = heard, doubt, in_use
 
     def start(self) -> None:
         """Start listening, unless that has begun."""
@@ -155,7 +146,8 @@ class Listener:
             return
         self._connected_at, self.error, self._has_news = time.monotonic(), "", False
         deny_cache.clear()  # Nobody knows what was sent until now.
-        self._doubt_circuits()
+        for extension in extensions:
+            extension.on_gap()
         self._ask_at = float("-inf")
 
     def _lost(self, error: StoreError) -> None:
@@ -185,12 +177,13 @@ class Listener:
         else:
             leases.renew()
             if not now < self._load_at < NEVER:
-                self._load_at = now + (0.0 if self._has_circuits() else chance.uniform(0.0, SPREAD_SECONDS))
+                is_urgent = any(extension.is_urgent() for extension in extensions)
+                self._load_at = now + (0.0 if is_urgent else chance.uniform(0.0, SPREAD_SECONDS))
         self._ask_at = min(self._ask_at, self._load_at)
 
     def _hear(self, subscription: Subscription, messages: Iterable[bytes]) -> None:
         reset: dict[bytes, int] = {}
-        circuits: set[bytes] = set()
+        of_annexes: dict[bytes, set[bytes]] = {}
         ruleset = provider.in_force()
         current = RULES + b" " + (b"" if ruleset is None else ruleset.published.text)
         for message in messages:
@@ -198,8 +191,8 @@ class Listener:
             if kind == RESET:
                 digests, moment = read_reset(words)
                 reset |= {digest: max(moment, reset.get(digest, 0)) for digest in digests}
-            elif kind == CIRCUIT:
-                circuits.update(words)
+            elif kind == ANNEX and words:
+                of_annexes.setdefault(words[0], set()).update(words[1:])
             elif kind == UNPUBLISHED:
                 if provider.compare is not None and can_publish_over(b"".join(words)):
                     provider.compare()
@@ -215,8 +208,9 @@ class Listener:
             leases.drop(reset)
             known_bans.forget(reset)
             deny_cache.forget(reset)
-        if circuits:
-            self._heard_of(circuits)
+        for extension in extensions:
+            if extension.name.encode() in of_annexes:
+                extension.on_message(of_annexes[extension.name.encode()])
         self._has_news = False
         if not self._is_told:  # What was heard is done.
             deny_cache.heard_at = subscription.heard_at

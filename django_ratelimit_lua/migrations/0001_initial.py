@@ -57,7 +57,7 @@ class Migration(migrations.Migration):
                 ('tag', models.CharField(blank=True, max_length=16, verbose_name='tag of the revision')),
                 ('at', models.DateTimeField(auto_now_add=True, db_index=True, verbose_name='when')),
                 ('by', models.CharField(blank=True, max_length=254, verbose_name='by')),
-                ('kind', models.CharField(choices=[('rule', 'rule'), ('override', 'override'), ('identity', 'identity'), ('client', 'client of the gateway'), ('breaker', 'breaker')], max_length=10, verbose_name='kind')),
+                ('kind', models.CharField(choices=django_ratelimit_lua.models.change.kind_choices, max_length=10, verbose_name='kind')),
                 ('object_id', models.BigIntegerField(db_index=True, null=True, verbose_name='row')),
                 ('name', models.CharField(max_length=300, verbose_name='name')),
                 ('action', models.CharField(choices=[('created', 'created'), ('changed', 'changed'), ('deleted', 'deleted'), ('bulk', 'bulk change'), ('reset', 'reset'), ('banned', 'banned'), ('unbanned', 'ban lifted')], max_length=10, verbose_name='action')),

@@ -18,16 +18,14 @@ from django.db.models.signals import class_prepared, post_delete, post_save, pre
 from django.utils.translation import gettext as _
 
 from ..signals import rules_changed
-from .change import RateLimitChange, RateLimitRevision
+from .change import KINDS, RateLimitChange, RateLimitRevision
 
 MOST_RECORDED = 1000
 """Rows of one bulk change that are recorded one by one; of more, only that there were many."""
 BATCH = 500
 """Rows of history that are written by one statement."""
-AUDITED = {
-    f"django_ratelimit_lua.{name}"
-    for name in ("ratelimitrule", "ratelimittier", "ratelimitoverride", "ratelimitclient", "ratelimitbreaker")
-}
+AUDITED: dict[str, type[AuditedModel]] = {}
+"""The audited models of all installed apps, by label. `connect` fills it."""
 BEFORE, DELETION = "_ratelimit_before", "_ratelimit_deletion"
 
 M = TypeVar("M", bound="AuditedModel")
@@ -138,6 +136,9 @@ class AuditedModel(models.Model):
 
     class Meta:
         abstract = True
+
+    CHANGE_KIND = ""
+    """The `RateLimitChange.kind` of its changes."""
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Save and record in one transaction."""
@@ -343,9 +344,16 @@ def _watch(sender: Any, **kwargs: Any) -> None:
         post_save.connect(_after_save, sender)
         pre_delete.connect(_before_deletion, sender)
         post_delete.connect(_after_deletion, sender)
+        AUDITED[sender._meta.label_lower] = sender
+        KINDS.setdefault(sender.CHANGE_KIND, sender._meta.verbose_name)
     elif sender._meta.label_lower in AUDITED:
         post_save.connect(_changed_blindly, sender)
         post_delete.connect(_changed_blindly, sender)
+
+
+def model_of(kind: str) -> type[AuditedModel] | None:
+    """The model whose changes are of that kind; None if its annex is not installed."""
+    return next((model for model in AUDITED.values() if kind == model.CHANGE_KIND), None)
 
 
 def connect() -> None:

@@ -20,7 +20,6 @@ from ..contrib.breakers.rows import (  # fmt: skip
     thresholds,
 )
 from .audit import AuditedModel, AuditedQuerySet, Declared
-from .change import RateLimitChange
 from .override import microseconds, within
 from .rate_fields import problem_text
 
@@ -28,7 +27,7 @@ from .rate_fields import problem_text
 class RateLimitBreaker(AuditedModel):
     """What holds for the breaker of this name, in the place of what the code says; empty fields are as in the code."""
 
-    CHANGE_KIND = RateLimitChange.Kind.BREAKER
+    CHANGE_KIND = "breaker"
 
     class Forced(models.TextChoices):
         """What an operator may force."""

@@ -24,6 +24,20 @@ def new_database() -> str:
     return secrets.token_hex(16)
 
 
+KINDS: dict[str, Any] = {
+    "rule": _("rule"),
+    "override": _("override"),
+    "identity": _("identity"),
+    "client": _("client of the gateway"),
+}
+"""What changes can be about: the kind of a change, and its name. `audit.connect` adds the models of annexes."""
+
+
+def kind_choices() -> list[tuple[str, Any]]:
+    """The kinds of changes, for forms and filters."""
+    return list(KINDS.items())
+
+
 class Risen(NamedTuple):
     """The row of `RateLimitRevision` as it was read: how often rules were changed, and what goes with that number."""
 
@@ -119,18 +133,19 @@ class RateLimitChange(models.Model):
         BANNED = "banned", _("banned")
         UNBANNED = "unbanned", _("ban lifted")
 
-    class Kind(models.TextChoices):
-        RULE = "rule", _("rule")
-        OVERRIDE = "override", _("override")
-        IDENTITY = "identity", _("identity")
-        CLIENT = "client", _("client of the gateway")
-        BREAKER = "breaker", _("breaker")
+    class Kind:
+        """The kinds of the core, as `KINDS` names them."""
+
+        RULE = "rule"
+        OVERRIDE = "override"
+        IDENTITY = "identity"
+        CLIENT = "client"
 
     revision = models.BigIntegerField(_("revision"), db_index=True)
     tag = models.CharField(_("tag of the revision"), max_length=16, blank=True)
     at = models.DateTimeField(_("when"), auto_now_add=True, db_index=True)
     by = models.CharField(_("by"), max_length=254, blank=True)
-    kind = models.CharField(_("kind"), max_length=10, choices=Kind.choices)
+    kind = models.CharField(_("kind"), max_length=10, choices=kind_choices)
     object_id = models.BigIntegerField(_("row"), null=True, db_index=True)
     name = models.CharField(_("name"), max_length=300)
     action = models.CharField(_("action"), max_length=10, choices=Action.choices)

@@ -29,11 +29,11 @@ from django.utils import timezone
 from ..conf import conf
 from ..engine.deny_cache import deny_cache
 from ..exceptions import LimitError, StoreError
+from ..extension import extensions
 from ..identity import key_ids, secrets_by_id
 from ..limits import program
 from ..limits.call import NO_RULES, Revision
 from ..models import (
-    RateLimitBreaker,
     RateLimitChange,
     RateLimitClient,
     RateLimitOverride,
@@ -47,7 +47,7 @@ from ..rules import provider
 from ..rules.freshness import freshness
 from ..rules.overrides import Override, is_field, write_record
 from ..rules.ruleset import EVERY_RULE
-from ..rules.snapshot import FORMAT
+from ..rules.snapshot import FORMAT, UnreadableError, parse_snapshot
 from ..store import PATIENCE, get_store, rules_key
 from .cleanup import ended, sweep
 
@@ -61,6 +61,8 @@ BATCH = 1000
 STAGED_SECONDS = 600
 SWEPT = b"swept"
 """The field that says until when what has ended was taken away, in microseconds since 1970."""
+ANNEXES = b"annexes"
+"""The field that names the annexes whose parts are published."""
 _IS_TIME = re.compile(rb"[0-9]{1,16}")
 
 
@@ -86,7 +88,8 @@ class Published:
     """What is published.
 
     Its revision, the id of its database (empty: none is named), the ids of the keys that subjects were digested with,
-    its format (0: none is named), and until when what has ended was taken away (None: not known).
+    its format (0: none is named), until when what has ended was taken away (None: not known), and the annexes whose
+    parts it has.
     """
 
     revision: Revision = NO_RULES
@@ -94,6 +97,7 @@ class Published:
     keys: str = ""
     format: int = 0
     swept: datetime | None = None
+    annexes: frozenset[str] = frozenset()
 
 
 class OwnerError(StoreError):
@@ -114,8 +118,8 @@ class NewerFormatError(StoreError):
 
 def read_published() -> Published:
     """What is published. Raises `StoreError`."""
-    fields = (provider.REVISION, provider.DATABASE, provider.KEYS, provider.FORMAT, SWEPT)
-    text, database, keys, form, swept = get_store(background=True).execute(b"HMGET", rules_key(), *fields)
+    fields = (provider.REVISION, provider.DATABASE, provider.KEYS, provider.FORMAT, SWEPT, ANNEXES)
+    text, database, keys, form, swept, annexes = get_store(background=True).execute(b"HMGET", rules_key(), *fields)
     try:
         revision = Revision.read(text or b"0")
     except ValueError:
@@ -124,6 +128,7 @@ def read_published() -> Published:
         revision, (database or b"").decode(errors="replace"), (keys or b"").decode(errors="replace"),
         int(form) if form is not None and form.isdigit() else 0,
         _moment(int(swept)) if swept is not None and _IS_TIME.fullmatch(swept) else None,
+        frozenset((annexes or b"").decode(errors="replace").split()),
     )  # fmt: skip
 
 
@@ -190,7 +195,8 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
             changed = None if rebuild else _changed_since(using, row, published, moment)
             if changed is None:
                 _digest_anew(using)
-            snapshot = _snapshot(using, row)
+            parts = _kept_parts(published, row) | _own_parts(using)
+            snapshot = {**_snapshot(using, row), "parts": parts}
             overrides = RateLimitOverride.objects.using(using).lasting()
             if changed is None:
                 staged, removed, written = stage(overrides, row), [], {}
@@ -198,6 +204,7 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
                 staged, written = None, dict(_records(overrides.filter(subject__in=changed)))
                 removed = [digest for digest in changed if digest.encode() not in written]
             written[SWEPT] = b"%d" % microseconds(moment)
+            written[ANNEXES] = " ".join(sorted({*parts, *_names()})).encode()
             # Where each statement sees what is committed by then, these may be the rules of two revisions.
             if RateLimitRevision.read(using) != row:
                 continue
@@ -223,6 +230,7 @@ def _has_to_rise(row: Risen, published: Published, rebuild: bool) -> bool:
         return row.number <= published.revision.number
     # An older version may have left something out; and by a key that no subject was digested with, none is found.
     is_lacking = published.format != FORMAT or next(iter(secrets_by_id())) not in published.keys.split(",")
+    is_lacking = is_lacking or not published.annexes.issuperset(_names())
     return rebuild or (bool(row.number) and is_lacking)
 
 
@@ -264,7 +272,8 @@ def compare_and_publish(
 
 def snapshot_of(using: str) -> Mapping[str, Any]:
     """What a database has, as it would be published."""
-    snapshot: dict[str, Any] = json.loads(_written(_snapshot(using, RateLimitRevision.read(using))))
+    row = RateLimitRevision.read(using)
+    snapshot: dict[str, Any] = json.loads(_written({**_snapshot(using, row), "parts": _own_parts(using)}))
     return snapshot
 
 
@@ -289,7 +298,6 @@ def _snapshot(using: str, row: Risen) -> Mapping[str, Any]:
         "revision": row.text.decode(),
         "database": row.database,
         "rules": _rules(using),
-        "breakers": _breakers(using),
         "kinds": {name: sorted(of) for name, of in sorted(kinds.items())},
         "blocks": sorted(blocks),
         "keys": list(secrets_by_id()),
@@ -313,9 +321,35 @@ def _rules(using: str) -> list[dict[str, Any]]:
         ]
 
 
-def _breakers(using: str) -> list[dict[str, Any]]:
-    """What the rows say of breakers; what cannot be understood is skipped by whoever reads it, and the log says so."""
-    return [row.published() for row in RateLimitBreaker.objects.using(using)]
+def _names() -> set[str]:
+    return {extension.name for extension in extensions}
+
+
+def _own_parts(using: str) -> dict[str, Any]:
+    """What the annexes of this process publish, by name. Rules do not fail because of an annex that is not migrated."""
+    parts = {}
+    for extension in extensions:
+        try:
+            with transaction.atomic(using):
+                part = extension.snapshot(using)
+        except DatabaseError as error:
+            logger.error("Skipped: the part of %r cannot be read from the database: %s", extension.name, error)
+            continue
+        if part is not None:
+            parts[extension.name] = part
+    return parts
+
+
+def _kept_parts(published: Published, row: Risen) -> dict[str, Any]:
+    """The parts of annexes that other processes of this site have, and this one has not: they stay as published."""
+    if published.database != row.database or published.annexes <= _names():
+        return {}
+    text = get_store(background=True).execute(b"HGET", rules_key(), provider.SNAPSHOT)
+    try:
+        parts = parse_snapshot(text or b"{}").get("parts")
+    except UnreadableError:
+        return {}
+    return dict(parts) if isinstance(parts, dict) else {}
 
 
 def _one(using: str, pk: int) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -12,8 +12,8 @@ from django.http import HttpRequest
 from django.utils.functional import cached_property
 
 from ..conf import conf
-from ..contrib.breakers.rows import BreakerError, BreakerRow, read_row
 from ..contrib.gateway.descriptors import NAMED, DescriptorIndex, Entries
+from ..extension import Extension, extensions
 from ..identity import key_id, secrets_by_id
 from ..limits.call import NO_RULES, Revision
 from .overrides import is_kind
@@ -100,7 +100,7 @@ class Ruleset:
       `rules.snapshot`, and the log;
     - `kinds`: by rule name, or `EVERY_RULE`, the kinds of subjects that overrides are about; `blocks`: the kinds of
       those that are blocked whatever rule there is;
-    - `breakers`: what rows say of breakers, as declared;
+    - `parts`: what annexes publish, by the name of the annex; see `Extension.snapshot`;
     - `clients`: who may ask the gateway, see `Client`;
     - `keys`: the ids of the keys that digests of subjects were made with, of each subject by all of them; and
       `field_keys`, by kind, of those whose value nobody knows any more, which have only the one digest.
@@ -144,7 +144,8 @@ class Ruleset:
             self.problems += read.problems
             if read.rule is not None:
                 by_name[read.rule.name] = read.rule
-        self.breakers: Mapping[str, BreakerRow] = dict(self._read_breakers(before))
+        self.parts: Mapping[str, Any] = {each.name: self._load_part(each, before) for each in extensions}
+        """What installed annexes made of their parts, by name."""
         self.by_name: Mapping[str, Rule] = by_name
         self.rules = tuple(sorted(by_name.values(), key=attrgetter("order")))
         in_force = [rule for rule in self.rules if rule.mode != "off"]
@@ -166,19 +167,15 @@ class Ruleset:
     def __repr__(self) -> str:
         return f"<Ruleset of {len(self.rules)} rules, revision {self.revision.number}>"
 
-    def _read_breakers(self, before: Ruleset | None) -> Iterator[tuple[str, BreakerRow]]:
-        """What the rows say of breakers; of one that is not understood, what was understood before goes on."""
-        for given in self.snapshot.get("breakers", ()):
-            try:
-                row = read_row(given, strict=False)
-            except BreakerError as error:
-                self.problems.append(str(error))
-                name = given.get("name") if isinstance(given, dict) else None
-                earlier = None if before is None or not isinstance(name, str) else before.breakers.get(name)
-                if earlier is None:
-                    continue
-                row = earlier
-            yield row.name, row
+    def _load_part(self, extension: Extension, before: Ruleset | None) -> Any:
+        """The part of one annex. If it cannot be read at all, what was read before stays in force."""
+        part = self.snapshot.get("parts", {}).get(extension.name)
+        earlier = None if before is None else before.parts.get(extension.name)
+        try:
+            return extension.load(part, earlier, self.problems)
+        except Exception as error:
+            self.problems.append(f"what is published for {extension.name!r} cannot be read: {error!r:.200}")
+            return earlier
 
     def secrets(self, kind: str) -> Sequence[str | bytes]:
         """The secrets with which a subject of that kind has to be digested to be found: mostly the one in force."""

@@ -28,7 +28,7 @@ from .rule import FIELDS, Rule, RuleError, compile_rule
 
 FORMAT = 4
 """The version of what this package publishes. Raise it whenever older versions would leave something out of it: a new
-word of a rule, an override or a breaker, or a new part. A process never publishes over a higher format."""
+word of a rule or an override, or a new part. A process never publishes over a higher format."""
 CHOICES = ("mode", "audience", "split", *(option for option, row in OPTIONS.items() if row.names))
 """Words whose values a newer version may have more of."""
 WHERE = "Rules of the admin"
@@ -38,7 +38,7 @@ _PARTS: Mapping[str, tuple[type, bool]] = {
     "blocks": (list, True),
     "keys": (list, True),
     "field_keys": (dict, True),
-    "breakers": (list, False),
+    "parts": (dict, False),
     "database": (str, False),
     "clients": (list, False),
 }

@@ -11,18 +11,20 @@ from django.core.exceptions import ImproperlyConfigured
 from ..conf import conf
 from ..conf.changes import on_change
 from .connection_params import ConnectionParams, why_unusable
-from .exchange import CIRCUIT, FOREVER, RESET, RULES, UNPUBLISHED, read_reset
+from .exchange import ANNEX, FOREVER, RESET, RULES, UNPUBLISHED, read_reset
 from .factory import ClusterConnectionFactory
 from .failures import KINDS as FAILURES
 from .failures import failures
-from .patience import Patience
+from .flusher import FLUSH_SECONDS, flusher
+from .patience import Patience, last_patience
 from .server import Store
 from .sharded import ShardedStore
 from .subscription import Subscription
 
 __all__ = [
-    "CIRCUIT",
+    "ANNEX",
     "FAILURES",
+    "FLUSH_SECONDS",
     "FOREVER",
     "RESET",
     "RULES",
@@ -34,6 +36,7 @@ __all__ = [
     "circuit_key",
     "circuits_key",
     "failures",
+    "flusher",
     "get_store",
     "last_patience",
     "read_reset",
@@ -46,11 +49,7 @@ __all__ = [
 PATIENCE = 5.0
 """Seconds that a command may take which no request waits for."""
 
-LAST_PATIENCE = 1.0
-"""Seconds for all that a process still has to say when it ends."""
-
 _stores: dict[tuple[str, bool], Store] = {}
-_last: Patience | None = None
 _get_ident = threading.get_ident
 """gevent and eventlet replace this function when they patch the standard library."""
 
@@ -108,14 +107,6 @@ def circuit_key(name: str) -> bytes:
 def circuits_key() -> bytes:
     """The key of the hash of all breakers that any process has: their names, and what the code says of each."""
     return conf.CACHE_PREFIX + b"{circuits}"
-
-
-def last_patience() -> Patience:
-    """What is left of the time for all that a process still has to say when it ends; it begins with the first."""
-    global _last
-    if _last is None:
-        _last = Patience(LAST_PATIENCE)
-    return _last
 
 
 def _forget_stores() -> None:

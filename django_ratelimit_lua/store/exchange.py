@@ -260,7 +260,7 @@ class Question(NamedTuple):
         return replies
 
 
-RULES, RESET, CIRCUIT, UNPUBLISHED = b"rules", b"reset", b"circuit", b"unpublished"
+RULES, RESET, ANNEX, UNPUBLISHED = b"rules", b"reset", b"annex", b"unpublished"
 # Whoever may not publish deletes all the same. The register, if there is one, is of all bans: they only leave it.
 # If a server forbids TIME in scripts, the message has no moment.
 _DELETE = b"""local last = #KEYS - tonumber(ARGV[3])

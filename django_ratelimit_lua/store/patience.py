@@ -26,6 +26,10 @@ GRACE = 0.02
 """Seconds, or a fifth of the whole: what is left at least where a connection was made, or rules were loaded."""
 
 
+LAST_PATIENCE = 1.0
+"""Seconds for all that a process still has to write when it ends."""
+
+
 class Patience:
     """The seconds that are left."""
 
@@ -84,3 +88,14 @@ class Pulse:
 
     def __init__(self) -> None:
         self.heard_at = float("-inf")
+
+
+_last: Patience | None = None
+
+
+def last_patience() -> Patience:
+    """What is left of the time for all that a process still has to write when it ends; it begins with the first."""
+    global _last
+    if _last is None:
+        _last = Patience(LAST_PATIENCE)
+    return _last

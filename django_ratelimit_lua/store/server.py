@@ -175,9 +175,9 @@ class Store:
 
     def channel(self, prefix: bytes) -> bytes:
         """The channel on which processes that share a database and a prefix tell each other of changes: of the rules,
-        by publishing (`RULES <revision>`), of what was reset (`RESET <digest> <digest> ... @<moment>`), of a breaker
-        whose state has changed (`CIRCUIT <name>`), and of rules that were saved by a process whose format is too old
-        to publish them (`UNPUBLISHED <format>`)."""
+        by publishing (`RULES <revision>`), of what was reset (`RESET <digest> <digest> ... @<moment>`), of what
+        an annex sends to itself (`ANNEX <annex> <word> <word> ...`), and of rules that were saved by a process whose
+        format is too old to publish them (`UNPUBLISHED <format>`)."""
         return b"%bchanges:%d" % (prefix, self._params.database)  # A channel is the same in all databases.
 
     def delete(self, call: Call) -> int:

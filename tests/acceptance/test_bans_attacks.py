@@ -19,11 +19,11 @@ from django.test import RequestFactory
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.engine import decide
-from django_ratelimit_lua.engine.evidence import evidence_notes
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.operations.bans import active_bans
 from django_ratelimit_lua.signals import banned
+from django_ratelimit_lua.store import flusher
 from tests import reference
 
 LOGS = Path(__file__).parents[1] / "logs"
@@ -163,5 +163,5 @@ def test_attacks_earn_exactly_the_bans_of_the_reference(clock: Callable[[int], N
         assert (moments[0], moments[-1], len(moments)) == (ban.first, ban.last, ban.offences)
         if identity == digest(("ip", "12.0.0.4")).decode():
             assert {offence[1:] for offence in evidence} == {("GET", "/xmlrpc.php", "python-requests")}
-    assert evidence_notes.task.error is None
+    assert flusher.error is None
     assert active_bans() == []  # By the time of the server's clock, that was long ago.

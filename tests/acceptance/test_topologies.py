@@ -159,7 +159,7 @@ def test_a_user_with_the_least_rights(least: redis.Redis, prefix: str) -> None:
     assert shadow_numbers(RateLimitRule.objects.get(name="shadow").declared()) == (1, 0, 1, 0)
     assert RateLimiter("split", "100/h", split="equal", durable=True).hit("someone").source != "fallback"
     assert heartbeat.beat() == 1
-    assert recorder.flush() is None
+    assert not recorder.flush()
     day = reading.Span.last(86_400, 3600)
     assert reading.total("shadow", day).requests == reading.total("split", day).requests == 1
     assert reading.marks("split", 3600 * 10**6, day).people == 1

@@ -21,11 +21,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.extension import Extension, extensions
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.rate import SECOND
 from django_ratelimit_lua.models import (
-    RateLimitBreaker,
     RateLimitClient,
     RateLimitOverride,
     RateLimitRule,
@@ -421,11 +421,70 @@ def test_migrating_leaves_publishing_to_processes_of_the_older_version(
 def test_a_word_that_older_versions_do_not_know_raises_the_format() -> None:
     """Where this fails, the database or the snapshot has something that an older version would leave out: raise
     `FORMAT`, so that none publishes without it, and write both down here."""
-    published = (RateLimitRule, RateLimitTier, RateLimitOverride, RateLimitBreaker, RateLimitClient)
+    published = (RateLimitRule, RateLimitTier, RateLimitOverride, RateLimitClient)
     words = [f"{model.__name__}.{field.name}" for model in published for field in model._meta.concrete_fields]
     words += snapshot_of("default")
     digest_of_words = hashlib.sha256(" ".join(sorted(words)).encode()).hexdigest()[:16]
-    assert (snapshot.FORMAT, digest_of_words) == (4, "344437ee9f5be7a7")
+    assert (snapshot.FORMAT, digest_of_words) == (4, "b10d9c189e6e9317")
+
+
+class Annex(Extension):
+    """An annex that publishes one number."""
+
+    name = "annex"
+
+    def snapshot(self, using: str) -> Any:
+        return RateLimitRule.objects.using(using).count()
+
+    def load(self, part: Any, before: Any, problems: list[str]) -> Any:
+        return None if part is None else int(part)
+
+
+@pytest.fixture
+def annex() -> Iterator[Annex]:
+    """It is installed."""
+    extension = Annex()
+    extensions.append(extension)
+    yield extension
+    extensions.remove(extension)
+
+
+def test_the_part_of_an_annex_stays_as_long_as_a_process_without_it_publishes(
+    annex: Annex, published: Published
+) -> None:
+    """During a deployment, that is. As soon as a process that has it publishes, the part is that of the database."""
+    rule("good", path="/good", limit=2)
+    assert published.snapshot()["parts"]["annex"] == 1
+    extensions.remove(annex)
+    rule("other", path="/other", limit=2)
+    assert published.snapshot()["parts"]["annex"] == 1
+    extensions.append(annex)
+    rule("third", path="/third", limit=2)
+    assert published.snapshot()["parts"]["annex"] == 3
+    assert provider.reload().parts["annex"] == 3
+
+
+def test_an_annex_that_is_installed_later_is_published_without_an_edit(annex: Annex, published: Published) -> None:
+    """Or whose part was lost, because Redis was emptied while other processes published."""
+    extensions.remove(annex)
+    rule("good", path="/good", limit=2)
+    assert "annex" not in published.snapshot()["parts"]
+    extensions.append(annex)
+    publish()
+    assert published.snapshot()["parts"]["annex"] == 1
+
+
+def test_the_part_of_an_annex_that_cannot_be_read_stays_in_force_as_it_was(
+    annex: Annex, published: Published, caplog: Any
+) -> None:
+    """The rules are read, and the problem is reported."""
+    rule("good", path="/good", limit=2)
+    provider.reload()
+    published.put(json.dumps({**published.snapshot(), "parts": {"annex": []}}))
+    assert get("/good", 3) == [200, 200, 429]
+    ruleset = provider.reload()
+    assert ruleset.parts["annex"] == 1
+    assert "what is published for 'annex' cannot be read" in ruleset.problems[0]
 
 
 def junk() -> st.SearchStrategy[Any]:

@@ -37,9 +37,8 @@ from ...limits.rate import SECOND
 from ...process.forks import chance, renew_after_fork
 from ...rules import provider
 from ...signals import circuit_closed, circuit_half_open, circuit_opened
-from ...store import CIRCUIT, Patience, circuit_key, circuits_key, get_store
+from ...store import ANNEX, Patience, circuit_key, circuits_key, flusher, get_store
 from ..statistics.prometheus import Collector
-from ..statistics.recorder import recorder
 from .circuit import MOST_JITTER, Answer, Event, LoneCircuit, Operation, Outcomes, Result, State
 from .rows import BreakerError, BreakerRow, Force, Forced, Thresholds
 
@@ -193,7 +192,7 @@ class Circuit:
             return Ticket(-1)
         if not listener.task.is_running:
             listener.start()
-        is_alone = not recorder.ride(circuits)
+        is_alone = not flusher.start()
         if not self._is_known(now):
             yield from self._learning()
         elif is_alone and now >= self._sent_at + 1.0:
@@ -240,7 +239,7 @@ class Circuit:
         if provider.in_force() is None:
             return False
         if self.lone is not None:
-            return now < self.known_at + 1.0 or recorder.is_riding
+            return now < self.known_at + 1.0 or flusher.is_running
         if now < self.known_at + TRUSTED_SECONDS:
             return True
         # Nothing was pushed since: so nothing has changed.
@@ -255,7 +254,7 @@ class Circuit:
                 return
             until = max(self.known_at, now - 1.0) + TRUSTED_SECONDS
             # Each second without a thread that asks, a call has to.
-            self.calm_until = until if recorder.is_riding else now + min(1.0, TRUSTED_SECONDS)
+            self.calm_until = until if flusher.is_running else now + min(1.0, TRUSTED_SECONDS)
             if self.lone is not None:
                 self.calm_until = now + 1.0
 
@@ -287,7 +286,7 @@ class Circuit:
                 self.due_at = began + slow_seconds
                 if began >= self.used_at + 1.0:
                     self.used_at = began
-                    recorder.ride(circuits)  # Its thread counts the call if it hangs.
+                    flusher.start()  # Its thread counts the call if it hangs.
             self.running[number] = began, ticket
         return number
 
@@ -372,7 +371,7 @@ class Circuit:
                 self._count(now, 0, failed, 0)  # The window has it, as a slow one.
             else:
                 self._count(now, 1, failed, slow)
-            is_left_alone = not recorder.is_riding and self._is_left_alone(now)
+            is_left_alone = not flusher.is_running and self._is_left_alone(now)
             return ((failed or slow) and self._is_to_be_told(now)) or is_left_alone
 
     def _is_to_be_told(self, now: float) -> bool:
@@ -416,7 +415,7 @@ class Circuit:
 
     def _is_left_alone(self, now: float) -> bool:
         """Whether there is no thread that tells, so that this call has to."""
-        return not recorder.ride(circuits) and now >= self._sent_at + 1.0
+        return not flusher.start() and now >= self._sent_at + 1.0
 
     def settling(self, ticket: Ticket, number: int, *, failed: bool, slow: bool) -> Waiting[None]:
         """Count what came of a call that was let through, and tell it at once where that changes something."""
@@ -469,7 +468,7 @@ class Circuit:
         """Ask Redis, and go by its answer; while it is away, judge alone. With the patience of the `background`, raises
         `StoreError` instead."""
         if background is None:
-            if self.lone is not None and recorder.is_riding:  # The background finds out when Redis is back.
+            if self.lone is not None and flusher.is_running:  # The background finds out when Redis is back.
                 if asked.outcomes:
                     self._owe(asked)
                 return (yield from self._alone(asked))
@@ -572,7 +571,7 @@ class Circuit:
         probe = self._probes_that_run() if asked.operation == "tell" else asked.probe
         arguments = [
             moment, asked.operation.encode(), *(b"%d" % number for number in numbers),
-            get_store().channel(conf.CACHE_PREFIX), CIRCUIT + b" " + tag_of(self.name),
+            get_store().channel(conf.CACHE_PREFIX), ANNEX + b" breakers " + tag_of(self.name),
             probe.encode(), asked.result.encode(), b"%d" % asked.era, *(b"%d" % number for number in outcomes),
         ]  # fmt: skip
         return [key, key + b":probes", b"%b:told:%b" % (key, asked.token.encode())], arguments
@@ -744,7 +743,7 @@ class Circuits:
             return
         self._rows, self.has_doubts = ref(ruleset), False
         for circuit in list(self.by_name.values()):
-            row = ruleset.breakers.get(circuit.name)
+            row = ruleset.parts["breakers"].get(circuit.name)
             if row != circuit.row or circuit.known_at == NEVER:
                 circuit.retune(row)
 
@@ -767,7 +766,7 @@ class Circuits:
 
     def hurry(self) -> None:
         """Something is owed: it is told with the next flush, if there is a thread."""
-        recorder.ride(circuits)
+        flusher.start()
 
     def forget(self) -> None:
         """Know nothing: other settings name another server, or other keys."""
@@ -776,48 +775,41 @@ class Circuits:
             circuit.forget()
             circuit.noted_at = NEVER
 
-    # What the recorder has done with each flush.
-
-    def step(self, patience: Patience | None = None) -> bool:
-        """Tell what was counted, and hear the states; whether to come again. Raises `StoreError`."""
+    def flush(self, last: Patience | None = None) -> bool:
+        """Tell what was counted, and hear the states; see `Flush`. As the process ends, only tell."""
         now, failed = time.monotonic(), None
         self._let_go()
         for circuit in list(self.by_name.values()):
             circuit.count_hanging()  # It is told below.
-            if now - circuit.used_at >= USED_SECONDS and not (circuit.is_owing or circuit.is_probing):
+            is_wanted = last is None and (circuit.is_probing or now - circuit.used_at < USED_SECONDS)
+            if not (is_wanted or circuit.is_owing):
                 continue
             try:
-                circuit.tell(patience)
-                self._note(circuit, now, patience)
+                circuit.tell(last)
+                if last is None:
+                    self._note(circuit, now)
             except StoreError as error:
                 failed = error
         if failed is not None:
             raise failed
         return self.in_use()
 
-    def say_last(self, patience: Patience) -> None:
-        """Tell what was counted, as the process ends."""
-        for circuit in list(self.by_name.values()):
-            if circuit.is_owing:
-                with suppress(StoreError):
-                    circuit.tell(patience)
-
-    def _note(self, circuit: Circuit, now: float, patience: Patience | None) -> None:
+    def _note(self, circuit: Circuit, now: float) -> None:
         """Note in Redis that there is such a breaker, for operators and metrics of all processes."""
         if now - circuit.noted_at < NOTED_SECONDS:
             return
         noted = {"at": int(time.time()), "declared": circuit.declared.declared(), "places": circuit.places[:10]}
         store, key = get_store(background=True), circuits_key()
-        store.execute(b"HSET", key, circuit.name.encode(), json.dumps(noted).encode(), patience=patience)
-        store.execute(b"EXPIRE", key, b"%d" % NOTES_KEPT, patience=patience)
-        number = store.execute(b"HLEN", key, patience=patience)
+        store.execute(b"HSET", key, circuit.name.encode(), json.dumps(noted).encode())
+        store.execute(b"EXPIRE", key, b"%d" % NOTES_KEPT)
+        number = store.execute(b"HLEN", key)
         if now >= self._swept_at + NOTED_SECONDS or number > MOST_LISTED * 11 // 10:
-            reply = store.execute(b"HGETALL", key, patience=patience)
+            reply = store.execute(b"HGETALL", key)
             moments = sorted((_noted_at(text), name) for name, text in zip(reply[::2], reply[1::2], strict=True))
             before = time.time() - NOTES_KEPT
             surplus = len(moments) - MOST_LISTED
             if old := [name for place, (at, name) in enumerate(moments) if at < before or place < surplus]:
-                store.execute(b"HDEL", key, *old, patience=patience)
+                store.execute(b"HDEL", key, *old)
             self._swept_at = now
         circuit.noted_at = now
 
@@ -837,12 +829,12 @@ def forced() -> dict[str, Forced]:
             provider.load(None, Patience(conf.TIMEOUT))
     provider.compare_with_published(loads=True)
     ruleset, now = provider.in_force(), now_us()
-    rows = {} if ruleset is None else ruleset.breakers
+    rows: Mapping[str, BreakerRow] = {} if ruleset is None else ruleset.parts["breakers"]
     return {name: row.force.how for name, row in rows.items() if row.force is not None and row.force.lasts(now)}
 
 
 Collector.breakers_forced = staticmethod(forced)
 circuits = Circuits()
+flusher.add(circuits.flush, is_urgent=True)
 provider.on_new_rules.append(circuits.retune)
-listener.hear_circuits(circuits.heard, circuits.doubt, circuits.in_use)
 on_change(("RATELIMIT_*", "CACHES"), circuits.forget)

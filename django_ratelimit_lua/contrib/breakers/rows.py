@@ -5,7 +5,7 @@ some of the thresholds: the others are those of the code."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -249,3 +249,19 @@ def read_row(given: Any, *, strict: bool = True) -> BreakerRow:
     if until is not None and (not isinstance(until, int) or isinstance(until, bool) or until < 0):
         raise BreakerError(name, "until", f"is {until!r}: must be microseconds since 1970")
     return BreakerRow(name, tuned, Force(how, until))
+
+
+def read_rows(part: Iterable[Any], before: Mapping[str, BreakerRow], problems: list[str]) -> dict[str, BreakerRow]:
+    """The rows as they are published, by name; of one that cannot be read, what was read `before` stays in force."""
+    rows = {}
+    for given in part:
+        try:
+            row = read_row(given, strict=False)
+        except BreakerError as error:
+            problems.append(str(error))
+            name = given.get("name") if isinstance(given, dict) else None
+            if not isinstance(name, str) or name not in before:
+                continue
+            row = before[name]
+        rows[row.name] = row
+    return rows

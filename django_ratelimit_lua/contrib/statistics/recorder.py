@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock, RLock
-from typing import Any, Protocol
+from typing import Any
 
 from ...conf import conf
 from ...exceptions import StoreError
@@ -22,14 +22,12 @@ from ...limits.decision import Decision, LimitState
 from ...limits.limit import shortened
 from ...limits.rate import LimitError
 from ...process.forks import renew_after_fork
-from ...process.tasks import Task
-from ...store import Patience, failures, get_store, last_patience
+from ...store import FLUSH_SECONDS, Patience, failures, flusher, get_store
 from .buckets import TIME_BOUNDS, units_bucket
 from .keys import MAX_NAMES, MINUTE, OTHER
 from .results import ALLOWED, FAILED, FREE, Counted, result_of, results_of
 from .writing import Writer
 
-FLUSH_SECONDS = 1.0
 NEAR = 0.8
 """From this share of a limit on, an allowed hit is near it."""
 LONGEST_NAME = 200
@@ -106,16 +104,6 @@ _BUCKETS = tuple(map(units_bucket, range(4096)))
 """Looked up, not computed, for all but very large limits."""
 
 
-class Companion(Protocol):
-    """What is done with each flush, beside it."""
-
-    def step(self) -> bool:
-        """Do it; whether to come again. Raises `StoreError`."""
-
-    def say_last(self, patience: Patience) -> None:
-        """Do it as the process ends."""
-
-
 class Recorder:
     """Counts decisions until they are written.
 
@@ -127,9 +115,6 @@ class Recorder:
 
     def __init__(self) -> None:
         self._writer = Writer()
-        self._companions: list[Companion] = []
-        meanwhile = "limits are decided all the same, and what was counted is kept, up to a bound"
-        self._task = Task("statistics", self._step, meanwhile=meanwhile, delay=FLUSH_SECONDS, at_exit=self._write_last)
         self._begin()
         renew_after_fork(self._begin)  # The parent writes what it counted.
 
@@ -139,17 +124,6 @@ class Recorder:
         self._is_awaited = False
         self._tables = Tables()
         self._writer.begin()
-
-    @property
-    def is_riding(self) -> bool:
-        """Whether a thread flushes, once a second."""
-        return self._task.is_running
-
-    def ride(self, companion: Companion) -> bool:
-        """Have that done with each flush, too, also where no decision is counted; whether a thread does."""
-        if companion not in self._companions:
-            self._companions.append(companion)
-        return self._task.start()  # Also if it runs: it may be about to end.
 
     def add(
         self,
@@ -164,7 +138,7 @@ class Recorder:
         the only one."""
         if not conf.STATISTICS:
             return
-        if self._tables.began and not self._task.is_running:
+        if self._tables.began and not flusher.is_running:
             self._flush_without_thread()
         queue = self._queue
         queue.append((planned, decision, seconds, exempt, request))
@@ -190,7 +164,7 @@ class Recorder:
 
     def _await_flush(self) -> None:
         self._tables.began = self._tables.began or time.time()
-        self._is_awaited = self._task.start()
+        self._is_awaited = flusher.start()
 
     def _flush_without_thread(self) -> None:
         """Write once a second during requests, if no thread can be started."""
@@ -306,50 +280,34 @@ class Recorder:
             self._tables = Tables()
             self._writer.begin()
 
-    def _write_last(self) -> None:
-        patience = last_patience()
-        for companion in self._companions:
-            companion.say_last(patience)
-        began = time.monotonic()
-        left = max(0.0, patience.left)
-        is_free = self._flushing.acquire(timeout=left)  # Another thread may wait for Redis, for longer than that.
-        patience.spend(began, left)
-        if is_free:
-            try:
-                self._flush(patience)
-            finally:
-                self._flushing.release()
-
     @property
     def error(self) -> StoreError | None:
         """Of what something could not be written lately (None: nothing failed)."""
         return self._writer.error
 
-    def _step(self) -> float | None:
-        error, comes_again = None, False
-        for companion in self._companions:  # First: to write statistics may take seconds.
-            try:
-                comes_again = companion.step() or comes_again
-            except StoreError as raised:
-                error = raised
-        pause = self.flush()
-        error = self.error or error
-        if error is not None:
-            raise error.with_traceback(None)  # The log says so once, and the list of tasks.
-        return FLUSH_SECONDS if comes_again and pause is None else pause
-
-    def flush(self, patience: Patience | None = None) -> float | None:
-        """Write what was counted; what cannot be written now is tried again a second later."""
+    def flush(self, patience: Patience | None = None) -> bool:
+        """Write what was counted, unless another thread does that for longer than `patience`; whether something is
+        left, which is tried again a second later."""
         self._is_awaited = False
-        with self._flushing:
-            return self._flush(patience)
+        acquire = self._flushing.acquire
+        is_free = acquire() if patience is None else patience.wait(lambda seconds: acquire(timeout=seconds))
+        if not is_free:
+            return True
+        try:
+            with self._lock:
+                self._count_queue()
+                tables, self._tables = self._tables, Tables()
+            self._writer.take(tables, failures.take())
+            return not self._writer.write(patience)
+        finally:
+            self._flushing.release()
 
-    def _flush(self, patience: Patience | None) -> float | None:
-        with self._lock:
-            self._count_queue()
-            tables, self._tables = self._tables, Tables()
-        self._writer.take(tables, failures.take())
-        return None if self._writer.write(patience) else FLUSH_SECONDS
+    def flush_or_raise(self, last: Patience | None) -> bool:
+        """See `Flush`."""
+        is_left = self.flush(last)
+        if self.error is not None:
+            raise self.error
+        return is_left
 
 
 def _names_near(planned: Sequence[Counted], states: Sequence[LimitState]) -> set[str]:
@@ -358,3 +316,4 @@ def _names_near(planned: Sequence[Counted], states: Sequence[LimitState]) -> set
 
 
 recorder = Recorder()
+flusher.add(recorder.flush_or_raise)

@@ -136,9 +136,10 @@ def run(name: str) -> Outcome:
     """Hurt the prober, or the server."""
     with FAULTS[name]() as hurt:
         settings = {"RATELIMIT_TIMEOUT": 0.5, **hurt.settings}
-        workers = [Worker("rl:", {}, at=hurt.at, **settings) for _ in range(2)]
+        workers = [Worker("rl:", {}, at=hurt.at, annexes=["breakers"], **settings) for _ in range(2)]
         with workers[0] as first, workers[1] as second:
             for worker in workers:
+                worker("from tests.contrib.breakers.calls import *")
                 worker(f"exec({_BEGIN!r}, globals())")
                 worker(f"pay({OPTIONS})")
             first("pay('failed')")

@@ -23,7 +23,7 @@ Start = Callable[..., list[Worker]]
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return migrated(tmp_path_factory.mktemp("breakers") / "template.sqlite3")
+    return migrated(tmp_path_factory.mktemp("breakers") / "template.sqlite3", "breakers")
 
 
 @pytest.fixture
@@ -33,10 +33,10 @@ def start(prefix: str, template: Path, tmp_path: Path) -> Iterator[Start]:
     with ExitStack() as stack:
 
         def begin(count: int, call: str = "pay()", at: str = "", **settings: object) -> list[Worker]:
-            workers = [
-                stack.enter_context(Worker(prefix, {"default": database}, at=at, **settings)) for _ in range(count)
-            ]
+            given = {"at": at, "annexes": ["breakers"], **settings}
+            workers = [stack.enter_context(Worker(prefix, {"default": database}, **given)) for _ in range(count)]
             for worker in workers:
+                worker("from tests.contrib.breakers.calls import *")
                 assert worker(call) == "paid"
             for worker in workers:
                 until(lambda worker=worker: worker("listener.is_listening"))
@@ -198,7 +198,7 @@ def test_a_child_of_a_fork_counts_for_itself(start: Start) -> None:
     first("[pay('failed') for _ in range(4)]")
     child = """
         import os ;; reader, writer = os.pipe() ;; child = os.fork() ;;
-        child or (os.write(writer, str([pay('failed'), circuits.step(), state()]).encode()), os._exit(0)) ;;
+        child or (os.write(writer, str([pay('failed'), circuits.flush(), state()]).encode()), os._exit(0)) ;;
         os.waitpid(child, 0) ;; os.close(writer) ;; os.read(reader, 1000).decode()
     """
     came = first(" ".join(child.split()))

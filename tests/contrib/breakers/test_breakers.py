@@ -24,10 +24,10 @@ from django.views import View
 from django_ratelimit_lua import CircuitBreaker, CircuitOpen, LimitError, circuit
 from django_ratelimit_lua.contrib.breakers.circuits import circuits
 from django_ratelimit_lua.contrib.breakers.rows import BreakerRow, Force
-from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.signals import circuit_closed, circuit_half_open, circuit_opened
+from django_ratelimit_lua.store import flusher
 from tests import clusters
 
 PROBLEM = "application/problem+json"
@@ -732,7 +732,7 @@ def test_where_no_thread_can_run_the_calls_do_it(service: Service, monkeypatch: 
     breaker = CircuitBreaker("payments", failures=1, open_for="0.3s", probes=1)
     pay = breaker(service)
     assert pay() == "paid"
-    assert (recorder.is_riding, listener.task.is_running) == (False, False)
+    assert (flusher.is_running, listener.task.is_running) == (False, False)
     until(lambda: pay() == "paid" and circuits.by_name["payments"].answer.calls > 0)
     service.does = fail
     assert [outcome(pay), outcome(pay)] == ["ConnectionError", "open"]

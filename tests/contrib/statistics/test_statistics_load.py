@@ -36,7 +36,7 @@ from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.process.tasks import stop
-from django_ratelimit_lua.store import get_store
+from django_ratelimit_lua.store import flusher, get_store
 from django_ratelimit_lua.testing.server import Server
 from tests import clusters
 from tests.acceptance.test_forks import child_of, ended
@@ -194,13 +194,13 @@ def test_a_cluster_counts_as_one_server(database: Path, prefix: str, settings: A
             for number in range(20):
                 for limiter in limiters:
                     assert limiter.hit(number)
-            assert recorder.flush() == recording.FLUSH_SECONDS
+            assert recorder.flush()
             known = {name for name in NAMES if owners[name] is not away}
             due = {f"{name} a": 40 for name in known}
             until(lambda: bool(recorder.flush()) and of_these(known) == due, "the others are written", 60)
         finally:
             os.kill(away.pid, signal.SIGCONT)
-        until(lambda: recorder.flush() is None, "all is written")
+        until(lambda: not recorder.flush(), "all is written")
         assert counted() == {f"{name} a": 40 for name in NAMES}
         assert dropped() == 0
         stop(20)
@@ -235,7 +235,7 @@ def test_what_somebody_else_has_written_keeps_nothing_back(direct: Any, prefix: 
             make(key)
         assert [limiter.hit("ada").allowed for _ in range(3)] == [False] * 3
         recorder._writer._begin_hour(0)  # It is an hour later.
-        assert recorder.flush() is None
+        assert not recorder.flush()
         assert total("odd.keys", day()).refused == 3
         assert top("odd.keys", day())[0].times >= 3
         assert marks("odd.keys", 3600 * 10**6, day()).people <= 1
@@ -257,10 +257,10 @@ def test_a_server_without_memory_is_written_to_later(settings: Any) -> None:
             direct.config_set("maxmemory", "1mb")
             before = direct.dbsize()
             assert all(limiter.hit(number) for number in range(50))
-            assert [recorder.flush() for _ in range(40)] == [recording.FLUSH_SECONDS] * 40
+            assert all(recorder.flush() for _ in range(40))
             assert direct.dbsize() == before
             direct.config_set("maxmemory", "0")
-        assert recorder.flush() is None
+        assert not recorder.flush()
         assert dict(total("full", day()).counts) == {"a": 1, "e": 50}
         assert dropped() == 0
         stop(20)
@@ -278,12 +278,12 @@ def test_a_user_who_may_not_write_statistics_decides_all_the_same(settings: Any,
         use(settings, server.url.replace("//", "//limits:x@"))
         limiter = RateLimiter("rights", "5/h")
         assert [limiter.hit("ada").source for _ in range(5)] == ["redis"] * 5
-        assert recorder.flush() == recording.FLUSH_SECONDS
+        assert recorder.flush()
         use(settings, server.url.replace("//", "//some:x@"))
-        assert recorder.flush() is None
+        assert not recorder.flush()
         assert dict(total("rights", day()).counts) == {"a": 5}
         assert not limiter.hit("ada")
-        assert recorder.flush() is None
+        assert not recorder.flush()
         assert dict(total("rights", day()).counts) == {"a": 5, "r": 1}
         use(settings, server.url)
         assert reading.people_refused("rights", day()) == 0
@@ -298,7 +298,7 @@ def test_what_cannot_be_written_is_told(
     caplog.set_level(logging.INFO, "django_ratelimit_lua")
 
     def said() -> list[str]:
-        return [record.levelname for record in caplog.records if "'statistics'" in record.getMessage()]
+        return [record.levelname for record in caplog.records if "'flush'" in record.getMessage()]
 
     with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server, clusters.client(server.port) as direct:
         direct.execute_command("ACL SETUSER", "some", "on", "nopass", "+@all", "~*", "&*", f"-{missing}")
@@ -318,7 +318,7 @@ def test_what_cannot_be_written_is_told(
             assert "permission" in text or "can't run this command" in text
         for _ in range(3):
             limiter.hit("ada")
-            recorder._task._do()
+            flusher._do()
         assert said() == ["WARNING"], "once"
         monkeypatch.setattr(writing, "STEADY_SECONDS", 0.0)
         direct.execute_command("ACL SETUSER", "some", f"+{missing}")
@@ -339,7 +339,7 @@ def test_what_is_kept_is_bounded_and_what_is_dropped_is_known(settings: Any, mon
         recorder.flush()
     assert sum(map(len, recorder._writer._pending.values())) < 300
     use(settings, url())
-    assert recorder.flush() is None
+    assert not recorder.flush()
     counts = sum(total(name, day()).requests for name in known_names())
     minutes = sum(sum(point.counts.values()) for name in known_names() for point in series(name, Span.last(3600, 60)))
     assert 0 < minutes < counts < 60
@@ -384,7 +384,7 @@ def test_a_child_counts_for_itself(direct: Any) -> None:
 
     def child() -> None:
         hit(20)
-        assert recorder.flush() is None
+        assert not recorder.flush()
 
     flushing = threading.Thread(target=flush)
     flushing.start()
@@ -408,7 +408,7 @@ def test_a_clock_that_is_moved_loses_nothing(monkeypatch: pytest.MonkeyPatch) ->
         with monkeypatch.context() as patch:
             patch.setattr(recording.time, "time", lambda moment=moment: float(moment))
             limiter.hit("ada")
-            assert recorder.flush() is None
+            assert not recorder.flush()
     assert total("clock", day()).allowed == len(moments)
     by_hours = {
         (point.moment - midnight) // 3600: point.counts["a"] for point in series("clock", day()) if point.counts["a"]
@@ -465,7 +465,7 @@ def test_lists_of_workers_that_have_ended_stay() -> None:
         for _ in range(3):
             limiter.hit("ada")
         limiter.hit(f"who-{number}")
-        recorder._write_last()
+        flusher._flush_last()
     refused, used = top("workers", day()), top("workers", day(), "used")
     assert [(one.times, one.error) for one in refused] == [(11, 0)]
     assert [(one.times, one.error) for one in used] == [(4, 0), *[(1, 0)] * 5]
@@ -500,7 +500,7 @@ def test_behind_sentinel_counts_go_on_with_the_next_master(settings: Any) -> Non
         limiter = RateLimiter("sentinel", "1000000/h", algorithm="fixed_window")
         decided = 20
         assert all(limiter.hit(number) for number in range(decided))
-        assert recorder.flush() is None
+        assert not recorder.flush()
         first = found.master()
         with clusters.client(first.port) as master:
             master.set("last", "written")  # WAIT waits for what this connection has written.
@@ -517,7 +517,7 @@ def test_behind_sentinel_counts_go_on_with_the_next_master(settings: Any) -> Non
             return sources["redis"] > 0
 
         until(decides, "the next master decides")
-        until(lambda: recorder.flush() is None, "all is written")
+        until(lambda: not recorder.flush(), "all is written")
         assert total("sentinel", day()).allowed == total("", day()).allowed == decided
         assert total("sentinel", day()).sources == {"redis": 20 + sources["redis"], "fallback": sources["fallback"]}
         assert dropped() == 0
@@ -587,10 +587,10 @@ def test_a_batch_that_redis_may_have_forgotten_is_dropped(
         raise StoreError("no answer")
 
     monkeypatch.setattr(store, "run", lost)
-    assert recorder.flush() == recording.FLUSH_SECONDS
+    assert recorder.flush()
     monkeypatch.undo()
     monkeypatch.setattr(writing, "BATCH_KEPT", writing.MINUTE)
-    until(lambda: recorder.flush() is None, "it is written")
+    until(lambda: not recorder.flush(), "it is written")
     assert (dropped(), total("late", day()).requests) == (1, 1)
     assert 0 < direct.ttl(writing.key_of("", b"dropped")) <= writing.HOURS_KEPT
 
