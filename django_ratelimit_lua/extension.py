@@ -7,6 +7,7 @@ The core never imports an annex. It calls the extensions that `AppConfig.ready` 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 ANNEXES = ("statistics", "breakers", "replay", "gateway")
@@ -75,6 +76,9 @@ class Extension:
     """Fields that it adds to rules."""
     columns: Sequence[Column] = ()
     """Columns that it adds to lists."""
+
+    tasks: Mapping[str, str] = MappingProxyType({})
+    """Its tasks that run in the background, by name: what each does, for `manage.py ratelimit health`."""
 
     def snapshot(self, using: str) -> Any:
         """Its part of the published snapshot, as JSON, from this database; None: it has none. A process without the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from django.apps import AppConfig
@@ -21,6 +22,9 @@ def _last_days(request: Any, rules: Mapping[str, Any]) -> Mapping[str, Any]:
 class StatisticsExtension(Extension):
     name = "statistics"
     columns = (Column("last_day", _("last day"), _last_days),)
+    tasks = MappingProxyType(
+        {"hours": "writes statistics that are to be kept to the database, every five minutes until nothing is new"}
+    )
     verbs = ("django_ratelimit_lua.contrib.statistics.verbs.stats",)
 
     def links(self, request: Any, rule: Any = None) -> Iterator[tuple[str, str]]:
@@ -68,4 +72,6 @@ class StatisticsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from . import hours  # noqa: F401 - `ratelimit health` lists its task
+
         register(StatisticsExtension())

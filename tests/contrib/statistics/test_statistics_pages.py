@@ -746,3 +746,25 @@ def test_the_curves_of_the_sample_are_of_its_limits() -> None:
         assert max(allowed) <= units_bucket(holds), place.name
         assert max(person.mark for person in tables.people.values()) <= holds + 1
         assert all((person.mark > holds) == bool(person.refused) for person in tables.people.values())
+
+
+@pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/New_York"])
+def test_a_site_without_time_zones_has_the_same_pages(zone: str, operator: Client, settings: Any) -> None:
+    """With `USE_TZ = False`, in every period, for people and machines."""
+    settings.USE_TZ, settings.TIME_ZONE = False, zone
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
+    assert visits(2, "203.0.113.1") == [200, 429]
+    assert told(operator)["site"]["requests"] == 2
+    for period in PERIODS:
+        assert text(operator, ONE, name="site", period=period)
+        assert told(operator, ONE, name="site", period=period)["requests"] == 2
+
+
+def test_odd_queries_are_answered(operator: Client) -> None:
+    """Whatever stands in a URL, the pages answer."""
+    dice = random.Random(7)
+    for _ in range(60):
+        where = dice.choice([STATISTICS, ONE])
+        words = dice.sample(["q", "sort", "page", "name", "period", "format", "limit0"], 3)
+        query = urlencode({word: dice.choice([*ODD, "-1", "9" * 30, "²"]) for word in words}, errors="surrogatepass")
+        assert operator.get(f"{where}?{query}").status_code < 500, query
