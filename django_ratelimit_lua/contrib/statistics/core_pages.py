@@ -73,7 +73,7 @@ def rehearsal(rule: RateLimitRule) -> str:
 
 
 def history_words(met: ExplainedLimit) -> str:
-    """What the client that a limit counts did in the last hour; empty: nothing is known."""
+    """What the client that a limit counts did in the last hour; empty: Redis is unavailable."""
     try:
         found = history(met.counted_as, met.charge.digest)
     except StoreError:
@@ -86,7 +86,7 @@ def history_words(met: ExplainedLimit) -> str:
     elif found.refused is not None:
         parts.append(_("requests refused: %(number)s") % {"number": between_words(*found.refused)})
     if not parts:
-        return ""
+        return _("Not among the clients that used most or were refused most in the last hour.")
     since = datetime.datetime.fromtimestamp(found.since, datetime.UTC if settings.USE_TZ else None)
     return _("Since %(moment)s: %(numbers)s") % {"moment": moment_words(since), "numbers": ", ".join(parts)}
 
