@@ -17,12 +17,12 @@ demo-gateway: $(VENV)/demo-gateway
 	$(RUN)/python -m example_project.gateway
 
 test: $(VENV)/test
-	$(RUN)/python -m pytest $(WORKERS) $(ARGS)
+	$(RUN)/python -m tests $(WORKERS) $(ARGS)
 
 # Lines cost little to trace from Python 3.12 on, and half as much time again before that.
 coverage: $(VENV)/test
 	$(RUN)/python -m coverage erase
-	$(RUN)/python -m coverage run -m pytest $(WORKERS) $(ARGS)
+	$(RUN)/python -m coverage run -m tests $(WORKERS) $(ARGS)
 	$(RUN)/python -m coverage combine --quiet
 	$(RUN)/python -m coverage report $(if $(ARGS),--fail-under=0)
 

@@ -1,8 +1,7 @@
 """Exact, atomic rate limits for Django, decided by one Lua call in Redis."""
 
-from .contrib.breakers.breaker import CircuitBreaker
-from .decorators import circuit, ratelimit
-from .exceptions import CircuitOpen, LimitError, Ratelimited
+from .decorators import ratelimit
+from .exceptions import LimitError, Ratelimited
 from .limiter import RateLimiter
 from .limits.decision import Decision, LimitState
 from .limits.limit import Limit
@@ -14,8 +13,6 @@ from .version import __version__ as __version__
 __all__ = [
     "ALL",
     "UNSAFE",
-    "CircuitBreaker",
-    "CircuitOpen",
     "Decision",
     "Limit",
     "LimitError",
@@ -23,7 +20,6 @@ __all__ = [
     "Rate",
     "RateLimiter",
     "Ratelimited",
-    "circuit",
     "ratelimit",
     "ratelimit_exempt",
 ]

@@ -15,9 +15,7 @@ from django.db import DatabaseError
 from django.utils import translation
 
 from .conf import SETTINGS, callables, conf
-from .contrib.breakers.circuits import circuits
 from .contrib.gateway.conf import settings as gateway_settings
-from .contrib.statistics.conf import settings as statistics_settings
 from .exceptions import StoreError
 from .identity import secrets_by_id
 from .limits.limit import Limit
@@ -84,7 +82,6 @@ SHORT_BAN = Problem(
 )
 MANY_KINDS = Problem(Warning, "W016", "Tell clients apart by the value of one field, and not by its name.")
 NO_PACKAGE = Problem(Warning, "W017", "Install django-ratelimit-lua[{extra}].")
-NO_STATISTICS = Problem(Warning, "W018", "Take out RATELIMIT_STATISTICS = False, or the token.")
 NO_GATEWAY = Problem(
     Error,
     "E019",
@@ -102,7 +99,6 @@ TENANT_APP = Problem(
 NO_PLACE = Problem(
     Warning, "W022", "Write the path '/' for every request, or the name of a limit in the code or of a URL pattern."
 )
-TWO_BREAKERS = Problem(Warning, "W021", "Make one CircuitBreaker, and use it in both places.")
 TWO_LIMITERS = Problem(
     Error, "E028", "Make one RateLimiter and import it in both places, or give each of them a name of its own."
 )
@@ -112,9 +108,9 @@ EARLIER_KEY = Problem(Info, "I015", "Enter their values anew before it is taken 
 @register(Tags.caches)
 def check_settings(**kwargs: Any) -> Iterator[CheckMessage]:
     """Every setting can be taken as it is, and every name is one we know."""
-    for name in SETTINGS:
+    for setting in SETTINGS.values():
         try:
-            getattr(conf, name)
+            setting.read()
         except ImproperlyConfigured as error:
             yield BAD_SETTING.message(str(error))
     for name in sorted(dir(settings)):
@@ -132,21 +128,6 @@ def check_tenants(**kwargs: Any) -> Iterator[CheckMessage]:
             f"TENANT_APPS has '{APP}': each tenant has rules of its own, and all processes go by those that were saved "
             "last, or by none."
         )
-
-
-@register(Tags.caches)
-def check_metrics(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Whoever is told what was decided can be: the package is there, and something is counted."""
-    with suppress(ImproperlyConfigured):  # `check_settings` says it.
-        if statistics_settings.METRICS_TOKEN is not None and find_spec("prometheus_client") is None:
-            yield NO_PACKAGE.message(
-                "RATELIMIT_METRICS_TOKEN is set, but there is no prometheus-client.", extra="prometheus"
-            )
-        if statistics_settings.OPENTELEMETRY and find_spec("opentelemetry") is None:
-            text = "RATELIMIT_OPENTELEMETRY is True, but opentelemetry-api is not installed."
-            yield NO_PACKAGE.message(text, extra="otel")
-        if statistics_settings.METRICS_TOKEN is not None and not conf.STATISTICS:
-            yield NO_STATISTICS.message("RATELIMIT_METRICS_TOKEN is set, but nothing is counted: metrics stay empty.")
 
 
 @register(Tags.caches)
@@ -358,18 +339,6 @@ def check_paths(**kwargs: Any) -> Iterator[CheckMessage]:
             callables.find(path, purpose)
         except ImproperlyConfigured as error:
             yield BAD_PATH.message(f"{error}.")
-
-
-@register(Tags.caches)
-def check_breakers(**kwargs: Any) -> Iterator[CheckMessage]:
-    """No breaker is declared twice with other numbers: those that were imported last would hold."""
-    _all_views()  # What views declare is known when they are imported.
-    for name, circuit in sorted(circuits.by_name.items()):
-        if circuit.conflicts:
-            first, *_ = [place for place in circuit.places if place not in circuit.conflicts] or circuit.places
-            yield TWO_BREAKERS.message(
-                f"The breaker {name!r} has other numbers in {', '.join(circuit.conflicts)} than in {first}."
-            )
 
 
 @register(Tags.caches)

@@ -1,5 +1,4 @@
-"""`@ratelimit` and `@circuit`, for function views, methods of class-based views (`method_decorator`) and `async`
-views."""
+"""`@ratelimit`, for function views, methods of class-based views (`method_decorator`) and `async` views."""
 
 from __future__ import annotations
 
@@ -11,26 +10,21 @@ from typing import Any, TypeVar, Unpack, cast
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponseBase
 
-from .contrib.breakers.breaker import CircuitBreaker
-from .contrib.breakers.rows import BreakerError
-from .contrib.statistics.recorder import recorder
 from .engine.decide import adecide, decide
 from .engine.run import arun, run
 from .engine.waiting import ahold, hold, settled, to_the_end, unmasked
-from .exceptions import CircuitOpen, Ratelimited
+from .exceptions import Ratelimited
 from .identity.keys import KeyLike
-from .identity.request_state import plain
 from .limits.options import Options
 from .limits.rate import LimitError
 from .rules.callsite import CallSite, call_site, group_of, known_call_sites
-from .rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back, instead_of
+from .rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back
 from .rules.methods import ALL, UNSAFE
 from .rules.rule import Outcome, Rule
-from .rules.stacks import TRIAL, Guard, Stack, register, stack_of
+from .rules.stacks import TRIAL, Stack, register, stack_of
 from .rules.template import CostLike, RateLike
 from .web.holding import hold_slots, watch_body
 from .web.plan import RequestPlanner
-from .web.reduced import areduced_capacity, reduced_capacity
 from .web.responses import add_ratelimit_headers, arefused_response, attach_decision, refused_response
 from .web.settlement import settle
 
@@ -108,14 +102,14 @@ class _Ratelimit:
 ratelimit = _Ratelimit()
 
 
-def _is_async(view: Any) -> bool:
+def is_async(view: Any) -> bool:
     """Whether calling the view makes a coroutine. `View.dispatch` does where its class has async handlers."""
     if iscoroutinefunction(view) or inspect.iscoroutinefunction(view):
         return True
     while isinstance(view, functools.partial):
         view = view.func
     owner = getattr(view, "__self__", None)
-    return getattr(view, "__name__", "") == "dispatch" and getattr(type(owner), "view_is_async", False) is True
+    return getattr(view, "__name__", "") == "dispatch" and getattr(type(owner), "viewis_async", False) is True
 
 
 def _check_function(view: Callable[..., Any]) -> None:
@@ -154,8 +148,8 @@ def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bo
     if template is not None and template.key is not None and not group.startswith(TRIAL):
         known_call_sites.add(rule.group or group, CallSite.of(rule, group))
         if durable:
-            recorder.keep(rule.name_at(group))
-    if problem := async_mismatch(fallback, is_async=_is_async(checked)):
+            known_call_sites.keep_statistics(rule.name_at(group))
+    if problem := async_mismatch(fallback, is_async=is_async(checked)):
         raise LimitError(f"fallback {problem}", "fallback")
     blocks = any(rule.block for rule in rules)
     settles = any(rule.settles for rule in rules)
@@ -194,7 +188,7 @@ def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bo
         if blocks and not decision.allowed:
             if fallback is NO_FALLBACK:
                 return await arefused_response(request, decision)
-            answer = await afall_back(_in_thread(fallback), Ratelimited(decision), request, *args, **kwargs)
+            answer = await afall_back(in_thread(fallback), Ratelimited(decision), request, *args, **kwargs)
             return add_ratelimit_headers(request, answer)
         held = hold_slots(request, outcome) if outcome.slot else None
         if blocks and decision.wait > 0:
@@ -214,67 +208,10 @@ def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bo
             raise
         return add_ratelimit_headers(request, response if held is None else watch_body(request, response))
 
-    wrapper: Any = achecker if _is_async(checked) else checker
+    wrapper: Any = achecker if is_async(checked) else checker
     return register(Stack(wrapper, checked, rules, group, fallback))
 
 
-def circuit(breaker: str | CircuitBreaker, *, fallback: Any = NO_FALLBACK, **options: Any) -> Callable[[View], View]:
-    """Answer 503 in the place of a view while its breaker is open, or whatever `fallback` says.
-
-    >>> @circuit("reports", slow="5s", fallback=lambda request: HttpResponse("yesterday's report"))
-    ... def report(request):
-    ...     return HttpResponse("today's report")
-
-    For function views, methods of class-based views (`method_decorator`) and `async def` views.
-
-    - `breaker`: its name, or a `CircuitBreaker`;
-    - `fallback`: a view; else the answer is 503 with `Retry-After`, a problem document of the type
-      *temporary-reduced-capacity* for clients that ask for JSON;
-    - `options`: those of `CircuitBreaker`.
-
-    Raises `LimitError` for what cannot be understood.
-    """
-    if isinstance(breaker, CircuitBreaker):
-        if options:
-            raise BreakerError(breaker.name, "", f"has its options already: {', '.join(options)} cannot be said here")
-        found = breaker
-    else:
-        found = CircuitBreaker(breaker, **options)
-    of_view = found.fallback if fallback is NO_FALLBACK else fallback
-    if of_view is not NO_FALLBACK and not callable(of_view):
-        raise BreakerError(found.name, "fallback", f"is {of_view!r}: on a view, it must be a view")
-
-    def decorate(view: View) -> View:
-        if isinstance(view, type):
-            right = f"@method_decorator(circuit(...), name='dispatch') on {view.__name__}"
-            raise BreakerError(found.name, "", f"is for functions, and {view.__qualname__} is a class: write {right}")
-        if problem := async_mismatch(of_view, is_async=_is_async(view)):
-            raise BreakerError(found.name, "fallback", problem)
-        instead = _Instead(of_view)
-        is_async = _is_async(view)
-        guard = found.aguarded(view, instead.aanswer) if is_async else found.guarded(view, instead.answer)
-        return cast(View, register(Guard(guard, found.name, instead_of(of_view, "503"))))
-
-    return decorate
-
-
-class _Instead:
-    """What answers in the place of a view whose breaker is open: another view, or 503."""
-
-    def __init__(self, fallback: Any) -> None:
-        self._fallback = fallback
-
-    def answer(self, error: CircuitOpen, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        if self._fallback is NO_FALLBACK:
-            return reduced_capacity(plain(request), error)
-        return self._fallback(request, *args, **kwargs)
-
-    async def aanswer(self, error: CircuitOpen, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        if self._fallback is NO_FALLBACK:
-            return await areduced_capacity(plain(request), error)
-        return await _in_thread(self._fallback)(request, *args, **kwargs)
-
-
-def _in_thread(fallback: Any) -> Any:
+def in_thread(fallback: Any) -> Any:
     """The fallback of a coroutine function: a plain callable may block, and so runs in a thread."""
-    return sync_to_async(fallback) if callable(fallback) and not _is_async(fallback) else fallback
+    return sync_to_async(fallback) if callable(fallback) and not is_async(fallback) else fallback

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from django.apps import apps
+
 ANNEXES = ("statistics", "breakers", "replay", "gateway")
 SETTINGS_OF_ANNEXES = {
     "METRICS_TOKEN": "statistics",
@@ -40,13 +42,57 @@ class RuleField(NamedTuple):
     is_place: bool = False
 
 
+WORDS_OF_ANNEXES = {"breaker": "breakers"}
+"""Which annex defines items of the rules' YAML file, by the word that begins one."""
+
+
+class Document(NamedTuple):
+    """Rows that `ratelimit rules export` and `import` keep beside the rules, as items such as `breaker: payments`.
+
+    - `word`: begins an item; its value is the name of the row;
+    - `stored`: returns what is in the database, by name;
+    - `build`: returns an item as `stored` would, or raises `RuleError`; it gets the item and where that is;
+    - `save`: saves what a name stands for; None: deletes it;
+    - `notices`: returns warnings about a new name;
+    - `applied`: returns the message that so many were saved;
+    - `permissions`: all that a user needs.
+    """
+
+    word: str
+    stored: Callable[[], Mapping[str, Mapping[str, Any]]]
+    build: Callable[[Mapping[str, Any], str], Mapping[str, Any]]
+    save: Callable[[str, Mapping[str, Any] | None], None]
+    notices: Callable[[str], list[str]]
+    applied: Callable[[int], str]
+    permissions: Sequence[str]
+
+
+class Finding(NamedTuple):
+    """What an annex does with a request that no limit refuses, for the inspector.
+
+    - `label`, `words`: what it is about, and how that is, in one line;
+    - `passes`: whether it lets the request through; None: it cannot be known;
+    - `verdict`: the sentence to say if it does not;
+    - `url_name`, `query`: of its page, for users who have one of the `permissions`.
+    """
+
+    label: str
+    words: str
+    passes: bool | None
+    verdict: str
+    url_name: str
+    query: str
+    permissions: Sequence[str]
+
+
 class Metric(NamedTuple):
-    """A gauge: its name, its help text, the name of its label, and a function that returns a number for each label."""
+    """A gauge: its name, its help text, the names of its labels, and a function that returns a number for each tuple
+    of their values. It raises `StoreError`."""
 
     name: str
     help: str
-    label: str
-    read: Callable[[], Mapping[str, float]]
+    labels: Sequence[str]
+    read: Callable[[], Mapping[tuple[str, ...], float]]
 
 
 class Column(NamedTuple):
@@ -76,9 +122,10 @@ class Extension:
     """Fields that it adds to rules."""
     columns: Sequence[Column] = ()
     """Columns that it adds to lists."""
-
     tasks: Mapping[str, str] = MappingProxyType({})
     """Its tasks that run in the background, by name: what each does, for `manage.py ratelimit health`."""
+    documents: Sequence[Document] = ()
+    """Its rows in the rules' YAML file."""
 
     def snapshot(self, using: str) -> Any:
         """Its part of the published snapshot, as JSON, from this database; None: it has none. A process without the
@@ -88,12 +135,18 @@ class Extension:
         """Compile its part (None: nothing is published), once per revision. `before`: what it compiled for the revision
         before, or None; `problems`: where to add what could not be read. `Ruleset.parts` keeps the result by name."""
 
-    def on_decision(self, plan: Any, decision: Any, seconds: float, request_count: Any) -> None:
-        """Count a decision. It runs on every hit, so it may only add to memory."""
+    def on_decision(
+        self, planned: Sequence[Any], decision: Any, seconds: float, exempt: Sequence[Any], state: Any
+    ) -> None:
+        """Count a decision about a hit. It may only add to memory, which `store.flusher` writes once a second.
 
-    def flush(self, patience: Any) -> bool:
-        """Write what was collected, once a second; returns whether something is left. Raises `StoreError`."""
-        return False
+        - `planned`: the `PlannedCharge` of each of the decision's limits; `exempt`: those that an override took out;
+        - `seconds`: how long the decision took;
+        - `state`: the `RequestState` of the request, about which there may be other decisions; None: there is none.
+        """
+
+    def on_failed_rule(self, name: str) -> None:
+        """Count that a rule could not be applied to a request, which goes on without it."""
 
     def on_message(self, words: Collection[bytes]) -> None:
         """Handle messages of the push channel, `ANNEX <its name> <word> <word> ...`: all words that have arrived."""
@@ -105,9 +158,13 @@ class Extension:
         """Whether new rules have to be loaded at once, rather than within half a second of all processes."""
         return False
 
-    def inspect(self, request: Any, view: Any) -> Iterable[Any]:
-        """Sections of the inspector for this request: (template, context)."""
+    def inspect(self, marks: Sequence[Any], has_handler: bool) -> Iterable[Finding]:
+        """What a request meets at the marks that its decorators left on a view. `has_handler`: the middleware or DRF
+        answers exceptions, see `error_details`."""
         return ()
+
+    def error_details(self, error: Exception) -> Any:
+        """`ErrorDetails` for the response to an exception that a view raised; None: it is not its own."""
 
     def links(self, request: Any, rule: Any = None) -> Iterable[tuple[str, str]]:
         """Links, as (label, URL), above the rule list, or on the form of one rule."""
@@ -148,17 +205,26 @@ class Extension:
 
 extensions: list[Extension] = []
 """The extensions of the annexes that are installed."""
+decision_hooks: list[Callable[..., None]] = []
+"""`Extension.on_decision` of those that have one. Without any, a hit pays for a look at an empty list."""
 
 
 def register(extension: Extension) -> None:
     """Plug an annex in. `AppConfig.ready` calls it, once per process."""
     if extension.name not in {other.name for other in extensions}:
         extensions.append(extension)
+        if type(extension).on_decision is not Extension.on_decision:
+            decision_hooks.append(extension.on_decision)
 
 
 def is_installed(name: str) -> bool:
-    """Whether an annex is installed."""
-    return any(extension.name == name for extension in extensions)
+    """Whether an annex is in `INSTALLED_APPS`. Known before `AppConfig.ready`: models may import limiters."""
+    return apps.is_installed(f"django_ratelimit_lua.contrib.{name}")
+
+
+def documents() -> dict[str, Document]:
+    """What installed annexes keep in the rules' YAML file, by word."""
+    return {document.word: document for extension in extensions for document in extension.documents}
 
 
 def install(name: str) -> str:

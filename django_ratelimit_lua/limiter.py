@@ -16,7 +16,6 @@ from asgiref.sync import iscoroutinefunction
 from django.http import FileResponse, StreamingHttpResponse
 
 from .conf import conf
-from .contrib.statistics.recorder import recorder
 from .engine.decide import (
     Outcome,
     PlannedCharge,
@@ -95,7 +94,7 @@ class RateLimiter:
         if not self._rates or len({limit.rate for limit in self.limits}) < len(self._rates):
             raise LimitError(f"RateLimiter {name!r} needs at least one rate, and each only once")
         if durable:
-            recorder.keep(name)
+            known_call_sites.keep_statistics(name)
         caller = sys._getframe(1)
         place = f"{caller.f_globals.get('__name__')}, line {caller.f_lineno}"
         rates = tuple([limit.rate for limit in self.limits])

@@ -12,7 +12,7 @@ from .conf import conf
 from .engine.decide import adecide, decide
 from .engine.run import run
 from .engine.waiting import ahold, hold, unmasked
-from .exceptions import CircuitOpen, Ratelimited
+from .exceptions import Ratelimited
 from .identity.request_state import request_state
 from .identity.routes import was_foreseen
 from .limits.decision import Decision
@@ -21,11 +21,12 @@ from .rules.rule import Rule
 from .rules.ruleset import Ruleset, settings_rules
 from .web.holding import hold_slots, release_left, releasing, watch_body
 from .web.plan import Place, RequestPlanner
-from .web.reduced import reduced_capacity
+from .web.refusal import details_of
 from .web.responses import (
     add_ratelimit_headers,
     arefused_response,
     attach_decision,
+    compose,
     refused_response,
     too_many_requests,
 )
@@ -87,12 +88,11 @@ class RateLimitMiddleware:
         return await self._arefused(request, _later) if _waits(request) else None
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponseBase | None:
-        """A `Ratelimited` raised in a view, however deep, becomes the 429; a `CircuitOpen` becomes the 503."""
+        """A `Ratelimited` raised in a view, however deep, becomes the 429; annexes answer exceptions of their own."""
         if isinstance(exception, Ratelimited):
             return too_many_requests(request, exception.decision)
-        if isinstance(exception, CircuitOpen):
-            return reduced_capacity(request, exception)
-        return None
+        details = details_of(exception)
+        return None if details is None else run(compose(request, details))
 
     def _refused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:
         if is_exempt(request):

@@ -26,20 +26,6 @@ offence, how many, until when, how often), `evidence` (the last ten offences at 
 Django and changes nothing.
 """
 
-circuit_opened = Signal()
-"""A breaker has opened: its resource is not asked any more.
-
-Sent once, by the process that made the change, with `breaker` (its name), `calls`, `failures`, `slow` (the numbers that
-led to it), `reason` ("failure_ratio", "failures", "slow_ratio", or "probe" where a probe failed), `seconds` (until the
-next probe) and `shared`: False where Redis is away, and this process alone has judged by what it sees itself.
-"""
-
-circuit_half_open = Signal()
-"""A breaker lets probes through, to see whether the resource is well again. Sent once, as `circuit_opened`."""
-
-circuit_closed = Signal()
-"""A breaker lets everything through again. Sent once, as `circuit_opened`, with the numbers of the last step."""
-
 rules_changed = Signal()
 """Rules or overrides were changed in the database `using`, in a transaction that may still be rolled back."""
 
@@ -62,7 +48,6 @@ somebody else may have it by now.
 @renew_after_fork
 def _renew() -> None:
     for signal in (
-        limit_exceeded, banned, circuit_opened, circuit_half_open, circuit_closed, rules_changed, slot_lost,
-        store_down, store_up,
+        limit_exceeded, banned, rules_changed, slot_lost, store_down, store_up,
     ):  # fmt: skip
         signal.lock = Lock()  # Django takes it whenever it sends.

@@ -17,7 +17,8 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import ensure_csrf_cookie
 from django.views.decorators.http import require_GET, require_POST
 
-from django_ratelimit_lua import CircuitBreaker, Decision, LimitState, Ratelimited, RateLimiter, circuit, ratelimit
+from django_ratelimit_lua import Decision, LimitState, Ratelimited, RateLimiter, ratelimit
+from django_ratelimit_lua.contrib.breakers import CircuitBreaker, circuit
 from django_ratelimit_lua.operations import client_address, explain
 
 logger = logging.getLogger(__name__)

@@ -24,13 +24,13 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from django_ratelimit_lua.conf import callables
-from django_ratelimit_lua.contrib.breakers.circuits import circuits
-from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.engine.fallback import fallback_limiter
+from django_ratelimit_lua.extension import is_installed
 from django_ratelimit_lua.process.tasks import Task, stop
 from django_ratelimit_lua.rules.callsite import known_call_sites
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.web.refusal_log import refusal_log
+from tests.annexes import annexes_of, path_of
 from tests.examples import SHARE
 from tests.nursery import nurseries
 from tests.server import server, url
@@ -71,6 +71,17 @@ def pytest_runtestloop() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", default="0/1", help="run the tests K, K+N, K+2N … of each file: K/N")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One session has one Django, with the annexes of its first path."""
+    if len({annexes_of(path_of(word)) for word in config.args}) > 1:
+        raise pytest.UsageError("these tests need different annexes: run them with `python -m tests`")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the folders of tests that need other annexes."""
+    return annexes_of(collection_path) != annexes_of(path_of(config.args[0])) or None
 
 
 def _draws_examples(item: pytest.Item) -> bool:
@@ -194,17 +205,23 @@ def prefix(settings: Any) -> Iterator[str]:
     start_fresh()
     yield settings.RATELIMIT_CACHE_PREFIX
     stop(STOP_SECONDS)
-    recorder.clear()
+    if is_installed("statistics"):
+        from django_ratelimit_lua.contrib.statistics.recorder import recorder
+
+        recorder.clear()
     refusal_log.clear()
     fallback_limiter.clear()
 
 
 @pytest.fixture
 def no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known of what other tests have declared in this process: no call site, no breaker, no dotted path."""
+    """Nothing is known of what other tests have declared in this process: no call site, no dotted path."""
     monkeypatch.setattr(known_call_sites, "_by_name", {})
-    monkeypatch.setattr(circuits, "by_name", {})
     monkeypatch.setattr(callables, "known", {})
+    if is_installed("breakers"):
+        from django_ratelimit_lua.contrib.breakers.circuits import circuits
+
+        monkeypatch.setattr(circuits, "by_name", {})
 
 
 @pytest.fixture

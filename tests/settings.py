@@ -3,6 +3,7 @@
 import os
 import tempfile
 
+from tests.annexes import installed
 from tests.server import url
 
 SECRET_KEY = "tests"
@@ -17,10 +18,7 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.staticfiles",
     "django_ratelimit_lua",
-    "django_ratelimit_lua.contrib.statistics",
-    "django_ratelimit_lua.contrib.breakers",
-    "django_ratelimit_lua.contrib.replay",
-    "django_ratelimit_lua.contrib.gateway",
+    *(f"django_ratelimit_lua.contrib.{name}" for name in installed().split(",") if name),
 ]
 # In a file, so that threads have connections of their own, which can be closed.
 DATABASES = {

@@ -1,11 +1,10 @@
-"""Rules, overrides, breakers and their history in Django's admin."""
+"""Rules, overrides and their history in Django's admin."""
 
 from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
-from ..models import RateLimitBreaker, RateLimitChange, RateLimitClient, RateLimitOverride, RateLimitRule
+from ..models import RateLimitChange, RateLimitClient, RateLimitOverride, RateLimitRule
 from .bans import BanPage
-from .breakers import BreakerAdmin
 from .clients import ClientAdmin
 from .history import ChangeAdmin
 from .inspector import InspectorPage
@@ -18,7 +17,6 @@ from .slots import SlotPage
 admin.site.register(RateLimitRule, RuleAdmin)
 admin.site.register(RateLimitOverride, OverrideAdmin)
 admin.site.register(RateLimitClient, ClientAdmin)
-admin.site.register(RateLimitBreaker, BreakerAdmin)
 admin.site.register(RateLimitChange, ChangeAdmin)
 register_page("Inspector", _("Inspector"), InspectorPage)
 register_page("Bans", _("Bans"), BanPage)

@@ -40,7 +40,6 @@ from .request_form import Asked, ReferenceForm, RequestForm
 from .times import moment_element
 
 BLOCK_PERMISSION = "django_ratelimit_lua.block_identity"
-SEE_BREAKERS = ("view_ratelimitbreaker", "change_ratelimitbreaker", "force_breaker")
 HOUR, FOR_GOOD = "3600", ""
 _IS_DIGEST = re.compile("[0-9a-f]{32}").fullmatch
 HOW_LONG = DURATIONS | {FOR_GOOD: gettext_lazy("for good")}
@@ -109,9 +108,6 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             "may_act": may_act,
             "may_see_overrides": self.has_view_permission(request),
             "may_see_rules": request.user.has_perm("django_ratelimit_lua.view_ratelimitrule"),
-            "may_see_breakers": any(
-                request.user.has_perm(f"django_ratelimit_lua.{permission}") for permission in SEE_BREAKERS
-            ),
             "ignores_address": callable(conf.IP_META_KEY),
             "durations": [(seconds, words) for seconds, words in HOW_LONG.items()],
             "hour": HOUR,
@@ -151,6 +147,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.warning(request, _("Redis is unavailable: the counts are not known."))
         return {
             "found": found,
+            "findings": [(finding, any(map(request.user.has_perm, finding.permissions))) for finding in found.findings],
             "rows": [_row(met)._replace(history=_history(met)) for met in found.met],
             "reasons": [_reason(met) for met in found.met if met.refuses],
             "missing": [(field, field_words(field)) for field in found.missing],

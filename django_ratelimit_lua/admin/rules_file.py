@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from django import forms
@@ -13,6 +14,7 @@ from django.urls import path, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from ..extension import documents
 from ..models import RateLimitRevision, RateLimitRule
 from ..models.audit import acting
 from ..operations import rules_yaml
@@ -23,9 +25,6 @@ from .pages import page_response
 
 LARGEST = 2 * 1024 * 1024
 """Bytes of a file: it is sent again to be confirmed, and Django takes two and a half million in a form."""
-
-BREAKERS = [f"django_ratelimit_lua.{action}_ratelimitbreaker" for action in ("add", "change", "delete")]
-"""Whoever has these may change breakers by a file that has some."""
 
 
 class FileForm(forms.Form):
@@ -105,9 +104,9 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
                 if is_seen and (given["intended"] or not (deleted or surprising)):
                     if deleted and not self.has_delete_permission(request):
                         raise PermissionDenied
-                    has_breakers = any(change.is_breaker for change in changes)
-                    if has_breakers and not request.user.has_perms(BREAKERS):
-                        raise PermissionDenied
+                    for word in _numbers(changes):
+                        if not request.user.has_perms(documents()[word].permissions):
+                            raise PermissionDenied
                     with acting(request.user):
                         rules_yaml.apply(given["text"], delete=True)
                     self._log(request, changes)
@@ -140,22 +139,22 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
     def _log(self, request: HttpRequest, changes: list[rules_yaml.RuleChange]) -> None:
         rows = {rule.name: rule for rule in RateLimitRule.objects.filter(name__in=[change.name for change in changes])}
         for change in changes:
-            if change.name in rows and not change.is_breaker:
+            if change.name in rows and change.word == rules_yaml.RULE:
                 self.log_change(request, rows[change.name], _("From a file."))
-        breakers = sum(change.is_breaker for change in changes)
+        number = sum(change.word == rules_yaml.RULE for change in changes)
         if not changes:
             messages.success(request, _("The file changes nothing."))
-        if len(changes) > breakers:
+        if number:
             words = ngettext(
                 "%(number)d rule is that of the file: it applies from the next request on.",
                 "%(number)d rules are those of the file: they apply from the next request on.",
-                len(changes) - breakers,
+                number,
             )
-            messages.success(request, words % {"number": len(changes) - breakers})
-        if breakers:
-            words = ngettext(
-                "%(number)d breaker is that of the file: it holds everywhere within milliseconds.",
-                "%(number)d breakers are those of the file: they hold everywhere within milliseconds.",
-                breakers,
-            )
-            messages.success(request, words % {"number": breakers})
+            messages.success(request, words % {"number": number})
+        for word, number in _numbers(changes).items():
+            messages.success(request, documents()[word].applied(number))
+
+
+def _numbers(changes: list[rules_yaml.RuleChange]) -> Counter[str]:
+    """How many changes are about rows of annexes, by their words."""
+    return Counter(change.word for change in changes if change.word != rules_yaml.RULE)

@@ -110,7 +110,7 @@ def token(value: Any) -> str:
 
 def tokens(value: Any) -> tuple[str, ...]:
     given = value if isinstance(value, (list, tuple)) and value else [value]
-    return tuple([token(token) for token in given])
+    return tuple([token(each) for each in given])
 
 
 def header(value: Any) -> str:
@@ -211,10 +211,11 @@ class Setting(Generic[T]):
         if conf is None:
             return self
         # Kept where Python looks first: from now on, reading the setting costs what an attribute costs.
-        value = vars(conf)[self.name] = self._read()
+        value = vars(conf)[self.name] = self.read()
         return value
 
-    def _read(self) -> T:
+    def read(self) -> T:
+        """Return the value that the project has set, or the default. Raises `ImproperlyConfigured`."""
         value = getattr(settings, f"RATELIMIT_{self.name}", self.default)
         try:
             return self.check(value)
@@ -287,9 +288,6 @@ class Conf(Table):
         "a callable ``(request, exception)``, plain or ``async``, or its dotted path, that makes the answer to a "
         "blocked request; ``exception.decision`` has the numbers. ``Cache-Control: no-store`` and ``Retry-After`` "
         "are added where it does not set them")
-    STATISTICS = Setting(True, bool,
-        "whether every decision is counted, in the process; the counts are written once a second, see "
-        ":doc:`statistics`")
     SHOW_IDENTITIES = Setting("masked", Choice(("masked", "plain", "off")),
         'how those who are refused most, or use most, are kept for a day: ``"masked"`` (addresses as /24 and /56, the '
         'first letters of other values), ``"plain"`` or ``"off"``: not at all; see :doc:`statistics`')

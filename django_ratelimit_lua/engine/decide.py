@@ -17,12 +17,10 @@ from typing import Any, NamedTuple, Protocol
 from asgiref.sync import sync_to_async
 
 from ..conf import conf
-from ..contrib.statistics.conf import settings as statistics_settings
-from ..contrib.statistics.recorder import recorder
-from ..contrib.statistics.telemetry import telemetry
 from ..exceptions import StoreError
+from ..extension import decision_hooks
 from ..identity import Identity
-from ..identity.request_state import RequestCount
+from ..identity.request_state import RequestState
 from ..limits.algorithms.concurrency import new_slot
 from ..limits.call import Call, Charge, Operation, StaleRules, Subject
 from ..limits.decision import Decision, LimitState
@@ -140,8 +138,8 @@ class Planner(Protocol):
     """What a face says about one decision.
 
     - `units`: what is granted where rate limiting is switched off; `is_hit`: whether it is about a hit, which
-      statistics count; `charges`: what was gathered, as far as it came;
-    - `count`: how statistics count its request so far (None: the hit is a request of its own); `request`: that request.
+      `Extension.on_decision` counts; `charges`: what was gathered, as far as it came;
+    - `request`: the request that it is about; `state`: what is kept on it (None: the hit is a request of its own).
     """
 
     units: int
@@ -149,7 +147,7 @@ class Planner(Protocol):
     charges: Sequence[PlannedCharge]
 
     @property
-    def count(self) -> RequestCount | None: ...
+    def state(self) -> RequestState | None: ...
     @property
     def request(self) -> Any: ...
 
@@ -183,7 +181,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
     """
     if not conf.ENABLE:
         return Outcome(Decision(True, granted=planner.units))
-    began = time.perf_counter()
+    began = time.perf_counter() if decision_hooks else 0.0
     if not listener.task.is_running:
         listener.start()
     stale: StaleRules | None = None
@@ -219,11 +217,10 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                     if is_last or ruleset.published is not ruleset.revision:
                         decision = decision._replace(revision=ruleset.revision.number)
                     outcome = _outcome(plan, call, decision)
-                    if planner.is_hit:
+                    if decision_hooks and planner.is_hit:
                         seconds = time.perf_counter() - began
-                        recorder.add(plan.charges, outcome.decision, seconds, plan.exempt, planner.count)
-                        if statistics_settings.OPENTELEMETRY:
-                            telemetry.record(plan.charges, outcome.decision, seconds, plan.exempt)
+                        for on_decision in decision_hooks:
+                            on_decision(plan.charges, outcome.decision, seconds, plan.exempt, planner.state)
                     if decision_logger.isEnabledFor(DEBUG):
                         log_decision(call.operation, outcome.planned, outcome.decision)
                     waits = planner.finish(outcome)

@@ -18,9 +18,7 @@ from functools import partial
 from typing import Protocol
 
 from ..conf import conf
-from ..contrib.statistics.conf import settings as statistics_settings
-from ..contrib.statistics.recorder import recorder
-from ..contrib.statistics.telemetry import telemetry
+from ..extension import decision_hooks
 from ..identity.names import shown
 from ..limits.algorithms.concurrency import new_slot
 from ..process.forks import chance
@@ -156,10 +154,8 @@ class Seeking:
             yield Wait(partial(time.sleep, seconds), partial(asyncio.sleep, seconds))
             pause = min(pause * 2, longest)
         if self._waits:
-            seconds = time.perf_counter() - began
-            recorder.add(outcome.planned, outcome.decision, seconds, ())
-            if statistics_settings.OPENTELEMETRY:
-                telemetry.record(outcome.planned, outcome.decision, seconds, ())
+            for on_decision in decision_hooks:
+                on_decision(outcome.planned, outcome.decision, time.perf_counter() - began, (), None)
             if not outcome.decision:
                 yield from self._leaving()
         return outcome

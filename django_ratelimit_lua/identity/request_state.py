@@ -13,17 +13,6 @@ from django.urls import ResolverMatch
 
 
 @dataclass(slots=True)
-class RequestCount:
-    """How the statistics of the whole site count one request, however many decisions are made about it: the `result`
-    of the decisions so far (empty: there is none), whether one of them `is_refused`, and the `minute` that the request
-    is counted in, since 1970."""
-
-    result: str = ""
-    is_refused: bool = False
-    minute: int = 0
-
-
-@dataclass(slots=True)
 class RequestState:
     """What is known of one request, from the middleware to the end of its view.
 
@@ -34,7 +23,7 @@ class RequestState:
     - `looked_ahead`, `ahead`: where it leads, found out before Django looks;
     - `readings`: what parsers make of its body;
     - `refusal`: what was told of the last decision that refused it;
-    - `count`: how statistics count it.
+    - `count`: how an annex counts it.
     """
 
     counted: set[str] = field(default_factory=set)
@@ -47,7 +36,7 @@ class RequestState:
     ahead: ResolverMatch | None = None
     readings: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
     refusal: Any = None
-    count: RequestCount = field(default_factory=RequestCount)
+    count: Any = None
 
 
 def plain(request: Any) -> Any:

@@ -148,7 +148,7 @@ def hints(explanation: Explanation) -> list[str]:
 def verdict(explanation: Explanation) -> str:
     """What comes of the next such request."""
     if explanation.stopped_by is not None:
-        return f"The next request like this would be stopped by the breaker {explanation.stopped_by.state.name!r}."
+        return f"{explanation.stopped_by.verdict}."
     if explanation.decision.allowed and explanation.unknown:
         return "The next request like this would be allowed, as far as is known."
     return f"The next request like this would be {'allowed' if explanation.decision.allowed else 'refused'}."

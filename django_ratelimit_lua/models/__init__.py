@@ -1,6 +1,5 @@
-"""The models: rules, tiers, overrides, breakers, clients of the gateway, and what was changed."""
+"""The models: rules, tiers, overrides, clients of the gateway, and what was changed."""
 
-from .breaker import RateLimitBreaker
 from .change import RateLimitChange, RateLimitRevision
 from .client import RateLimitClient
 from .override import RateLimitOverride
@@ -8,7 +7,6 @@ from .rule import RateLimitRule
 from .tier import RateLimitTier
 
 __all__ = [
-    "RateLimitBreaker",
     "RateLimitChange",
     "RateLimitClient",
     "RateLimitOverride",

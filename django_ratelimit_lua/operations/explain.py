@@ -14,10 +14,10 @@ from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..conf.callables import name_of
-from ..contrib.breakers.operations import BreakerState, breakers
 from ..engine.decide import PlannedCharge, answered, build_call, decide, forgetting, now_us
 from ..engine.run import run
 from ..exceptions import StoreError
+from ..extension import Finding, extensions
 from ..identity.keys import EXACT, read_fields
 from ..identity.request_state import request_state
 from ..identity.routes import resolved
@@ -28,17 +28,14 @@ from ..models.audit import current_actor
 from ..publishing.publish import primary
 from ..rules.describe import rate_words, reading
 from ..rules.exempt import is_exempt
-from ..rules.fallbacks import Instead
 from ..rules.overrides import KnownOverrides, Override, override_cache
 from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.stacks import BEFORE_METHODS, OnView, Stack, is_behind_login, on_view
-from ..web.durations import duration_words
 from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, RequestPlanner
 from .described import SENT_KINDS
-from .words import moment_words, share_words
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 
@@ -76,78 +73,12 @@ class ExplainedLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class ExplainedBreaker:
-    """A breaker that a request meets at its view.
-
-    - `state`: as it is now; `instead`: what comes of a request that it does not let through;
-    - `passes`: whether it lets the request through; None: chance decides, or what others do.
-    """
-
-    state: BreakerState
-    instead: Instead
-
-    @property
-    def passes(self) -> bool | None:
-        """Whether it lets such a request through now."""
-        state, forced = self.state, self.state.forced
-        if forced in ("open", "closed"):
-            return forced == "closed"
-        if state.state == "open" and state.seconds:
-            return False
-        if state.state == "half-open" and state.probes >= state.by.probes:
-            return False
-        return True if state.state in ("closed", "open") else None
-
-    @property
-    def words(self) -> str:
-        """How it is, and what it does with such a request, in one line."""
-        parts = [self._forced(), self._own()] if self.state.forced else [self._own()]
-        if self.passes is not True:
-            parts.append(self._outcome())
-        return f"{self.state.name}: {'; '.join(parts)}"
-
-    def _forced(self) -> str:
-        row = self.state.row
-        assert row is not None
-        until = _("until it is taken back") if row.until is None else _("until %s") % moment_words(row.until)
-        how = _("forced open %s") if row.forced == "open" else _("forced closed %s")
-        return how % until
-
-    def _own(self) -> str:
-        state = self.state
-        words = {
-            "since": "" if state.since is None else moment_words(state.since),
-            "time": duration_words(state.seconds),
-            "share": share_words(state.share / 100), "probes": state.probes, "most": state.by.probes,
-        }  # fmt: skip
-        texts = {
-            None: _("its own state is not known, as Redis does not answer"),
-            "closed": _("closed"),
-            "open": _("open since %(since)s, next probe in %(time)s")
-            if state.seconds
-            else _("open since %(since)s, the next call is a probe"),
-            "half-open": _("half-open since %(since)s, %(probes)s of %(most)s probes on their way"),
-            "ramp": _("recovering since %(since)s, %(share)s of the calls are let through"),
-        }
-        text: str = texts[state.state] % words
-        return _("its own state: %s") % text if state.forced and state.state is not None else text
-
-    def _outcome(self) -> str:
-        texts = {
-            "503": _("it would answer 503") if self.passes is False else _("it may answer 503"),
-            "fallback": _("its fallback would answer") if self.passes is False else _("its fallback may answer"),
-            "raises": _("it would raise CircuitOpen") if self.passes is False else _("it may raise CircuitOpen"),
-        }
-        return texts[self.instead]
-
-
-@dataclass(frozen=True, slots=True)
 class Explanation:
     """What a request meets.
 
     - `exempt`: the rule, or "the view", that exempts it from rules; `block`: the override that blocks it without any
       rule; `problems`: the rules and call sites that cannot be applied to such a request, and why;
-    - `breakers`: those that stand on its view, outermost first;
+    - `findings`: what annexes do with it at its view, outermost first;
     - `notes`: what else may refuse it, and is not looked at; `missing`: the fields that its limits count by and it does
       not have, as keys name them; `other_methods`: the methods that meet more limits at this view;
     - `unknown`: the functions of which it cannot be seen whether the view calls them, and meets their limits.
@@ -161,19 +92,19 @@ class Explanation:
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     other_methods: tuple[str, ...] = ()
-    breakers: tuple[ExplainedBreaker, ...] = ()
+    findings: tuple[Finding, ...] = ()
     unknown: tuple[str, ...] = ()
 
     @property
-    def stopped_by(self) -> ExplainedBreaker | None:
-        """The breaker that does not let a request through which no limit refuses; None: there is none."""
-        stopping = (one for one in self.breakers if one.passes is False)
+    def stopped_by(self) -> Finding | None:
+        """What does not let a request through that no limit refuses; None: nothing."""
+        stopping = (finding for finding in self.findings if finding.passes is False)
         return next(stopping, None) if self.decision.allowed else None
 
 
 def explain(request: HttpRequest) -> Explanation:
-    """What a request meets in the middleware, at each `@ratelimit` of its view, at the view's throttles and at its
-    breakers: each decides by itself. Counts nothing, and goes by the rules as they are published now."""
+    """What a request meets in the middleware, at each `@ratelimit` of its view, at the view's throttles, and of
+    annexes: each decides by itself. Counts nothing, and goes by the rules as they are published now."""
     if conf.ENABLE:
         reload()
     state = request_state(request)
@@ -199,9 +130,9 @@ def _explained(request: HttpRequest) -> Explanation:
     looking.at_stacks(match.func, [stack for stack in here.stacks if stack.method in BEFORE_METHODS])
     looking.at_throttles(here, match)
     looking.at_stacks(match.func, [stack for stack in here.stacks if stack.method not in BEFORE_METHODS])
-    looking.at_breakers(here, match)
+    looking.at_marks(here, match)
     for name in here.unknown:
-        text = _("Unknown: whether the view calls %(name)s, and meets the limits and breakers in it.")
+        text = _("Unknown: whether the view calls %(name)s, and meets the limits in it.")
         looking.notes[text % {"name": name}] = None
     return looking.explanation(_other_methods(match.func, request.method or ""), tuple(here.unknown))
 
@@ -217,7 +148,7 @@ class _Looking:
         self.exempt: list[str] = []
         self.problems: dict[str, str] = {}
         self.notes: dict[str, None] = {}
-        self.breakers: list[ExplainedBreaker] = []
+        self.findings: list[Finding] = []
         self._keys: dict[str, None] = {}
 
     def explanation(self, other_methods: tuple[str, ...], unknown: tuple[str, ...]) -> Explanation:
@@ -230,7 +161,7 @@ class _Looking:
             tuple(self.notes),
             tuple(self._missing()),
             other_methods,
-            tuple(self.breakers),
+            tuple(self.findings),
             unknown,
         )
 
@@ -291,19 +222,22 @@ class _Looking:
         if ours:
             self._decide(ours[0].planner(ours, view.request, view, "peek", self._on_error))
 
-    def at_breakers(self, here: OnView, match: Any) -> None:
-        """How the breakers of the view are."""
-        if not here.guards or not conf.ENABLE:
+    def at_marks(self, here: OnView, match: Any) -> None:
+        """What annexes do at the view."""
+        if not conf.ENABLE:
             return
-        states = {state.name: state for state in breakers({guard.breaker for guard in here.guards})}
-        answers = here.has_throttles or _is_applied()
-        for guard in here.guards:
-            if is_behind_login(match.func, guard) and not _is_logged_in(self.request):
-                text = _("Not looked at: breakers that only logged-in users meet. Enter a user to see them.")
+        met = []
+        for mark in here.marks:
+            if is_behind_login(match.func, mark) and not _is_logged_in(self.request):
+                text = _("Not looked at: decorators that only logged-in users meet. Enter a user to see them.")
                 self.notes[text] = None
-                continue
-            instead: Instead = "503" if guard.instead == "raises" and answers else guard.instead
-            self.breakers.append(ExplainedBreaker(states[guard.breaker], instead))
+            else:
+                met.append(mark)
+        has_handler = here.has_throttles or _is_applied()
+        for extension in extensions:
+            marks = [mark for mark in met if mark.annex == extension.name]
+            if marks:
+                self.findings += extension.inspect(marks, has_handler)
 
     def _place(self, rules: Sequence[Rule], group: str) -> Place:
         for rule in rules:

@@ -1,29 +1,29 @@
-"""Rules and breakers of the admin as code: a YAML text that goes through review like any other, and back."""
+"""The rules of the admin, and rows of annexes, as code: a YAML text that goes through review, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from django.core.exceptions import ValidationError
 from django.db import router, transaction
 
-from ..contrib.breakers.rows import TIMES, TUNED, row_problems
+from ..extension import WORDS_OF_ANNEXES, documents, install
 from ..limits.algorithms import SYNONYMS
 from ..limits.options import OPTIONS
-from ..limits.rate import LimitError, time_text, time_us
-from ..models import RateLimitBreaker, RateLimitRule, RateLimitTier
+from ..limits.rate import LimitError
+from ..models import RateLimitRule, RateLimitTier
 from ..models.audit import one_change
 from ..rules.describe import difference, reading
 from ..rules.rule import RuleError, compile_rule
 
 Declared = Mapping[str, Any]
 Built = tuple[RateLimitRule, list[RateLimitTier]]
-Loaded = tuple[list[Built], dict[str, RateLimitBreaker]]
-BREAKER = "breaker"
-"""The word that begins what is no rule but a breaker: its name."""
+RULE = "rule"
+"""Stands for rules among the words that begin items of annexes."""
 LONGEST_TEXT = 4 * 1024 * 1024
 MAX_DEPTH = 20
 
@@ -74,37 +74,42 @@ def dump(rules: Sequence[Declared]) -> str:
     return yaml.dump(list(rules), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
+class Item(NamedTuple):
+    """An item of a YAML text: a rule, or what the annex of its `word` keeps there. `built`: of a rule."""
+
+    word: str
+    name: str
+    declared: Declared
+    built: Built | None = None
+
+
 def export() -> str:
-    """The rules of the admin as YAML, in their order, and the thresholds of breakers behind them."""
-    rules = [rule.declared() for rule in RateLimitRule.objects.prefetch_related("tiers")]
-    return dump([*rules, *({BREAKER: name, **said} for name, said in _breakers_declared().items())])
-
-
-def _breakers_declared() -> dict[str, Declared]:
-    """What rows say of breakers, by name; what is forced at the moment is not code."""
-    rows = {row.name: row.thresholds_declared() for row in RateLimitBreaker.objects.all()}
-    return {name: said for name, said in rows.items() if said}
+    """The rules of the admin as YAML, in their order, and the rows of annexes behind them."""
+    items: list[Declared] = [rule.declared() for rule in RateLimitRule.objects.prefetch_related("tiers")]
+    for word, document in documents().items():
+        items += [{word: name, **declared} for name, declared in document.stored().items()]
+    return dump(items)
 
 
 @dataclass(frozen=True, slots=True)
 class RuleChange:
-    """What has to be done to a rule, or to the thresholds of a breaker: before and after it (None: there is none)."""
+    """What has to be done to a rule, or to a row of an annex: before and after it (None: there is none)."""
 
     name: str
     before: Declared | None
     after: Declared | None
-    is_breaker: bool = False
+    word: str = RULE
 
     @property
     def label(self) -> str:
         """What it is about: a rule by its name alone."""
-        return f"{BREAKER} {self.name}" if self.is_breaker else self.name
+        return self.name if self.word == RULE else f"{self.word} {self.name}"
 
     def words(self) -> list[str]:
         mark = "~"
         if self.before is None or self.after is None:
             mark = "+" if self.before is None else "-"
-            if not self.is_breaker:
+            if self.word == RULE:
                 return [f"{mark} {self.name}: {reading(self.after or self.before or {})}"]
         return [f"{mark} {self.label}", *(f"    {line}" for line in difference(self.before, self.after))]
 
@@ -143,35 +148,14 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
     except LimitError as error:
         raise RuleError(where, "rate", error) from None
     except ValidationError as error:
-        raise _of_fields(where, error) from None
+        raise of_fields(where, error) from None
     return rule, tiers
 
 
-def _of_fields(where: str, error: ValidationError) -> RuleError:
+def of_fields(where: str, error: ValidationError) -> RuleError:
+    """The problems of fields, as Django reports them, as one `RuleError`."""
     problems = error.message_dict.items()
     return RuleError.of([RuleError(where, field, f"{field}: {' '.join(wrong)}") for field, wrong in problems])
-
-
-def build_breaker(given: Declared, where: str = "Rules") -> RateLimitBreaker:
-    """A breaker's row with these thresholds, from how it is declared; not saved. Raises `RuleError`."""
-    words = {field: value for field, value in given.items() if field in ("description", *TUNED) and value is not None}
-    row, where = RateLimitBreaker(name=given[BREAKER]), f"{where}: breaker {given[BREAKER]!r}"
-    # Of what the text says: a row makes whole numbers of 1.5 and of true.
-    problems = [RuleError(where, wrong.field, wrong) for wrong in row_problems({**words, "name": row.name})]
-    if unknown := sorted(map(str, set(given) - {BREAKER, "description", *TUNED})):
-        problems.append(RuleError(where, BREAKER, f"unknown {', '.join(unknown)}; there are {', '.join(TUNED)}"))
-    if not isinstance(words.get("description", ""), str):
-        problems.append(RuleError(where, "description", f"description is {words['description']!r}: must be text"))
-    if problems:
-        raise RuleError.of(problems)
-    for field, value in words.items():
-        is_number = field in TIMES and not isinstance(value, str)
-        setattr(row, field, time_text(time_us(value)) if is_number else value)
-    try:
-        row.full_clean(validate_unique=False)
-    except ValidationError as error:
-        raise _of_fields(where, error) from None
-    return row
 
 
 def _listed(value: Any) -> list[str]:
@@ -179,8 +163,8 @@ def _listed(value: Any) -> list[str]:
     return [value] if isinstance(value, str) and value else list(value or ())
 
 
-def load(text: str, source: str = "Rules") -> Loaded:
-    """The rules of a YAML text with their tiers, and its breakers by name; not saved.
+def load(text: str, source: str = "Rules") -> list[Item]:
+    """The items of a YAML text; not saved.
 
     Args:
         text: The YAML.
@@ -189,31 +173,38 @@ def load(text: str, source: str = "Rules") -> Loaded:
     Raises:
         RuleError: With all that is wrong, and in which lines.
     """
-    built: list[Built] = []
-    breakers: dict[str, RateLimitBreaker] = {}
+    loaded: list[Item] = []
     problems: list[RuleError] = []
-    lines: dict[str, int] = {}
-    twice: set[str] = set()
+    lines: dict[tuple[str, str], int] = {}
+    twice: set[tuple[str, str]] = set()
     for line, given in _items(text, source):
         where = f"{source}, line {line}"
+        word = RULE
+        if isinstance(given, Mapping):
+            word = next((word for word in WORDS_OF_ANNEXES if word in given), RULE)
         try:
-            if isinstance(given, Mapping) and BREAKER in given:
-                breaker = build_breaker(given, where)
-                if breaker.name in breakers:
-                    raise RuleError(where, BREAKER, f"two breakers are called {breaker.name}")
-                breakers[breaker.name] = breaker
-                continue
-            built.append(build_rule(given, where))
+            loaded.append(_item(word, given, where))
         except RuleError as error:
             problems += error.each
-        name = given.get("name") if isinstance(given, Mapping) else None
-        if isinstance(name, str) and lines.setdefault(name, line) != line and name not in twice:
-            twice.add(name)
-            problem = f"two rules are called {name}; the other is on line {lines[name]}"
-            problems.append(RuleError(where, "name", problem))
+        name = given.get("name" if word == RULE else word) if isinstance(given, Mapping) else None
+        at = (word, str(name))
+        if isinstance(name, str) and lines.setdefault(at, line) != line and at not in twice:
+            twice.add(at)
+            problem = f"two {word}s are called {name}; the other is on line {lines[at]}"
+            problems.append(RuleError(where, "name" if word == RULE else word, problem))
     if problems:
         raise RuleError.of(problems)
-    return built, breakers
+    return loaded
+
+
+def _item(word: str, given: Any, where: str) -> Item:
+    if word == RULE:
+        rule, tiers = build_rule(given, where)
+        return Item(RULE, rule.name, _declared(rule, tiers), (rule, tiers))
+    document = documents().get(word)
+    if document is None:
+        raise RuleError(where, word, f"{install(WORDS_OF_ANNEXES[word])}, to use {word!r}")
+    return Item(word, given[word], document.build(given, where))
 
 
 def _items(text: str, source: str) -> Iterator[tuple[int, Any]]:
@@ -241,7 +232,7 @@ def _items(text: str, source: str) -> Iterator[tuple[int, Any]]:
 def declared_rules(text: str, source: str = "Rules") -> list[Declared]:
     """The rules of a YAML text as they are declared, without a look at the database; `source` as in `load`. Raises
     `RuleError`."""
-    return [_declared(rule, tiers) for rule, tiers in load(text, source)[0]]
+    return [item.declared for item in load(text, source) if item.word == RULE]
 
 
 def plan(text: str, source: str = "Rules") -> list[RuleChange]:
@@ -250,16 +241,20 @@ def plan(text: str, source: str = "Rules") -> list[RuleChange]:
     return _plan(load(text, source))
 
 
-def _plan(loaded: Loaded) -> list[RuleChange]:
-    built, breakers = loaded
-    before = {rule.name: rule.declared() for rule in RateLimitRule.objects.prefetch_related("tiers")}
-    after = {rule.name: _declared(rule, tiers) for rule, tiers in built}
-    changes = [RuleChange(name, before.get(name), after.get(name)) for name in {**after, **before}]
-    if breakers:  # A text without any is of rules alone.
-        there = _breakers_declared()
-        wanted = {name: row.thresholds_declared() for name, row in breakers.items()}
-        changes += [RuleChange(name, there.get(name), wanted.get(name), True) for name in {**wanted, **there}]
+def _plan(loaded: Sequence[Item]) -> list[RuleChange]:
+    stored = {word: document.stored for word, document in documents().items()}
+    stored = {RULE: _stored_rules, **stored}
+    changes = []
+    for word, read in stored.items():
+        after = {item.name: item.declared for item in loaded if item.word == word}
+        if word == RULE or after:  # A text without any items of an annex is of rules alone.
+            before = read()
+            changes += [RuleChange(name, before.get(name), after.get(name), word) for name in {**after, **before}]
     return [change for change in changes if change.before != change.after]
+
+
+def _stored_rules() -> Mapping[str, Declared]:
+    return {rule.name: rule.declared() for rule in RateLimitRule.objects.prefetch_related("tiers")}
 
 
 def _declared(rule: RateLimitRule, tiers: Sequence[RateLimitTier]) -> Declared:
@@ -269,30 +264,18 @@ def _declared(rule: RateLimitRule, tiers: Sequence[RateLimitTier]) -> Declared:
     return rule.ordered(given)
 
 
-def counted(changes: Sequence[RuleChange]) -> str:
-    """How many rules and breakers that is.
+def counted(words: Iterable[str]) -> str:
+    """How many rules and other items that is.
 
-    >>> counted([RuleChange("api", None, {}), RuleChange("mail", None, {}, True), RuleChange("x", None, {}, True)])
-    '1 rule and 2 breakers'
-    >>> counted([])
-    '0 rules'
+    >>> counted(["rule", "breaker", "breaker"]), counted(["breaker"]), counted([])
+    ('1 rule and 2 breakers', '1 breaker', '0 rules')
     """
-    breakers = sum(change.is_breaker for change in changes)
-    return number_of(len(changes) - breakers, breakers)
-
-
-def number_of(rules: int, breakers: int) -> str:
-    """Numbers of rules and of breakers in words.
-
-    >>> number_of(0, 1), number_of(3, 0)
-    ('1 breaker', '3 rules')
-    """
-    words = [f"{number} {word}{'' if number == 1 else 's'}" for number, word in ((rules, "rule"), (breakers, BREAKER))]
-    return " and ".join(words if rules and breakers else words[1:] if breakers else words[:1])
+    numbers = Counter(sorted(words, key=lambda word: word != RULE)) or {RULE: 0}
+    return " and ".join(f"{number} {word}{'' if number == 1 else 's'}" for word, number in numbers.items())
 
 
 def deletions(changes: Sequence[RuleChange]) -> list[str]:
-    """The names of the rules that would be deleted, and of breakers that would."""
+    """The names of the rules and other items that would be deleted."""
     return [change.label for change in changes if change.after is None]
 
 
@@ -304,34 +287,23 @@ def apply(text: str, *, delete: bool = False) -> list[RuleChange]:
     """
     with one_change(router.db_for_write(RateLimitRule)):
         loaded = load(text)
-        built, breakers = {rule.name: (rule, tiers) for rule, tiers in loaded[0]}, loaded[1]
+        built = {item.name: item.built for item in loaded if item.built is not None}
         changes = _plan(loaded)
         lacking = [change for change in changes if change.after is None]
         names = deletions(lacking)
         if names and not delete:
             listed = ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
-            what = "rules and breakers" if any(change.is_breaker for change in lacking) else "rules"
-            problem = f"the file lacks {len(names)} of the {what} there are, which would be deleted: {listed}"
+            words = " and ".join(f"{word}s" for word in dict.fromkeys(change.word for change in lacking))
+            problem = f"the file lacks {len(names)} of the {words} there are, which would be deleted: {listed}"
             raise RuleError("Rules", "name", f"{problem}. Nothing was changed; --delete says that this is meant")
         for change in changes:
-            if change.is_breaker:
-                _save_breaker(change.name, breakers.get(change.name))
+            if change.word != RULE:
+                documents()[change.word].save(change.name, change.after)
             elif change.after is None:
                 RateLimitRule.objects.get(name=change.name).delete()
             else:
                 save_rule(*built[change.name])
     return changes
-
-
-def _save_breaker(name: str, wanted: RateLimitBreaker | None) -> None:
-    """Save what a breaker's row is to say, and leave what is forced."""
-    row = RateLimitBreaker.objects.filter(name=name).first() or RateLimitBreaker(name=name)
-    if wanted is None and not row.is_forced():
-        row.delete()
-        return
-    for field in ("description", *TUNED):
-        setattr(row, field, getattr(wanted or RateLimitBreaker(name=name), field))
-    row.save()
 
 
 def save_rule(rule: RateLimitRule, tiers: Sequence[RateLimitTier], pk: int | None = None) -> RateLimitRule:

@@ -9,9 +9,7 @@ from django.urls import NoReverseMatch, get_script_prefix, reverse
 from django.utils.translation import gettext as _
 
 from ..conf import conf
-from ..contrib.breakers.operations import in_code
-from ..contrib.breakers.operations import meant_by as breaker_meant_by
-from ..extension import extensions
+from ..extension import documents, extensions
 from ..identity.forwarded import parse_network
 from ..limits import algorithms
 from ..limits.rate import Rate
@@ -23,7 +21,7 @@ from ..rules.places import place_problems
 from ..rules.rule import Rule, RuleError
 from ..rules.ruleset import settings_rules
 from .call_sites import SETTINGS, call_sites_of
-from .rules_yaml import Declared, RuleChange, build_rule
+from .rules_yaml import RULE, Declared, RuleChange, build_rule
 
 WIDE = {4: 8, 6: 16}
 """By version of IP: the prefix length up to which a network is a large part of the internet."""
@@ -168,14 +166,14 @@ def rehearsal(rule: RateLimitRule) -> str:
 
 def changed_surprises(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
     """What has to be confirmed of changes of rules, by their labels; what a rule does already is not in it."""
-    changed = {change.name for change in changes if not change.is_breaker}
-    after = {change.name: _row(change.after) for change in changes if change.after and not change.is_breaker}
+    changed = {change.name for change in changes if change.word == RULE}
+    after = {change.name: _row(change.after) for change in changes if change.after and change.word == RULE}
     exempt_before, exempt = exempt_paths(), exempt_paths(without=changed)
     exempt += [path for row in after.values() if row and row.exempt for path in row.compiled([]).paths]
     found: dict[str, list[str]] = {}
     for change in changes:
         row, before = after.get(change.name), _row(change.before)
-        if change.is_breaker or row is None:
+        if change.word != RULE or row is None:
             continue
         known = [] if before is None else [text for _field, text in surprises(before, exempt_before)]
         new = [text for _field, text in surprises(row, exempt) if text not in known]
@@ -184,27 +182,15 @@ def changed_surprises(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
 
 
 def changed_notices(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
-    """The notices about changes of rules and breakers, by their labels."""
+    """The notices about changes, by their labels."""
     found: dict[str, list[str]] = {}
     for change in changes:
-        row = None if change.is_breaker else _row(change.after)
+        row = _row(change.after) if change.word == RULE else None
         texts = [] if row is None else notices(row, _row(change.before))
-        if change.is_breaker and change.before is None:
-            texts = breaker_notices(change.name)
+        if change.word != RULE and change.before is None:
+            texts = documents()[change.word].notices(change.name)
         found |= {change.label: texts} if texts else {}
     return found
-
-
-def breaker_notices(name: str) -> list[str]:
-    """That no breaker in the code has this name."""
-    known = in_code()
-    if name in known:
-        return []
-    text = _(
-        "No breaker in the code has this name, as far as it is imported here or was called lately: it would do nothing."
-    )
-    meant = breaker_meant_by(name, known)
-    return [f"{text} {_('Did you mean “%(name)s”?') % {'name': meant}}" if meant else text]
 
 
 def _row(declared: Declared | None) -> RateLimitRule | None:

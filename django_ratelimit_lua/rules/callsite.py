@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 
+from ..extension import install, is_installed
 from ..identity.keys import KeyLike
 from ..limits.algorithms.sliding_log import LONGEST_LOG
 from ..limits.limit import Limit
@@ -18,7 +19,7 @@ from ..limits.options import OPTIONS, Options, refuse_unknown
 from ..limits.rate import LimitError, Rate
 from .describe import rate_words, whom
 from .methods import methods_label, parse_methods
-from .rule import Outcome, Rule
+from .rule import UNWRITABLE, Outcome, Rule
 from .template import CostLike, LimitTemplate
 
 _ARGUMENTS = (
@@ -95,6 +96,8 @@ class KnownCallSites:
 
     def __init__(self) -> None:
         self._by_name: dict[str, tuple[CallSite, ...]] = {}
+        self.durable: set[str] = set()
+        """The names whose statistics are kept in the database."""
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -120,6 +123,16 @@ class KnownCallSites:
             present = self._by_name[name] = ()
         if site is not None and site not in present and len(present) < self.MOST_OF_A_NAME:
             self._by_name[name] = (site, *present)
+
+    def keep_statistics(self, name: str) -> None:
+        """Call sites of that name are `durable`. Raises `LimitError` if the database cannot keep their statistics."""
+        if not is_installed("statistics"):
+            raise LimitError(f"durable=True on {name!r} keeps statistics. {install('statistics')}")
+        if len(name) > self.LONGEST or UNWRITABLE.search(name):
+            right = f"write a name of at most {self.LONGEST} letters that a database takes"
+            raise LimitError(f"The statistics of {name!r} cannot be durable: {right}")
+        if len(self.durable) < self.MOST:
+            self.durable.add(name)
 
     def of(self, name: str) -> tuple[CallSite, ...]:
         """The call sites of a name."""

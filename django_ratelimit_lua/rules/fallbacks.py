@@ -1,20 +1,14 @@
-"""`fallback=`: the answer to a call that is not made, because a limit refuses it or a breaker is open."""
+"""`fallback=`: the answer to a call that is not made."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any, Literal
+from typing import Any
 
 from asgiref.sync import iscoroutinefunction
 
 NO_FALLBACK: Any = object()
 """None is a fallback."""
-Instead = Literal["503", "fallback", "raises"]
-
-
-def instead_of(fallback: Any, otherwise: Instead) -> Instead:
-    """What comes of a call that is not made; `otherwise`: without a fallback."""
-    return otherwise if fallback is NO_FALLBACK else "fallback"
 
 
 def async_mismatch(fallback: Any, *, is_async: bool) -> str:

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..extension import extensions
+
 logger = logging.getLogger("django_ratelimit_lua")
 
 
@@ -43,6 +45,8 @@ class Problems:
             text = f"rule {name!r} cannot be applied: {type(error).__name__}: {error}"
             self._failed[name] = (self._declared.get(name), text)
             logger.error("Left out: %s", text, exc_info=error)
+        for extension in extensions:
+            extension.on_failed_rule(name)
 
     def found(self) -> list[str]:
         """All of them, in words."""

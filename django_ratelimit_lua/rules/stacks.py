@@ -1,4 +1,4 @@
-"""Which `@ratelimit` and which breakers stand on a view.
+"""Which `@ratelimit` and which decorators of annexes stand on a view.
 
 A decorator leaves what it is on the function that it makes, under a name of its own. `functools.wraps`,
 `method_decorator` and `as_view` copy such attributes, so they are found on whatever a URL pattern leads to, and on the
@@ -19,7 +19,7 @@ from django.conf import settings
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from ..conf.callables import name_of
-from .fallbacks import NO_FALLBACK, Instead
+from .fallbacks import NO_FALLBACK
 from .rule import Rule
 
 LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
@@ -75,25 +75,25 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
-    """A breaker that stands on a view.
+class Mark:
+    """What a decorator of an annex has left on a view, for `Extension.inspect`.
 
-    `checker`: the function that asks it; `breaker`: its name; `instead`: what comes of a call that is not made;
+    `checker`: the function that the decorator made; `annex`: its name; `value`: what the annex has to know;
     `method`: as of a `Stack`.
     """
 
     checker: Callable[..., Any]
-    breaker: str
-    instead: Instead
+    annex: str
+    value: Any
     method: str = ""
 
 
-Placed = dict[str, Stack | Guard]
+Placed = dict[str, Stack | Mark]
 """What stands on a function, by the name that it is left under; what is further out has a greater name."""
 
 
-def register(placed: Stack | Guard) -> Callable[..., Any]:
-    """Leave a stack or a guard on its function. Returns that."""
+def register(placed: Stack | Mark) -> Callable[..., Any]:
+    """Leave a stack or a mark on its function. Returns that."""
     setattr(placed.checker, f"{_NAME}{next(_numbers):015}", placed)
     return placed.checker
 
@@ -114,7 +114,7 @@ class OnView:
     """
 
     stacks: list[Stack]
-    guards: list[Guard]
+    marks: list[Mark]
     class_view: Any
     unknown: list[str]
     hidden: list[Stack]
@@ -126,7 +126,7 @@ class OnView:
 
 
 def on_view(view: Any, method: str | None = None) -> OnView:
-    """The limits and breakers that a request of that method (None: of any) meets at a view.
+    """The limits and marks that a request of that method (None: of any) meets at a view.
 
     They are looked for around the view, on `dispatch` of its class and of the parents, and on the method that answers.
     Those on other methods of the class are `unknown`, unless these methods answer other requests.
@@ -155,11 +155,11 @@ def on_view(view: Any, method: str | None = None) -> OnView:
             hidden |= left
     for layer in around:
         found = _placed(layer) | found
-    guards = [each for each in _outermost_first(found) if isinstance(each, Guard)]
-    return OnView(_stacks(found), guards, class_view, unknown, _stacks(hidden))
+    marks = [each for each in _outermost_first(found) if isinstance(each, Mark)]
+    return OnView(_stacks(found), marks, class_view, unknown, _stacks(hidden))
 
 
-def _outermost_first(placed: Placed) -> list[Stack | Guard]:
+def _outermost_first(placed: Placed) -> list[Stack | Mark]:
     return [placed[key] for key in sorted(placed, reverse=True)]
 
 
@@ -172,8 +172,8 @@ def _stacks(placed: Placed) -> list[Stack]:
     return stacks
 
 
-def is_behind_login(view: Any, placed: Stack | Guard) -> bool:
-    """Whether somebody has to be logged in before a stack or a breaker is asked, by Django's own means: the middleware,
+def is_behind_login(view: Any, placed: Stack | Mark) -> bool:
+    """Whether somebody has to be logged in before a stack or a mark is met, by Django's own means: the middleware,
     the decorator or the mixin."""
     if LOGIN_REQUIRED in settings.MIDDLEWARE and getattr(view, "login_required", True):
         return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from functools import cache
 
@@ -33,8 +32,6 @@ __all__ = [
     "Patience",
     "Store",
     "Subscription",
-    "circuit_key",
-    "circuits_key",
     "failures",
     "flusher",
     "get_store",
@@ -95,18 +92,6 @@ def store_at(url: str) -> Store:
 def rules_key() -> bytes:
     """The key of the hash of the rules in Redis: the revision, the snapshot, and what overrides say of each subject."""
     return conf.CACHE_PREFIX + b"{rules}"
-
-
-def circuit_key(name: str) -> bytes:
-    """The key of the state of a breaker: all of its keys are in one slot. `<name>` is a digest of it, as of names of
-    statistics."""
-    tag = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest().encode()
-    return b"%b{circuit:%b}" % (conf.CACHE_PREFIX, tag)
-
-
-def circuits_key() -> bytes:
-    """The key of the hash of all breakers that any process has: their names, and what the code says of each."""
-    return conf.CACHE_PREFIX + b"{circuits}"
 
 
 def _forget_stores() -> None:

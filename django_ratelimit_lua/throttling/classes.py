@@ -19,7 +19,7 @@ from rest_framework.throttling import BaseThrottle
 
 from ..conf import conf
 from ..engine.decide import PlannedCharge
-from ..exceptions import CircuitOpen, Ratelimited
+from ..exceptions import Ratelimited
 from ..identity import Identity, digest
 from ..identity.address import address_as, client_address
 from ..identity.keys import Key
@@ -37,8 +37,7 @@ from ..rules.ruleset import Ruleset
 from ..rules.template import LimitTemplate
 from ..web.headers import add_headers
 from ..web.plan import OnError, Place, RequestPlanner
-from ..web.reduced import ReducedCapacity
-from ..web.refusal import ErrorDetails, Refusal, refusal_of
+from ..web.refusal import ErrorDetails, Refusal, details_of, refusal_of
 from .batch import decision_for
 
 
@@ -383,7 +382,7 @@ def _throttled(request: Any) -> Refusal | None:
 
 
 def exception_handler(exc: Exception, context: Any) -> Any:
-    """DRF's `EXCEPTION_HANDLER`, to which a `Ratelimited` is DRF's 429 instead of its 403, and a `CircuitOpen` a 503.
+    """DRF's `EXCEPTION_HANDLER`, to which a `Ratelimited` is DRF's 429 instead of its 403.
 
     The body is DRF's own, its `detail` begins with the message of the rule that refuses, and `type`,
     `violated-policies` and `reference` stand beside it, as in a problem document.
@@ -397,9 +396,8 @@ def exception_handler(exc: Exception, context: Any) -> Any:
     request = plain(context.get("request"))
     error: Any = exc
     refusal: Refusal | None = None
-    details: ErrorDetails | None = None
-    if isinstance(exc, CircuitOpen):
-        details = ReducedCapacity(exc)
+    details: ErrorDetails | None = details_of(exc)
+    if details is not None:
         error = APIException(details.detail())
         error.status_code = details.status
     elif isinstance(exc, Ratelimited):

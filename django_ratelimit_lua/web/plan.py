@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from django.http import HttpRequest
 
 from ..conf import PRIVATE, conf
-from ..contrib.statistics.recorder import recorder
 from ..engine.decide import Outcome, Plan, PlannedCharge, build_call
 from ..engine.run import Wait, Waiting, awaited, called
 from ..identity import Identity, digest
@@ -22,7 +21,7 @@ from ..identity.address import client_address
 from ..identity.forwarded import Address
 from ..identity.keys import Key, user_missing
 from ..identity.names import own
-from ..identity.request_state import RequestCount, request_state
+from ..identity.request_state import RequestState, request_state
 from ..identity.session import aload
 from ..limits.call import MAX_HOLD_US, MOST_COST, Call, Charge, Operation, Subject, whole_cost
 from ..limits.decision import Decision
@@ -118,7 +117,7 @@ class Planner:
     """
 
     units = 0
-    count: RequestCount | None = None
+    state: RequestState | None = None
     counted: set[str] | None = None
     request: HttpRequest | None = None
     ruleset: Ruleset | None = None
@@ -230,9 +229,8 @@ class RequestPlanner(Planner):
         self._has_blocks = has_blocks
         self._on_error = on_error
         self._gathered: Sequence[Rule] | None = None
-        state = self._state = request_state(request)
-        self.count = state.count
-        self.counted: set[str] = state.counted
+        self.state: RequestState = request_state(request)
+        self.counted: set[str] = self.state.counted
 
     def gather(self, ruleset: Ruleset) -> Waiting[None]:
         self.ruleset = ruleset
@@ -262,7 +260,7 @@ class RequestPlanner(Planner):
                     break
             if len(charges) > 1:
                 charges = one_of_each(charges)
-            if self.is_hit and self._state.held:
+            if self.is_hit and self.state.held:
                 charges = self._without_held(charges)
             self.charges = charges
         if ruleset.kinds:
@@ -321,11 +319,11 @@ class RequestPlanner(Planner):
         names: Collection[str] = ()
         # The database is asked only if the user's groups matter.
         if user.is_authenticated and (numbers.tiers if is_about else _names_groups(rule)):
-            if self._state.groups[0] is not user:
+            if self.state.groups[0] is not user:
                 groups = user.groups.values_list("name", flat=True) if hasattr(user, "groups") else None
                 found = () if groups is None else (yield Wait(partial(tuple, groups), partial(_alist, groups)))
-                self._state.groups = (user, frozenset(found))
-            names = self._state.groups[1]
+                self.state.groups = (user, frozenset(found))
+            names = self.state.groups[1]
         if not is_about and not any(f"group:{name}" in rule.audience for name in names):
             return None
         return next((tier for name, tier in numbers.tiers if name in names), numbers)
@@ -340,7 +338,6 @@ class RequestPlanner(Planner):
             self._on_error(name, error)
         elif rule.name:
             problems.failed(name, error)
-            recorder.add_failed(name)
         else:
             raise error
         place.waiting += reversed(rule.replaces)
@@ -371,7 +368,7 @@ class RequestPlanner(Planner):
     def _without_held(self, charges: Sequence[PlannedCharge]) -> list[PlannedCharge]:
         """The same, without the slots that the request holds already: it is one request, however often it is asked
         about."""
-        counters = {counter for held in self._state.held for counter in held.counters}
+        counters = {counter for held in self.state.held for counter in held.counters}
         return [
             planned for planned in charges
             if not planned.charge.limit.holds or (planned.charge.digest, planned.charge.limit.key_part) not in counters

@@ -19,6 +19,7 @@ from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
 from ..exceptions import Ratelimited
+from ..extension import extensions
 from ..identity.request_state import request_state
 from ..limits.decision import Decision, LimitState
 from ..rules.provider import current
@@ -80,6 +81,12 @@ class ErrorDetails:
         if self.retry_after is not None:
             headers["Retry-After"] = str(self.retry_after)
         return headers
+
+
+def details_of(error: Exception) -> ErrorDetails | None:
+    """The details with which an annex answers an exception that a view raised; None: none does."""
+    found = (extension.error_details(error) for extension in extensions)
+    return next((details for details in found if details is not None), None)
 
 
 @dataclass(frozen=True)

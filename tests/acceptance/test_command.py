@@ -322,10 +322,11 @@ def test_a_rule_error_names_its_field() -> None:
 @pytest.mark.parametrize("name", ["everyone", "anonymous", "authenticated", "staff"])
 def test_an_audience_in_a_list_is_that_audience(name: str) -> None:
     """And no group of that name; a group that is called so is a group, and the command tells them apart."""
-    ((made, _), (of_groups, _)), _breakers = load(
+    text = (
         f"- {{name: x, path: /x, key: ip, rate: 1/s, audience: [{name}]}}\n"
         f"- {{name: y, path: /y, key: ip, rate: 1/s, audience: ['group:{name}']}}"
     )
+    made, of_groups = (item.built[0] for item in load(text))
     assert (made.audience, made.groups) == (name, [])
     assert (of_groups.audience, of_groups.groups) == ("groups", [name])
     assert f"for group {name}" in of_groups.reading()
@@ -439,9 +440,8 @@ def test_a_bomb_of_aliases_costs_nothing(tmp_path: Path) -> None:
 
 def test_gcra_is_a_token_bucket_and_words_are_kept_as_they_are() -> None:
     """Synonyms, orders of methods and numbers come back as what they mean."""
-    (((made, _),), _breakers) = load(
-        "- {name: x, path: /, key: [ip, user], rate: 5/1m, algorithm: gcra, method: [post, GET, POST]}"
-    )
+    (item,) = load("- {name: x, path: /, key: [ip, user], rate: 5/1m, algorithm: gcra, method: [post, GET, POST]}")
+    made = item.built[0]
     expected = {
         "path": "/",
         "key": ["ip", "user"],
@@ -551,10 +551,9 @@ def test_a_command_that_needs_urls_asks_for_them(arguments: list[str], settings:
 
 
 def test_other_commands_need_no_urls(settings: Any, tmp_path: Path) -> None:
-    """They show the limits and breakers that are not on views."""
+    """They show the limits that are not on views."""
     del settings.ROOT_URLCONF
     rules = tmp_path / "rules.yaml"
     rules.write_text("- {name: new, path: /, key: ip, rate: 5/m}\n")
     for arguments in (["check", str(rules)], ["check"], ["list"], ["export"]):
         assert said(*arguments)
-    call_command("ratelimit", "breakers", "list", stdout=io.StringIO())

@@ -25,9 +25,9 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @pytest.fixture(autouse=True)
-def long(settings: Any) -> None:
+def long(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long enough that nothing ends while a machine stands still; and no statistics are written meanwhile."""
-    settings.RATELIMIT_STATISTICS = False
+    monkeypatch.setattr("django_ratelimit_lua.engine.decide.decision_hooks", [])
     settings.RATELIMIT_DENY_CACHE_SECONDS = 60
 
 
@@ -73,9 +73,10 @@ django.setup()
 from django.conf import settings
 from django.core.signals import setting_changed
 settings.RATELIMIT_CACHE_PREFIX = sys.argv[1]
-settings.RATELIMIT_STATISTICS = False
 setting_changed.send(None, setting="RATELIMIT_CACHE_PREFIX", value=sys.argv[1], enter=True)
 from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.extension import decision_hooks
+decision_hooks.clear()
 limiter, refused, began = RateLimiter("x", "0/h"), 0, time.monotonic()
 while time.monotonic() < began + 2 or refused < 2000:
     refused += not limiter.hit("x")

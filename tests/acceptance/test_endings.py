@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
 import socket
@@ -12,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -24,7 +24,6 @@ from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.asgi import finish_at_shutdown
 from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.contrib.gateway.asgi import application as gateway
-from django_ratelimit_lua.contrib.statistics import reading
 from django_ratelimit_lua.engine.background import background_tasks
 from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.engine.listener import listener
@@ -53,48 +52,6 @@ os.kill(int(sys.argv[2]), signal.SIGSTOP)
 print("ends", flush=True)
 """
 
-SITE = """
-import multiprocessing, os, signal, sys, time, django
-from concurrent.futures import ProcessPoolExecutor
-from django.conf import settings
-settings.configure(
-    SECRET_KEY="tests", INSTALLED_APPS=["django_ratelimit_lua"], RATELIMIT_RULES=[], RATELIMIT_TIMEOUT=5,
-    CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": sys.argv[1]}},
-    RATELIMIT_CACHE_PREFIX=sys.argv[2],
-)
-django.setup()
-"""
-CHILDREN = f"""{SITE}
-def work(name):
-    from django_ratelimit_lua import RateLimiter
-    limiter = RateLimiter(name, "1000/h", algorithm="fixed_window", lease=100 if name == "leased" else None)
-    for _ in range(10):
-        limiter.hit("ada")
-
-if __name__ == "__main__":
-    if sys.argv[4] == "known":
-        work("plain")
-    context = multiprocessing.get_context(sys.argv[3])
-    children = [context.Process(target=work, args=(name,)) for name in ("plain", "plain", "leased")]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join()
-        assert child.exitcode == 0
-    with ProcessPoolExecutor(1, context) as pool:
-        assert list(pool.map(work, ["pooled"])) == [None]
-"""
-ENDS_WRITING = f"""{SITE}
-from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.contrib.statistics.recorder import recorder
-limiter = RateLimiter("plain", "1000/h")
-limiter.hit("ada")
-os.kill(int(sys.argv[3]), signal.SIGSTOP)
-while not recorder._flushing.locked():
-    time.sleep(0.01)
-print("ends", flush=True)
-"""
-
 
 @pytest.fixture
 def own(settings: Any) -> Iterator[Server]:
@@ -114,35 +71,6 @@ def test_a_silent_redis_keeps_no_process_from_ending(own: Server) -> None:
         began = time.monotonic()
         assert process.wait(timeout=60) == 0
         assert time.monotonic() - began < 5, "with one second for each it would be thirty"
-
-
-def test_a_silent_redis_keeps_no_process_that_is_writing_from_ending(own: Server, prefix: str) -> None:
-    """What its thread is writing then has five seconds; the process does not wait for them."""
-    command = [sys.executable, "-c", ENDS_WRITING, own.url, prefix, str(own.pid)]
-    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ends\n"
-        began = time.monotonic()
-        assert process.wait(timeout=60) == 0
-        assert time.monotonic() - began < 3.5
-
-
-@pytest.mark.parametrize("known", ["known", "new"])
-@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
-def test_children_of_multiprocessing_end_as_processes_do(
-    method: str, known: str, own: Server, prefix: str, tmp_path: Path
-) -> None:
-    """Forked or spawned, whether their parent has decided before or not: what they counted is written, and what they
-    leased is given back."""
-    path = tmp_path / "children.py"
-    path.write_text(CHILDREN)
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    subprocess.run([sys.executable, path, own.url, prefix, method, known], cwd=root, env=environment, check=True)
-    day = reading.Span.last(86_400, 3600)
-    found = {name: reading.total(name, day).allowed for name in ("plain", "leased", "pooled")}
-    assert found == {"plain": 30 if known == "known" else 20, "leased": 10, "pooled": 10}
-    assert RateLimiter("leased", "1000/h", algorithm="fixed_window").peek("ada").remaining == 990
 
 
 async def supports_lifespan(scope: Any, receive: Any, send: Any) -> None:
@@ -213,23 +141,21 @@ def test_workers_of_an_asgi_server_end_as_processes_do(
     kind: str, direct: redis.Redis, prefix: str, settings: Any
 ) -> None:
     """With `finish_at_shutdown`: workers that have served enough, that are replaced (HUP) and that are terminated have
-    written what they counted, and released the slot of a view that runs on in a thread."""
+    released the slot of a view that runs on in a thread."""
     settings.RATELIMIT_CACHE_PREFIX = prefix
     slots, port = SlotsInUse(direct, prefix, prefix), free_port()
     environment = {**os.environ, "SLOTS_PREFIX": prefix, "SLOTS_SECONDS": "60"}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
     where = [f"--bind=127.0.0.1:{port}"] if kind == "gunicorn" else [f"--port={port}"]
     command = [sys.executable, "-m", *ASGI_SERVERS[kind], *where, "--log-level=critical", "tests.slots_site:asgi"]
-    answered = failed = 0
+    answered = 0
 
     def visit() -> None:
-        nonlocal answered, failed
-        try:
+        nonlocal answered
+        with suppress(OSError):  # The worker has just ended.
             with urlopen(f"http://127.0.0.1:{port}/async/plain/?who=ada", timeout=60) as response:
                 response.read()
             answered += 1
-        except OSError:  # The worker has just ended.
-            failed += 1
 
     with subprocess.Popen(command, cwd=Path(__file__).parents[2], env=environment) as process:
         await_port(port)
@@ -246,7 +172,6 @@ def test_workers_of_an_asgi_server_end_as_processes_do(
             process.wait(60)
     assert slots.held == 0
     assert answered >= 16
-    assert answered < reading.total("view", reading.Span.last(86_400, 3600)).allowed <= answered + failed + 1
 
 
 def test_without_threads_nothing_fails_and_redis_is_found_again(

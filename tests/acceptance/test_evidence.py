@@ -232,15 +232,6 @@ def test_evidence_costs_the_decision_no_trip(quiet: None, direct: redis.Redis) -
     assert again - asked <= 1  # This question itself.
 
 
-def test_evidence_needs_no_statistics(direct: redis.Redis, prefix: str, settings: Any) -> None:
-    """It is written where statistics are off."""
-    settings.RATELIMIT_STATISTICS = False
-    view = login(rate="0/s")
-    view(request("/login", user=User(1)))
-    written()
-    assert direct.exists(evidence_key(only_key(direct, prefix)))
-
-
 @pytest.mark.django_db
 def test_the_command_shows_evidence(capsys: pytest.CaptureFixture[str]) -> None:
     """With the list, for people and for programs."""

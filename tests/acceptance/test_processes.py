@@ -44,7 +44,7 @@ def server(request: Any, prefix: str) -> Iterator[tuple[int, str]]:
     port = free_port()
     command = COMMANDS[request.param]
     where = f"127.0.0.1:{port}" if request.param == "wsgi" else str(port)
-    environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix, "RATELIMIT_TEST_STATISTICS": "off"}
+    environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
     process = subprocess.Popen([sys.executable, "-m", *command, where], cwd=ROOT, env=environment)
     try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import timeit
 
-from django_ratelimit_lua import CircuitBreaker, RateLimiter
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.contrib.breakers import CircuitBreaker
 from django_ratelimit_lua.contrib.breakers.circuits import circuits
 from django_ratelimit_lua.engine.listener import listener
 

@@ -20,9 +20,8 @@ from django.views import View
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua import CircuitBreaker, CircuitOpen, Decision, LimitError, Ratelimited, RateLimiter, ratelimit
+from django_ratelimit_lua import Decision, LimitError, Ratelimited, RateLimiter, ratelimit
 from django_ratelimit_lua.core import get_usage, is_ratelimited
-from django_ratelimit_lua.decorators import circuit
 from django_ratelimit_lua.identity import address
 from django_ratelimit_lua.identity.address import client_address
 from django_ratelimit_lua.limits.decision import LimitState
@@ -179,8 +178,6 @@ def test_the_functions_need_a_request() -> None:
         Ratelimited(gettext_lazy("Too many requests.")),
         Ratelimited(Decision(False, (MAIL,))),
         Ratelimited(Decision(False, (MAIL, MAIL))),
-        CircuitOpen("payments", 2.5),
-        CircuitOpen("payments", None, "forced"),
     ],
     ids=repr,
 )
@@ -283,8 +280,6 @@ async def several() -> Any:
         (RateLimiter("mistakes", "5/m"), classmethod(ok), "decorates functions, and ok is none"),
         (RateLimiter("mistakes", "5/m"), several, "several is an async generator"),
         (RateLimiter("mistakes", "5/m")(fallback=later), ok, "fallback is a coroutine function"),
-        (CircuitBreaker("mistakes", fallback=later), ok, "fallback is a coroutine function"),
-        (circuit("mistakes too", fallback=later), ok, "fallback is a coroutine function"),
         (ratelimit(key="ip", rate="5/m", fallback=later), ok, "fallback is a coroutine function"),
     ],
 )

@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 
 PUBLIC = {
-    "": "ALL CircuitBreaker CircuitOpen Decision Limit LimitError LimitState Rate RateLimiter Ratelimited "
-    "UNSAFE circuit ratelimit ratelimit_exempt",
+    "": "ALL Decision Limit LimitError LimitState Rate RateLimiter Ratelimited UNSAFE ratelimit ratelimit_exempt",
     "asgi": "finish_at_shutdown",
     "core": "ALL UNSAFE Usage get_usage is_ratelimited",
-    "decorators": "ALL UNSAFE circuit ratelimit",
-    "exceptions": "CircuitOpen LimitError Ratelimited StoreError",
-    "gateway.asgi": "application",
-    "gateway.urls": "urlpatterns",
+    "decorators": "ALL UNSAFE ratelimit",
+    "exceptions": "LimitError Ratelimited StoreError",
+    "contrib.gateway.asgi": "application",
+    "contrib.gateway.urls": "urlpatterns",
     "middleware": "RateLimitMiddleware",
-    "models": "RateLimitBreaker RateLimitChange RateLimitClient RateLimitOverride RateLimitRevision "
-    "RateLimitRule RateLimitTier",
+    "models": "RateLimitChange RateLimitClient RateLimitOverride RateLimitRevision RateLimitRule RateLimitTier",
     "operations": "ActiveBan BadReferenceError ClientAddress Explanation Health KnownLimit OpenedReference "
     "RuleError active_bans ahealth client_address compile_rule explain finish health lift_bans normalised "
     "open_reference publish reading refusal_counts",
+    "contrib.breakers": "CircuitBreaker CircuitOpen circuit",
+    "contrib.breakers.models": "RateLimitBreaker",
+    "contrib.breakers.signals": "circuit_closed circuit_half_open circuit_opened",
     "contrib.statistics.prometheus": "Collector register",
     "contrib.statistics.urls": "urlpatterns",
-    "signals": "banned circuit_closed circuit_half_open circuit_opened limit_exceeded rules_changed slot_lost "
-    "store_down store_up",
+    "signals": "banned limit_exceeded rules_changed slot_lost store_down store_up",
     "store": "ClusterConnectionFactory",
     "testing": "Server move_clock override_ratelimits",
     "throttling": "AnonRateThrottle BaseThrottle RuleThrottle ScopedRateThrottle SimpleRateThrottle UserRateThrottle "

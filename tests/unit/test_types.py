@@ -9,7 +9,7 @@ import pytest
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
-from django_ratelimit_lua import CircuitBreaker, RateLimiter, circuit, ratelimit, ratelimit_exempt
+from django_ratelimit_lua import RateLimiter, ratelimit, ratelimit_exempt
 from django_ratelimit_lua.engine.holding import Held
 from django_ratelimit_lua.limiter import Slot
 
@@ -56,17 +56,11 @@ def test_a_slot_keeps_the_types_of_a_function() -> None:
 
 
 def test_other_decorators_keep_the_types_of_a_function() -> None:
-    """`@ratelimit`, `@circuit`, `@ratelimit_exempt` and a breaker."""
+    """`@ratelimit` and `@ratelimit_exempt`."""
 
     @ratelimit_exempt
-    @circuit("typed view")
     @ratelimit(key="ip", rate="5/m")
     def view(request: HttpRequest, number: int) -> HttpResponse:
         return HttpResponse(str(number))
 
-    @CircuitBreaker("typed")
-    def call(number: int) -> str:
-        return str(number)
-
     assert assert_type(view(RequestFactory().get("/"), number=1), HttpResponse).content == b"1"
-    assert assert_type(call(number=1), str) == "1"

@@ -2,43 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
-from ...extension import Extension, register
+from ...extension import Document, Extension, Finding, Metric, register
+from .circuits import circuits
+from .exceptions import CircuitOpen
+from .gauges import METRICS
+from .reduced import ReducedCapacity
+from .rows import BreakerRow, read_rows
 
 
 class BreakersExtension(Extension):
     name = "breakers"
     verbs = ("django_ratelimit_lua.contrib.breakers.verbs.breakers",)
 
-    def snapshot(self, using: str) -> Any:
-        from ...models import RateLimitBreaker
+    @property
+    def documents(self) -> Sequence[Document]:  # type: ignore[override]
+        from .document import DOCUMENT
+
+        return (DOCUMENT,)
+
+    def snapshot(self, using: str) -> list[dict[str, Any]]:
+        from .models import RateLimitBreaker
 
         return [row.published() for row in RateLimitBreaker.objects.using(using)]
 
-    def load(self, part: Any, before: Any, problems: list[str]) -> Any:
-        from .rows import read_rows
-
+    def load(self, part: Any, before: Mapping[str, BreakerRow] | None, problems: list[str]) -> Mapping[str, BreakerRow]:
         return read_rows(part or (), before or {}, problems)
 
     def on_message(self, words: Collection[bytes]) -> None:
-        from .circuits import circuits
-
         circuits.heard(words)
 
     def on_gap(self) -> None:
-        from .circuits import circuits
-
         circuits.doubt()
 
     def is_urgent(self) -> bool:
-        from .circuits import circuits
+        return circuits.in_use()  # An operator may have forced one of them.
 
-        return circuits.in_use()
+    def inspect(self, marks: Sequence[Any], has_handler: bool) -> Iterable[Finding]:
+        from .inspection import inspect
+
+        return inspect(marks, has_handler)
+
+    def error_details(self, error: Exception) -> ReducedCapacity | None:
+        return ReducedCapacity(error) if isinstance(error, CircuitOpen) else None
+
+    def metrics(self) -> Iterable[Metric]:
+        return METRICS
 
 
 class BreakersConfig(AppConfig):
@@ -50,4 +64,6 @@ class BreakersConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from . import checks  # noqa: F401
+
         register(BreakersExtension())

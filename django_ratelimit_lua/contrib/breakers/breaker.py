@@ -11,18 +11,26 @@ from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import Any, Literal, ParamSpec, TypeVar, cast, overload
 
-from django.core.exceptions import BadRequest, PermissionDenied, RequestAborted, SuspiciousOperation
+from django.apps import apps
+from django.core.exceptions import (
+    BadRequest,
+    ImproperlyConfigured,
+    PermissionDenied,
+    RequestAborted,
+    SuspiciousOperation,
+)
 from django.http import Http404, UnreadablePostError
 from django.http.multipartparser import MultiPartParserError
 
 from ...engine.run import Waiting, arun, run
 from ...engine.waiting import to_the_end
-from ...exceptions import CircuitOpen
-from ...rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back, instead_of
-from ...rules.stacks import Guard, register
+from ...extension import install, is_installed
+from ...rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back
+from ...rules.stacks import Mark, register
 from .circuits import WORDS, Ticket, circuits
+from .exceptions import CircuitOpen
 from .rows import BreakerError, breaker_name, thresholds
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -37,6 +45,20 @@ ANSWERED = (Http404, PermissionDenied, SuspiciousOperation, BadRequest, MultiPar
 CANCELLED = (CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 HUNG_UP = (UnreadablePostError, RequestAborted)
 """A client that has gone says nothing of the resource."""
+
+
+Instead = Literal["503", "fallback", "raises"]
+"""What comes of a call that is not made."""
+
+
+def instead_of(fallback: Any, otherwise: Instead) -> Instead:
+    """What comes of a call that is not made; `otherwise`: without a fallback."""
+    return otherwise if fallback is NO_FALLBACK else "fallback"
+
+
+def mark(guard: Callable[..., Any], breaker: CircuitBreaker, instead: Instead) -> Callable[..., Any]:
+    """Leave on a function that a breaker guards it, for the inspector."""
+    return register(Mark(guard, "breakers", (breaker.name, instead)))
 
 
 class CircuitBreaker:
@@ -64,7 +86,8 @@ class CircuitBreaker:
     - `fallback`: what a call returns that is not made: a value, or a callable with the same arguments; else
       `CircuitOpen` is raised;
 
-    Times are text such as "30s", seconds, or a timedelta. Raises `LimitError` for what cannot be understood.
+    Times are text such as "30s", seconds, or a timedelta. Raises `LimitError` for what cannot be understood, and
+    `ImproperlyConfigured` if the app is not installed.
     """
 
     def __init__(
@@ -83,6 +106,8 @@ class CircuitBreaker:
         failure: Failure = None,
         fallback: Any = NO_FALLBACK,
     ) -> None:
+        if apps.ready and not is_installed("breakers"):
+            raise ImproperlyConfigured(f"{install('breakers')}, to use circuit breakers.")
         self.name = breaker_name(name)
         given: dict[str, Any] = {
             "failure_ratio": failure_ratio, "failures": failures, "slow": slow, "minimum": minimum, "window": window,
@@ -164,7 +189,7 @@ class CircuitBreaker:
             guard = self.aguarded(function, ainstead)
         else:
             guard = self.guarded(function, instead)
-        return cast(F, register(Guard(guard, self.name, instead_of(self.fallback, "raises"))))
+        return cast(F, mark(guard, self, instead_of(self.fallback, "raises")))
 
     def guarded(self, function: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
         """The function, called through the breaker. `instead` answers a call that is not made."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from ...conf import conf
 from .rows import Thresholds
 
 State = Literal["closed", "open", "half", "ramp"]
@@ -14,6 +16,21 @@ SHARES = (10, 25, 50)
 """Percent of the calls that are let through, step by step, before all are."""
 MOST_JITTER = 1000
 """Random numbers are below this; a pause is up to a tenth longer by chance."""
+
+
+def tag_of(name: str) -> bytes:
+    """The digest of a name, in keys and messages."""
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest().encode()
+
+
+def circuit_key(name: str) -> bytes:
+    """The key of the state of a breaker: all of its keys are in one slot."""
+    return b"%b{circuit:%b}" % (conf.CACHE_PREFIX, tag_of(name))
+
+
+def circuits_key() -> bytes:
+    """The key of the hash of all breakers that any process has: their names, and what the code says of each."""
+    return conf.CACHE_PREFIX + b"{circuits}"
 
 
 class Outcomes(NamedTuple):

@@ -30,17 +30,30 @@ from ...conf.changes import on_change
 from ...engine.decide import now_us
 from ...engine.listener import listener
 from ...engine.run import Wait, Waiting, run
-from ...exceptions import CircuitOpen, StoreError
+from ...exceptions import StoreError
+from ...extension import install, is_installed
 from ...limits import program
 from ...limits.program import Program
 from ...limits.rate import SECOND
 from ...process.forks import chance, renew_after_fork
 from ...rules import provider
-from ...signals import circuit_closed, circuit_half_open, circuit_opened
-from ...store import ANNEX, Patience, circuit_key, circuits_key, flusher, get_store
-from ..statistics.prometheus import Collector
-from .circuit import MOST_JITTER, Answer, Event, LoneCircuit, Operation, Outcomes, Result, State
-from .rows import BreakerError, BreakerRow, Force, Forced, Thresholds
+from ...store import ANNEX, Patience, flusher, get_store
+from .circuit import (
+    MOST_JITTER,
+    Answer,
+    Event,
+    LoneCircuit,
+    Operation,
+    Outcomes,
+    Result,
+    State,
+    circuit_key,
+    circuits_key,
+    tag_of,
+)
+from .exceptions import CircuitOpen
+from .rows import BreakerError, BreakerRow, Force, Thresholds
+from .signals import circuit_closed, circuit_half_open, circuit_opened
 
 logger = logging.getLogger("django_ratelimit_lua")
 
@@ -186,6 +199,8 @@ class Circuit:
 
     def admitting(self) -> Waiting[Ticket]:
         """Let a call through, or raise `CircuitOpen`."""
+        if not is_installed("breakers"):
+            raise ImproperlyConfigured(f"{install('breakers')}, to use circuit breakers.")
         now = time.monotonic()
         self.used_at = now
         if not conf.ENABLE:
@@ -641,11 +656,6 @@ def _comparing() -> Waiting[None]:
         yield Wait(compare, sync_to_async(compare))
 
 
-def tag_of(name: str) -> bytes:
-    """What stands for a name in messages."""
-    return circuit_key(name).rpartition(b":")[2][:-1]
-
-
 def _us(seconds: float) -> int:
     return round(seconds * SECOND)
 
@@ -822,18 +832,6 @@ def _noted_at(text: bytes) -> float:
         return 0.0
 
 
-def forced() -> dict[str, Forced]:
-    """What operators have forced that lasts, by the names of breakers, as it is published now. Raises `StoreError`."""
-    if provider.in_force() is None:
-        with suppress(ImproperlyConfigured):  # Of the rules in the settings: whoever decides is told.
-            provider.load(None, Patience(conf.TIMEOUT))
-    provider.compare_with_published(loads=True)
-    ruleset, now = provider.in_force(), now_us()
-    rows: Mapping[str, BreakerRow] = {} if ruleset is None else ruleset.parts["breakers"]
-    return {name: row.force.how for name, row in rows.items() if row.force is not None and row.force.lasts(now)}
-
-
-Collector.breakers_forced = staticmethod(forced)
 circuits = Circuits()
 flusher.add(circuits.flush, is_urgent=True)
 provider.on_new_rules.append(circuits.retune)

@@ -17,11 +17,11 @@ from django.utils import timezone
 
 from ...exceptions import StoreError
 from ...limits.rate import SECOND
-from ...models import RateLimitBreaker
 from ...rules.places import look_for_call_sites
-from ...store import Patience, circuit_key, circuits_key, get_store
-from .circuit import SHARES
+from ...store import Patience, get_store
+from .circuit import SHARES, circuit_key, circuits_key
 from .circuits import WORDS, circuits
+from .models import RateLimitBreaker
 from .rows import BreakerError, Thresholds, thresholds
 
 PATIENCE = 2.0

@@ -11,6 +11,10 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ...extension import Column, Extension, register
+from . import checks  # noqa: F401 - registers itself
+from .conf import settings
+from .recorder import recorder
+from .telemetry import telemetry
 
 
 def _last_days(request: Any, rules: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -51,6 +55,14 @@ class StatisticsExtension(Extension):
         from .core_pages import health_warnings
 
         return health_warnings()
+
+    def on_decision(self, planned: Any, decision: Any, seconds: float, exempt: Any, state: Any) -> None:
+        recorder.add(planned, decision, seconds, exempt, state)
+        if settings.OPENTELEMETRY:
+            telemetry.record(planned, decision, seconds, exempt)
+
+    def on_failed_rule(self, name: str) -> None:
+        recorder.add_failed(name)
 
     def tend(self) -> None:
         from .hours import look

@@ -14,7 +14,6 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from ...conf import conf
 from ...exceptions import StoreError
 from ...models import RateLimitRule
 from ...operations.explain import ExplainedLimit
@@ -93,8 +92,6 @@ def history_words(met: ExplainedLimit) -> str:
 
 def health_warnings() -> Iterator[str]:
     """Whether statistics can be written, and which rules could not be applied today. Raises `StoreError`."""
-    if not conf.STATISTICS:
-        return
     error = why_unwritable()
     if error is not None:
         yield f"statistics cannot be written, or not all: {error}"

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...exceptions import StoreError
-from ...store import FAILURES, Patience, circuit_key, circuits_key, get_store
+from ...extension import extensions
+from ...store import FAILURES, Patience, get_store
 from .buckets import TIME_BOUNDS
-from .keys import MAX_LABELS, OTHER
+from .keys import OTHER
 from .reading import totals
 from .results import LABELS, SOURCES
 
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
 
 SECONDS = 5.0
 """For which a scrape waits for Redis at most; Prometheus by default waits ten."""
-STATES = {b"closed": "closed", b"open": "open", b"half": "half_open", b"ramp": "ramp"}
-"""States of breakers, as their keys have them, and as labels."""
-FORCED = ("open", "closed")
-"""What operators force, as labels."""
 REST = "other"
 """The label of all that have none of their own."""
 
@@ -42,8 +39,6 @@ class Collector:
     """Slots that are held, by the names of their limits; it may raise `StoreError`."""
     bans_active: Callable[[], Mapping[str, int]] = staticmethod(dict)
     """Bans in force, likewise."""
-    breakers_forced: Callable[[], Mapping[str, str]] = staticmethod(dict)
-    """What operators have forced ("open", "closed"), by the names of breakers, likewise."""
 
     def describe(self) -> Iterable[Metric]:
         """The metrics without values, by which a registry knows them; Redis is not asked."""
@@ -54,20 +49,17 @@ class Collector:
         families, is_up = _families(), True
         try:
             found = totals(Patience(SECONDS))
-            states, in_flight = breaker_states(Patience(SECONDS)), self.in_flight()
-            bans, forced = self.bans_active(), self.breakers_forced()
+            in_flight, bans = self.in_flight(), self.bans_active()
+            gauges = {metric.name: metric.read() for metric in _metrics()}
         except StoreError:
             is_up = False
         families["store_up"].add_metric([], float(is_up and not get_store().is_paused))
         if not is_up:
             return [families["store_up"]]
         families["rules_revision"].add_metric([], found.revision)
-        for breaker, state in states.items():
-            for each in STATES.values():
-                families["breaker_state"].add_metric([breaker, each], each == state)
-        for breaker in sorted({*states, *forced})[:MAX_LABELS]:
-            for how in FORCED:
-                families["breaker_forced"].add_metric([breaker, how], forced.get(breaker) == how)
+        for name, numbers in gauges.items():
+            for labels, number in numbers.items():
+                families[name].add_metric([label.encode(errors="replace").decode() for label in labels], number)
         by_label: dict[str, Counter[str]] = {}
         for name, counts in found.of_names.items():
             label = REST if name == OTHER else name.encode(errors="replace").decode()
@@ -89,16 +81,9 @@ class Collector:
         return families.values()
 
 
-def breaker_states(patience: Patience) -> dict[str, str]:
-    """The state of each breaker that any process has noted, at most `MAX_LABELS` of them, by the order of their names.
-    Raises `StoreError`."""
-    store, found = get_store(background=True), {}
-    names = sorted(store.execute(b"HKEYS", circuits_key(), patience=patience))[:MAX_LABELS]
-    for name in names:
-        text = name.decode(errors="replace")
-        state = store.execute(b"HGET", circuit_key(text), b"state", patience=patience)
-        found[text] = STATES.get(state or b"closed", "closed")
-    return found
+def _metrics() -> Iterable[Any]:
+    """The metrics of all annexes."""
+    return (metric for extension in extensions for metric in extension.metrics())
 
 
 def _families() -> dict[str, Any]:
@@ -124,17 +109,11 @@ def _families() -> dict[str, Any]:
         ),
         "store_up": GaugeMetricFamily("ratelimit_store_up", "Whether Redis answers the process that was scraped."),
         "store_errors": counter("store_errors", "Questions of requests that Redis did not answer.", "kind"),
-        "breaker_state": GaugeMetricFamily(
-            "ratelimit_breaker_state",
-            "1 for the state that a circuit breaker has, 0 for the others.",
-            labels=["breaker", "state"],
-        ),
-        "breaker_forced": GaugeMetricFamily(
-            "ratelimit_breaker_forced",
-            "1 for what an operator has forced a circuit breaker to, as long as it lasts, 0 for the others.",
-            labels=["breaker", "how"],
-        ),
         "rules_revision": GaugeMetricFamily("ratelimit_rules_revision", "The revision of the rules that are in force."),
+        **{
+            metric.name: GaugeMetricFamily(f"ratelimit_{metric.name}", metric.help, labels=metric.labels)
+            for metric in _metrics()
+        },
     }
 
 

@@ -17,10 +17,9 @@ from typing import Any
 from ...conf import conf
 from ...exceptions import StoreError
 from ...identity.names import Name, is_short, shown
-from ...identity.request_state import RequestCount
+from ...identity.request_state import RequestState
 from ...limits.decision import Decision, LimitState
 from ...limits.limit import shortened
-from ...limits.rate import LimitError
 from ...process.forks import renew_after_fork
 from ...store import FLUSH_SECONDS, Patience, failures, flusher, get_store
 from .buckets import TIME_BOUNDS, units_bucket
@@ -30,8 +29,6 @@ from .writing import Writer
 
 NEAR = 0.8
 """From this share of a limit on, an allowed hit is near it."""
-LONGEST_NAME = 200
-"""Letters of a name that a database keeps."""
 MAX_QUEUED = 64
 """Decisions that wait to be counted; whichever adds one more counts them. Few, so that they are still in the
 processor's caches then, and that what they hold of requests is little."""
@@ -98,6 +95,17 @@ class Tables:
     corrections: dict[tuple[int, str], int] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class RequestCount:
+    """How the whole site counts one request, however many decisions are made about it: the `result` of the decisions so
+    far (empty: there is none), whether one of them `is_refused`, and the `minute` that the request is counted in, since
+    1970."""
+
+    result: str = ""
+    is_refused: bool = False
+    minute: int = 0
+
+
 Decided = tuple[Sequence[Counted], Decision, float, Sequence[Counted], RequestCount | None]
 
 _BUCKETS = tuple(map(units_bucket, range(4096)))
@@ -131,13 +139,14 @@ class Recorder:
         decision: Decision,
         seconds: float,
         exempt: Sequence[Counted] = (),
-        request: RequestCount | None = None,
+        state: RequestState | None = None,
     ) -> None:
-        """Count a decision about hits, in the order of its limits, that took so many seconds. `exempt`: the charges
-        that an override has taken out. `request`: the request that other decisions may be about as well; None: this is
-        the only one."""
-        if not conf.STATISTICS:
-            return
+        """Count a decision: see `Extension.on_decision`."""
+        request = None
+        if state is not None:
+            request = state.count
+            if request is None:
+                request = state.count = RequestCount()
         if self._tables.began and not flusher.is_running:
             self._flush_without_thread()
         queue = self._queue
@@ -149,18 +158,9 @@ class Recorder:
 
     def add_failed(self, name: str) -> None:
         """Count that a rule could not be applied to a request."""
-        if conf.STATISTICS:
-            with self._lock:
-                self._await_flush()
-                self._hits((name, FAILED, "", -1, 0, -1, False, False)).number += 1
-
-    def keep(self, name: str) -> None:
-        """Have the statistics of a name kept in the database. Raises `LimitError` for a name that a database cannot
-        store."""
-        if len(name) > LONGEST_NAME or "\0" in name or name != name.encode(errors="replace").decode():
-            right = f"write a name of at most {LONGEST_NAME} letters that a database takes"
-            raise LimitError(f"The statistics of {name!r} cannot be durable: {right}")
-        self._writer.keep(name)
+        with self._lock:
+            self._await_flush()
+            self._hits((name, FAILED, "", -1, 0, -1, False, False)).number += 1
 
     def _await_flush(self) -> None:
         self._tables.began = self._tables.began or time.time()

@@ -425,7 +425,7 @@ def why_uncounted() -> str | None:
     """Why statistics cannot be written; None: they can. It is tried, as other processes may have counted what this one
     has not."""
     error = recorder.error
-    if error is None and conf.STATISTICS:
+    if error is None:
         error = why_unwritable()
     return None if error is None else str(error)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...exceptions import StoreError
 from ...limits import program
 from ...limits.limit import shortened
+from ...rules.callsite import known_call_sites
 from ...store import Patience, get_store
 from .keys import (  # fmt: skip
     BATCH_KEPT,
@@ -145,13 +146,12 @@ def why_unwritable(patience: Patience | None = None) -> StoreError | None:
 
 
 class Writer:
-    """Keeps what was counted until it is written. One thread at a time uses it. `durable`: the names whose statistics
-    are to be kept in the database; `error`: of what something could not be written lately (None: nothing failed)."""
+    """Keeps what was counted until it is written. One thread at a time uses it. `error`: of what
+    something could not be written lately (None: nothing failed)."""
 
     error: StoreError | None
 
     def __init__(self) -> None:
-        self.durable: set[str] = set()
         self.begin()
 
     def begin(self) -> None:
@@ -173,11 +173,6 @@ class Writer:
     @property
     def is_empty(self) -> bool:
         return not self._pending and not self._batches
-
-    def keep(self, name: str) -> None:
-        """Have the statistics of a name kept in the database; of as many names as there can be."""
-        if len(self.durable) < MAX_NAMES:
-            self.durable.add(name)
 
     def take(self, tables: Tables, failures: Mapping[str, int]) -> None:
         """Keep what was counted, to be written; `failures`: how often Redis has failed requests, by kind."""
@@ -351,18 +346,16 @@ class Writer:
         for problem in problems:
             self.error, self._refused_at = StoreError(problem.decode(errors="replace")), now
 
-    def _rank(self, name: str) -> tuple[bool, bool]:
-        """Names that are to be durable come first; the name of all others needs no room, and comes last."""
-        return name not in self.durable, name == OTHER
-
     def _note_names(self, store: Any, patience: Patience | None) -> None:
         """Note once an hour of each name that it counts. Names for which there is no room are counted together."""
-        names = sorted(self._pending.keys() - self._known.keys(), key=self._rank)
+        durable = known_call_sites.durable
+        # Durable names come first; the name of all others needs no room, and comes last.
+        news = self._pending.keys() - self._known.keys()
+        names = sorted(news, key=lambda name: (name not in durable, name == OTHER))
         if not names:
             return
-        durable = b"%d" % len(self.durable.intersection(names))
         now = b"%d" % (int(time.time()) // HOUR)
-        arguments = [now, b"%d" % (HOURS_KEPT // HOUR), b"%d" % MAX_NAMES, OTHER.encode(), durable]
+        arguments = [now, b"%d" % (HOURS_KEPT // HOUR), b"%d" % MAX_NAMES, OTHER.encode(), b"%d" % len(durable & news)]
         arguments += [name.encode("utf-8", "surrogatepass") for name in names]
         noted = store.run(NOTE, [site_key(b"names"), site_key(b"durable")], arguments, patience)
         for name, has_room in zip(names, noted, strict=True):

@@ -46,7 +46,7 @@ def list_rules(command: Printer, options: dict[str, Any]) -> None:
         command.say(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {reading(rule.given or {})}")
     for problem in ruleset.problems:
         command.stderr.write(command.style.ERROR(f"skipped: {problem}"))
-    command.say(f"{rules_yaml.number_of(len(ruleset.rules), 0)}; revision {ruleset.revision.number}")
+    command.say(f"{rules_yaml.counted([rules_yaml.RULE] * len(ruleset.rules))}; revision {ruleset.revision.number}")
 
 
 @verb(
@@ -82,8 +82,8 @@ def explain(command: Printer, options: dict[str, Any]) -> None:
         if limit.state is not None:
             told = ", but only the view is told" if limit.is_advice and not limit.state.allowed else ""
             command.say(f"    {_words(limit.state)}{told}")
-    for breaker in explanation.breakers:
-        command.say(f"breaker {breaker.words}")
+    for finding in explanation.findings:
+        command.say(f"{finding.label.lower()} {finding.words}")
     for problem in explanation.problems:
         command.stderr.write(command.style.ERROR(f"cannot be applied to this request: {problem}"))
     if not any((explanation.met, explanation.exempt, explanation.block, explanation.unknown)):
@@ -170,11 +170,13 @@ def import_rules(command: Printer, options: dict[str, Any]) -> None:
         changes = rules_yaml.apply(text, delete=options["delete"])
     for change in changes:
         command.say("\n".join(change.words()))
-    command.say(f"{rules_yaml.counted(changes)} {'would be changed' if dry_run else 'changed'}")
+    number = rules_yaml.counted(change.word for change in changes)
+    command.say(f"{number} {'would be changed' if dry_run else 'changed'}")
     deleted = [change for change in changes if change.after is None] if dry_run and not options["delete"] else []
     if deleted:
         names = ", ".join(rules_yaml.deletions(deleted))
-        command.warn(f"{rules_yaml.counted(deleted)} would be deleted, which takes --delete: {names}")
+        number = rules_yaml.counted(change.word for change in deleted)
+        command.warn(f"{number} would be deleted, which takes --delete: {names}")
     if warnings and dry_run and not confirm:
         command.warn("The warnings have to be confirmed, which takes --confirm.")
     if changes and not dry_run:
@@ -186,8 +188,8 @@ def check(command: Printer, options: dict[str, Any]) -> None:
     file = options["file"]
     if file is not None:
         text = _read(file)
-        rules, breakers = rules_yaml.load(text, _source(file))
-        counted = rules_yaml.number_of(len(rules), len(breakers))
+        loaded = rules_yaml.load(text, _source(file))
+        counted = rules_yaml.counted(item.word for item in loaded)
     else:
         wrong = settings_problems()
         if wrong:  # Then there is no ruleset that could be looked at.
@@ -196,7 +198,7 @@ def check(command: Printer, options: dict[str, Any]) -> None:
         lines = list(dict.fromkeys(filter(None, (migration_problem(), *problems.found()))))
         if lines:
             raise CommandError("\n".join(lines))
-        counted = rules_yaml.number_of(len(ruleset.rules), 0)
+        counted = rules_yaml.counted([rules_yaml.RULE] * len(ruleset.rules))
     command.say(f"{counted}: no problem found")
 
 

@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from django_ratelimit_lua import CircuitBreaker, CircuitOpen, signals
+from django_ratelimit_lua.contrib.breakers import CircuitBreaker, CircuitOpen, signals
 from django_ratelimit_lua.contrib.breakers.circuits import circuits  # noqa: F401
 from django_ratelimit_lua.contrib.breakers.operations import force  # noqa: F401
 

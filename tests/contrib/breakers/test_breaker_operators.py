@@ -24,18 +24,20 @@ from django.urls import path
 from django.utils import timezone, translation
 from django.views import View
 
-from django_ratelimit_lua import CircuitBreaker, CircuitOpen, circuit
 from django_ratelimit_lua.admin.history import changed_words
-from django_ratelimit_lua.checks import check_breakers
+from django_ratelimit_lua.contrib.breakers import CircuitBreaker, CircuitOpen, circuit
+from django_ratelimit_lua.contrib.breakers.checks import check_breakers
 from django_ratelimit_lua.contrib.breakers.circuits import circuits
+from django_ratelimit_lua.contrib.breakers.gauges import METRICS
+from django_ratelimit_lua.contrib.breakers.models import RateLimitBreaker
 from django_ratelimit_lua.contrib.breakers.operations import breaker, breakers, force
-from django_ratelimit_lua.models import RateLimitBreaker, RateLimitChange
+from django_ratelimit_lua.models import RateLimitChange
 from django_ratelimit_lua.operations import rules_yaml
 from django_ratelimit_lua.rules.rule import RuleError
 from tests.users import ADMIN_MIDDLEWARE, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
-HERE = "/admin/django_ratelimit_lua/ratelimitbreaker/"
+HERE = "/admin/ratelimit_breakers/ratelimitbreaker/"
 
 
 @pytest.fixture(autouse=True)
@@ -374,8 +376,8 @@ def test_all_that_is_wrong_with_a_breaker_in_a_file_is_said() -> None:
     words = ("name Enter text", "failures is 0", "window is 'soon'", "open_for is", "unknown mood")
     for word, line in zip(words, told, strict=True):
         assert f": {word}" in line
-    (row,) = rules_yaml.load("- breaker: payments\n  slow: 1.5\n  window: 90\n")[1].values()
-    assert row.thresholds() == {"slow": "1.5s", "window": "90s"}
+    (item,) = rules_yaml.load("- breaker: payments\n  slow: 1.5\n  window: 90\n")
+    assert item.declared == {"slow": "1.5s", "window": "90s"}
 
 
 def test_the_file_that_the_docs_show_is_one() -> None:
@@ -383,8 +385,7 @@ def test_the_file_that_the_docs_show_is_one() -> None:
     text = (Path(__file__).parents[3] / "docs" / "breakers.rst").read_text()
     (block,) = re.findall(r"code-block:: yaml\n\n((?:   .*\n)+)", text)
     shown = textwrap.dedent(block)
-    rules, breakers = rules_yaml.load(shown)
-    assert [len(rules), *breakers] == [1, "payments"]
+    assert [(item.word, item.name) for item in rules_yaml.load(shown)][1:] == [("breaker", "payments")]
 
 
 def said(*arguments: str) -> str:
@@ -433,32 +434,34 @@ def test_a_file_in_the_admin_says_so_too(payments: Callable[..., str], admin_cli
     assert "1 breaker is that of the file" in done
 
 
+def scraped() -> dict[tuple[str, ...], float]:
+    """The metrics as they are now."""
+    return {(metric.name, *labels): number for metric in METRICS for labels, number in metric.read().items()}
+
+
 def test_metrics_have_the_state_of_each(payments: Callable[..., str]) -> None:
     """1 for the state that it has, 0 for the others."""
-    from tests.contrib.statistics.test_metrics import scraped
-
     until(lambda: circuits.by_name["payments"].noted_at > 0)
     states = ("closed", "half_open", "open", "ramp")
-    assert [scraped()["ratelimit_breaker_state", "payments", state] for state in states] == [1, 0, 0, 0]
+    assert [scraped()["breaker_state", "payments", state] for state in states] == [1, 0, 0, 0]
     for _ in range(10):
         payments(fails=True)
-    assert [scraped()["ratelimit_breaker_state", "payments", state] for state in states] == [0, 0, 1, 0]
+    assert [scraped()["breaker_state", "payments", state] for state in states] == [0, 0, 1, 0]
 
 
 def test_metrics_have_what_is_forced(payments: Callable[..., str]) -> None:
     """As long as it lasts, of a breaker that nobody has called as well; and beside its own state."""
-    from tests.contrib.statistics.test_metrics import scraped
 
     def told(name: str) -> list[float]:
-        return [scraped()["ratelimit_breaker_forced", name, how] for how in ("open", "closed")]
+        return [scraped()["breaker_forced", name, how] for how in ("open", "closed")]
 
     until(lambda: circuits.by_name["payments"].noted_at > 0)
     assert told("payments") == [0, 0]
     force("payments", "closed")
     force("search", "open", until=timezone.now() + datetime.timedelta(seconds=1.5))
     assert (told("payments"), told("search")) == ([0, 1], [1, 0])
-    assert scraped()["ratelimit_breaker_state", "payments", "closed"] == 1
-    until(lambda: ("ratelimit_breaker_forced", "search", "open") not in scraped())
+    assert scraped()["breaker_state", "payments", "closed"] == 1
+    until(lambda: ("breaker_forced", "search", "open") not in scraped())
     force("payments", "")
     assert told("payments") == [0, 0]
 
@@ -539,7 +542,7 @@ def test_a_request_is_explained_by_the_breakers_of_its_view(client: Client) -> N
     told = explained()
     pattern = r"breaker checkout: open since \d\d:\d\d, next probe in \d+ s; it would answer 503\n"
     assert re.search(pattern, told), told
-    assert told.endswith("The next request like this would be stopped by the breaker 'checkout'.\n")
+    assert told.endswith("The next request like this would be stopped by a breaker.\n")
     assert client.get("/shop/?who=ada").content == b"recommended"
     assert "; its fallback would answer\n" in explained("/shop/?who=ada")
     force("checkout", "closed")

@@ -347,10 +347,10 @@ def test_an_override_begins_and_ends_by_its_times(token: str, orders: RateLimitR
 
 @pytest.mark.usefixtures("quiet")
 def test_who_has_none_costs_what_it_did(
-    token: str, orders: RateLimitRule, ada: User, direct: redis.Redis, settings: Any
+    token: str, orders: RateLimitRule, ada: User, direct: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One call of the program for each question, with overrides or without; who has one is known after the first."""
-    settings.RATELIMIT_STATISTICS = False
+    monkeypatch.setattr("django_ratelimit_lua.engine.decide.decision_hooks", [])
     body = json.dumps({"charges": [{**ORDER, "cost": 0}, {**ORDER, "identity": {"user": 8}, "cost": 0}]}).encode()
 
     def asked(times: int) -> dict[str, int]:

@@ -56,7 +56,7 @@ def test_there_has_to_be_a_gateway_with_a_secret(settings: Any) -> None:
     with pytest.raises(CommandError, match="RATELIMIT_GATEWAY_SECRET is not set"):
         told("envoy")
     settings.ROOT_URLCONF = "tests.acceptance.site"
-    with pytest.raises(CommandError, match=r"django_ratelimit_lua\.gateway\.urls"):
+    with pytest.raises(CommandError, match=r"django_ratelimit_lua\.contrib\.gateway\.urls"):
         told("envoy")
 
 

@@ -42,6 +42,7 @@ from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.rules_yaml import export
 from django_ratelimit_lua.process.tasks import stop
+from django_ratelimit_lua.rules.callsite import known_call_sites
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import visits
 from tests.clusters import until
@@ -387,7 +388,7 @@ def test_names_to_keep_are_few_and_forgotten(direct: Any, prefix: str, monkeypat
     days ago, nor what somebody else has written there."""
     key = f"{prefix}{{stats}}:durable"
     monkeypatch.setattr(writing, "MAX_NAMES", 3)
-    monkeypatch.setattr(recorder._writer, "durable", set())
+    monkeypatch.setattr(known_call_sites, "durable", set())
     hour = int(time.time()) // HOUR
     direct.zadd(key, {"long ago": hour - 92 * 24, "lately": hour - 80 * 24})
     assert list(durable_names()) == ["lately"]

@@ -292,13 +292,6 @@ def test_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(counts(name).get("a", 0) for name in known_names()) == counts("")["a"] == 25
 
 
-def test_nothing_is_counted_where_that_is_switched_off(settings: Any) -> None:
-    """Nor written."""
-    settings.RATELIMIT_STATISTICS = False
-    RateLimiter("stats.off", "5/h").hit("x")
-    assert known_names() == {}
-
-
 def test_a_users_own_clock_and_login_are_counted_as_any(client: Client) -> None:
     """Users are shown by their ids: nothing secret, and what links to them."""
     user = User.objects.create_user("ada")

@@ -806,7 +806,7 @@ def test_the_pages_of_rules_lead_to_their_statistics(operator: Client) -> None:
 def test_what_is_not_installed_names_the_line_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
     """A project that includes the URLs of the metrics without the app."""
     name = "django_ratelimit_lua.contrib.statistics.urls"
-    monkeypatch.setattr(extension, "extensions", [])
+    monkeypatch.setattr(extension, "is_installed", lambda name: False)
     monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(
         ImproperlyConfigured, match=r'Add "django_ratelimit_lua\.contrib\.statistics" to INSTALLED_APPS'

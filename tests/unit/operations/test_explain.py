@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Any
 
 import pytest
 
-from django_ratelimit_lua.contrib.breakers.operations import BreakerState
-from django_ratelimit_lua.contrib.breakers.rows import Thresholds
 from django_ratelimit_lua.identity.address import client_address
 from django_ratelimit_lua.identity.keys import compile_key
 from django_ratelimit_lua.operations.described import build_request
-from django_ratelimit_lua.operations.explain import ExplainedBreaker
 
 
 @pytest.mark.parametrize(
@@ -41,26 +37,3 @@ def test_it_has_headers_and_a_user_and_no_body() -> None:
     assert (request.method, request.body, request.user.is_authenticated) == ("POST", b"", False)
     assert compile_key("header:X-Api-Key").read("", request, None) == ("header", "X-Api-Key", "k1")
     assert build_request(user="somebody").user == "somebody"
-
-
-SINCE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-
-
-@pytest.mark.parametrize(
-    ("state", "passes", "words"),
-    [
-        ({"state": "closed"}, True, "closed"),
-        ({"state": "open", "seconds": 8.0}, False, "next probe in 8.0 s; it would raise CircuitOpen"),
-        ({"state": "open"}, True, "the next call is a probe"),
-        ({"state": "half-open", "probes": 3}, False, "3 of 3 probes on their way; it would raise CircuitOpen"),
-        ({"state": "half-open", "probes": 1}, None, "1 of 3 probes on their way; it may raise CircuitOpen"),
-        ({"state": "ramp", "share": 25}, None, "25% of the calls are let through; it may raise CircuitOpen"),
-        ({}, None, "not known, as Redis does not answer; it may raise CircuitOpen"),
-    ],
-)  # fmt: skip
-def test_a_breaker_says_what_it_would_do(state: Any, passes: bool | None, words: str) -> None:
-    """By its state and by what is forced; what chance or other calls decide is not foretold."""
-    known = BreakerState("payments", (), Thresholds(), **{"row": None, "since": SINCE, **state})
-    explained = ExplainedBreaker(known, "raises")
-    assert explained.passes is passes
-    assert explained.words.endswith(words)

@@ -20,9 +20,18 @@ RULE = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
 )  # fmt: skip
 def test_what_is_written_is_what_was_read(words: dict[str, object]) -> None:
     """Rules go round: as YAML, as a row, and as they were declared."""
-    (((rule, tiers),), _breakers) = load(dump([{**RULE, **words}]))
+    (item,) = load(dump([{**RULE, **words}]))
+    assert item.built is not None
+    rule, tiers = item.built
     assert tiers == []
     assert rule.declared() == {**RULE, **words}
+
+
+def test_an_item_of_an_annex_that_is_missing_names_the_line_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than an unknown word of a rule."""
+    monkeypatch.setattr("django_ratelimit_lua.extension.extensions", [])
+    with pytest.raises(RuleError, match=r"line 1: Add .*breakers\" to INSTALLED_APPS, to use 'breaker'"):
+        load("- {breaker: payments, failures: 5}")
 
 
 def test_a_rule_comes_with_its_tiers() -> None:

@@ -14,7 +14,7 @@ from django.views.decorators.cache import never_cache
 from rest_framework.generics import ListCreateAPIView, UpdateAPIView
 from rest_framework.viewsets import ModelViewSet
 
-from django_ratelimit_lua import CircuitBreaker, circuit, ratelimit
+from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.rules.stacks import is_behind_login, on_view
 
 limited = ratelimit(key="ip", rate="5/m")
@@ -158,36 +158,6 @@ def test_what_rest_framework_calls_of_a_class_is_known(view: Any, method: str, n
     """Its generic views and mixins."""
     assert rates(view, method) == ([(name, "5/m")] if name else [])
     assert on_view(view, method).unknown == []
-
-
-payments, search = CircuitBreaker("payments of a view"), circuit("search of a view", fallback=fine)
-
-
-class Guarded(View):
-    @payments
-    def get(self, request: Any) -> Any:
-        return request
-
-    @method_decorator([never_cache, search])
-    def post(self, request: Any) -> Any:
-        return self.get(request)
-
-
-@pytest.mark.parametrize(
-    ("view", "found"),
-    [
-        (search(fine), ["search"]), (limited(never_cache(search(fine))), ["search"]),
-        (search(limited(payments(fine))), ["search", "payments"]), (fine, []), (never_cache(fine), []),
-        (method_decorator(search, name="dispatch")(Parent).as_view(), ["search"]), (Guarded.as_view(), ["payments"]),
-    ],
-)  # fmt: skip
-def test_breakers_on_a_view_are_found(view: Any, found: list[str]) -> None:
-    """Around it, on its methods, between limits; outermost first, and each once."""
-    guards = on_view(view, "GET").guards
-    assert [guard.breaker.split()[0] for guard in guards] == found
-    answers = {"search": "fallback", "payments": "raises"}
-    assert [guard.instead for guard in guards] == [answers[name] for name in found]
-    assert [guard.breaker for guard in on_view(Guarded.as_view(), "POST").guards] == ["search of a view"]
 
 
 class Asking(LoginRequiredMixin, View):

@@ -27,7 +27,6 @@ from ....web.headers import limit_headers
 from ....web.overrides import Sender, override_kinds, override_subjects
 from ....web.plan import Party, Planner, is_never_banned
 from ....web.responses import brief_refusal
-from ...statistics.recorder import recorder
 from ..descriptors import unread
 from ..users import STRANGER
 from . import messages
@@ -154,7 +153,6 @@ def _charges(met: Met, ruleset: Ruleset) -> list[PlannedCharge]:
         return _charges_by(rule, met)
     except LimitError as error:
         problems.failed(rule.name, error)
-        recorder.add_failed(rule.name)
         return []
 
 

@@ -7,11 +7,11 @@ import math
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
-from ..engine.run import arun, run
-from ..exceptions import CircuitOpen
-from .durations import in_time
-from .refusal import ErrorDetails
-from .responses import compose
+from ...engine.run import arun, run
+from ...web.durations import in_time
+from ...web.refusal import ErrorDetails
+from ...web.responses import compose
+from .exceptions import CircuitOpen
 
 REDUCED_CAPACITY = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
 REDUCED_CAPACITY_TITLE = "Request cannot be satisfied due to temporary server capacity constraints"

@@ -10,7 +10,10 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..contrib.breakers.rows import (  # fmt: skip
+from ...models.audit import AuditedModel, AuditedQuerySet, Declared
+from ...models.override import microseconds, within
+from ...models.rate_fields import problem_text
+from .rows import (  # fmt: skip
     BREAKER_FIELDS,
     TUNED,
     BreakerError,
@@ -19,9 +22,6 @@ from ..contrib.breakers.rows import (  # fmt: skip
     row_problems,
     thresholds,
 )
-from .audit import AuditedModel, AuditedQuerySet, Declared
-from .override import microseconds, within
-from .rate_fields import problem_text
 
 
 class RateLimitBreaker(AuditedModel):

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django import forms
-from django.contrib import messages
+from django.contrib import admin, messages
 from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import router, transaction
@@ -19,19 +19,19 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..contrib.breakers.operations import BreakerState, breaker, breakers, force, in_code
-from ..contrib.breakers.rows import COUNTS, MOST, MOST_PROBES, PPM, RATIOS
-from ..limits.rate import time_text, time_us
-from ..models import RateLimitBreaker
-from ..models.audit import acting
-from ..operations.surprises import breaker_notices
-from ..operations.words import number_words
-from ..web.durations import duration_words
-from .base import ActingAdmin, with_warnings
-from .pages import page_response
-from .times import moment_element
+from ...admin.base import ActingAdmin, with_warnings
+from ...admin.pages import page_response
+from ...admin.times import moment_element
+from ...limits.rate import time_text, time_us
+from ...models.audit import acting
+from ...operations.words import number_words
+from ...web.durations import duration_words
+from .document import notices
+from .models import RateLimitBreaker
+from .operations import BreakerState, breaker, breakers, force, in_code
+from .rows import COUNTS, MOST, MOST_PROBES, PPM, RATIOS
 
-FORCE = "django_ratelimit_lua.force_breaker"
+FORCE = "ratelimit_breakers.force_breaker"
 STATES = {
     "closed": gettext_lazy("closed"),
     "open": gettext_lazy("open"),
@@ -117,7 +117,7 @@ class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
         there = RateLimitBreaker.objects.filter(name=name).exclude(pk=self.instance.pk).first()
         if there is not None:
             words = _("This breaker is here already: its thresholds are changed there.")
-            url = reverse("admin:django_ratelimit_lua_ratelimitbreaker_change", args=[there.pk])
+            url = reverse("admin:ratelimit_breakers_ratelimitbreaker_change", args=[there.pk])
             raise ValidationError(format_html('{} <a href="{}">{}</a>', words, url, name))
         return name
 
@@ -129,11 +129,11 @@ class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
             self.add_error(*found)
 
 
+@admin.register(RateLimitBreaker)
 class BreakerAdmin(ActingAdmin):
     """Breakers: the list is of all that there are, with rows or without."""
 
     form = BreakerForm
-    change_form_template = "admin/django_ratelimit_lua/ratelimitbreaker/change_form.html"
     search_fields = ("name",)
     fieldsets = (
         (None, {"fields": ("name", "description")}),
@@ -151,7 +151,7 @@ class BreakerAdmin(ActingAdmin):
     def get_urls(self) -> list[Any]:
         """The page of one breaker, whose name stands in the query, beside Django's pages."""
         view = self.admin_site.admin_view(self.one_view)
-        return [path("one/", view, name="django_ratelimit_lua_breaker"), *super().get_urls()]
+        return [path("one/", view, name="ratelimit_breakers_breaker"), *super().get_urls()]
 
     def has_force_permission(self, request: HttpRequest) -> bool:
         """Whether they may force breakers."""
@@ -168,14 +168,14 @@ class BreakerAdmin(ActingAdmin):
         asked = request.GET.get("name", "")
         row = RateLimitBreaker.objects.filter(name=asked).first() if asked.isprintable() else None
         if request.method == "GET" and row is not None and self.has_view_or_change_permission(request, row):
-            name = "admin:django_ratelimit_lua_ratelimitbreaker_change"
+            name = "admin:ratelimit_breakers_ratelimitbreaker_change"
             return HttpResponseRedirect(reverse(name, args=[row.pk], current_app=self.admin_site.name))
         response: HttpResponse = super().add_view(request, form_url, extra_context)
         return response
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         super().save_model(request, obj, form, change)
-        for notice in breaker_notices(obj.name):
+        for notice in notices(obj.name):
             messages.warning(request, notice)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
@@ -189,7 +189,7 @@ class BreakerAdmin(ActingAdmin):
             "is_known": all(one["of"].state for one in told),
             "has_add_permission": self.has_add_permission(request),
         }
-        return page_response(self, request, "ratelimitbreaker/overview.html", context)
+        return page_response(self, request, "overview.html", context)
 
     def one_view(self, request: HttpRequest) -> HttpResponse:
         """One breaker, and how to force it."""
@@ -204,7 +204,7 @@ class BreakerAdmin(ActingAdmin):
             if not may_force:
                 raise PermissionDenied
             if form.is_valid() and self._force(request, state, form):
-                here = reverse("admin:django_ratelimit_lua_breaker", current_app=self.admin_site.name)
+                here = reverse("admin:ratelimit_breakers_breaker", current_app=self.admin_site.name)
                 there = HttpResponseRedirect(f"{here}?{urlencode({'name': state.name})}")
                 response: HttpResponse = with_warnings(request, there)
                 return response
@@ -218,7 +218,7 @@ class BreakerAdmin(ActingAdmin):
             "may_add": row is None and self.has_add_permission(request),
             "row": row,
         }
-        return page_response(self, request, "ratelimitbreaker/one.html", context)
+        return page_response(self, request, "one.html", context)
 
     def _force(self, request: HttpRequest, state: BreakerState, form: ForceForm) -> bool:
         given = form.cleaned_data

@@ -1,0 +1,26 @@
+"""System checks of breakers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.checks import CheckMessage, Tags, Warning, register
+
+from ...checks import Problem
+from ...rules.stacks import url_patterns
+from .circuits import circuits
+
+TWO_BREAKERS = Problem(Warning, "W021", "Make one CircuitBreaker, and use it in both places.")
+
+
+@register(Tags.caches)
+def check_breakers(**kwargs: Any) -> Iterator[CheckMessage]:
+    """No breaker is declared twice with other numbers: those that were imported last would hold."""
+    list(url_patterns())  # What views declare is known when they are imported.
+    for name, circuit in sorted(circuits.by_name.items()):
+        if circuit.conflicts:
+            first, *_ = [place for place in circuit.places if place not in circuit.conflicts] or circuit.places
+            yield TWO_BREAKERS.message(
+                f"The breaker {name!r} has other numbers in {', '.join(circuit.conflicts)} than in {first}."
+            )

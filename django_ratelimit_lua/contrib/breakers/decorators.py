@@ -1,0 +1,77 @@
+"""`@circuit`, for function views, methods of class-based views (`method_decorator`) and `async` views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from django.http import HttpRequest
+
+from ...decorators import in_thread, is_async
+from ...identity.request_state import plain
+from ...rules.fallbacks import NO_FALLBACK, async_mismatch
+from .breaker import CircuitBreaker, instead_of, mark
+from .exceptions import CircuitOpen
+from .reduced import areduced_capacity, reduced_capacity
+from .rows import BreakerError
+
+View = TypeVar("View", bound=Callable[..., Any])
+
+
+def circuit(breaker: str | CircuitBreaker, *, fallback: Any = NO_FALLBACK, **options: Any) -> Callable[[View], View]:
+    """Answer 503 in the place of a view while its breaker is open, or whatever `fallback` says.
+
+    >>> @circuit("reports", slow="5s", fallback=lambda request: HttpResponse("yesterday's report"))
+    ... def report(request):
+    ...     return HttpResponse("today's report")
+
+    For function views, methods of class-based views (`method_decorator`) and `async def` views.
+
+    - `breaker`: its name, or a `CircuitBreaker`;
+    - `fallback`: a view; else the answer is 503 with `Retry-After`, a problem document of the type
+      *temporary-reduced-capacity* for clients that ask for JSON;
+    - `options`: those of `CircuitBreaker`.
+
+    Raises `LimitError` for what cannot be understood.
+    """
+    if isinstance(breaker, CircuitBreaker):
+        if options:
+            raise BreakerError(breaker.name, "", f"has its options already: {', '.join(options)} cannot be said here")
+        found = breaker
+    else:
+        found = CircuitBreaker(breaker, **options)
+    of_view = found.fallback if fallback is NO_FALLBACK else fallback
+    if of_view is not NO_FALLBACK and not callable(of_view):
+        raise BreakerError(found.name, "fallback", f"is {of_view!r}: on a view, it must be a view")
+
+    def decorate(view: View) -> View:
+        if isinstance(view, type):
+            right = f"@method_decorator(circuit(...), name='dispatch') on {view.__name__}"
+            raise BreakerError(found.name, "", f"is for functions, and {view.__qualname__} is a class: write {right}")
+        if problem := async_mismatch(of_view, is_async=is_async(view)):
+            raise BreakerError(found.name, "fallback", problem)
+        instead = _Instead(of_view)
+        if is_async(view):
+            guard: Callable[..., Any] = found.aguarded(view, instead.aanswer)
+        else:
+            guard = found.guarded(view, instead.answer)
+        return cast(View, mark(guard, found, instead_of(of_view, "503")))
+
+    return decorate
+
+
+class _Instead:
+    """What answers in the place of a view whose breaker is open: another view, or 503."""
+
+    def __init__(self, fallback: Any) -> None:
+        self._fallback = fallback
+
+    def answer(self, error: CircuitOpen, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if self._fallback is NO_FALLBACK:
+            return reduced_capacity(plain(request), error)
+        return self._fallback(request, *args, **kwargs)
+
+    async def aanswer(self, error: CircuitOpen, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if self._fallback is NO_FALLBACK:
+            return await areduced_capacity(plain(request), error)
+        return await in_thread(self._fallback)(request, *args, **kwargs)

@@ -1,0 +1,27 @@
+"""Signals of breakers."""
+
+from threading import Lock
+
+from django.dispatch import Signal
+
+from ...process.forks import renew_after_fork
+
+circuit_opened = Signal()
+"""A breaker has opened: its resource is not asked any more.
+
+Sent once, by the process that made the change, with `breaker` (its name), `calls`, `failures`, `slow` (the numbers that
+led to it), `reason` ("failure_ratio", "failures", "slow_ratio", or "probe" where a probe failed), `seconds` (until the
+next probe) and `shared`: False where Redis is away, and this process alone has judged by what it sees itself.
+"""
+
+circuit_half_open = Signal()
+"""A breaker lets probes through, to see whether the resource is well again. Sent once, as `circuit_opened`."""
+
+circuit_closed = Signal()
+"""A breaker lets everything through again. Sent once, as `circuit_opened`, with the numbers of the last step."""
+
+
+@renew_after_fork
+def _renew() -> None:
+    for signal in (circuit_opened, circuit_half_open, circuit_closed):
+        signal.lock = Lock()  # Django takes it whenever it sends.

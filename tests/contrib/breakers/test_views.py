@@ -1,0 +1,131 @@
+"""Breakers on views: where they are found, what the inspector says, and which mistakes are reported."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import pickle
+from typing import Any, assert_type
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.cache import never_cache
+
+from django_ratelimit_lua import LimitError, ratelimit
+from django_ratelimit_lua.contrib.breakers import CircuitBreaker, CircuitOpen, circuit
+from django_ratelimit_lua.contrib.breakers.inspection import ExplainedBreaker
+from django_ratelimit_lua.contrib.breakers.operations import BreakerState
+from django_ratelimit_lua.contrib.breakers.rows import Thresholds
+from django_ratelimit_lua.rules.stacks import on_view
+
+limited = ratelimit(key="ip", rate="5/m")
+
+
+def fine(request: Any) -> Any:
+    return HttpResponse("fine")
+
+
+async def later(request: Any) -> Any:
+    return HttpResponse("later")
+
+
+class Parent(View):
+    def get(self, request: Any) -> Any:
+        return request
+
+
+payments, search = CircuitBreaker("payments of a view"), circuit("search of a view", fallback=fine)
+
+
+class Guarded(View):
+    @payments
+    def get(self, request: Any) -> Any:
+        return request
+
+    @method_decorator([never_cache, search])
+    def post(self, request: Any) -> Any:
+        return self.get(request)
+
+
+@pytest.mark.parametrize(
+    ("view", "found"),
+    [
+        (search(fine), ["search"]), (limited(never_cache(search(fine))), ["search"]),
+        (search(limited(payments(fine))), ["search", "payments"]), (fine, []), (never_cache(fine), []),
+        (method_decorator(search, name="dispatch")(Parent).as_view(), ["search"]), (Guarded.as_view(), ["payments"]),
+    ],
+)  # fmt: skip
+def test_breakers_on_a_view_are_found(view: Any, found: list[str]) -> None:
+    """Around it, on its methods, between limits; outermost first, and each once."""
+    guards = on_view(view, "GET").marks
+    assert [guard.value[0].split()[0] for guard in guards] == found
+    answers = {"search": "fallback", "payments": "raises"}
+    assert [guard.value[1] for guard in guards] == [answers[name] for name in found]
+    assert [guard.value[0] for guard in on_view(Guarded.as_view(), "POST").marks] == ["search of a view"]
+
+
+SINCE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("state", "passes", "words"),
+    [
+        ({"state": "closed"}, True, "closed"),
+        ({"state": "open", "seconds": 8.0}, False, "next probe in 8.0 s; it would raise CircuitOpen"),
+        ({"state": "open"}, True, "the next call is a probe"),
+        ({"state": "half-open", "probes": 3}, False, "3 of 3 probes on their way; it would raise CircuitOpen"),
+        ({"state": "half-open", "probes": 1}, None, "1 of 3 probes on their way; it may raise CircuitOpen"),
+        ({"state": "ramp", "share": 25}, None, "25% of the calls are let through; it may raise CircuitOpen"),
+        ({}, None, "not known, as Redis does not answer; it may raise CircuitOpen"),
+    ],
+)  # fmt: skip
+def test_a_breaker_says_what_it_would_do(state: Any, passes: bool | None, words: str) -> None:
+    """By its state and by what is forced; what chance or other calls decide is not foretold."""
+    known = BreakerState("payments", (), Thresholds(), **{"row": None, "since": SINCE, **state})
+    explained = ExplainedBreaker(known, "raises")
+    assert explained.passes is passes
+    assert explained.words.endswith(words)
+
+
+@pytest.mark.parametrize("made", [CircuitOpen("payments", 2.5), CircuitOpen("payments", None, "forced")], ids=repr)
+def test_an_exception_travels_whole(made: CircuitOpen) -> None:
+    """Through `pickle` and `copy` with all it has, and as Celery's JSON sends it: made again from its arguments."""
+    for again in (pickle.loads(pickle.dumps(made)), copy.copy(made), copy.deepcopy(made), CircuitOpen(*made.args)):
+        assert (type(again), str(again), vars(again)) == (type(made), str(made), vars(made))
+
+
+@pytest.mark.parametrize(
+    "decorator", [CircuitBreaker("mistakes", fallback=later), circuit("mistakes too", fallback=later)]
+)
+def test_a_fallback_of_a_plain_function_is_plain(decorator: Any) -> None:
+    """A coroutine as the answer of a plain view would be an error for each client."""
+    with pytest.raises(LimitError, match="fallback is a coroutine function"):
+        decorator(fine)
+
+
+def test_decorators_keep_the_types_of_a_function() -> None:
+    """Of views and of other functions."""
+
+    @circuit("typed view")
+    def view(request: HttpRequest, number: int) -> HttpResponse:
+        return HttpResponse(str(number))
+
+    @CircuitBreaker("typed")
+    def call(number: int) -> str:
+        return str(number)
+
+    assert assert_type(view(RequestFactory().get("/"), number=1), HttpResponse).content == b"1"
+    assert assert_type(call(number=1), str) == "1"
+
+
+def test_without_the_app_a_breaker_names_the_line_to_add(monkeypatch: Any) -> None:
+    """Where it is declared; where that is before the apps are ready, at its first call."""
+    early = CircuitBreaker("declared early")
+    monkeypatch.setattr("django_ratelimit_lua.extension.extensions", [])
+    for use in (lambda: CircuitBreaker("declared late"), lambda: early.call(fine, None)):
+        with pytest.raises(ImproperlyConfigured, match="to INSTALLED_APPS, to use circuit breakers"):
+            use()

@@ -1,0 +1,33 @@
+"""The system checks of the statistics."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+
+
+def found() -> list[tuple[str, str]]:
+    """Their messages, by id."""
+    return [(str(message.id).rpartition(".")[2], message.msg) for message in run_checks(tags=["caches"])]
+
+
+def test_metrics_have_the_packages_that_they_need(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the token itself is not told."""
+    settings.RATELIMIT_METRICS_TOKEN = "a-token-of-the-tests"
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)  # As where it is not installed.
+    assert [identifier for identifier, _ in found()] == ["W017"]
+    settings.RATELIMIT_OPENTELEMETRY = True
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    assert [identifier for identifier, _ in found()] == ["W017", "W017"]
+    assert not any("a-token" in message for _, message in found())
+
+
+@pytest.mark.parametrize("token", ["too-short", "not as a header has it"])
+def test_a_token_can_be_sent_in_a_header(token: str, settings: Any) -> None:
+    settings.RATELIMIT_METRICS_TOKEN = token
+    ((identifier, message),) = found()
+    assert identifier == "E001"
+    assert "16 or more" in message
