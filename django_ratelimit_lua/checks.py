@@ -5,18 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
-from django.utils import translation
 
 from .conf import SETTINGS, callables, conf
-from .contrib.gateway.conf import settings as gateway_settings
 from .exceptions import StoreError
+from .extension import FIELDS_OF_ANNEXES, install, is_installed, rule_fields
 from .identity import secrets_by_id
 from .limits.limit import Limit
 from .limits.rate import LimitError, Rate
@@ -24,10 +22,9 @@ from .models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from .publishing.publish import primary, read_published, values_by_key
 from .rules import provider
 from .rules.callsite import LIMITER, group_of, known_call_sites
-from .rules.describe import unknown_names
 from .rules.methods import method_name
 from .rules.places import place_problems
-from .rules.rule import Rule, RuleError
+from .rules.rule import Rule
 from .rules.ruleset import settings_problems, settings_rules
 from .rules.stacks import BEFORE_METHODS, is_behind_login, on_view, url_patterns
 from .store import why_unusable
@@ -82,17 +79,6 @@ SHORT_BAN = Problem(
 )
 MANY_KINDS = Problem(Warning, "W016", "Tell clients apart by the value of one field, and not by its name.")
 NO_PACKAGE = Problem(Warning, "W017", "Install django-ratelimit-lua[{extra}].")
-NO_GATEWAY = Problem(
-    Error,
-    "E019",
-    "Set RATELIMIT_GATEWAY_SECRET, and RATELIMIT_TRUSTED_PROXIES to the networks the proxy asks from.",
-)
-NOT_FOR_PROXIES = Problem(
-    Info,
-    "I020",
-    "Count by the address, a header or a cookie; who is logged in, RATELIMIT_GATEWAY_USER_HEADER can say; slots are "
-    "for Envoy over gRPC, and for services that ask themselves.",
-)
 TENANT_APP = Problem(
     Error, "E023", "Put it into SHARED_APPS, and into no other list: all tenants share its tables and its rules."
 )
@@ -102,6 +88,7 @@ NO_PLACE = Problem(
 TWO_LIMITERS = Problem(
     Error, "E028", "Make one RateLimiter and import it in both places, or give each of them a name of its own."
 )
+ABSENT_ANNEX = Problem(Warning, "W029", "{right}, or delete these values from RateLimitRule.extra.")
 EARLIER_KEY = Problem(Info, "I015", "Enter their values anew before it is taken out of the fallbacks.")
 
 
@@ -149,16 +136,11 @@ def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
     rules = settings_rules()
     active = [rule for rule in rules if rule.mode != "off"]
     yield from _place_problems(active)
-    described = ", ".join(rule.name for rule in active if rule.descriptor is not None)
-    if described and find_spec("grpc") is None:
-        text = f"Rules are for Envoy's descriptors, but there is no grpcio: {described}."
-        yield NO_PACKAGE.message(text, extra="grpc")
     needs_user = ", ".join(rule.name for rule in active if rule.needs_user)
     by_session = ", ".join(rule.name for rule in active if rule.needs_session)
-    is_applied_here = any(rule.group is None and not rule.is_for_descriptors for rule in rules)  # Not by call sites.
-    with suppress(ImproperlyConfigured):  # `check_settings` says it.
-        if MIDDLEWARE not in settings.MIDDLEWARE and gateway_settings.GATEWAY_DIALECT is not None:
-            return  # The gateway applies them, see `check_gateway`.
+    is_applied_here = any(rule.is_for_requests for rule in rules)
+    if MIDDLEWARE not in settings.MIDDLEWARE and is_installed("gateway"):
+        return  # A process may serve nothing but the gateway, which applies them.
     if is_applied_here and MIDDLEWARE not in settings.MIDDLEWARE:
         yield UNUSED_RULES.message("RATELIMIT_RULES has rules, but nothing applies them.")
     elif is_applied_here and needs_user and AUTHENTICATION not in settings.MIDDLEWARE:
@@ -194,40 +176,6 @@ def _no_session(what: str) -> Iterator[CheckMessage]:
 def _one_for_all(what: str, otherwise: str) -> CheckMessage:
     text = f"{what} counts all who are not logged in as one: its key goes by the user."
     return ONE_FOR_ALL.message(text, otherwise=otherwise)
-
-
-@register(Tags.caches)
-def check_gateway(**kwargs: Any) -> Iterator[CheckMessage]:
-    """A proxy that asks the gateway can be believed, and it is said which rules of the settings it is not told of."""
-    with suppress(ImproperlyConfigured):  # `check_settings` and `check_rules` say it.
-        if gateway_settings.GATEWAY_DIALECT is not None:
-            if gateway_settings.GATEWAY_SECRET is None or not conf.TRUSTED_PROXIES:
-                yield NO_GATEWAY.message("The gateway answers 403 to every proxy, as it can believe none.")
-            yield from _not_for_proxies(settings_rules())
-
-
-@register(Tags.database)
-def check_gateway_rules(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
-    """The same of the rules of the admin, with `--database`."""
-    using = primary()
-    if using in (databases or ()):
-        with suppress(ImproperlyConfigured, DatabaseError):
-            if gateway_settings.GATEWAY_DIALECT is not None:
-                rules = []
-                for row in RateLimitRule.objects.using(using).prefetch_related("tiers"):
-                    with suppress(RuleError):  # Somebody has broken the row by hand.
-                        rules.append(row.compiled())
-                yield from _not_for_proxies(rules)
-
-
-def _not_for_proxies(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
-    is_user_known = gateway_settings.GATEWAY_USER_HEADER is not None
-    for rule in rules:
-        unknown = rule.unknown_to_proxies(is_user_known=is_user_known)
-        if unknown and rule.group is None and rule.mode != "off":
-            with translation.override(None):  # As all that checks say.
-                why = f"it does not know {unknown_names(unknown)}"
-            yield NOT_FOR_PROXIES.message(f"The rule {rule.name!r} does not apply to what a proxy asks about: {why}.")
 
 
 @register(Tags.urls)
@@ -399,6 +347,19 @@ def check_script_name(**kwargs: Any) -> Iterator[CheckMessage]:
         if below:
             text = f"Rules have paths that begin with FORCE_SCRIPT_NAME, and so match nothing: {', '.join(below)}."
             yield SCRIPT_NAME.message(text, script=script)
+
+
+@register(Tags.database)
+def check_annexes(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
+    """No rule of the admin has values of an annex that is not installed, with `--database`."""
+    using = primary()
+    with suppress(DatabaseError):  # Not migrated yet, or not there.
+        rows = RateLimitRule.objects.using(using).exclude(extra={}) if using in (databases or ()) else ()
+        for word, annex in FIELDS_OF_ANNEXES.items():
+            names = [] if word in rule_fields() else [repr(row.name) for row in rows if word in row.annexed()]
+            if names:
+                text = f"The field {word} of the rules {', '.join(names)} is ignored: its annex is not installed."
+                yield ABSENT_ANNEX.message(text, right=install(annex))
 
 
 @register(Tags.database)

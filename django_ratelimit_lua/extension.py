@@ -21,25 +21,33 @@ SETTINGS_OF_ANNEXES = {
     "GATEWAY_USER_HEADER": "gateway",
 }
 """Which annex defines a setting. The system check names the app to install if a project sets it without the annex."""
+FIELDS_OF_ANNEXES = {"descriptor": "gateway"}
+"""Which annex defines a field of rules."""
+PLACES = ("descriptor",)
+"""Those of these fields that are places of their own: a rule with one needs neither a path nor a key."""
 
 
 class RuleField(NamedTuple):
-    """A field that an annex adds to rules. `RateLimitRule.extra` stores its value under the name of the annex.
+    """A field that an annex adds to rules; see `FIELDS_OF_ANNEXES`.
 
-    - `name`: the word in YAML, settings and the snapshot;
-    - `form_field`: returns a new form field for the admin;
-    - `clean`: returns the value as JSON, or raises `LimitError`;
-    - `compile`: returns what requests are compared with, from that JSON;
-    - `describe`: returns the words that the rule list shows for a value; empty: none;
-    - `is_place`: a value says where the rule applies, so that the rule needs neither a path nor a key.
+    `RateLimitRule.extra` stores its value, in settings and YAML it is a word like any other, and `Rule.extra` has the
+    compiled value. A value that is empty or false is none.
+
+    - `label`: what forms and the history call it;
+    - `form_field`: returns a new form field, whose values are those of `clean`;
+    - `clean`: returns a value as JSON, or raises `LimitError`;
+    - `compile`: returns what decisions use, from that JSON, or raises `LimitError`;
+    - `check`: called with a compiled `Rule` that has a value; raises `LimitError` for what contradicts it;
+    - `describe`: returns the words for a value in the sentence about a rule; empty: none.
     """
 
     name: str
+    label: Any
     form_field: Callable[[], Any]
     clean: Callable[[Any], Any]
     compile: Callable[[Any], Any] = lambda value: value
+    check: Callable[[Any], None] = lambda rule: None
     describe: Callable[[Any], str] = lambda value: ""
-    is_place: bool = False
 
 
 WORDS_OF_ANNEXES = {"breaker": "breakers"}
@@ -166,6 +174,10 @@ class Extension:
     def error_details(self, error: Exception) -> Any:
         """`ErrorDetails` for the response to an exception that a view raised; None: it is not its own."""
 
+    def notices(self, rule: Any) -> Iterable[str]:
+        """Sentences about a compiled rule, which its form shows and saving it reports."""
+        return ()
+
     def links(self, request: Any, rule: Any = None) -> Iterable[tuple[str, str]]:
         """Links, as (label, URL), above the rule list, or on the form of one rule."""
         return ()
@@ -225,6 +237,11 @@ def is_installed(name: str) -> bool:
 def documents() -> dict[str, Document]:
     """What installed annexes keep in the rules' YAML file, by word."""
     return {document.word: document for extension in extensions for document in extension.documents}
+
+
+def rule_fields() -> dict[str, RuleField]:
+    """The fields that installed annexes add to rules, by name."""
+    return {field.name: field for extension in extensions for field in extension.rule_fields}
 
 
 def install(name: str) -> str:

@@ -3,9 +3,8 @@
 from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
-from ..models import RateLimitChange, RateLimitClient, RateLimitOverride, RateLimitRule
+from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
 from .bans import BanPage
-from .clients import ClientAdmin
 from .history import ChangeAdmin
 from .inspector import InspectorPage
 from .overrides import OverrideAdmin
@@ -16,7 +15,6 @@ from .slots import SlotPage
 
 admin.site.register(RateLimitRule, RuleAdmin)
 admin.site.register(RateLimitOverride, OverrideAdmin)
-admin.site.register(RateLimitClient, ClientAdmin)
 admin.site.register(RateLimitChange, ChangeAdmin)
 register_page("Inspector", _("Inspector"), InspectorPage)
 register_page("Bans", _("Bans"), BanPage)

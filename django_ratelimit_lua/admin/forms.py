@@ -17,6 +17,7 @@ from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
+from ..extension import rule_fields
 from ..identity import digest, secrets_by_id
 from ..identity.address import client_address
 from ..identity.forwarded import covers, parse_address, parse_network
@@ -102,6 +103,7 @@ class RuleForm(AskingForm, VersionedForm):
 
     is_asking = True
     """Whether it asks for confirmations."""
+    more_columns = ("extra",)
     has_tiers = False
     """Whether its tiers are edited beside it."""
     notices: Sequence[str] = ()
@@ -126,13 +128,18 @@ class RuleForm(AskingForm, VersionedForm):
         labels = SENTENCE
         widgets = {  # noqa: RUF012 - Django's way
             "path": forms.Textarea(attrs={"rows": 3}),
-            "descriptor": forms.Textarea(attrs={"rows": 3}),
             "description": forms.Textarea(attrs={"rows": 2}),
             "message": forms.Textarea(attrs={"rows": 2}),
         }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"label_suffix": "", **kwargs})
+        for word, added in rule_fields().items():
+            value = self.instance.annexed().get(word)
+            self.initial.setdefault(word, value)
+            self.fields[word] = added.form_field()
+            if "path" not in self.fields:  # A rule that may only be looked at: Django's page looks for an attribute.
+                setattr(self.instance, word, added.describe(value) or value if value else "—")
         self.initial.update(self.filled)
         _bound(self)
         self.instance.to_check = "without tiers" if self.has_tiers else "all"
@@ -169,6 +176,8 @@ class RuleForm(AskingForm, VersionedForm):
         return given
 
     def _post_clean(self) -> None:
+        for word in self.cleaned_data.keys() & rule_fields().keys():
+            self.instance.annex(word, self.cleaned_data[word])
         super()._post_clean()  # type: ignore[misc]
         if self.errors or "path" not in self.fields or not self.is_asking:
             return  # What is wrong is mended first: nothing is known of what a limit that is none would do.

@@ -18,6 +18,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from ..extension import rule_fields
 from ..models import RateLimitChange, RateLimitRule
 from ..models.audit import model_of
 from ..operations.rules_yaml import build_rule, save_rule
@@ -49,6 +50,7 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
     model = model_of(change.kind)  # None: of an annex that was removed.
     columns = {column.name: column for column in model._meta.concrete_fields} if model is not None else {}
     order = ["whom", *columns]
+    labels = {**NAMES, **{name: added.label for name, added in rule_fields().items()}}
     names = {COLUMNS.get(name, name): name for name in {*before, *after} - DIGESTS}
     lines = []
     for own in sorted(names, key=lambda own: (order.index(own) if own in order else len(order), own)):
@@ -56,7 +58,7 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
         old, new = before.get(name), after.get(name)
         if old == new or (own == "whom" and change.name in (old, new)):
             continue
-        label = capfirst(str(NAMES.get(own) or (own if column is None else column.verbose_name)))
+        label = capfirst(str(labels.get(own) or (own if column is None else column.verbose_name)))
         values = [_value(name, column, value) for value, side in ((old, before), (new, after)) if side]
         if name in MOMENTS and old and new and values[0] == values[-1]:  # Within one minute.
             values = [f"{words}:{value[17:19]}" for words, value in zip(values, (old, new), strict=True)]

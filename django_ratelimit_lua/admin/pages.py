@@ -13,7 +13,9 @@ from django.urls import path
 
 
 def page_response(model_admin: Any, request: HttpRequest, template: str, context: dict[str, Any]) -> TemplateResponse:
-    """A page in the frame of the admin; `context` has its title."""
+    """Render a page in the frame of the admin.
+
+    `context` has its title; `template` is one of the app that registered it."""
     request.current_app = model_admin.admin_site.name
     frame = {**model_admin.admin_site.each_context(request), "opts": model_admin.opts, "media": model_admin.media}
     return TemplateResponse(request, f"admin/{model_admin.opts.app_label}/{template}", {**frame, **context})

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.options import IS_POPUP_VAR
-from django.contrib.admin.utils import unquote
+from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import QuerySet
@@ -18,17 +18,15 @@ from django.urls import path, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..contrib.gateway.conf import settings as gateway_settings
-from ..contrib.replay.page import LogReplay
 from ..exceptions import StoreError
-from ..extension import extensions
+from ..extension import FIELDS_OF_ANNEXES, PLACES, extensions, rule_fields
 from ..limits.options import OPTIONS
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
 from ..models.audit import acting
 from ..operations.call_sites import call_sites_of, rule_words
 from ..operations.surprises import rehearsal
 from ..publishing.publish import primary, publish
-from ..rules.describe import reading, unknown_words
+from ..rules.describe import reading
 from ..rules.places import meant_by
 from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
@@ -45,6 +43,7 @@ from .rules_file import RulesFile
 _BANS = tuple(option for option in OPTIONS if option.startswith("ban_"))
 _PLACED = ("mode", "algorithm", "burst", "initial", "max_wait", "queue", "segments", "align", "time_zone", *_BANS)
 """Options that have their places in the form; the others follow them."""
+_SCOPE, _ADVANCED = gettext_lazy("Scope"), gettext_lazy("Advanced")
 _TOKEN = "csrfmiddlewaretoken"
 MODES = {"enforce": gettext_lazy("Enforce"), "shadow": gettext_lazy("Shadow mode"), "off": gettext_lazy("Switch off")}
 
@@ -83,13 +82,13 @@ def switch_off(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLim
     modeladmin.switch(request, queryset, "off")
 
 
-class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
+class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     form = RuleForm
     inlines = (TierInline,)
     list_display = ("name", "sentence", "mode", "order")
     list_editable = ("order",)
     list_filter = ("mode", "audience")
-    search_fields = ("name", "description", "path", "route", "key", "group", "descriptor")
+    search_fields = ("name", "description", "path", "route", "key", "group")
     actions = (enforce, shadow, switch_off)
     save_on_top = True
     readonly_fields = ("dependents",)
@@ -111,7 +110,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
                 ),
             },
         ),
-        (gettext_lazy("Scope"), {"fields": ("path", "route", "methods", "audience", "groups", "descriptor", "exempt")}),
+        (_SCOPE, {"fields": ("path", "route", "methods", "audience", "groups", "exempt")}),
         (
             gettext_lazy("Bans"),
             {
@@ -126,7 +125,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
             },
         ),
         (
-            gettext_lazy("Advanced"),
+            _ADVANCED,
             {
                 "classes": ("collapse",),
                 "fields": (
@@ -171,8 +170,8 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
             super().save_model(request, obj, form, change)
             for notice in form.notices:
                 messages.warning(request, notice)
-            if words := _unknown_to_proxies(obj):
-                messages.info(request, words)
+            for text in _notices(obj):
+                messages.info(request, text)
 
     @admin.display(description=gettext_lazy("summary"))
     def sentence(self, rule: RateLimitRule) -> str:
@@ -180,11 +179,28 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
         return rule_words(rule)
 
     def get_form(self, request: HttpRequest, obj: Any = None, *args: Any, **kwargs: Any) -> Any:
+        names = kwargs.get("fields") or flatten_fieldsets(self.get_fieldsets(request, obj))
+        kwargs["fields"] = [name for name in names if name not in rule_fields()]
         form = super().get_form(request, obj, *args, **kwargs)
         may_edit = [inline.has_change_permission(request, obj) for inline in self.get_inline_instances(request, obj)]
         # What a link has filled in is compared with the row when it is sent.
         filled = filled_in(request, obj.more_rates) if obj is not None and request.method == "GET" else {}
         return type(form.__name__, (form,), {"has_tiers": any(may_edit), "filled": filled})
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """With the fields that annexes add."""
+        added = rule_fields()
+        places = [name for name in added if name in PLACES]
+        more: dict[Any, list[str]] = {_SCOPE: places, _ADVANCED: [name for name in added if name not in PLACES]}
+        return [
+            (title, {**section, "fields": (*section["fields"], *more.get(title, ()))})
+            for title, section in super().get_fieldsets(request, obj)
+        ]
+
+    def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:
+        """With the places that annexes add."""
+        places = [f"extra__{FIELDS_OF_ANNEXES[name]}__{name}" for name in rule_fields() if name in PLACES]
+        return (*self.search_fields, *places)
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
         return super().get_changelist_form(request, **{"form": RowForm, **kwargs})
@@ -263,7 +279,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
         rule = kwargs.get("obj")
         if rule is not None and rule.mode == "shadow":
             context["judged"] = rehearsal(rule)
-        context["unknown_to_proxies"] = "" if rule is None else _unknown_to_proxies(rule)
+        context["notices"] = [] if rule is None else _notices(rule)
         context |= _in_place_of("" if rule is None else rule.name)
         context["links"] = [] if rule is None else [link for each in extensions for link in each.links(request, rule)]
         context["show_preview"] = IS_POPUP_VAR not in request.GET
@@ -336,16 +352,13 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
         return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[rule.pk]))
 
 
-def _unknown_to_proxies(row: RateLimitRule) -> str:
-    """Why a rule does not apply to what a proxy asks about, in words; empty where it does, or none asks."""
-    if gateway_settings.GATEWAY_DIALECT is None or row.mode == "off":
-        return ""
+def _notices(row: RateLimitRule) -> list[str]:
+    """What annexes say about a rule."""
     try:
         rule = row.compiled()
     except RuleError:
-        return ""  # Somebody has broken the row by hand.
-    unknown = rule.unknown_to_proxies(is_user_known=gateway_settings.GATEWAY_USER_HEADER is not None)
-    return unknown_words(unknown) if unknown and rule.group is None else ""
+        return []  # The row was broken by hand.
+    return [text for extension in extensions for text in extension.notices(rule)]
 
 
 def _in_place_of(name: str) -> dict[str, Any]:

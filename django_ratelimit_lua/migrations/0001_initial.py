@@ -47,24 +47,6 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='RateLimitClient',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(help_text='The service that asks.', max_length=200, unique=True, verbose_name='name')),
-                ('limits', models.TextField(help_text='Names of rules and limits, one per line. A star at the end is any rest: mail* or a single *.', verbose_name='may ask')),
-                ('may_refund', models.BooleanField(db_default=False, default=False, help_text='By the operation refund. It can lift every limit that the service may ask about.', verbose_name='may give units back')),
-                ('is_active', models.BooleanField(default=True, help_text='Not active: its token is refused, from the next request on.', verbose_name='active')),
-                ('digest', models.CharField(editable=False, max_length=64, unique=True, verbose_name='digest of the token')),
-                ('created_at', models.DateTimeField(auto_now_add=True, verbose_name='created at')),
-                ('last_used', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='last used')),
-            ],
-            options={
-                'verbose_name': 'client of the gateway',
-                'verbose_name_plural': 'clients of the gateway',
-                'ordering': ('name',),
-            },
-        ),
-        migrations.CreateModel(
             name='RateLimitRevision',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -90,7 +72,7 @@ class Migration(migrations.Migration):
                 ('more_rates', models.JSONField(blank=True, db_default=models.Value([], models.JSONField()), default=list, help_text='One per line, for example 500/h. A request has to keep all of them, and the one above.', verbose_name='further limits')),
                 ('name', models.CharField(help_text="The name of the count: a new name starts a new count. A rule with the name of a decorator's group, a DRF scope or a RateLimiter replaces the limit in the code.", max_length=200, unique=True, verbose_name='name')),
                 ('description', models.TextField(blank=True, help_text='For colleagues: why this rule exists.', verbose_name='description')),
-                ('mode', models.CharField(choices=[('enforce', 'enforce'), ('shadow', 'shadow mode'), ('off', 'off')], default='enforce', help_text='Shadow mode counts but refuses nobody. The list of rules shows how many would have been refused.', max_length=8, verbose_name='mode')),
+                ('mode', models.CharField(choices=[('enforce', 'enforce'), ('shadow', 'shadow mode'), ('off', 'off')], default='enforce', help_text='Shadow mode counts but refuses nobody.', max_length=8, verbose_name='mode')),
                 ('order', models.IntegerField(default=0, help_text='Rules are listed and applied in this order, smallest first.', verbose_name='order')),
                 ('exempt', models.BooleanField(default=False, help_text='No rule applies to requests of these paths or this route.', verbose_name='exempt')),
                 ('path', models.TextField(blank=True, help_text='One per line: a prefix such as /api/, or a pattern. In patterns, * is any text without a slash, and ** is any text. A single / is every request. Empty: only where a limit in the code has the name of this rule.', verbose_name='paths')),
@@ -99,8 +81,7 @@ class Migration(migrations.Migration):
                 ('methods', models.JSONField(blank=True, default=list, help_text='None selected: all methods. GET includes HEAD.', verbose_name='methods')),
                 ('audience', models.CharField(choices=[('everyone', 'everyone'), ('anonymous', 'not logged in'), ('authenticated', 'logged in'), ('staff', 'staff'), ('groups', 'members of the groups below')], default='everyone', max_length=16, verbose_name='audience')),
                 ('groups', models.JSONField(blank=True, default=list, help_text="Names of Django's groups.", verbose_name='groups')),
-                ('descriptor', models.TextField(blank=True, db_default='', default='', help_text="For Envoy: one entry per line, in Envoy's order, for example generic_key=login and remote_address. In values, * is any text; a key without a value takes any. The first line may be domain=NAME.", verbose_name='descriptor')),
-                ('key', models.CharField(blank=True, help_text='The key: all, ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, get:NAME, post:NAME, json:NAME, data:NAME or kwarg:NAME. Join several with +. With exact: in front, a value is compared letter by letter. Empty: the key of the call site with this name, or every descriptor by itself.', max_length=300, verbose_name='count by')),
+                ('key', models.CharField(blank=True, help_text='The key: all, ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, get:NAME, post:NAME, json:NAME, data:NAME or kwarg:NAME. Join several with +. With exact: in front, a value is compared letter by letter. Empty: the key of the call site with this name.', max_length=300, verbose_name='count by')),
                 ('cost', models.BigIntegerField(blank=True, help_text='Units per request. Empty: 1, or the cost at the call site.', null=True, validators=[django.core.validators.MinValueValidator(0)], verbose_name='cost')),
                 ('algorithm', models.CharField(blank=True, choices=[('token_bucket', 'token bucket: a steady rate with bursts'), ('leaky_bucket', 'leaky bucket: evenly spaced, others wait'), ('fixed_window', 'fixed window: one count per window'), ('sliding_window', 'sliding window: never over the limit in any period'), ('sliding_log', 'sliding log: the same, exact to the microsecond'), ('concurrency', 'concurrency: so many at once')], help_text='Empty: as in the settings.', max_length=16, verbose_name='algorithm')),
                 ('initial', models.BigIntegerField(blank=True, help_text='Token bucket: units that a new client has. The bucket fills up from there. Empty: the burst.', null=True, validators=[django.core.validators.MinValueValidator(0), django.core.validators.MaxValueValidator(1000000000000)], verbose_name='initial units')),
@@ -120,6 +101,7 @@ class Migration(migrations.Migration):
                 ('ban_key', models.CharField(blank=True, db_default='', default='', help_text='Whom a ban is of, for example ip: wider than who is counted. Empty: the same.', max_length=300, verbose_name='ban by')),
                 ('message', models.CharField(blank=True, help_text='The text for refused clients.', max_length=300, verbose_name='message')),
                 ('durable', models.BooleanField(db_default=False, default=False, help_text='The counts of each hour are kept in the database. Otherwise they are kept for 90 days.', verbose_name='keep statistics')),
+                ('extra', models.JSONField(db_default=models.Value({}, models.JSONField()), default=dict, editable=False)),
             ],
             options={
                 'verbose_name': 'rule',

@@ -28,7 +28,6 @@ KINDS: dict[str, Any] = {
     "rule": _("rule"),
     "override": _("override"),
     "identity": _("identity"),
-    "client": _("client of the gateway"),
 }
 """What changes can be about: the kind of a change, and its name. `audit.connect` adds the models of annexes."""
 
@@ -139,7 +138,6 @@ class RateLimitChange(models.Model):
         RULE = "rule"
         OVERRIDE = "override"
         IDENTITY = "identity"
-        CLIENT = "client"
 
     revision = models.BigIntegerField(_("revision"), db_index=True)
     tag = models.CharField(_("tag of the revision"), max_length=16, blank=True)

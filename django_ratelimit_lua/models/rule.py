@@ -11,6 +11,7 @@ from django.core.validators import MinValueValidator
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..extension import FIELDS_OF_ANNEXES, PLACES, rule_fields
 from ..limits.options import OPTIONS
 from ..rules.describe import reading
 from ..rules.rule import AUDIENCES, FIELDS, MODES, UNWRITABLE, Rule, RuleError, compile_rule
@@ -72,20 +73,13 @@ class RateLimitRule(RatesFields, AuditedModel):
     )
     audience = models.CharField(_("audience"), max_length=16, default="everyone", choices=named((*AUDIENCES, "groups")))
     groups = models.JSONField(_("groups"), default=list, blank=True, help_text=_("Names of Django's groups."))
-    descriptor = models.TextField(
-        _("descriptor"), blank=True, default="", db_default="",
-        help_text=_(
-            "For Envoy: one entry per line, in Envoy's order, for example generic_key=login and remote_address. In "
-            "values, * is any text; a key without a value takes any. The first line may be domain=NAME."
-        ),
-    )  # fmt: skip
     key = models.CharField(
         _("count by"), max_length=300, blank=True,
         help_text=_(
             "The key: all, ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, "
             "get:NAME, post:NAME, json:NAME, data:NAME or kwarg:NAME. Join several with +. With "
             "exact: in front, a value is compared letter by letter. Empty: the key of the call "
-            "site with this name, or every descriptor by itself."
+            "site with this name."
         ),
     )  # fmt: skip
     cost = models.BigIntegerField(
@@ -114,6 +108,9 @@ class RateLimitRule(RatesFields, AuditedModel):
         _("keep statistics"), default=False, db_default=False,
         help_text=_("The counts of each hour are kept in the database. Otherwise they are kept for 90 days."),
     )  # fmt: skip
+
+    extra = models.JSONField(default=dict, db_default=models.Value({}, models.JSONField()), editable=False)
+    """The values of the fields that annexes add, by annex. Those of an annex that is not installed are kept."""
 
     to_check: Literal["all", "without tiers", "nothing"] = "all"
     """What `clean` looks at: a form that has the tiers beside it checks them there, as they are about to be."""
@@ -164,8 +161,8 @@ class RateLimitRule(RatesFields, AuditedModel):
         if audience == "groups":
             audience = [f"group:{name}" for name in self.groups] if isinstance(self.groups, list) else self.groups
         paths = [line.strip() for line in self.path.splitlines() if line.strip()]
-        entries = [line.strip() for line in self.descriptor.splitlines() if line.strip()]
-        is_bare = not paths and not self.route and not self.group and not entries
+        annexed = self.annexed()
+        is_bare = not paths and not self.route and not self.group and annexed.keys().isdisjoint(PLACES)
         # Databases sort text each in their own way.
         tiers = sorted(self.tiers.all(), key=lambda tier: tier.group) if self.pk else []
         values = {
@@ -179,12 +176,12 @@ class RateLimitRule(RatesFields, AuditedModel):
             "group": self.name if is_bare else self.group,
             "method": self.methods,
             "audience": audience if audience != "everyone" else None,
-            "descriptor": entries,
             "key": key[0] if len(key) == 1 else key,
             "rate": None if self.exempt else self.rate,
             "tiers": [tier.declared() for tier in tiers],
             "message": self.message,
             "durable": self.durable,
+            **annexed,
         }
         values |= {option: getattr(self, option) for option in OPTIONS if option not in values}
         given = {field: value for field, value in values.items() if value not in (None, "", [], False)}
@@ -193,10 +190,28 @@ class RateLimitRule(RatesFields, AuditedModel):
             given.pop("order", None)
         return self.ordered(given)
 
+    def annexed(self) -> dict[str, Any]:
+        """The values of the fields that annexes add, by name."""
+        parts = self.extra if isinstance(self.extra, Mapping) else {}
+        found = {}
+        for word, annex in FIELDS_OF_ANNEXES.items():
+            part = parts.get(annex)
+            if isinstance(part, Mapping) and part.get(word):
+                found[word] = part[word]
+        return found
+
+    def annex(self, word: str, value: Any) -> None:
+        """Set the value of a field that an annex adds."""
+        parts = dict(self.extra) if isinstance(self.extra, Mapping) else {}
+        annex = FIELDS_OF_ANNEXES[word]
+        others = {name: other for name, other in dict(parts.pop(annex, {})).items() if name != word}
+        own = {**others, word: value} if value else others
+        self.extra = {**parts, annex: own} if own else parts
+
     @staticmethod
     def ordered(given: Mapping[str, Any]) -> Declared:
         """A declaration with its fields in the order in which rules are written."""
-        return {field: given[field] for field in FIELDS if field in given}
+        return {field: given[field] for field in (*FIELDS, *FIELDS_OF_ANNEXES) if field in given}
 
     def compiled(self, tiers: Sequence[Declared] | None = None) -> Rule:
         """What the rule means, with its tiers or with these. Raises `RuleError`."""
@@ -235,11 +250,12 @@ class RateLimitRule(RatesFields, AuditedModel):
         if word == "rate":
             return "more_rates" if self.more_rates else "limit"
         field = {"method": "methods"}.get(word, word)
-        return field if field in {column.name for column in self._meta.concrete_fields} else NON_FIELD_ERRORS
+        known = {*rule_fields(), *(column.name for column in self._meta.concrete_fields)}
+        return field if field in known else NON_FIELD_ERRORS
 
     def values(self) -> dict[str, Any]:
-        """The values of its fields, by name."""
-        return {field.name: getattr(self, field.attname) for field in self._meta.concrete_fields}
+        """The values of its fields, by name, with those that annexes add."""
+        return {field.name: getattr(self, field.attname) for field in self._meta.concrete_fields} | self.annexed()
 
 
 def _is_lower(name: str) -> bool:

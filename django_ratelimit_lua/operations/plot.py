@@ -125,7 +125,7 @@ class Plot:
 
     def svg(self, *, is_file: bool = False) -> SafeString:
         """Return the picture, for a page that has the style sheet or for a file of its own."""
-        return render("plot.svg", {"plot": self, "style": read_style() if is_file else ""})
+        return render("django_ratelimit_lua/plot.svg", {"plot": self, "style": read_style() if is_file else ""})
 
     @property
     def grid(self) -> Sequence[tuple[float, str]]:
@@ -186,10 +186,13 @@ def read_style() -> SafeString:
 
 
 def render(name: str, context: dict[str, Any]) -> SafeString:
-    """Return one of this package's own templates, whatever the project's templates are written in."""
-    return _engine().get_template(f"django_ratelimit_lua/{name}").render(Context(context, use_l10n=False))
+    """Render one of this package's own templates, whatever the project's templates are written in."""
+    return _engine().get_template(name).render(Context(context, use_l10n=False))
 
 
 @cache
 def _engine() -> Engine:
-    return Engine(dirs=[str(PACKAGE / "templates")], libraries={"i18n": "django.templatetags.i18n"})
+    return Engine(
+        dirs=[str(folder) for folder in sorted(PACKAGE.rglob("templates"))],
+        libraries={"i18n": "django.templatetags.i18n"},
+    )

@@ -11,14 +11,14 @@ import yaml
 from django.core.exceptions import ValidationError
 from django.db import router, transaction
 
-from ..extension import WORDS_OF_ANNEXES, documents, install
+from ..extension import FIELDS_OF_ANNEXES, WORDS_OF_ANNEXES, documents, install, rule_fields
 from ..limits.algorithms import SYNONYMS
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError
 from ..models import RateLimitRule, RateLimitTier
 from ..models.audit import one_change
 from ..rules.describe import difference, reading
-from ..rules.rule import RuleError, compile_rule
+from ..rules.rule import RuleError, compile_rule, refuse_absent
 
 Declared = Mapping[str, Any]
 Built = tuple[RateLimitRule, list[RateLimitTier]]
@@ -129,7 +129,9 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
     if rule.group == rule.name and not rule.path and not rule.route:
         rule.group = ""
     rule.methods = list(dict.fromkeys(name.upper() for name in _listed(given.get("method"))))
-    rule.descriptor = "\n".join(_listed(given.get("descriptor")))
+    fields = rule_fields()
+    for word in filter(given.get, FIELDS_OF_ANNEXES):  # Of an annex that is not installed, the history has some.
+        rule.annex(word, fields[word].clean(given[word]) if word in fields else given[word])
     rule.key = "+".join(_listed(given.get("key")))
     rule.audience, *others = _listed(given.get("audience")) or ["everyone"]
     if rule.audience.startswith("group:"):
@@ -199,6 +201,8 @@ def load(text: str, source: str = "Rules") -> list[Item]:
 
 def _item(word: str, given: Any, where: str) -> Item:
     if word == RULE:
+        if isinstance(given, Mapping):
+            refuse_absent(given, where)
         rule, tiers = build_rule(given, where)
         return Item(RULE, rule.name, _declared(rule, tiers), (rule, tiers))
     document = documents().get(word)

@@ -35,7 +35,6 @@ from ..limits import program
 from ..limits.call import NO_RULES, Revision
 from ..models import (
     RateLimitChange,
-    RateLimitClient,
     RateLimitOverride,
     RateLimitRevision,
     RateLimitRule,
@@ -302,10 +301,6 @@ def _snapshot(using: str, row: Risen) -> Mapping[str, Any]:
         "blocks": sorted(blocks),
         "keys": list(secrets_by_id()),
         "field_keys": {kind: sorted(of) for kind, of in sorted(field_keys.items())},
-        "clients": [
-            {"name": client.name, "digest": client.digest, "limits": client.names(), "may_refund": client.may_refund}
-            for client in RateLimitClient.objects.using(using).filter(is_active=True)
-        ],
     }
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ..extension import FIELDS_OF_ANNEXES, PLACES, install, rule_fields
 from ..identity.keys import ALL_CALLERS
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
@@ -55,8 +56,8 @@ def period_words(rate: Rate) -> str:
     return names[unit] % {"times": times}
 
 
-def whom(key: Any, *, is_of_descriptors: bool = False) -> str:
-    """Whom a key counts; `is_of_descriptors`: where none is given, each of Envoy's descriptors is counted by itself.
+def whom(key: Any, otherwise: str = "") -> str:
+    """Whom a key counts; `otherwise`: what is counted if no key is given.
 
     >>> whom("ip"), whom(["ip", "post:username"])
     ('address', 'address and post:username')
@@ -73,7 +74,7 @@ def whom(key: Any, *, is_of_descriptors: bool = False) -> str:
     if isinstance(key, (list, tuple)):
         return _(" and ").join(map(whom, key))
     if not key:
-        return _("key in the code") if not is_of_descriptors else _("descriptor")
+        return otherwise or _("key in the code")
     return names.get(key, key if isinstance(key, str) else getattr(key, "__qualname__", str(key)))
 
 
@@ -115,7 +116,8 @@ def _sentence(given: Declared) -> str:
         parts.append(_("no limits"))
     elif given.get("rate") is not None:
         rate = rate_words(given["rate"])
-        who = whom(given.get("key"), is_of_descriptors=bool(given.get("descriptor")))
+        places = [str(added.label) for word, added in rule_fields().items() if word in PLACES and given.get(word)]
+        who = whom(given.get("key"), "".join(places[:1]))
         words = _("%(rate)s for %(whom)s") if given.get("key") == ALL_CALLERS else _("%(rate)s per %(whom)s")
         parts.append(words % {"rate": rate, "whom": who})
     parts += [_(row.words) % given for option, row in OPTIONS.items() if row.words and given.get(option)]
@@ -140,10 +142,12 @@ def where(given: Declared) -> str:
         parts.append(_("at the route %(route)s") % given)
     if given.get("group"):
         parts.append(_("at the call site %(group)s") % given)
-    descriptor = given.get("descriptor")
-    if descriptor:
-        entries = descriptor if isinstance(descriptor, str) else ", ".join(descriptor)
-        parts.append(_("for Envoy's descriptor %(entries)s") % {"entries": entries})
+    added = rule_fields()
+    for word in filter(given.get, FIELDS_OF_ANNEXES):
+        if word in added:
+            parts.append(added[word].describe(given[word]))
+        elif word in PLACES:
+            parts.append(f"{word} ({install(FIELDS_OF_ANNEXES[word])})")
     audience = given.get("audience", "everyone")
     if audience != "everyone":
         names = [audience] if isinstance(audience, str) else audience
@@ -154,30 +158,7 @@ def where(given: Declared) -> str:
             for name in names
         ]
         parts.append(_("for %(audience)s") % {"audience": _(" and ").join(words)})
-    return " ".join(parts)
-
-
-def unknown_names(unknown: Sequence[str]) -> str:
-    """What a proxy does not know of a request; see `Rule.unknown_to_proxies`.
-
-    >>> unknown_names(["user", "end"])
-    'who is logged in, when the request is over'
-    """
-    words = {
-        "route": _("the route"),
-        "user": _("who is logged in"),
-        "session": _("the session"),
-        "body": _("fields of the body"),
-        "end": _("when the request is over"),
-    }
-    return ", ".join(words[what] for what in unknown)
-
-
-def unknown_words(unknown: Sequence[str]) -> str:
-    """That a rule does not apply to what a proxy asks about, and why; see `Rule.unknown_to_proxies`."""
-    return _("Requests that a proxy asks about are not limited by this rule: the proxy does not know %(what)s.") % {
-        "what": unknown_names(unknown)
-    }
+    return " ".join(filter(None, parts))
 
 
 def difference(before: Declared | None, after: Declared | None) -> list[str]:

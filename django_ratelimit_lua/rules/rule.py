@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_noop as _
 
 from ..conf import conf
-from ..contrib.gateway.descriptors import DescriptorPattern, entry_of, unread
+from ..extension import FIELDS_OF_ANNEXES, PLACES, RuleField, install, rule_fields
 from ..identity.keys import Key, compile_key
 from ..identity.routes import resolved
 from ..limits.call import MOST_COST
@@ -24,9 +24,10 @@ from .paths import path_pattern
 from .template import LimitTemplate, compile_cost, compile_rate
 
 FIELDS = (
-    "name", "description", "order", "path", "route", "group", "method", "audience", "descriptor", "key", "rate",
+    "name", "description", "order", "path", "route", "group", "method", "audience", "key", "rate",
     "tiers", "cost", "exempt", "message", "durable", *OPTIONS,
 )  # fmt: skip
+"""The words of the core; annexes add theirs, see `extension.rule_fields`."""
 _KNOWN = frozenset((*FIELDS, "id"))
 TIER_FIELDS = ("group", "rate", "burst")
 MODES = ("enforce", "shadow", "off")
@@ -84,7 +85,8 @@ class Rule:
     - `template`: how much, and for whom; None: whatever the rule applies to is exempt;
     - `paths`: prefixes or globs (none: every path); `route`: a URL pattern's name, with its namespaces; `group`: only
       at call sites of that name; `methods` (None: all) and `audience`: whose requests;
-    - `descriptor`: which of Envoy's descriptors, see `rules.descriptors`; a rule without a key counts each by itself;
+    - `extra`: the compiled values of the fields that annexes add; `is_elsewhere`: it applies only where one of these
+      says, and to no request;
     - `block`, `count_if`, `reset_if`, `cost_after`: as a call site says, see `ratelimit`;
     - `replaces`: the call sites in whose place it stands;
     - `given`: how it was declared; `problems`: what of that had to be left out.
@@ -97,7 +99,8 @@ class Rule:
     group: str | None = None
     methods: frozenset[str] | None = None
     audience: tuple[str, ...] = (EVERYONE,)
-    descriptor: DescriptorPattern | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    is_elsewhere: bool = False
     mode: str = "enforce"
     order: int = 0
     message: str = ""
@@ -120,17 +123,17 @@ class Rule:
         return self.count_if is not None or self.reset_if is not None or self.cost_after is not None
 
     @property
-    def is_for_descriptors(self) -> bool:
-        """Whether it is for Envoy's descriptors, and for no request of Django's."""
-        return self.descriptor is not None and not self.paths and self.route is None and self.group is None
-
-    @property
     def key(self) -> Key | None:
         """Whom it counts; None where a call site says, or nobody is counted."""
         return None if self.template is None else self.template.key
 
     @property
-    def _keys(self) -> list[Key]:
+    def is_for_requests(self) -> bool:
+        """Whether the middleware applies it: it is neither for call sites nor for what only an annex knows."""
+        return self.group is None and not self.is_elsewhere
+
+    @property
+    def keys(self) -> list[Key]:
         """What it reads of a request: whom it counts, and whom it bans."""
         keys = () if self.template is None else (self.template.key, self.template.ban_key)
         return [key for key in keys if key is not None]
@@ -140,32 +143,18 @@ class Rule:
         """Whether it can only be decided when the user is known."""
         if self.template is None:
             return False
-        of_key = any(key.needs_user for key in self._keys)
+        of_key = any(key.needs_user for key in self.keys)
         return of_key or bool(self.template.tiers) or EVERYONE not in self.audience
 
     @property
     def needs_session(self) -> bool:
         """Whether it can only be decided when the session is known."""
-        return any(key.needs_session for key in self._keys)
+        return any(key.needs_session for key in self.keys)
 
     @property
     def needs_route(self) -> bool:
         """Whether whom it counts depends on the route."""
-        return any(key.needs_route for key in self._keys)
-
-    def unknown_to_proxies(self, *, is_user_known: bool) -> list[str]:
-        """What it goes by that a proxy cannot know of a request: "route", "user", "session", "body", and "end", where
-        slots are held until it is over. Where there is any, it does not apply to what a proxy asks about.
-        `is_user_known`: a header of the proxy's says who it is."""
-        rates = () if self.template is None else self.template.rates
-        needs = {
-            "route": self.route is not None or self.needs_route,
-            "user": self.needs_user and not is_user_known,
-            "session": self.needs_session,
-            "body": any(key.needs_body for key in self._keys),
-            "end": any(isinstance(rate, Rate) and rate.is_slots for rate in rates),
-        }
-        return [what for what, is_needed in needs.items() if is_needed]
+        return any(key.needs_route for key in self.keys)
 
     @property
     def lumps_strangers(self) -> bool:
@@ -283,25 +272,28 @@ class _Reader:
             if word in given and not check(given[word]):
                 self.read(word, self.refuse, word, right)
         paths = self.read("path", self.paths) or ()
-        descriptor = self.read("descriptor", self.descriptor)
         audience = self.read("audience", self.audience) or (EVERYONE,)
         methods = self.read("method", parse_methods, given.get("method"))
         route, group, exempt = given.get("route"), given.get("group"), given.get("exempt")
-        is_for_descriptors = bool(given.get("descriptor")) and not given.get("path") and route is None and group is None
+        is_bare = not given.get("path") and route is None and group is None
+        is_elsewhere = is_bare and any(map(given.get, PLACES))
+        annexed = {word: added for word, added in rule_fields().items() if given.get(word)}
+        extra = {word: self.read(word, self.annexed, added) for word, added in annexed.items()}
         template = None
         if exempt:
             self.check_exempt()
             methods = None
         else:
-            if not given.get("path") and route is None and group is None and not is_for_descriptors:
+            if is_bare and not is_elsewhere:
                 group = name
-            template = self.template(name, needs_key=group != name and not is_for_descriptors)
+            template = self.template(name, needs_key=group != name and not is_elsewhere)
         rule = Rule(
             name=name, template=template, paths=paths, route=route, group=group, methods=methods, audience=audience,
-            descriptor=descriptor, mode=given.get("mode", "enforce"), order=given.get("order", 0),
+            extra=extra, is_elsewhere=is_elsewhere, mode=given.get("mode", "enforce"), order=given.get("order", 0),
             message=given.get("message") or "", pk=given.get("id"), given=given, problems=tuple(self.left_out),
         )  # fmt: skip
-        self.read("key", self.check_readable, rule)
+        for word, added in annexed.items() if None not in extra.values() else ():
+            self.read(word, added.check, rule)
         if self.problems:
             raise RuleError.of(self.problems)
         return rule
@@ -311,7 +303,7 @@ class _Reader:
         for text in _texts(self.given[word]):
             if UNWRITABLE.search(text) or (word not in ("description", "message") and _CONTROL.search(text)):
                 raise LimitError(f"{word} is {text!r}: must be text in one line, without control characters")
-            if self.plain and word in ("path", "key", "descriptor") and text != text.strip():
+            if self.plain and word in ("path", "key") and text != text.strip():
                 raise LimitError(f"{word} is {text!r}: must not begin or end with a space")
 
     def paths(self) -> tuple[str, ...]:
@@ -330,29 +322,9 @@ class _Reader:
             raise LimitError(text, number=MOST_PATTERNS, length=LONGEST_PATTERN)
         return tuple(paths)
 
-    def descriptor(self) -> DescriptorPattern | None:
-        value = self.given.get("descriptor")
-        texts = [value] if isinstance(value, str) and value else value
-        if not texts:
-            return None
-        if not (isinstance(texts, (list, tuple)) and all(isinstance(text, str) for text in texts)):
-            self.refuse("descriptor", "; write a list of entries, such as ['generic_key=login', 'remote_address']")
-        return DescriptorPattern.parse(texts)
-
-    def check_readable(self, rule: Rule) -> None:
-        """Raises if the descriptors of a rule do not have what its key counts, or a function is to be asked."""
-        if rule.descriptor is None or rule.template is None:
-            return
-        if callable(rule.template.cost) or not all(isinstance(rate, Rate) for rate in rule.template.rates):
-            word = "cost" if callable(rule.template.cost) else "rate"
-            raise LimitError(
-                f"{word}: a function knows only requests of Django's; of descriptors, write a number", word
-            )
-        for part in () if rule.key is None else unread(rule.key.name, rule.descriptor.keys):
-            text = _("The descriptor needs an entry %(entry)s to be counted by “%(key)s”.")
-            if not entry_of(part):
-                text = _("A descriptor cannot be counted by “%(key)s”.")
-            raise LimitError(text, entry=entry_of(part), key=part)
+    def annexed(self, added: RuleField) -> Any:
+        """The compiled value of a field that an annex adds."""
+        return added.compile(added.clean(self.given[added.name]))
 
     def audience(self) -> tuple[str, ...]:
         value = self.given.get("audience", EVERYONE)
@@ -380,8 +352,9 @@ class _Reader:
 
     def check_exempt(self) -> None:
         """Check what an exemption needs, and what has no meaning for it but is kept."""
-        if not (self.given.get("path") or self.given.get("descriptor")) and self.given.get("route") is None:
-            text = _("An exemption needs a path, a route or a descriptor; otherwise everything would be exempt.")
+        is_placed = any(map(self.given.get, ("path", *PLACES)))
+        if not is_placed and self.given.get("route") is None:
+            text = _("An exemption needs a path or a route; otherwise everything would be exempt.")
             self.read("exempt", _raise, LimitError(text))
         if self.plain:
             self.read("key", self.key, False)
@@ -493,6 +466,12 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
 
 
+def refuse_absent(given: Mapping[str, Any], where: str) -> None:
+    """Raise `RuleError` if a declaration has a word of an annex that is not installed."""
+    for word in given.keys() & FIELDS_OF_ANNEXES.keys() - rule_fields().keys():
+        raise RuleError(where, word, f"{word} is a word of an annex. {install(FIELDS_OF_ANNEXES[word])}")
+
+
 def compile_rule(
     given: Mapping[str, Any], *, plain: bool = False, strict: bool = True, where: str = "RATELIMIT_RULES"
 ) -> Rule:
@@ -501,7 +480,8 @@ def compile_rule(
     The only judge of a rule, wherever it is written: what it takes can be applied to every request.
 
     With `plain`, nothing in it may name code: no callable and no dotted path, as for whoever may edit rules in the
-    admin but not the site's code. Without `strict`, a tier that contradicts its rule does not take the rule with it: it
+    admin but not the site's code; and the words of an annex that is not installed are ignored, as rows keep them.
+    Without `strict`, a tier that contradicts its rule does not take the rule with it: it
     is left out, and named in the rule's `problems`. So it is for a rule that is in force already.
 
     >>> rule = compile_rule({"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"})
@@ -514,9 +494,15 @@ def compile_rule(
     if not isinstance(name, str) or not name:
         raise RuleError(where, "name", f"the rule {dict(given)!r} needs a name")
     where = f"{where}: rule {name!r}"
-    unknown = sorted(map(str, given.keys() - _KNOWN))
+    unknown = given.keys() - _KNOWN
     if unknown:
-        meant = [match for word in unknown for match in get_close_matches(word, FIELDS, n=1, cutoff=0.7)]
+        if not plain:
+            refuse_absent(given, where)
+        known = (*FIELDS, *rule_fields())
+        unknown -= {*known, *FIELDS_OF_ANNEXES}
+        meant = [match for word in sorted(map(str, unknown)) for match in get_close_matches(word, known, 1, 0.7)]
         hint = f"; did you mean {', '.join(meant)}?" if meant else ""
-        raise RuleError(where, "name", f"unknown {', '.join(unknown)}; known are {', '.join(FIELDS)}{hint}")
+        if unknown:
+            words = ", ".join(sorted(map(str, unknown)))
+            raise RuleError(where, "name", f"unknown {words}; known are {', '.join(known)}{hint}")
     return _Reader(given, where, plain, strict).rule(name)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 
 from ..conf import conf
-from ..contrib.gateway.descriptors import NAMED, DescriptorIndex, Entries
 from ..extension import Extension, extensions
 from ..identity import key_id, secrets_by_id
 from ..limits.call import NO_RULES, Revision
@@ -57,37 +56,6 @@ def compile_rules(given: Sequence[Mapping[str, Any]]) -> tuple[Rule, ...]:
     return rules
 
 
-class Client(NamedTuple):
-    """A service that may ask the gateway about limits of these names, of which a star at the end is any rest.
-    `may_refund`: whether it may give units back."""
-
-    name: str
-    digest: str
-    limits: tuple[str, ...]
-    may_refund: bool = False
-
-    @classmethod
-    def read(cls, given: Any) -> Client | None:
-        """One as it is published; None for what is none."""
-        if not isinstance(given, dict):
-            return None
-        name: Any = given.get("name")
-        digest: Any = given.get("digest")
-        limits: Any = given.get("limits")
-        is_text = isinstance(name, str) and isinstance(digest, str) and isinstance(limits, list)
-        if not is_text or not all(isinstance(limit, str) for limit in limits):
-            return None
-        return cls(name, digest, tuple(limits), given.get("may_refund") is True)
-
-    def may_ask(self, name: str) -> bool:
-        """Whether it may ask about the limit of that name.
-
-        >>> [Client("mailer", "", ("mail*", "sms")).may_ask(name) for name in ("mail.daily", "sms", "sms2")]
-        [True, True, False]
-        """
-        return any(name.startswith(limit[:-1]) if limit.endswith("*") else name == limit for limit in self.limits)
-
-
 class Ruleset:
     """The rules of the settings with those of the admin over them, at one revision.
 
@@ -101,7 +69,6 @@ class Ruleset:
     - `kinds`: by rule name, or `EVERY_RULE`, the kinds of subjects that overrides are about; `blocks`: the kinds of
       those that are blocked whatever rule there is;
     - `parts`: what annexes publish, by the name of the annex; see `Extension.snapshot`;
-    - `clients`: who may ask the gateway, see `Client`;
     - `keys`: the ids of the keys that digests of subjects were made with, of each subject by all of them; and
       `field_keys`, by kind, of those whose value nobody knows any more, which have only the one digest.
 
@@ -149,14 +116,9 @@ class Ruleset:
         self.by_name: Mapping[str, Rule] = by_name
         self.rules = tuple(sorted(by_name.values(), key=attrgetter("order")))
         in_force = [rule for rule in self.rules if rule.mode != "off"]
-        self._at_paths = [
-            rule
-            for rule in in_force
-            if rule.group is None and (rule.descriptor is None or rule.paths or rule.route is not None)
-        ]
-        self._index = PathIndex(self._at_paths)
-        self._for_proxies: dict[bool, PathIndex] = {}
-        self._descriptors = DescriptorIndex(in_force)
+        self.at_paths = [rule for rule in in_force if rule.group is None and not rule.is_elsewhere]
+        """Those in force that are for requests, not for call sites."""
+        self._index = PathIndex(self.at_paths)
         self._beside: dict[str, list[Rule]] = {}
         for rule in self.rules:
             if rule.group not in (None, rule.name) and rule.mode != "off" and rule.template is not None:
@@ -191,12 +153,6 @@ class Ruleset:
         return secrets
 
     @cached_property
-    def clients(self) -> Mapping[str, Client]:
-        """Who may ask the gateway to decide, by the digest of the token."""
-        found = [Client.read(given) for given in self.snapshot.get("clients", ())]
-        return {client.digest: client for client in found if client is not None}
-
-    @cached_property
     def _by_limit(self) -> Mapping[str, Rule]:
         return {name: rule for rule in self.rules for name in rule.limit_names()}
 
@@ -208,27 +164,9 @@ class Ruleset:
         """The rules for a path, in their order, whatever else they go by; those for call sites are not among them."""
         return self._index.matching(path)
 
-    def at_path_for_proxies(self, path: str, *, is_user_known: bool) -> Sequence[Rule]:
-        """Those of them that apply to what a proxy asks about; see `Rule.unknown_to_proxies`."""
-        index = self._for_proxies.get(is_user_known)
-        if index is None:
-            rules = [rule for rule in self._at_paths if not rule.unknown_to_proxies(is_user_known=is_user_known)]
-            index = self._for_proxies[is_user_known] = PathIndex(rules)
-        return index.matching(path)
-
     def matching(self, request: HttpRequest) -> list[Rule]:
         """The rules for a request, in their order; those for call sites are not among them."""
         return [rule for rule in self.at_path(request.path_info) if rule.matches_route(request)]
-
-    def for_descriptor(self, domain: str, entries: Entries) -> Rule | None:
-        """The rule for one of Envoy's descriptors: the most specific one of those whose descriptor it is; else the one
-        that its first entry names as `generic_key`, if that is for no descriptors of its own."""
-        rule = self._descriptors.find(domain, entries)
-        if rule is None and entries and entries[0][0] == NAMED:
-            rule = self.by_name.get(entries[0][1])
-            if rule is not None and (rule.descriptor is not None or rule.template is None or rule.mode == "off"):
-                return None
-        return rule
 
     def replacement_for(self, name: str, call_sites: Sequence[Rule], request: HttpRequest) -> list[Rule] | None:
         """What takes the place of call sites of that name, if a rule does: that rule, or nothing."""

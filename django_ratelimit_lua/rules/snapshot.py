@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ..extension import FIELDS_OF_ANNEXES, PLACES
 from ..limits.call import NO_RULES, Revision
 from ..limits.options import OPTIONS
 from ..limits.rate import Rate
@@ -40,7 +41,6 @@ _PARTS: Mapping[str, tuple[type, bool]] = {
     "field_keys": (dict, True),
     "parts": (dict, False),
     "database": (str, False),
-    "clients": (list, False),
 }
 """The parts of a snapshot: of which type, and whether its values, or itself, are lists of texts."""
 
@@ -75,6 +75,8 @@ def read_rule(given: Any, before: Rule | None) -> ReadRule:
     except Exception as error:  # Whatever somebody wrote by hand.
         problem = f"{WHERE}: {str(given)[:200]}: {type(error).__name__}: {error}"
     else:
+        if rule.is_elsewhere and rule.extra.keys().isdisjoint(PLACES):
+            return ReadRule(given, None, ())  # Its only place is one of an annex that is not installed.
         return ReadRule(given, rule, rule.problems)
     goes_on = "" if before is None else "; what was understood last goes on"
     return ReadRule(given, before, (problem + goes_on,))
@@ -84,7 +86,7 @@ def _without_unknown(given: Any, problem: RuleError) -> Rule:
     """The rule without what this version does not know, where that leaves a limit. Else raises the problem it has."""
     if not isinstance(given, Mapping):
         raise problem
-    words = {word: value for word, value in given.items() if word in (*FIELDS, "id")}
+    words = {word: value for word, value in given.items() if word in (*FIELDS, *FIELDS_OF_ANNEXES, "id")}
     ignored = [f"{word!r}" for word in given if word not in words]
     choices: Sequence[str] = CHOICES
     while True:
@@ -107,7 +109,7 @@ def _without_unknown(given: Any, problem: RuleError) -> Rule:
 def _may_be_widened(rule: Rule) -> bool:
     """Whether no harm comes of a rule that holds for more requests than it was meant for."""
     given = rule.given or {}
-    is_placed = rule.paths or rule.route or given.get("group") or rule.descriptor
+    is_placed = rule.paths or rule.route or given.get("group") or rule.is_elsewhere
     if rule.template is None or rule.mode == "off" or not is_placed:
         return False
     return all(isinstance(rate, Rate) and rate.limit > 0 for rate in rule.template.rates)

@@ -39,7 +39,7 @@ RULE = {"name": "shared", "path": "/shared/", "key": "all", "rate": f"{UNITS}/h"
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 TOKEN = """
 import sys, tests.contrib.gateway.gateway_site
-from django_ratelimit_lua.models import RateLimitClient
+from django_ratelimit_lua.contrib.gateway.models import RateLimitClient
 client = RateLimitClient(name="service", limits="*")
 print(client.new_token())
 client.save()

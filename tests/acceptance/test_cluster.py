@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import itertools
 import os
 import random
@@ -19,7 +18,6 @@ import pytest
 from django.core.cache import cache as django_cache
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.contrib.replay.api import Log, replay
 from django_ratelimit_lua.contrib.statistics.report import one, overview
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import ProcessShare
@@ -34,8 +32,6 @@ from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules.freshness import EARLY, MAX_AGE, Freshness
 from django_ratelimit_lua.rules.provider import current, start_fresh
-from django_ratelimit_lua.rules.rule import compile_rule
-from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.store import Store, get_store, why_unusable
 from django_ratelimit_lua.store.connection_params import ConnectionParams
 from tests import clusters
@@ -182,20 +178,6 @@ def test_identities_in_several_slots_are_decided_as_one_server_would(
             )
             if not our.allowed and not mine.allowed:
                 assert mine.retry_after == its.retry_after
-
-
-@pytest.mark.usefixtures("quiet")  # It counts what is there.
-def test_a_replay_on_a_cluster_leaves_nothing_on_any_node(cluster: Cluster) -> None:
-    """Each line is decided by whoever has its slot, and what was counted is deleted there."""
-    before = sizes(cluster)
-    log = Log("log", file=io.BytesIO("\n".join(
-        f'192.0.2.{number % 20} - - [22/Nov/2026:00:00:{number % 60:02} +0000] "GET / HTTP/1.1" 200 1'
-        for number in range(200)
-    ).encode()))  # fmt: skip
-    rule = compile_rule({"name": "r", "path": "/", "key": "ip", "rate": "4/m"})
-    tally = replay([log], Ruleset([rule]), get_store(background=True)).tallies["r"]
-    assert (tally.lines, tally.refused, len(tally.identities)) == (200, 120, 20)
-    assert sizes(cluster) == before
 
 
 @pytest.mark.django_db(transaction=True)

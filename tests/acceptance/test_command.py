@@ -536,7 +536,6 @@ def test_whatever_a_file_holds_it_is_rules_or_a_clear_error(text: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["ratelimit", "replay", "access.log", "--rate", "5/m"],
         ["ratelimit", "rules", "explain"],
         ["ratelimit", "rules", "import", "rules.yaml"],
         ["ratelimit", "proxy", "nginx"],

@@ -157,7 +157,7 @@ def _over_grpc(stack: ExitStack) -> dict[str, Case]:
 
 def _token(site: Site) -> str:
     code = (
-        "from django_ratelimit_lua.models import RateLimitClient\n"
+        "from django_ratelimit_lua.contrib.gateway.models import RateLimitClient\n"
         "client = RateLimitClient(name='bench', limits='*')\nprint(client.new_token())\nclient.save()"
     )
     return site.command("shell", command=code, verbosity=0).strip()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from django_ratelimit_lua.contrib.replay.api import Log, replay
+from django_ratelimit_lua.contrib.replay import Log, replay
 from django_ratelimit_lua.contrib.replay.reading import Reading, ordered
 from django_ratelimit_lua.rules.rule import compile_rule
 from django_ratelimit_lua.rules.ruleset import Ruleset

@@ -17,7 +17,7 @@ PUBLIC = {
     "contrib.gateway.asgi": "application",
     "contrib.gateway.urls": "urlpatterns",
     "middleware": "RateLimitMiddleware",
-    "models": "RateLimitChange RateLimitClient RateLimitOverride RateLimitRevision RateLimitRule RateLimitTier",
+    "models": "RateLimitChange RateLimitOverride RateLimitRevision RateLimitRule RateLimitTier",
     "operations": "ActiveBan BadReferenceError ClientAddress Explanation Health KnownLimit OpenedReference "
     "RuleError active_bans ahealth client_address compile_rule explain finish health lift_bans normalised "
     "open_reference publish reading refusal_counts",

@@ -5,15 +5,7 @@ from __future__ import annotations
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
-from ...extension import Extension, register
-
-
-class GatewayExtension(Extension):
-    name = "gateway"
-    verbs = (
-        "django_ratelimit_lua.contrib.gateway.verbs.proxy",
-        "django_ratelimit_lua.contrib.gateway.verbs.grpc",
-    )
+from ...extension import register
 
 
 class GatewayConfig(AppConfig):
@@ -25,4 +17,6 @@ class GatewayConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from .extension import GatewayExtension
+
         register(GatewayExtension())

@@ -25,6 +25,7 @@ from ...web.plan import Place, RequestPlanner
 from ...web.responses import brief_refusal
 from .answer import Answer
 from .conf import settings as gateway_settings
+from .proxied import rules_at
 from .users import load_user
 from .vouched import DescribedRequest, Meta, described, is_believed, meta_of
 
@@ -116,7 +117,7 @@ def _rules(found: DescribedRequest, ruleset: Ruleset) -> Sequence[Rule] | None:
     is_user_known = hasattr(found, "user")
     readings: list[Sequence[Rule]] = []
     for path in found.readings:
-        rules = ruleset.at_path_for_proxies(path, is_user_known=is_user_known)
+        rules = rules_at(ruleset, path, is_user_known=is_user_known)
         if all(rule.template is not None for rule in rules):
             readings.append(rules)
     if len(readings) < 2:

@@ -24,13 +24,13 @@ from ...conf import conf
 from ...engine.decide import Outcome, releasing
 from ...engine.run import arun
 from ...engine.waiting import ahold
-from ...models import RateLimitClient
-from ...models.client import token_digest
 from ...publishing.publish import DatabaseErrand, primary
 from ...rules.exempt import ratelimit_exempt
 from ...rules.provider import current
 from .answer import Answer
 from .asked import MOST_BYTES, Asked, read_asked
+from .clients import clients_of
+from .models import RateLimitClient, token_digest
 from .planned import AskedPlanner, Caller, unauthorised
 from .problems import ProblemError
 from .vouched import Meta
@@ -69,7 +69,7 @@ async def answer_decide(method: str, meta: Meta, body: bytes, gone: Gone | None 
         caller = Caller(token_digest(token.strip()), meta)
         # Who may not ask at all is told nothing about the body; that this is still so, the decision finds out itself.
         ruleset = current()
-        if ruleset is None or caller.client not in ruleset.clients:
+        if ruleset is None or caller.client not in clients_of(ruleset):
             await AskedPlanner(caller, Asked("peek", ())).decided()
         asked = read_asked(body)
         if asked.operation == "release":

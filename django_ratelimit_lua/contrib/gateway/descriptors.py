@@ -10,20 +10,24 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from django import forms
+from django.utils.translation import gettext, gettext_lazy
 from django.utils.translation import gettext_noop as _
 
+from ...extension import RuleField
 from ...identity.keys import ALL_CALLERS, EXACT
-from ...limits.rate import LimitError
-
-if TYPE_CHECKING:
-    from ...rules.rule import Rule
+from ...limits.rate import LimitError, Rate
+from ...rules.rule import Rule
+from ...rules.ruleset import Ruleset
 
 Entry = tuple[str, str]
 """A key and its value."""
 Entries = tuple[Entry, ...]
 ANY = "*"
+WORD = "descriptor"
+"""The field of rules."""
 DOMAIN, NAMED, ADDRESS = "domain", "generic_key", "remote_address"
 READ_KINDS = ("header", "cookie", "get")
 """The kinds of fields that an entry can stand for."""
@@ -92,7 +96,7 @@ class DescriptorPattern:
         pairs = []
         for text in texts:
             key, separator, value = text.partition("=")
-            if not key or key != key.strip() or (separator and not value):
+            if not key or key != key.strip() or text != text.strip() or (separator and not value):
                 raise LimitError(_("%(entry)r: write key=value, key=text* or, for any value, key"), entry=text)
             if (key, value) == CHARGE:
                 problem = _("%(entry)r is for Envoy's configuration: it says that units were used already")
@@ -134,17 +138,14 @@ class DescriptorIndex:
     def __init__(self, rules: Iterable[Rule]) -> None:
         by_start: dict[tuple[tuple[str, ...], str | None], list[tuple[Any, DescriptorPattern, Rule]]] = {}
         for rule in rules:
-            pattern = rule.descriptor
-            if pattern is not None:
+            pattern: DescriptorPattern | None = rule.extra.get(WORD)
+            if pattern is not None and rule.mode != "off":
                 first = pattern.entries[0][1]
                 start = (pattern.keys, first.text if first.is_literal else None)
                 by_start.setdefault(start, []).append((pattern.breadth, pattern, rule))
         for found in by_start.values():
             found.sort(key=lambda one: one[0])  # Of equals, the one that comes first in the order of rules.
         self._by_start: Mapping[Any, Sequence[tuple[Any, DescriptorPattern, Rule]]] = by_start
-
-    def __bool__(self) -> bool:
-        return bool(self._by_start)
 
     def find(self, domain: str, entries: Entries) -> Rule | None:
         """The most specific rule for a descriptor."""
@@ -187,3 +188,70 @@ def entry_of(part: str) -> str:
 def spelt(key: str) -> str:
     """The key of an entry as it is compared with a part of a rule's key: a header's is the same in any case."""
     return key.lower().replace("_", "-") if key.lower().startswith("header:") else key
+
+
+@lru_cache(maxsize=2)
+def _index(ruleset: Ruleset) -> DescriptorIndex:
+    return DescriptorIndex(ruleset.rules)
+
+
+def rule_for(ruleset: Ruleset, domain: str, entries: Entries) -> Rule | None:
+    """The rule for one of Envoy's descriptors: the most specific one of those whose descriptor it is; else the one
+    that its first entry names as `generic_key`, if that is for no descriptors of its own."""
+    rule = _index(ruleset).find(domain, entries)
+    if rule is None and entries and entries[0][0] == NAMED:
+        rule = ruleset.by_name.get(entries[0][1])
+        if rule is not None and (WORD in rule.extra or rule.template is None or rule.mode == "off"):
+            return None
+    return rule
+
+
+class EntriesField(forms.CharField):
+    """Entries of a descriptor, one per line."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            label=gettext_lazy("Descriptor"), required=False, widget=forms.Textarea(attrs={"rows": 3}),
+            help_text=gettext_lazy(
+                "For Envoy: one entry per line, in Envoy's order, for example generic_key=login and remote_address. In "
+                "values, * is any text; a key without a value takes any. The first line may be domain=NAME. If “count "
+                "by” is empty, every descriptor is counted by itself."
+            ),
+        )  # fmt: skip
+
+    def prepare_value(self, value: Any) -> Any:
+        return "\n".join(map(str, value)) if isinstance(value, list) else value
+
+    def to_python(self, value: Any) -> Any:
+        return [line.strip() for line in (super().to_python(value) or "").splitlines() if line.strip()]
+
+
+def _listed(value: Any) -> list[str]:
+    entries = [value] if isinstance(value, str) else value
+    if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
+        right = "write a list of entries, such as ['generic_key=login', 'remote_address']"
+        raise LimitError(f"descriptor is {value!r}; {right}")
+    return list(entries)
+
+
+def _check(rule: Rule) -> None:
+    """Raises if its descriptors do not have what the rule counts, or a function would have to be called."""
+    if rule.template is None:
+        return
+    if callable(rule.template.cost) or not all(isinstance(rate, Rate) for rate in rule.template.rates):
+        word = "cost" if callable(rule.template.cost) else "rate"
+        raise LimitError(f"{word}: a function knows only requests of Django's; of descriptors, write a number", word)
+    for part in () if rule.key is None else unread(rule.key.name, rule.extra[WORD].keys):
+        text = _("The descriptor needs an entry %(entry)s to be counted by “%(key)s”.")
+        if not entry_of(part):
+            text = _("A descriptor cannot be counted by “%(key)s”.")
+        raise LimitError(text, "key", entry=entry_of(part), key=part)
+
+
+def _words(value: Any) -> str:
+    return gettext("for Envoy's descriptor %(entries)s") % {"entries": ", ".join(_listed(value))}
+
+
+DESCRIPTOR = RuleField(
+    WORD, gettext_lazy("descriptor"), EntriesField, _listed, DescriptorPattern.parse, _check, _words
+)  # fmt: skip

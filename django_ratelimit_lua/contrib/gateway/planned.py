@@ -28,6 +28,7 @@ from ...web.overrides import NOTHING, override_kinds, override_subjects
 from ...web.plan import Party, Planner, is_spared
 from ...web.refusal_log import refusal_log
 from .asked import Asked, AskedCharge, write_slot
+from .clients import clients_of
 from .named import Named
 from .problems import ProblemError
 
@@ -136,7 +137,7 @@ class AskedPlanner(Planner):
         raise self._problem
 
     def _gather(self, ruleset: Ruleset) -> None:
-        client = ruleset.clients.get(self._caller.client)
+        client = clients_of(ruleset).get(self._caller.client)
         if client is None:
             raise unauthorised()
         if self._asked.operation == "refund" and not client.may_refund:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from django.apps import AppConfig
+from django.urls import reverse
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ...extension import Extension, register
@@ -11,6 +16,14 @@ from ...extension import Extension, register
 class ReplayExtension(Extension):
     name = "replay"
     verbs = ("django_ratelimit_lua.contrib.replay.verbs.replay",)
+
+    def links(self, request: Any, rule: Any = None) -> Iterable[tuple[str, str]]:
+        """On the form of a rule, the page that tries it on a log, for users who may change the rule."""
+        if rule is None or rule.exempt:
+            return ()
+        if not request.user.has_perm("django_ratelimit_lua.change_ratelimitrule"):
+            return ()
+        return [(gettext("Try on a log"), reverse("admin:ratelimit_replay_replay", args=[rule.pk]))]
 
 
 class ReplayConfig(AppConfig):

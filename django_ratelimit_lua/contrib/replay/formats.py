@@ -1,8 +1,8 @@
 """The formats of access logs: from one line to what is known of its request.
 
 - `combined`: Apache's and nginx's common and combined formats, and gunicorn's own: with the virtual host in front of
-  them or without, and behind them, in any order, what many sites add: the time taken (`0.005`: seconds, as nginx writes
-  it; a whole number: microseconds, as Apache's `%D` is; `rt=0.005`), `X-Forwarded-For` and the host in quotes;
+  them or without, and behind them, in any order, what many sites add: `X-Forwarded-For` and the host in quotes, among
+  other columns;
 - `json`: one object in each line, of nginx (by the names of its variables) or of Caddy;
 - `alb`: of AWS's Application Load Balancer;
 - `tsv`: columns apart by tabs, named in the first line.
@@ -46,7 +46,7 @@ class LogLine(NamedTuple):
     - `moment`: microseconds since 1970; `is_whole`: of which only the second is known;
     - `address`: who asked the server; `forwarded`: `X-Forwarded-For`;
     - `method`: empty where the line has no request that a site could see; `target`: path and query;
-    - `seconds`: the time taken; `headers`: all of them, by their names;
+    - `headers`: all of them, by their names;
     - `size`: about the characters that it keeps.
     """
 
@@ -61,7 +61,6 @@ class LogLine(NamedTuple):
     referer: str | None = None
     agent: str | None = None
     forwarded: str | None = None
-    seconds: float | None = None
     headers: Mapping[str, str] | None = None
     size: int = 0
 
@@ -81,14 +80,13 @@ _COMMON = (
 _COMBINED = re.compile(_COMMON, re.ASCII | re.DOTALL)
 _WITH_HOST = re.compile(rf"(?P<host>\S+) {_COMMON}", re.ASCII | re.DOTALL)
 _ALB = re.compile(
-    rf"\w+ (?P<answered>\S+) \S+ {_ADDRESS} \S+ (?P<t1>\S+) (?P<t2>\S+) (?P<t3>\S+) (?P<status>\d{{3}}|-) \S+ \S+ \S+ "
+    rf"\w+ (?P<answered>\S+) \S+ {_ADDRESS} \S+ \S+ \S+ \S+ (?P<status>\d{{3}}|-) \S+ \S+ \S+ "
     rf"{_REQUEST} {_AGENT}(?: \S+ \S+ \S+ {_QUOTED} {_HOST} {_QUOTED} \S+ (?P<came>\S+))?.*",
     re.ASCII | re.DOTALL,
 )
-_MORE = re.compile(rf'(?<!\s)\s++(?:{_QUOTED}|([^\s"]++))', re.ASCII)
+_MORE = re.compile(rf'(?<!\s)\s++(?:{_QUOTED}|[^\s"]++)', re.ASCII)
 _STATUS = re.compile(r"\d{1,3}", re.ASCII)
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
-_TIME_TAKEN = re.compile(r"(?:rt=|request_time=)?(\d{1,9}\.\d{1,9})|(\d{1,15})", re.ASCII)
 _METHOD = re.compile(r"[A-Za-z][A-Za-z-]{0,30}")
 _NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,9})?", re.ASCII)
 _CLOCK = re.compile(r"\d\d?/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}", re.ASCII)
@@ -109,7 +107,6 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "host": ("http_host", "host", "server_name", "vhost"),
     "referer": ("http_referer", "http_referrer", "referer", "referrer"),
     "agent": ("http_user_agent", "user_agent", "useragent", "agent"),
-    "seconds": ("request_time", "duration", "time_taken", "elapsed"),
 }
 """The names of a field in JSON and in columns: the first that is there counts."""
 
@@ -133,13 +130,12 @@ def _line(fields: Mapping[str, Any], size: int, headers: Mapping[str, str] | Non
     method, target, host_asked = _request(request)
     if query and method and "?" not in target:
         target += f"?{query}"
-    status, seconds = get("status") or "", get("seconds")
+    status = get("status") or ""
     referer, agent, forwarded = get("referer"), get("agent"), get("forwarded")
     return LogLine(
         *at, address, method, target, int(status) if _STATUS.fullmatch(status) else 0, _given(user, user),
         _given(host, host) if host_asked is None else host_asked, _given(referer, referer), _given(agent, agent),
-        _given(forwarded, forwarded), float(seconds) if seconds and _NUMBER.fullmatch(seconds) else None, headers,
-        size + HEADER_SIZE * len(headers or ()),
+        _given(forwarded, forwarded), headers, size + HEADER_SIZE * len(headers or ()),
     )  # fmt: skip
 
 
@@ -223,15 +219,13 @@ def combined(text: str, pattern: re.Pattern[str] = _COMBINED) -> LogLine | None:
 
 
 def _more(text: str) -> dict[str, str]:
-    """The fields behind: a host, `X-Forwarded-For` and the time taken."""
+    """The quoted fields behind: a host and `X-Forwarded-For`."""
     fields: dict[str, str] = {}
     for match in _MORE.finditer(text):
-        quoted, bare = match.groups()
-        if bare is not None:
-            taken = _TIME_TAKEN.fullmatch(bare)
-            if taken is not None:
-                fields.setdefault("seconds", taken[1] or f"{int(taken[2]) / SECOND:f}")
-        elif "forwarded" not in fields and (quoted in ("-", "") or parse_address(quoted.rpartition(",")[2])):
+        quoted = match[1]
+        if quoted is None:
+            continue
+        if "forwarded" not in fields and (quoted in ("-", "") or parse_address(quoted.rpartition(",")[2])):
             fields["forwarded"] = quoted
         elif _is_host(quoted):
             fields.setdefault("host", quoted)
@@ -248,13 +242,9 @@ def alb(text: str) -> LogLine | None:
     if match is None:
         return None
     fields = match.groupdict()
-    taken = [
-        float(part) for part in match.group("t1", "t2", "t3") if _NUMBER.fullmatch(part)
-    ]  # -1: no target was asked.
     fields |= {
         "moment": fields["came"] or fields["answered"], "address": fields["address"].rpartition(":")[0],
         "request": _unescaped(fields["request"]), "agent": _unescaped(fields["agent"]), "host": fields["host"] or "",
-        "seconds": f"{sum(taken):f}" if taken else "",
     }  # fmt: skip
     return _line(fields, len(text))
 
@@ -320,7 +310,7 @@ def columns(head: str) -> Read:
 
 class LogFormat(NamedTuple):
     """What reads the lines of a log. `heads`: how many lines at its beginning are no requests; `knows`: of `host`,
-    `referer`, `agent`, `forwarded`, `headers` and `seconds`, what its lines tell."""
+    `referer`, `agent`, `forwarded` and `headers`, what its lines tell."""
 
     name: str
     read: Read
@@ -329,7 +319,7 @@ class LogFormat(NamedTuple):
 
 
 FORMATS = ("combined", "json", "alb", "tsv")
-_MAYBE = ("host", "referer", "agent", "forwarded", "seconds", "headers")
+_MAYBE = ("host", "referer", "agent", "forwarded", "headers")
 
 
 class UnknownFormatError(ValueError):

@@ -72,18 +72,14 @@ class Log:
     """One log, from a file (also gzipped, whatever it is called), from standard input, or from an open file. A gzipped
     one that is cut or damaged ends with the last whole line before.
 
-    - `most`: after so many bytes, unpacked, it ends; 0: at its own end;
-    - `size`: bytes, 0 where that is not known.
-
-    Raises `UnreadableLogError`.
+    `size`: its bytes; 0 if that is not known. Raises `UnreadableLogError`.
     """
 
-    def __init__(self, name: str, form: str | None = None, file: IO[bytes] | None = None, most: int = 0) -> None:
+    def __init__(self, name: str, form: str | None = None, file: IO[bytes] | None = None) -> None:
         self.name = "standard input" if name == STDIN and file is None else whole(name)
         self.size = 0
         self._is_own = file is None and name != STDIN
         self._buffer: io.BufferedReader | None = None
-        self._most = most
         self._unpacked = 0
         self._end = ""
         try:
@@ -130,12 +126,6 @@ class Log:
         try:
             while line := self._file.readline(MAX_LINE):
                 self._unpacked += len(line)
-                if self._most and self._unpacked > self._most:
-                    text = _(
-                        "unpacked, it is larger than %(mebibytes)d MiB; what follows line %(lines)d is not looked at"
-                    )
-                    self._end = text % {"mebibytes": self._most >> 20, "lines": number}
-                    return
                 number += not is_rest
                 yield number, "" if is_rest else line.decode("utf-8", "replace").rstrip("\r\n")
                 is_rest = not line.endswith(b"\n")

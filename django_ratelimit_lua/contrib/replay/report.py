@@ -59,7 +59,6 @@ def _rule(tally: Tally) -> dict[str, Any]:
         "refused_identities": tally.refused_identities,
         "refused_then": tally.refused_then,
         "refused_both": tally.refused_both,
-        "seconds_refused": round(tally.seconds_refused, 6),
         "busiest_minute": {"from": _iso(busiest.minute), "lines": busiest.lines} if busiest.lines else None,
         "most_refused": [one._asdict() for one in tally.most_refused(MAX_OFFENDERS)],
         "curve": None if curve is None else _curve(curve),
@@ -111,7 +110,7 @@ def page(replayed: Replayed) -> str:
     """The refusal curves of all rules that have one, as a page, each with its numbers as a table."""
     drawn = plots(replayed)
     curves = [(drawn[rule["name"]], rule["curve"]) for rule in as_json(replayed)["rules"] if rule["name"] in drawn]
-    return render("replay.html", {"curves": curves, "style": read_style()})
+    return render("ratelimit_replay/report.html", {"curves": curves, "style": read_style()})
 
 
 def as_text(replayed: Replayed) -> str:
@@ -119,7 +118,7 @@ def as_text(replayed: Replayed) -> str:
     found = _printable(as_json(replayed))
     for rule in found["rules"]:
         rule["percent"] = f"{rule['share']:.2%}"
-    return render("replay.txt", {"found": found}).strip()
+    return render("ratelimit_replay/report.txt", {"found": found}).strip()
 
 
 def _printable(value: Any) -> Any:

@@ -55,7 +55,6 @@ class Tally:
     """What came of the lines that a rule met.
 
     - `refused`, `held`: by its own verdict; `refused_then`: whose status was 429, and `refused_both`: of the refused;
-    - `seconds_refused`: the time that refused requests took, as far as the log has it;
     - `identities`: their digests; `key_parts`: those of its limits; `banned`, `ban_parts`: the same of bans.
     """
 
@@ -65,7 +64,6 @@ class Tally:
     held: int = 0
     refused_then: int = 0
     refused_both: int = 0
-    seconds_refused: float = 0.0
     identities: set[bytes] = field(default_factory=set)
     key_parts: set[bytes] = field(default_factory=set)
     banned: set[bytes] = field(default_factory=set)
@@ -93,7 +91,6 @@ class Tally:
         if refused:
             self.refused += 1
             self.refused_both += was_refused
-            self.seconds_refused += line.seconds or 0.0
             self._refuse(digest, charged.whom, line.agent)
         if self._counter is not None and not self._counter.add(digest, moment):
             self._counter = None

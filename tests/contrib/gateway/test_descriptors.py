@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.contrib.gateway.descriptors import DescriptorPattern, ValuePattern
+from django_ratelimit_lua.contrib.gateway.descriptors import DescriptorPattern, ValuePattern, rule_for
 from django_ratelimit_lua.rules.describe import reading
 from django_ratelimit_lua.rules.rule import Rule, RuleError, compile_rule
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
@@ -22,7 +22,7 @@ def met(*given: dict[str, Any], domain: str = "edge", entries: str) -> str | Non
     """The name of the rule that a descriptor meets; its entries with commas between them."""
     rules = compile_rules([{"rate": "5/m", **rule} for rule in given])
     pairs = tuple((key, value) for key, _, value in (entry.partition("=") for entry in entries.split(",")))
-    rule = Ruleset(rules).for_descriptor(domain, pairs)
+    rule = rule_for(Ruleset(rules), domain, pairs)
     return None if rule is None else rule.name
 
 
@@ -125,7 +125,7 @@ def test_what_is_wrong_is_said_of_its_field(words: dict[str, Any], field: str) -
 def test_an_entry_is_read_that_is_called_like_the_key(key: Any, entries: list[str]) -> None:
     """And the address is Envoy's `remote_address`."""
     rule = compile_rule({**LOGIN, "key": key, "descriptor": entries})
-    assert rule.descriptor == DescriptorPattern.parse(entries)
+    assert rule.extra["descriptor"] == DescriptorPattern.parse(entries)
 
 
 def test_a_rule_says_which_descriptors_it_is_for() -> None:

@@ -45,6 +45,11 @@ LOGIN_RULE = {"name": "login", "descriptor": ["generic_key=login", "remote_addre
 site = test_admin.site
 
 
+def described(*entries: str) -> dict[str, Any]:
+    """What `RateLimitRule.extra` has for a descriptor."""
+    return {"gateway": {"descriptor": list(entries)}}
+
+
 def ask(*descriptors: Any, **more: Any) -> Any:
     """The answer to a question about these."""
     return asyncio.run(_answered(question(*descriptors, **more)))
@@ -251,14 +256,14 @@ def test_of_several_rates_the_status_is_that_of_the_nearest(settings: Any) -> No
 def test_one_count_for_django_and_envoy() -> None:
     """Where a rule counts by a key that an entry has: what Django's views take, Envoy's clients have not, and back."""
     row = RateLimitRule.objects.create(
-        name="site", path="/ok", descriptor="generic_key=site\nremote_address", key="ip", limit=3, unit="h"
+        name="site", path="/ok", extra=described("generic_key=site", "remote_address"), key="ip", limit=3, unit="h"
     )
     descriptor = [("generic_key", "site"), ("remote_address", "203.0.113.1")]
     assert [visits(1, "203.0.113.1"), code(descriptor), visits(1, "203.0.113.1"), code(descriptor)] == [
         [200], OK, [200], OVER,
     ]  # fmt: skip
     assert visits(1, "203.0.113.1") == [429]
-    row.descriptor = ""
+    row.extra = {}
     row.limit = 4
     row.save()
     assert code(descriptor) == OK  # By its name.
@@ -268,7 +273,7 @@ def test_one_count_for_django_and_envoy() -> None:
 def test_overrides_hold_for_descriptors_too() -> None:
     """A block, another limit and an exemption, of an address, a user or a header; also where no rule is met."""
     RateLimitRule.objects.create(
-        name="login", descriptor="generic_key=login\nremote_address\nheader:x-api-key", limit=1, unit="h"
+        name="login", extra=described("generic_key=login", "remote_address", "header:x-api-key"), limit=1, unit="h"
     )
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     RateLimitOverride.objects.create(network="198.51.100.0/24", effect="exempt")
@@ -384,7 +389,7 @@ def test_a_lease_gives_back_its_slot_and_no_other(settings: Any) -> None:
 def test_slots_are_held_across_django_and_envoy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request of Django's that runs takes the place of one of Envoy's, and back."""
     RateLimitRule.objects.create(
-        name="exports", path="/ok", descriptor="generic_key=login\nremote_address", key="ip", limit=1, unit="x",
+        name="exports", path="/ok", extra=described("generic_key=login", "remote_address"), key="ip", limit=1, unit="x",
         algorithm="concurrency",
     )  # fmt: skip
     seen: list[int] = []

@@ -23,7 +23,7 @@ CLIENTS = {
     "decide.go": ["go", "run"],
 }
 MAKE_CLIENT = """
-from django_ratelimit_lua.models import RateLimitClient
+from django_ratelimit_lua.contrib.gateway.models import RateLimitClient
 client = RateLimitClient(name="shop", limits="mail")
 print(client.new_token())
 client.save()

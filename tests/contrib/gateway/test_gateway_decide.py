@@ -24,12 +24,12 @@ from django_ratelimit_lua.contrib.gateway import decide as deciding
 from django_ratelimit_lua.contrib.gateway.asgi import application as alone
 from django_ratelimit_lua.contrib.gateway.asked import read_asked
 from django_ratelimit_lua.contrib.gateway.decide import noting
+from django_ratelimit_lua.contrib.gateway.models import RateLimitClient, token_digest
 from django_ratelimit_lua.contrib.gateway.openapi import document
 from django_ratelimit_lua.contrib.gateway.problems import ProblemError
 from django_ratelimit_lua.limits.call import MOST_COST, Call
 from django_ratelimit_lua.limits.decision import Decision
-from django_ratelimit_lua.models import RateLimitChange, RateLimitClient, RateLimitRule
-from django_ratelimit_lua.models.client import token_digest
+from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.store import Patience, Store
 from django_ratelimit_lua.web.refusal_log import refusal_log
 from tests.asgi import aask, ask
@@ -530,7 +530,7 @@ def test_a_token_is_shown_once_in_the_admin(settings: Any) -> None:
     ]
     browser = Client()
     browser.force_login(User.objects.create_superuser("root"))
-    pages = "/admin/django_ratelimit_lua/ratelimitclient/"
+    pages = "/admin/ratelimit_gateway/ratelimitclient/"
     odd = browser.post(f"{pages}add/", {"name": "shop", "limits": "a*b", "is_active": "on"})
     assert "A star stands only at the end: a*b." in odd.content.decode()
     made = browser.post(f"{pages}add/", {"name": "shop", "limits": "mail*\nsms", "is_active": "on"})

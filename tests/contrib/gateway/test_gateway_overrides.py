@@ -370,10 +370,15 @@ def test_who_has_none_costs_what_it_did(
     assert asked(1)["evalsha"] == 2
 
 
+MODELS = """
+from django_ratelimit_lua.contrib.gateway.models import RateLimitClient
+from django_ratelimit_lua.models import RateLimitOverride
+"""
+
+
 def shell(site: proxies.Site, code: str) -> str:
     """What a process prints that knows the site's models."""
-    code = f"from django_ratelimit_lua.models import RateLimitClient, RateLimitOverride\n{code}"
-    return site.command("shell", command=code, verbosity=0).strip()
+    return site.command("shell", command=f"{MODELS}{code}", verbosity=0).strip()
 
 
 @pytest.mark.parametrize("application", ["alone", "asgi"])

@@ -33,9 +33,8 @@ from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import Limit, ratelimit_exempt
-from django_ratelimit_lua.contrib.replay import deciding
+from django_ratelimit_lua.contrib.replay import Log, Replayed, ReplayTooSlowError, deciding, replay
 from django_ratelimit_lua.contrib.replay import places as places_module
-from django_ratelimit_lua.contrib.replay.api import Log, Replayed, ReplayTooSlowError, replay
 from django_ratelimit_lua.contrib.replay.places import RefusalCounter
 from django_ratelimit_lua.contrib.replay.report import as_json, as_text
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
@@ -470,6 +469,13 @@ def test_what_is_wrong_is_said(arguments: list[str], problem: str, tmp_path: Pat
     with pytest.raises(CommandError) as raised:
         command(*arguments, *redis_url)
     assert problem in str(raised.value)
+
+
+def test_a_replay_without_urls_asks_for_them(settings: Any) -> None:
+    """A project of workers alone has no `ROOT_URLCONF`, and rules match by URL."""
+    del settings.ROOT_URLCONF
+    with pytest.raises(CommandError, match="set ROOT_URLCONF"):
+        command("access.log", "--rate", "5/m")
 
 
 def test_mistakes_in_a_file_of_rules_are_said_with_its_name(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from ....web.headers import limit_headers
 from ....web.overrides import Sender, override_kinds, override_subjects
 from ....web.plan import Party, Planner, is_never_banned
 from ....web.responses import brief_refusal
-from ..descriptors import unread
+from ..descriptors import rule_for, unread
 from ..users import STRANGER
 from . import messages
 from .lease import CONFIRM, LEASE, Lease, read_leases, write_lease
@@ -138,7 +138,7 @@ def _by_met(charges: Sequence[PlannedCharge]) -> dict[int, list[int]]:
 def _charges(met: Met, ruleset: Ruleset) -> list[PlannedCharge]:
     """What a descriptor is charged by these rules."""
     asked, met.is_unlimited = met.asked, False
-    rule = ruleset.for_descriptor(asked.domain, asked.entries)
+    rule = rule_for(ruleset, asked.domain, asked.entries)
     if rule is not None and rule.template is None:
         met.is_unlimited = asked.rate is None
         rule = None

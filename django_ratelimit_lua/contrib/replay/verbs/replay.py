@@ -23,9 +23,10 @@ from ....rules.rule import compile_rule
 from ....rules.ruleset import Ruleset, compile_rules
 from ....store import Store, store_at
 from ....testing.server import Server
-from ..api import Log, Progress, Replayed, ReplayTooSlowError, UnreadableLogError
-from ..api import replay as replay_logs
+from ..deciding import Progress, Replayed, ReplayTooSlowError
+from ..deciding import replay as replay_logs
 from ..formats import FORMATS
+from ..reading import Log, UnreadableLogError
 from ..report import as_json, as_text, page, plots
 
 REFRESH_SECONDS = 0.2

@@ -15,10 +15,10 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..models import RateLimitClient
-from ..models.audit import acting
-from .base import ActingAdmin
-from .times import moment_element
+from ...admin.base import ActingAdmin
+from ...admin.times import moment_element
+from ...models.audit import acting
+from .models import RateLimitClient
 
 
 @admin.action(description=gettext_lazy("Revoke: their tokens are refused"), permissions=["change"])
@@ -31,6 +31,7 @@ def revoke(modeladmin: Any, request: HttpRequest, queryset: Any) -> None:
     messages.success(request, _("Revoked, from the next request on."))
 
 
+@admin.register(RateLimitClient)
 class ClientAdmin(ActingAdmin):
     """Who may ask the gateway, about what, and when it last did."""
 
@@ -40,7 +41,6 @@ class ClientAdmin(ActingAdmin):
     fields = ("name", "limits", "may_refund", "is_active", "used")
     readonly_fields = ("used",)
     actions = (revoke,)
-    change_form_template = "admin/django_ratelimit_lua/ratelimitclient/change_form.html"
 
     @admin.display(description=gettext_lazy("may ask"))
     def may_ask(self, client: RateLimitClient) -> SafeString:
@@ -55,7 +55,7 @@ class ClientAdmin(ActingAdmin):
     def get_urls(self) -> list[Any]:
         """Another token, beside Django's pages."""
         view = self.admin_site.admin_view(self.token_view)
-        return [path("<int:pk>/token/", view, name="django_ratelimit_lua_token"), *super().get_urls()]
+        return [path("<int:pk>/token/", view, name="ratelimit_gateway_token"), *super().get_urls()]
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Save; a new one gets its token, which is on the next page and nowhere else."""
@@ -86,8 +86,8 @@ class ClientAdmin(ActingAdmin):
             "media": self.media,
             "client": client,
             "token": token,
-            "back": reverse("admin:django_ratelimit_lua_ratelimitclient_changelist", current_app=self.admin_site.name),
+            "back": reverse("admin:ratelimit_gateway_ratelimitclient_changelist", current_app=self.admin_site.name),
         }
         request.current_app = self.admin_site.name
-        template = "admin/django_ratelimit_lua/ratelimitclient/token.html"
+        template = "admin/ratelimit_gateway/ratelimitclient/token.html"
         return TemplateResponse(request, template, context, headers={"Cache-Control": "no-store"})

@@ -1,4 +1,4 @@
-"""Trying a rule on an access log that is uploaded: what the rule would have done, and what every other limit would."""
+"""The page that tries a rule on an uploaded access log: what the rule and every other limit would have refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 from django import forms
-from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
@@ -14,27 +13,25 @@ from django.urls import path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...admin.pages import page_response
+from ...admin.pages import Page, page_response, register_page
 from ...conf import conf
 from ...exceptions import StoreError
 from ...models import RateLimitRule
 from ...rules.rule import compile_rule
 from ...rules.ruleset import Ruleset
 from ...store import get_store
-from .api import Log, ReplayTooSlowError, UnreadableLogError, replay
+from .deciding import ReplayTooSlowError, replay
+from .reading import Log, UnreadableLogError
 from .report import as_json, plots
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Bytes of a log, as it is sent: a gzipped one may be larger once it is unpacked."""
-MAX_UNPACKED = 1024 * 1024 * 1024
-"""Bytes of a log, once it is unpacked: no page has time for more, and a file of 64 MiB can hold a thousand times that.
-"""
+"""Maximum size of an upload. A gzipped log may be larger once it is unpacked."""
 MAX_SECONDS = 20.0
-"""For how long a page may take; what the log has beyond that is not looked at, and the page says so."""
+"""Maximum time for a page. It shows the part of the log that was replayed until then, and reports that it is a part."""
 
 
 class LogForm(forms.Form):
-    """A log to try a rule on."""
+    """The log that a rule is tried on."""
 
     log = forms.FileField(
         label=gettext_lazy("Access log"),
@@ -42,29 +39,39 @@ class LogForm(forms.Form):
     )
 
     def clean_log(self) -> Any:
-        """Refuse a log that is too large for a page."""
+        """Reject a log that is too large for a page."""
         log = self.cleaned_data["log"]
         if log.size > MAX_BYTES:
             raise forms.ValidationError(_("The log is larger than 64 MiB. Use manage.py ratelimit replay."))
         return log
 
 
-class LogReplay(admin.ModelAdmin):  # type: ignore[type-arg]
-    """The part of the admin of rules that tries one on a log."""
+class ReplayPage(Page):
+    """A rule, as it is saved, tried on a log. Nothing of the log is kept. The form of the rule links here."""
+
+    class Media:
+        css = {"all": ("ratelimit_replay/replay.css",)}  # noqa: RUF012
+
+    @staticmethod
+    def may_see(request: HttpRequest) -> bool:
+        return bool(request.user.has_perm("django_ratelimit_lua.change_ratelimitrule"))
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """No entry in the index, which knows no rule."""
+        return False
 
     def get_urls(self) -> list[Any]:
-        """The page of a rule's replay, beside Django's pages."""
-        view = self.admin_site.admin_view(self.replay_view)
-        return [path("<int:pk>/replay/", view, name="django_ratelimit_lua_replay"), *super().get_urls()]
+        view = self.admin_site.admin_view(self.rule_view)
+        return [path("<int:pk>/", view, name="ratelimit_replay_replay")]
 
-    def replay_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """What a rule, as it is saved, would have done to the requests of a log; nothing of the log is kept."""
-        rule = get_object_or_404(RateLimitRule, pk=pk)
-        if not self.has_change_permission(request, rule):
+    def rule_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        if not self.may_see(request):
             raise PermissionDenied
+        rule = get_object_or_404(RateLimitRule, pk=pk)
         form = LogForm(request.POST or None, request.FILES or None)
         context: dict[str, Any] = {
             "title": _("Try “%(rule)s” on a log") % {"rule": rule.name},
+            "opts": RateLimitRule._meta,
             "rule": rule,
             "form": form,
         }
@@ -75,14 +82,14 @@ class LogReplay(admin.ModelAdmin):  # type: ignore[type-arg]
                 form.add_error("log", str(error))
             except StoreError as error:
                 form.add_error(None, _("Redis is unavailable: %s") % error)
-        return page_response(self, request, "ratelimitrule/replay.html", context)
+        return page_response(self, request, "replay.html", context)
 
 
 def replay_rule(rule: RateLimitRule, file: Any) -> dict[str, Any]:
-    """What the page shows of a rule's replay. Raises what `replay` does."""
+    """Return what the page shows of a rule's replay. Raises what `replay` raises."""
     ruleset = Ruleset([compile_rule({**rule.declared(), "mode": "enforce"}, plain=True)])
     ends = time.monotonic() + MAX_SECONDS
-    log = Log(file.name or "log", file=file.file, most=MAX_UNPACKED)
+    log = Log(file.name or "log", file=file.file)
     try:
         replayed = replay(
             [log], ruleset, get_store(background=True), trusted=conf.TRUSTED_PROXIES, draws=True,
@@ -94,3 +101,6 @@ def replay_rule(rule: RateLimitRule, file: Any) -> dict[str, Any]:
     counted = next((each for each in found["rules"] if each["lines"]), None)
     plot = plots(replayed).get(rule.name) if counted else None
     return {"found": found, "counted": counted, "plot": plot}
+
+
+register_page("Replay", gettext_lazy("Try on a log"), ReplayPage, "ratelimit_replay")

@@ -11,8 +11,7 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from .audit import AuditedModel, AuditedQuerySet, Declared
-from .change import RateLimitChange
+from ...models.audit import AuditedModel, AuditedQuerySet, Declared
 
 PREFIX = "rl_"
 """What every token begins with, so that scanners of leaked secrets find it."""
@@ -33,7 +32,7 @@ def token_digest(token: str) -> str:
 class RateLimitClient(AuditedModel):
     """A service that asks the gateway. Only a digest of its token is kept."""
 
-    CHANGE_KIND = RateLimitChange.Kind.CLIENT
+    CHANGE_KIND = "client"
 
     name = models.CharField(_("name"), max_length=200, unique=True, help_text=_("The service that asks."))
     limits = models.TextField(

@@ -1,0 +1,36 @@
+"""Clients of the gateway as they are published: who may ask about which limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ...rules.ruleset import Ruleset
+
+
+class Client(NamedTuple):
+    """A service that may ask the gateway about limits of these names, of which a star at the end is any rest.
+    `may_refund`: whether it may give units back."""
+
+    name: str
+    limits: tuple[str, ...]
+    may_refund: bool = False
+
+    def may_ask(self, name: str) -> bool:
+        """Whether it may ask about the limit of that name.
+
+        >>> [Client("mailer", ("mail*", "sms")).may_ask(name) for name in ("mail.daily", "sms", "sms2")]
+        [True, True, False]
+        """
+        return any(name.startswith(limit[:-1]) if limit.endswith("*") else name == limit for limit in self.limits)
+
+
+def read_clients(part: Any) -> dict[str, Client]:
+    """What is published, by the digest of the token."""
+    return {each["digest"]: Client(each["name"], (*each["limits"],), each["may_refund"] is True) for each in part}
+
+
+def clients_of(ruleset: Ruleset) -> Mapping[str, Client]:
+    """The clients that may ask, by the digest of the token."""
+    clients: Mapping[str, Client] = ruleset.parts.get("gateway") or {}
+    return clients

@@ -1,0 +1,30 @@
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+
+    initial = True
+
+    dependencies = [
+    ]
+
+    operations = [
+        migrations.CreateModel(
+            name='RateLimitClient',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(help_text='The service that asks.', max_length=200, unique=True, verbose_name='name')),
+                ('limits', models.TextField(help_text='Names of rules and limits, one per line. A star at the end is any rest: mail* or a single *.', verbose_name='may ask')),
+                ('may_refund', models.BooleanField(db_default=False, default=False, help_text='By the operation refund. It can lift every limit that the service may ask about.', verbose_name='may give units back')),
+                ('is_active', models.BooleanField(default=True, help_text='Not active: its token is refused, from the next request on.', verbose_name='active')),
+                ('digest', models.CharField(editable=False, max_length=64, unique=True, verbose_name='digest of the token')),
+                ('created_at', models.DateTimeField(auto_now_add=True, verbose_name='created at')),
+                ('last_used', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='last used')),
+            ],
+            options={
+                'verbose_name': 'client of the gateway',
+                'verbose_name_plural': 'clients of the gateway',
+                'ordering': ('name',),
+            },
+        ),
+    ]

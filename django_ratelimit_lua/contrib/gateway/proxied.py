@@ -1,0 +1,52 @@
+"""Which rules apply to requests that a proxy describes, and why the others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from django.utils.translation import gettext as _
+
+from ...limits.rate import Rate
+from ...rules.paths import PathIndex
+from ...rules.rule import Rule
+from ...rules.ruleset import Ruleset
+from .conf import settings
+
+
+def unknown(rule: Rule, *, is_user_known: bool) -> list[str]:
+    """What the rule needs and a proxy cannot know of a request; if there is anything, the rule does not apply. "end":
+    slots are held until the request is over. `is_user_known`: a header of the proxy names the user."""
+    rates = () if rule.template is None else rule.template.rates
+    needs = {
+        "route": rule.route is not None or rule.needs_route,
+        "user": rule.needs_user and not is_user_known,
+        "session": rule.needs_session,
+        "body": any(key.needs_body for key in rule.keys),
+        "end": any(isinstance(rate, Rate) and rate.is_slots for rate in rates),
+    }
+    return [what for what, is_needed in needs.items() if is_needed]
+
+
+@lru_cache(maxsize=4)
+def _index(ruleset: Ruleset, is_user_known: bool) -> PathIndex:
+    return PathIndex([rule for rule in ruleset.at_paths if not unknown(rule, is_user_known=is_user_known)])
+
+
+def rules_at(ruleset: Ruleset, path: str, *, is_user_known: bool) -> Sequence[Rule]:
+    """The rules for a path that apply to requests that a proxy describes, in their order."""
+    return _index(ruleset, is_user_known).matching(path)
+
+
+def lacking(rule: Rule) -> str:
+    """What a proxy lacks to apply a rule, in words; empty if nothing, or if no proxy asks for its places."""
+    if settings.GATEWAY_DIALECT is None or not rule.is_for_requests or rule.mode == "off":
+        return ""
+    words = {
+        "route": _("the route"),
+        "user": _("who is logged in"),
+        "session": _("the session"),
+        "body": _("fields of the body"),
+        "end": _("when the request is over"),
+    }
+    return ", ".join(words[what] for what in unknown(rule, is_user_known=settings.GATEWAY_USER_HEADER is not None))

@@ -1,0 +1,114 @@
+"""What becomes of the fields of rules when their annex is removed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django.test import Client
+
+from django_ratelimit_lua import extension
+from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
+from django_ratelimit_lua.operations.rules_yaml import export, plan
+from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.rules import provider
+from django_ratelimit_lua.rules.rule import RuleError
+from django_ratelimit_lua.rules.ruleset import settings_rules
+from tests.acceptance import test_admin
+from tests.acceptance.test_admin import RULES, given, visits
+
+site = test_admin.site
+EDGE = {"gateway": {"descriptor": ["generic_key=edge"]}}
+LINE = 'Add "django_ratelimit_lua.contrib.gateway" to INSTALLED_APPS'
+
+
+WITHOUT = """
+from importlib import import_module
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+settings.configure(INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratelimit_lua"])
+for name in ("asgi", "urls"):
+    try:
+        import_module(f"django_ratelimit_lua.contrib.gateway.{name}")
+    except ImproperlyConfigured as error:
+        print(error)
+"""
+
+
+@contextmanager
+def removed() -> Iterator[None]:
+    """As if the project had never installed an annex."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(extension, "extensions", [])
+        yield
+
+
+def warnings() -> list[tuple[str, str]]:
+    found = run_checks(tags=["database"], databases=["default"])
+    return [(message.msg, message.hint) for message in found if message.id == "django_ratelimit_lua.W029"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_field_outlives_its_annex(operator: Client) -> None:
+    """Other fields are edited and restored meanwhile. A check warns, and the sentence of the rule names the line."""
+    edge = RateLimitRule.objects.create(name="edge", extra=EDGE, limit=1, unit="h")
+    site = RateLimitRule.objects.create(name="site", extra=EDGE, path="/ok", key="ip", limit=1, unit="h")
+    first = RateLimitChange.objects.get(object_id=edge.pk)
+    assert warnings() == []
+    with removed():
+        ((warning, hint),) = warnings()
+        assert "descriptor of the rules 'edge', 'site' is ignored" in warning
+        assert LINE in hint
+        for rule in (edge, site):
+            form = given(name=rule.name, path=rule.path, key=rule.key, limit=2, description="now for 2")
+            assert operator.post(f"{RULES}{rule.pk}/change/", form).status_code == 302
+        assert f"descriptor ({LINE})" in RateLimitRule.objects.get(pk=edge.pk).reading()
+        assert RateLimitRule.objects.get(pk=edge.pk).extra == EDGE
+        operator.post(f"{RULES}restore/{first.pk}/")
+    edge.refresh_from_db()
+    assert (edge.limit, edge.extra, edge.declared()["descriptor"]) == (1, EDGE, ["generic_key=edge"])
+    assert RateLimitRule.objects.get(pk=site.pk).extra == EDGE
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("more", [{}, {"mode": "off"}, {"limit": 0}])
+def test_an_ignored_place_is_no_place(more: dict[str, Any]) -> None:
+    """A rule of which nothing else says where it applies limits no request and no call site; another goes on."""
+    words = {"limit": 1, "unit": "h", "extra": EDGE}
+    for name in ("ok", "edge"):
+        RateLimitRule.objects.create(**words | {"name": name} | more)
+    RateLimitRule.objects.create(**words, name="site", path="/ok", key="ip")
+    with removed():
+        publish()
+        rules = provider.load()
+        assert ({"ok", "edge", "site"} & {*rules.by_name}, rules.problems) == ({"site"}, [])
+        assert visits(2) == [200, 429]
+
+
+@pytest.mark.django_db
+def test_its_words_are_errors_in_settings_and_yaml(settings: Any) -> None:
+    """Each names the line to add."""
+    RateLimitRule.objects.create(name="edge", extra=EDGE, limit=1, unit="h")
+    text = export()
+    assert plan(text) == []
+    settings.RATELIMIT_RULES = [{"name": "edge", "descriptor": ["generic_key=edge"], "rate": "1/h"}]
+    assert settings_rules()
+    with removed():
+        for attempt in (settings_rules, lambda: plan(text)):
+            with pytest.raises((ImproperlyConfigured, RuleError), match=LINE):
+                attempt()
+
+
+def test_its_urls_and_its_server_need_the_app() -> None:
+    """The error names the line to add."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        f"django_ratelimit_lua.contrib.gateway.asgi is served, but the app is not installed. {LINE}.",
+        f"django_ratelimit_lua.contrib.gateway.urls is included, but the app is not installed. {LINE}.",
+    ]
