@@ -107,7 +107,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'rule',
                 'verbose_name_plural': 'rules',
                 'ordering': ('order', 'name'),
-                'permissions': (('view_identities', 'May see the names of identities in statistics'),),
+                'permissions': (('view_identities', 'May see the names of identities'),),
             },
         ),
         migrations.CreateModel(
