@@ -12,13 +12,13 @@ from .pages import register_page
 from .processes import ProcessPage
 from .rules import RuleAdmin
 from .slots import SlotPage
-from .statistics import StatisticsPages
+
+__all__ = ["base", "pages", "times"]
 
 admin.site.register(RateLimitRule, RuleAdmin)
 admin.site.register(RateLimitOverride, OverrideAdmin)
 admin.site.register(RateLimitChange, ChangeAdmin)
 register_page("Inspector", _("Inspector"), InspectorPage)
-register_page("Statistics", _("Statistics"), StatisticsPages)
 register_page("Bans", _("Bans"), BanPage)
 register_page("Slots", _("Slots"), SlotPage)
 register_page("Processes", _("Processes"), ProcessPage)

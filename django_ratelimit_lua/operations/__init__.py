@@ -1,6 +1,5 @@
 """What the admin and the commands share, for scripts and views of your own as well."""
 
-from ..contrib.statistics.reading import refusal_counts
 from ..identity.address import ClientAddress, client_address
 from ..identity.text import normalised
 from ..process.tasks import finish
@@ -23,15 +22,19 @@ __all__ = [
     "RuleError",
     "active_bans",
     "ahealth",
+    "call_sites",
     "client_address",
     "compile_rule",
+    "curve",
     "explain",
     "finish",
     "health",
     "lift_bans",
     "normalised",
     "open_reference",
+    "plot",
     "publish",
     "reading",
-    "refusal_counts",
+    "rules_yaml",
+    "words",
 ]
