@@ -14,6 +14,8 @@ from .rules import RuleAdmin
 from .slots import SlotPage
 from .statistics import StatisticsPages
 
+__all__ = ["base", "pages", "times"]
+
 admin.site.register(RateLimitRule, RuleAdmin)
 admin.site.register(RateLimitOverride, OverrideAdmin)
 admin.site.register(RateLimitChange, ChangeAdmin)

@@ -22,7 +22,7 @@ from django_ratelimit_lua.contrib.gateway.asgi import application as alone
 from django_ratelimit_lua.contrib.gateway.check import check as check_view
 from django_ratelimit_lua.contrib.gateway.vouched import DIALECTS
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from tests.asgi import aask, ask
+from tests.contrib.gateway.asgi import aask, ask
 from tests.contrib.gateway.proxies import SECRET, Answer
 from tests.examples import examples
 

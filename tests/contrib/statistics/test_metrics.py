@@ -24,7 +24,6 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.checks import check_settings
 from django_ratelimit_lua.contrib.statistics import writing
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.extension import Extension, Metric
@@ -52,15 +51,6 @@ PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 needs_prometheus = pytest.mark.skipif(
     not PROMETHEUS or not PROMTOOL, reason="NO PROMETHEUS TEST: prometheus is not installed (Debian: prometheus)"
 )
-
-
-@pytest.mark.parametrize("token", ["too-short", "not as a header has it"])
-def test_a_token_that_no_header_can_carry_is_an_error(token: str, settings: Any) -> None:
-    """At `check`."""
-    settings.RATELIMIT_METRICS_TOKEN = token
-    (error,) = check_settings()
-    assert error.id == "django_ratelimit_lua.E001"
-    assert "RATELIMIT_METRICS_TOKEN is a str: must be text of 16 or more" in error.msg
 
 
 class Gauges(Extension):
