@@ -31,7 +31,6 @@ from struct import Struct
 from typing import Any
 
 from ..conf import conf
-from ..contrib.statistics.prometheus import Collector
 from ..exceptions import StoreError
 from ..identity.names import Name
 from ..limits.algorithms.concurrency import SLOT_SIZE, lasts_us
@@ -496,4 +495,3 @@ def forget_slots(key: bytes, digests: Collection[str]) -> int:
 
 
 held_slots = HeldSlots()
-Collector.in_flight = staticmethod(in_flight)

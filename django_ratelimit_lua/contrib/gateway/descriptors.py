@@ -211,7 +211,7 @@ class EntriesField(forms.CharField):
 
     def __init__(self) -> None:
         super().__init__(
-            label=gettext_lazy("Descriptor"), required=False, widget=forms.Textarea(attrs={"rows": 3}),
+            required=False, widget=forms.Textarea(attrs={"rows": 3}),
             help_text=gettext_lazy(
                 "For Envoy: one entry per line, in Envoy's order, for example generic_key=login and remote_address. In "
                 "values, * is any text; a key without a value takes any. The first line may be domain=NAME. If “count "
@@ -224,6 +224,9 @@ class EntriesField(forms.CharField):
 
     def to_python(self, value: Any) -> Any:
         return [line.strip() for line in (super().to_python(value) or "").splitlines() if line.strip()]
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return super().has_changed(initial or [], data)
 
 
 def _listed(value: Any) -> list[str]:

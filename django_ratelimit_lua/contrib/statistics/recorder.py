@@ -15,6 +15,7 @@ from threading import Lock, RLock
 from typing import Any
 
 from ...conf import conf
+from ...engine.decide import PlannedCharge
 from ...exceptions import StoreError
 from ...identity.names import Name, is_short, shown
 from ...identity.request_state import RequestState
@@ -24,7 +25,7 @@ from ...process.forks import renew_after_fork
 from ...store import FLUSH_SECONDS, Patience, failures, flusher, get_store
 from .buckets import TIME_BOUNDS, units_bucket
 from .keys import MAX_NAMES, MINUTE, OTHER
-from .results import ALLOWED, FAILED, FREE, Counted, result_of, results_of
+from .results import ALLOWED, FAILED, FREE, result_of, results_of
 from .writing import Writer
 
 NEAR = 0.8
@@ -65,7 +66,7 @@ class Person:
 
     __slots__ = ("_identity", "_name", "allowed", "is_client", "mark", "refused", "rule", "units")
 
-    def __init__(self, planned: Counted, *, is_client: bool = True) -> None:
+    def __init__(self, planned: PlannedCharge, *, is_client: bool = True) -> None:
         identity = planned.identity
         self._identity, self._name = identity, None
         self.is_client = is_client and identity is not None
@@ -106,7 +107,7 @@ class RequestCount:
     minute: int = 0
 
 
-Decided = tuple[Sequence[Counted], Decision, float, Sequence[Counted], RequestCount | None]
+Decided = tuple[Sequence[PlannedCharge], Decision, float, Sequence[PlannedCharge], RequestCount | None]
 
 _BUCKETS = tuple(map(units_bucket, range(4096)))
 """Looked up, not computed, for all but very large limits."""
@@ -135,10 +136,10 @@ class Recorder:
 
     def add(
         self,
-        planned: Sequence[Counted],
+        planned: Sequence[PlannedCharge],
         decision: Decision,
         seconds: float,
-        exempt: Sequence[Counted] = (),
+        exempt: Sequence[PlannedCharge] = (),
         state: RequestState | None = None,
     ) -> None:
         """Count a decision: see `Extension.on_decision`."""
@@ -259,7 +260,7 @@ class Recorder:
             kind = (OTHER, *kind[1:])
         return kinds.setdefault(kind, Hits())
 
-    def _meet(self, counted: Counted, period: int) -> Person:
+    def _meet(self, counted: PlannedCharge, period: int) -> Person:
         people = self._tables.people
         name = shortened(counted.name)
         digest = counted.charge.digest
@@ -319,7 +320,7 @@ class Recorder:
         return is_left
 
 
-def _names_near(planned: Sequence[Counted], states: Sequence[LimitState]) -> set[str]:
+def _names_near(planned: Sequence[PlannedCharge], states: Sequence[LimitState]) -> set[str]:
     pairs = zip(planned, states, strict=False)
     return {one.name for one, state in pairs if state.used >= NEAR * one.charge.limit.rate.limit}
 
