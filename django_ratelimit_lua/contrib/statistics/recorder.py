@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from threading import Lock, RLock
 from typing import Any
@@ -271,6 +271,15 @@ class Recorder:
             if len(people) >= MAX_PEOPLE + MAX_NAMES:
                 name = OTHER
         return people.setdefault((name, period, digest), Person(counted, is_client=not is_full))
+
+    def forget(self, digests: Collection[bytes]) -> None:
+        """Drop what is not written yet about these clients."""
+        with self._flushing, self._lock:
+            self._count_queue()
+            people = self._tables.people
+            for key in [key for key in people if key[2] in digests]:
+                del people[key]
+            self._writer.forget(digests)
 
     def clear(self) -> None:
         """Drop what was not written yet; for tests, whose servers come and go."""

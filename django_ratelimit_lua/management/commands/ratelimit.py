@@ -20,6 +20,7 @@ from ..verbs import (  # noqa: F401 - each module declares its verbs
     Printer,
     Verb,
     bans,
+    forget,
     health,
     history,
     overrides,
