@@ -507,6 +507,7 @@ def main() -> None:
     import django
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    os.environ.setdefault("RATELIMIT_TEST_ANNEXES", "breakers")
     django.setup()
     wanted = sys.argv[1:] or [name for name in FAULTS if LIBFAKETIME or "clock" not in name]
     outcomes = {}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import pkgutil
 import sys
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import WeakMethod, ref
 
+import django_ratelimit_lua
 from django_ratelimit_lua import signals
+from django_ratelimit_lua.extension import ANNEXES, is_installed
 
 NAME = "django_ratelimit_lua"
 _CONTAINERS = (dict, list, tuple, set, frozenset, types.CellType, types.MethodType, types.MappingProxyType)
@@ -52,6 +56,23 @@ def _next(found: Any) -> Iterator[tuple[str, Any]]:
         for value in gc.get_referents(found):
             if not any(value is one for one in named):
                 yield f"<{type(value).__name__}>", value
+
+
+def is_available(module: str) -> bool:
+    """Whether a module is of the core, or of an annex that is installed."""
+    return not module.startswith(tuple(f"{NAME}.contrib.{name}" for name in ANNEXES if not is_installed(name)))
+
+
+def names_of_modules() -> list[str]:
+    """Return the modules of the core and of the annexes that are installed."""
+    names = (module.name for module in pkgutil.walk_packages(django_ratelimit_lua.__path__, f"{NAME}."))
+    return [name for name in names if is_available(name)]
+
+
+def import_all() -> None:
+    """Import these modules."""
+    for name in names_of_modules():
+        importlib.import_module(name)
 
 
 def modules() -> list[tuple[str, types.ModuleType]]:

@@ -13,6 +13,8 @@ from .processes import ProcessPage
 from .rules import RuleAdmin
 from .slots import SlotPage
 
+__all__ = ["base", "pages", "times"]
+
 admin.site.register(RateLimitRule, RuleAdmin)
 admin.site.register(RateLimitOverride, OverrideAdmin)
 admin.site.register(RateLimitChange, ChangeAdmin)

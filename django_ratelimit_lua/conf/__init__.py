@@ -21,6 +21,8 @@ from ..limits.values import Check, Choice, Number, Whole, or_none
 from .callables import find
 from .changes import on_change
 
+__all__ = ["Setting", "Table", "callables", "changes", "conf", "header", "proxies", "token", "tokens"]
+
 T = TypeVar("T")
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 

@@ -15,6 +15,8 @@ from django.utils.functional import Promise
 
 from ..conf import conf
 
+__all__ = ["Identity", "address", "digest", "forwarded", "keys", "names", "request_state", "routes", "sent"]
+
 Identity = Union[str, bytes, int, float, uuid.UUID, None, Promise, tuple["Identity", ...], list["Identity"]]  # noqa: UP007
 DIGEST_SIZE = 16
 

@@ -1,1 +1,3 @@
 """`manage.py` commands."""
+
+__all__ = ["arguments", "verbs"]

@@ -11,4 +11,7 @@ __all__ = [
     "RateLimitRevision",
     "RateLimitRule",
     "RateLimitTier",
+    "audit",
+    "override",
+    "rate_fields",
 ]

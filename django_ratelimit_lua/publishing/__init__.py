@@ -1,1 +1,3 @@
 """From the database to Redis."""
+
+__all__ = ["cleanup", "publish"]

@@ -18,7 +18,7 @@ from ..engine.deny_cache import deny_cache
 from ..rules.provider import start_fresh, take_back
 from .server import Server
 
-__all__ = ["Server", "move_clock", "override_ratelimits"]
+__all__ = ["Server", "move_clock", "override_ratelimits", "server"]
 
 _serial = itertools.count(1)
 

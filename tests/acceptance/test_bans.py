@@ -19,8 +19,6 @@ from django.utils import translation
 from rest_framework.views import APIView
 
 from django_ratelimit_lua import Decision, LimitError, RateLimiter, ratelimit
-from django_ratelimit_lua.contrib.statistics.reading import Span, total
-from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.engine.decide import answered, build_call
 from django_ratelimit_lua.engine.deny_cache import deny_cache
 from django_ratelimit_lua.engine.run import run
@@ -259,17 +257,6 @@ def test_headers_say_that_nothing_is_left(rf: RequestFactory, settings: Any) -> 
     assert answer.status_code == 429
     assert answer["RateLimit"].startswith('"g";r=0;t=')
     assert int(answer["RateLimit"].rpartition("=")[2]) == int(answer["Retry-After"])
-
-
-def test_bans_are_counted_as_a_result_of_their_own() -> None:
-    """Refusals of the limit and of its ban are told apart, and both are refusals."""
-    limiter = login()
-    for _ in range(12):
-        limiter.hit("ada")
-    recorder.flush()
-    now = int(time.time())
-    counts = total("login", Span(now - 3600, now + 60, 60))
-    assert (counts.allowed, counts.counts["r"], counts.counts["g"], counts.refused) == (2, 3, 7, 10)
 
 
 def test_throttles_ban(rf: RequestFactory, settings: Any) -> None:

@@ -18,7 +18,6 @@ import pytest
 from django.core.cache import cache as django_cache
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.contrib.statistics.report import one, overview
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import ProcessShare
 from django_ratelimit_lua.exceptions import StoreError
@@ -178,18 +177,6 @@ def test_identities_in_several_slots_are_decided_as_one_server_would(
             )
             if not our.allowed and not mine.allowed:
                 assert mine.retry_after == its.retry_after
-
-
-@pytest.mark.django_db(transaction=True)
-def test_statistics_are_read_from_all_masters(cluster: Cluster) -> None:
-    """Those of each name from whoever has its slot."""
-    for number in range(12):
-        limiter = RateLimiter(f"seen-{number:02}", "1/h")
-        assert [limiter.hit("ada").allowed for _ in range(2)] == [True, False]
-    for sort in ("name", "people", "now"):
-        rows = [row for row in overview(sort, "seen-").rows if row.name.startswith("seen-")]
-        assert [(row.requests, row.refused, row.people_refused) for row in rows] == [(2, 1, 1)] * 12
-    assert [point.refused for point in one("seen-03", "hour").points if point.refused] == [1]
 
 
 def test_a_crowd_on_two_slots_is_never_admitted_beyond_the_tighter_one(cluster: Cluster) -> None:

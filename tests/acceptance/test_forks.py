@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging.handlers
 import os
-import pkgutil
 import signal
 import socket
 import threading
@@ -21,10 +19,7 @@ import redis.asyncio.connection
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
-import django_ratelimit_lua
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.contrib.statistics.reading import refusal_counts
-from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.engine.leases import leases
@@ -38,7 +33,7 @@ from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.store.cluster import Cluster
 from django_ratelimit_lua.testing.server import Server
 from tests.calls import decide
-from tests.kept import kept
+from tests.kept import import_all, kept
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks")
 
@@ -101,7 +96,7 @@ def view(request: HttpRequest) -> HttpResponse:
 
 def everything(name: str, redis_is: str = "there") -> Callable[[], None]:
     """Decide in every way there is: by views and limiters, blocking and not, from Redis, leases, parts, the deny cache
-    and shares; load rules, and forget. Where Redis is there: tally, and say that this process is."""
+    and shares; load rules, and forget. Where Redis is there: say that this process is."""
     limiters = [
         RateLimiter("plain", "3/h"),
         RateLimiter("log", "50/h", algorithm="sliding_log"),
@@ -121,7 +116,6 @@ def everything(name: str, redis_is: str = "there") -> Callable[[], None]:
             view(RequestFactory().get("/", REMOTE_ADDR="192.0.2.1"))
         reload()
         if redis_is == "there":
-            refusal_counts(1)
             heartbeat.beat()
 
     return decide
@@ -250,12 +244,10 @@ def test_a_child_of_a_loop_leaves_the_loops_connections_to_its_parent(own: Serve
 
 def test_nothing_of_a_process_is_older_than_the_process(own: Server) -> None:
     """No lock, thread, timer, loop, socket or connection that the package leads to in a child was the parent's."""
-    for module in pkgutil.walk_packages(django_ratelimit_lua.__path__, "django_ratelimit_lua."):
-        importlib.import_module(module.name)
+    import_all()
     more = [Cluster([("127.0.0.1", 1)])]
     everything("x")()
     decide(build_call([Charge(Limit("leased", "1000000/h", algorithm="fixed_window", lease=1000), digest("x"))]))
-    recorder.add_failed("plain")  # Starts a task.
     before = of_a_process(*more)
     kinds = {type(found).__name__ for _, found in before}
     assert {"lock", "socket"} <= kinds

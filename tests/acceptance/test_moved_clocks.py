@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,14 +12,9 @@ import pytest
 import redis
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.contrib.statistics import hours, reading, writing
-from django_ratelimit_lua.contrib.statistics import recorder as recording
-from django_ratelimit_lua.contrib.statistics.reading import Span
-from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.engine import slots
 from django_ratelimit_lua.engine.heartbeat import Heartbeat
 from django_ratelimit_lua.limits import call
-from django_ratelimit_lua.process import tasks
 from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.rules import provider
 from tests.engine.test_promises import START, Asker
@@ -93,42 +89,27 @@ def test_a_server_clock_that_was_far_ahead_locks_nobody_out_of_a_calendar_limit(
     assert [bool(ask(then)) for _ in range(6)] == [True] * 5 + [False]
 
 
-@pytest.mark.parametrize("task", ["hours", "publishing"])
 def test_a_turn_ends_though_the_servers_clock_was_set_back(
-    task: str, direct: redis.Redis, quiet: None, monkeypatch: pytest.MonkeyPatch
+    direct: redis.Redis, quiet: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process has it, for no longer than ever."""
     done: list[str] = []
     monkeypatch.setattr(triggers, "publish", lambda **options: done.append("publishing"))
-    monkeypatch.setattr(hours.keeping, "start", lambda: done.append("hours"))
     monkeypatch.setattr(provider, "database", "of the tests")
-    look, key = triggers._look, triggers._turn_key()
-    if task == "hours":
-        look, key = hours.look, hours._key(b"turn")
+    assert_turn_ends(triggers._look, triggers._turn_key(), done, direct)
+
+
+def assert_turn_ends(look: Callable[[], object], key: bytes, done: list[str], direct: redis.Redis) -> None:
+    """A process has the turn once, and once more after the server's clock was set back by a year."""
     look()
     lifetime = direct.pttl(key)
     look()
-    assert done.count(task) == 1
+    assert len(done) == 1
     direct.pexpire(key, 365 * DAY * 1000)
     look()
     look()
-    assert done.count(task) == 2
+    assert len(done) == 2
     assert direct.pttl(key) <= lifetime + 1000
-
-
-def test_a_process_without_threads_counts_requests_in_their_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It writes what it has counted during later requests."""
-    monkeypatch.setattr(tasks, "_start_thread", lambda *arguments: None)
-    limiter = RateLimiter("threadless", "100/h")
-    now = int(time.time()) // 3600 * 3600
-    for ago in (3, 2, 1):
-        monkeypatch.setattr(recording, "time", WrongClock(now - 3600 * ago - int(time.time())))
-        recorder._due_at = 0.0
-        for _ in range(5):
-            assert limiter.hit("ada")
-    monkeypatch.undo()
-    points = reading.series("threadless", Span(now - 3 * 3600, now, 3600))
-    assert [point.counts["a"] for point in points] == [5, 5, 5]
 
 
 def test_a_process_that_died_before_the_clock_was_set_back_is_not_counted(direct: redis.Redis, prefix: str) -> None:
@@ -143,27 +124,6 @@ def test_a_process_that_died_before_the_clock_was_set_back_is_not_counted(direct
     assert direct.zcard(weights) == 1
     # Other processes may be missing now: the register begins anew, so that no share grows too early.
     assert abs(float(direct.get(began).split()[0]) - time.time()) < 60
-
-
-@pytest.mark.parametrize("days", [-15_000, -365, -91, 91, 365, 15_000])
-def test_a_process_with_a_wrong_clock_makes_no_name_of_statistics_forgotten(
-    days: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither those of others nor its own; and no metric falls."""
-    right = RateLimiter("right", "100/h", durable=True)
-    wrong = RateLimiter("wrong", "100/h", durable=True)
-    for _ in range(2):
-        monkeypatch.setattr(writing, "time", time)
-        assert right.hit("ada")
-        recorder.flush()
-        recorder._writer._begin_hour(0)  # As another process.
-        monkeypatch.setattr(writing, "time", WrongClock(days * DAY))
-        assert wrong.hit("ada")
-        recorder.flush()
-        recorder._writer._begin_hour(0)
-    monkeypatch.undo()
-    assert set(reading.known_names()) == set(reading.durable_names()) == {"right", "wrong"}
-    assert {name: counts["a"] for name, counts in reading.totals().of_names.items()} == {"right": 2, "wrong": 2}
 
 
 def test_slots_of_a_host_whose_clock_is_hours_behind_are_listed(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import itertools
 import time
 from collections.abc import Callable
@@ -18,10 +17,9 @@ from django.urls import path
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-import django_ratelimit_lua
-from django_ratelimit_lua.contrib.gateway.check import answer_check
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.throttling import SimpleRateThrottle
+from tests.floors import PACKAGE
 
 pytestmark = pytest.mark.alone
 FEWEST, MOST = 10, 800_000
@@ -180,26 +178,6 @@ def test_a_throttle_refuses_as_cheaply(name: str, proxies: int | None, settings:
     assert_as_cheap(Api.as_view(), sends(name, "1.2.3.4,"), MOST)
 
 
-@pytest.mark.parametrize("tricks", ["", "%5c..;a/\\;b%2f/./c#" * 12])
-@pytest.mark.parametrize("piece", ["a", "%41", ";a", "\\", "%2f..", "//", "/.;/", "#"])
-def test_the_gateway_refuses_as_cheaply(piece: str, tricks: str, settings: Any) -> None:
-    """Whatever the path, which servers read in many ways; what has too many is no request."""
-    settings.RATELIMIT_GATEWAY_DIALECT, settings.RATELIMIT_GATEWAY_SECRET = "envoy", "a-secret-of-the-tests"
-    settings.RATELIMIT_TRUSTED_PROXIES = ["127.0.0.1"]
-    globs = [{"name": f"glob {number}", "key": "ip", "rate": "0/h", "path": f"/**{number}.php"} for number in range(9)]
-    settings.RATELIMIT_RULES = [{"name": "rule", "key": "ip", "rate": "0/h", "path": "/"}, *globs]
-
-    def asked(size: int) -> Any:
-        uri = f"/{next(serial)}/{tricks if size > FEWEST else ''}{(piece * size)[:size]}"
-        return {
-            "REMOTE_ADDR": "127.0.0.1", "HTTP_X_RATELIMIT_SECRET": "a-secret-of-the-tests", "HTTP_X_ORIGINAL_URI": uri,
-            "HTTP_X_ORIGINAL_METHOD": "GET", "HTTP_X_ORIGINAL_HOST": "site", "HTTP_X_ORIGINAL_ADDRESS": "203.0.113.9",
-        }  # fmt: skip
-
-    with asyncio.Runner() as runner:
-        assert_as_cheap(lambda meta: runner.run(answer_check(meta)).response(), asked, 1000, 4000, 16_000, 60_000)
-
-
 # Which of the cases make large what is read there.
 READ = {
     "META[CONTENT_LENGTH]": "Content-Length", "META[HTTP_ACCEPT]": "Accept", "META[HTTP_COOKIE]": "cookie",
@@ -208,25 +186,30 @@ READ = {
     "POST": None, "body": "body", "content_type": "Content-Type", "path_info": "path", "path": "path",
     "resolver_match": "path",
     "method": None, "META": "headers", "encoding": None, "session": None,
-    # The gateway takes a digest of its token, and reads no body beyond a bound: test_gateway_decide.py.
-    "META[HTTP_AUTHORIZATION]": None, "read": None,
     # A flag of Django's.
     "META[CSRF_COOKIE_NEEDS_UPDATE]": None,
 }  # fmt: skip
 
 
 def test_the_list_names_all_that_is_read() -> None:
-    """Every part of a request that the package looks at is in the list, and is made large; outside of the admin, and of
-    the page of metrics."""
-    package = Path(django_ratelimit_lua.__file__).parent
+    """Every part of a request that the core looks at is in the list, and is made large; outside of the admin."""
+    found = parts_read(PACKAGE, "admin", "contrib", "testing.py", "pytest_plugin.py", "preview.py")
+    assert found - set(READ) == set(), "add a case that makes it large"
+    for read in found:
+        case = READ[read]
+        assert case is None or any(name.startswith(case) for name in CASES), read
+
+
+def parts_read(folder: Path, *without: str) -> set[str]:
+    """Return the parts of requests that the code in a folder reads."""
     parts = {
         *("META", "headers", "COOKIES", "GET", "POST", "FILES", "body", "content_type", "content_params", "encoding"),
         *("path", "path_info", "session", "accepted_types", "scheme", "resolver_match", "method"),
         *("read", "readline", "get_host", "get_full_path", "build_absolute_uri", "accepts", "get_signed_cookie"),
     }
     found = set()
-    for file in package.rglob("*.py"):
-        if file.relative_to(package).parts[0] in ("admin", "stats", "testing.py", "pytest_plugin.py", "preview.py"):
+    for file in folder.rglob("*.py"):
+        if file.relative_to(folder).parts[0] in without:
             continue
         tree = ast.parse(file.read_text())
         keys = {}
@@ -250,10 +233,7 @@ def test_the_list_names_all_that_is_read() -> None:
                     found.add(f"META[{key.value if isinstance(key, ast.Constant) else '…'}]")
                 else:
                     found.add(node.attr)
-    assert found - set(READ) == set(), "add a case that makes it large"
-    for read in found:
-        case = READ[read]
-        assert case is None or any(name.startswith(case) for name in CASES), read
+    return found
 
 
 def test_more_than_any_client_sends_is_a_bad_request(settings: Any) -> None:

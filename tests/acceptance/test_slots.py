@@ -18,8 +18,6 @@ from django.http import HttpResponse, StreamingHttpResponse
 
 from django_ratelimit_lua import LimitError, Ratelimited, RateLimiter
 from django_ratelimit_lua.conf import conf
-from django_ratelimit_lua.contrib.statistics.reading import refusal_counts
-from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.identity import digest
@@ -407,8 +405,8 @@ def test_a_release_ends_no_refusal_of_another_limit() -> None:
     until(is_remembered, "the refusal is remembered")
 
 
-def test_who_waits_asks_about_ten_times_a_second_and_is_counted_once(direct: redis.Redis) -> None:
-    """However long it waits; statistics have one allowed and one refused."""
+def test_who_waits_asks_about_ten_times_a_second(direct: redis.Redis) -> None:
+    """However long it waits."""
     limiter = exports("1")
     with limiter.slot("ada"):
         direct.config_resetstat()
@@ -416,12 +414,10 @@ def test_who_waits_asks_about_ten_times_a_second_and_is_counted_once(direct: red
         with pytest.raises(Ratelimited), limiter.slot("ada", timeout=1.0):
             pass
         waited = time.monotonic() - began
-    asked = direct.info("commandstats")["cmdstat_time"]["calls"]  # Once by each decision, never by statistics.
+    asked = direct.info("commandstats")["cmdstat_time"]["calls"]  # Once by each decision.
     assert 3 <= asked <= 11 * waited + 6
-    recorder.flush()
     with limiter.slot("ada", timeout=1.0):
         pass
-    assert refusal_counts(names=["exports"])["exports"]["enforce"] == 1
 
 
 @pytest.mark.django_db(transaction=True)

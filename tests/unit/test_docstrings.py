@@ -5,19 +5,14 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
-import pkgutil
 from typing import Any
 
 import pytest
 
-import django_ratelimit_lua
-from tests.unit.test_public import PUBLIC
+from tests.kept import names_of_modules
+from tests.unit.test_public import AVAILABLE, PUBLIC
 
-MODULES = [
-    name
-    for _, name, _ in pkgutil.walk_packages(django_ratelimit_lua.__path__, "django_ratelimit_lua.")
-    if ".migrations" not in name
-]
+MODULES = [name for name in names_of_modules() if ".migrations" not in name]
 
 
 @pytest.mark.parametrize("name", ["django_ratelimit_lua", *MODULES])
@@ -31,7 +26,7 @@ def is_ours(thing: Any) -> bool:
     return str(getattr(thing, "__module__", "")).startswith("django_ratelimit_lua")
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize("name", AVAILABLE)
 def test_public_things_are_explained(name: str) -> None:
     """Modules, classes, functions, methods and properties; one that overrides another may have its explanation."""
     module = importlib.import_module(f"django_ratelimit_lua.{name}".rstrip("."))

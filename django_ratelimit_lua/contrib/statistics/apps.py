@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +13,9 @@ from django.utils.translation import gettext_lazy as _
 from ...extension import Column, Extension, register
 from . import checks  # noqa: F401 - registers itself
 from .conf import settings
+from .forget import forget
 from .recorder import recorder
+from .rule_field import DURABLE
 from .telemetry import telemetry
 
 
@@ -25,6 +27,7 @@ def _last_days(request: Any, rules: Mapping[str, Any]) -> Mapping[str, Any]:
 
 class StatisticsExtension(Extension):
     name = "statistics"
+    rule_fields = (DURABLE,)
     columns = (Column("last_day", _("last day"), _last_days),)
     tasks = MappingProxyType(
         {"hours": "writes statistics that are to be kept to the database, every five minutes until nothing is new"}
@@ -63,6 +66,12 @@ class StatisticsExtension(Extension):
 
     def on_failed_rule(self, name: str) -> None:
         recorder.add_failed(name)
+
+    def on_message(self, words: Collection[bytes]) -> None:
+        recorder.forget(words)
+
+    def forget(self, digests: Collection[bytes]) -> Mapping[str, int]:
+        return forget(digests)
 
     def tend(self) -> None:
         from .hours import look

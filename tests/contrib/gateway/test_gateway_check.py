@@ -22,7 +22,7 @@ from django_ratelimit_lua.contrib.gateway.asgi import application as alone
 from django_ratelimit_lua.contrib.gateway.check import check as check_view
 from django_ratelimit_lua.contrib.gateway.vouched import DIALECTS
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from tests.asgi import aask, ask
+from tests.contrib.gateway.asgi import aask, ask
 from tests.contrib.gateway.proxies import SECRET, Answer
 from tests.examples import examples
 
@@ -156,6 +156,20 @@ def test_a_question_that_is_an_upgrade_is_refused() -> None:
 
     asyncio.run(alone(scope, receive, send))
     assert sent == [{"type": "websocket.close"}], "before it was accepted, which servers answer with 403"
+
+
+def test_its_own_server_ends_cleanly() -> None:
+    """It answers the events of ASGI's lifespan, by `finish_at_shutdown`."""
+    events, sent = iter(["lifespan.startup", "lifespan.shutdown"]), []
+
+    async def receive() -> Any:
+        return {"type": next(events)}
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    asyncio.run(alone({"type": "lifespan"}, receive, send))
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
 @pytest.mark.parametrize("application", [alone, ASGIHandler()], ids=["alone", "view"])

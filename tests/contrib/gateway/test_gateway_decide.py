@@ -32,7 +32,7 @@ from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.store import Patience, Store
 from django_ratelimit_lua.web.refusal_log import refusal_log
-from tests.asgi import aask, ask
+from tests.contrib.gateway.asgi import aask, ask
 from tests.contrib.gateway.proxies import Answer
 from tests.examples import examples
 

@@ -25,9 +25,9 @@ from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.rules.overrides import override_cache
 from django_ratelimit_lua.testing import move_clock
-from tests.asgi import ask
 from tests.contrib.gateway import proxies
 from tests.contrib.gateway import test_gateway_decide as deciding
+from tests.contrib.gateway.asgi import ask
 from tests.contrib.gateway.test_gateway_decide import EXAMPLES, Decide, verdicts
 from tests.engine.test_cost import calls
 

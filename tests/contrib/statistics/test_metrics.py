@@ -24,7 +24,6 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.checks import check_settings
 from django_ratelimit_lua.contrib.statistics import writing
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.extension import Extension, Metric
@@ -52,15 +51,6 @@ PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 needs_prometheus = pytest.mark.skipif(
     not PROMETHEUS or not PROMTOOL, reason="NO PROMETHEUS TEST: prometheus is not installed (Debian: prometheus)"
 )
-
-
-@pytest.mark.parametrize("token", ["too-short", "not as a header has it"])
-def test_a_token_that_no_header_can_carry_is_an_error(token: str, settings: Any) -> None:
-    """At `check`."""
-    settings.RATELIMIT_METRICS_TOKEN = token
-    (error,) = check_settings()
-    assert error.id == "django_ratelimit_lua.E001"
-    assert "RATELIMIT_METRICS_TOKEN is a str: must be text of 16 or more" in error.msg
 
 
 class Gauges(Extension):
@@ -100,7 +90,7 @@ def decisions(found: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], floa
 
 def test_metrics_say_how_many_are_banned(monkeypatch: pytest.MonkeyPatch) -> None:
     """By limit, those in force; what a ban that was lifted was is none, and many limits are told together."""
-    monkeypatch.setattr("django_ratelimit_lua.engine.bans.MAX_LABELS", 2)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.prometheus.MAX_LABELS", 2)
     for name, people in {"login": 3, "mail": 2, "search": 1}.items():
         limiter = RateLimiter(name, "0/s", ban_after=1, ban_for="10m")
         for number in range(people):

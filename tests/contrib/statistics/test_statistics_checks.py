@@ -27,6 +27,7 @@ def test_metrics_have_the_packages_that_they_need(settings: Any, monkeypatch: py
 
 @pytest.mark.parametrize("token", ["too-short", "not as a header has it"])
 def test_a_token_can_be_sent_in_a_header(token: str, settings: Any) -> None:
+    """Any other text is an error."""
     settings.RATELIMIT_METRICS_TOKEN = token
     ((identifier, message),) = found()
     assert identifier == "E001"

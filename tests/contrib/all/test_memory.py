@@ -1,0 +1,26 @@
+"""What strangers can make a process remember, with all annexes."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_ratelimit_lua.contrib.statistics import recorder as recording
+from django_ratelimit_lua.contrib.statistics import writing
+from tests.acceptance import test_memory
+from tests.acceptance.test_memory import BOUND, test_whatever_is_sent_what_is_kept_is_bounded  # noqa: F401
+
+clean = test_memory.clean
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What annexes keep has a small bound, too."""
+    test_memory.set_small_bounds(monkeypatch)
+    monkeypatch.setattr(recording, "MAX_PEOPLE", BOUND - BOUND // 20 - 1)
+    monkeypatch.setattr(recording, "MAX_NAMES", BOUND // 20)
+    monkeypatch.setattr(recording, "MAX_KINDS", BOUND)
+    monkeypatch.setattr(writing, "MAX_NAMES", BOUND // 20)
+    # The queue of statistics has a few decisions of the last second.
+    monkeypatch.setattr(test_memory, "before_weighing", [recording.recorder._count_queue])
+    # More may wait to be written: `test_statistics_load` holds that to its bounds.
+    monkeypatch.setitem(test_memory.more_room, "._writer.", 4096)

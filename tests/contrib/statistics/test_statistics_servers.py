@@ -1,0 +1,72 @@
+"""Statistics on a cluster, with the least rights, and of greenlets."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.contrib.statistics import reading
+from django_ratelimit_lua.contrib.statistics.hours import keep_hours
+from django_ratelimit_lua.contrib.statistics.reading import refusal_counts, shadow_numbers
+from django_ratelimit_lua.contrib.statistics.recorder import recorder
+from django_ratelimit_lua.contrib.statistics.report import one, overview
+from django_ratelimit_lua.models import RateLimitRule
+from tests.acceptance import test_cluster, test_topologies
+from tests.acceptance.test_greenlets import run
+from tests.acceptance.test_topologies import assert_nothing_was_missed
+from tests.clusters import Cluster
+
+nodes, cluster, least = test_cluster.nodes, test_cluster.cluster, test_topologies.least
+
+
+@pytest.mark.django_db(transaction=True)
+def test_statistics_are_read_from_all_masters(cluster: Cluster) -> None:
+    """Those of each name from whoever has its slot."""
+    for number in range(12):
+        limiter = RateLimiter(f"seen-{number:02}", "1/h")
+        assert [limiter.hit("ada").allowed for _ in range(2)] == [True, False]
+    for sort in ("name", "people", "now"):
+        rows = [row for row in overview(sort, "seen-").rows if row.name.startswith("seen-")]
+        assert [(row.requests, row.refused, row.people_refused) for row in rows] == [(2, 1, 1)] * 12
+    assert [point.refused for point in one("seen-03", "hour").points if point.refused] == [1]
+
+
+@pytest.mark.engine
+@pytest.mark.django_db(transaction=True)
+def test_a_user_with_the_least_rights(least: redis.Redis, prefix: str) -> None:
+    """Nothing more is needed than what is documented, to count and to read what was counted."""
+    RateLimitRule.objects.create(name="where", limit=1, unit="h")
+    assert [RateLimiter("where", "100/h").hit("someone").allowed for _ in range(2)] == [True, False]
+    recorder.flush()
+    assert refusal_counts()["where"] == {"enforce": 1}
+    RateLimitRule.objects.create(name="shadow", limit=1, unit="h", mode="shadow")
+    RateLimiter("shadow", "100/h").hit("someone")
+    assert shadow_numbers(RateLimitRule.objects.get(name="shadow").declared()) == (1, 0, 1, 0)
+    RateLimiter("durable", "100/h", durable=True).hit("someone")
+    assert not recorder.flush()
+    day = reading.Span.last(86_400, 3600)
+    assert reading.total("shadow", day).requests == reading.total("durable", day).requests == 1
+    assert reading.marks("durable", 3600 * 10**6, day).people == 1
+    assert reading.people_refused("where", day) == 1
+    assert [row.times for row in reading.top("where", day)] == [1]
+    assert reading.totals().of_names["durable"] == {"a": 1, "u": 1}
+    assert keep_hours() == 1
+    assert overview().names >= 3
+    assert_nothing_was_missed(least, prefix)
+
+
+def test_statistics_of_greenlets_are_written(prefix: str) -> None:
+    """By a greenlet in the background."""
+    pytest.importorskip("gevent")
+    done = run(
+        prefix,
+        """
+from django_ratelimit_lua.contrib.statistics import reading
+RateLimiter("counted", "5/h").hit("ada")
+gevent.sleep(3)
+print(reading.totals().of_names["counted"]["a"])
+""",
+        annexes=("django_ratelimit_lua.contrib.statistics",),
+    )
+    assert (done.returncode, done.stdout.split("\n")[0]) == (0, "1"), done.stderr[-3000:]
