@@ -20,7 +20,15 @@ SETTINGS_OF_ANNEXES = {
     "GATEWAY_USER_HEADER": "gateway",
 }
 """Which annex defines a setting. The system check names the app to install if a project sets it without the annex."""
-FIELDS_OF_ANNEXES = {"descriptor": "gateway"}
+VERBS_OF_ANNEXES = {
+    "breakers": "breakers",
+    "grpc": "gateway",
+    "proxy": "gateway",
+    "replay": "replay",
+    "stats": "statistics",
+}
+"""Which annex defines a verb of `manage.py ratelimit`, by its first word."""
+FIELDS_OF_ANNEXES = {"descriptor": "gateway", "durable": "statistics"}
 """Which annex defines a field of rules."""
 PLACES = ("descriptor",)
 """Those of these fields that are places of their own: a rule with one needs neither a path nor a key."""
@@ -185,8 +193,10 @@ class Extension:
         """Lines of `manage.py ratelimit health`. Raises `StoreError` or a problem as `RatelimitError`."""
         return ()
 
-    def forget(self, digest: bytes) -> Mapping[str, int]:
-        """Erase everything about one identity; returns how much of what. Raises `StoreError`."""
+    def forget(self, digests: Collection[bytes]) -> Mapping[str, int]:
+        """Erase everything about one identity, in Redis and in all processes, by the digests that it has under each
+        secret; returns how much of what. It is called twice, so that the second call erases what processes were
+        writing. Raises `StoreError`."""
         return {}
 
 
@@ -205,7 +215,9 @@ def register(extension: Extension) -> None:
 
 
 def is_installed(name: str) -> bool:
-    """Whether an annex is in `INSTALLED_APPS`. Known before `AppConfig.ready`: models may import limiters."""
+    """Whether an annex is installed. Models, which are imported before `AppConfig.ready`, may import limiters."""
+    if apps.ready:
+        return any(extension.name == name for extension in extensions)
     return apps.is_installed(f"django_ratelimit_lua.contrib.{name}")
 
 

@@ -84,6 +84,7 @@ def walks() -> tuple[Walk, Walk]:
     from django.test import RequestFactory
 
     from django_ratelimit_lua import ratelimit
+    from django_ratelimit_lua.engine import decide
     from django_ratelimit_lua.engine.listener import listener
     from django_ratelimit_lua.models import RateLimitRule
     from django_ratelimit_lua.rules import provider
@@ -102,7 +103,11 @@ def walks() -> tuple[Walk, Walk]:
     warm, stale = [Walk() for _ in range(5)], [Walk() for _ in range(5)]
     # The listener would hear of the change before the hit; and a thread that was kept waiting asks the system for how
     # long, which others need not.
-    with patch.object(listener, "start", lambda: None), patch.object(blocking, "PROMPT", float("inf")):
+    with (
+        patch.object(listener, "start", lambda: None),
+        patch.object(blocking, "PROMPT", float("inf")),
+        patch.object(decide, "decision_hooks", ()),  # The core alone.
+    ):
         RateLimitRule.objects.create(name="first", key="ip", limit=5, period=60, path="/first")
         hit()
         hit()

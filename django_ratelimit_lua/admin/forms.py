@@ -138,6 +138,7 @@ class RuleForm(AskingForm, VersionedForm):
             value = self.instance.annexed().get(word)
             self.initial.setdefault(word, value)
             self.fields[word] = added.form_field()
+            self.fields[word].label = capfirst(added.label)
             if "path" not in self.fields:  # A rule that may only be looked at: Django's page looks for an attribute.
                 setattr(self.instance, word, added.describe(value) or value if value else "—")
         self.initial.update(self.filled)

@@ -134,7 +134,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
                 "classes": ("collapse",),
                 "fields": (
                     "message", "group", "order", "max_wait",
-                    *(option for option in OPTIONS if option not in _PLACED), "durable",
+                    *(option for option in OPTIONS if option not in _PLACED),
                 ),
             },
         ),

@@ -15,7 +15,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "heartbeat": "says every two seconds that this process is there, where its share of a limit may be needed",
         "leases": "gives back what was taken ahead of hot limits and not spent, ten times a second while any is left",
         "slots": "renews the slots of concurrency limits that this process holds, four times while they last",
-        "flush": "writes what was collected in memory (evidence of bans, statistics, outcomes of breakers), a second "
+        "flush": "writes what was collected in memory (evidence of bans, and what annexes count), a second "
         "after the first of it",
         "breaker": "tries, up to four times a second, whether a server answers again that has failed repeatedly",
         "fallback": "tells Redis five times a second what was admitted without it, until all is told",

@@ -13,16 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
 
 from ..conf import conf
 from ..conf.changes import on_change
-from ..contrib.statistics.keys import MAX_LABELS
-from ..contrib.statistics.prometheus import REST, Collector
-from ..contrib.statistics.results import Counted
 from ..exceptions import StoreError
 from ..identity.names import shown
 from ..limits.ban import Ban
@@ -36,6 +33,9 @@ from ..signals import banned
 from ..store import get_store
 from .evidence import Offence, evidence_now
 from .run import Wait
+
+if TYPE_CHECKING:
+    from .decide import PlannedCharge
 
 logger = logging.getLogger("django_ratelimit_lua.banned")
 MOST = 10_000
@@ -113,7 +113,7 @@ def told_key(ban_key: bytes) -> bytes:
     return ban_key + b":told"
 
 
-def telling(planned: Sequence[Counted], decision: Decision, request: HttpRequest | None = None) -> list[Wait]:
+def telling(planned: Sequence[PlannedCharge], decision: Decision, request: HttpRequest | None = None) -> list[Wait]:
     """Write down and to the log who has earned a ban by a decision, and tell the receivers of `banned`; of one in
     shadow mode, which refuses nobody, only the list knows. What it returns is to be waited for."""
     waits: list[Wait] = []
@@ -189,18 +189,14 @@ def clock_of_bans() -> int:
     return time.time_ns() // 1000
 
 
-def bans_active() -> dict[str, int]:
-    """How many bans are in force, by the names of their limits, as keys have them; those of further limits than
-    `MAX_LABELS` are told as `REST`. A limit in shadow mode bans nobody. Raises `StoreError`."""
+def bans_active() -> Counter[str]:
+    """How many bans are in force, by the names of their limits, as keys have them. A limit in shadow mode bans nobody.
+    Raises `StoreError`."""
     now = b"(%d" % clock_of_bans()
     keys = get_store(background=True).execute(b"ZRANGEBYSCORE", conf.CACHE_PREFIX + REGISTER, now, b"+inf")
     shadow = _in_shadow()
     parts = (part for part in (key.partition(b"}:")[2] for key in keys) if part not in shadow)
-    counted = Counter(part.removesuffix(b":ban").decode(errors="replace") for part in parts)
-    found = dict(counted.most_common(MAX_LABELS))
-    if rest := counted.total() - sum(found.values()):
-        found[REST] = found.get(REST, 0) + rest
-    return found
+    return Counter(part.removesuffix(b":ban").decode(errors="replace") for part in parts)
 
 
 def _in_shadow() -> set[bytes]:
@@ -213,6 +209,5 @@ def _in_shadow() -> set[bytes]:
     return {part for part, mode in modes.items() if mode == "shadow"}
 
 
-Collector.bans_active = staticmethod(bans_active)
 known_bans = KnownBans()
 on_change(("RATELIMIT_*", "CACHES", "SECRET_KEY"), known_bans.clear)

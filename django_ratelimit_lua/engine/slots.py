@@ -23,7 +23,7 @@ import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,10 +31,9 @@ from struct import Struct
 from typing import Any
 
 from ..conf import conf
-from ..contrib.statistics.prometheus import Collector
 from ..exceptions import StoreError
 from ..identity.names import Name
-from ..limits.algorithms.concurrency import lasts_us
+from ..limits.algorithms.concurrency import SLOT_SIZE, lasts_us
 from ..limits.call import Charge
 from ..limits.program import Program, source
 from ..limits.rate import SECOND
@@ -112,7 +111,7 @@ class HeldSlot:
     @property
     def id(self) -> str:
         """By what operators name it."""
-        return hashlib.blake2b(self.slot + self.redis_key, digest_size=16).hexdigest()
+        return _id_of(self.slot, self.redis_key)
 
     @property
     def most(self) -> int:
@@ -246,7 +245,7 @@ class HeldSlots:
             if unasked or self._late or any(slot.is_local for slot in held):
                 return min(SOON_SECONDS, self.interval)
         with suppress(StoreError):  # In a cluster, another node may have the list: slots are renewed all the same.
-            self._tell(held)
+            self._tell(self.all())  # Of those above, some have ended.
         return self.interval if held or time.monotonic() - self._used_at < LINGER_SECONDS else None
 
     def renew(self, held: Sequence[HeldSlot]) -> list[HeldSlot]:
@@ -391,6 +390,10 @@ def _send_each(losses: Sequence[dict[str, Any]]) -> None:
         slot_lost.send_robust(HeldSlots, **loss)
 
 
+def _id_of(slot: bytes, key: bytes) -> str:
+    return hashlib.blake2b(slot + key, digest_size=16).hexdigest()
+
+
 def _processes_key() -> bytes:
     return conf.CACHE_PREFIX + b"{rules}:slots"
 
@@ -453,11 +456,7 @@ def end_slot(holder_id: str) -> Holder | None:
     for holder, key, slot in _listed():
         if holder.id == holder_id:
             store = get_store(background=True)
-            # First: whoever finds the slot gone has to find out why.
-            seconds = time.time()
-            store.execute(b"ZADD", _ended_key(), b"%d" % seconds, holder_id.encode())
-            store.execute(b"ZREMRANGEBYSCORE", _ended_key(), b"-inf", b"%d" % (seconds - 3600))
-            store.execute(b"EXPIRE", _ended_key(), b"7200")
+            _note_ended(holder_id)  # First: a process that finds the slot gone has to find out why.
             record = _NUMBERS.pack(holder.of, holder.units) + slot
             now = held_slots.time_of_calls()  # Some servers tell scripts no time.
             common = (b"" if now is None else b"%d" % now, b"release")
@@ -468,5 +467,31 @@ def end_slot(holder_id: str) -> Holder | None:
     return None
 
 
+def _note_ended(holder_id: str) -> None:
+    """Note that an operator has ended a slot, so that the process that holds it does not take it again."""
+    store = get_store(background=True)
+    seconds = time.time()
+    store.execute(b"ZADD", _ended_key(), b"%d" % seconds, holder_id.encode())
+    store.execute(b"ZREMRANGEBYSCORE", _ended_key(), b"-inf", b"%d" % (seconds - 3600))
+    store.execute(b"EXPIRE", _ended_key(), b"7200")
+
+
+def forget_slots(key: bytes, digests: Collection[str]) -> int:
+    """End all slots in a key of Redis, and remove slots of these identities from the lists of all processes. Returns
+    how many slots were ended. Raises `StoreError`."""
+    store = get_store(background=True)
+    slots = store.execute(b"ZRANGE", key, b"0", b"-1")
+    for slot in slots:
+        _note_ended(_id_of(slot[:SLOT_SIZE], key))
+    store.execute(b"DEL", key)
+    for process in store.execute(b"ZRANGE", _processes_key(), b"0", b"-1"):
+        told = store.execute(b"GET", _process_key(process))
+        if told is not None and any(digest.encode() in told for digest in digests):
+            entry = json.loads(told)
+            entry["slots"] = [listed for listed in entry["slots"] if listed[7] not in digests]
+            written = json.dumps(entry).encode()
+            store.execute(b"SET", _process_key(process), written, b"XX", b"KEEPTTL")
+    return len(slots)
+
+
 held_slots = HeldSlots()
-Collector.in_flight = staticmethod(in_flight)

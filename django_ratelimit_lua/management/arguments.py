@@ -94,6 +94,15 @@ def described(options: dict[str, Any]) -> HttpRequest:
 
 def subject_of(options: dict[str, Any]) -> Subject:
     """The one subject that options name. Raises `CommandError`."""
+    subjects = subjects_of(options)
+    if len(subjects) != 1:
+        names = ", ".join(("--user", "--ip", "--digest", *(f"--{option}" for option in _FIELDS)))
+        raise CommandError(f"name one subject, by one of {names}; make one override for each")
+    return subjects[0]
+
+
+def subjects_of(options: dict[str, Any]) -> list[Subject]:
+    """The subjects that options name. Raises `CommandError`."""
     address = options["ip"]
     if address is not None:
         try:
@@ -104,10 +113,7 @@ def subject_of(options: dict[str, Any]) -> Subject:
     subjects += [Subject(address=address)] if address else []
     subjects += [Subject(_user(options["user"]))] if options["user"] is not None else []
     subjects += [Subject(digest=options["digest"])] if options["digest"] else []
-    if len(subjects) != 1:
-        names = ", ".join(("--user", "--ip", "--digest", *(f"--{option}" for option in _FIELDS)))
-        raise CommandError(f"name one subject, by one of {names}; make one override for each")
-    return subjects[0]
+    return subjects
 
 
 def _fields(options: dict[str, Any]) -> list[tuple[str, str]]:

@@ -100,7 +100,6 @@ class Migration(migrations.Migration):
                 ('ban_on', models.CharField(blank=True, choices=[('refused', 'requests that this limit refuses'), ('counted', 'requests that this limit counts'), ('reported', 'only what code reports')], db_default='', default='', help_text='What counts towards a ban. Empty: requests that this limit refuses.', max_length=8, verbose_name='offences')),
                 ('ban_key', models.CharField(blank=True, db_default='', default='', help_text='Whom a ban is of, for example ip: wider than who is counted. Empty: the same.', max_length=300, verbose_name='ban by')),
                 ('message', models.CharField(blank=True, help_text='The text for refused clients.', max_length=300, verbose_name='message')),
-                ('durable', models.BooleanField(db_default=False, default=False, help_text='The counts of each hour are kept in the database. Otherwise they are kept for 90 days.', verbose_name='keep statistics')),
                 ('extra', models.JSONField(db_default=models.Value({}, models.JSONField()), default=dict, editable=False)),
             ],
             options={

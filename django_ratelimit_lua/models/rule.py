@@ -104,11 +104,6 @@ class RateLimitRule(RatesFields, AuditedModel):
     ban_key = models.CharField(max_length=300, default="", db_default="", blank=True, **column("ban_key"))
     message = models.CharField(_("message"), max_length=300, blank=True, help_text=_("The text for refused clients."))
 
-    durable = models.BooleanField(
-        _("keep statistics"), default=False, db_default=False,
-        help_text=_("The counts of each hour are kept in the database. Otherwise they are kept for 90 days."),
-    )  # fmt: skip
-
     extra = models.JSONField(default=dict, db_default=models.Value({}, models.JSONField()), editable=False)
     """The values of the fields that annexes add, by annex. Those of an annex that is not installed are kept."""
 
@@ -180,7 +175,6 @@ class RateLimitRule(RatesFields, AuditedModel):
             "rate": None if self.exempt else self.rate,
             "tiers": [tier.declared() for tier in tiers],
             "message": self.message,
-            "durable": self.durable,
             **annexed,
         }
         values |= {option: getattr(self, option) for option in OPTIONS if option not in values}

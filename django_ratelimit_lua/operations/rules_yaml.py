@@ -87,7 +87,7 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
     if "id" in given:
         raise RuleError(where, "name", "unknown id")
     rule = RateLimitRule(name=compiled.name)
-    for field in ("description", "mode", "order", "exempt", "route", "group", "cost", "message", "durable", *OPTIONS):
+    for field in ("description", "mode", "order", "exempt", "route", "group", "cost", "message", *OPTIONS):
         if given.get(field) is not None:
             setattr(rule, field, given[field])
     rule.algorithm = SYNONYMS.get(rule.algorithm, rule.algorithm)

@@ -25,7 +25,7 @@ from .template import LimitTemplate, compile_cost, compile_rate
 
 FIELDS = (
     "name", "description", "order", "path", "route", "group", "method", "audience", "key", "rate",
-    "tiers", "cost", "exempt", "message", "durable", *OPTIONS,
+    "tiers", "cost", "exempt", "message", *OPTIONS,
 )  # fmt: skip
 """The words of the core; annexes add theirs, see `extension.rule_fields`."""
 _KNOWN = frozenset((*FIELDS, "id"))
@@ -227,7 +227,6 @@ _PLAIN: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "mode": (lambda value: value in MODES, f"; choose one of: {', '.join(MODES)}"),
     "order": (lambda value: type(value) is int, "; write a whole number"),
     "exempt": _FLAG,
-    "durable": _FLAG,
 }
 """Other words by themselves: what tells a right value, and what is right."""
 T = TypeVar("T")

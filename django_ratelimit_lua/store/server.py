@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Coroutine, Sequence
@@ -168,6 +169,24 @@ class Store:
     def delete_keys(self, keys: Sequence[bytes]) -> None:
         for first in range(0, len(keys), DELETED_AT_ONCE):
             self.execute(b"DEL", *keys[first : first + DELETED_AT_ONCE])
+
+    def find_keys(self, begin: bytes, pattern: bytes = b"*") -> set[bytes]:
+        """Return the keys on all masters that begin with this text and go on as the pattern. Raises `StoreError`."""
+        begin = re.sub(rb"([*?\[\]\\])", rb"\\\1", begin)
+        found: set[bytes] = set()
+        for node in self._masters():
+            cursor = b""
+            while cursor != b"0":
+                scan = (b"SCAN", cursor or b"0", b"MATCH", begin + pattern, b"COUNT", b"1000")
+                try:
+                    cursor, keys = node.exchange(to_execute(*scan), self._patience())
+                except (RedisError, OSError) as error:
+                    raise self._failed(error) from error
+                found.update(keys)
+        return found
+
+    def _masters(self) -> list[Node]:
+        return [self._nodes.get(None) or self._node_at(None)]
 
     def adecide(self, call: Call, patience: Patience | None = None) -> Coroutine[Any, Any, Decision]:
         """`decide`, without blocking the event loop."""

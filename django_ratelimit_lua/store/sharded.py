@@ -29,7 +29,7 @@ from .cluster import Ask, Cluster, Steps, slot_of
 from .connection_params import ConnectionParams
 from .exchange import Address, Question, to_ask, to_decide, to_delete, to_execute, to_run, to_tell_reset
 from .patience import Patience
-from .server import RUN_AT_ONCE, Store
+from .server import RUN_AT_ONCE, Node, Store
 
 REFUSES = Limit("never", "0/s", algorithm="fixed_window")
 """Beside it a hit is refused: the others only look, and count what they count of refused hits. It has no state."""
@@ -79,6 +79,10 @@ class ShardedStore(Store):
     def execute(self, *parts: bytes, patience: Patience | None = None) -> Any:
         key = parts[3] if parts[0] == b"EVAL" else parts[1]
         return self._drive(self._ask(slot_of(key), to_execute(*parts), self._patience(patience)))
+
+    def _masters(self) -> list[Node]:
+        self.execute(b"EXISTS", b"0")  # The masters are known after any command.
+        return [self._node_at(address) for address in self._cluster.masters]
 
     def run(
         self, program: Program, keys: Sequence[bytes], arguments: Sequence[bytes], patience: Patience | None = None

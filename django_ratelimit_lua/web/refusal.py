@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from django.conf import settings
@@ -40,11 +41,12 @@ ABNORMAL_USAGE_TITLE = "Request not satisfied due to detection of abnormal reque
 class ErrorDetails:
     """What is told to a client in the place of what it asked for.
 
-    - `page`: the template of a project for browsers; `status`: of the answer;
+    - `page`: the template of a project for browsers; `folder`: that has ours; `status`: of the answer;
     - `retry_after`: whole seconds, rounded up, and at least 1 (RFC 9110, 10.2.3); None: waiting does not help.
     """
 
     page: ClassVar[str]
+    folder: ClassVar[Path] = Path(__file__).parents[1] / "templates"
     status: Any
     retry_after: int | None
 

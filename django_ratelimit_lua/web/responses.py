@@ -45,10 +45,9 @@ def projects_page(name: str) -> Any:
 
 
 @lru_cache(maxsize=2)
-def our_page(name: str) -> Any:
+def our_page(name: str, folder: Path) -> Any:
     """The page of this package, whatever the project's templates are made with, and whether or not it is an installed
     app."""
-    folder = Path(__file__).parents[1] / "templates"
     engine = DjangoTemplates({"NAME": __name__, "DIRS": [folder], "APP_DIRS": False, "OPTIONS": {"debug": False}})
     return engine.get_template(f"{_OURS}/{name}")
 
@@ -85,7 +84,7 @@ def compose(request: HttpRequest, details: ErrorDetails) -> Waiting[HttpResponse
     form = asked_for(request)
     template = None if form == "problem" else projects_page(details.page)
     if template is None:
-        response = _made(request, details, form, our_page(details.page) if form == "page" else None)
+        response = _made(request, details, form, our_page(details.page, details.folder) if form == "page" else None)
     else:  # It may ask a database.
         make = partial(_made, request, details, form, template)
         response = yield Wait(make, sync_to_async(make))

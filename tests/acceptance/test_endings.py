@@ -23,7 +23,6 @@ from django.core.asgi import get_asgi_application
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.asgi import finish_at_shutdown
 from django_ratelimit_lua.conf import conf
-from django_ratelimit_lua.contrib.gateway.asgi import application as gateway
 from django_ratelimit_lua.engine.background import background_tasks
 from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.engine.listener import listener
@@ -98,7 +97,7 @@ async def fails_to_start(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.mark.parametrize(
     "application",
-    [supports_lifespan, raises_at_once, raises_later, returns_at_once, fails_to_start, get_asgi_application(), gateway],
+    [supports_lifespan, raises_at_once, raises_later, returns_at_once, fails_to_start, get_asgi_application()],
     ids=lambda application: getattr(application, "__name__", "django"),
 )
 def test_a_lifespan_is_that_of_the_application_and_ends_with_a_clean_end(application: Any) -> None:
@@ -115,8 +114,7 @@ def test_a_lifespan_is_that_of_the_application_and_ends_with_a_clean_end(applica
         sent.append((message["type"].removeprefix("lifespan."), message.get("is"), is_idle))
 
     async def live() -> None:
-        finishing = application if application is gateway else finish_at_shutdown(application)
-        await finishing({"type": "lifespan"}, receive, send)
+        await finish_at_shutdown(application)({"type": "lifespan"}, receive, send)
 
     limiter.hit("ada")
     assert listener.task.is_running

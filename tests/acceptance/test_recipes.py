@@ -188,24 +188,3 @@ def test_text_that_a_callable_returns_counts_letter_by_letter() -> None:
     view = ratelimit(key=lambda group, request: request.GET["k"], rate="1/m")(lambda request: HttpResponse("ok"))
     found = [view(RequestFactory().get("/", {"k": k})).status_code for k in ("a", "A", " a", "a")]
     assert found == [200, 200, 200, 429]
-
-
-def test_a_stored_public_page_is_the_fallback_of_a_breaker() -> None:
-    """The page on breakers: while the service fails, each client gets the stored page; without one, 503."""
-    names = recipe("breakers.rst", "prices")
-
-    def fail() -> str:
-        raise ConnectionError
-
-    def status_and_text() -> tuple[int, str]:
-        response = names["prices"](RequestFactory().get("/prices"))
-        return response.status_code, response.content.decode()
-
-    assert status_and_text() == (200, "Tea: 3.20")
-    names["load_prices"] = fail
-    for _ in range(19):
-        with pytest.raises(ConnectionError):
-            status_and_text()
-    assert status_and_text() == (200, "Tea: 3.20")
-    names["cache"].delete("prices")
-    assert status_and_text() == (503, "The prices are not available at the moment.")

@@ -715,7 +715,7 @@ def test_ten_thousand_overrides_are_read_by_no_process(direct: redis.Redis, pref
     networks = [f"10.{number >> 8}.{number & 255}.1" for number in range(10_000)]
     RateLimitOverride.objects.bulk_create(RateLimitOverride(network=network, effect="exempt") for network in networks)
     key = f"{prefix}{{rules}}"
-    assert direct.hlen(key) == 10_000 + len(["revision", "rules", "database", "keys", "format", "swept"])
+    assert direct.hlen(key) == 10_000 + len(["revision", "rules", "database", "keys", "format", "swept", "annexes"])
     assert len(direct.hget(key, "rules")) < 400
     assert get(times=3, REMOTE_ADDR="10.3.7.1") == [200, 200, 200]
     assert direct.keys(f"{key}:*") == []

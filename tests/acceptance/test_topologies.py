@@ -33,7 +33,7 @@ IN_SCRIPTS += " zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyran
 LIMITS = "evalsha eval script|load publish subscribe ping"
 RULES = (
     "hget hset hdel hkeys expire persist pttl rename type hincrby hlen hgetall pfadd pfcount zscore zmscore "
-    "zrevrangebyscore"
+    "zrevrangebyscore scan"
 )
 # In a cluster, behind Sentinel, in another database than 0; and what any user may do, or a connection does without.
 ELSEWHERE = "cluster|slots asking role select"

@@ -20,7 +20,7 @@ from django.views import View
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua import Decision, LimitError, Ratelimited, RateLimiter, ratelimit
+from django_ratelimit_lua import Decision, LimitError, Ratelimited, RateLimiter, extension, ratelimit
 from django_ratelimit_lua.core import get_usage, is_ratelimited
 from django_ratelimit_lua.identity import address
 from django_ratelimit_lua.identity.address import client_address
@@ -287,3 +287,13 @@ def test_a_decorator_refuses_what_it_cannot_keep(decorator: Any, function: Any, 
     """When the function is decorated: a coroutine as the answer of a plain view would be an error for each client."""
     with pytest.raises(LimitError, match=problem):
         decorator(function)
+
+
+def test_durable_names_the_app_that_keeps_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If that is not installed, of a limiter as of a decorator."""
+    monkeypatch.setattr(extension, "extensions", [])
+    line = 'Add "django_ratelimit_lua.contrib.statistics" to INSTALLED_APPS'
+    with pytest.raises(LimitError, match=line):
+        RateLimiter("mistakes", "5/m", durable=True)
+    with pytest.raises(LimitError, match=line):
+        ratelimit(key="ip", rate="5/m", durable=True)(ok)

@@ -453,7 +453,7 @@ class Circuit:
         elif slow:
             self.note(ticket, number, failed=False, slow=True)
         if ticket.probe or slow:
-            circuits.hurry()
+            flusher.start()  # It is told with the next flush, if there is a thread.
 
     def _owe_probe(self, ticket: Ticket, operation: Operation, result: Result) -> None:
         self._owed.append(self._asked(operation, probe=ticket.probe, result=result, era=ticket.era))
@@ -773,10 +773,6 @@ class Circuits:
         """Something may have been told that was not heard: whoever comes next asks."""
         for circuit in list(self.by_name.values()):
             circuit.doubt()
-
-    def hurry(self) -> None:
-        """Something is owed: it is told with the next flush, if there is a thread."""
-        flusher.start()
 
     def forget(self) -> None:
         """Know nothing: other settings name another server, or other keys."""

@@ -44,34 +44,26 @@ def circuit(breaker: str | CircuitBreaker, *, fallback: Any = NO_FALLBACK, **opt
     if of_view is not NO_FALLBACK and not callable(of_view):
         raise BreakerError(found.name, "fallback", f"is {of_view!r}: on a view, it must be a view")
 
+    def instead(error: CircuitOpen, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if of_view is NO_FALLBACK:
+            return reduced_capacity(plain(request), error)
+        return of_view(request, *args, **kwargs)
+
+    async def ainstead(error: CircuitOpen, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if of_view is NO_FALLBACK:
+            return await areduced_capacity(plain(request), error)
+        return await in_thread(of_view)(request, *args, **kwargs)
+
     def decorate(view: View) -> View:
         if isinstance(view, type):
             right = f"@method_decorator(circuit(...), name='dispatch') on {view.__name__}"
             raise BreakerError(found.name, "", f"is for functions, and {view.__qualname__} is a class: write {right}")
         if problem := async_mismatch(of_view, is_async=is_async(view)):
             raise BreakerError(found.name, "fallback", problem)
-        instead = _Instead(of_view)
         if is_async(view):
-            guard: Callable[..., Any] = found.aguarded(view, instead.aanswer)
+            guard: Callable[..., Any] = found.aguarded(view, ainstead)
         else:
-            guard = found.guarded(view, instead.answer)
+            guard = found.guarded(view, instead)
         return cast(View, mark(guard, found, instead_of(of_view, "503")))
 
     return decorate
-
-
-class _Instead:
-    """What answers in the place of a view whose breaker is open: another view, or 503."""
-
-    def __init__(self, fallback: Any) -> None:
-        self._fallback = fallback
-
-    def answer(self, error: CircuitOpen, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        if self._fallback is NO_FALLBACK:
-            return reduced_capacity(plain(request), error)
-        return self._fallback(request, *args, **kwargs)
-
-    async def aanswer(self, error: CircuitOpen, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        if self._fallback is NO_FALLBACK:
-            return await areduced_capacity(plain(request), error)
-        return await in_thread(self._fallback)(request, *args, **kwargs)

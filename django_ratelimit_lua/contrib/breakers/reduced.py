@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
@@ -22,6 +23,7 @@ class ReducedCapacity(ErrorDetails):
     """What is told while a breaker is open."""
 
     page = "503.html"
+    folder = Path(__file__).parent / "templates"
     status = 503
 
     def __init__(self, error: CircuitOpen) -> None:

@@ -211,7 +211,7 @@ class EntriesField(forms.CharField):
 
     def __init__(self) -> None:
         super().__init__(
-            label=gettext_lazy("Descriptor"), required=False, widget=forms.Textarea(attrs={"rows": 3}),
+            required=False, widget=forms.Textarea(attrs={"rows": 3}),
             help_text=gettext_lazy(
                 "For Envoy: one entry per line, in Envoy's order, for example generic_key=login and remote_address. In "
                 "values, * is any text; a key without a value takes any. The first line may be domain=NAME. If “count "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from django.apps import AppConfig
@@ -11,12 +11,15 @@ from django.utils.translation import gettext_lazy as _
 from ...extension import Extension, register
 from . import checks  # noqa: F401 - registers itself
 from .conf import settings
+from .forget import forget
 from .recorder import recorder
+from .rule_field import DURABLE
 from .telemetry import telemetry
 
 
 class StatisticsExtension(Extension):
     name = "statistics"
+    rule_fields = (DURABLE,)
     verbs = ("django_ratelimit_lua.contrib.statistics.verbs.stats",)
 
     def on_decision(self, planned: Any, decision: Any, seconds: float, exempt: Any, state: Any) -> None:
@@ -26,6 +29,12 @@ class StatisticsExtension(Extension):
 
     def on_failed_rule(self, name: str) -> None:
         recorder.add_failed(name)
+
+    def on_message(self, words: Collection[bytes]) -> None:
+        recorder.forget(words)
+
+    def forget(self, digests: Collection[bytes]) -> Mapping[str, int]:
+        return forget(digests)
 
     def tend(self) -> None:
         from .hours import look

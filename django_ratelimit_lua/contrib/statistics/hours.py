@@ -50,7 +50,7 @@ def names_to_keep(using: str) -> dict[str, int | None]:
     names: dict[str, int | None] = dict(durable_names())
     if conf.RULES:
         names |= dict.fromkeys(rule.name for rule in settings_rules() if (rule.given or {}).get("durable"))
-    rules = RateLimitRule._base_manager.using(using).filter(durable=True)
+    rules = RateLimitRule._base_manager.using(using).filter(extra__statistics__durable=True)
     names |= dict.fromkeys(rules.values_list("name", flat=True))
     return {name: until for name, until in names.items() if len(name) <= LONGEST_NAME and not UNWRITABLE.search(name)}
 

@@ -39,6 +39,8 @@ MAX_NAMES = 1000
 """Names that the whole site counts apart."""
 MAX_LABELS = 200
 """Names that a process tells apart where each is a label of a metric, beside those that are counted here."""
+REST = "other"
+"""The label of all names that have none of their own."""
 TOTALS, DROPPED = b"totals", b"dropped"
 
 

@@ -7,14 +7,17 @@ are names of rules and call sites, never anything of a request.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...engine.bans import bans_active
+from ...engine.slots import in_flight
 from ...exceptions import StoreError
+from ...extension import Metric as Gauge
 from ...extension import extensions
 from ...store import FAILURES, Patience, get_store
 from .buckets import TIME_BOUNDS
-from .keys import OTHER
+from .keys import MAX_LABELS, OTHER, REST
 from .reading import totals
 from .results import LABELS, SOURCES
 
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
 
 SECONDS = 5.0
 """For which a scrape waits for Redis at most; Prometheus by default waits ten."""
-REST = "other"
-"""The label of all that have none of their own."""
 
 
 class Collector:
@@ -34,11 +35,6 @@ class Collector:
     Where Redis does not answer, only `ratelimit_store_up 0` is told: counters that are not known are left out, as a
     total that falls would be taken for one that begins anew.
     """
-
-    in_flight: Callable[[], Mapping[str, int]] = staticmethod(dict)
-    """Slots that are held, by the names of their limits; it may raise `StoreError`."""
-    bans_active: Callable[[], Mapping[str, int]] = staticmethod(dict)
-    """Bans in force, likewise."""
 
     def describe(self) -> Iterable[Metric]:
         """The metrics without values, by which a registry knows them; Redis is not asked."""
@@ -49,8 +45,7 @@ class Collector:
         families, is_up = _families(), True
         try:
             found = totals(Patience(SECONDS))
-            in_flight, bans = self.in_flight(), self.bans_active()
-            gauges = {metric.name: metric.read() for metric in _metrics()}
+            gauges = {metric.name: metric.read() for metric in _gauges()}
         except StoreError:
             is_up = False
         families["store_up"].add_metric([], float(is_up and not get_store().is_paused))
@@ -66,10 +61,6 @@ class Collector:
             by_label.setdefault(label, Counter()).update(counts)
         for label, counts in by_label.items():
             _add_rule(families, label, counts)
-        for name, units in in_flight.items():
-            families["in_flight"].add_metric([name.encode(errors="replace").decode()], units)
-        for name, number_of_bans in bans.items():
-            families["bans_active"].add_metric([name.encode(errors="replace").decode()], number_of_bans)
         for source, letter in SOURCES.items():
             buckets, seen = [], 0
             for number, bound in enumerate([*map(repr, TIME_BOUNDS), "+Inf"]):
@@ -81,9 +72,32 @@ class Collector:
         return families.values()
 
 
-def _metrics() -> Iterable[Any]:
-    """The metrics of all annexes."""
-    return (metric for extension in extensions for metric in extension.metrics())
+def _gauges() -> Iterable[Gauge]:
+    """Those of the core, and those of other annexes."""
+    yield IN_FLIGHT
+    yield BANS_ACTIVE
+    for extension in extensions:
+        yield from extension.metrics()
+
+
+def _by_rule(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:
+    """By label: the smallest together as `REST` if there are more names than labels."""
+    counter = Counter(counts)
+    found = Counter(dict(counter.most_common(MAX_LABELS)))
+    if rest := counter.total() - found.total():
+        found[REST] += rest
+    return {(name,): number for name, number in found.items()}
+
+
+IN_FLIGHT = Gauge(
+    "in_flight",
+    "Slots of concurrency limits that are held, by rule or call site.",
+    ("rule",),
+    lambda: _by_rule(in_flight()),
+)
+BANS_ACTIVE = Gauge(
+    "bans_active", "Bans that are in force, by rule or call site.", ("rule",), lambda: _by_rule(bans_active())
+)
 
 
 def _families() -> dict[str, Any]:
@@ -101,18 +115,12 @@ def _families() -> dict[str, Any]:
         "decision_seconds": HistogramMetricFamily(
             "ratelimit_decision_seconds", "How long decisions took, by who decided.", labels=["source"]
         ),
-        "in_flight": GaugeMetricFamily(
-            "ratelimit_in_flight", "Slots of concurrency limits that are held, by rule or call site.", labels=["rule"]
-        ),
-        "bans_active": GaugeMetricFamily(
-            "ratelimit_bans_active", "Bans that are in force, by rule or call site.", labels=["rule"]
-        ),
         "store_up": GaugeMetricFamily("ratelimit_store_up", "Whether Redis answers the process that was scraped."),
         "store_errors": counter("store_errors", "Questions of requests that Redis did not answer.", "kind"),
         "rules_revision": GaugeMetricFamily("ratelimit_rules_revision", "The revision of the rules that are in force."),
         **{
             metric.name: GaugeMetricFamily(f"ratelimit_{metric.name}", metric.help, labels=metric.labels)
-            for metric in _metrics()
+            for metric in _gauges()
         },
     }
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from threading import Lock, RLock
 from typing import Any
 
 from ...conf import conf
+from ...engine.decide import PlannedCharge
 from ...exceptions import StoreError
 from ...identity.names import Name, is_short, shown
 from ...identity.request_state import RequestState
@@ -24,7 +25,7 @@ from ...process.forks import renew_after_fork
 from ...store import FLUSH_SECONDS, Patience, failures, flusher, get_store
 from .buckets import TIME_BOUNDS, units_bucket
 from .keys import MAX_NAMES, MINUTE, OTHER
-from .results import ALLOWED, FAILED, FREE, Counted, result_of, results_of
+from .results import ALLOWED, FAILED, FREE, result_of, results_of
 from .writing import Writer
 
 NEAR = 0.8
@@ -65,7 +66,7 @@ class Person:
 
     __slots__ = ("_identity", "_name", "allowed", "is_client", "mark", "refused", "rule", "units")
 
-    def __init__(self, planned: Counted, *, is_client: bool = True) -> None:
+    def __init__(self, planned: PlannedCharge, *, is_client: bool = True) -> None:
         identity = planned.identity
         self._identity, self._name = identity, None
         self.is_client = is_client and identity is not None
@@ -106,7 +107,7 @@ class RequestCount:
     minute: int = 0
 
 
-Decided = tuple[Sequence[Counted], Decision, float, Sequence[Counted], RequestCount | None]
+Decided = tuple[Sequence[PlannedCharge], Decision, float, Sequence[PlannedCharge], RequestCount | None]
 
 _BUCKETS = tuple(map(units_bucket, range(4096)))
 """Looked up, not computed, for all but very large limits."""
@@ -135,10 +136,10 @@ class Recorder:
 
     def add(
         self,
-        planned: Sequence[Counted],
+        planned: Sequence[PlannedCharge],
         decision: Decision,
         seconds: float,
-        exempt: Sequence[Counted] = (),
+        exempt: Sequence[PlannedCharge] = (),
         state: RequestState | None = None,
     ) -> None:
         """Count a decision: see `Extension.on_decision`."""
@@ -259,7 +260,7 @@ class Recorder:
             kind = (OTHER, *kind[1:])
         return kinds.setdefault(kind, Hits())
 
-    def _meet(self, counted: Counted, period: int) -> Person:
+    def _meet(self, counted: PlannedCharge, period: int) -> Person:
         people = self._tables.people
         name = shortened(counted.name)
         digest = counted.charge.digest
@@ -270,6 +271,15 @@ class Recorder:
             if len(people) >= MAX_PEOPLE + MAX_NAMES:
                 name = OTHER
         return people.setdefault((name, period, digest), Person(counted, is_client=not is_full))
+
+    def forget(self, digests: Collection[bytes]) -> None:
+        """Drop what is not written yet about these clients."""
+        with self._flushing, self._lock:
+            self._count_queue()
+            people = self._tables.people
+            for key in [key for key in people if key[2] in digests]:
+                del people[key]
+            self._writer.forget(digests)
 
     def clear(self) -> None:
         """Drop what was not written yet; for tests, whose servers come and go."""
@@ -310,7 +320,7 @@ class Recorder:
         return is_left
 
 
-def _names_near(planned: Sequence[Counted], states: Sequence[LimitState]) -> set[str]:
+def _names_near(planned: Sequence[PlannedCharge], states: Sequence[LimitState]) -> set[str]:
     pairs = zip(planned, states, strict=False)
     return {one.name for one, state in pairs if state.used >= NEAR * one.charge.limit.rate.limit}
 

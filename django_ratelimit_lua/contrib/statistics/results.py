@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
 
 from ...conf import conf
-from ...identity import Identity
-from ...limits.call import Charge
+from ...engine.decide import PlannedCharge
 from ...limits.decision import Decision, LimitState
 
 ALLOWED, REFUSED = "a", "r"
@@ -57,22 +55,9 @@ SOURCES = MappingProxyType({"redis": "r", "deny-cache": "d", "lease": "l", "spli
 """Who decided, by the letter of each."""
 
 
-class Counted(Protocol):
-    """What is read of a planned charge: see `engine.decide.PlannedCharge`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def charge(self) -> Charge: ...
-    @property
-    def rule(self) -> Any: ...
-    @property
-    def identity(self) -> Identity: ...
-    @property
-    def banned(self) -> Identity: ...
-
-
-def results_of(planned: Sequence[Counted], decision: Decision, exempt: Sequence[Counted]) -> tuple[dict[str, str], str]:
+def results_of(
+    planned: Sequence[PlannedCharge], decision: Decision, exempt: Sequence[PlannedCharge]
+) -> tuple[dict[str, str], str]:
     """What came of a decision by each rule or call site, once whatever rates it has: refused where one of them refuses;
     and what came of it as a whole (empty: nothing was asked). `exempt`: the charges that an override has taken out."""
     states = decision.limits
@@ -96,7 +81,7 @@ def refused_of(counts: Mapping[str, int]) -> int:
     return counts.get(REFUSED, 0) + counts.get(BANNED, 0)
 
 
-def result_of(planned: Counted, state: LimitState, source: str) -> str:
+def result_of(planned: PlannedCharge, state: LimitState, source: str) -> str:
     """What came of one charge."""
     if state.block is not None:
         return BLOCKED

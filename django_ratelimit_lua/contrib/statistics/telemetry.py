@@ -10,16 +10,15 @@ import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ...engine.decide import PlannedCharge
 from ...limits.decision import Decision
 from ...process.forks import renew_after_fork
 from ...version import __version__
 from .buckets import TIME_BOUNDS
-from .keys import MAX_LABELS
-from .results import LABELS, Counted, results_of
+from .keys import MAX_LABELS, REST
+from .results import LABELS, results_of
 
 logger = logging.getLogger("django_ratelimit_lua")
-REST = "other"
-"""Stands for rules and call sites beyond the first `MAX_LABELS` of a process."""
 
 
 class _Instruments(NamedTuple):
@@ -40,7 +39,9 @@ class Telemetry:
         self._names: set[str] = set()
         self._has_failed = False
 
-    def record(self, planned: Sequence[Counted], decision: Decision, seconds: float, exempt: Sequence[Counted]) -> None:
+    def record(
+        self, planned: Sequence[PlannedCharge], decision: Decision, seconds: float, exempt: Sequence[PlannedCharge]
+    ) -> None:
         """Tell of a decision that took so many seconds; see `Recorder.add`."""
         try:
             self._record(planned, decision, seconds, exempt)
@@ -50,7 +51,7 @@ class Telemetry:
                 logger.warning("OpenTelemetry is not told of decisions: %s: %s", type(error).__name__, error)
 
     def _record(
-        self, planned: Sequence[Counted], decision: Decision, seconds: float, exempt: Sequence[Counted]
+        self, planned: Sequence[PlannedCharge], decision: Decision, seconds: float, exempt: Sequence[PlannedCharge]
     ) -> None:
         results, of_all = results_of(planned, decision, exempt)
         if not of_all:

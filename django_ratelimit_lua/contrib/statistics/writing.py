@@ -7,7 +7,7 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...exceptions import StoreError
@@ -230,6 +230,23 @@ class Writer:
         minutes, hours = _buckets_of(at)
         self._of(SITE).add(minutes, b"%b%02d" % (result, at % HOUR // MINUTE), number)
         self._of(SITE).add(hours, b"%b%02d" % (result, at % DAY // HOUR), number)
+
+    def forget(self, digests: Collection[bytes]) -> None:
+        """Remove clients from what is kept in memory."""
+        for top in self._tops.values():
+            for summary in top.summaries.values():
+                summary.forget(digests)
+        tops = {top.field: top.written() for top in self._tops.values()}
+        kept: list[dict[bytes, Any]] = [*self._samples.values()]
+        for pending in (*self._pending.values(), *self._batches.values()):
+            for (command, _bucket), words in pending.writes.items():
+                if command == b"say":
+                    words.update({field: tops.get(field) or Top(field, 1).written() for field in words})
+                elif command != b"add":
+                    kept.append(words)
+        for words in kept:
+            for digest in digests:
+                words.pop(digest, None)
 
     def _drop(self, number: int) -> None:
         """Count requests that are counted nowhere else."""

@@ -12,7 +12,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from ...exceptions import StoreError
-from ...extension import extensions
+from ...extension import VERBS_OF_ANNEXES, extensions, install, is_installed
 from ...limits.rate import LimitError
 from ...models.audit import acting
 from ...publishing.triggers import migration_problem
@@ -20,6 +20,7 @@ from ..verbs import (  # noqa: F401 - each module declares its verbs
     Printer,
     Verb,
     bans,
+    forget,
     health,
     history,
     overrides,
@@ -76,8 +77,11 @@ def _verbs_of(parser: Any, *, required: bool) -> Any:
 
     def suggest(message: str) -> None:
         misspelt = re.match("argument verb: invalid choice: '([^']*)'", message)
+        annex = VERBS_OF_ANNEXES.get(misspelt[1]) if misspelt else None
         near = get_close_matches(misspelt[1], added.choices, 1) if misspelt else ()
-        if misspelt and near:
+        if misspelt and annex and not is_installed(annex):
+            message = f"{misspelt[1]!r} is a verb of an annex. {install(annex)}"
+        elif misspelt and near:
             message = f"there is no verb {misspelt[1]!r}; do you mean {near[0]!r}?"
         error(message)
 

@@ -8,6 +8,7 @@ import pickle
 from typing import Any, assert_type
 
 import pytest
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
@@ -21,6 +22,7 @@ from django_ratelimit_lua.contrib.breakers.inspection import ExplainedBreaker
 from django_ratelimit_lua.contrib.breakers.operations import BreakerState
 from django_ratelimit_lua.contrib.breakers.rows import Thresholds
 from django_ratelimit_lua.rules.stacks import on_view
+from tests.acceptance.test_recipes import recipe
 
 limited = ratelimit(key="ip", rate="5/m")
 
@@ -125,7 +127,28 @@ def test_decorators_keep_the_types_of_a_function() -> None:
 def test_without_the_app_a_breaker_names_the_line_to_add(monkeypatch: Any) -> None:
     """Where it is declared; where that is before the apps are ready, at its first call."""
     early = CircuitBreaker("declared early")
-    monkeypatch.setattr("django_ratelimit_lua.extension.extensions", [])
+    monkeypatch.setattr(apps, "is_installed", lambda name: False)
     for use in (lambda: CircuitBreaker("declared late"), lambda: early.call(fine, None)):
         with pytest.raises(ImproperlyConfigured, match="to INSTALLED_APPS, to use circuit breakers"):
             use()
+
+
+def test_a_stored_public_page_is_the_fallback_of_a_breaker() -> None:
+    """The page on breakers: while the service fails, each client gets the stored page; without one, 503."""
+    names = recipe("breakers.rst", "prices")
+
+    def fail() -> str:
+        raise ConnectionError
+
+    def status_and_text() -> tuple[int, str]:
+        response = names["prices"](RequestFactory().get("/prices"))
+        return response.status_code, response.content.decode()
+
+    assert status_and_text() == (200, "Tea: 3.20")
+    names["load_prices"] = fail
+    for _ in range(19):
+        with pytest.raises(ConnectionError):
+            status_and_text()
+    assert status_and_text() == (200, "Tea: 3.20")
+    names["cache"].delete("prices")
+    assert status_and_text() == (503, "The prices are not available at the moment.")

@@ -158,6 +158,20 @@ def test_a_question_that_is_an_upgrade_is_refused() -> None:
     assert sent == [{"type": "websocket.close"}], "before it was accepted, which servers answer with 403"
 
 
+def test_its_own_server_ends_cleanly() -> None:
+    """It answers the events of ASGI's lifespan, by `finish_at_shutdown`."""
+    events, sent = iter(["lifespan.startup", "lifespan.shutdown"]), []
+
+    async def receive() -> Any:
+        return {"type": next(events)}
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    asyncio.run(alone({"type": "lifespan"}, receive, send))
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
 @pytest.mark.parametrize("application", [alone, ASGIHandler()], ids=["alone", "view"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_headers_have_a_bound(settings: Any, application: Any, dialect: str) -> None:

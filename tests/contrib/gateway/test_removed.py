@@ -32,12 +32,17 @@ WITHOUT = """
 from importlib import import_module
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError, call_command
 settings.configure(INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratelimit_lua"])
 for name in ("asgi", "urls"):
     try:
         import_module(f"django_ratelimit_lua.contrib.gateway.{name}")
     except ImproperlyConfigured as error:
         print(error)
+try:
+    call_command("ratelimit", "grpc")
+except CommandError as error:
+    print(error)
 """
 
 
@@ -105,10 +110,11 @@ def test_its_words_are_errors_in_settings_and_yaml(settings: Any) -> None:
                 attempt()
 
 
-def test_its_urls_and_its_server_need_the_app() -> None:
+def test_its_urls_its_servers_and_its_verbs_need_the_app() -> None:
     """The error names the line to add."""
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         f"django_ratelimit_lua.contrib.gateway.asgi is served, but the app is not installed. {LINE}.",
         f"django_ratelimit_lua.contrib.gateway.urls is included, but the app is not installed. {LINE}.",
+        f"Error: 'grpc' is a verb of an annex. {LINE}",
     ]

@@ -53,6 +53,7 @@ from tests.worker import Worker, migrated
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site
 HOUR = 3600
+KEPT = {"statistics": {"durable": True}}
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def rows(name: str) -> list[tuple[int, int]]:
 
 def test_rules_and_limiters_say_what_is_kept(moved: Callable[[float], None]) -> None:
     """Of those every hour that Redis has, with all its columns; of others none."""
-    RateLimitRule.objects.create(name="kept", path="/ok", key="ip", limit=3, unit="h", durable=True)
+    RateLimitRule.objects.create(name="kept", path="/ok", key="ip", limit=3, unit="h", extra=KEPT)
     RateLimitRule.objects.create(name="not", path="/ok", key="ip", limit=3, unit="h")
     mail = RateLimiter("mail.kept", "2/h", algorithm="fixed_window", durable=True)
     moved(-80 * 86_400)
@@ -166,7 +167,7 @@ def test_one_process_at_a_time_writes_also_after_an_outage(tmp_path: Path, prefi
             worker("from django_ratelimit_lua.contrib.statistics.models import RateLimitHour")
             worker("from django_ratelimit_lua.contrib.statistics import hours")
             worker("hours.KEEP_SECONDS = 1")
-        one("rule(durable=True)")
+        one(f"rule(extra={KEPT})")
         one(rename.format(table, "away"))
 
         def work() -> bool:
@@ -194,7 +195,7 @@ def test_the_last_hours_of_a_quiet_site_are_written_without_a_further_request(tm
         worker("from django_ratelimit_lua.contrib.statistics.models import RateLimitHour")
         worker("from django_ratelimit_lua.contrib.statistics import hours")
         worker("hours.KEEP_SECONDS = 0.2")
-        worker("rule(durable=True)")
+        worker(f"rule(extra={KEPT})")
         total = 0
         for _ in range(2):
             before = total
@@ -453,7 +454,7 @@ def test_the_word_is_that_of_rules_everywhere(settings: Any, client: Any) -> Non
     settings.RATELIMIT_RULES = [{"name": "written", "path": "/ok", "key": "ip", "rate": "5/h", "durable": True}]
     assert visits(1) == [200]
     assert keep_hours() == 1
-    RateLimitRule.objects.create(name="row", path="/x", key="ip", limit=3, durable=True)
+    RateLimitRule.objects.create(name="row", path="/x", key="ip", limit=3, extra=KEPT)
     assert "durable: true" in export()
     given = RateLimitRule.objects.get().declared()
     assert given["durable"] is True

@@ -90,7 +90,7 @@ def decisions(found: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], floa
 
 def test_metrics_say_how_many_are_banned(monkeypatch: pytest.MonkeyPatch) -> None:
     """By limit, those in force; what a ban that was lifted was is none, and many limits are told together."""
-    monkeypatch.setattr("django_ratelimit_lua.engine.bans.MAX_LABELS", 2)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.prometheus.MAX_LABELS", 2)
     for name, people in {"login": 3, "mail": 2, "search": 1}.items():
         limiter = RateLimiter(name, "0/s", ban_after=1, ban_for="10m")
         for number in range(people):

@@ -1,0 +1,113 @@
+"""One count, whatever asks: Django's own faces and the gateway's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, RequestFactory
+from django.urls import path as url
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.contrib.gateway.envoy import messages
+from django_ratelimit_lua.throttling import SimpleRateThrottle
+from tests.contrib.gateway.grpc_gateway import Gateway
+from tests.contrib.gateway.proxies import ROOT, Site, ask, needs
+
+UNITS = 100
+RULE = {"name": "shared", "path": "/shared/", "key": "all", "rate": f"{UNITS}/h"}
+MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
+TOKEN = """
+import sys, tests.contrib.gateway.gateway_site
+from django_ratelimit_lua.contrib.gateway.models import RateLimitClient
+client = RateLimitClient(name="service", limits="*")
+print(client.new_token())
+client.save()
+"""
+
+
+@ratelimit(group="shared", key="ip", rate="1000/m")
+def decorated(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+class Shared(SimpleRateThrottle):
+    scope = "shared"
+    rate = "1000/m"
+
+    def get_cache_key(self, request: Request, view: Any) -> str:
+        return self.get_ident(request)
+
+
+class Throttled(APIView):
+    throttle_classes = (Shared,)
+    authentication_classes = ()
+    permission_classes = ()
+
+    def get(self, request: Request) -> Response:
+        return Response("ok")
+
+
+urlpatterns = [url("shared/", lambda request: HttpResponse("ok"))]
+
+
+def is_decided(port: int, token: str) -> bool:
+    """Whether the gateway allows a call that a service asks about."""
+    body = json.dumps({"charges": [{"limit": "shared", "identity": None}]}).encode()
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/decide", body, headers)
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.loads(answer.read())["allowed"]
+
+
+@pytest.mark.parametrize("proxy", [needs("nginx")])
+def test_all_callers_share_one_count_whatever_asks(proxy: str, tmp_path: Path, prefix: str, settings: Any) -> None:
+    """A decorator, the middleware, a DRF throttle, a proxy, Envoy over gRPC and a service, sixteen clients at once:
+    exactly as many as the rule says."""
+    given = {"RATELIMIT_CACHE_PREFIX": prefix, "RATELIMIT_TRUSTED_PROXIES": 1}
+    with Site(tmp_path, [RULE], RATELIMIT_GATEWAY_DIALECT=proxy, **given) as site, site.behind(proxy) as port:
+        made = subprocess.run(
+            [sys.executable, "-c", TOKEN], cwd=ROOT, env=site.environment, capture_output=True, text=True, check=True
+        )
+        token = made.stdout.strip()
+        shared = {name: site.settings[name] for name in ("DATABASES", "CACHES")}
+        settings.CACHES, settings.RATELIMIT_RULES = site.settings["CACHES"], [RULE]
+        settings.RATELIMIT_TIMEOUT = 5
+        settings.ROOT_URLCONF, settings.MIDDLEWARE = __name__, [MIDDLEWARE]
+        factory = RequestFactory()
+        with Gateway(tmp_path, [RULE], **given, **shared) as envoy, envoy.client() as grpc_client:
+            view = Throttled.as_view()
+
+            def request(number: int) -> HttpRequest:
+                return factory.get("/shared/", REMOTE_ADDR=f"203.0.113.{number}")
+
+            faces: list[Callable[[int], bool]] = [
+                lambda number: decorated(request(number)).status_code == 200,
+                lambda number: Client(REMOTE_ADDR=f"203.0.113.{number}").get("/shared/").status_code == 200,
+                lambda number: view(request(number)).status_code == 200,
+                lambda number: ask(port, "/shared/").status == 200,
+                lambda number: grpc_client.code([("generic_key", "shared")]) == messages.OK,
+                lambda number: is_decided(site.port, token),
+            ]
+
+            def client(number: int) -> list[int]:
+                return [sum(face(number) for _ in range(2)) for face in faces]
+
+            for face in faces:
+                assert face(99)
+            with ThreadPoolExecutor(16) as pool:
+                admitted = list(pool.map(client, range(16)))
+            assert sum(map(sum, admitted)) == UNITS - len(faces)
+            assert [face(99) for face in faces] == [False] * len(faces)

@@ -1,0 +1,48 @@
+"""Statistics of a client that is to be forgotten."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.contrib.statistics.report import one
+from django_ratelimit_lua.contrib.statistics.space_saving import Summary
+from tests.acceptance.test_forget import ADDRESS, IP, OTHER, erased, forget_what_another_process_knows
+from tests.acceptance.test_reset_and_block import said
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_another_process_forgets_within_a_second(direct: redis.Redis, prefix: str, tmp_path: Path) -> None:
+    """Also statistics that it has not written, and the lists of clients that it writes every second."""
+    forget_what_another_process_knows(direct, prefix, tmp_path, "statistics")
+
+
+def test_others_stay_in_the_lists_of_clients(settings: object) -> None:
+    """The client that is forgotten is in none of them; requests stay counted."""
+    limiter = RateLimiter("searched", "1/h")
+    for identity in (IP, ("ip", OTHER)):
+        for _ in range(3):
+            limiter.hit(identity)
+    time.sleep(1.5)
+    found = erased(said("forget", "--ip", ADDRESS))
+    assert found["high-water marks"] >= 2
+    assert found["rows in lists of clients"] == 2
+    page = one("searched", "hour")
+    assert sum(point.refused for point in page.points) == 4
+
+
+def test_a_list_of_clients_keeps_its_bound() -> None:
+    """After one was removed, any client that is not in it may still have come as often as before."""
+    summary = Summary(capacity=2)
+    for times in ({b"a": 5, b"b": 3}, {b"c": 2}):
+        summary.add(times, lambda digest: [])
+    assert summary.least == 5
+    summary.forget([b"c"])
+    assert (len(summary), summary.least) == (1, 5)
+    summary.add({b"d": 1}, lambda digest: [])
+    assert [(row.digest, row.times, row.error) for row in summary.top(2)] == [("d", 6, 5), ("a", 5, 0)]
