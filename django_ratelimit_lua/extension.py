@@ -7,6 +7,7 @@ The core never imports an annex. It calls the extensions that `AppConfig.ready` 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from django.apps import apps
@@ -110,6 +111,18 @@ class Metric(NamedTuple):
     read: Callable[[], Mapping[tuple[str, ...], float]]
 
 
+class Column(NamedTuple):
+    """A column of the lists of rules and of limits: its name and heading, and a function that returns the cells.
+
+    `cells(request, rules)` returns a cell for each limit name that has one; `rules` maps the names of the list to their
+    rows, or to None if a limit has no rule. Raises `StoreError`.
+    """
+
+    name: str
+    heading: Any
+    cells: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+
+
 class Extension:
     """What an annex adds to the core. Every hook has an empty default.
 
@@ -123,6 +136,10 @@ class Extension:
     """Modules that declare verbs of `manage.py ratelimit`."""
     rule_fields: Sequence[RuleField] = ()
     """Fields that it adds to rules."""
+    columns: Sequence[Column] = ()
+    """Columns that it adds to lists."""
+    tasks: Mapping[str, str] = MappingProxyType({})
+    """Its tasks that run in the background, by name: what each does, for `manage.py ratelimit health`."""
     documents: Sequence[Document] = ()
     """Its rows in the rules' YAML file."""
 
@@ -165,10 +182,6 @@ class Extension:
     def error_details(self, error: Exception) -> Any:
         """`ErrorDetails` for the response to an exception that a view raised; None: it is not its own."""
 
-    def columns(self, request: Any, names: Sequence[str]) -> Mapping[str, Any]:
-        """For the names of limits that a list shows, the cell of each. Raises `StoreError`."""
-        return {}
-
     def notices(self, rule: Any) -> Iterable[str]:
         """Sentences about a compiled rule, which its form shows and saving it reports."""
         return ()
@@ -176,6 +189,18 @@ class Extension:
     def links(self, request: Any, rule: Any = None) -> Iterable[tuple[str, str]]:
         """Links, as (label, URL), above the rule list, or on the form of one rule."""
         return ()
+
+    def limit_url(self, request: Any, name: str) -> str:
+        """The URL of its page about the limit of this name; empty: it has none."""
+        return ""
+
+    def rehearsal(self, rule: Any) -> str:
+        """What a rule in shadow mode would have refused, in a sentence that is shown before it is enforced."""
+        return ""
+
+    def history(self, met: Any) -> str:
+        """What it knows about the client that a limit of the inspector counts, in a sentence."""
+        return ""
 
     def metrics(self) -> Iterable[Metric]:
         """Its gauges."""
@@ -190,7 +215,7 @@ class Extension:
         return {}
 
     def health(self) -> Iterable[str]:
-        """Lines of `manage.py ratelimit health`. Raises `StoreError` or a problem as `RatelimitError`."""
+        """Warnings of `manage.py ratelimit health`. Raises `StoreError`."""
         return ()
 
     def forget(self, digests: Collection[bytes]) -> Mapping[str, int]:

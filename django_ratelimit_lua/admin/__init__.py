@@ -12,7 +12,6 @@ from .pages import register_page
 from .processes import ProcessPage
 from .rules import RuleAdmin
 from .slots import SlotPage
-from .statistics import StatisticsPages
 
 __all__ = ["base", "pages", "times"]
 
@@ -20,7 +19,6 @@ admin.site.register(RateLimitRule, RuleAdmin)
 admin.site.register(RateLimitOverride, OverrideAdmin)
 admin.site.register(RateLimitChange, ChangeAdmin)
 register_page("Inspector", _("Inspector"), InspectorPage)
-register_page("Statistics", _("Statistics"), StatisticsPages)
 register_page("Bans", _("Bans"), BanPage)
 register_page("Slots", _("Slots"), SlotPage)
 register_page("Processes", _("Processes"), ProcessPage)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
 
 from django import forms
 from django.conf import settings
@@ -18,6 +17,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..engine.evidence import Offence
 from ..exceptions import StoreError
+from ..extension import extensions
 from ..limits.rate import SECOND, LimitError
 from ..models import RateLimitRule
 from ..models.audit import acting
@@ -37,9 +37,9 @@ from ..publishing import triggers
 from ..web.durations import duration_words
 from .forms import DURATIONS, own_digests
 from .history import LETTERS, WHO
+from .identities import ReadablePart, readable_parts
 from .inspector import BLOCK_PERMISSION, may_inspect
 from .pages import Page, page_response
-from .statistics import readable_parts
 from .times import moment_element
 
 SHOWN = 100
@@ -63,8 +63,8 @@ class Row(NamedTuple):
     key: str
     limit: SafeString
     rule_url: str
-    statistics_url: str
-    parts: list[dict[str, str]]
+    limit_url: str
+    parts: list[ReadablePart]
     digest: str
     words: str
     since: SafeString
@@ -166,7 +166,7 @@ class BanPage(Page):
                     active.key.decode(errors="replace"),
                     breakable(name),
                     _url("ratelimitrule_change", pk) if pk is not None else "",
-                    f"{_url('statistics_one')}?{urlencode({'name': name})}",
+                    next(filter(None, (extension.limit_url(request, name) for extension in extensions)), ""),
                     parts,
                     active.identity[:LETTERS],
                     _words(parts, active),
@@ -241,9 +241,9 @@ def _whom(request: HttpRequest, active: ActiveBan) -> str:
     return _words(parts, active)
 
 
-def _words(parts: list[dict[str, str]], active: ActiveBan) -> str:
+def _words(parts: list[ReadablePart], active: ActiveBan) -> str:
     """Who is banned. The digest tells those apart whose names are masked."""
-    words, digest = ", ".join(part["words"] for part in parts), active.identity[:LETTERS]
+    words, digest = ", ".join(part.words for part in parts), active.identity[:LETTERS]
     return f"{words} ({digest})" if words else digest
 
 

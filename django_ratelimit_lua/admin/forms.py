@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,7 +17,6 @@ from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from ..contrib.statistics.shadow import version_of
 from ..extension import rule_fields
 from ..identity import digest, secrets_by_id
 from ..identity.address import client_address
@@ -234,7 +234,9 @@ CONFIRMED = "enforce_confirmed"
 
 def versions_of(rules: Sequence[RateLimitRule]) -> str:
     """What a confirmation is about: these rules, as they limit now."""
-    return " ".join(sorted(f"{rule.pk}:{version_of(rule.declared())}" for rule in rules))
+    declared = [rule.declared() for rule in sorted(rules, key=lambda rule: rule.pk)]
+    text = json.dumps(declared, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]

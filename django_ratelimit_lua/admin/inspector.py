@@ -6,7 +6,6 @@ import datetime
 import re
 from typing import Any, NamedTuple
 
-from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.utils import label_for_field
 from django.core.exceptions import NON_FIELD_ERRORS, PermissionDenied, ValidationError
@@ -18,8 +17,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..conf import conf
-from ..contrib.statistics.reading import history
 from ..exceptions import StoreError
+from ..extension import extensions
 from ..identity.forwarded import covers
 from ..identity.names import original
 from ..limits.ban import Ban
@@ -29,7 +28,7 @@ from ..models.audit import acting
 from ..operations.explain import ExplainedLimit, Explanation, explain, reset
 from ..operations.identity import ExplainedIdentity, explain_identity
 from ..operations.subjects import Subject, add, end
-from ..operations.words import between_words, moment_words
+from ..operations.words import moment_words
 from ..publishing import triggers
 from ..rules.describe import field_words, whom
 from ..web.durations import duration_words
@@ -54,7 +53,7 @@ def may_inspect(request: HttpRequest) -> bool:
 
 class Row(NamedTuple):
     """A limit as the page shows it. `verdict` is "refused", "allowed", "exempt", or "over": it does not refuse.
-    `history`: what is known of whom it counts, in the last hour."""
+    `history`: what is known of the client that it counts."""
 
     met: ExplainedLimit
     verdict: str
@@ -369,24 +368,8 @@ def _counted_since(met: ExplainedLimit, state: LimitState) -> datetime.datetime 
 
 
 def _history(met: ExplainedLimit) -> str:
-    """What is known of whom a limit counts, in the last hour; empty: nothing is."""
-    try:
-        found = history(met.counted_as, met.charge.digest)
-    except StoreError:
-        return ""
-    parts = []
-    if found.used is not None:
-        parts.append(_("units used: %(number)s") % {"number": between_words(*found.used)})
-    if found.refused is not None and met.state is not None and met.state.mode == "shadow":
-        parts.append(_("requests that would be refused: %(number)s") % {"number": between_words(*found.refused)})
-    elif found.refused is not None:
-        parts.append(_("requests refused: %(number)s") % {"number": between_words(*found.refused)})
-    since = datetime.datetime.fromtimestamp(found.since, datetime.UTC if settings.USE_TZ else None)
-    return (
-        _("Since %(moment)s: %(numbers)s") % {"moment": moment_words(since), "numbers": ", ".join(parts)}
-        if parts
-        else ""
-    )
+    """What annexes know about the client that a limit counts."""
+    return " ".join(filter(None, (extension.history(met) for extension in extensions)))
 
 
 def _resets(state: LimitState) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -11,8 +12,8 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import path, reverse
 from django.utils.translation import gettext as _
 
-from ..contrib.statistics.last_day import cells
 from ..exceptions import StoreError
+from ..extension import Column, extensions
 from ..limits.rate import LimitError, Rate
 from ..models import RateLimitRule
 from ..models.rate_fields import problem_text
@@ -20,6 +21,32 @@ from ..operations.call_sites import call_sites_of, limits_in_code, rule_words, t
 from ..operations.words import breakable
 from ..rules.rule import RuleError
 from .pages import page_response
+
+
+class ListColumn:
+    """A column of an annex, as `list_display` takes it."""
+
+    def __init__(self, column: Column) -> None:
+        self.__name__ = column.name
+        self.short_description = column.heading
+        self._column = column
+        self._cells: Mapping[str, Any] = {}
+
+    def read(self, request: HttpRequest, rules: Mapping[str, RateLimitRule | None]) -> None:
+        """Read the cells of these limits. If Redis is unavailable, they are empty."""
+        with suppress(StoreError):
+            self._cells = self._column.cells(request, rules)
+
+    def cell(self, name: str) -> Any:
+        return self._cells.get(name, "—")
+
+    def __call__(self, rule: RateLimitRule) -> Any:
+        return self.cell(rule.name)
+
+
+def list_columns() -> list[ListColumn]:
+    """The columns that annexes add to the lists of rules and limits."""
+    return [ListColumn(column) for extension in extensions for column in extension.columns]
 
 
 def copied(request: HttpRequest) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -113,23 +140,23 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
         limits = limits_in_code()
-        try:
-            last_days = cells(request, [limit.name for limit in limits])
-        except StoreError:
-            last_days = {}
+        columns = list_columns()
+        for column in columns:
+            column.read(request, {limit.name: None for limit in limits})
         context = {
             "title": _("What is there to limit"),
             "limits": [
                 {
                     "limit": limit,
                     "name": breakable(limit.name),
-                    "last_day": last_days.get(limit.name, ""),
+                    "cells": [(column.short_description, column.cell(limit.name)) for column in columns],
                     "sites": [breakable(site.words()) for site in limit.sites],
                     "rule": None if limit.rule is None else _shown(limit.rule),
                     "beside": [_shown(rule) for rule in limit.beside],
                 }
                 for limit in limits
             ],
+            "columns": [(column.__name__, column.short_description) for column in columns],
             "may_add": self.has_add_permission(request),
             "add_url": reverse("admin:django_ratelimit_lua_ratelimitrule_add", current_app=self.admin_site.name),
         }

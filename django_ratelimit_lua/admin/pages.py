@@ -21,11 +21,14 @@ def page_response(model_admin: Any, request: HttpRequest, template: str, context
     return TemplateResponse(request, f"admin/{model_admin.opts.app_label}/{template}", {**frame, **context})
 
 
+VIEW_RULES = "django_ratelimit_lua.view_ratelimitrule"
+
+
 class Page(admin.ModelAdmin):  # type: ignore[type-arg]
     """A page of its own: `view` answers requests of users who `may_see` it."""
 
     class Media:
-        css = {"all": ("django_ratelimit_lua/admin.css", "django_ratelimit_lua/statistics.css")}  # noqa: RUF012
+        css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
 
     @staticmethod
     def may_see(request: HttpRequest) -> bool:

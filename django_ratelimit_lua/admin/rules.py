@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from django.contrib import admin, messages
@@ -16,19 +15,16 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
-from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..contrib.statistics.last_day import cells
 from ..exceptions import StoreError
 from ..extension import FIELDS_OF_ANNEXES, PLACES, extensions, rule_fields
-from ..identity.request_state import request_state
 from ..limits.options import OPTIONS
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
 from ..models.audit import acting
 from ..operations.call_sites import call_sites_of, rule_words
-from ..operations.surprises import judged
+from ..operations.surprises import rehearsal
 from ..publishing.publish import primary, publish
 from ..rules.describe import reading
 from ..rules.places import meant_by
@@ -39,7 +35,7 @@ from .choices import choices
 from .forms import CONFIRMED, PreviewForm, RowForm, RuleForm, TierForm, TierFormSet, versions_of
 from .history import restore, versions
 from .inspector import may_inspect
-from .limits import LimitsInCode, copied, filled_in
+from .limits import LimitsInCode, ListColumn, copied, filled_in, list_columns
 from .pages import page_response
 from .preview import previewed
 from .rules_file import RulesFile
@@ -142,7 +138,6 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     )  # fmt: skip
 
     class Media:
-        css = {"all": ("django_ratelimit_lua/statistics.css",)}  # noqa: RUF012 - Django's way
         js = ("django_ratelimit_lua/preview.js", "django_ratelimit_lua/rule.js")
 
     def get_urls(self) -> list[Any]:
@@ -211,20 +206,16 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return super().get_changelist_form(request, **{"form": RowForm, **kwargs})
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        @admin.display(description=_("last day"))
-        def last_day(rule: RateLimitRule) -> str:
-            drawn = request_state(request).last_days.get(rule.name, "")
-            words = judged(rule) if rule.mode == "shadow" else ""
-            return format_html("{}{}", drawn, words) or "—"
-
         name, sentence, *others = self.list_display
-        return (name, sentence, last_day, *others)
+        return (name, sentence, *list_columns(), *others)
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
-        """The list, and what is known of the last day of the rules in it."""
+        """The list, with the cells of its columns from annexes."""
         changes = super().get_changelist_instance(request)
-        with suppress(StoreError):  # Which was said.
-            request_state(request).last_days = dict(cells(request, [rule.name for rule in changes.result_list]))
+        rules = {rule.name: rule for rule in changes.result_list}
+        for column in changes.list_display:
+            if isinstance(column, ListColumn):
+                column.read(request, rules)
         return changes
 
     @admin.display(description=gettext_lazy("used by"))
@@ -255,6 +246,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
                 for rule in settings_rules()
             ],
             "may_inspect": may_inspect(request),
+            "links": [link for each in extensions for link in each.links(request)],
         }
         try:
             context["published"] = publish()
@@ -266,7 +258,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         """A page that asks, with what these versions of the rules would have refused, and sends the request again."""
         context = {
             "title": ngettext("Enforce this rule?", "Enforce these rules?", len(rules)),
-            "rules": [{"rule": rule, "reading": rule_words(rule), "judged": judged(rule)} for rule in rules],
+            "rules": [{"rule": rule, "reading": rule_words(rule), "judged": rehearsal(rule)} for rule in rules],
             "sent": [
                 (name, value)
                 for name, values in request.POST.lists()
@@ -286,7 +278,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         context["call_site_url"] = reverse("admin:django_ratelimit_lua_call_site", current_app=self.admin_site.name)
         rule = kwargs.get("obj")
         if rule is not None and rule.mode == "shadow":
-            context["judged"] = judged(rule)
+            context["judged"] = rehearsal(rule)
         context["notices"] = [] if rule is None else _notices(rule)
         context |= _in_place_of("" if rule is None else rule.name)
         context["links"] = [] if rule is None else [link for each in extensions for link in each.links(request, rule)]

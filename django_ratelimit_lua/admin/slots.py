@@ -15,7 +15,6 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ..conf import conf
-from ..contrib.statistics.last_day import VIEW
 from ..engine.slots import Holder
 from ..exceptions import StoreError
 from ..models import RateLimitRule
@@ -26,13 +25,13 @@ from ..rules.describe import whom
 from ..web.durations import duration_words
 from .history import WHO
 from .inspector import BLOCK_PERMISSION
-from .pages import Page, page_response
+from .pages import VIEW_RULES, Page, page_response
 from .times import moment_element
 
 
 def may_see_slots(request: HttpRequest) -> bool:
     """Whether the page answers them."""
-    return bool(request.user.has_perm(VIEW))
+    return bool(request.user.has_perm(VIEW_RULES))
 
 
 class SlotPage(Page):

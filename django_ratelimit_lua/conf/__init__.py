@@ -277,8 +277,8 @@ class Conf(Table):
         shown="private networks where ``RATELIMIT_TRUSTED_PROXIES`` is not set, else ``[]``")
     RULES = Setting[Any]([], lambda rules: rules, "what the middleware applies, see :doc:`middleware`")
     HISTORY_DAYS = Setting(365, or_none(Number(36_500, "number of days", ", such as 365, or None", is_above_0=True)),
-        "days that the history of rules, overrides that have ended, and the hours of durable statistics are kept in "
-        "the database; ``None``: for good, see :doc:`rules` and :doc:`statistics`")
+        "days that the database keeps the history of rules, overrides that have ended, and the hours of durable "
+        ":doc:`statistics`, if they are installed; ``None``: for good, see :doc:`rules`")
     HEADERS = Setting(None, Choice((None, "draft-10", "x")),
         'which headers tell clients what is left: ``"draft-10"`` or ``"x"``, see :doc:`headers`', shown="``None``")
     KEY_SECRET = Setting(None, _secrets,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from ..extension import extensions
 from ..process.tasks import all_tasks
 
 TASKS: Mapping[str, str] = MappingProxyType(
@@ -19,14 +20,13 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "after the first of it",
         "breaker": "tries, up to four times a second, whether a server answers again that has failed repeatedly",
         "fallback": "tells Redis five times a second what was admitted without it, until all is told",
-        "hours": "writes statistics that are to be kept to the database, every five minutes until nothing is new",
         "publishing": "compares what is published with the database, every ten seconds of one of the processes, and "
         "publishes what could not be published when it was saved, after half a second to thirty",
         "errand": "does once what no request may wait for long: reads or publishes rules, settles what a closed "
         "coroutine owes, sends `slot_lost`, or records the use of a token",
     }
 )
-"""By name, in the order in which they matter."""
+"""By name, in the order in which they matter; annexes have further ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,12 @@ def background_tasks() -> list[TaskState]:
     """What this process does beside its requests. A breaker is shown for each server that has failed, and an errand
     while it is done."""
     now, states = time.monotonic(), []
-    for task in sorted(all_tasks(), key=lambda task: list(TASKS).index(task.name)):
+    purposes = dict(TASKS)
+    for extension in extensions:
+        purposes.update(extension.tasks)
+    for task in sorted(all_tasks(), key=lambda task: list(purposes).index(task.name)):
         ago = None if task.done_at == float("-inf") else now - task.done_at
         error = "" if task.error is None else f"{type(task.error).__name__}: {task.error}"
         if task.is_running or task.name not in ("breaker", "errand"):
-            states.append(TaskState(task.name, TASKS[task.name], task.is_running, ago, error))
+            states.append(TaskState(task.name, purposes[task.name], task.is_running, ago, error))
     return states

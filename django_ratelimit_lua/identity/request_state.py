@@ -21,7 +21,7 @@ class RequestState:
     - `throttles`: the decision about all throttles of its DRF view; `held`: the slots that it holds;
     - `groups`: a user, and the names of the Django groups that this user is in;
     - `looked_ahead`, `ahead`: where it leads, found out before Django looks;
-    - `readings`: what parsers make of its body; `last_days`: what the admin shows of rules;
+    - `readings`: what parsers make of its body;
     - `refusal`: what was told of the last decision that refused it;
     - `count`: how an annex counts it.
     """
@@ -35,7 +35,6 @@ class RequestState:
     looked_ahead: bool = False
     ahead: ResolverMatch | None = None
     readings: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
-    last_days: dict[str, str] = field(default_factory=dict)
     refusal: Any = None
     count: Any = None
 

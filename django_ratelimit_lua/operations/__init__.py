@@ -1,6 +1,5 @@
 """What the admin and the commands share, for scripts and views of your own as well."""
 
-from ..contrib.statistics.reading import refusal_counts
 from ..identity.address import ClientAddress, client_address
 from ..identity.text import normalised
 from ..process.tasks import finish
@@ -36,7 +35,6 @@ __all__ = [
     "plot",
     "publish",
     "reading",
-    "refusal_counts",
     "rules_yaml",
     "words",
 ]

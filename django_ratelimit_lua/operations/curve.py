@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 
-from ..contrib.statistics.marks import Marks
-from ..contrib.statistics.reading import Detail
 from ..limits.algorithms import find
 from ..limits.limit import Limit
 from ..limits.rate import Rate
@@ -83,20 +81,6 @@ class Curve:
     others: tuple[str, ...] = ()
     is_unit: bool = False
     is_sampled: bool = False
-
-    @classmethod
-    def counted(cls, period_us: int, now: Limit | None, detail: Detail, marks: Marks) -> Curve:
-        """Return the curve of what the statistics have counted."""
-
-        def find_people(units: int) -> Between:
-            count, error = marks.beyond(units)
-            return Between(max(0, count - error), count + error)
-
-        return cls(
-            period_us, now, sum(detail.used.get(period_us, {}).values()), marks.people,
-            lambda units: Between(*detail.beyond(period_us, units)), find_people, max(marks.marks, default=0),
-            is_sampled=not marks.is_exact,
-        )  # fmt: skip
 
     @property
     def algorithm(self) -> str:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..contrib.statistics.recorder import recorder
 from ..engine.decide import build_call
 from ..engine.heartbeat import Process, processes
 from ..exceptions import StoreError
@@ -27,7 +26,6 @@ class Health:
     the moment, because too much has failed; `problems`: what this process had to leave out of its rules, or
     could not publish, and why;
     `processes`: those that decide limits, and their parts of split limits;
-    `statistics`: why this process could not write what it has counted (None: it could, or has counted nothing).
     """
 
     ok: bool
@@ -36,7 +34,6 @@ class Health:
     revision: int
     is_paused: bool
     problems: tuple[str, ...] = ()
-    statistics: str | None = None
     processes: tuple[Process, ...] = ()
 
 
@@ -74,8 +71,7 @@ def _found(seconds: float, error: Exception | None = None, found: Sequence[Proce
     ruleset = current()
     revision = 0 if ruleset is None else ruleset.revision.number
     message = None if error is None else str(error)
-    unwritten = None if recorder.error is None else str(recorder.error)
     return Health(
-        error is None, seconds, message, revision, get_store().is_paused, tuple(problems.found()), unwritten,
+        error is None, seconds, message, revision, get_store().is_paused, tuple(problems.found()),
         tuple(found),
     )  # fmt: skip

@@ -9,9 +9,7 @@ from django.urls import NoReverseMatch, get_script_prefix, reverse
 from django.utils.translation import gettext as _
 
 from ..conf import conf
-from ..contrib.statistics.reading import shadow_numbers
-from ..exceptions import StoreError
-from ..extension import documents
+from ..extension import documents, extensions
 from ..identity.forwarded import parse_network
 from ..limits import algorithms
 from ..limits.rate import Rate
@@ -24,7 +22,6 @@ from ..rules.rule import Rule, RuleError
 from ..rules.ruleset import settings_rules
 from .call_sites import SETTINGS, call_sites_of
 from .rules_yaml import RULE, Declared, RuleChange, build_rule
-from .words import clients_words, number_words, share_words
 
 WIDE = {4: 8, 6: 16}
 """By version of IP: the prefix length up to which a network is a large part of the internet."""
@@ -158,28 +155,13 @@ def enforcing(rule: RateLimitRule) -> list[tuple[str, Any]]:
     """What has to be confirmed before a rule is enforced that was not: what it would have refused as it is now."""
     if rule.exempt:
         return []
-    words = judged(rule) or _("Redis is unavailable: what the rule would have refused is not known.")
-    return [("mode", f"{_('Enforced, the rule refuses whoever is over its limit.')} {words}")]
+    warning = _("Enforced, the rule refuses whoever is over its limit.")
+    return [("mode", f"{warning} {rehearsal(rule)}".rstrip())]
 
 
-def judged(rule: RateLimitRule) -> str:
-    """What this version of a rule has seen in shadow mode, in words; empty where Redis cannot be asked."""
-    try:
-        numbers = shadow_numbers(rule.declared())
-    except StoreError:
-        return ""
-    if not numbers.seen:
-        return _("This version of the rule has seen no request in shadow mode yet.")
-    return _(
-        "Seen: %(seen)s requests, from %(clients)s. Would have refused: %(refused)s (%(share)s), from "
-        "%(refused_clients)s."
-    ) % {
-        "seen": number_words(numbers.seen),
-        "clients": clients_words(numbers.people),
-        "refused": number_words(numbers.refused),
-        "share": share_words(numbers.refused / numbers.seen),
-        "refused_clients": clients_words(numbers.refused_people),
-    }
+def rehearsal(rule: RateLimitRule) -> str:
+    """What a rule would have refused in shadow mode, in words; empty if no annex has counted that."""
+    return " ".join(filter(None, (extension.rehearsal(rule) for extension in extensions)))
 
 
 def changed_surprises(changes: Sequence[RuleChange]) -> dict[str, list[str]]:

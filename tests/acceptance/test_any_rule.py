@@ -341,7 +341,7 @@ def test_a_rule_that_fails_is_left_out_and_can_be_switched_off(
     if said_once:
         assert len(said_once) == 1
         assert any("'bad' cannot be applied" in problem for problem in health().problems)
-        with pytest.raises(CommandError, match=r"'bad' could not be applied to [34] requests today"):
+        with pytest.raises(CommandError, match="'bad' cannot be applied"):
             said("check")
     known = provider.load()
     RateLimitRule.objects.filter(pk=one.pk).update(key="ip", limit=0)

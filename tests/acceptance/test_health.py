@@ -14,6 +14,7 @@ import redis
 from django.core.management import CommandError, call_command
 
 from django_ratelimit_lua.engine.background import TASKS, background_tasks
+from django_ratelimit_lua.extension import extensions
 from django_ratelimit_lua.operations.health import ahealth, health
 from django_ratelimit_lua.process.tasks import Task, tasks
 
@@ -51,7 +52,10 @@ def test_the_command_says_how_it_is() -> None:
     assert first.endswith("no rules are published")
     # Each once: what other tests have made of the same kind may not have been let go of yet.
     names = list(dict.fromkeys(task.partition(":")[0] for task in tasks))
-    assert [name for name in names if name not in AT_TIMES] == [name for name in TASKS if name not in AT_TIMES]
+    of_annexes = [name for extension in extensions for name in extension.tasks]
+    assert [name for name in names if name not in AT_TIMES] == [
+        name for name in (*TASKS, *of_annexes) if name not in AT_TIMES
+    ]
     assert all(task.endswith(")") for task in tasks)
 
 
@@ -64,7 +68,7 @@ def test_everything_that_runs_beside_requests_is_in_the_list() -> None:
         assert time.monotonic() < end
         time.sleep(0.01)
     assert {found.name for found in background_tasks()} >= set(TASKS) - AT_TIMES
-    assert {found.name for found in tasks} <= set(TASKS)
+    assert {found.name for found in tasks} <= {*TASKS, *(name for each in extensions for name in each.tasks)}
     assert any("ZeroDivisionError" in found.error for found in background_tasks())
     del task
 

@@ -329,8 +329,8 @@ def test_that_all_of_a_network_is_blocked_is_said_where_requests_are_refused(
     assert (post(address="203.0.113.1") == 429) is (blocked_by is not None)
 
 
-def test_it_says_in_a_sentence_why_and_what_somebody_did_in_the_last_hour(operator: Client) -> None:
-    """How much is used, since when, and when it frees up; units and refusals, where they are known."""
+def test_it_says_in_a_sentence_why(operator: Client) -> None:
+    """How much is used, since when, and when it frees up."""
     RateLimitRule.objects.create(
         name="hourly", path="/posted/", key="ip", limit=3, unit="h", algorithm="fixed_window", order=-1
     )
@@ -342,9 +342,6 @@ def test_it_says_in_a_sentence_why_and_what_somebody_did_in_the_last_hour(operat
     text = shown(operator, POSTED)
     assert re.search(r"Refused by bucket: 2 of 2 used, frees up in (11 h|12 h)[^.;]*\. ", text)
     assert "Refused by hourly" not in text
-    assert re.search(
-        r"bucket 2 per day per address, on /posted/ Since (\d+ \w+, )?\d\d:00: units used: 2, requests refused: 2", text
-    )
     RateLimitRule.objects.filter(name="bucket").delete()
     statuses = [client.post("/posted/").status_code for _ in range(2)]
     assert statuses[1] == 429
@@ -355,5 +352,3 @@ def test_it_says_in_a_sentence_why_and_what_somebody_did_in_the_last_hour(operat
     assert found[1] in moments
     stranger = shown(operator, {**POSTED, "address": "203.0.113.200"})
     assert "Refused by" not in stranger
-    assert "Since" not in stranger
-    assert "is known of those who used most or were refused most" in stranger

@@ -15,7 +15,6 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_ratelimit_lua.contrib.statistics.report import PERIODS
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from tests.acceptance.test_rules import another_process, get, rule
 from tests.acceptance.test_sweeping import FIELDS, Clock
@@ -89,9 +88,6 @@ def test_the_admin_shows_and_saves(root: Client) -> None:
     """Lists, forms, filters, history, the inspector: with times and without."""
     saved = rule(limit=100)
     pages = [admin(f"{page}_changelist") for page in PAGES]
-    seen = admin("statistics_one") + "?name=site"
-    pages += [admin("statistics_changelist"), admin("statistics_changelist") + "?format=json", seen]
-    pages += [f"{seen}&period={period}&format={form}" for period in PERIODS for form in ("", "json")]
     pages += [admin("ratelimitoverride_changelist") + "?active=yes", admin("ratelimitrule_change", saved.pk)]
     pages += [admin("ratelimitrule_history", saved.pk), admin("ratelimitoverride_add") + "?starts=2030-01-01"]
     assert [root.get(page).status_code for page in pages] == [200] * len(pages)

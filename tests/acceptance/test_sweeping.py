@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import io
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
+from django.core.management import call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -145,3 +147,24 @@ def test_an_edit_after_a_long_silence_is_published_as_a_whole(clock: Clock, sett
     assert RateLimitChange.objects.count() == 1
     assert get(REMOTE_ADDR="203.0.113.8") == [429]
     assert get(REMOTE_ADDR="203.0.113.7") == [200]
+
+
+def test_the_command_prunes_what_is_older(clock: Clock, settings: Any) -> None:
+    """However long the settings keep it, after it was shown how much that is."""
+    settings.RATELIMIT_HISTORY_DAYS = None
+    block(clock, "203.0.113.1")
+    clock.pass_(days=500)
+    block(clock, "203.0.113.2", days=1)
+    RateLimitChange.objects.filter(pk=RateLimitChange.objects.earliest("pk").pk).update(
+        at=clock() - datetime.timedelta(days=500)
+    )
+    said = []
+    for more in (["--dry-run"], [], []):
+        output = io.StringIO()
+        call_command("ratelimit", "history", "prune", "--older", "400d", *more, stdout=output)
+        said.append(output.getvalue())
+    assert said[0].startswith("would delete, from before 20")
+    assert "ended overrides 1, changes 1" in said[0]
+    assert "ended overrides 1, changes 1" in said[1]
+    assert "ended overrides 0, changes 0" in said[2]
+    assert (RateLimitOverride.objects.count(), RateLimitChange.objects.count()) == (1, 1)

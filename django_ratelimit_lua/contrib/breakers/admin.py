@@ -145,8 +145,8 @@ class BreakerAdmin(ActingAdmin):
     )
 
     class Media:
-        css = {"all": ("django_ratelimit_lua/admin.css", "django_ratelimit_lua/statistics.css")}  # noqa: RUF012
-        js = ("django_ratelimit_lua/statistics.js",)
+        css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012
+        js = ("django_ratelimit_lua/refresh.js",)
 
     def get_urls(self) -> list[Any]:
         """The page of one breaker, whose name stands in the query, beside Django's pages."""

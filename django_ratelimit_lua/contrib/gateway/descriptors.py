@@ -225,6 +225,9 @@ class EntriesField(forms.CharField):
     def to_python(self, value: Any) -> Any:
         return [line.strip() for line in (super().to_python(value) or "").splitlines() if line.strip()]
 
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return super().has_changed(initial or [], data)
+
 
 def _listed(value: Any) -> list[str]:
     entries = [value] if isinstance(value, str) else value

@@ -26,8 +26,7 @@ from ...limits.limit import Limit
 from ...limits.rate import LimitError, Rate
 from ...models import RateLimitChange, RateLimitOverride, RateLimitRule
 from ...operations.call_sites import call_sites_of
-from ...operations.curve import Curve
-from ...operations.health import Health, health
+from ...operations.curve import Between, Curve
 from ...operations.plot import sparkline
 from ...operations.words import number_words, share_words
 from ...publishing.publish import primary
@@ -39,7 +38,9 @@ from ...rules.ruleset import settings_rules
 from . import reading as stats
 from .kept_hours import kept_series
 from .keys import DAY, HOUR, OTHER, SITE
+from .marks import Marks
 from .reading import Detail, Span, Total
+from .recorder import recorder
 from .results import BANNED
 from .writing import why_unwritable
 
@@ -420,12 +421,13 @@ def last_days(names: Sequence[str]) -> dict[str, Day]:
     return {name: Day(**_counts(of.counts), hours=_points(of.hours)) for name, of in totals.items()}
 
 
-def condition() -> Health:
-    """Whether Redis, breaker, rules and the writing of statistics are well. The last is tried: other processes may
-    have counted what this one has not."""
-    state = health()
-    tried = why_unwritable() if state.ok and state.statistics is None else None
-    return state if tried is None else replace(state, statistics=str(tried))
+def why_uncounted() -> str | None:
+    """Why statistics cannot be written; None: they can. It is tried, as other processes may have counted what this one
+    has not."""
+    error = recorder.error
+    if error is None:
+        error = why_unwritable()
+    return None if error is None else str(error)
 
 
 def one(name: str, period: str, now: float | None = None) -> Report:
@@ -476,7 +478,7 @@ def curves(what: Named, span: Span, histograms: Detail, whole: Total) -> list[Cu
     is_alone = len(histograms.used) == 1
     found = []
     for period_us in periods:
-        curve = Curve.counted(period_us, by_period.get(period_us), histograms, stats.marks(what.name, period_us, span))
+        curve = counted_curve(period_us, by_period.get(period_us), histograms, stats.marks(what.name, period_us, span))
         known = set() if curve.today is None else {curve.today}
         why = set()
         for reason, algorithm, rate, burst in others:
@@ -496,6 +498,25 @@ def curves(what: Named, span: Span, histograms: Detail, whole: Total) -> list[Cu
             )
         )  # fmt: skip
     return found
+
+
+def counted_curve(period_us: int, now: Limit | None, detail: Detail, marks: Marks) -> Curve:
+    """The curve of what was counted; `now`: the limit that is in force, if it is known."""
+
+    def find_people(units: int) -> Between:
+        count, error = marks.beyond(units)
+        return Between(max(0, count - error), count + error)
+
+    return Curve(
+        period_us,
+        now,
+        sum(detail.used.get(period_us, {}).values()),
+        marks.people,
+        lambda units: Between(*detail.beyond(period_us, units)),
+        find_people,
+        max(marks.marks, default=0),
+        is_sampled=not marks.is_exact,
+    )
 
 
 def _other_limits(what: Named, span: Span) -> list[tuple[str, str, Rate, int | None]]:

@@ -13,6 +13,7 @@ from django.utils.crypto import constant_time_compare
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from ...extension import install, is_installed
 from .conf import settings as statistics_settings
 from .prometheus import Collector
 
@@ -52,4 +53,6 @@ def _refused(status: int, text: str) -> HttpResponse:
     return HttpResponse(text, status=status, content_type="text/plain; charset=utf-8", headers=headers)
 
 
+if not is_installed("statistics"):
+    raise ImproperlyConfigured(f"{__name__} is included, but the app is not installed. {install('statistics')}.")
 urlpatterns = [path("metrics", metrics, name="ratelimit-metrics")]

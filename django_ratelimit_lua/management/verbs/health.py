@@ -8,9 +8,9 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from ...conf import conf
-from ...contrib.statistics.writing import why_unwritable
 from ...engine.background import background_tasks
 from ...engine.listener import listener
+from ...extension import extensions
 from ...operations.health import health as status_of
 from ...publishing.triggers import migration_problem
 from ...rules import provider
@@ -46,10 +46,9 @@ def health(command: Printer, options: dict[str, Any]) -> None:
     if not listener.wait(LISTEN_SECONDS):
         reason = listener.error or "no thread runs for it"
         command.warn(f"changes of rules are not heard of, but asked for: {reason}")
-    unwritable = why_unwritable()
-    if unwritable is not None:
-        message = f"statistics cannot be written, or not all: {unwritable}"
-        command.warn(message)
+    for extension in extensions:
+        for warning in extension.health():
+            command.warn(warning)
     for problem in dict.fromkeys(filter(None, (migration_problem(), *problems.found()))):
         is_left_out = problem != problems.owner
         command.warn(f"left out: {problem}" if is_left_out else problem)

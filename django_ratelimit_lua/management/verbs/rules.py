@@ -12,7 +12,6 @@ from django.db import transaction
 from django.utils.timezone import is_aware, localtime
 
 from ...conf import conf
-from ...contrib.statistics.reading import refusal_counts
 from ...exceptions import StoreError
 from ...limits.decision import LimitState
 from ...models import RateLimitRevision, RateLimitRule
@@ -196,7 +195,7 @@ def check(command: Printer, options: dict[str, Any]) -> None:
         if wrong:  # Then there is no ruleset that could be looked at.
             raise CommandError("\n".join(wrong))
         ruleset = provider.reload()
-        lines = [*dict.fromkeys(filter(None, (migration_problem(), *problems.found()))), *_failures()]
+        lines = list(dict.fromkeys(filter(None, (migration_problem(), *problems.found()))))
         if lines:
             raise CommandError("\n".join(lines))
         counted = rules_yaml.counted([rules_yaml.RULE] * len(ruleset.rules))
@@ -241,16 +240,6 @@ def _words(state: LimitState) -> str:
 def _moment(moment: datetime.datetime) -> str:
     local = localtime(moment) if is_aware(moment) else moment
     return f"{local:%Y-%m-%d %H:%M:%S %Z}".strip()
-
-
-def _failures() -> list[str]:
-    """What processes had to leave out lately, though it makes sense by itself."""
-    failed = {name: counts.get("failed", 0) for name, counts in refusal_counts(1).items()}
-    return [
-        f"rule {name!r} could not be applied to {number} request{'' if number == 1 else 's'} today; see the log"
-        for name, number in sorted(failed.items())
-        if number
-    ]
 
 
 def _source(file: str) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import io
 import json
 import random
 import re
+import sys
 import time
 from collections import Counter
 from html import unescape
@@ -16,13 +18,14 @@ from urllib.parse import urlencode
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, User
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import reverse
 from django.utils import timezone
 
-from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua import RateLimiter, extension, ratelimit
 from django_ratelimit_lua.contrib.statistics import reading
 from django_ratelimit_lua.contrib.statistics.buckets import units_bucket
 from django_ratelimit_lua.contrib.statistics.keys import key_of
@@ -38,7 +41,7 @@ from tests.acceptance import test_admin
 from tests.acceptance.test_admin import given, site, staff, visits  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.django_db(transaction=True)
-STATISTICS = "/admin/django_ratelimit_lua/statistics/"
+STATISTICS = "/admin/ratelimit_statistics/statistics/"
 ONE = f"{STATISTICS}one/"
 RULES = test_admin.RULES
 ODD = (
@@ -613,7 +616,7 @@ def test_lists_of_another_version_are_left_out(operator: Client, direct: Any) ->
         shown = told(operator, ONE, name="site")["identities"]
         assert [each["most"] for each in shown["refused"]] == [1], (number, written[:40])
         text(operator, ONE, name="site")
-        assert "in the last hour" in text(operator, inspect, path="/ok", method="GET", address="203.0.113.1")
+        assert "requests refused: 1" in text(operator, inspect, path="/ok", method="GET", address="203.0.113.1")
 
 
 def test_lists_show_the_last_day_and_lead_to_its_page(operator: Client) -> None:
@@ -746,3 +749,66 @@ def test_the_curves_of_the_sample_are_of_its_limits() -> None:
         assert max(allowed) <= units_bucket(holds), place.name
         assert max(person.mark for person in tables.people.values()) <= holds + 1
         assert all((person.mark > holds) == bool(person.refused) for person in tables.people.values())
+
+
+@pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/New_York"])
+def test_a_site_without_time_zones_has_the_same_pages(zone: str, operator: Client, settings: Any) -> None:
+    """With `USE_TZ = False`, in every period, for people and machines."""
+    settings.USE_TZ, settings.TIME_ZONE = False, zone
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
+    assert visits(2, "203.0.113.1") == [200, 429]
+    assert told(operator)["site"]["requests"] == 2
+    for period in PERIODS:
+        assert text(operator, ONE, name="site", period=period)
+        assert told(operator, ONE, name="site", period=period)["requests"] == 2
+
+
+def test_odd_queries_are_answered(operator: Client) -> None:
+    """Whatever stands in a URL, the pages answer."""
+    dice = random.Random(7)
+    for _ in range(60):
+        where = dice.choice([STATISTICS, ONE])
+        words = dice.sample(["q", "sort", "page", "name", "period", "format", "limit0"], 3)
+        query = urlencode({word: dice.choice([*ODD, "-1", "9" * 30, "²"]) for word in words}, errors="surrogatepass")
+        assert operator.get(f"{where}?{query}").status_code < 500, query
+
+
+def test_the_inspector_shows_what_a_client_did_in_the_last_hour(operator: Client) -> None:
+    """Units and refusals of the clients that are listed; of others, that they are not."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="d")
+    assert visits(4, "203.0.113.1") == [200, 200, 429, 429]
+    inspect = reverse("admin:django_ratelimit_lua_inspect")
+    page = text(operator, inspect, path="/ok", method="GET", address="203.0.113.1")
+    assert re.search(r"Since [^:]*\d\d:00: units used: 2, requests refused: 2", page)
+    page = text(operator, inspect, path="/ok", method="GET", address="203.0.113.200")
+    assert "Since" not in page
+    assert "Not among the clients that used most" in page
+
+
+def test_health_names_rules_that_could_not_be_applied(settings: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of today, with how many requests."""
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    RateLimitRule.objects.create(name="bad", path="/ok", key="user", limit=1)
+    assert visits(2) == [200, 200]
+    recorder.flush()
+    call_command("ratelimit", "health", stdout=io.StringIO())
+    assert "rule 'bad' could not be applied to 2 requests today" in capsys.readouterr().err
+
+
+def test_the_pages_of_rules_lead_to_their_statistics(operator: Client) -> None:
+    """A link on the form, and beside a ban; for operators who may see them."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    link = f'<a href="{ONE}?name=site">'
+    assert link in text(operator, f"{RULES}{rule.pk}/change/")
+    assert link not in text(staff("change_ratelimitrule"), f"{RULES}{rule.pk}/change/")
+
+
+def test_what_is_not_installed_names_the_line_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project that includes the URLs of the metrics without the app."""
+    name = "django_ratelimit_lua.contrib.statistics.urls"
+    monkeypatch.setattr(extension, "is_installed", lambda name: False)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(
+        ImproperlyConfigured, match=r'Add "django_ratelimit_lua\.contrib\.statistics" to INSTALLED_APPS'
+    ):
+        importlib.import_module(name)

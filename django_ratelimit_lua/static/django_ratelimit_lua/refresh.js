@@ -1,9 +1,8 @@
 "use strict";
-// The overview refreshes itself while it is seen; on the page of one rule, a slider moves along the refusal curve.
+// A page refreshes the part that changes while it is seen.
 document.addEventListener("DOMContentLoaded", () => {
   const bar = document.querySelector(".ratelimit-fresh");
   if (bar) refresh(bar);
-  document.querySelectorAll("[data-curve]").forEach(choose);
 
   function refresh(bar) {
     const wanted = bar.querySelector("input"), said = bar.querySelector("[role=status]");
@@ -49,45 +48,5 @@ document.addEventListener("DOMContentLoaded", () => {
     wanted.addEventListener("change", () => { last = 0; soon(); });
     document.addEventListener("visibilitychange", soon);
     soon();
-  }
-
-  function choose(box) {
-    const points = JSON.parse(document.getElementById(box.dataset.curve).textContent);
-    const number = box.querySelector("[type=number]"), range = box.querySelector("[type=range]");
-    const answer = box.querySelector(".ratelimit-answer"), take = box.querySelector(".ratelimit-take");
-    const line = box.querySelector("line.chosen");
-    if (points.length < 2) return;
-    range.hidden = false;
-    range.max = points.length - 1;
-
-    function show(place) {
-      const point = points[place];
-      answer.textContent = point.words;
-      range.setAttribute("aria-valuetext", point.limit);
-      if (take) take.href = take.dataset.url + number.value;
-      if (line) ["x1", "x2"].forEach((name) => line.setAttribute(name, point.x));
-    }
-    function placeOf(limit) {
-      let found = 0;
-      points.forEach((point, place) => { if (point.limit <= limit) found = place; });
-      return found;
-    }
-    range.value = placeOf(Number(number.value));
-    range.setAttribute("aria-valuetext", number.value);
-    range.addEventListener("input", () => {
-      number.value = points[range.value].limit;
-      if (take) take.parentElement.hidden = false;
-      show(Number(range.value));
-    });
-    number.addEventListener("input", () => {
-      const isOne = number.value !== "" && number.validity.valid;
-      if (take) take.parentElement.hidden = !isOne;
-      if (!isOne) {
-        answer.textContent = number.validationMessage;
-        return;
-      }
-      range.value = placeOf(Number(number.value));
-      show(Number(range.value));
-    });
   }
 });

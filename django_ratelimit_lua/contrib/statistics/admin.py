@@ -9,18 +9,31 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
-from django.contrib.auth import get_user_model
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
-from django.urls import NoReverseMatch, path, reverse
+from django.urls import path, reverse
 from django.utils import formats
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..conf import conf
-from ..contrib.statistics.last_day import VIEW
-from ..contrib.statistics.report import (  # fmt: skip
+from ...admin.history import WHO, changed_words
+from ...admin.identities import ReadablePart, readable_parts
+from ...admin.inspector import may_inspect
+from ...admin.pages import Page, page_response, register_page
+from ...admin.times import moment_element, moment_text
+from ...conf import conf
+from ...exceptions import StoreError
+from ...identity.names import name_words
+from ...limits.rate import Rate
+from ...models import RateLimitChange
+from ...operations.call_sites import call_sites_of
+from ...operations.curve import Curve, plot_curve, scale
+from ...operations.health import Health, health
+from ...operations.plot import Mark, Plot, labels, largest, ticks
+from ...operations.words import between_words, clients_words, moment_words, number_words, readable, share_words
+from .core_pages import VIEW
+from .report import (  # fmt: skip
     PERIODS,
     RESULT_NAMES,
     SORTS,
@@ -28,29 +41,15 @@ from ..contrib.statistics.report import (  # fmt: skip
     Point,
     Report,
     What,
-    condition,
     curve_members,
     identities,
     is_seen,
     named,
     one,
     overview,
+    why_uncounted,
     without_numbers,
 )
-from ..exceptions import StoreError
-from ..identity.names import NOTHING, Name, name_words
-from ..limits.rate import Rate
-from ..models import RateLimitChange
-from ..operations.call_sites import call_sites_of
-from ..operations.curve import Curve, plot_curve, scale
-from ..operations.health import Health
-from ..operations.plot import Mark, Plot, labels, largest, ticks
-from ..operations.words import between_words, clients_words, moment_words, number_words, readable, share_words
-from ..rules.describe import whom
-from .history import WHO, changed_words
-from .inspector import may_inspect
-from .pages import Page, page_response
-from .times import moment_element, moment_text
 
 APP = "django_ratelimit_lua"
 PERIOD_NAMES = {
@@ -69,7 +68,7 @@ COLUMNS = {
     "p95": gettext_lazy("95 of 100 decided within"),
 }
 LARGEST_FIRST = frozenset(SORTS) - {"name"}
-HEALTH = ("ok", "seconds", "error", "revision", "is_paused", "problems", "statistics")
+HEALTH = ("ok", "seconds", "error", "revision", "is_paused", "problems")
 """What the overview shows of `Health`."""
 LAST_CHANGES = 8
 LONGEST_TITLE = 120
@@ -84,7 +83,8 @@ class StatisticsPages(Page):
     """The two pages, where the admin expects those of a model."""
 
     class Media:
-        js = ("django_ratelimit_lua/statistics.js",)
+        css = {"all": ("ratelimit_statistics/statistics.css",)}  # noqa: RUF012 - Django's way
+        js = ("django_ratelimit_lua/refresh.js", "ratelimit_statistics/statistics.js")
 
     may_see = staticmethod(may_see)
 
@@ -92,8 +92,8 @@ class StatisticsPages(Page):
         """The overview, and that of one name, which stands in the query: names have slashes, and whatever else."""
         view = self.admin_site.admin_view
         return [
-            path("", view(self.overview_view), name="django_ratelimit_lua_statistics_changelist"),
-            path("one/", view(self.one_view), name="django_ratelimit_lua_statistics_one"),
+            path("", view(self.overview_view), name="ratelimit_statistics_statistics_changelist"),
+            path("one/", view(self.one_view), name="ratelimit_statistics_statistics_one"),
         ]
 
     def overview_view(self, request: HttpRequest) -> HttpResponse:
@@ -104,8 +104,9 @@ class StatisticsPages(Page):
         sort, query = asked.get("sort", "-refused"), asked.get("q", "")
         number = asked.get("page", "1")
         page = int(number) if number.isascii() and number.isdecimal() and len(number) < 9 else 1
-        state = condition()
+        state = health()
         found: dict[str, Any] = {"health": {name: getattr(state, name) for name in HEALTH}}
+        found["health"]["statistics"] = why_uncounted() if state.ok else None
         try:
             _ask_first(state)
             found |= vars(overview(sort, query, page))
@@ -155,7 +156,7 @@ class StatisticsPages(Page):
             "rule_url": self._rule_url(what.rule),
         }
         try:
-            _ask_first(condition())
+            _ask_first(health())
             if not is_seen(what):
                 error = _("Nothing of this name has been counted in the last ninety days, and no rule or limit has it.")
                 return self._without_page(request, "never.html", context, error, 404)
@@ -229,7 +230,7 @@ class StatisticsPages(Page):
         return list(RateLimitChange.objects.filter(kind__in=kinds)[:LAST_CHANGES])
 
     def _url(self, name: str, **query: str) -> str:
-        url = reverse(f"admin:django_ratelimit_lua_statistics_{name}", current_app=self.admin_site.name)
+        url = reverse(f"admin:ratelimit_statistics_statistics_{name}", current_app=self.admin_site.name)
         return f"{url}?{urlencode(query)}" if query else url
 
     def _rule_url(self, pk: int | None) -> str:
@@ -254,7 +255,7 @@ class StatisticsPages(Page):
         return f"{url}?{urlencode(query)}&"
 
     def _answer(self, request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
-        return page_response(self, request, f"statistics/{template}", {"may_inspect": may_inspect(request), **context})
+        return page_response(self, request, template, {"may_inspect": may_inspect(request), **context})
 
 
 def _ask_first(state: Health) -> None:
@@ -479,45 +480,24 @@ def _fills_in(told: Mapping[str, Any], page: Report) -> str:
 def _shown_people(request: HttpRequest, people: Iterable[Mapping[str, Any]], page: Report) -> list[dict[str, Any]]:
     """Identities for the template, with what can be done about each; `page`: of which name they are."""
     people = list(people)
-    users = _users([part["value"] for each in people for part in each["parts"] if part["kind"] == "user"])
-    may_override = request.user.has_perm(f"{APP}.add_ratelimitoverride")
-    return [_shown_person(request, each, page, users, may_override=may_override) for each in people]
-
-
-def readable_parts(request: HttpRequest, named: Sequence[Name]) -> list[list[dict[str, str]]]:
-    """Identities as their parts are shown, each with a link where there is one."""
-    users = _users([value for name in named for kind, value in name if kind == "user"])
-    return [[_shown_part(request, kind, value, users) for kind, value in name] for name in named]
-
-
-def _users(keys: Sequence[str]) -> dict[str, Any]:
-    model, found = get_user_model(), []
-    for key in keys:
-        try:
-            found.append(model._meta.pk.to_python(key))
-        except ValidationError:
-            continue
-    return {str(user.pk): user for user in model._default_manager.filter(pk__in=found)}
+    named = [[(part["kind"], part["value"]) for part in each["parts"]] for each in people]
+    readable = readable_parts(request, named)
+    return [_shown_person(request, each, page, parts) for each, parts in zip(people, readable, strict=True)]
 
 
 def _shown_person(
-    request: HttpRequest,
-    each: Mapping[str, Any],
-    page: Report,
-    users: Mapping[str, Any],
-    *,
-    may_override: bool,
+    request: HttpRequest, each: Mapping[str, Any], page: Report, parts: Sequence[ReadablePart]
 ) -> dict[str, Any]:
-    parts = [_shown_part(request, part["kind"], part["value"], users) for part in each["parts"]]
+    may_override = request.user.has_perm(f"{APP}.add_ratelimitoverride")
     # The digest is examined; what is shown of the client is filled into the form, and not examined.
     inspect = {"name": readable(page.name), "digest": each["digest"]}
     override: dict[str, str] = {}
-    for part in each["parts"]:
+    for part, shown in zip(each["parts"], parts, strict=True):
         kind, value = part["kind"], part["value"]
         if kind == "ip" and _is_network(value):
             inspect["address"] = value
             override.setdefault("network", value)
-        elif kind == "user" and value in users:
+        elif shown.is_known_user:
             inspect["user"] = value
             override["user"] = value
     if "user" in override:
@@ -526,8 +506,8 @@ def _shown_person(
         override = {"client_digest": each["digest"], "duration": "86400"}
     of_rule = {"rule": str(page.rule)} if page.rule is not None else {}
     return {
-        "parts": parts or [{"words": _("hidden (%(digest)s)") % {"digest": each["digest"][:8]}, "url": ""}],
-        "words": ", ".join(part["words"] for part in parts) or each["digest"][:8],
+        "parts": parts or [ReadablePart(_("hidden (%(digest)s)") % {"digest": each["digest"][:8]})],
+        "words": ", ".join(part.words for part in parts) or each["digest"][:8],
         "times": between_words(each["least"], each["most"]),
         "inspect": urlencode(inspect) if page.kind != "other" and may_inspect(request) else "",
         "exempt": urlencode({**override, **of_rule, "effect": "exempt"}) if may_override else "",
@@ -536,27 +516,12 @@ def _shown_person(
     }
 
 
-def _shown_part(request: HttpRequest, kind: str, value: str, users: Mapping[str, Any]) -> dict[str, str]:
-    value = readable(value)
-    if kind == "user" and value in users:
-        meta = users[value]._meta
-        url = ""
-        if request.user.has_perm(f"{meta.app_label}.view_{meta.model_name}"):
-            try:
-                url = reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[value])
-            except NoReverseMatch:
-                url = ""
-        return {"words": _("user %(user)s") % {"user": users[value]}, "url": url}
-    if kind == "ip":
-        return {"words": value, "url": ""}
-    if value == NOTHING:
-        return {"words": _("no %(kind)s") % {"kind": whom(kind)}, "url": ""}
-    return {"words": f"{whom(kind)} {value}" if kind else value, "url": ""}
-
-
 def _is_network(value: str) -> bool:
     try:
         ipaddress.ip_network(value, strict=False)
     except ValueError:
         return False
     return True
+
+
+register_page("Statistics", gettext_lazy("Statistics"), StatisticsPages, "ratelimit_statistics")

@@ -1,0 +1,63 @@
+"""Identities in words, with a link to each user that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
+from django.utils.translation import gettext as _
+
+from ..identity.names import NOTHING, Name
+from ..operations.words import readable
+from ..rules.describe import whom
+
+
+class ReadablePart(NamedTuple):
+    """A part of an identity in words; `url`: the page of the user, if the operator may see it."""
+
+    words: str
+    url: str = ""
+    is_known_user: bool = False
+
+
+def readable_parts(request: HttpRequest, named: Sequence[Name]) -> list[list[ReadablePart]]:
+    """The parts of identities as the pages show them."""
+    users = _users([value for name in named for kind, value in name if kind == "user"])
+    return [[_readable(request, kind, value, users) for kind, value in name] for name in named]
+
+
+def _users(keys: Sequence[str]) -> dict[str, Any]:
+    model = get_user_model()
+    found = []
+    for key in keys:
+        try:
+            found.append(model._meta.pk.to_python(key))
+        except ValidationError:
+            continue
+    return {str(user.pk): user for user in model._default_manager.filter(pk__in=found)}
+
+
+def _readable(request: HttpRequest, kind: str, value: str, users: Mapping[str, Any]) -> ReadablePart:
+    if kind == "user" and value in users:
+        words = _("user %(user)s") % {"user": users[value]}
+        return ReadablePart(words, _user_url(request, users[value]), is_known_user=True)
+    value = readable(value)
+    if kind == "ip" or not kind:
+        return ReadablePart(value)
+    if value == NOTHING:
+        return ReadablePart(_("no %(kind)s") % {"kind": whom(kind)})
+    return ReadablePart(f"{whom(kind)} {value}")
+
+
+def _user_url(request: HttpRequest, user: Any) -> str:
+    meta = user._meta
+    if not request.user.has_perm(f"{meta.app_label}.view_{meta.model_name}"):
+        return ""
+    try:
+        return reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[user.pk])
+    except NoReverseMatch:
+        return ""

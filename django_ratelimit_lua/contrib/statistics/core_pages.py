@@ -1,0 +1,102 @@
+"""What the core's pages and commands show of the statistics: the last day of rules and limits, what a rule in shadow
+mode would have refused, and what the client of a limit did in the last hour."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping
+from urllib.parse import urlencode
+
+from django.conf import settings
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+
+from ...exceptions import StoreError
+from ...models import RateLimitRule
+from ...operations.explain import ExplainedLimit
+from ...operations.words import between_words, clients_words, moment_words, number_words, share_words
+from .reading import history, refusal_counts, shadow_numbers
+from .report import last_days
+from .writing import why_unwritable
+
+VIEW = "django_ratelimit_lua.view_ratelimitrule"
+_NOT_LET_GO = ("refused", "blocked", "would_be_refused", "failed")
+
+
+def limit_url(request: HttpRequest, name: str) -> str:
+    """The page of one rule or call site; empty if the operator may not see it."""
+    if not request.user.has_perm(VIEW):
+        return ""
+    query = urlencode({"name": name}, errors="replace")
+    return f"{reverse('admin:ratelimit_statistics_statistics_one')}?{query}"
+
+
+def last_day_cells(request: HttpRequest, rules: Mapping[str, RateLimitRule | None]) -> dict[str, SafeString]:
+    """For each name that was counted, a drawing of its last day that leads to its page, and what was not allowed; for a
+    rule in shadow mode, what it would have refused."""
+    cells = {}
+    for name, day in last_days(list(rules)).items():
+        rule = rules[name]
+        drawn: SafeString | str = ""
+        if day.requests:
+            url = limit_url(request, name)
+            spark = format_html('<a href="{}">{}</a>', url, day.spark) if url else day.spark
+            drawn = format_html('<div class="ratelimit-seen">{} {}</div>', spark, day.words(_NOT_LET_GO))
+        words = rehearsal(rule) if rule is not None and rule.mode == "shadow" else ""
+        if drawn or words:
+            cells[name] = format_html("{}{}", drawn, words)
+    return cells
+
+
+def rehearsal(rule: RateLimitRule) -> str:
+    """What this version of a rule has seen in shadow mode, in words."""
+    try:
+        numbers = shadow_numbers(rule.declared())
+    except StoreError:
+        return _("Redis is unavailable: what the rule would have refused is not known.")
+    if not numbers.seen:
+        return _("This version of the rule has seen no request in shadow mode yet.")
+    return _(
+        "Seen: %(seen)s requests, from %(clients)s. Would have refused: %(refused)s (%(share)s), from "
+        "%(refused_clients)s."
+    ) % {
+        "seen": number_words(numbers.seen),
+        "clients": clients_words(numbers.people),
+        "refused": number_words(numbers.refused),
+        "share": share_words(numbers.refused / numbers.seen),
+        "refused_clients": clients_words(numbers.refused_people),
+    }
+
+
+def history_words(met: ExplainedLimit) -> str:
+    """What the client that a limit counts did in the last hour; empty: Redis is unavailable."""
+    try:
+        found = history(met.counted_as, met.charge.digest)
+    except StoreError:
+        return ""
+    parts = []
+    if found.used is not None:
+        parts.append(_("units used: %(number)s") % {"number": between_words(*found.used)})
+    if found.refused is not None and met.state is not None and met.state.mode == "shadow":
+        parts.append(_("requests that would be refused: %(number)s") % {"number": between_words(*found.refused)})
+    elif found.refused is not None:
+        parts.append(_("requests refused: %(number)s") % {"number": between_words(*found.refused)})
+    if not parts:
+        return _("Not among the clients that used most or were refused most in the last hour.")
+    since = datetime.datetime.fromtimestamp(found.since, datetime.UTC if settings.USE_TZ else None)
+    return _("Since %(moment)s: %(numbers)s") % {"moment": moment_words(since), "numbers": ", ".join(parts)}
+
+
+def health_warnings() -> Iterator[str]:
+    """Whether statistics can be written, and which rules could not be applied today. Raises `StoreError`."""
+    error = why_unwritable()
+    if error is not None:
+        yield f"statistics cannot be written, or not all: {error}"
+    for name, counts in sorted(refusal_counts(1).items()):
+        number = counts.get("failed", 0)
+        if number:
+            requests = "request" if number == 1 else "requests"
+            yield f"rule {name!r} could not be applied to {number} {requests} today; see the log"
