@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
     codes = []
     for annexes, wanted in parts(paths or ["tests", "docs"]).items():
         codes.append(run(options, annexes, wanted))
-        if codes[-1] == pytest.ExitCode.INTERRUPTED or (codes[-1] and {"-x", "--exitfirst"} & {*options}):
+        if codes[-1] not in PASSED and {"-x", "--exitfirst"} & {*options}:
             break
     code = next((code for code in codes if code not in PASSED), min(codes))
     if code == pytest.ExitCode.TESTS_FAILED and "RATELIMIT_TEST_SHAKY" in os.environ and run_once_more(options):
@@ -61,4 +61,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(pytest.ExitCode.INTERRUPTED)

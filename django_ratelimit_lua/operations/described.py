@@ -16,7 +16,6 @@ from django.contrib.auth import get_user, get_user_model
 from django.contrib.auth.models import AnonymousUser
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
-from django.test import RequestFactory
 
 from ..conf import conf
 from ..identity.body import JSON, URLENCODED
@@ -63,6 +62,8 @@ def build_request(
     # As a server hands it over: a path need not be one that a URL can be made of.
     meta["PATH_INFO"] = unquote_to_bytes(path.encode(errors="replace")).decode("latin-1")
     meta["QUERY_STRING"] = query.encode(errors="replace").decode("latin-1")
+    from django.test import RequestFactory  # Which imports Django's test cases.
+
     request: HttpRequest = RequestFactory(headers=_headers(sent)).generic(
         method, "/", *_body(sent["post"], sent["json"]), **meta
     )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import yaml
 from django.core.exceptions import ValidationError
 from django.db import router, transaction
 
@@ -25,41 +24,6 @@ Built = tuple[RateLimitRule, list[RateLimitTier]]
 RULE = "rule"
 """Stands for rules among the words that begin items of annexes."""
 LONGEST_TEXT = 4 * 1024 * 1024
-MAX_DEPTH = 20
-
-
-class _Dumper(yaml.SafeDumper):
-    """A `SafeDumper` that writes no aliases for lists that occur twice, because `load` refuses aliases."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-class _Loader(yaml.SafeLoader):
-    """A `SafeLoader` without aliases, which may stand for gigabytes, deep nesting, and keys that are given twice."""
-
-    depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        problem = "this is nested too deeply" if self.depth > MAX_DEPTH else ""
-        if self.check_event(yaml.AliasEvent):
-            problem = "aliases (*) are not read; write it out"
-        if problem:
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(None, None, problem, mark)
-        self.depth += 1
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        keys = set()
-        for key in [key for key, _value in node.value if isinstance(key, yaml.ScalarNode)]:
-            if key.value in keys:
-                problem = f"{key.value!r} is given twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            keys.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 def dump(rules: Sequence[Declared]) -> str:
@@ -71,7 +35,9 @@ def dump(rules: Sequence[Declared]) -> str:
       key: ip
       rate: 100/m
     """
-    return yaml.dump(list(rules), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    from .yaml_text import dump_list
+
+    return dump_list(list(rules))
 
 
 class Item(NamedTuple):
@@ -175,11 +141,13 @@ def load(text: str, source: str = "Rules") -> list[Item]:
     Raises:
         RuleError: With all that is wrong, and in which lines.
     """
+    from .yaml_text import read_items
+
     loaded: list[Item] = []
     problems: list[RuleError] = []
     lines: dict[tuple[str, str], int] = {}
     twice: set[tuple[str, str]] = set()
-    for line, given in _items(text, source):
+    for line, given in read_items(text, source):
         where = f"{source}, line {line}"
         word = RULE
         if isinstance(given, Mapping):
@@ -209,28 +177,6 @@ def _item(word: str, given: Any, where: str) -> Item:
     if document is None:
         raise RuleError(where, word, f"{install(WORDS_OF_ANNEXES[word])}, to use {word!r}")
     return Item(word, given[word], document.build(given, where))
-
-
-def _items(text: str, source: str) -> Iterator[tuple[int, Any]]:
-    """The items of the YAML list in a text, each with the number of its first line."""
-    if len(text) > LONGEST_TEXT:
-        raise RuleError(source, "yaml", f"more than {LONGEST_TEXT} characters")
-    try:
-        loader = _Loader(text)
-        node: Any = loader.get_single_node()
-        if node is None:  # Probably a truncated file, and not the wish to delete every rule.
-            raise RuleError(source, "yaml", "is empty; write [] where there are to be no rules")
-        if not isinstance(node, yaml.SequenceNode):
-            raise RuleError(source, "yaml", "must be a list of rules, each a mapping with a name")
-        for item in node.value:
-            yield item.start_mark.line + 1, loader.construct_document(item)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = source if mark is None else f"{source}, line {mark.line + 1}"
-        problem = getattr(error, "problem", None) or str(error).replace("<unicode string>", source)
-        raise RuleError(where, "yaml", f"not YAML: {problem}") from None
-    except (ValueError, ArithmeticError) as error:  # A number or a date that is out of range.
-        raise RuleError(source, "yaml", f"not YAML: {error}") from None
 
 
 def declared_rules(text: str, source: str = "Rules") -> list[Declared]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-import http_sf
 from django.http import HttpResponseBase
 
 from ..conf import conf
@@ -73,6 +72,8 @@ def _policy(limits: Sequence[tuple[str, int, float, bool]]) -> tuple[str, list[s
         elif period == 0.0:  # A quota of this unit is of no time.
             quota = {"q": limit, "qu": "concurrent-requests"}
         items.append((name, quota))
+    import http_sf  # Takes longer to import than most of the package.
+
     return http_sf.ser(items), [http_sf.ser([name]) for name, _ in items]
 
 

@@ -29,8 +29,6 @@ STILL_IMPORT_ANNEXES = {
     "admin/rules.py",
     "admin/slots.py",
     "admin/statistics.py",
-    "engine/bans.py",
-    "engine/slots.py",
     "management/verbs/health.py",
     "management/verbs/rules.py",
     "operations/__init__.py",
