@@ -129,7 +129,7 @@ def test_a_name_that_is_nearly_one_of_the_code_is_told() -> None:
 @pytest.mark.django_db
 def test_of_changes_only_what_is_new_is_told(settings: Any) -> None:
     """Paths that the same file exempts are exempt, and those whose rule it deletes are not."""
-    settings.ROOT_URLCONF = "example_project.urls"
+    settings.ROOT_URLCONF = "tests.acceptance.test_admin"
     text = "- {name: all, path: /**, mode: 'off', key: ip, rate: 5/m}\n- {name: admin, path: /admin/, exempt: true}"
     assert changed_surprises(plan(text)) == {}
     apply(text)
