@@ -19,8 +19,6 @@ ROOT = Path(__file__).parents[1]
 VARIABLE = "RATELIMIT_TEST_ANNEXES"
 NAMES = ("statistics", "breakers", "replay", "gateway")
 CORE, ALL = "", ",".join(NAMES)
-STANDS_ALONE = False
-"""Whether the core works without annexes. Until then, every session has all of them."""
 ROOTS = {
     CORE: ["tests"],
     **{name: [f"tests/contrib/{name}"] for name in NAMES},
@@ -52,7 +50,7 @@ def installed() -> str:
     if VARIABLE not in os.environ:
         paths = paths_in(sys.argv[1:])
         os.environ[VARIABLE] = annexes_of(path_of(paths[0])) if paths else CORE
-    return os.environ[VARIABLE] if STANDS_ALONE else ALL
+    return os.environ[VARIABLE]
 
 
 def parts(paths: list[str]) -> dict[str, list[str]]:

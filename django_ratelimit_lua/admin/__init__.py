@@ -13,7 +13,7 @@ from .processes import ProcessPage
 from .rules import RuleAdmin
 from .slots import SlotPage
 
-__all__ = ["base", "pages", "times"]
+__all__ = ["base", "history", "identities", "inspector", "pages", "times"]
 
 admin.site.register(RateLimitRule, RuleAdmin)
 admin.site.register(RateLimitOverride, OverrideAdmin)

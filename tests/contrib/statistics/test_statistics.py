@@ -35,13 +35,12 @@ from django_ratelimit_lua.contrib.statistics.reading import (
     total,
     totals,
 )  # fmt: skip
-from django_ratelimit_lua.contrib.statistics.recorder import recorder
+from django_ratelimit_lua.contrib.statistics.recorder import RequestCount, recorder
 from django_ratelimit_lua.contrib.statistics.writing import WRITE
 from django_ratelimit_lua.engine.decide import PlannedCharge
 from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.identity.request_state import RequestCount
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.middleware import RateLimitMiddleware
