@@ -109,7 +109,7 @@ def is_async(view: Any) -> bool:
     while isinstance(view, functools.partial):
         view = view.func
     owner = getattr(view, "__self__", None)
-    return getattr(view, "__name__", "") == "dispatch" and getattr(type(owner), "viewis_async", False) is True
+    return getattr(view, "__name__", "") == "dispatch" and getattr(type(owner), "view_is_async", False) is True
 
 
 def _check_function(view: Callable[..., Any]) -> None:

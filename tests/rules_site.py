@@ -8,12 +8,14 @@ from django.conf import settings
 
 from tests.server import url
 
+ANNEXES = os.environ.get("RATELIMIT_TEST_SITE_ANNEXES", "").split()
+
 settings.configure(
     SECRET_KEY="tests",
     ALLOWED_HOSTS=["*"],
     ROOT_URLCONF="tests.rules_site",
     USE_TZ=True,
-    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratelimit_lua"],
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratelimit_lua", *ANNEXES],
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
     CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url()}},
     MIDDLEWARE=["django_ratelimit_lua.middleware.RateLimitMiddleware"],

@@ -251,9 +251,8 @@ def pages() -> list[str]:
     """The pattern of every URL of our part of the admin, with its arguments in angle brackets."""
     found = []
     for model, model_admin in admin.site._registry.items():
-        label = model._meta.app_label
-        if label == APP or label.startswith("ratelimit_"):
-            prefix = reverse(f"admin:{label}_{model._meta.model_name}_changelist")
+        if model._meta.app_label == APP:
+            prefix = reverse(f"admin:{APP}_{model._meta.model_name}_changelist")
             found += [f"{prefix}{pattern.pattern}" for pattern in model_admin.get_urls()]
     return found
 

@@ -23,7 +23,7 @@ PUBLIC = {
     "models": "RateLimitChange RateLimitOverride RateLimitRevision RateLimitRule RateLimitTier",
     "operations": "ActiveBan BadReferenceError ClientAddress Explanation Health KnownLimit OpenedReference "
     "RuleError active_bans ahealth client_address compile_rule explain finish health lift_bans normalised "
-    "open_reference publish reading refusal_counts",
+    "open_reference publish reading",
     "contrib.breakers": "CircuitBreaker CircuitOpen circuit",
     "contrib.breakers.models": "RateLimitBreaker",
     "contrib.breakers.signals": "circuit_closed circuit_half_open circuit_opened",

@@ -8,7 +8,6 @@ import pickle
 from typing import Any, assert_type
 
 import pytest
-from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
@@ -127,7 +126,7 @@ def test_decorators_keep_the_types_of_a_function() -> None:
 def test_without_the_app_a_breaker_names_the_line_to_add(monkeypatch: Any) -> None:
     """Where it is declared; where that is before the apps are ready, at its first call."""
     early = CircuitBreaker("declared early")
-    monkeypatch.setattr(apps, "is_installed", lambda name: False)
+    monkeypatch.setattr("django_ratelimit_lua.extension.extensions", [])
     for use in (lambda: CircuitBreaker("declared late"), lambda: early.call(fine, None)):
         with pytest.raises(ImproperlyConfigured, match="to INSTALLED_APPS, to use circuit breakers"):
             use()

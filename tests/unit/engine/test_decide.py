@@ -27,7 +27,7 @@ class Planner:
 
     units = 1
     is_hit = True
-    count = request = None
+    state = request = None
     charges = ()
 
     def __init__(self, subjects: Any = ()) -> None:
