@@ -39,7 +39,7 @@ def test_imports_only_go_down(path: Path) -> None:
 
 
 def test_annexes_import_what_the_core_makes_public() -> None:
-    """Nothing of each other; the core imports no annex. A room's `__all__` lists public names and modules."""
+    """And nothing of each other; the core imports no annex. `__all__` of a room lists names, and public modules."""
     everything = annex_imports.imports()
     assert [found for found in everything if not found.annex and annex_imports.imported_annex(found)] == []
     of_annexes = [found for found in everything if found.annex]

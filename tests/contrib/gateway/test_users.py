@@ -18,7 +18,7 @@ from django_ratelimit_lua.contrib.gateway.users import VouchedUser, load_user, l
 WITHOUT_USERS = """
 import django
 from django.conf import settings
-settings.configure(SECRET_KEY="tests", INSTALLED_APPS=["django_ratelimit_lua"])
+settings.configure(SECRET_KEY="tests", INSTALLED_APPS=["django_ratelimit_lua", "django_ratelimit_lua.contrib.gateway"])
 django.setup()
 import django_ratelimit_lua.contrib.gateway.urls
 from django_ratelimit_lua.contrib.gateway.users import VouchedUser
