@@ -9,8 +9,6 @@ from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.contrib.statistics.reading import Span, top, total
-from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.exceptions import LimitError
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.rules.describe import reading
@@ -62,16 +60,3 @@ def test_operators_use_it(settings: Any) -> None:
         RateLimitOverride(field="all", effect="block").full_clean()
     with pytest.raises(CommandError):
         call_command("ratelimit", "block", "--header", "all")
-
-
-def test_all_callers_are_no_client_of_the_statistics() -> None:
-    """They are counted, and nobody is named who used most."""
-    limiter = RateLimiter("counted together", "2/h")
-    for _ in range(3):
-        limiter.hit()
-    limiter.hit("ada")
-    recorder.flush()
-    span = Span.last(3600, 60)
-    assert total("counted together", span).requests == 4
-    assert [row.times for row in top("counted together", span, "used")] == [1]
-    assert top("counted together", span) == []

@@ -1,4 +1,4 @@
-"""Slots in operators' hands: who holds them, on a page, by a command and as a metric; and ending one."""
+"""Slots in operators' hands: who holds them, on a page and by a command; and ending one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.test import Client
 from django.urls import path
-from prometheus_client import CollectorRegistry
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.admin.history import changed_words
 from django_ratelimit_lua.conf import conf
-from django_ratelimit_lua.contrib.statistics.prometheus import register
 from django_ratelimit_lua.engine.slots import in_flight
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.operations.slots import slots_held
@@ -171,22 +169,8 @@ def test_the_command_lists_and_releases(held: tuple[RateLimiter, RateLimiter]) -
             call_command("ratelimit", "slots", "release", odd)
 
 
-def test_prometheus_is_told_how_many_are_held(held: tuple[RateLimiter, RateLimiter]) -> None:
-    """Units by the name of the limit; of what is released, nothing is left."""
-    registry = CollectorRegistry()
-    register(registry)
-    until(lambda: in_flight() == {"exports": 3, "imports:slots": 1}, "all are told", 20)
-    told = {
-        sample.labels["rule"]: sample.value
-        for family in registry.collect()
-        for sample in family.samples
-        if sample.name == "ratelimit_in_flight"
-    }
-    assert told == {"exports": 3, "imports:slots": 1}
-
-
-def test_metrics_of_what_is_released_end(settings: Any) -> None:
-    """A gauge falls."""
+def test_what_is_released_is_counted_no_more(settings: Any) -> None:
+    """As what is in flight, by limits."""
     with RateLimiter("short", "3", algorithm="concurrency").slot("ada"):
         until(lambda: in_flight() == {"short": 1}, "it is told", 20)
     until(lambda: in_flight() == {}, "it is told no more", 20)

@@ -19,7 +19,7 @@ from django_ratelimit_lua.contrib.replay import admin as log_replay
 from django_ratelimit_lua.models import RateLimitRule
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import RULES, staff, visits
-from tests.contrib.replay.test_replay import access
+from tests.access_log import access
 
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site

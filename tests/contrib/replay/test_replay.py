@@ -43,6 +43,7 @@ from django_ratelimit_lua.rules.rule import compile_rule
 from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.store import store_at
 from tests import reference
+from tests.access_log import access
 from tests.examples import examples
 from tests.server import url
 
@@ -68,16 +69,6 @@ def refusals(curve: Curve, limit: int) -> tuple[int, int]:
     """Requests and identities that a limit would have refused, by a curve."""
     point = curve.at(limit)
     return point.requests.most, point.people.most
-
-
-def access(*lines: tuple[float, str, str], status: int = 200, agent: str = "curl") -> str:
-    """A log of lines of (second of a day, address, path)."""
-    written = []
-    for second, address, target in lines:
-        hour, rest = divmod(int(second), 3600)
-        clock = f"22/Nov/2026:{hour:02}:{rest // 60:02}:{rest % 60:02} +0000"
-        written.append(f'{address} - - [{clock}] "GET {target} HTTP/1.1" {status} 1 "-" "{agent}"')
-    return "\n".join(written)
 
 
 def command(*arguments: str) -> str:

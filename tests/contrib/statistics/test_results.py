@@ -7,8 +7,9 @@ import time
 import pytest
 
 from django_ratelimit_lua import Ratelimited, RateLimiter
-from django_ratelimit_lua.contrib.statistics.reading import Span, refusal_counts, total
+from django_ratelimit_lua.contrib.statistics.reading import Span, refusal_counts, top, total
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
+from django_ratelimit_lua.models import RateLimitRule
 
 
 def test_bans_are_counted_as_a_result_of_their_own() -> None:
@@ -29,3 +30,29 @@ def test_a_call_that_waits_is_counted_once() -> None:
         pass
     recorder.flush()
     assert refusal_counts(names=["exports"])["exports"]["enforce"] == 1
+
+
+def test_all_callers_are_no_client_of_the_statistics() -> None:
+    """They are counted, and nobody is named who used most."""
+    limiter = RateLimiter("counted together", "2/h")
+    for _ in range(3):
+        limiter.hit()
+    limiter.hit("ada")
+    recorder.flush()
+    span = Span.last(3600, 60)
+    assert total("counted together", span).requests == 4
+    assert [row.times for row in top("counted together", span, "used")] == [1]
+    assert top("counted together", span) == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_a_rule_refuses_is_counted_by_its_mode() -> None:
+    """What a limiter asks for as well as requests, before and after the rule enforces."""
+    rule = RateLimitRule.objects.create(name="mail", limit=1, unit="h", mode="shadow")
+    mail = RateLimiter("mail", "100/h")
+    assert [mail.hit("ada").allowed for _ in range(3)] == [True] * 3
+    assert refusal_counts()["mail"] == {"shadow": 2}
+    rule.mode = "enforce"
+    rule.save()
+    assert not mail.hit("ada")
+    assert refusal_counts()["mail"] == {"shadow": 2, "enforce": 1}

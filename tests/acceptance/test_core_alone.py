@@ -1,0 +1,67 @@
+"""A site with the core alone has nothing of any annex."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server import url
+
+OF_ANNEXES = re.compile(r"statistic|stats|breaker|circuit|replay|gateway|descriptor|envoy|metrics|opentelemetry", re.I)
+TABLES = {
+    f"django_ratelimit_lua_{name}"
+    for name in ("ratelimitchange", "ratelimitoverride", "ratelimitrevision", "ratelimitrule", "ratelimittier")
+}
+
+
+@pytest.fixture(scope="module")
+def site() -> Any:
+    """What there is in a site with the core alone, after requests, commands and visits to the admin."""
+    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    command = [sys.executable, "-m", "tests.core_site", url(), f"core-alone-{os.getpid()}:"]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_it_works(site: Any) -> None:
+    """Pages of the admin answer, and an override blocks."""
+    assert site["statuses"].pop("blocked") == 429
+    assert {*site["statuses"].values()} == {200}
+
+
+def test_it_has_no_table_of_an_annex(site: Any) -> None:
+    """All tables but those of Django."""
+    assert {table for table in site["tables"] if "ratelimit" in table} == TABLES
+
+
+@pytest.mark.parametrize("what", ["columns", "URLs", "settings", "threads", "keys", "verbs"])
+def test_nothing_is_named_after_an_annex(what: str, site: Any) -> None:
+    """Columns of rules, URLs, settings, threads, keys in Redis, verbs of the command."""
+    assert site[what]
+    assert [name for name in site[what] if OF_ANNEXES.search(name)] == []
+
+
+def test_no_task_is_of_an_annex(site: Any) -> None:
+    """The store's own breaker is of the core."""
+    assert [name for name in site["tasks"] if name != "breaker" and OF_ANNEXES.search(name)] == []
+
+
+def test_no_page_speaks_of_an_annex(site: Any) -> None:
+    """Neither a link nor a field nor a column."""
+    assert [found[0] for page in site["pages"] if (found := OF_ANNEXES.search(page))] == []
+
+
+def test_no_module_of_an_annex_is_imported(site: Any) -> None:
+    """Nor what only annexes need."""
+    named = ("django_ratelimit_lua.contrib.", "grpc", "prometheus_client", "tqdm")
+    assert [name for name in site["modules"] if name.startswith(named)] == []
