@@ -26,6 +26,7 @@ from tests.bench.replay import bench_replay  # noqa: E402
 from tests.bench.rules import bench_rules  # noqa: E402
 from tests.bench.scale import bench_scale  # noqa: E402
 from tests.bench.script import backlog, heartbeats, server_cost  # noqa: E402
+from tests.bench.setup import setup  # noqa: E402
 from tests.bench.slots import slots  # noqa: E402
 from tests.bench.threads import threads  # noqa: E402
 from tests.server import server  # noqa: E402
@@ -36,6 +37,7 @@ def main() -> None:
     DIRECT.script_load(PROGRAM.source)
     RateLimiter("warm", "1/s").hit("up")
     print("medians of rounds taken in turns; Valkey on loopback\n")
+    setup()
     client_cost()
     counting()
     threads()

@@ -4,7 +4,10 @@ import os
 import tempfile
 from urllib.parse import urlsplit
 
+from tests.annexes import ALL, VARIABLE
 from tests.server import url
+
+os.environ.setdefault(VARIABLE, ALL)
 from tests.settings import *  # noqa: F403
 
 if "RATELIMIT_BENCH_DATABASE" not in os.environ:
