@@ -29,6 +29,7 @@ def printed(proxy: str) -> str:
 
 if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    os.environ.setdefault("RATELIMIT_TEST_ANNEXES", "gateway")
     import django
 
     django.setup()

@@ -122,6 +122,13 @@ def test_a_port_alone_is_all_addresses(proxy: str) -> None:
     assert told(proxy, listen=":80") == told(proxy, listen="0.0.0.0:80")
 
 
+def test_a_project_without_urls_is_asked_for_them(settings: Any) -> None:
+    """As one of workers alone is."""
+    del settings.ROOT_URLCONF
+    with pytest.raises(CommandError, match="set ROOT_URLCONF"):
+        call_command("ratelimit", "proxy", "nginx")
+
+
 def test_envoy_over_grpc_needs_no_url_and_no_secret(settings: Any) -> None:
     """It asks another server; what is printed is what the documentation shows."""
     settings.ROOT_URLCONF, settings.RATELIMIT_GATEWAY_SECRET = "tests.acceptance.site", None
