@@ -35,12 +35,13 @@ from django_ratelimit_lua.contrib.statistics.reading import (
     total,
     totals,
 )  # fmt: skip
-from django_ratelimit_lua.contrib.statistics.recorder import RequestCount, recorder
+from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.contrib.statistics.writing import WRITE
 from django_ratelimit_lua.engine.decide import PlannedCharge
 from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.identity.request_state import RequestState
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.middleware import RateLimitMiddleware
@@ -130,7 +131,7 @@ def test_a_request_counts_once_whenever_its_decisions_are_written(monkeypatch: p
     limits = [Limit("enforced", "5/m"), Limit("rehearsal", "5/m", mode="shadow")]
     began: dict[int, int] = {}
     results: dict[int, list[str]] = {}
-    requests = [RequestCount() for _ in range(60)]
+    requests = [RequestState() for _ in range(60)]
     for _ in range(400):
         if dice.random() < 0.1:
             recorder.flush()
