@@ -14,7 +14,7 @@ from django.db import DatabaseError
 
 from .conf import SETTINGS, callables, conf
 from .exceptions import StoreError
-from .extension import FIELDS_OF_ANNEXES, install, is_installed, rule_fields
+from .extension import FIELDS_OF_ANNEXES, SETTINGS_OF_ANNEXES, install, is_installed, rule_fields
 from .identity import secrets_by_id
 from .limits.limit import Limit
 from .limits.rate import LimitError, Rate
@@ -88,6 +88,7 @@ NO_PLACE = Problem(
 TWO_LIMITERS = Problem(
     Error, "E028", "Make one RateLimiter and import it in both places, or give each of them a name of its own."
 )
+SETTING_OF_ANNEX = Problem(Warning, "W030", "{right}, or remove the setting.")
 ABSENT_ANNEX = Problem(Warning, "W029", "{right}, or delete these values from RateLimitRule.extra.")
 EARLIER_KEY = Problem(Info, "I015", "Enter their values anew before it is taken out of the fallbacks.")
 
@@ -101,7 +102,13 @@ def check_settings(**kwargs: Any) -> Iterator[CheckMessage]:
         except ImproperlyConfigured as error:
             yield BAD_SETTING.message(str(error))
     for name in sorted(dir(settings)):
-        if name.startswith("RATELIMIT_") and name.removeprefix("RATELIMIT_") not in SETTINGS:
+        word = name.removeprefix("RATELIMIT_")
+        if word == name or word in SETTINGS:
+            continue
+        if word in SETTINGS_OF_ANNEXES:
+            right = install(SETTINGS_OF_ANNEXES[word])
+            yield SETTING_OF_ANNEX.message(f"{name} is a setting of an annex that is not installed.", right=right)
+        else:
             yield UNKNOWN_SETTING.message(f"{name} is not a setting of django_ratelimit_lua.")
 
 

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import permutations, product
 from typing import Any
 
@@ -111,15 +112,27 @@ class ForgottenIdentity:
 
 def _identities(subject: Subject) -> list[Identity]:
     if subject.user is not None:
-        return [("user", str(subject.user.pk))]
+        return [("user", str(subject.user.pk)), *_throttled(str(subject.user.pk))]
     if subject.address:
-        return [("ip", address_as(subject.address, "").network), ("ip", subject.address)]
+        network = address_as(subject.address, "").network
+        return [("ip", network), ("ip", subject.address), *_throttled(str(network)), *_throttled(subject.address)]
     if not subject.field:
         return []
     kind, _colon, name = subject.field.removeprefix(EXACT).partition(":")
     kinds = (kind, "data") if kind in ("post", "json") else (kind,)
     fields = [f"{exact}{each}:{name}" for each in kinds for exact in ("", EXACT)]
     return [field_identity(each, subject.value) for each in fields]
+
+
+def _throttled(ident: str) -> list[Identity]:
+    """What DRF's throttle classes count a client by: texts, for each scope."""
+    if find_spec("rest_framework") is None:
+        return []
+    from rest_framework.settings import api_settings
+    from rest_framework.throttling import SimpleRateThrottle
+
+    scopes = {"user", "anon", *(api_settings.DEFAULT_THROTTLE_RATES or ())}
+    return [SimpleRateThrottle.cache_format % {"scope": scope, "ident": ident} for scope in sorted(scopes)]
 
 
 def _values(subject: Subject) -> list[str]:
@@ -167,8 +180,10 @@ def _erase_in_redis(identity: ForgottenIdentity, erased: Counter[str]) -> None:
     others = sorted(keys.difference(holding))
     bans = [key for key in others if key.endswith(b":ban")]
     store.delete_keys(others)
-    if bans:
-        store.execute(b"ZREM", prefix + REGISTER, *bans)
+    listed = store.execute(b"ZRANGE", prefix + REGISTER, b"0", b"-1")  # Also bans whose keys have expired.
+    gone = [key for key in listed if any(b"{%b}:" % each in key for each in identity.digests)]
+    if gone:
+        store.execute(b"ZREM", prefix + REGISTER, *gone)
     erased["bans"] += len(bans)
     erased["details of bans"] += sum(b":ban:" in key for key in others)
     erased["counts"] += sum(b":ban:" not in key + b":" for key in others)

@@ -167,10 +167,20 @@ def load(text: str, source: str = "Rules") -> list[Item]:
     return loaded
 
 
+def _without_kept(given: Declared) -> Declared:
+    """A declaration without the values that its row keeps for an annex that is not installed, as `export` wrote it."""
+    absent = given.keys() & FIELDS_OF_ANNEXES.keys() - rule_fields().keys()
+    row = RateLimitRule.objects.filter(name=str(given.get("name"))).first() if absent else None
+    if row is None:
+        return given
+    kept = row.annexed()
+    return {word: value for word, value in given.items() if word not in absent or kept.get(word) != value}
+
+
 def _item(word: str, given: Any, where: str) -> Item:
     if word == RULE:
         if isinstance(given, Mapping):
-            refuse_absent(given, where)
+            refuse_absent(_without_kept(given), where)
         rule, tiers = build_rule(given, where)
         return Item(RULE, rule.name, _declared(rule, tiers), (rule, tiers))
     document = documents().get(word)

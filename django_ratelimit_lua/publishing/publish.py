@@ -29,7 +29,7 @@ from django.utils import timezone
 from ..conf import conf
 from ..engine.deny_cache import deny_cache
 from ..exceptions import LimitError, StoreError
-from ..extension import extensions
+from ..extension import Extension, extensions
 from ..identity import key_ids, secrets_by_id
 from ..limits import program
 from ..limits.call import NO_RULES, Revision
@@ -317,7 +317,8 @@ def _rules(using: str) -> list[dict[str, Any]]:
 
 
 def _names() -> set[str]:
-    return {extension.name for extension in extensions}
+    """The annexes of this process that publish a part."""
+    return {each.name for each in extensions if type(each).snapshot is not Extension.snapshot}
 
 
 def _own_parts(using: str) -> dict[str, Any]:

@@ -224,14 +224,22 @@ def _warn(message: str, error: Exception) -> None:
         logger.warning(message, error)
 
 
-def migration_problem() -> str:
-    """What to do where the app is installed, but not migrated; empty where it is, or where the database is away."""
+def migration_problem(*, with_annexes: bool = False) -> str:
+    """What to do if the app, or one of its annexes, is installed but not migrated; empty if it is migrated, or if the
+    database is unavailable."""
     try:
         loader = MigrationLoader(connections[primary()])
     except Exception:
         return ""
-    leaves = loader.graph.leaf_nodes(RateLimitRevision._meta.app_label)
-    return UNMIGRATED if any(node not in loader.applied_migrations for node in leaves) else ""
+
+    def is_behind(label: str) -> bool:
+        return any(node not in loader.applied_migrations for node in loader.graph.leaf_nodes(label))
+
+    if is_behind(RateLimitRevision._meta.app_label):
+        return UNMIGRATED
+    names = [each.name for each in extensions if is_behind(f"ratelimit_{each.name}")] if with_annexes else []
+    apps = ", ".join(f"django_ratelimit_lua.contrib.{name}" for name in names)
+    return f"installed, but not migrated: {apps}. Run `manage.py migrate`." if names else ""
 
 
 def _failed(message: str, error: Exception) -> bool:

@@ -12,10 +12,12 @@ import pytest
 import redis
 from django.apps import apps
 from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.auth.models import User
+from django.contrib.auth.models import AnonymousUser, User
 from django.contrib.contenttypes.models import ContentType
 from django.core.management import CommandError, call_command
 from django.core.serializers import serialize
+from rest_framework.test import APIRequestFactory
+from rest_framework.views import APIView
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.admin.history import restore
@@ -24,6 +26,7 @@ from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, Rate
 from django_ratelimit_lua.models.audit import acting
 from django_ratelimit_lua.operations import forgetting
 from django_ratelimit_lua.store import get_store
+from django_ratelimit_lua.throttling import AnonRateThrottle, UserRateThrottle
 from tests.acceptance import test_cluster
 from tests.acceptance.test_reset_and_block import said
 from tests.clusters import Cluster
@@ -128,6 +131,26 @@ def test_nothing_of_an_address_is_left(
     assert [change.name for change in RateLimitChange.objects.filter(subjects__contains=theirs)] == []
     assert RateLimitChange.objects.filter(name=OTHER).exists()
     assert RateLimiter("banning", "1/h", ban_after=2, ban_for="1d").hit(IP).allowed
+
+
+def test_what_throttles_and_expired_bans_have_left_is_forgotten(soon: None, direct: redis.Redis, prefix: str) -> None:
+    """DRF's classes count by texts of their own; the register of bans may outlive a ban."""
+    user = User.objects.create(username="grace")
+    factory = APIRequestFactory()
+    for cls, who in ((AnonRateThrottle, AnonymousUser()), (UserRateThrottle, user)):
+        request = factory.get("/", REMOTE_ADDR=ADDRESS)
+        request.user = who
+        throttle = type("Often", (cls,), {"rate": "5/h"})()
+        assert throttle.allow_request(APIView().initialize_request(request), APIView())
+    limiter = RateLimiter("short", "1/h", ban_after=1, ban_for="1h")
+    for _ in range(3):
+        limiter.hit(IP)
+    direct.delete(*direct.scan_iter(f"{prefix}*:ban"))
+    assert len([*direct.scan_iter(f"{prefix}{{*}}:*:sl")]) == 2
+    said("forget", "--ip", ADDRESS)
+    said("forget", "--user", "grace")
+    assert [*direct.scan_iter(f"{prefix}{{*}}:*:sl")] == []
+    assert traces(direct, prefix, digest(IP).decode()) == []
 
 
 def test_overrides_stay_unless_they_are_named(soon: None) -> None:

@@ -473,6 +473,17 @@ def test_an_annex_that_is_installed_later_is_published_without_an_edit(annex: An
     assert published.snapshot()["parts"]["annex"] == 1
 
 
+def test_an_annex_that_publishes_nothing_makes_no_revision(published: Published) -> None:
+    """However many processes have it, and others not."""
+    rule("good", path="/good", limit=2)
+    number = publish()
+    silent = Extension()
+    silent.name = "silent"
+    for change in (extensions.append, extensions.remove, extensions.append, extensions.remove):
+        change(silent)
+        assert publish() == number
+
+
 def test_the_part_of_an_annex_that_cannot_be_read_stays_in_force_as_it_was(
     annex: Annex, published: Published, caplog: Any
 ) -> None:

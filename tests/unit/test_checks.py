@@ -27,7 +27,9 @@ from django.views import View
 from django.views.decorators.cache import never_cache
 
 from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.checks import check_settings
 from django_ratelimit_lua.conf import SETTINGS, conf
+from django_ratelimit_lua.extension import SETTINGS_OF_ANNEXES
 from django_ratelimit_lua.limits.rate import Rate
 from django_ratelimit_lua.rules.callsite import CallSite, known_call_sites
 from tests.examples import examples
@@ -84,6 +86,17 @@ def test_a_misspelt_setting_is_a_warning(settings: Any) -> None:
     settings.RATELIMIT_TIMEOUTS = 1
     ((identifier, message),) = found()
     assert (identifier, message) == ("W025", "RATELIMIT_TIMEOUTS is not a setting of django_ratelimit_lua.")
+
+
+@pytest.mark.parametrize(("name", "annex"), sorted(SETTINGS_OF_ANNEXES.items()))
+def test_a_setting_of_an_annex_that_is_not_installed_names_the_line_to_add(
+    name: str, annex: str, settings: Any
+) -> None:
+    """Rather than advice to remove it."""
+    setattr(settings, f"RATELIMIT_{name}", "x" * 20)
+    (warning,) = check_settings()
+    assert warning.id == "django_ratelimit_lua.W030"
+    assert f"contrib.{annex}" in warning.hint
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,8 @@ class Command(Printer):
         except ValidationError as error:
             raise CommandError("; ".join(error.messages)) from error
         except DatabaseError as error:
-            raise CommandError(migration_problem() or f"the database is unavailable: {error}") from error
+            problem = migration_problem(with_annexes=True) or f"the database is unavailable: {error}"
+            raise CommandError(problem) from error
 
 
 def _verbs_of(parser: Any, *, required: bool) -> Any:

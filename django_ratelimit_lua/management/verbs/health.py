@@ -49,6 +49,6 @@ def health(command: Printer, options: dict[str, Any]) -> None:
     for extension in extensions:
         for warning in extension.health():
             command.warn(warning)
-    for problem in dict.fromkeys(filter(None, (migration_problem(), *problems.found()))):
+    for problem in dict.fromkeys(filter(None, (migration_problem(with_annexes=True), *problems.found()))):
         is_left_out = problem != problems.owner
         command.warn(f"left out: {problem}" if is_left_out else problem)
