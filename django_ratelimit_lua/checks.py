@@ -103,12 +103,11 @@ def check_settings(**kwargs: Any) -> Iterator[CheckMessage]:
             yield BAD_SETTING.message(str(error))
     for name in sorted(dir(settings)):
         word = name.removeprefix("RATELIMIT_")
-        if word == name or word in SETTINGS:
-            continue
-        if word in SETTINGS_OF_ANNEXES:
-            right = install(SETTINGS_OF_ANNEXES[word])
-            yield SETTING_OF_ANNEX.message(f"{name} is a setting of an annex that is not installed.", right=right)
-        else:
+        annex = SETTINGS_OF_ANNEXES.get(word)
+        if annex is not None and not is_installed(annex):
+            text = f"{name} is a setting of an annex that is not installed."
+            yield SETTING_OF_ANNEX.message(text, right=install(annex))
+        elif word != name and word not in SETTINGS:
             yield UNKNOWN_SETTING.message(f"{name} is not a setting of django_ratelimit_lua.")
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import django_ratelimit_lua.contrib.gateway.conf
+import django_ratelimit_lua.contrib.statistics.conf  # noqa: F401 - they add their settings
 from django_ratelimit_lua.conf import SETTINGS
+from django_ratelimit_lua.extension import SETTINGS_OF_ANNEXES
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.limits.options import OPTIONS
 
@@ -14,7 +17,8 @@ BEGIN, END = ".. Begin of what docs/tables.py writes.\n\n", "\n.. End of what do
 def settings_rows() -> list[tuple[str, ...]]:
     """The settings: name, default and meaning."""
     rows = [("Setting", "Default", "Meaning")]
-    for name, row in SETTINGS.items():
+    last = list(SETTINGS_OF_ANNEXES)
+    for name, row in sorted(SETTINGS.items(), key=lambda item: last.index(item[0]) + 1 if item[0] in last else 0):
         default = "not set" if row.default is None else "``" + repr(row.default).replace("'", '"') + "``"
         rows.append((f"``RATELIMIT_{name}``", row.shown or default, row.doc))
     return rows

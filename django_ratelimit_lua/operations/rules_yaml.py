@@ -169,7 +169,7 @@ def load(text: str, source: str = "Rules") -> list[Item]:
 
 def _without_kept(given: Declared) -> Declared:
     """A declaration without the values that its row keeps for an annex that is not installed, as `export` wrote it."""
-    absent = given.keys() & FIELDS_OF_ANNEXES.keys() - rule_fields().keys()
+    absent = [word for word in FIELDS_OF_ANNEXES if word in given and word not in rule_fields()]
     row = RateLimitRule.objects.filter(name=str(given.get("name"))).first() if absent else None
     if row is None:
         return given

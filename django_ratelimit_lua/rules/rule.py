@@ -467,8 +467,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 def refuse_absent(given: Mapping[str, Any], where: str) -> None:
     """Raise `RuleError` if a declaration has a word of an annex that is not installed."""
-    for word in given.keys() & FIELDS_OF_ANNEXES.keys() - rule_fields().keys():
-        raise RuleError(where, word, f"{word} is a word of an annex. {install(FIELDS_OF_ANNEXES[word])}")
+    for word, annex in FIELDS_OF_ANNEXES.items():
+        if word in given and word not in rule_fields():
+            raise RuleError(where, word, f"{word} is a word of an annex. {install(annex)}")
 
 
 def compile_rule(

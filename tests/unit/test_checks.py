@@ -94,7 +94,7 @@ def test_a_setting_of_an_annex_that_is_not_installed_names_the_line_to_add(
 ) -> None:
     """Rather than advice to remove it."""
     setattr(settings, f"RATELIMIT_{name}", "x" * 20)
-    (warning,) = check_settings()
+    (warning,) = [found for found in check_settings() if found.id != "django_ratelimit_lua.E001"]
     assert warning.id == "django_ratelimit_lua.W030"
     assert f"contrib.{annex}" in warning.hint
 

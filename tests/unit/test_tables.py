@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from django.contrib.admin.utils import flatten_fieldsets
 
@@ -14,7 +12,6 @@ from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.limits.options import OPTIONS
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.rules.rule import FIELDS
-from docs.tables import PAGES, with_table
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -41,9 +38,3 @@ def test_an_option_is_everywhere(name: str) -> None:
 def test_every_algorithm_takes_what_there_is() -> None:
     """None names an option without a row."""
     assert set().union(*(algorithm.options for algorithm in ALGORITHMS.values())) < set(OPTIONS)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_the_pages_are_made_of_the_tables(page: str) -> None:
-    """`make docs` writes them."""
-    assert (Path(__file__).parents[2] / "docs" / page).read_text() == with_table(page)
