@@ -25,6 +25,7 @@ from hypothesis import settings as hypothesis_settings
 
 from django_ratelimit_lua.conf import callables
 from django_ratelimit_lua.engine.fallback import fallback_limiter
+from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.extension import is_installed
 from django_ratelimit_lua.process.tasks import Task, stop
 from django_ratelimit_lua.rules.callsite import known_call_sites
@@ -198,13 +199,14 @@ def direct() -> Iterator[redis.Redis]:
 
 @pytest.fixture(autouse=True)
 def prefix(settings: Any) -> Iterator[str]:
-    """Every test counts under keys of its own, and what it has started ends with it: no task, no tally, nothing to tell
+    """Every test counts under keys of its own, and what it has started ends with it: no task, no slot, no tally, nothing to tell
     is left for the next."""
     settings.RATELIMIT_CACHE_PREFIX = f"t{next(_serial)}:"
     translation.deactivate()  # A request of the test before may have activated another language.
     start_fresh()
     yield settings.RATELIMIT_CACHE_PREFIX
     stop(STOP_SECONDS)
+    held_slots._taken_out(held_slots.all())
     if is_installed("statistics"):
         from django_ratelimit_lua.contrib.statistics.recorder import recorder
 
