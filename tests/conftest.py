@@ -199,7 +199,7 @@ def direct() -> Iterator[redis.Redis]:
 
 @pytest.fixture(autouse=True)
 def prefix(settings: Any) -> Iterator[str]:
-    """Every test counts under keys of its own, and what it has started ends with it: no task, no slot, no tally, nothing to
+    """Every test counts under keys of its own, and what it has started ends with it: no task, slot or tally, nothing to
     tell is left for the next."""
     settings.RATELIMIT_CACHE_PREFIX = f"t{next(_serial)}:"
     translation.deactivate()  # A request of the test before may have activated another language.
