@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 from ..models.audit import acting
 from ..models.override import within
 from ..publishing import triggers
+from ..rules.rule import UNWRITABLE
 
 
 def is_key(field: Any, value: Any) -> bool:
@@ -45,6 +46,9 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             return with_warnings(request, super().changeform_view(request, *args, **kwargs))
 
     def changelist_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        texts = [text for _name, values in request.GET.lists() for text in values]
+        if any(UNWRITABLE.search(text) for text in texts):
+            return HttpResponseRedirect(f"{request.path}?e=1")  # Django's answer to a filter that it cannot apply.
         with acting(request.user):
             return with_warnings(request, super().changelist_view(request, *args, **kwargs))
 

@@ -375,6 +375,17 @@ def test_the_inspector_looks_at_whatever_is_asked(operator: Client, rows: None) 
         said("explain", "--user", "²")
 
 
+@pytest.mark.django_db
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize("page", ["ratelimitrule", "ratelimitoverride", "ratelimitchange"])
+def test_a_filter_that_no_database_takes_is_answered_as_django_answers_others(operator: Client, page: str) -> None:
+    """Also as PostgreSQL, which refuses texts with a null character."""
+    path = f"/admin/django_ratelimit_lua/{page}/"
+    for text in ("a%00b", "%00"):
+        answer = operator.get(f"{path}?name={text}")
+        assert (answer.status_code, answer["Location"]) == (302, f"{path}?e=1")
+
+
 def test_no_name_that_is_asked_for_reaches_a_database_that_refuses_it(operator: Client, rows: None) -> None:
     """Every query that has a name, and every command."""
     names = ("\x00", "a\x00b")
