@@ -186,8 +186,8 @@ class Extension:
         """Sentences about a compiled rule, which its form shows and saving it reports."""
         return ()
 
-    def links(self, request: Any, rule: Any = None) -> Iterable[tuple[str, str]]:
-        """Links, as (label, URL), above the rule list, or on the form of one rule."""
+    def links(self, request: Any, rule: Any) -> Iterable[tuple[str, str]]:
+        """Links, as (label, URL), on the form of a rule."""
         return ()
 
     def limit_url(self, request: Any, name: str) -> str:

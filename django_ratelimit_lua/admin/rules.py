@@ -246,7 +246,6 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
                 for rule in settings_rules()
             ],
             "may_inspect": may_inspect(request),
-            "links": [link for each in extensions for link in each.links(request)],
         }
         try:
             context["published"] = publish()

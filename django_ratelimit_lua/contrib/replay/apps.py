@@ -17,9 +17,9 @@ class ReplayExtension(Extension):
     name = "replay"
     verbs = ("django_ratelimit_lua.contrib.replay.verbs.replay",)
 
-    def links(self, request: Any, rule: Any = None) -> Iterable[tuple[str, str]]:
+    def links(self, request: Any, rule: Any) -> Iterable[tuple[str, str]]:
         """On the form of a rule, the page that tries it on a log, for users who may change the rule."""
-        if rule is None or rule.exempt:
+        if rule.exempt:
             return ()
         if not request.user.has_perm("django_ratelimit_lua.change_ratelimitrule"):
             return ()

@@ -34,8 +34,8 @@ class StatisticsExtension(Extension):
     )
     verbs = ("django_ratelimit_lua.contrib.statistics.verbs.stats",)
 
-    def links(self, request: Any, rule: Any = None) -> Iterator[tuple[str, str]]:
-        url = "" if rule is None else self.limit_url(request, rule.name)
+    def links(self, request: Any, rule: Any) -> Iterator[tuple[str, str]]:
+        url = self.limit_url(request, rule.name)
         if url:
             yield gettext("Statistics"), url
 

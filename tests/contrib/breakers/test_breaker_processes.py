@@ -13,6 +13,7 @@ from statistics import median
 import pytest
 
 from django_ratelimit_lua.testing.server import Server
+from tests.acceptance.test_push import until
 from tests.clusters import client, kill
 from tests.worker import Worker, copy, migrated
 
@@ -44,13 +45,6 @@ def start(prefix: str, template: Path, tmp_path: Path) -> Iterator[Start]:
             return workers
 
         yield begin
-
-
-def until(ready: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def signals_of(workers: list[Worker], shared: bool = True) -> list[str]:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.statistics import reading
 from django_ratelimit_lua.testing.server import Server
+from tests.acceptance import test_endings
 
+own = test_endings.own
 ROOT = Path(__file__).parents[3]
 SITE = """
 import multiprocessing, os, signal, sys, time, django
@@ -61,15 +60,6 @@ while not recorder._flushing.locked():
     time.sleep(0.01)
 print("ends", flush=True)
 """
-
-
-@pytest.fixture
-def own(settings: Any) -> Iterator[Server]:
-    """A server that this test may stop."""
-    with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
-        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
-        yield server
-        os.kill(server.pid, signal.SIGCONT)
 
 
 def test_a_silent_redis_keeps_no_process_that_is_writing_from_ending(own: Server, prefix: str) -> None:
