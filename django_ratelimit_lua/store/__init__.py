@@ -9,8 +9,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import conf
 from ..conf.changes import on_change
+from .commands import ANNEX, FOREVER, RESET, RULES, UNPUBLISHED, read_reset
 from .connection_params import ConnectionParams, why_unusable
-from .exchange import ANNEX, FOREVER, RESET, RULES, UNPUBLISHED, read_reset
 from .factory import ClusterConnectionFactory
 from .failures import KINDS as FAILURES
 from .failures import failures
@@ -92,6 +92,14 @@ def store_at(url: str) -> Store:
 def rules_key() -> bytes:
     """The key of the hash of the rules in Redis: the revision, the snapshot, and what overrides say of each subject."""
     return conf.CACHE_PREFIX + b"{rules}"
+
+
+def _close_idle(last: Patience | None) -> bool:
+    """Close connections that are idle, as long as any is open."""
+    return last is None and any([store.close_idle() for store in list(_stores.values())])
+
+
+flusher.add(_close_idle)
 
 
 def _forget_stores() -> None:

@@ -1,6 +1,7 @@
-"""Connections for coroutines: one for each event loop, on which all of them ask, closed with the loop.
+"""Connections for coroutines: one for each event loop, shared by all of its coroutines, and closed with the loop.
 
-What a thousand coroutines ask in one turn of the loop makes a few trips.
+Commands that coroutines send in the same turn of the loop are written together. One task per connection reads the replies, in
+the order of the commands, so that a caller that is cancelled or gives up disturbs no other.
 """
 
 from __future__ import annotations
@@ -9,501 +10,365 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import closing, suppress
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from contextvars import Context
+from typing import Any, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import InvalidResponse, NoScriptError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..limits.call import StaleRules
+from ..limits.program import Program
 from ..process.forks import leave_to_parent, renew_after_fork
-from .blocking import has_news
+from .blocking import IDLE_SECONDS
+from .commands import Address, Question, Unreachable, as_redis_error, to_check_master, to_find_master
 from .connection_params import ConnectionParams
-from .exchange import Address, Exchange, Question, Replies, Unreachable, ended_by, greet, string_at, to_find_master
 from .patience import Patience, Pulse
-from .redis_py import AsyncDial
 
-TICK = 0.005
-"""Seconds between two looks at the clock, while anybody waits."""
-LONGEST_STEP = 0.01
-"""Seconds that the clock advances at most between two looks: what is more, the loop was busy with something else. So
-within 0.1 s it has listened ten times at least."""
+T = TypeVar("T")
 
-MOST_AT_ONCE = 32
-"""Questions that go out together. The server is at them while the loop comes to those who ask behind them."""
+_NO_PROGRAM = object()
+"""The answer if the server does not have the program, so that it was not run."""
 
-
-class _Wait:
-    """Somebody waits for something, as long as the `patience` lasts."""
-
-    __slots__ = ("_heard_at", "_pulse", "_seconds", "due", "future", "is_over", "patience")
-
-    def __init__(self, future: asyncio.Future[Any], patience: Patience) -> None:
-        self.future = future
-        self.patience = patience
-        self.is_over = False
-        self.due = 0.0
-        self._seconds = patience.left
-        self._pulse: Pulse | None = None
-        self._heard_at = 0.0
-
-    def listen_to(self, pulse: Pulse) -> None:
-        """Have each of its signs of life give the patience back."""
-        self._pulse, self._heard_at = pulse, pulse.heard_at
-
-    def listen(self, now: float) -> None:
-        """Begin anew where there was a sign of life."""
-        if self._pulse is not None and self._pulse.heard_at != self._heard_at:
-            self._heard_at = self._pulse.heard_at
-            self.due = max(self.due, now + self._seconds)
-
-    def end(self) -> None:
-        self.is_over = True
-        self.patience.left = 0.0
-        if isinstance(self.future, asyncio.Task):
-            self.future.cancel()
-        else:
-            self.future.set_exception(RedisTimeoutError("no answer within the deadline"))
+BATCH_SIZE = 32
+"""Commands that are written together, so that the server begins while the loop gets to the other coroutines."""
+STEPS = 10
+"""A wait is made of this many timers. A loop that is busy with something else is late for one of them, not for all."""
+QUIET_SECONDS = 1.0
+"""After this time without a reply the loop looks for a closed connection before it is used."""
 
 
-class Watch:
-    """The deadlines of one event loop, by a clock that stands still while the loop is busy with something else.
+class Timer:
+    """Calls a function after `seconds` in which the event loop had time to listen, unless it is cancelled.
 
-    `seen`: what it showed when it was looked at last.
+    Each sign of life of `pulse` begins the wait anew.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.seen = 0.0
-        self._loop = loop
-        self._waits: list[_Wait] = []
-        self._looked_at = time.monotonic()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def clock(self) -> float:
-        """Seconds, of no meaning but to each other."""
-        return self.seen + min(time.monotonic() - self._looked_at, LONGEST_STEP)
-
-    def begin(self, waits: Sequence[_Wait]) -> None:
-        """End those, from now on, that have come to nothing when their patience ends."""
-        if self._timer is None:
-            self._looked_at = time.monotonic()
-            soonest = min([wait.patience.left for wait in waits])
-            self._timer = self._loop.call_later(min(TICK, max(soonest, 0.001)), self._look)
-        now = self.clock()
-        for wait in waits:
-            wait.due = now + wait.patience.left
-        self._waits += waits
-
-    async def wait(self, future: asyncio.Future[Any], patience: Patience) -> Any:
-        """What a future comes to. Raises `redis.exceptions.TimeoutError` where the patience ends before."""
-        wait = _Wait(future, patience)
-        self.begin([wait])
-        task = asyncio.current_task()
-        cancelled = task.cancelling() if task is not None else 0
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if not wait.is_over or (task is not None and task.cancelling() > cancelled):
-                raise  # It is whoever asked that was cancelled.
-            raise RedisTimeoutError("no answer within the deadline") from None
-        finally:
-            wait.is_over = True
-            patience.left = wait.due - self.clock()
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        self.seen += min(now - self._looked_at, LONGEST_STEP)
-        self._looked_at = now
-        self._waits = [wait for wait in self._waits if not (wait.is_over or wait.future.done())]
-        nearest = TICK
-        for wait in self._waits:
-            wait.listen(self.seen)
-            nearest = min(nearest, wait.due - self.seen)
-            if wait.due <= self.seen:
-                wait.end()
-        self._timer = self._loop.call_later(max(nearest, 0.001), self._look) if self._waits else None
-
-
-class _Asked(_Wait):
-    """A question on its way: what to send, and the replies that are owed for it.
-
-    Without `replies`, one is owed, of `most` bytes at most. A string that comes as a whole is read where it comes in:
-    the future's result is what `read` makes of it. Else the result is None, and what came is in `replies`.
-    """
-
-    __slots__ = ("most", "read", "replies", "to_send")
+    __slots__ = ("_call", "_due", "_handle", "_heard_at", "_left", "_loop", "_pulse", "_step")
 
     def __init__(
-        self,
-        to_send: bytes,
-        patience: Patience,
-        future: asyncio.Future[Any],
-        replies: Replies | None = None,
-        read: Callable[[Any], Any] = lambda reply: reply,
-        most: int = 0,
+        self, loop: asyncio.AbstractEventLoop, seconds: float, call: Callable[[], object], pulse: Pulse | None = None
     ) -> None:
-        super().__init__(future, patience)
-        self.to_send = to_send
-        self.replies = replies
-        self.read = read
-        self.most = most
+        self._loop = loop
+        self._call = call
+        self._pulse = pulse
+        self._heard_at = 0.0 if pulse is None else pulse.heard_at
+        self._step = max(seconds, 0.0) / STEPS
+        self._left = STEPS
+        self._due = loop.time() + self._step
+        self._handle = loop.call_at(self._due, self._fire)
 
-    def take(self, data: bytes, at: int) -> int | None:
-        """Read on from a place; the place behind what is owed, or None while there is more to come. Raises whatever
-        tells that this is no reply."""
-        future = self.future
-        if self.replies is None:
-            whole = string_at(data, at)
-            if whole is not None:
-                if not future.done():
-                    try:
-                        future.set_result(self.read(whole[0]))
-                    except (ResponseError, StaleRules) as error:
-                        future.set_exception(error)
-                return whole[1]
-            self.replies = Replies(1, self.most)
-        after = self.replies.take(data, at)
-        if after is not None and not future.done():
-            future.set_result(None)
-        return after
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+    def _fire(self) -> None:
+        self._left -= 1
+        if self._pulse is not None and self._pulse.heard_at != self._heard_at:
+            self._heard_at, self._left = self._pulse.heard_at, STEPS
+        if self._left:
+            self._due = max(self._due + self._step, self._loop.time())
+            self._handle = self._loop.call_at(self._due, self._fire)
+        else:
+            self._call()
 
 
-class Link(asyncio.Protocol):
-    """One connection of one event loop, on which many may ask at once.
+async def within(
+    patience: Patience, awaitable: Coroutine[Any, Any, T] | asyncio.Future[T], pulse: Pulse | None = None
+) -> T:
+    """The result of an awaitable, which is cancelled if the patience ends. Raises `TimeoutError` of redis-py."""
+    if patience.is_over:
+        if asyncio.iscoroutine(awaitable):
+            awaitable.close()
+        raise RedisTimeoutError("no time is left to ask")
+    future = asyncio.ensure_future(awaitable)
+    is_late = False
 
-    Who asks while nobody else does is sent at once. Others go out together at the end of the loop's turn, or as soon as
-    they are `MOST_AT_ONCE`, and replies are matched in the order in which was asked. What is answered to who does not
-    wait any more is read and dropped. Where a reply is not what it must be, all that follow are in doubt: the
-    connection is closed, and whoever waits for one of them is told so. `pulse` is of the server; each complete reply is
-    a sign of life.
+    def give_up() -> None:
+        nonlocal is_late
+        is_late = future.cancel()
+
+    began, seconds = time.monotonic(), patience.left
+    timer = Timer(future.get_loop(), seconds, give_up, pulse)
+    task = asyncio.current_task()
+    cancelled = 0 if task is None else task.cancelling()
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if not is_late or (task is not None and task.cancelling() > cancelled):
+            raise  # The caller was cancelled.
+        raise RedisTimeoutError("no answer within the deadline") from None
+    finally:
+        timer.cancel()
+        if not future.cancel() and not future.cancelled():
+            future.exception()  # A caller that was cancelled does not ask for it.
+        patience.spend(began, seconds)
+
+
+class Link:
+    """One connection of one event loop, which any number of coroutines may use at once.
+
+    It is closed if a reply is not what it must be, and if the server does not reply for `timeout` seconds: then all that
+    wait for it get an error.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, pulse: Pulse, watch: Watch) -> None:
-        self._loop = loop
+    def __init__(self, connection: Any, pulse: Pulse, timeout: float) -> None:
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
         self._server = pulse
-        self._watch = watch
-        self._silent_since = 0.0
-        self._exchanges = 0
-        self._loads: set[bytes] = set()
         self._pulse = Pulse()
-        self._transport: asyncio.Transport | None = None
-        self._asked: deque[_Asked] = deque()
-        self._to_ask: list[_Asked] = []
-        self._early = b""
-        self._was_used = self._is_retired = False
-        self._has_news: Callable[[], object] = lambda: True
+        self._timeout = timeout
+        self._watch: Timer | None = None
+        self._to_send: list[tuple[Question, asyncio.Future[Any]]] = []
+        self._waiting: deque[tuple[Question, asyncio.Future[Any]]] = deque()
+        self._loading: set[Program | None] = set()
+        self._used_at = time.monotonic()
+        self.error: BaseException | None = None
+        """Why it was closed."""
+        self.is_retired = False
+        self._reader: asyncio.Task[None] | None = None
 
     @property
-    def is_open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+    def is_usable(self) -> bool:
+        return self.error is None and not self.is_retired
 
     @property
-    def is_ready(self) -> bool:
-        """Whether it can be asked. Whatever can be read where nothing was asked is the server hanging up, or not meant
-        for us."""
-        is_busy = self._asked or self._to_ask
-        return self.is_open and not self._is_retired and (bool(is_busy) or not self._has_news())
+    def is_quiet(self) -> bool:
+        """Whether it is idle, and has been for a while."""
+        return not self._waiting and time.monotonic() - self._used_at > QUIET_SECONDS
 
-    @property
-    def silence(self) -> float:
-        """For how long (seconds that the loop has listened) it has owed a reply without one."""
-        return self._watch.seen - self._silent_since if self._asked else 0.0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def begin(self) -> None:
-        if self._transport is None:
-            return  # It was hung up on meanwhile; who asks is told what was said before.
-        sock = self._transport.get_extra_info("socket")
-        self._has_news = (lambda: False) if sock is None else has_news(sock)  # What the loop has not seen yet.
-
-    def data_received(self, data: bytes) -> None:
-        if not self._was_used:
-            self._early += data  # What it says of itself, before anything was asked, is about the first question.
-            return
-        at, now, heard_at = 0, self._watch.clock(), time.monotonic()
-        try:
-            while at < len(data):
-                if not self._asked:
-                    raise InvalidResponse("more than was asked for")
-                asked = self._asked[0]
-                after = asked.take(data, at)
-                if after is None:
-                    return
-                self._asked.popleft()
-                at, asked.patience.left = after, asked.due - now
-                self._silent_since, self._pulse.heard_at, self._server.heard_at = now, heard_at, heard_at
-        except Exception as error:
-            self._fail(error)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self._fail(RedisConnectionError("the server hung up" if exc is None else f"{type(exc).__name__}: {exc}"))
-
-    def _fail(self, error: Exception) -> None:
-        """Close it; the first that waits is told why, and those behind that they were not answered."""
-        self.close()
-        now = self._watch.clock()
-        for asked in self._asked:
-            asked.patience.left = asked.due - now
-        waiting = [asked.future for asked in (*self._asked, *self._to_ask) if not asked.future.done()]
-        self._asked.clear()
-        self._to_ask.clear()
-        behind = f"the connection was closed before this was answered: {error}"
-        for future in waiting:
-            future.set_exception(error)
-            error = RedisConnectionError(behind)
-
-    def retire(self) -> None:
-        """Let nobody else ask; it is closed with the last exchange."""
-        self._is_retired = True
-        if not self._exchanges:
-            self.close()
-
-    def close(self) -> None:
-        """Close it; it is not used again."""
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            with suppress(RuntimeError):  # The loop is closed, and its transports with it.
-                transport.abort()
+    async def open(self) -> None:
+        """Connect."""
+        await self._connection.connect()
+        # Nothing of the request that needs it first is kept by the task.
+        self._reader = self._loop.create_task(self._read(), context=Context())
+        self._reader._log_destroy_pending = False  # type: ignore[attr-defined] # A loop may be closed before it.
+        self._close_if_idle()
 
     async def ask(self, question: Question, patience: Patience) -> Any:
-        """The answer to a question; see `blocking.Link.ask`."""
-        if question.ahead:
-            return await self.perform(question.exchange(self._loads), patience)
-        future = self._loop.create_future()
-        asked = _Asked(question.command, patience, future, read=question.read, most=question.most)
-        self._exchanges += 1
+        """See `blocking.Link.ask`."""
         try:
-            self._send(asked)
-            answer = await future
-        except BaseException as error:
-            raise self._ended(error, future)  # noqa: B904 - it knows its cause
-        else:
-            if asked.replies is None:  # Nearly every reply is one string that comes at once.
-                return answer
-            return await self.perform(question.exchange(self._loads), patience, asked.replies)
-        finally:
-            self._leave()
+            answer = await self._exchange(question, patience)
+            if answer is _NO_PROGRAM:
+                answer = await self._exchange_with_program(question, patience)
+        except RedisTimeoutError:
+            self._retire()
+            raise
+        except ReadOnlyError as error:  # A replica, which has to be replaced by the master.
+            self.close(error)
+            raise
+        if answer is _NO_PROGRAM:
+            raise NoScriptError("the server does not keep the program")
+        return answer
 
-    async def perform(self, exchange: Exchange, patience: Patience, replies: Replies | None = None) -> Any:
-        """The answer of an exchange, of which the first replies may have come already."""
-        future = self._loop.create_future()
-        self._exchanges += 1
+    async def _exchange_with_program(self, question: Question, patience: Patience) -> Any:
+        program = question.program
+        patience.was_answered()
+        if program in self._loading:  # Another caller sends it, and this comes after that.
+            return await self._exchange(question, patience)
+        self._loading.add(program)
         try:
-            to_send, owed = next(exchange)
-            while True:
-                if replies is None:
-                    future, replies = self._loop.create_future(), owed
-                    self._send(_Asked(to_send, patience, future, owed))
-                    await future
-                to_send, owed = exchange.send(replies.found)
-                replies = None
-        except StopIteration as finished:
-            return finished.value
-        except BaseException as error:
-            raise self._ended(error, future)  # noqa: B904 - it knows its cause
+            return await self._exchange(question.with_source(), patience)
         finally:
-            exchange.close()
-            self._leave()
+            self._loading.discard(program)
 
-    def _send(self, asked: _Asked) -> None:
-        if self._transport is None:
-            early, self._early = self._early, b""
-            if early and asked.take(early, 0) is not None:
-                return  # What it has said before it hung up, as one does that has too many clients.
-            raise RedisConnectionError("the server hung up")
-        if asked.patience.is_over:
+    def _exchange(self, question: Question, patience: Patience) -> Awaitable[Any]:
+        if self.error is not None:
+            raise RedisConnectionError(f"the connection was closed: {self.error}")
+        if patience.is_over:
             raise RedisTimeoutError("no time is left to ask")
-        if self._asked or self._to_ask:
-            asked.listen_to(self._pulse)  # A reply to others before this one shows that the server is at it.
-            if not self._to_ask:
-                self._loop.call_soon(self._send_all)
-            self._to_ask.append(asked)
-            if len(self._to_ask) == MOST_AT_ONCE:
-                self._send_all()
-        else:
-            self._to_ask.append(asked)
-            self._send_all()
+        future: asyncio.Future[Any] = self._loop.create_future()
+        is_busy = bool(self._waiting or self._to_send)
+        self._to_send.append((question, future))
+        if not is_busy or len(self._to_send) == BATCH_SIZE:
+            self._send()
+        elif len(self._to_send) == 1:
+            self._loop.call_soon(self._send)
+        # If others wait for a reply, one to them shows that the server is at work.
+        return within(patience, future, self._pulse if is_busy else None)
 
-    def _send_all(self) -> None:
-        if self._transport is None:
-            return  # Whoever waits will be told.
-        sent = [asked for asked in self._to_ask if not asked.future.done()]
-        self._to_ask.clear()
+    def _send(self) -> None:
+        if self.error is not None:
+            return
+        sent = [entry for entry in self._to_send if not entry[1].done()]
+        self._to_send.clear()
         if sent:
-            if not self._asked:
-                self._silent_since = self._watch.clock()
-            self._watch.begin(sent)
-            self._asked += sent
-            self._was_used, early, self._early = True, self._early, b""
-            self._transport.write(b"".join([asked.to_send for asked in sent]))
-            if early:
-                self.data_received(early)
+            self._waiting += sent
+            if self._watch is None:
+                self._watch = Timer(self._loop, self._timeout, self._give_up, self._pulse)
+            self._connection.write(b"".join([question.ahead + question.command for question, _ in sent]))
 
-    def _ended(self, error: BaseException, future: asyncio.Future[Any]) -> BaseException:
-        """What to raise where an error ended an exchange, which waits for this future no more."""
-        with suppress(RuntimeError):  # The loop is closed.
-            future.cancel()
-        if future.done() and not future.cancelled():
-            future.exception()  # Whoever waited has heard of it, or waits no more.
-        if isinstance(error, RedisTimeoutError):
-            self._is_retired = True
-        elif not isinstance(error, (asyncio.CancelledError, GeneratorExit)):
-            return ended_by(error, self.retire if isinstance(error, ReadOnlyError) else self.close)
-        return error
-
-    def _leave(self) -> None:
-        self._exchanges -= 1
-        if self._is_retired and not self._exchanges:
+    def _retire(self) -> None:
+        """Let no other caller use it. Those that wait may still be answered."""
+        self.is_retired = True
+        if not self._waiting:
             self.close()
+
+    def _give_up(self) -> None:
+        self._watch = None
+        if self._waiting:
+            self.close(RedisTimeoutError("no answer within the deadline"))
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                replies = [await self._reply()]
+                if not self._waiting:
+                    raise InvalidResponse("a reply to no command")
+                question, future = self._waiting[0]
+                if question.ahead:
+                    replies.append(await self._reply())
+                self._used_at = self._pulse.heard_at = self._server.heard_at = time.monotonic()
+                self._settle(future, question, replies)
+                self._waiting.popleft()
+                if not self._waiting:
+                    self._rest()
+        except BaseException as error:
+            self.close(error)
+            if not isinstance(error, Exception):
+                raise
+
+    async def _reply(self) -> Any:
+        try:
+            return await self._connection.read_response(disable_decoding=True)
+        except ResponseError as error:
+            return error
+
+    def _settle(self, future: asyncio.Future[Any], question: Question, replies: list[Any]) -> None:
+        try:
+            answer = _NO_PROGRAM if question.lacks_program(replies) else question.answer(replies)
+        except (ResponseError, StaleRules) as error:
+            if not future.done():
+                future.set_exception(error)
+        else:
+            if not future.done():
+                future.set_result(answer)
+
+    def _rest(self) -> None:
+        """No caller waits."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        if self.is_retired:
+            self.close()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Close it. The first caller that waits gets the error, and those behind it are told that they have no answer."""
+        if self.error is not None:
+            return
+        self.error = error = error or RedisConnectionError("closed")
+        self._connection.abort()
+        if self._watch is not None:
+            self._watch.cancel()
+        futures = [future for _, future in (*self._waiting, *self._to_send)]
+        self._waiting.clear()
+        self._to_send.clear()
+        behind = f"the connection was closed before this was answered: {error}"
+        for future in futures:
+            if not future.done():
+                with suppress(RuntimeError):  # The loop is closed.
+                    is_error = isinstance(error, Exception)
+                    future.set_exception(as_redis_error(error) if is_error else RedisConnectionError("the loop ends"))
+                    error = RedisConnectionError(behind)
+
+    def _close_if_idle(self) -> None:
+        if self.error is None:
+            left = IDLE_SECONDS - (time.monotonic() - self._used_at)
+            if left <= 0 and not self._waiting:
+                self.close()
+            else:
+                self._loop.call_later(max(left, 1.0), self._close_if_idle)
 
 
 class LoopConnections:
-    """One event loop's connection to one server, and how it is made anew. Only ever used in that loop."""
+    """One event loop's connection to one server, and how it is made again."""
 
-    def __init__(
-        self, params: ConnectionParams, pulse: Pulse, ended: Callable[[asyncio.AbstractEventLoop], object]
-    ) -> None:
+    def __init__(self, params: ConnectionParams, pulse: Pulse, timeout: float) -> None:
         self._params = params
         self._pulse = pulse
-        self._ended = ended
-        self._loop = asyncio.get_running_loop()
-        self._watch = Watch(self._loop)
-        self._dial = params.async_dial()
+        self._timeout = timeout
         self._link: Link | None = None
-        self._retired: list[Link] = []
-        self._is_closed = False
-        self._connecting: asyncio.Task[Link] | None = None
-        self._waiting: list[asyncio.Future[Link]] = []
-        self._closer = self._close_with_loop()
-
-    async def start(self) -> None:
-        """Register with the running loop, so that its end closes the connections."""
-        await anext(self._closer)
-
-    async def _close_with_loop(self) -> AsyncGenerator[None]:
-        # asyncio.run, and whatever else calls loop.shutdown_asyncgens, ends this generator with the loop.
-        try:
-            yield
-        finally:
-            self._ended(self._loop)
-            self.close()
-            for _ in range(2):  # The sockets are closed by the loop.
-                await asyncio.sleep(0)
+        self._connecting: asyncio.Task[None] | None = None
 
     def close(self) -> None:
-        """Close the connection, and make no other."""
-        self._is_closed = True
-        for link in (*self._retired, *([] if self._link is None else [self._link])):
-            link.close()
-        if self._connecting is not None and not self._loop.is_closed():
-            self._connecting.cancel()
+        """Close the connection."""
+        if self._link is not None:
+            self._link.close()
 
     def exchange(
         self, question: Question, patience: Patience, check: Callable[[], None] = lambda: None
     ) -> Awaitable[Any]:
-        """See `Connections.exchange`; what `check` raises, where others have made the connection. All who ask at once
-        share one."""
+        """See `blocking.Connections.use`. `check` is called if another caller failed to connect."""
         link = self._link
-        if link is None or not link.is_ready or link.silence >= patience.whole:
+        if link is None or not link.is_usable or link.is_quiet:
             return self._exchange_anew(question, patience, check)
         return link.ask(question, patience)
 
     async def _exchange_anew(self, question: Question, patience: Patience, check: Callable[[], None]) -> Any:
-        link = await self._connected(patience, check)
-        # Where this loop came late, there is time for an answer still.
-        patience.was_answered()
-        return await link.ask(question, patience)
-
-    async def _connected(self, patience: Patience, check: Callable[[], None]) -> Link:
-        self._retire()
-        while True:
-            if self._is_closed:
-                raise Unreachable("the event loop ends")
+        for _ in range(3):  # The loop notices a connection that the server has closed meanwhile.
+            await asyncio.sleep(0)
+        while (link := self._link) is None or not link.is_usable:
             is_first = self._connecting is None
             if self._connecting is None:
-                self._connecting = self._loop.create_task(self._connect(patience.share(1)))
-                self._connecting.add_done_callback(self._has_connected)
-            future: asyncio.Future[Link] = self._loop.create_future()
-            self._waiting.append(future)
+                self._connecting = asyncio.create_task(self._reconnect(), context=Context())
+                self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
             try:
-                link: Link = await self._watch.wait(future, patience)
+                await within(patience, asyncio.shield(self._connecting))
             except (RedisError, OSError) as error:
                 if is_first or patience.is_over:
-                    raise ended_by(error, lambda: None, connecting=True)  # noqa: B904 - it knows its cause
-                check()  # What others have tried in vain is tried again, unless too much has failed.
-            else:
-                return link
-            finally:
-                with suppress(RuntimeError):  # The loop is closed.
-                    future.cancel()
+                    raise as_redis_error(error, Unreachable)  # noqa: B904 - it has its cause
+                check()
+            patience.was_answered()
+        return await link.ask(question, patience)
 
-    def _retire(self) -> None:
-        """Another connection takes the place of this one; who waits there still may wait, as long as there is room."""
-        if self._link is not None:
-            self._link.retire()
-            self._retired = [link for link in (*self._retired, self._link) if link.is_open]
-            self._link = None
-        while len(self._retired) >= self._params.most_connections:
-            self._retired.pop(0).close()
-
-    def _has_connected(self, task: asyncio.Task[Link]) -> None:
-        self._connecting = None
-        waiting, self._waiting = self._waiting, []
-        error = RedisConnectionError("connecting was given up") if task.cancelled() else task.exception()
-        if error is None:
-            self._link = task.result()
-        for future in waiting:
-            if future.done():
-                continue
-            if error is None:
-                future.set_result(task.result())
-            else:
-                future.set_exception(error)
+    async def _reconnect(self) -> None:
+        try:
+            self._link = await self._connect(Patience(self._timeout))
+        finally:
+            self._connecting = None
 
     async def _connect(self, patience: Patience) -> Link:
-        if self._params.sentinels:
-            host, port = await self._master(patience)
-            return await self._dialled(self._dial, self._params, patience, host=host, port=port)
-        return await self._dialled(self._dial, self._params, patience)
+        if not self._params.sentinels:
+            return await self._opened(self._params, patience)
+        link = await self._opened(self._params.at(await self._master(patience)), patience)
+        try:
+            await link.ask(to_check_master(), patience)
+        except BaseException as error:
+            link.close(error)
+            raise
+        return link
 
     async def _master(self, patience: Patience) -> Address:
         for sentinel, share in patience.shares(self._params.sentinels):
             with suppress(RedisError, OSError):
-                link = await self._dialled(sentinel.async_dial(), sentinel, share)
-                with closing(link):
-                    question = to_find_master(self._params.service)
-                    master: Address | None = await link.ask(question, share)
-                    if master is not None:
-                        return master
-        raise Unreachable(f"no sentinel knows the master of {self._params.service!r}")
+                link = await self._opened(sentinel, share)
+                try:
+                    master: Address | None = await link.ask(to_find_master(self._params.service), share)
+                finally:
+                    link.close()
+                if master is not None:
+                    return master
+        raise Unreachable(f"no Sentinel knows the master of {self._params.service!r}")
 
-    async def _dialled(self, dial: AsyncDial, params: ConnectionParams, patience: Patience, **address: Any) -> Link:
-        """A new connection, which was greeted; to an address other than its own, as a master."""
-        link = Link(self._loop, self._pulse, self._watch)
+    async def _opened(self, params: ConnectionParams, patience: Patience) -> Link:
+        link = Link(params.async_connection(), self._pulse, self._timeout)
         try:
-            if patience.is_over:
-                raise RedisTimeoutError("no time is left to connect")
-            await self._watch.wait(self._loop.create_task(dial.connect(lambda: link, **address)), patience)
-            credentials = await self._watch.wait(self._loop.create_task(params.acredentials()), patience)
-            greeting = greet(credentials, params.database, params.client_name, needs_master=bool(params.sentinels))
-            await link.perform(greeting, patience)
-            link.begin()
+            await within(patience, link.open())
         except BaseException as error:
-            raise ended_by(error, link.close, connecting=True)  # noqa: B904 - it knows its cause
+            link.close(error)
+            raise
+        patience.was_answered()
         return link
 
 
 class AsyncConnections:
-    """A process's connections to one alias, for every event loop it runs, in whichever thread."""
+    """A process's connections to one server, for every event loop that it runs, in whichever thread."""
 
-    def __init__(self, params: ConnectionParams, pulse: Pulse) -> None:
+    def __init__(self, params: ConnectionParams, pulse: Pulse, timeout: float) -> None:
         self._params = params
         self._pulse = pulse
+        self._timeout = timeout
         self._begin()
         renew_after_fork(self._renew)
 
@@ -519,22 +384,13 @@ class AsyncConnections:
     def exchange(
         self, question: Question, patience: Patience, check: Callable[[], None] = lambda: None
     ) -> Awaitable[Any]:
-        connections = self._loops.get(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        connections = self._loops.get(loop)
         if connections is None:
-            return self._exchange_first(question, patience, check)
+            connections = LoopConnections(self._params, self._pulse, self._timeout)
+            with self._lock:
+                ended = [self._loops.pop(other) for other in list(self._loops) if other.is_closed()]
+                self._loops[loop] = connections
+            for old in ended:  # Their loops may have been closed in the middle of something.
+                old.close()
         return connections.exchange(question, patience, check)
-
-    async def _exchange_first(self, question: Question, patience: Patience, check: Callable[[], None]) -> Any:
-        connections = LoopConnections(self._params, self._pulse, self._ended)
-        with self._lock:
-            # A connection refers to its loop; one that ended without saying so is let go by hand.
-            ended = [self._loops.pop(loop) for loop in list(self._loops) if loop.is_closed()]
-            self._loops[asyncio.get_running_loop()] = connections
-        for old in ended:
-            old.close()
-        await connections.start()
-        return await connections.exchange(question, patience, check)
-
-    def _ended(self, loop: asyncio.AbstractEventLoop) -> None:
-        with self._lock:
-            self._loops.pop(loop, None)

@@ -1,181 +1,136 @@
-"""Connections for threads: a stack of idle ones, each used by one exchange at a time."""
+"""Connections for threads: a LIFO of idle ones, each used by one exchange at a time.
+
+redis-py's own pool costs as much processor time as sending a command (`make bench`).
+"""
 
 from __future__ import annotations
 
 import select
-import socket
-import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..limits.call import StaleRules
+from ..limits.program import PROGRAM
 from ..process.forks import renew_after_fork
+from .commands import Address, Question, Unreachable, as_redis_error, to_check_master, to_find_master
 from .connection_params import ConnectionParams
-from .exchange import Address, Exchange, Pipeline, Question, Replies, ended_by, greet, string_at, to_find_master
+from .flusher import flusher
 from .patience import Patience, Pulse
-from .redis_py import open_socket
+from .redis_py import Turn
 
-READ_SIZE = 16_384
-PROMPT = 0.002
-"""Seconds within which a thread comes back from a step that did not have to wait for the interpreter."""
-_LAST_DATA_RECEIVED, _ROUND_TRIP = slice(52, 56), slice(68, 72)
-"""Where Linux's `struct tcp_info` has the milliseconds since the peer was heard, and a round trip's microseconds."""
-ATTEMPTS = 3
-"""How often a connection is tried to be made that others got meanwhile."""
+BATCH_SIZE = 32
+"""Commands of a pipeline that are sent together, so that the server begins while the rest is encoded."""
+IDLE_SECONDS = 60.0
+"""A connection that was not used for this long is closed."""
 
 
 class Link:
-    """One connection of one thread."""
+    """One connection, used by one thread at a time. It is made with the first exchange, and anew after an error."""
 
     def __init__(self, params: ConnectionParams, pulse: Pulse) -> None:
         self._params = params
         self._pulse = pulse
-        self._sock: Any = None
-        self._timeout = -1.0
-        self._sent = 0
-        self._has_news: Callable[[], object] = lambda: True
+        self.turn = Turn()
+        self._has_input: Callable[[], object] = lambda: True
+        self.connection: Any = None
+        self.used_at = 0.0
 
-    def ask(self, question: Question | Pipeline, patience: Patience) -> Any:
-        """The answer to a question. Raises `Unreachable` where nothing was sent; else what the question or redis-py
-        raises. Closes the connection unless it was answered fully and exactly."""
-        # Whatever can be read where nothing was asked is the server hanging up, or not meant for us.
-        if self._sock is None or self._has_news():
-            self._connect(patience)
-        if isinstance(question, Pipeline) or question.ahead:
-            return self._perform(question.exchange(set()), patience)
+    def ask(self, question: Question, patience: Patience) -> Any:
+        """Send a command and return the answer.
+
+        Raises `Unreachable` if nothing was sent; else the errors of the question and of redis-py. The connection is
+        closed unless the reply was read completely.
+        """
+        self._begin(patience, has_token=question.program is PROGRAM)
         try:
-            # Nearly every question is sent at once, and answered by one string that comes at once.
-            self._sent = 0
-            data = self._within(self._say, question.command, patience)
-            first = string_at(data) if data else None
-            if data and first is not None and first[1] == len(data):
-                self._pulse.heard_at = time.monotonic()
-                return question.read(first[0])
+            replies = self._exchange(question.commands)
+            if question.lacks_program(replies):
+                patience.was_answered()
+                replies = self._exchange(question.with_source().commands)
+            return question.answer(replies)
         except BaseException as error:
-            raise ended_by(error, self.close)  # noqa: B904 - it knows its cause
-        return self._perform(question.exchange(set()), patience, self._sent, data)
+            raise self._ended(error)  # noqa: B904 - it has its cause
 
-    @property
-    def sock(self) -> Any:
-        """The socket, of one that was asked something, for who goes on alone from there."""
-        if self._sock is None:
-            raise RedisConnectionError("the connection was closed")
-        return self._sock
+    def ask_all(self, questions: Iterable[Question], patience: Patience) -> list[Any]:
+        """Send commands together and return their answers. All call the same program, or none.
+
+        The first is sent with the source of the program: a command that did not find it could only be run after its
+        successors.
+        """
+        self._begin(patience)
+        asked: list[Question] = []
+        remaining = iter(questions)
+        try:
+            while batch := list(islice(remaining, BATCH_SIZE)):
+                if not asked and batch[0].program is not None:
+                    batch[0] = batch[0].with_source()
+                asked += batch
+                data = b"".join([question.command for question in batch])
+                self.connection.send_packed_command((data,), check_health=False)
+            replies = [self._reply() for _ in asked]
+            self._pulse.heard_at = time.monotonic()
+            return [question.answer((reply,)) for question, reply in zip(asked, replies, strict=True)]
+        except BaseException as error:
+            raise self._ended(error)  # noqa: B904 - it has its cause
 
     def close(self) -> None:
-        """Close it; the next question opens it anew."""
-        sock, self._sock = self._sock, None
-        if sock is not None:
-            sock.close()
+        """Close it. The next exchange connects again."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.disconnect()
 
-    def __del__(self) -> None:
-        self.close()  # Of a store that was let go of while it was in use.
+    def _begin(self, patience: Patience, *, has_token: bool = False) -> None:
+        self.turn.begin(patience)
+        # Input that belongs to no command is the server hanging up, or was not meant for us. redis-py may have read
+        # some of it already, which a token in the reply would show.
+        if self.connection is None or self._has_input() or (not has_token and self.connection.can_read(0)):
+            self._connect(patience)
 
-    def _say(self, command: bytes) -> bytes | None:
-        """What comes for a command at once; None where it could not be sent as a whole."""
-        self._sent = self._sock.send(command)
-        return self._sock.recv(READ_SIZE) if self._sent == len(command) else None
+    def _exchange(self, commands: tuple[bytes, ...]) -> list[Any]:
+        data = commands[0] if len(commands) == 1 else b"".join(commands)
+        self.connection.send_packed_command((data,), check_health=False)
+        replies = [self._reply() for _ in commands]
+        self._pulse.heard_at = time.monotonic()
+        return replies
 
-    def _perform(self, exchange: Exchange, patience: Patience, sent: int = 0, data: bytes | None = None) -> Any:
-        """The answer of an exchange, of whose first command so much was sent already, and this received."""
+    def _reply(self) -> Any:
         try:
-            to_send, owed = next(exchange)
-            while True:
-                while sent < len(to_send):
-                    sent += self._within(self._sock.send, memoryview(to_send)[sent:], patience) or 0
-                if owed.is_owed:
-                    self._receive(owed, patience, data)
-                    self._pulse.heard_at = time.monotonic()
-                sent, data = 0, None
-                to_send, owed = exchange.send(owed.found)
-        except StopIteration as finished:
-            return finished.value
-        except BaseException as error:
-            raise ended_by(error, self.close)  # noqa: B904 - it knows its cause
+            return self.connection.read_response(disable_decoding=True)
+        except ResponseError as error:
+            return error
 
-    def _receive(self, replies: Replies, patience: Patience, data: bytes | None) -> None:
-        while True:
-            if data is None:
-                data = self._within(self._sock.recv, READ_SIZE, patience)
-            if data == b"":
-                raise RedisConnectionError("the server hung up")
-            if data:
-                # This thread's own work, without what it waits for the interpreter: what is always there is not free.
-                began = time.thread_time()
-                if replies.feed(data):
-                    return
-                patience.left -= time.thread_time() - began
-                if patience.is_over:
-                    raise RedisTimeoutError("the reply came too slowly")
-            data = None
-
-    def _within(self, step: Callable[[Any], Any], argument: Any, patience: Patience) -> Any:
-        """What a step of the socket returns within a slice; None where that was too short. Raises where nothing was
-        left, but for a look."""
-        left, most = patience.left, patience.slice
-        if left < most:
-            most = max(0.0, left)
-        if most != self._timeout:
-            self._sock.settimeout(most)
-            self._timeout = most
-        began = time.monotonic()
-        try:
-            done = step(argument)
-        except (TimeoutError, BlockingIOError):
-            if not most:
-                raise RedisTimeoutError("no answer within the deadline") from None
-            patience.spend(began, most)
-            return None
-        took = time.monotonic() - began
-        if took > PROMPT:
-            took = max(0.0, took - _late_by(self._sock))
-        patience.left = left - (took if took < most else most)
-        return done
+    def _ended(self, error: BaseException) -> BaseException:
+        # A server that turns out to be a replica has to be replaced by the master.
+        if not isinstance(error, (ResponseError, StaleRules)) or isinstance(error, ReadOnlyError):
+            self.close()
+        return as_redis_error(error)
 
     def _connect(self, patience: Patience) -> None:
         self.close()
-        params, needs_master = self._params, bool(self._params.sentinels)
+        params = self._params
         try:
-            if needs_master:
+            if params.sentinels:
                 params = params.at(self._master(patience))
-            self._sock = self._dialled(params, patience)
-            self._timeout = -1.0
-            self._has_news = has_news(self._sock)
-            greeting = greet(params.credentials(), params.database, params.client_name, needs_master=needs_master)
-            self._perform(greeting, patience)
+            self.connection = params.connection(self.turn)
+            self.connection.connect()
+            self._has_input = has_input(self.connection.deadline_socket.sock)
+            if params.sentinels:
+                question = to_check_master()
+                question.answer(self._exchange(question.commands))
         except BaseException as error:
-            raise ended_by(error, self.close, connecting=True)  # noqa: B904 - it knows its cause
-
-    def _dialled(self, params: ConnectionParams, patience: Patience) -> Any:
-        for attempt in range(ATTEMPTS):
-            began = time.monotonic()
-            if patience.is_over:
-                break
-            try:
-                time_left = partial(_left, patience, began)
-                sock = open_socket(params.connection_class, params.options, time_left)
-            except Exception as error:
-                is_late = isinstance(error, (TimeoutError, RedisTimeoutError))
-                if is_late and self._pulse.heard_at > began and attempt < ATTEMPTS - 1:
-                    continue  # The server talks to others: it was this thread that came late.
-                patience.spend(began, patience.left)
-                raise
-            took = time.monotonic() - began
-            if took > PROMPT:
-                took = _connecting(sock, took)
-            # Where the system does not tell how late this thread came, there is time for an answer still.
-            patience.left -= max(took, 0.0)
-            patience.was_answered()
-            return sock
-        raise RedisTimeoutError("no time is left to connect")
+            self.close()
+            raise as_redis_error(error, Unreachable)  # noqa: B904 - it has its cause
+        patience.was_answered()
+        flusher.start()  # It closes the connection when it is idle.
 
     def _master(self, patience: Patience) -> Address:
         for sentinel, share in patience.shares(self._params.sentinels):
@@ -184,38 +139,12 @@ class Link:
                 master: Address | None = link.ask(to_find_master(self._params.service), share)
                 if master is not None:
                     return master
-        raise RedisConnectionError(f"no sentinel knows the master of {self._params.service!r}")
+        raise RedisConnectionError(f"no Sentinel knows the master of {self._params.service!r}")
 
 
-def _left(patience: Patience, began: float) -> float:
-    return patience.left - (time.monotonic() - began)
-
-
-def _late_by(sock: Any) -> float:
-    """For how many seconds what the server said last has waited for this thread; 0.0 where the system does not tell."""
-    return _told(sock, _LAST_DATA_RECEIVED) / 1000
-
-
-def _connecting(sock: Any, took: float) -> float:
-    """How many seconds a connection took to be made, of those that its thread took."""
-    round_trip = _told(sock, _ROUND_TRIP) / 1_000_000
-    if round_trip and not hasattr(sock, "pending"):  # Of TLS: there is more to it than one round trip.
-        return min(took, round_trip)
-    return took - _late_by(sock)
-
-
-def _told(sock: Any, field: slice) -> int:
-    """What the system tells of a connection; 0 where it does not."""
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, field.stop)
-    except (AttributeError, OSError):  # Not of TCP, or not on Linux.
-        return 0
-    return int.from_bytes(info[field], sys.byteorder)
-
-
-def has_news(sock: Any) -> Callable[[], object]:
-    """What tells whether there is something to read, without waiting for it."""
-    pending = getattr(sock, "pending", None)  # Of TLS: what was decrypted already.
+def has_input(sock: Any) -> Callable[[], object]:
+    """A function that returns whether there is something to read, without waiting and without reading it."""
+    pending = getattr(sock, "pending", None)  # TLS: what is decrypted already.
     if not hasattr(select, "poll"):  # Windows, and greenlets of eventlet.
         return lambda: (pending is not None and pending()) or select.select([sock], [], [], 0)[0]
     poll = select.poll()
@@ -223,17 +152,6 @@ def has_news(sock: Any) -> Callable[[], object]:
     if pending is not None:
         return lambda: pending() or poll.poll(0)
     return partial(poll.poll, 0)
-
-
-class _Waiter:
-    """A thread that waits for a connection."""
-
-    __slots__ = ("link", "turn")
-
-    def __init__(self) -> None:
-        self.turn = threading.Lock()
-        self.turn.acquire()
-        self.link: Link | None = None
 
 
 class Connections:
@@ -247,84 +165,70 @@ class Connections:
 
     def _renew(self) -> None:
         for link in self._idle:
-            link.close()  # Of this process's copy; the parent's connection stays open.
+            link.close()  # Only this process's copy; the parent's connection stays open.
         self._begin()
 
     def _begin(self) -> None:
-        # A stack, so that no more are opened than are used at once. list.append and list.pop are atomic: the lock is
-        # only for waiting for one.
-        self._idle = [Link(self._params, self._pulse) for _ in range(self._params.most_connections)]
-        self._waiters: deque[_Waiter] = deque()
-        self._lock = threading.Lock()
+        # list.append and list.pop are atomic, so that the lock is needed only by threads that wait.
+        self._idle = [Link(self._params, self._pulse) for _ in range(self._params.max_connections)]
+        self._freed = threading.Condition()
+        self._waiting = 0
 
-    def close(self) -> None:
-        """Close the connections that are idle."""
+    def close(self, unused_since: float = float("inf")) -> bool:
+        """Close the idle connections that were not used since a moment (monotonic). Return whether others are left."""
         for link in self._idle[:]:
-            with suppress(ValueError):  # Somebody has taken it.
-                self._idle.remove(link)
-                link.close()
-                self._idle.append(link)
-                self._hand_over()
+            if link.connection is not None and link.used_at <= unused_since:
+                with suppress(ValueError):  # A thread has taken it.
+                    self._idle.remove(link)
+                    link.close()
+                    self._idle.insert(0, link)
+        idle = self._idle[:]
+        return len(idle) < self._params.max_connections or any(link.connection is not None for link in idle)
 
-    def exchange(
-        self, question: Question | Pipeline, patience: Patience, check: Callable[[], None] = lambda: None
-    ) -> Any:
-        """The answer to a question.
+    def use(self, ask: Callable[[Link], Any], patience: Patience, check: Callable[[], None] = lambda: None) -> Any:
+        """What a function returns for a connection that is free.
 
-        Raises what redis-py raises (`Unreachable` where nothing was sent), or what `check` does, which is asked after
-        waiting for a connection; a command is never sent twice after it may have been carried out.
+        Raises what the function raises, `TimeoutError` of redis-py if no connection gets free, and what `check` raises,
+        which is called after waiting for one.
         """
         try:
-            link, waited = None if self._waiters else self._idle.pop(), False
+            link = None if self._waiting else self._idle.pop()
         except IndexError:
             link = None
         if link is None:
-            link, waited = self._waited_for(patience), True
-        try:
-            if waited:
+            link = self._wait(patience)
+            try:
                 check()
-            return link.ask(question, patience)
-        finally:
-            self._idle.append(link)
-            if self._waiters:
-                self._hand_over()
-
-    def _waited_for(self, patience: Patience) -> Link:
-        waiter, at_first = _Waiter(), patience.left
-        with self._lock:
-            self._waiters.append(waiter)
+            except BaseException:
+                self._release(link)
+                raise
         try:
-            # Who came too late to be seen by the one that let go of the last connection finds it idle.
-            self._hand_over()
-            while True:
-                began, most = time.monotonic(), max(0.0, min(patience.left, patience.slice))
-                if waiter.turn.acquire(timeout=most):
+            return ask(link)
+        finally:
+            self._release(link)
+
+    def _release(self, link: Link) -> None:
+        link.used_at = time.monotonic()
+        self._idle.append(link)
+        if self._waiting:
+            with self._freed:
+                self._freed.notify()
+
+    def _wait(self, patience: Patience) -> Link:
+        """Wait for a connection. The wait begins anew with each reply of the server to another thread."""
+        at_first = patience.left
+        with self._freed:
+            self._waiting += 1
+            try:
+                while True:
+                    with suppress(IndexError):
+                        return self._idle.pop()
+                    began, most = time.monotonic(), max(0.0, min(patience.left, patience.slice))
+                    self._freed.wait(most)
                     patience.spend(began, most)
                     if self._pulse.heard_at > began:
-                        patience.left = at_first
-                    link, waiter.link = waiter.link, None
-                    assert link is not None
-                    return link
-                patience.spend(began, most)
-                if self._pulse.heard_at > began:
-                    patience.left = at_first - min(time.monotonic() - self._pulse.heard_at, most)
-                elif not most:
-                    raise RedisTimeoutError("no connection is free, and nobody is answered")
-        finally:
-            with self._lock:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
-            if waiter.link is not None:  # Handed over too late.
-                self._idle.append(waiter.link)
-                self._hand_over()
-
-    def _hand_over(self) -> None:
-        with self._lock:
-            while self._waiters:
-                try:
-                    link = self._idle.pop()
-                except IndexError:
-                    return
-                waiter = self._waiters.popleft()
-                waiter.link = link
-                waiter.turn.release()
+                        patience.left = at_first - min(time.monotonic() - self._pulse.heard_at, most)
+                    elif not most:
+                        raise RedisTimeoutError("no connection is free, and the server answers no other thread")
+            finally:
+                self._waiting -= 1

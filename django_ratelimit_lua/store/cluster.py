@@ -13,17 +13,15 @@ from threading import Lock
 from typing import Any
 
 from redis.crc import key_slot
+from redis.exceptions import AskError, ClusterDownError, InvalidResponse, MasterDownError, MovedError, RedisError, ResponseError, TryAgainError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from ..process.forks import chance, renew_after_fork
-from .exchange import Address, Question, Unreachable, command
+from .commands import Address, Question, Unreachable, command
 from .patience import Patience
 
 SLOTS = 16_384
-MOST_REDIRECTIONS = 8
-LARGEST_MAP = 16 * 1024 * 1024
-"""Bytes that a map may have in which each slot stands alone, with the addresses of all its nodes."""
+MAX_REDIRECTIONS = 8
 PATIENCE = 0.2
 """Seconds between two looks for the master of slots that does not answer."""
 TRY_AGAIN = 0.005
@@ -92,20 +90,19 @@ class Cluster:
         if self._is_due():
             yield from self.look(patience)
         address, ahead = self._holder(slot), b""
-        for _ in range(MOST_REDIRECTIONS):
+        for _ in range(MAX_REDIRECTIONS):
             try:
                 answer = yield Ask(address, question._replace(ahead=ahead) if ahead else question, patience)
             except (RedisError, OSError) as error:
-                meaning = _meaning(error)
-                if meaning == "MOVED":
+                if isinstance(error, MovedError):  # A subclass of `AskError`.
                     address, ahead = _redirected(error, address), b""
                     self._move(slot, address)
-                elif meaning == "ASK":
+                elif isinstance(error, AskError):
                     address, ahead = _redirected(error, address), _ASKING
-                elif meaning == "TRYAGAIN" and patience.left > TRY_AGAIN:
+                elif isinstance(error, TryAgainError) and patience.left > TRY_AGAIN:
                     patience.left -= TRY_AGAIN
                     yield TRY_AGAIN
-                elif meaning == "CLUSTERDOWN" or isinstance(error, Unreachable):
+                elif _is_without_node(error):
                     self._failing.add(address)
                     if not self._may_look():
                         raise
@@ -120,14 +117,14 @@ class Cluster:
             else:
                 self._failing.discard(address)
                 return answer
-        raise RedisConnectionError(f"redirected {MOST_REDIRECTIONS} times")
+        raise RedisConnectionError(f"redirected {MAX_REDIRECTIONS} times")
 
     def look(self, patience: Patience) -> Steps:
         """Learn who has which slot, from whoever answers first. Raises `RedisError` where nobody does."""
         last_error: Exception = RedisConnectionError("no node of the cluster was asked")
         for address, share in patience.shares(self._candidates()):
             try:
-                yield Ask(address, Question(_WHERE, partial(self._learn, told_by=address), most=LARGEST_MAP), share)
+                yield Ask(address, Question(_WHERE, partial(self._learn, told_by=address)), share)
             except (RedisError, OSError) as error:
                 last_error = error
             else:
@@ -179,13 +176,11 @@ class Cluster:
         self._is_moved = True
 
 
-def _meaning(error: Exception) -> str:
-    """The word that a node's answer begins with, if it is an error."""
-    return str(error).partition(" ")[0] if isinstance(error, ResponseError) else ""
+def _is_without_node(error: Exception) -> bool:
+    is_down = isinstance(error, ClusterDownError) and not isinstance(error, MasterDownError)
+    return is_down or isinstance(error, Unreachable)
 
 
-def _redirected(error: Exception, by: Address) -> Address:
-    host, _, port = str(error).rpartition(" ")[2].rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
-        raise RedisConnectionError(f"redirected to nowhere: {error}") from error
-    return host or by[0], int(port)
+def _redirected(error: AskError, by: Address) -> Address:
+    """The address that a redirection names; without a host, that of the node that answered with it."""
+    return error.host or by[0], error.port

@@ -1,8 +1,8 @@
-"""How to connect, taken from a django-redis alias: the same servers and credentials, our own deadline, no retries.
+"""How to connect, taken from a django-redis alias: its servers, credentials and TLS options, with our own deadline.
 
-Only what reaching a server takes is taken, by name: an option that redis-py has tomorrow changes nothing here. The
-connections are the limiter's own. The cache's timeouts, retries, decoding and pool size are right for the cache and
-stay as they are; a pool that the cache has used up takes no limit away.
+Only the options listed here are taken from the alias, so a new option of redis-py changes nothing. The cache's timeouts,
+retries, decoding and pool are right for the cache and stay as they are: a cache that uses up its pool takes no connection from
+the limiter.
 """
 
 from __future__ import annotations
@@ -14,39 +14,36 @@ from django.core.cache import InvalidCacheBackendError, caches
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache
 from django_redis.client import DefaultClient, SentinelClient
-from redis.credentials import UsernamePasswordCredentialProvider
 
 from . import redis_py
-from .exchange import Address
+from .commands import Address
 from .factory import ClusterConnectionFactory
 
-MOST_CONNECTIONS = 100
-"""Connections a process (or an event loop) opens at most, if the alias's pool allows no fewer."""
-REACH = {
-    "host", "path", "port", "socket_keepalive", "socket_keepalive_options", "socket_type", "ssl_ca_certs",
-    "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_ciphers",
-    "ssl_exclude_verify_flags", "ssl_include_verify_flags", "ssl_keyfile", "ssl_min_version", "ssl_ocsp_context",
-    "ssl_ocsp_expected_cert", "ssl_password", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled",
+MAX_CONNECTIONS = 100
+"""Maximum number of connections of a process to one server, unless the alias's pool allows fewer."""
+OPTIONS = {
+    "client_name", "credential_provider", "db", "host", "parser_class", "password", "path", "port", "socket_keepalive",
+    "socket_keepalive_options", "socket_type", "ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs",
+    "ssl_certfile", "ssl_check_hostname", "ssl_ciphers", "ssl_exclude_verify_flags", "ssl_include_verify_flags",
+    "ssl_keyfile", "ssl_min_version", "ssl_ocsp_context", "ssl_ocsp_expected_cert", "ssl_password", "ssl_validate_ocsp",
+    "ssl_validate_ocsp_stapled", "username",
 }  # fmt: skip
-"""What a socket is opened with."""
-LOGIN = {"client_name", "credential_provider", "db", "password", "username"}
-"""What a connection is greeted with."""
+"""The options of an alias's connections that are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionParams:
-    """What connections are made of: of an alias, of one node of its cluster, or of a sentinel.
+    """How to connect to the server of an alias, to one node of its cluster, or to a Sentinel.
 
-    - `options`: the arguments of `REACH` for the connection class; `login`: those of `LOGIN`;
-    - `nodes`: of a cluster, the nodes to begin with;
-    - `service`, `sentinels`: who knows where to connect to.
+    - `options`: the arguments for the connection class;
+    - `nodes`: the nodes of a cluster that the alias names;
+    - `service`, `sentinels`: the service whose master the Sentinels know.
     """
 
     name: str
     connection_class: redis_py.ConnectionClass
     options: dict[str, Any] = field(repr=False)
-    login: dict[str, Any] = field(repr=False)
-    most_connections: int = 1
+    max_connections: int = 1
     nodes: tuple[Address, ...] = ()
     service: str = ""
     sentinels: tuple[ConnectionParams, ...] = ()
@@ -65,7 +62,7 @@ class ConnectionParams:
         is_cluster = isinstance(client.connection_factory, ClusterConnectionFactory)
         return replace(
             cls._of_pool(name, pools[0]),
-            most_connections=min(pools[0].max_connections, MOST_CONNECTIONS),
+            max_connections=min(pools[0].max_connections, MAX_CONNECTIONS),
             nodes=tuple(_address(pool) for pool in pools) if is_cluster else (),
             service=service,
             sentinels=tuple(cls._of_pool(name, pool) for pool in watchers),
@@ -79,8 +76,7 @@ class ConnectionParams:
     @classmethod
     def _of_pool(cls, name: str, pool: Any) -> ConnectionParams:
         given = pool.connection_kwargs
-        options, login = ({key: given[key] for key in given.keys() & names} for names in (REACH, LOGIN))
-        return cls(name, redis_py.class_of(pool), options, login)
+        return cls(name, redis_py.class_of(pool), {key: given[key] for key in given.keys() & OPTIONS})
 
     def at(self, address: Address) -> ConnectionParams:
         """The same for another server: a node of the cluster, or whoever is the master."""
@@ -89,34 +85,16 @@ class ConnectionParams:
     @property
     def database(self) -> int:
         """The number of the database."""
-        return int(self.login.get("db") or 0)
+        return int(self.options.get("db") or 0)
 
-    @property
-    def client_name(self) -> str | None:
-        """What connections are called, so that an operator knows them."""
-        return self.login.get("client_name")
+    def connection(self, turn: redis_py.Turn) -> Any:
+        """A connection for a thread, not connected yet. Raises whatever redis-py raises for options that it refuses."""
+        return redis_py.blocking_connection(self.connection_class, self.options, turn)
 
-    def credentials(self) -> tuple[str, ...]:
-        """What a connection authenticates with; nothing where it need not."""
-        provider = self._provider()
-        return () if provider is None else tuple(provider.get_credentials())
-
-    async def acredentials(self) -> tuple[str, ...]:
-        provider = self._provider()
-        if hasattr(provider, "get_credentials_async"):  # Not before redis-py 5.3.
-            return tuple(await provider.get_credentials_async())
-        return self.credentials()
-
-    def _provider(self) -> Any:
-        username, password = self.login.get("username"), self.login.get("password")
-        if self.login.get("credential_provider") is not None or not (username or password):
-            return self.login.get("credential_provider")
-        return UsernamePasswordCredentialProvider(username, password)
-
-    def async_dial(self) -> redis_py.AsyncDial:
-        """Opens connections for coroutines. Raises `ImproperlyConfigured`."""
+    def async_connection(self) -> Any:
+        """A connection for coroutines, not connected yet. Raises `ImproperlyConfigured`."""
         try:
-            return redis_py.AsyncDial(self.connection_class, self.options)
+            return redis_py.async_connection(self.connection_class, self.options)
         except TypeError as error:
             raise ImproperlyConfigured(f"CACHES[{self.name!r}] cannot be used by coroutines: {error}") from error
 
@@ -147,11 +125,11 @@ def _problem(alias: str, cache: Any) -> str | None:
     pools = redis_py.pools_of(client)
     given = pools[0].connection_kwargs
     # To leave out an option of TLS would be to check less than the project asks for.
-    unknown = sorted(name for name in given.keys() - REACH if name.startswith("ssl_") and given[name])
+    unknown = sorted(name for name in given.keys() - OPTIONS if name.startswith("ssl_") and given[name])
     if unknown:
         return f"CACHES[{alias!r}] connects with {', '.join(unknown)}, which limits do not know"
     for params in (ConnectionParams._of_pool(alias, pool) for pool in pools):
-        redis_py.make_dial(params.connection_class, params.options)
+        params.connection(redis_py.Turn())
     if isinstance(client.connection_factory, ClusterConnectionFactory):
         if given.get("db"):
             return f"CACHES[{alias!r}] names database {given['db']}; a cluster has only database 0"

@@ -1,14 +1,15 @@
-"""All that is used of redis-py's and django-redis's inside, tried with the oldest and the newest of both.
+"""Everything that relies on the internals of redis-py and django-redis, tested with the oldest and newest of both.
 
-redis-py opens the sockets (addresses, TLS and all) and django-redis knows where to; what is said on them, and for how
-long, is ours.
+redis-py opens the connections (addresses, TLS, login) and reads the replies. Two of its private names are used: `_connect`
+of its connections, and `_writer` of its asyncio connections.
 """
 
 from __future__ import annotations
 
-import asyncio
-import socket
+import ssl
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -18,8 +19,9 @@ from django_redis.client import DefaultClient
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
 from .factory import ClusterConnectionFactory
+from .patience import Patience
 
-ConnectionClass = Any  # A subclass of `redis.connection.AbstractConnection`; mypy takes such for not hashable.
+ConnectionClass = Any  # A subclass of `redis.connection.AbstractConnection`, which mypy does not take as hashable.
 
 _TWINS: list[tuple[Any, Any]] = [
     (synchronous.SSLConnection, asynchronous.SSLConnection),
@@ -30,23 +32,102 @@ _MANAGED: list[tuple[Any, Any]] = [
     (SentinelManagedSSLConnection, synchronous.SSLConnection),
     (SentinelManagedConnection, synchronous.Connection),
 ]
-
 _BLOCKING_ONLY = {
-    "ssl_ocsp_context", "ssl_ocsp_expected_cert", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled",
+    "parser_class", "ssl_ocsp_context", "ssl_ocsp_expected_cert", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled",
 }  # fmt: skip
-"""What only blocking connections know; where it is switched off, there is nothing to know."""
+"""Options that asyncio connections do not have."""
+MAX_LATENESS = 10
+MIN_END_SECONDS = 1.0
+"""An exchange is given up after this many deadlines, and at least this time, even if its thread was always late."""
+_WOULD_BLOCK = (TimeoutError, BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class _Dial(synchronous.AbstractConnection):
-    """Mixed into a connection class, which makes the socket and nothing else: each step may take what is left."""
+class Turn:
+    """The exchange that a connection is used for at the moment: its patience, and when it ends in any case."""
 
-    def seconds_left(self) -> float:
-        """Of the time to connect."""
-        return 0.0
+    __slots__ = ("ends_at", "patience")
+
+    def __init__(self) -> None:
+        self.begin(Patience(0.0))
+
+    def begin(self, patience: Patience) -> None:
+        self.patience = patience
+        self.ends_at = time.monotonic() + max(MAX_LATENESS * patience.whole, MIN_END_SECONDS)
+
+
+class DeadlineSocket:
+    """A connected socket whose operations all together take no longer than the patience of the turn.
+
+    redis-py sets timeouts per operation, so a reply that arrives byte by byte would never run into one. Its timeouts are
+    ignored here, apart from zero, which means not to wait.
+    """
+
+    __slots__ = ("_may_wait", "_timeout", "_turn", "sock")
+
+    def __init__(self, sock: Any, turn: Turn) -> None:
+        self.sock = sock
+        self._turn = turn
+        self._timeout = -1.0
+        self._may_wait = True
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._may_wait = seconds != 0
+
+    def sendall(self, data: bytes) -> None:
+        sent = self._within(self.sock.send, data)
+        while sent < len(data):
+            sent += self._within(self.sock.send, memoryview(data)[sent:])
+
+    def recv(self, size: int) -> Any:
+        return self._within(self.sock.recv, size)
+
+    def recv_into(self, buffer: bytearray) -> Any:
+        return self._within(self.sock.recv_into, buffer)
+
+    def fileno(self) -> int:
+        return int(self.sock.fileno())
+
+    def shutdown(self, how: int) -> None:
+        self.sock.shutdown(how)
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def _within(self, operation: Callable[[Any], Any], argument: Any) -> Any:
+        """Wait in slices, each of which counts for its own length at most: see `Patience`."""
+        patience = self._turn.patience
+        while True:
+            timeout = max(0.0, min(patience.left, patience.slice)) if self._may_wait else 0.0
+            if timeout != self._timeout:
+                self.sock.settimeout(timeout)
+                self._timeout = timeout
+            began = time.monotonic()
+            if began > self._turn.ends_at:
+                raise TimeoutError("no answer within the deadline")
+            try:
+                result = operation(argument)
+            except _WOULD_BLOCK as error:
+                if not self._may_wait:
+                    raise
+                if not timeout:
+                    raise TimeoutError("no answer within the deadline") from error
+                patience.spend(began, timeout)
+            else:
+                patience.spend(began, timeout)
+                return result
+
+
+class BlockingConnection(synchronous.AbstractConnection):
+    """Mixed into a connection class of redis-py, so that all it does ends with the patience of its turn."""
+
+    turn = Turn()
+    deadline_socket: DeadlineSocket
+    _began = 0.0
 
     @property
     def socket_timeout(self) -> float:
-        return max(self.seconds_left(), 0.001)
+        """The seconds left to connect. redis-py reads it before each step."""
+        return max(self.turn.patience.left - (time.monotonic() - self._began), 0.001)
 
     @socket_timeout.setter
     def socket_timeout(self, value: object) -> None:
@@ -54,54 +135,72 @@ class _Dial(synchronous.AbstractConnection):
 
     socket_connect_timeout = socket_timeout
 
+    def _connect(self) -> Any:
+        self._began = time.monotonic()
+        try:
+            sock = super()._connect()
+        finally:
+            self.turn.patience.spend(self._began, self.turn.patience.left)
+        self.turn.patience.was_answered()
+        self.deadline_socket = DeadlineSocket(sock, self.turn)
+        return self.deadline_socket
+
+
+class AsyncConnection(asynchronous.AbstractConnection):
+    """Mixed into an asyncio connection class of redis-py, so that many callers can write without waiting."""
+
+    def write(self, data: bytes) -> None:
+        """Hand over bytes to be sent; they are buffered if the server does not read them."""
+        self._writer.write(data)
+
+    def abort(self) -> None:
+        """Close it at once. A read that waits for a reply fails."""
+        if self._writer is not None:
+            with suppress(RuntimeError):  # The event loop is closed.
+                self._writer.transport.abort()
+
+    def __del__(self) -> None:
+        """redis-py would warn of a connection whose event loop was closed before it."""
+
 
 @cache
-def _with_deadline(kind: Any) -> type[_Dial]:
-    return type("Dial", (_Dial, kind), {})
+def _mixed(base: type, kind: ConnectionClass) -> Any:
+    return type(base.__name__, (base, kind), {})
 
 
-def make_dial(kind: ConnectionClass, options: dict[str, Any]) -> _Dial:
-    """What opens a socket. Raises whatever redis-py raises where the class does not know the options."""
-    return _with_deadline(kind)(**options, protocol=2)
+def blocking_connection(kind: ConnectionClass, options: dict[str, Any], turn: Turn) -> Any:
+    """A connection that is not connected yet. Raises whatever redis-py raises for options that it does not accept."""
+    connection = _mixed(BlockingConnection, kind)(**options, protocol=2)
+    connection.turn = turn
+    return _without_library_name(connection)
 
 
-def open_socket(kind: ConnectionClass, options: dict[str, Any], seconds_left: Callable[[], float]) -> Any:
-    """A connected socket. Raises whatever redis-py, `socket` or `ssl` raise."""
-    dial = make_dial(kind, options)
-    dial.seconds_left = seconds_left  # type: ignore[method-assign]
-    return dial._connect()
+def async_connection(kind: ConnectionClass, options: dict[str, Any]) -> Any:
+    """The same for coroutines. Raises `TypeError` if redis-py's asyncio connections lack the class or an option."""
+    twin = next((twin for plain, twin in _TWINS if issubclass(kind, plain)), None)
+    if twin is None:
+        raise TypeError(f"{kind.__name__} has no asyncio counterpart")
+    parser = options.get("parser_class")
+    if parser is not None and not parser.__module__.startswith("redis."):
+        raise TypeError(f"the parser {parser.__name__} has no asyncio counterpart")
+    refused = [name for name in sorted(_BLOCKING_ONLY - {"parser_class"}) if options.get(name)]
+    if refused:
+        raise TypeError(f"asyncio connections do not support {', '.join(refused)}")
+    accepted = {name: value for name, value in options.items() if name not in _BLOCKING_ONLY}
+    # The deadline is kept outside: a timeout costs redis-py's asyncio connections some µs in each operation.
+    timeouts = {"socket_timeout": None, "socket_connect_timeout": None}
+    return _without_library_name(_mixed(AsyncConnection, twin)(**accepted, **timeouts, protocol=2))
 
 
-class AsyncDial:
-    """Opens connections of an event loop. Raises `TypeError` where redis-py's asynchronous connections could not do,
-    or would not check, what the options say."""
-
-    def __init__(self, kind: ConnectionClass, options: dict[str, Any]) -> None:
-        twin = next((twin for plain, twin in _TWINS if issubclass(kind, plain)), None)
-        if twin is None:
-            raise TypeError(f"{kind.__name__} has no asynchronous twin")
-        accepted = {name: value for name, value in options.items() if value or name not in _BLOCKING_ONLY}
-        self._connection = twin(**accepted, protocol=2)
-
-    async def connect(self, make_protocol: Callable[[], asyncio.Protocol], **address: Any) -> None:
-        """Connect; `address`: instead of its own `host` and `port`."""
-        loop, connection = asyncio.get_running_loop(), self._connection
-        path = getattr(connection, "path", None)
-        if path is not None:
-            await loop.create_unix_connection(make_protocol, path=path)
-            return
-        arguments = {**connection._connection_arguments(), **address}
-        transport, _ = await loop.create_connection(make_protocol, **arguments)
-        sock = transport.get_extra_info("socket")
-        if sock is not None and connection.socket_keepalive:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in (connection.socket_keepalive_options or {}).items():
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+def _without_library_name(connection: Any) -> Any:
+    """Two commands less when it connects."""
+    connection.lib_name = connection.lib_version = connection.driver_info = None
+    return connection
 
 
 def pools_of(client: DefaultClient) -> list[Any]:
-    """The pools that tell where to connect to: of a cluster, one for each node that the alias names. Makes them;
-    connects to nothing."""
+    """The pools whose options lead to the servers: one, or one for each node of a cluster that the alias names. They
+    connect to nothing."""
     factory = client.connection_factory
     if isinstance(factory, ClusterConnectionFactory):
         return [factory.get_connection_pool(factory.make_connection_params(url)) for url in client._server]
@@ -109,18 +208,18 @@ def pools_of(client: DefaultClient) -> list[Any]:
 
 
 def pool_of_url(url: str) -> Any:
-    """A pool that tells where to connect to. Raises `ValueError` for what is no URL of a server."""
+    """A pool for the server at a URL. Raises `ValueError` if it is not the URL of a server."""
     return synchronous.ConnectionPool.from_url(url)
 
 
 def class_of(pool: Any) -> ConnectionClass:
-    """The class of a pool's connections; of those that ask sentinels themselves, of the ordinary ones they are."""
+    """The class of a pool's connections, or the plain class if they are managed by Sentinel."""
     kind: ConnectionClass = pool.connection_class
     return next((plain for managed, plain in _MANAGED if issubclass(kind, managed)), kind)
 
 
 def sentinel_pools_of(pool: Any) -> tuple[str, list[Any]]:
-    """The service that sentinels watch, and the pools of the sentinels; of any other pool, none."""
+    """The service that Sentinel watches, and the pools of the Sentinels; of any other pool, none."""
     if not isinstance(pool, SentinelConnectionPool):
         return "", []
     return str(pool.service_name), [sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels]

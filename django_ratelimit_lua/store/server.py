@@ -1,4 +1,4 @@
-"""One server: its connections and its breaker; and the store of whoever has only one."""
+"""One server with its connections and its breaker, and the store that uses a single one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
@@ -18,42 +18,29 @@ from ..limits.program import Program
 from ..process.forks import renew_after_fork
 from ..signals import store_down, store_up
 from .asynchronous import AsyncConnections
-from .blocking import Connections
+from .blocking import IDLE_SECONDS, Connections, Link
 from .breaker import Breaker
+from .commands import Address, Question, to_decide, to_delete, to_execute, to_ping, to_run, to_tell_reset
 from .connection_params import ConnectionParams
-from .exchange import (
-    Address,
-    Pipeline,
-    Question,
-    to_ask,
-    to_decide,
-    to_delete,
-    to_execute,
-    to_ping,
-    to_run,
-    to_tell_reset,
-)
 from .failures import Paused, failures, kind_of
 from .patience import Patience, Pulse
 
 logger = logging.getLogger("django_ratelimit_lua")
 
-DELETED_AT_ONCE = RUN_AT_ONCE = 500
+MAX_KEYS = 500
+"""Keys of one command, so that it does not keep the server busy for long."""
 STEADY_SECONDS = 1.0
-"""For which nothing may have failed before Redis is said to answer again, unless it was not asked in between."""
+"""Time without a failure after which Redis counts as up again, unless it was not asked in between."""
 
 
 class Node:
-    """Exchanges commands with one server; after repeated failures, with nobody for a moment.
-
-    In the background it asks on.
-    """
+    """Exchanges commands with one server. After repeated failures it sends none for a moment, except in the background."""
 
     def __init__(self, params: ConnectionParams, timeout: float, *, background: bool) -> None:
         self._pulse = Pulse()
         self._timeout = timeout
         self._connections = Connections(params, self._pulse)
-        self._async_connections = AsyncConnections(params, self._pulse)
+        self._async_connections = AsyncConnections(params, self._pulse, timeout)
         self._breaker = None if background else Breaker(self._answers)
 
     @property
@@ -66,12 +53,21 @@ class Node:
         """When it has answered anybody last, by the monotonic clock."""
         return self._pulse.heard_at
 
-    def exchange(self, question: Question | Pipeline, patience: Patience) -> Any:
+    def exchange(self, question: Question, patience: Patience) -> Any:
+        """The answer to a question. Raises what it and redis-py raise."""
+        return self._use(lambda link: link.ask(question, patience), patience)
+
+    def exchange_all(self, questions: Iterable[Question], patience: Patience) -> list[Any]:
+        """The answers to several, which are sent together."""
+        answers: list[Any] = self._use(lambda link: link.ask_all(questions, patience), patience)
+        return answers
+
+    def _use(self, ask: Callable[[Link], Any], patience: Patience) -> Any:
         breaker = self._breaker
         if breaker is not None and breaker.is_open:
             self._check()
         try:
-            answer = self._connections.exchange(question, patience, self._check)
+            answer = self._connections.use(ask, patience, self._check)
         except (RedisError, OSError) as error:
             self._note(error)
             raise
@@ -80,6 +76,7 @@ class Node:
         return answer
 
     async def aexchange(self, question: Question, patience: Patience) -> Any:
+        """`exchange`, without blocking the event loop."""
         breaker = self._breaker
         if breaker is not None and breaker.is_open:
             self._check()
@@ -93,14 +90,19 @@ class Node:
         return answer
 
     def close(self) -> None:
-        """Close the idle connections of threads, and try nothing more; those of an event loop are closed with it."""
+        """Close the idle connections of threads, and try nothing more. Those of an event loop are closed with it."""
         if self._breaker is not None:
             self._breaker.succeeded()
         self._connections.close()
 
+    def close_idle(self) -> bool:
+        """Close the connections that were not used for a while. Return whether others are open."""
+        return self._connections.close(unused_since=time.monotonic() - IDLE_SECONDS)
+
     def _answers(self) -> bool:
         try:
-            self._connections.exchange(to_ping(), Patience(self._timeout))
+            patience = Patience(self._timeout)
+            self._connections.use(lambda link: link.ask(to_ping(), patience), patience)
         except (RedisError, OSError) as error:
             return isinstance(error, ResponseError)
         return True
@@ -163,12 +165,11 @@ class Store:
     def decide_many(self, calls: Sequence[Call]) -> list[Decision]:
         """Decide calls of a time of their own one after the other, sent together. Raises `StoreError`, and nobody
         knows then how many of them were counted."""
-        decisions: list[Decision] = self._exchange(Pipeline(map(to_decide, calls))) if calls else []
-        return decisions
+        return self._exchange_all(map(to_decide, calls)) if calls else []
 
     def delete_keys(self, keys: Sequence[bytes]) -> None:
-        for first in range(0, len(keys), DELETED_AT_ONCE):
-            self.execute(b"DEL", *keys[first : first + DELETED_AT_ONCE])
+        for first in range(0, len(keys), MAX_KEYS):
+            self.execute(b"DEL", *keys[first : first + MAX_KEYS])
 
     def find_keys(self, begin: bytes, pattern: bytes = b"*") -> set[bytes]:
         """Return the keys on all masters that begin with this text and go on as the pattern. Raises `StoreError`."""
@@ -225,22 +226,21 @@ class Store:
         self, program: Program, keys: Sequence[bytes], arguments: Sequence[bytes], patience: Patience | None = None
     ) -> list[Any]:
         """The reply to a program whose keys are in one slot. Raises `StoreError`."""
-        reply: list[Any] = self._exchange(to_ask(program, keys, arguments), patience)
+        reply: list[Any] = self._exchange(to_run(program, keys, arguments), patience)
         return reply
 
     async def arun(
         self, program: Program, keys: Sequence[bytes], arguments: Sequence[bytes], patience: Patience | None = None
     ) -> list[Any]:
         """`run`, without blocking the event loop."""
-        reply: list[Any] = await self._aexchange(to_ask(program, keys, arguments), patience)
+        reply: list[Any] = await self._aexchange(to_run(program, keys, arguments), patience)
         return reply
 
     def execute_all(self, commands: Sequence[Sequence[bytes]], patience: Patience | None = None) -> list[Any]:
         """The replies to several other commands, which are sent together. Raises `StoreError` where one is an error."""
         if not commands:
             return []
-        replies: list[Any] = self._exchange(Pipeline([to_execute(*parts) for parts in commands]), patience)
-        return replies
+        return self._exchange_all([to_execute(*parts) for parts in commands], patience)
 
     def run_each(
         self,
@@ -249,25 +249,42 @@ class Store:
         items: Sequence[tuple[bytes, bytes]],
         patience: Patience,
     ) -> list[int | None]:
-        """What a program answers about each of these keys and their arguments, behind the `common` ones; as many in one
-        call as do not keep the server busy for long. None where it could not be asked."""
-        answers: list[int | None] = []
-        for first in range(0, len(items), RUN_AT_ONCE):
-            part = items[first : first + RUN_AT_ONCE]
-            keys, args = [key for key, _ in part], [argument for _, argument in part]
+        """What a program answers about each of these keys and their arguments, which follow the `common` ones. None for
+        keys that could not be asked about."""
+        answers: list[int | None] = [None] * len(items)
+        failing: set[Address | None] = set()  # No caller waits twice for one server.
+        for places in self._portions([key for key, _ in items]):
+            keys, arguments = [items[place][0] for place in places], [items[place][1] for place in places]
+            server = self._server_of(keys[0])
+            if server in failing:
+                continue
             try:
-                answers += self._exchange(to_run(program, keys, [*common, *args]), patience)
+                found = self._exchange(to_run(program, keys, [*common, *arguments]), Patience(patience.whole))
             except StoreError:
-                answers += [None] * (len(items) - first)
-                break
+                failing.add(server)
+                continue
+            for place, answer in zip(places, found, strict=True):
+                answers[place] = answer
         return answers
+
+    def _portions(self, keys: Sequence[bytes]) -> Iterator[Sequence[int]]:
+        """The places of keys that one command may have."""
+        for first in range(0, len(keys), MAX_KEYS):
+            yield range(first, min(first + MAX_KEYS, len(keys)))
+
+    def _server_of(self, key: bytes) -> Address | None:
+        return None
 
     def close(self) -> None:
         """Close the idle connections of threads; those of an event loop are closed with it."""
         for node in list(self._nodes.values()):
             node.close()
 
-    def _exchange(self, question: Question | Pipeline, patience: Patience | None = None) -> Any:
+    def close_idle(self) -> bool:
+        """Close the connections that were not used for a while. Return whether others are open."""
+        return any([node.close_idle() for node in list(self._nodes.values())])
+
+    def _exchange(self, question: Question, patience: Patience | None = None) -> Any:
         node = self._nodes.get(None) or self._node_at(None)
         if patience is None or patience.left <= 0.0:
             patience = self._patience(patience)
@@ -278,6 +295,15 @@ class Store:
         if self._is_down:
             self._answered()
         return answer
+
+    def _exchange_all(self, questions: Iterable[Question], patience: Patience | None = None) -> list[Any]:
+        try:
+            answers = (self._nodes.get(None) or self._node_at(None)).exchange_all(questions, self._patience(patience))
+        except (RedisError, OSError) as error:
+            raise self._failed(error) from error
+        if self._is_down:
+            self._answered()
+        return answers
 
     async def _aexchange(self, question: Question, patience: Patience | None = None) -> Any:
         node = self._nodes.get(None) or self._node_at(None)

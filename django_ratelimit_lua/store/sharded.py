@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -27,9 +27,9 @@ from ..limits.program import Program
 from ..limits.rate import SECOND
 from .cluster import Ask, Cluster, Steps, slot_of
 from .connection_params import ConnectionParams
-from .exchange import Address, Question, to_ask, to_decide, to_delete, to_execute, to_run, to_tell_reset
+from .commands import Address, Question, to_decide, to_delete, to_execute, to_tell_reset
 from .patience import Patience
-from .server import RUN_AT_ONCE, Node, Store
+from .server import MAX_KEYS, Node, Store
 
 REFUSES = Limit("never", "0/s", algorithm="fixed_window")
 """Beside it a hit is refused: the others only look, and count what they count of refused hits. It has no state."""
@@ -76,65 +76,36 @@ class ShardedStore(Store):
     async def atell_reset(self, call: Call) -> None:
         await self._adrive(self._tell_reset(call, self._patience()))
 
-    def execute(self, *parts: bytes, patience: Patience | None = None) -> Any:
-        key = parts[3] if parts[0] == b"EVAL" else parts[1]
-        return self._drive(self._ask(slot_of(key), to_execute(*parts), self._patience(patience)))
-
     def _masters(self) -> list[Node]:
         self.execute(b"EXISTS", b"0")  # The masters are known after any command.
         return [self._node_at(address) for address in self._cluster.masters]
 
-    def run(
-        self, program: Program, keys: Sequence[bytes], arguments: Sequence[bytes], patience: Patience | None = None
-    ) -> list[Any]:
-        question = to_ask(program, keys, arguments)
-        reply: list[Any] = self._drive(self._ask(slot_of(keys[0]), question, self._patience(patience)))
-        return reply
-
-    async def arun(
-        self, program: Program, keys: Sequence[bytes], arguments: Sequence[bytes], patience: Patience | None = None
-    ) -> list[Any]:
-        question = to_ask(program, keys, arguments)
-        reply: list[Any] = await self._adrive(self._ask(slot_of(keys[0]), question, self._patience(patience)))
-        return reply
-
-    def execute_all(self, commands: Sequence[Sequence[bytes]], patience: Patience | None = None) -> list[Any]:
-        return [self.execute(*parts, patience=patience) for parts in commands]  # Each of the node that has its key.
-
     def decide_many(self, calls: Sequence[Call]) -> list[Decision]:
-        return [self.decide(call) for call in calls]  # Any of them may be another node's.
+        return [self.decide(call) for call in calls]  # Each may belong to another node.
 
     def delete_keys(self, keys: Sequence[bytes]) -> None:
         for key in keys:
             self.execute(b"DEL", key)
 
-    def run_each(
-        self,
-        program: Program,
-        common: Sequence[bytes],
-        items: Sequence[tuple[bytes, bytes]],
-        patience: Patience,
-    ) -> list[int | None]:
+    def _exchange(self, question: Question, patience: Patience | None = None) -> Any:
+        return self._drive(self._ask(slot_of(question.key), question, self._patience(patience)))
+
+    async def _aexchange(self, question: Question, patience: Patience | None = None) -> Any:
+        return await self._adrive(self._ask(slot_of(question.key), question, self._patience(patience)))
+
+    def _exchange_all(self, questions: Iterable[Question], patience: Patience | None = None) -> list[Any]:
+        return [self._exchange(question, patience) for question in questions]
+
+    def _portions(self, keys: Sequence[bytes]) -> Iterator[Sequence[int]]:
         places: dict[int, list[int]] = {}
-        for place, (key, _) in enumerate(items):
+        for place, key in enumerate(keys):
             places.setdefault(slot_of(key), []).append(place)
-        answers: list[int | None] = [None] * len(items)
-        silent: set[Address | None] = set()  # Nobody waits twice for one node while others answer.
-        for slot, those in places.items():
-            for first in range(0, len(those), RUN_AT_ONCE):
-                part = those[first : first + RUN_AT_ONCE]
-                args = [*common, *[items[place][1] for place in part]]
-                question = to_run(program, [items[place][0] for place in part], args)
-                if self._cluster.master(slot) in silent:
-                    break
-                try:
-                    found = self._drive(self._ask(slot, question, Patience(patience.whole)))
-                except StoreError:
-                    silent.add(self._cluster.master(slot))
-                    break
-                for place, answer in zip(part, found, strict=True):
-                    answers[place] = answer
-        return answers
+        for those in places.values():
+            for first in range(0, len(those), MAX_KEYS):
+                yield those[first : first + MAX_KEYS]
+
+    def _server_of(self, key: bytes) -> Address | None:
+        return self._cluster.master(slot_of(key))
 
     def _decide(self, call: Call, patience: Patience) -> Deciding:
         if not call.charges:

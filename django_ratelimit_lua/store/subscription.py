@@ -1,4 +1,4 @@
-"""A connection of its own that hears what is published on a channel, as soon as it is."""
+"""A connection that receives what is published on a channel, as soon as it is published."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..conf import conf
 from ..exceptions import StoreError
 from ..process.forks import chance
-from .blocking import READ_SIZE, Link
+from .blocking import Link
+from .commands import command, to_execute
 from .connection_params import ConnectionParams
-from .exchange import LARGEST_USUAL, PING, Replies, command, to_execute
 from .patience import Patience, Pulse
 
 PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
 PING_SECONDS, SILENT_SECONDS = 0.5, 4.0
-"""How often the server is asked whether it is there still; and how long after that it is not, without an answer."""
-MANY = 2**62
+"""Interval of PINGs, and the time without an answer to one after which the connection counts as dead."""
 
 
 class Subscription:
-    """Hears a channel until the connection ends. Raises `StoreError` where that cannot be, now or later.
+    """Receives the messages of a channel until the connection ends. Raises `StoreError` if it cannot, now or later.
 
-    The channel of a cluster is the same on all its nodes: any of those that the alias names will do. But a node that is
-    cut off from the others passes on what is published there no more, and answers as ever.
+    The channel of a cluster is the same on all nodes: any node that the alias names will do. But a node that is cut off
+    from the others does not pass on their messages any more, and answers PINGs all the same.
 
-    `heard_at`: until when (monotonic) everything was heard that was published; never known in a cluster.
+    `heard_at`: everything that was published until then (monotonic) was received; never known in a cluster.
     """
 
     _twin: socket.socket | None = None
@@ -43,12 +43,10 @@ class Subscription:
         if params.nodes:
             params = params.at(chance.choice(params.nodes))
         self._link = Link(params, Pulse())
-        self._replies = Replies(MANY, LARGEST_USUAL)
-        self._heard: list[bytes] = []
         self._pinged_at = float("-inf")
         self._is_open = self._is_pinged = False
         try:
-            # To nobody. It fails for a user who may not publish: of others of that user, nothing would be heard.
+            # To no subscriber. It fails for a user who may not publish: no other process of that user could, either.
             self._link.ask(to_execute(b"PUBLISH", channel + b":test", b""), patience)
             self._send(command(b"SUBSCRIBE", channel))
             while not self._is_open:
@@ -57,17 +55,17 @@ class Subscription:
                 began, most = time.monotonic(), patience.left
                 self._read(most)
                 patience.spend(began, most)
-            sock = self._link.sock
+            sock = self._connection.deadline_socket.sock
             self._twin = socket.fromfd(sock.fileno(), sock.family, sock.type)
             self._twin.settimeout(0.0)
         except (RedisError, OSError) as error:
             raise self._ended(error) from error
 
     def has_news(self) -> bool:
-        """Whether there is something to be received, or the connection has ended; waits for nothing, and takes nothing.
-        For the other threads: who receives may have to wait until it is its turn."""
+        """Whether there is something to receive, or the connection has ended. Neither waits nor receives. It is for other
+        threads, because the thread that receives may have to wait for the interpreter."""
         try:
-            # Of what is encrypted nobody can tell whether it is only the answer to our own question.
+            # If the connection is encrypted, an answer to our own PING cannot be told from a message.
             return self._twin is not None and self._twin.recv(len(PONG) + 1, socket.MSG_PEEK) != PONG
         except BlockingIOError:
             return False
@@ -75,36 +73,42 @@ class Subscription:
             return True
 
     def receive(self, seconds: float) -> list[bytes]:
-        """What was published: waits for it, at most for so many seconds. Raises `StoreError` when the connection has
-        ended, or nobody is there any more: then something may have been published that was not heard."""
+        """Wait for messages, at most for so many seconds, and return them. Raises `StoreError` if the connection has ended
+        or the server does not answer: then messages may be lost."""
         try:
-            if not self._heard:
-                now = time.monotonic()
-                if not self._is_pinged and now - self._pinged_at >= PING_SECONDS:
-                    self._pinged_at, self._is_pinged = now, True
-                    self._send(PING)
-                self._read(min(seconds, PING_SECONDS))
-                # By the time before it was read: this process may have stood still, and the answer be there.
-                if self._is_pinged and now - self._pinged_at > SILENT_SECONDS:
-                    raise RedisConnectionError("the server is silent")
+            now = time.monotonic()
+            if not self._is_pinged and now - self._pinged_at >= PING_SECONDS:
+                self._pinged_at, self._is_pinged = now, True
+                self._send(command(b"PING"))
+            messages = self._read(min(seconds, PING_SECONDS))
+            # By the time before it was read: this process may have stood still, and the answer be there.
+            if self._is_pinged and now - self._pinged_at > SILENT_SECONDS:
+                raise RedisConnectionError("the server is silent")
         except (RedisError, OSError) as error:
             raise self._ended(error) from error
-        heard, self._heard = self._heard, []
-        return heard
+        return messages
 
     def close(self) -> None:
+        """Close it."""
         self._link.close()
         if self._twin is not None:
             self._twin.close()
 
     def __del__(self) -> None:
-        if self._twin is not None:  # Of one that was let go of, as after a fork; the link closes itself.
+        if self._twin is not None:  # Of one that was dropped, as after a fork. The link closes itself.
             self._twin.close()
 
     def hang_up(self) -> None:
-        """End it from another thread: whoever receives is told at once."""
+        """End it from another thread. The thread that receives gets an error at once."""
         with suppress(RedisError, OSError):
-            self._link.sock.shutdown(socket.SHUT_RDWR)
+            self._connection.deadline_socket.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def _connection(self) -> Any:
+        connection = self._link.connection
+        if connection is None:
+            raise RedisConnectionError("the connection was closed")
+        return connection
 
     def _ended(self, error: Exception) -> StoreError:
         self.close()
@@ -113,33 +117,30 @@ class Subscription:
         return failure
 
     def _send(self, data: bytes) -> None:
-        self._link.sock.settimeout(SILENT_SECONDS)
-        self._link.sock.sendall(data)
+        self._link.turn.begin(Patience(SILENT_SECONDS))
+        self._connection.send_packed_command((data,), check_health=False)
 
-    def _read(self, seconds: float) -> None:
-        self._link.sock.settimeout(max(seconds, 0.001))
-        try:
-            data = self._link.sock.recv(READ_SIZE)
-        except (TimeoutError, BlockingIOError):
-            return
-        if not data:
-            raise RedisConnectionError("the server hung up")
-        self._replies.feed(data)
-        replies, self._replies.found = self._replies.found, []
-        for reply in replies:
-            self._note(reply)
-        if self._replies.is_between:
-            self._replies = Replies(MANY, LARGEST_USUAL)  # Each of them may have so many bytes, not all together.
-
-    def _note(self, reply: Any) -> None:
-        if isinstance(reply, ResponseError) and not self._is_open:
-            raise reply
-        match reply:
-            case [b"subscribe", self.channel, *_]:
-                self._is_open = True
-            case [b"message", self.channel, bytes(message)]:
-                self._heard.append(message)
-            case [b"pong", *_] | ResponseError():  # An error is an answer as well.
-                self._is_pinged = False
-                if self._hears_all:  # Answers come behind whatever was published before the question.
-                    self.heard_at = self._pinged_at
+    def _read(self, seconds: float) -> list[bytes]:
+        """The messages that arrive within so many seconds: the first, and those that came with it."""
+        messages: list[bytes] = []
+        while True:
+            self._link.turn.begin(Patience(seconds))
+            try:
+                # What has arrived of a reply stays in the parser.
+                reply = self._connection.read_response(disable_decoding=True, disconnect_on_error=False)
+            except RedisTimeoutError:
+                return messages
+            except ResponseError:  # To a PING, if the user may not send one: an answer all the same.
+                if not self._is_open:
+                    raise
+                reply = [b"pong"]
+            match reply:
+                case [b"subscribe", self.channel, *_]:
+                    self._is_open = True
+                case [b"message", self.channel, bytes(message)]:
+                    messages.append(message)
+                case [b"pong", *_]:
+                    self._is_pinged = False
+                    if self._hears_all:  # The answer comes after all that was published before the PING.
+                        self.heard_at = self._pinged_at
+            seconds = 0.0

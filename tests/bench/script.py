@@ -9,20 +9,20 @@ from django_ratelimit_lua.engine.heartbeat import BEAT_SECONDS, Heartbeat
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.call import Call, Charge, Revision
 from django_ratelimit_lua.limits.program import PROGRAM
-from django_ratelimit_lua.store import exchange
+from django_ratelimit_lua.store import commands
 from tests.bench.measure import BARE, DIRECT, limiter, script_time
 
 
 def asked(call: Call) -> bytes:
     """The command that decides a call, by the program, which the server knows."""
     DIRECT.script_load(PROGRAM.source)
-    return exchange.to_decide(call).command
+    return commands.to_decide(call).command
 
 
 def server_cost() -> None:
     """Script time of a hit of 1, 3 and 8 limits of each algorithm: for one identity alone, for 250 in turn, and where
     the rules' revision is compared."""
-    batches = {"bare": [exchange.command(b"EVALSHA", DIRECT.script_load(BARE).encode(), b"1", b"bench")]}
+    batches = {"bare": [commands.command(b"EVALSHA", DIRECT.script_load(BARE).encode(), b"1", b"bench")]}
     revision = Revision.of(7, "0123456789abcdef")
     DIRECT.hset("benchrules", "revision", revision.text)
     rules = {"revision": revision, "fence": b"benchrules"}

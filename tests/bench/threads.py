@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.limits.call import Charge
-from django_ratelimit_lua.store.exchange import Question, Replies, to_decide
+from django_ratelimit_lua.store.commands import Question, Replies, to_decide
 from tests.bench.measure import DIRECT, limiter
 from tests.server import url
 

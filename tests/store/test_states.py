@@ -21,14 +21,14 @@ from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.signals import store_down, store_up
 from django_ratelimit_lua.store import get_store, server
 from django_ratelimit_lua.store.connection_params import ConnectionParams
-from django_ratelimit_lua.store.exchange import command
+from django_ratelimit_lua.store.commands import command
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
 from tests.faults import Wire
 from tests.store.scripted import Scripted, reset, torn, usual
 from tests.store.test_replies import ERRORS, call, is_own
 
-ANSWERED = [error for error in ERRORS if len(error) > 3]
+ANSWERED = [error for error in ERRORS if len(error) > 3 and not error.startswith(b"-LOADING")]
 
 
 @pytest.fixture
@@ -232,5 +232,5 @@ def test_many_threads_with_a_loop_each_meet_no_exception(own: Server) -> None:
             time.sleep(0.02)
         assert len(direct.client_list()) <= usual_ones
         node = get_store()._nodes[None]
-        assert node._async_connections._loops == {}
+        assert all(loop.is_closed() for loop in node._async_connections._loops)
     assert limiter.peek("x").limits[0].used == 721

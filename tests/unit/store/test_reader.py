@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import InvalidResponse, ResponseError
 
-from django_ratelimit_lua.store.exchange import DEEPEST, LONGEST_LINE, Replies
+from django_ratelimit_lua.store.commands import DEEPEST, LONGEST_LINE, Replies
 
 lines = st.binary(max_size=20).filter(lambda line: b"\r" not in line and b"\n" not in line)
 leaves = st.one_of(
