@@ -96,7 +96,8 @@ def rules_key() -> bytes:
 
 def _close_idle(last: Patience | None) -> bool:
     """Close connections that are idle, as long as any is open."""
-    return last is None and any([store.close_idle() for store in list(_stores.values())])
+    others = [store.close_idle() for store in list(_stores.values())]
+    return last is None and any(others)
 
 
 flusher.add(_close_idle)

@@ -1,7 +1,7 @@
 """Connections for coroutines: one for each event loop, shared by all of its coroutines, and closed with the loop.
 
-Commands that coroutines send in the same turn of the loop are written together. One task per connection reads the replies, in
-the order of the commands, so that a caller that is cancelled or gives up disturbs no other.
+Commands that coroutines send in the same turn of the loop are written together. One task per connection reads the
+replies, in the order of the commands, so that a caller that is cancelled or gives up disturbs no other.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from .patience import Patience, Pulse
 
 T = TypeVar("T")
 
-_NO_PROGRAM = object()
-"""The answer if the server does not have the program, so that it was not run."""
 
 BATCH_SIZE = 32
 """Commands that are written together, so that the server begins while the loop gets to the other coroutines."""
@@ -53,8 +51,8 @@ class Timer:
     ) -> None:
         self._loop = loop
         self._call = call
-        self._pulse = pulse
-        self._heard_at = 0.0 if pulse is None else pulse.heard_at
+        self._pulse = pulse or Pulse()
+        self._heard_at = self._pulse.heard_at
         self._step = max(seconds, 0.0) / STEPS
         self._left = STEPS
         self._due = loop.time() + self._step
@@ -65,7 +63,7 @@ class Timer:
 
     def _fire(self) -> None:
         self._left -= 1
-        if self._pulse is not None and self._pulse.heard_at != self._heard_at:
+        if self._pulse.heard_at != self._heard_at:
             self._heard_at, self._left = self._pulse.heard_at, STEPS
         if self._left:
             self._due = max(self._due + self._step, self._loop.time())
@@ -109,8 +107,8 @@ async def within(
 class Link:
     """One connection of one event loop, which any number of coroutines may use at once.
 
-    It is closed if a reply is not what it must be, and if the server does not reply for `timeout` seconds: then all that
-    wait for it get an error.
+    It is closed if a reply is not what it must be, and if the server does not reply for `timeout` seconds. Then all
+    callers that wait get an error.
     """
 
     def __init__(self, connection: Any, pulse: Pulse, timeout: float) -> None:
@@ -130,13 +128,14 @@ class Link:
         self._reader: asyncio.Task[None] | None = None
 
     @property
-    def is_usable(self) -> bool:
-        return self.error is None and not self.is_retired
+    def is_ready(self) -> bool:
+        """Whether a command can be sent at once. After some time without use, the server may have closed it."""
+        is_used = self._waiting or time.monotonic() - self._used_at < QUIET_SECONDS
+        return self.is_usable and bool(is_used)
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether it is idle, and has been for a while."""
-        return not self._waiting and time.monotonic() - self._used_at > QUIET_SECONDS
+    def is_usable(self) -> bool:
+        return self.error is None and not self.is_retired
 
     async def open(self) -> None:
         """Connect."""
@@ -148,19 +147,22 @@ class Link:
 
     async def ask(self, question: Question, patience: Patience) -> Any:
         """See `blocking.Link.ask`."""
+        began, seconds = time.monotonic(), patience.left
         try:
-            answer = await self._exchange(question, patience)
-            if answer is _NO_PROGRAM:
-                answer = await self._exchange_with_program(question, patience)
+            try:
+                return await self._exchange(question, patience)
+            except NoScriptError:  # It was not run.
+                if question.program is None:
+                    raise
+                return await self._exchange_with_program(question, patience)
         except RedisTimeoutError:
             self._retire()
             raise
         except ReadOnlyError as error:  # A replica, which has to be replaced by the master.
             self.close(error)
             raise
-        if answer is _NO_PROGRAM:
-            raise NoScriptError("the server does not keep the program")
-        return answer
+        finally:
+            patience.spend(began, seconds)
 
     async def _exchange_with_program(self, question: Question, patience: Patience) -> Any:
         program = question.program
@@ -185,19 +187,26 @@ class Link:
             self._send()
         elif len(self._to_send) == 1:
             self._loop.call_soon(self._send)
+        if patience.left >= self._timeout:
+            return future  # The watch ends it.
         # If others wait for a reply, one to them shows that the server is at work.
         return within(patience, future, self._pulse if is_busy else None)
 
     def _send(self) -> None:
         if self.error is not None:
             return
-        sent = [entry for entry in self._to_send if not entry[1].done()]
+        if not self._waiting:
+            self._pulse.heard_at = time.monotonic()  # Its silence begins now.
+        commands = []
+        for question, future in self._to_send:
+            if not future.done():
+                self._waiting.append((question, future))
+                commands.append(question.ahead + question.command)
         self._to_send.clear()
-        if sent:
-            self._waiting += sent
+        if commands:
             if self._watch is None:
                 self._watch = Timer(self._loop, self._timeout, self._give_up, self._pulse)
-            self._connection.write(b"".join([question.ahead + question.command for question, _ in sent]))
+            self._connection.write(b"".join(commands))
 
     def _retire(self) -> None:
         """Let no other caller use it. Those that wait may still be answered."""
@@ -213,17 +222,18 @@ class Link:
     async def _read(self) -> None:
         try:
             while True:
-                replies = [await self._reply()]
+                reply = await self._reply()
                 if not self._waiting:
                     raise InvalidResponse("a reply to no command")
                 question, future = self._waiting[0]
                 if question.ahead:
-                    replies.append(await self._reply())
+                    ahead, reply = reply, await self._reply()
+                    reply = ahead if isinstance(ahead, ResponseError) else reply
                 self._used_at = self._pulse.heard_at = self._server.heard_at = time.monotonic()
-                self._settle(future, question, replies)
+                self._settle(future, question, reply)
                 self._waiting.popleft()
-                if not self._waiting:
-                    self._rest()
+                if self.is_retired and not self._waiting:
+                    self.close()
         except BaseException as error:
             self.close(error)
             if not isinstance(error, Exception):
@@ -235,9 +245,9 @@ class Link:
         except ResponseError as error:
             return error
 
-    def _settle(self, future: asyncio.Future[Any], question: Question, replies: list[Any]) -> None:
+    def _settle(self, future: asyncio.Future[Any], question: Question, reply: Any) -> None:
         try:
-            answer = _NO_PROGRAM if question.lacks_program(replies) else question.answer(replies)
+            answer = question.answer(reply)
         except (ResponseError, StaleRules) as error:
             if not future.done():
                 future.set_exception(error)
@@ -245,16 +255,8 @@ class Link:
             if not future.done():
                 future.set_result(answer)
 
-    def _rest(self) -> None:
-        """No caller waits."""
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
-        if self.is_retired:
-            self.close()
-
     def close(self, error: BaseException | None = None) -> None:
-        """Close it. The first caller that waits gets the error, and those behind it are told that they have no answer."""
+        """Close it. The first caller that waits gets the error; those behind it get one that names it."""
         if self.error is not None:
             return
         self.error = error = error or RedisConnectionError("closed")
@@ -301,7 +303,7 @@ class LoopConnections:
     ) -> Awaitable[Any]:
         """See `blocking.Connections.use`. `check` is called if another caller failed to connect."""
         link = self._link
-        if link is None or not link.is_usable or link.is_quiet:
+        if link is None or not link.is_ready:
             return self._exchange_anew(question, patience, check)
         return link.ask(question, patience)
 

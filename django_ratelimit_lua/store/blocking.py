@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..limits.call import StaleRules
@@ -26,6 +26,8 @@ from .connection_params import ConnectionParams
 from .flusher import flusher
 from .patience import Patience, Pulse
 from .redis_py import Turn
+
+T = TypeVar("T")
 
 BATCH_SIZE = 32
 """Commands of a pipeline that are sent together, so that the server begins while the rest is encoded."""
@@ -50,13 +52,13 @@ class Link:
         Raises `Unreachable` if nothing was sent; else the errors of the question and of redis-py. The connection is
         closed unless the reply was read completely.
         """
-        self._begin(patience, has_token=question.program is PROGRAM)
+        self.begin(patience, has_token=question.program is PROGRAM)
         try:
-            replies = self._exchange(question.commands)
-            if question.lacks_program(replies):
+            reply = self._exchange(question)
+            if isinstance(reply, NoScriptError) and question.program is not None:  # It was not run.
                 patience.was_answered()
-                replies = self._exchange(question.with_source().commands)
-            return question.answer(replies)
+                reply = self._exchange(question.with_source())
+            return question.answer(reply)
         except BaseException as error:
             raise self._ended(error)  # noqa: B904 - it has its cause
 
@@ -66,7 +68,7 @@ class Link:
         The first is sent with the source of the program: a command that did not find it could only be run after its
         successors.
         """
-        self._begin(patience)
+        self.begin(patience)
         asked: list[Question] = []
         remaining = iter(questions)
         try:
@@ -78,9 +80,17 @@ class Link:
                 self.connection.send_packed_command((data,), check_health=False)
             replies = [self._reply() for _ in asked]
             self._pulse.heard_at = time.monotonic()
-            return [question.answer((reply,)) for question, reply in zip(asked, replies, strict=True)]
+            return [question.answer(reply) for question, reply in zip(asked, replies, strict=True)]
         except BaseException as error:
             raise self._ended(error)  # noqa: B904 - it has its cause
+
+    def begin(self, patience: Patience, *, has_token: bool = False) -> None:
+        """Begin an exchange. `has_token`: its reply shows by a token whether it is the reply to it."""
+        self.turn.patience, self.turn.received = patience, 0
+        # Input that belongs to no command is the server hanging up, or was not meant for us. redis-py may have read
+        # some of it already.
+        if self.connection is None or self._has_input() or (not has_token and self.connection.can_read(0)):
+            self._connect(patience)
 
     def close(self) -> None:
         """Close it. The next exchange connects again."""
@@ -88,19 +98,12 @@ class Link:
         if connection is not None:
             connection.disconnect()
 
-    def _begin(self, patience: Patience, *, has_token: bool = False) -> None:
-        self.turn.begin(patience)
-        # Input that belongs to no command is the server hanging up, or was not meant for us. redis-py may have read
-        # some of it already, which a token in the reply would show.
-        if self.connection is None or self._has_input() or (not has_token and self.connection.can_read(0)):
-            self._connect(patience)
-
-    def _exchange(self, commands: tuple[bytes, ...]) -> list[Any]:
-        data = commands[0] if len(commands) == 1 else b"".join(commands)
-        self.connection.send_packed_command((data,), check_health=False)
-        replies = [self._reply() for _ in commands]
+    def _exchange(self, question: Question) -> Any:
+        self.connection.send_packed_command((question.ahead + question.command,), check_health=False)
+        ahead = self._reply() if question.ahead else None
+        reply = self._reply()
         self._pulse.heard_at = time.monotonic()
-        return replies
+        return ahead if isinstance(ahead, ResponseError) else reply
 
     def _reply(self) -> Any:
         try:
@@ -125,7 +128,7 @@ class Link:
             self._has_input = has_input(self.connection.deadline_socket.sock)
             if params.sentinels:
                 question = to_check_master()
-                question.answer(self._exchange(question.commands))
+                question.answer(self._exchange(question))
         except BaseException as error:
             self.close()
             raise as_redis_error(error, Unreachable)  # noqa: B904 - it has its cause
@@ -185,10 +188,16 @@ class Connections:
         idle = self._idle[:]
         return len(idle) < self._params.max_connections or any(link.connection is not None for link in idle)
 
-    def use(self, ask: Callable[[Link], Any], patience: Patience, check: Callable[[], None] = lambda: None) -> Any:
-        """What a function returns for a connection that is free.
+    def use(
+        self,
+        ask: Callable[[Link, T, Patience], Any],
+        asked: T,
+        patience: Patience,
+        check: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """Call a method of a connection that is free, and return its result.
 
-        Raises what the function raises, `TimeoutError` of redis-py if no connection gets free, and what `check` raises,
+        Raises what the method raises, `TimeoutError` of redis-py if no connection gets free, and what `check` raises,
         which is called after waiting for one.
         """
         try:
@@ -203,7 +212,7 @@ class Connections:
                 self._release(link)
                 raise
         try:
-            return ask(link)
+            return ask(link, asked, patience)
         finally:
             self._release(link)
 
@@ -223,7 +232,7 @@ class Connections:
                 while True:
                     with suppress(IndexError):
                         return self._idle.pop()
-                    began, most = time.monotonic(), max(0.0, min(patience.left, patience.slice))
+                    began, most = time.monotonic(), patience.timeout
                     self._freed.wait(most)
                     patience.spend(began, most)
                     if self._pulse.heard_at > began:

@@ -13,7 +13,16 @@ from threading import Lock
 from typing import Any
 
 from redis.crc import key_slot
-from redis.exceptions import AskError, ClusterDownError, InvalidResponse, MasterDownError, MovedError, RedisError, ResponseError, TryAgainError
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    InvalidResponse,
+    MasterDownError,
+    MovedError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ..process.forks import chance, renew_after_fork

@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from ..limits.call import REGISTER, Call, Charge, StaleRules
 from ..limits.limit import Limit
@@ -65,27 +65,17 @@ class Question(NamedTuple):
     program: Program | None = None
     ahead: bytes = b""
 
-    @property
-    def commands(self) -> tuple[bytes, ...]:
-        """What to send. Each has one reply."""
-        return (self.ahead, self.command) if self.ahead else (self.command,)
-
-    def lacks_program(self, replies: Sequence[Any]) -> bool:
-        """Whether the server does not have the program. Then nothing was run."""
-        return self.program is not None and isinstance(replies[-1], NoScriptError)
-
     def with_source(self) -> Question:
         """The same by the source of the program, after which the server has it."""
         assert self.program is not None
         by_digest, by_source = _encoded(b"EVALSHA", self.program.sha), _encoded(b"EVAL", self.program.source)
         return self._replace(command=self.command.replace(by_digest, by_source, 1))
 
-    def answer(self, replies: Sequence[Any]) -> Any:
-        """The answer, from the replies to `commands`. Raises the error that one of them is."""
-        for reply in replies:
-            if isinstance(reply, ResponseError):
-                raise reply
-        return self.read(replies[-1])
+    def answer(self, reply: Any) -> Any:
+        """What the reply means. Raises it if it is an error."""
+        if isinstance(reply, ResponseError):
+            raise reply
+        return self.read(reply)
 
 
 def to_decide(call: Call) -> Question:

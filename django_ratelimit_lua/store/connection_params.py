@@ -1,8 +1,8 @@
 """How to connect, taken from a django-redis alias: its servers, credentials and TLS options, with our own deadline.
 
-Only the options listed here are taken from the alias, so a new option of redis-py changes nothing. The cache's timeouts,
-retries, decoding and pool are right for the cache and stay as they are: a cache that uses up its pool takes no connection from
-the limiter.
+Only the options listed here are taken from the alias, so a new option of redis-py changes nothing. The cache's
+timeouts, retries, decoding and pool are right for the cache and stay as they are. A cache that uses up its pool takes
+no connection from the limiter.
 """
 
 from __future__ import annotations

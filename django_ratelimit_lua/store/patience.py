@@ -40,12 +40,20 @@ class Patience:
         self.slice = seconds / SLICES
 
     @property
+    def timeout(self) -> float:
+        """How long to wait next: a slice, or what is left of one; 0.0 to look once, without waiting."""
+        if self.left >= self.slice:
+            return self.slice
+        return max(self.left, 0.0)
+
+    @property
     def is_over(self) -> bool:
         return self.left <= 0.0
 
     def spend(self, began: float, most: float) -> None:
         """Count a wait since that moment of the monotonic clock that was meant to last at most so long."""
-        self.left -= min(time.monotonic() - began, most)
+        took = time.monotonic() - began
+        self.left -= most if took > most else took
 
     def was_answered(self) -> None:
         """Leave time for one answer more: Redis has answered, however late whoever asked came to hear of it."""
@@ -54,7 +62,7 @@ class Patience:
     def wait(self, attempt: Callable[[float], bool]) -> bool:
         """Try, for so many seconds each time, until it succeeds or nothing is left; whether it succeeded."""
         while True:
-            began, most = time.monotonic(), max(0.0, min(self.left, self.slice))
+            began, most = time.monotonic(), self.timeout
             succeeded = attempt(most)
             self.spend(began, most)
             if succeeded or self.is_over:

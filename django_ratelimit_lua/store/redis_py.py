@@ -1,7 +1,7 @@
 """Everything that relies on the internals of redis-py and django-redis, tested with the oldest and newest of both.
 
-redis-py opens the connections (addresses, TLS, login) and reads the replies. Two of its private names are used: `_connect`
-of its connections, and `_writer` of its asyncio connections.
+redis-py opens the connections (addresses, TLS, login) and reads the replies. Two of its private names are used:
+`_connect` of its connections, and `_writer` of its asyncio connections.
 """
 
 from __future__ import annotations
@@ -36,30 +36,26 @@ _BLOCKING_ONLY = {
     "parser_class", "ssl_ocsp_context", "ssl_ocsp_expected_cert", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled",
 }  # fmt: skip
 """Options that asyncio connections do not have."""
-MAX_LATENESS = 10
-MIN_END_SECONDS = 1.0
-"""An exchange is given up after this many deadlines, and at least this time, even if its thread was always late."""
+MAX_RECEIVED = 64 * 1024 * 1024
+"""Maximum size of the replies of one exchange in bytes. To read one that never ends would run into no deadline."""
 _WOULD_BLOCK = (TimeoutError, BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Turn:
-    """The exchange that a connection is used for at the moment: its patience, and when it ends in any case."""
+    """The exchange that a connection is used for at the moment: its patience, and the bytes received so far."""
 
-    __slots__ = ("ends_at", "patience")
+    __slots__ = ("patience", "received")
 
     def __init__(self) -> None:
-        self.begin(Patience(0.0))
-
-    def begin(self, patience: Patience) -> None:
-        self.patience = patience
-        self.ends_at = time.monotonic() + max(MAX_LATENESS * patience.whole, MIN_END_SECONDS)
+        self.patience = Patience(0.0)
+        self.received = 0
 
 
 class DeadlineSocket:
     """A connected socket whose operations all together take no longer than the patience of the turn.
 
-    redis-py sets timeouts per operation, so a reply that arrives byte by byte would never run into one. Its timeouts are
-    ignored here, apart from zero, which means not to wait.
+    redis-py sets timeouts per operation, so a reply that arrives byte by byte would never run into one. Its timeouts
+    are ignored here, apart from zero, which means not to wait.
     """
 
     __slots__ = ("_may_wait", "_timeout", "_turn", "sock")
@@ -74,15 +70,23 @@ class DeadlineSocket:
         self._may_wait = seconds != 0
 
     def sendall(self, data: bytes) -> None:
-        sent = self._within(self.sock.send, data)
+        try:
+            sent = self.sock.send(data)
+        except _WOULD_BLOCK:
+            sent = 0
+            self._turn.patience.left -= max(self._timeout, 0.0)
         while sent < len(data):
             sent += self._within(self.sock.send, memoryview(data)[sent:])
 
-    def recv(self, size: int) -> Any:
-        return self._within(self.sock.recv, size)
+    def recv(self, size: int) -> bytes:
+        data: bytes = self._within(self.sock.recv, size)
+        self._count(len(data))
+        return data
 
-    def recv_into(self, buffer: bytearray) -> Any:
-        return self._within(self.sock.recv_into, buffer)
+    def recv_into(self, buffer: bytearray) -> int:
+        size: int = self._within(self.sock.recv_into, buffer)
+        self._count(size)
+        return size
 
     def fileno(self) -> int:
         return int(self.sock.fileno())
@@ -93,17 +97,20 @@ class DeadlineSocket:
     def close(self) -> None:
         self.sock.close()
 
+    def _count(self, size: int) -> None:
+        self._turn.received += size
+        if self._turn.received > MAX_RECEIVED:
+            raise ConnectionError(f"a reply of more than {MAX_RECEIVED} bytes")
+
     def _within(self, operation: Callable[[Any], Any], argument: Any) -> Any:
         """Wait in slices, each of which counts for its own length at most: see `Patience`."""
         patience = self._turn.patience
         while True:
-            timeout = max(0.0, min(patience.left, patience.slice)) if self._may_wait else 0.0
+            timeout = patience.timeout if self._may_wait else 0.0
             if timeout != self._timeout:
                 self.sock.settimeout(timeout)
                 self._timeout = timeout
             began = time.monotonic()
-            if began > self._turn.ends_at:
-                raise TimeoutError("no answer within the deadline")
             try:
                 result = operation(argument)
             except _WOULD_BLOCK as error:
@@ -138,7 +145,7 @@ class BlockingConnection(synchronous.AbstractConnection):
     def _connect(self) -> Any:
         self._began = time.monotonic()
         try:
-            sock = super()._connect()
+            sock = super()._connect()  # type: ignore[safe-super] # The class that this is mixed into has one.
         finally:
             self.turn.patience.spend(self._began, self.turn.patience.left)
         self.turn.patience.was_answered()
@@ -151,7 +158,7 @@ class AsyncConnection(asynchronous.AbstractConnection):
 
     def write(self, data: bytes) -> None:
         """Hand over bytes to be sent; they are buffered if the server does not read them."""
-        self._writer.write(data)
+        self._writer.write(data)  # type: ignore[union-attr] # It fails like any reply that cannot be read.
 
     def abort(self) -> None:
         """Close it at once. A read that waits for a reply fails."""
@@ -159,7 +166,7 @@ class AsyncConnection(asynchronous.AbstractConnection):
             with suppress(RuntimeError):  # The event loop is closed.
                 self._writer.transport.abort()
 
-    def __del__(self) -> None:
+    def __del__(self, *args: Any) -> None:
         """redis-py would warn of a connection whose event loop was closed before it."""
 
 

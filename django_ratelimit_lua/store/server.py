@@ -34,7 +34,9 @@ STEADY_SECONDS = 1.0
 
 
 class Node:
-    """Exchanges commands with one server. After repeated failures it sends none for a moment, except in the background."""
+    """Exchanges commands with one server. After repeated failures it sends none for a moment.
+
+    In the background it goes on."""
 
     def __init__(self, params: ConnectionParams, timeout: float, *, background: bool) -> None:
         self._pulse = Pulse()
@@ -55,19 +57,19 @@ class Node:
 
     def exchange(self, question: Question, patience: Patience) -> Any:
         """The answer to a question. Raises what it and redis-py raise."""
-        return self._use(lambda link: link.ask(question, patience), patience)
+        return self._use(Link.ask, question, patience)
 
     def exchange_all(self, questions: Iterable[Question], patience: Patience) -> list[Any]:
         """The answers to several, which are sent together."""
-        answers: list[Any] = self._use(lambda link: link.ask_all(questions, patience), patience)
+        answers: list[Any] = self._use(Link.ask_all, questions, patience)
         return answers
 
-    def _use(self, ask: Callable[[Link], Any], patience: Patience) -> Any:
+    def _use(self, ask: Callable[[Link, Any, Patience], Any], asked: Any, patience: Patience) -> Any:
         breaker = self._breaker
         if breaker is not None and breaker.is_open:
             self._check()
         try:
-            answer = self._connections.use(ask, patience, self._check)
+            answer = self._connections.use(ask, asked, patience, self._check)
         except (RedisError, OSError) as error:
             self._note(error)
             raise
@@ -101,8 +103,7 @@ class Node:
 
     def _answers(self) -> bool:
         try:
-            patience = Patience(self._timeout)
-            self._connections.use(lambda link: link.ask(to_ping(), patience), patience)
+            self._connections.use(Link.ask, to_ping(), Patience(self._timeout))
         except (RedisError, OSError) as error:
             return isinstance(error, ResponseError)
         return True
@@ -282,7 +283,8 @@ class Store:
 
     def close_idle(self) -> bool:
         """Close the connections that were not used for a while. Return whether others are open."""
-        return any([node.close_idle() for node in list(self._nodes.values())])
+        others = [node.close_idle() for node in list(self._nodes.values())]
+        return any(others)
 
     def _exchange(self, question: Question, patience: Patience | None = None) -> Any:
         node = self._nodes.get(None) or self._node_at(None)

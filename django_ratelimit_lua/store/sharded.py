@@ -23,11 +23,10 @@ from ..limits.ban import Ban
 from ..limits.call import REGISTER, Call, Charge, Operation, StaleRules
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
-from ..limits.program import Program
 from ..limits.rate import SECOND
 from .cluster import Ask, Cluster, Steps, slot_of
-from .connection_params import ConnectionParams
 from .commands import Address, Question, to_decide, to_delete, to_execute, to_tell_reset
+from .connection_params import ConnectionParams
 from .patience import Patience
 from .server import MAX_KEYS, Node, Store
 

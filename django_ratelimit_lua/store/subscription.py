@@ -62,8 +62,8 @@ class Subscription:
             raise self._ended(error) from error
 
     def has_news(self) -> bool:
-        """Whether there is something to receive, or the connection has ended. Neither waits nor receives. It is for other
-        threads, because the thread that receives may have to wait for the interpreter."""
+        """Whether there is something to receive, or the connection has ended. Neither waits nor receives. It is for
+        other threads, because the thread that receives may have to wait for the interpreter."""
         try:
             # If the connection is encrypted, an answer to our own PING cannot be told from a message.
             return self._twin is not None and self._twin.recv(len(PONG) + 1, socket.MSG_PEEK) != PONG
@@ -73,8 +73,8 @@ class Subscription:
             return True
 
     def receive(self, seconds: float) -> list[bytes]:
-        """Wait for messages, at most for so many seconds, and return them. Raises `StoreError` if the connection has ended
-        or the server does not answer: then messages may be lost."""
+        """Wait for messages, at most for so many seconds, and return them. Raises `StoreError` if the connection has
+        ended or the server does not answer: then messages may be lost."""
         try:
             now = time.monotonic()
             if not self._is_pinged and now - self._pinged_at >= PING_SECONDS:
@@ -117,14 +117,14 @@ class Subscription:
         return failure
 
     def _send(self, data: bytes) -> None:
-        self._link.turn.begin(Patience(SILENT_SECONDS))
+        self._link.turn.patience = Patience(SILENT_SECONDS)
         self._connection.send_packed_command((data,), check_health=False)
 
     def _read(self, seconds: float) -> list[bytes]:
         """The messages that arrive within so many seconds: the first, and those that came with it."""
         messages: list[bytes] = []
         while True:
-            self._link.turn.begin(Patience(seconds))
+            self._link.turn.patience, self._link.turn.received = Patience(seconds), 0
             try:
                 # What has arrived of a reply stays in the parser.
                 reply = self._connection.read_response(disable_decoding=True, disconnect_on_error=False)

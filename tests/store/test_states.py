@@ -20,8 +20,8 @@ from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.signals import store_down, store_up
 from django_ratelimit_lua.store import get_store, server
-from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.commands import command
+from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
 from tests.faults import Wire
