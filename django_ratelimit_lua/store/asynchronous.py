@@ -111,8 +111,11 @@ class Link:
     callers that wait get an error.
     """
 
-    def __init__(self, connection: Any, pulse: Pulse, timeout: float) -> None:
+    def __init__(
+        self, connection: Any, pulse: Pulse, timeout: float, loop_ended: Callable[[], object] = lambda: None
+    ) -> None:
         self._connection = connection
+        self._loop_ended = loop_ended
         self._loop = asyncio.get_running_loop()
         self._server = pulse
         self._pulse = Pulse()
@@ -236,7 +239,8 @@ class Link:
                     self.close()
         except BaseException as error:
             self.close(error)
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception):  # The end of the loop cancels its tasks.
+                self._loop_ended()
                 raise
 
     async def _reply(self) -> Any:
@@ -286,10 +290,13 @@ class Link:
 class LoopConnections:
     """One event loop's connection to one server, and how it is made again."""
 
-    def __init__(self, params: ConnectionParams, pulse: Pulse, timeout: float) -> None:
+    def __init__(
+        self, params: ConnectionParams, pulse: Pulse, timeout: float, loop_ended: Callable[[], object]
+    ) -> None:
         self._params = params
         self._pulse = pulse
         self._timeout = timeout
+        self._loop_ended = loop_ended
         self._link: Link | None = None
         self._connecting: asyncio.Task[None] | None = None
 
@@ -354,7 +361,7 @@ class LoopConnections:
         raise Unreachable(f"no Sentinel knows the master of {self._params.service!r}")
 
     async def _opened(self, params: ConnectionParams, patience: Patience) -> Link:
-        link = Link(params.async_connection(), self._pulse, self._timeout)
+        link = Link(params.async_connection(), self._pulse, self._timeout, self._loop_ended)
         try:
             await within(patience, link.open())
         except BaseException as error:
@@ -389,7 +396,8 @@ class AsyncConnections:
         loop = asyncio.get_running_loop()
         connections = self._loops.get(loop)
         if connections is None:
-            connections = LoopConnections(self._params, self._pulse, self._timeout)
+            loops = self._loops
+            connections = LoopConnections(self._params, self._pulse, self._timeout, lambda: loops.pop(loop, None))
             with self._lock:
                 ended = [self._loops.pop(other) for other in list(self._loops) if other.is_closed()]
                 self._loops[loop] = connections

@@ -187,8 +187,15 @@ def to_tell_reset(call: Call, channel: bytes) -> Question:
 
 def to_execute(*parts: bytes) -> Question:
     """Any other command. The answer is its reply."""
+
+    def read(reply: Any) -> Any:
+        # Requests wait for this one, which loads the rules.
+        if parts[0] == b"HMGET" and not (isinstance(reply, list) and len(reply) == len(parts) - 2):
+            raise InvalidResponse(f"not the reply to HMGET: {reply!r:.80}")
+        return reply
+
     key = parts[3] if parts[0] == b"EVAL" else b"".join(parts[1:2])
-    return Question(command(*parts), lambda reply: reply, key)
+    return Question(command(*parts), read, key)
 
 
 def to_run(program: Program, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Question:

@@ -78,7 +78,9 @@ class DeadlineSocket:
         while sent < len(data):
             sent += self._within(self.sock.send, memoryview(data)[sent:])
 
-    def recv(self, size: int) -> bytes:
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        if flags:  # redis-py looks at what has arrived.
+            return bytes(self.sock.recv(size, flags))
         data: bytes = self._within(self.sock.recv, size)
         self._count(len(data))
         return data
@@ -88,14 +90,8 @@ class DeadlineSocket:
         self._count(size)
         return size
 
-    def fileno(self) -> int:
-        return int(self.sock.fileno())
-
-    def shutdown(self, how: int) -> None:
-        self.sock.shutdown(how)
-
-    def close(self) -> None:
-        self.sock.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sock, name)
 
     def _count(self, size: int) -> None:
         self._turn.received += size

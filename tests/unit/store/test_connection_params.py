@@ -1,4 +1,4 @@
-"""What is taken from a cache alias, and that redis-py opens a connection of it: the oldest and the newest alike."""
+"""What is taken from a cache alias, and that redis-py makes connections of it: the oldest and the newest alike."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ast
 import asyncio
 import inspect
 import socket
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,12 @@ from redis.credentials import CredentialProvider
 
 import django_ratelimit_lua.store
 from django_ratelimit_lua.conf import changes
-from django_ratelimit_lua.store import why_unusable
-from django_ratelimit_lua.store.connection_params import LOGIN, REACH, ConnectionParams
-from django_ratelimit_lua.store.redis_py import AsyncDial, open_socket
+from django_ratelimit_lua.store import Patience, why_unusable
+from django_ratelimit_lua.store.connection_params import OPTIONS, ConnectionParams
+from django_ratelimit_lua.store.redis_py import Turn
+from django_ratelimit_lua.store.server import Store
+from django_ratelimit_lua.testing.server import Server
+from tests.store.test_replies import call
 
 NEWER = {"ssl_exclude_verify_flags", "ssl_include_verify_flags"}
 """Options that the oldest redis-py does not have."""
@@ -40,8 +45,12 @@ def test_nothing_is_taken_that_is_not_named(settings: Any) -> None:
         health_check_interval=7, protocol=3, encoding="latin-1", tomorrow="new", socket_keepalive=True,
     )  # fmt: skip
     params = ConnectionParams.of("default")
-    assert params.options == {"host": "127.0.0.1", "port": 7, "socket_keepalive": True}
-    assert (params.database, params.credentials()) == (3, ("someone", "hush"))
+    parser = redis.connection.DefaultParser
+    login = {"db": 3, "username": "someone", "password": "hush"}
+    assert params.options == {
+        "host": "127.0.0.1", "port": 7, "socket_keepalive": True, "parser_class": parser, **login,
+    }  # fmt: skip
+    assert params.database == 3
     assert "hush" not in repr(params)
 
 
@@ -65,78 +74,112 @@ def test_options_that_the_connection_does_not_take_are_told_at_once(settings: An
 def test_a_check_that_is_switched_off_is_no_check(settings: Any) -> None:
     """Coroutines connect although their connections do not know OCSP; where it is wanted, they refuse to."""
     use(settings, "rediss://127.0.0.1:8/0", ssl_validate_ocsp=False)
-    assert ConnectionParams.of("default").async_dial()
+    assert ConnectionParams.of("default").async_connection()
     use(settings, "rediss://127.0.0.1:9/0", ssl_validate_ocsp=True)
     with pytest.raises(ImproperlyConfigured, match=r"cannot be used by coroutines.*ssl_validate_ocsp"):
-        ConnectionParams.of("default").async_dial()
+        ConnectionParams.of("default").async_connection()
 
 
 def test_the_names_are_those_of_redis_py() -> None:
     """So that none is misspelt, and that each reaches the classes that open connections."""
     kinds = [redis.connection.SSLConnection, redis.connection.UnixDomainSocketConnection]
     names = {name for kind in kinds for base in kind.__mro__ for name in inspect.signature(base.__init__).parameters}
-    assert (REACH | LOGIN) - names <= NEWER
+    assert OPTIONS - names <= NEWER
 
 
 class Rotating(CredentialProvider):
-    """Other credentials each time."""
+    """Counts how often it is asked."""
 
-    def __init__(self) -> None:
-        self.number = 0
+    count = 0
 
     def get_credentials(self) -> tuple[str, str]:
-        self.number += 1
-        return "someone", f"token {self.number}"
+        self.count += 1
+        return "someone", "hush"
 
 
-def test_credentials_are_asked_for_each_connection(settings: Any) -> None:
-    """A provider may have others by then, for threads and for coroutines."""
-    use(settings, "redis://127.0.0.1:5/0", credential_provider=Rotating())
-    params = ConnectionParams.of("default")
-    assert params.credentials() == ("someone", "token 1")
-    assert asyncio.run(params.acredentials()) == ("someone", "token 2")
-    assert params.at(("127.0.0.1", 6)).credentials() == ("someone", "token 3")
+@pytest.fixture
+def guarded() -> Iterator[Server]:
+    """A server that lets in only one user."""
+    with Server() as server, redis.Redis.from_url(server.url) as direct:
+        direct.execute_command("ACL", "SETUSER", "someone", "on", ">hush", "~*", "&*", "+@all")
+        direct.execute_command("ACL", "SETUSER", "default", "off")
+        yield server
+
+
+def test_credentials_are_asked_for_each_connection(settings: Any, guarded: Server) -> None:
+    """A provider may return others by then, for threads and for coroutines."""
+    provider = Rotating()
+    use(settings, guarded.url, credential_provider=provider)
+    store = Store(ConnectionParams.of("default"), 5, background=True)
+    store.decide(call(1))
+    store.decide(call(1))
+    assert provider.count == 1
+    asyncio.run(store.adecide(call(1)))
+    assert provider.count == 2
+    store.close()
+    store.decide(call(1))
+    assert provider.count == 3
+    store.close()
+
+
+class Noting(redis.connection.DefaultParser):
+    """A parser of the project's own."""
+
+    count = 0
+
+    def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        type(self).count += 1
+        return super().read_response(*args, **kwargs)
+
+
+def test_a_parser_of_the_project_is_used(settings: Any) -> None:
+    """By threads; asyncio connections need another kind of parser, and refuse it."""
+    with Server() as server:
+        use(settings, server.url)
+        alias = settings.CACHES["default"]
+        options = {**alias["OPTIONS"], "PARSER_CLASS": f"{__name__}.Noting"}
+        settings.CACHES = {"default": {**alias, "OPTIONS": options}}
+        store = Store(ConnectionParams.of("default"), 5, background=True)
+        store.decide(call(1))
+        assert Noting.count >= 1
+        with pytest.raises(ImproperlyConfigured, match=r"cannot be used by coroutines: the parser Noting"):
+            asyncio.run(store.adecide(call(1)))
+        store.close()
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_redis_py_opens_a_socket_within_our_time(kind: str, tmp_path: Path) -> None:
-    """Each step may take what is left, whatever redis-py's own timeouts are; keepalive is as the options say."""
-    left: list[float] = []
-
-    def seconds_left() -> float:
-        left.append(7.0)
-        return 7.0
-
+def test_redis_py_connects_within_our_time(kind: str, settings: Any, tmp_path: Path) -> None:
+    """Whatever redis-py's own timeouts are. Keepalive is as the options say."""
     family = socket.AF_INET if kind == "tcp" else socket.AF_UNIX
     with socket.socket(family) as listener:
         listener.bind(("127.0.0.1", 0) if kind == "tcp" else f"{tmp_path}/socket")
         listener.listen()
-        connection_class, options = {
-            "tcp": (redis.connection.Connection, {"host": "127.0.0.1", "socket_keepalive": True}),
-            "unix": (redis.connection.UnixDomainSocketConnection, {"path": f"{tmp_path}/socket"}),
-        }[kind]
         if kind == "tcp":
-            options["port"] = listener.getsockname()[1]
-        with open_socket(connection_class, options, seconds_left) as opened:
-            assert opened.gettimeout() == 7.0
-            if kind == "tcp":
-                assert opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert len(left) >= 2
+            use(settings, f"redis://127.0.0.1:{listener.getsockname()[1]}", socket_keepalive=True, socket_timeout=99)
+        else:
+            use(settings, f"unix://{tmp_path}/socket")
+        params, turn = ConnectionParams.of("default"), Turn()
+        connection = params.connection(turn)
+        turn.patience = Patience(7.0)
+        connection.connect()
+        sock = connection.deadline_socket.sock
+        assert 0 < sock.gettimeout() <= 7.0
+        turn.patience = Patience(0.1)
+        began = time.monotonic()
+        with pytest.raises(redis.TimeoutError):
+            connection.read_response()
+        assert 0.09 < time.monotonic() - began < 1
+        assert sock.fileno() == -1, "closed"
 
-        async def connected() -> list[asyncio.BaseTransport]:
-            made: list[asyncio.BaseTransport] = []
+        async def keeps_alive() -> bool:
+            connection = params.async_connection()
+            await connection.connect()
+            sock = connection._writer.get_extra_info("socket")
+            found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            await connection.disconnect()
+            return bool(found)
 
-            class Noted(asyncio.Protocol):
-                def connection_made(self, transport: asyncio.BaseTransport) -> None:
-                    made.append(transport)
-
-            await AsyncDial(connection_class, options).connect(Noted)
-            keeps_alive = made[0].get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            assert bool(keeps_alive) == (kind == "tcp")
-            made[0].abort()
-            return made
-
-        assert len(asyncio.run(connected())) == 1
+        assert asyncio.run(keeps_alive()) == (kind == "tcp")
 
 
 def test_redis_pys_inside_is_known_to_one_file() -> None:
