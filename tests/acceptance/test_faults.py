@@ -380,10 +380,8 @@ def test_event_loops_over_time_leave_no_connections(own: Server) -> None:
             time.sleep(0.02)
         else:
             pytest.fail(f"connections outlived their event loop: {direct.client_list()}")
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(limiter.ahit("x"))
-    loop.run_until_complete(loop.shutdown_asyncgens())
-    loop.close()
+    with asyncio.Runner() as runner:
+        runner.run(limiter.ahit("x"))
     assert asyncio.run(limiter.ahit("x")).source == "redis"
 
 

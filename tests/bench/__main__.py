@@ -17,6 +17,7 @@ from tests.bench.alone import deny_cache, outage  # noqa: E402
 from tests.bench.bans import bans  # noqa: E402
 from tests.bench.breakers import breakers  # noqa: E402
 from tests.bench.client import client_cost  # noqa: E402
+from tests.bench.coroutines import coroutines  # noqa: E402
 from tests.bench.counting import counting, kept  # noqa: E402
 from tests.bench.faces import faces  # noqa: E402
 from tests.bench.gateway import gateway  # noqa: E402
@@ -28,7 +29,6 @@ from tests.bench.scale import bench_scale  # noqa: E402
 from tests.bench.script import backlog, heartbeats, server_cost  # noqa: E402
 from tests.bench.setup import setup  # noqa: E402
 from tests.bench.slots import slots  # noqa: E402
-from tests.bench.threads import threads  # noqa: E402
 from tests.server import server  # noqa: E402
 
 
@@ -40,7 +40,7 @@ def main() -> None:
     setup()
     client_cost()
     counting()
-    threads()
+    coroutines()
     server_cost()
     backlog()
     slots()
