@@ -75,13 +75,15 @@ def counting() -> None:
 def with_telemetry() -> bool:
     """Whether there is an SDK to tell; it is switched on for this process."""
     try:
-        from opentelemetry import metrics
+        from opentelemetry import metrics, trace
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+        from opentelemetry.sdk.trace import TracerProvider
     except ImportError:
         print("OpenTelemetry is not measured: opentelemetry-sdk is not installed")
         return False
     metrics.set_meter_provider(MeterProvider([InMemoryMetricReader()]))
+    trace.set_tracer_provider(TracerProvider())
     return True
 
 

@@ -14,7 +14,7 @@ class StatisticsSettings(Table):
         "what Prometheus says as ``Authorization: Bearer …`` to read the metrics; not set: only users who may view "
         "rules read them, see :doc:`metrics`", is_secret=True)
     OPENTELEMETRY = Setting(False, bool,
-        "whether OpenTelemetry is told of every decision: as metrics, and by attributes of the current span, see "
+        "whether OpenTelemetry is told of every decision: as metrics, and as spans, see "
         ":doc:`metrics`")
     # fmt: on
 

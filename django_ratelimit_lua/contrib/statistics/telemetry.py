@@ -1,12 +1,13 @@
-"""Decisions as OpenTelemetry has them: two instruments, and attributes of the span that is current.
+"""Decisions as OpenTelemetry records them: two instruments, and a span for each decision.
 
-Told in the request's own context, as a span is current there alone. The instruments are made by the first decision of a
-process, so also of one that was forked, whose exporter is its own.
+Instrumentation of redis-py does not see the commands of limits, because they are sent ready-made. The instruments and
+the tracer are made with the first decision of a process, so also of a forked one, whose exporter is its own.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ logger = logging.getLogger("django_ratelimit_lua")
 class _Instruments(NamedTuple):
     decisions: Any
     duration: Any
-    current_span: Any
+    tracer: Any
 
 
 class Telemetry:
@@ -63,10 +64,11 @@ class Telemetry:
             attributes = _attributes(self._known(name), letter)
             instruments.decisions.add(1, attributes)
             instruments.duration.record(seconds, {**attributes, "ratelimit.source": decision.source})
-        span = instruments.current_span()
-        if span.is_recording():
-            name = next((name for name, letter in results.items() if letter == of_all), "")
-            span.set_attributes({**_attributes(name, of_all), "ratelimit.source": decision.source})
+        name = next((name for name, letter in results.items() if letter == of_all), "")
+        attributes = {**_attributes(name, of_all), "ratelimit.source": decision.source}
+        end = time.time_ns()
+        span = instruments.tracer.start_span("ratelimit.decide", start_time=end - int(seconds * 1e9), attributes=attributes)
+        span.end(end)
 
     def _known(self, name: str) -> str:
         if name in self._names:
@@ -85,7 +87,7 @@ def _attributes(name: str, letter: str) -> dict[str, str]:
 
 def _made() -> _Instruments:
     from opentelemetry.metrics import get_meter
-    from opentelemetry.trace import get_current_span
+    from opentelemetry.trace import get_tracer
 
     meter = get_meter("django_ratelimit_lua", __version__)
     return _Instruments(
@@ -98,7 +100,7 @@ def _made() -> _Instruments:
             description="How long decisions took.",
             explicit_bucket_boundaries_advisory=TIME_BOUNDS,
         ),
-        get_current_span,
+        get_tracer("django_ratelimit_lua", __version__),
     )
 
 

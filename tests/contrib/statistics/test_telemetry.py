@@ -123,8 +123,8 @@ def test_shadow_blocks_and_exemptions_are_told() -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-def test_the_span_of_a_request_says_what_came_of_it(kind: str) -> None:
-    """That which is current where the view is called."""
+def test_a_decision_is_a_span_of_the_request(kind: str) -> None:
+    """With the rule, the result and the source as attributes, and the time that it took."""
 
     @ratelimit(group="otel.view", key="ip", rate="1/h", block=False)
     def view(request: HttpRequest) -> HttpResponse:
@@ -139,7 +139,12 @@ def test_the_span_of_a_request_says_what_came_of_it(kind: str) -> None:
         with tracer.start_as_current_span("GET /"):
             request = RequestFactory().get("/")
             _ = view(request) if kind == "plain" else asyncio.run(aview(request))
-    first, second = (dict(span.attributes) for span in SPANS.get_finished_spans())
+    spans = SPANS.get_finished_spans()
+    assert [span.name for span in spans] == ["ratelimit.decide", "GET /"] * 2
+    for decision, of_request in zip(spans[::2], spans[1::2], strict=True):
+        assert decision.parent.span_id == of_request.context.span_id
+        assert of_request.start_time <= decision.start_time < decision.end_time <= of_request.end_time
+    first, second = (dict(span.attributes) for span in spans[::2])
     assert first["ratelimit.rule"].startswith("otel.view")
     assert {name: value for name, value in first.items() if name != "ratelimit.rule"} == {
         "ratelimit.mode": "enforce", "ratelimit.result": "allowed", "ratelimit.source": "redis",
