@@ -88,7 +88,6 @@ def walks() -> tuple[Walk, Walk]:
     from django_ratelimit_lua.engine.listener import listener
     from django_ratelimit_lua.models import RateLimitRule
     from django_ratelimit_lua.rules import provider
-    from django_ratelimit_lua.store import blocking
 
     @ratelimit(key="ip", rate="50/m")
     def view(request: Any) -> HttpResponse:
@@ -101,11 +100,9 @@ def walks() -> tuple[Walk, Walk]:
         assert request.ratelimit.source == "redis"
 
     warm, stale = [Walk() for _ in range(5)], [Walk() for _ in range(5)]
-    # The listener would hear of the change before the hit; and a thread that was kept waiting asks the system for how
-    # long, which others need not.
+    # The listener would hear of the change before the hit.
     with (
         patch.object(listener, "start", lambda: None),
-        patch.object(blocking, "PROMPT", float("inf")),
         patch.object(decide, "decision_hooks", ()),  # The core alone.
     ):
         RateLimitRule.objects.create(name="first", key="ip", limit=5, period=60, path="/first")

@@ -251,7 +251,9 @@ class Link:
 
     def _settle(self, future: asyncio.Future[Any], question: Question, reply: Any) -> None:
         try:
-            answer = question.answer(reply)
+            if isinstance(reply, ResponseError):
+                raise reply
+            answer = question.read(reply)
         except (ResponseError, StaleRules) as error:
             if not future.done():
                 future.set_exception(error)
@@ -399,8 +401,9 @@ class AsyncConnections:
             loops = self._loops
             connections = LoopConnections(self._params, self._pulse, self._timeout, lambda: loops.pop(loop, None))
             with self._lock:
-                ended = [self._loops.pop(other) for other in list(self._loops) if other.is_closed()]
-                self._loops[loop] = connections
+                ended = [loops.pop(other, None) for other in list(loops) if other.is_closed()]
+                loops[loop] = connections
             for old in ended:  # Their loops may have been closed in the middle of something.
-                old.close()
+                if old is not None:
+                    old.close()
         return connections.exchange(question, patience, check)

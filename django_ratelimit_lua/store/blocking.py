@@ -54,11 +54,13 @@ class Link:
         """
         self.begin(patience, has_token=question.program is PROGRAM)
         try:
-            reply = self._exchange(question)
-            if isinstance(reply, NoScriptError) and question.program is not None:  # It was not run.
+            try:
+                return self._exchange(question)
+            except NoScriptError:  # It was not run.
+                if question.program is None:
+                    raise
                 patience.was_answered()
-                reply = self._exchange(question.with_source())
-            return question.answer(reply)
+                return self._exchange(question.with_source())
         except BaseException as error:
             raise self._ended(error)  # noqa: B904 - it has its cause
 
@@ -78,9 +80,16 @@ class Link:
                 asked += batch
                 data = b"".join([question.command for question in batch])
                 self.connection.send_packed_command((data,), check_health=False)
-            replies = [self._reply() for _ in asked]
+            answers, errors = [], []
+            for question in asked:
+                try:
+                    answers.append(question.read(self.connection.read_response(disable_decoding=True)))
+                except ResponseError as error:
+                    errors.append(error)
             self._pulse.heard_at = time.monotonic()
-            return [question.answer(reply) for question, reply in zip(asked, replies, strict=True)]
+            if errors:
+                raise errors[0]
+            return answers
         except BaseException as error:
             raise self._ended(error)  # noqa: B904 - it has its cause
 
@@ -99,17 +108,17 @@ class Link:
             connection.disconnect()
 
     def _exchange(self, question: Question) -> Any:
-        self.connection.send_packed_command((question.ahead + question.command,), check_health=False)
-        ahead = self._reply() if question.ahead else None
-        reply = self._reply()
+        connection = self.connection
+        connection.send_packed_command((question.ahead + question.command,), check_health=False)
+        if question.ahead:
+            try:
+                connection.read_response(disable_decoding=True)
+            except ResponseError:
+                self.close()  # There is another reply.
+                raise
+        reply = connection.read_response(disable_decoding=True)
         self._pulse.heard_at = time.monotonic()
-        return ahead if isinstance(ahead, ResponseError) else reply
-
-    def _reply(self) -> Any:
-        try:
-            return self.connection.read_response(disable_decoding=True)
-        except ResponseError as error:
-            return error
+        return question.read(reply)
 
     def _ended(self, error: BaseException) -> BaseException:
         # A server that turns out to be a replica has to be replaced by the master.
@@ -127,8 +136,7 @@ class Link:
             self.connection.connect()
             self._has_input = has_input(self.connection.deadline_socket.sock)
             if params.sentinels:
-                question = to_check_master()
-                question.answer(self._exchange(question))
+                self._exchange(to_check_master())
         except BaseException as error:
             self.close()
             raise as_redis_error(error, Unreachable)  # noqa: B904 - it has its cause
@@ -204,24 +212,19 @@ class Connections:
             link = None if self._waiting else self._idle.pop()
         except IndexError:
             link = None
+        is_late = link is None
         if link is None:
             link = self._wait(patience)
-            try:
-                check()
-            except BaseException:
-                self._release(link)
-                raise
         try:
+            if is_late:
+                check()
             return ask(link, asked, patience)
         finally:
-            self._release(link)
-
-    def _release(self, link: Link) -> None:
-        link.used_at = time.monotonic()
-        self._idle.append(link)
-        if self._waiting:
-            with self._freed:
-                self._freed.notify()
+            link.used_at = time.monotonic()
+            self._idle.append(link)
+            if self._waiting:
+                with self._freed:
+                    self._freed.notify()
 
     def _wait(self, patience: Patience) -> Link:
         """Wait for a connection. The wait begins anew with each reply of the server to another thread."""
@@ -232,7 +235,7 @@ class Connections:
                 while True:
                     with suppress(IndexError):
                         return self._idle.pop()
-                    began, most = time.monotonic(), patience.timeout
+                    began, most = time.monotonic(), max(0.0, min(patience.left, patience.slice))
                     self._freed.wait(most)
                     patience.spend(began, most)
                     if self._pulse.heard_at > began:

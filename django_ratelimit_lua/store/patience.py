@@ -40,13 +40,6 @@ class Patience:
         self.slice = seconds / SLICES
 
     @property
-    def timeout(self) -> float:
-        """How long to wait next: a slice, or what is left of one; 0.0 to look once, without waiting."""
-        if self.left >= self.slice:
-            return self.slice
-        return max(self.left, 0.0)
-
-    @property
     def is_over(self) -> bool:
         return self.left <= 0.0
 
@@ -62,7 +55,7 @@ class Patience:
     def wait(self, attempt: Callable[[float], bool]) -> bool:
         """Try, for so many seconds each time, until it succeeds or nothing is left; whether it succeeded."""
         while True:
-            began, most = time.monotonic(), self.timeout
+            began, most = time.monotonic(), max(0.0, min(self.left, self.slice))
             succeeded = attempt(most)
             self.spend(began, most)
             if succeeded or self.is_over:

@@ -82,27 +82,24 @@ class DeadlineSocket:
         if flags:  # redis-py looks at what has arrived.
             return bytes(self.sock.recv(size, flags))
         data: bytes = self._within(self.sock.recv, size)
-        self._count(len(data))
+        self._turn.received += len(data)
         return data
 
     def recv_into(self, buffer: bytearray) -> int:
         size: int = self._within(self.sock.recv_into, buffer)
-        self._count(size)
+        self._turn.received += size
         return size
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sock, name)
 
-    def _count(self, size: int) -> None:
-        self._turn.received += size
-        if self._turn.received > MAX_RECEIVED:
-            raise ConnectionError(f"a reply of more than {MAX_RECEIVED} bytes")
-
     def _within(self, operation: Callable[[Any], Any], argument: Any) -> Any:
         """Wait in slices, each of which counts for its own length at most: see `Patience`."""
         patience = self._turn.patience
+        if self._turn.received > MAX_RECEIVED:
+            raise ConnectionError(f"a reply of more than {MAX_RECEIVED} bytes")
         while True:
-            timeout = patience.timeout if self._may_wait else 0.0
+            timeout = max(0.0, min(patience.left, patience.slice)) if self._may_wait else 0.0
             if timeout != self._timeout:
                 self.sock.settimeout(timeout)
                 self._timeout = timeout

@@ -55,16 +55,8 @@ class Node:
         """When it has answered anybody last, by the monotonic clock."""
         return self._pulse.heard_at
 
-    def exchange(self, question: Question, patience: Patience) -> Any:
-        """The answer to a question. Raises what it and redis-py raise."""
-        return self._use(Link.ask, question, patience)
-
-    def exchange_all(self, questions: Iterable[Question], patience: Patience) -> list[Any]:
-        """The answers to several, which are sent together."""
-        answers: list[Any] = self._use(Link.ask_all, questions, patience)
-        return answers
-
-    def _use(self, ask: Callable[[Link, Any, Patience], Any], asked: Any, patience: Patience) -> Any:
+    def use(self, ask: Callable[[Link, Any, Patience], Any], asked: Any, patience: Patience) -> Any:
+        """What a method of a connection returns. Raises what it raises."""
         breaker = self._breaker
         if breaker is not None and breaker.is_open:
             self._check()
@@ -78,7 +70,7 @@ class Node:
         return answer
 
     async def aexchange(self, question: Question, patience: Patience) -> Any:
-        """`exchange`, without blocking the event loop."""
+        """The answer to a question, without blocking the event loop. Raises what it and redis-py raise."""
         breaker = self._breaker
         if breaker is not None and breaker.is_open:
             self._check()
@@ -181,7 +173,7 @@ class Store:
             while cursor != b"0":
                 scan = (b"SCAN", cursor or b"0", b"MATCH", begin + pattern, b"COUNT", b"1000")
                 try:
-                    cursor, keys = node.exchange(to_execute(*scan), self._patience())
+                    cursor, keys = node.use(Link.ask, to_execute(*scan), self._patience())
                 except (RedisError, OSError) as error:
                     raise self._failed(error) from error
                 found.update(keys)
@@ -291,7 +283,7 @@ class Store:
         if patience is None or patience.left <= 0.0:
             patience = self._patience(patience)
         try:
-            answer = node.exchange(question, patience)
+            answer = node.use(Link.ask, question, patience)
         except (RedisError, OSError) as error:
             raise self._failed(error) from error
         if self._is_down:
@@ -300,7 +292,8 @@ class Store:
 
     def _exchange_all(self, questions: Iterable[Question], patience: Patience | None = None) -> list[Any]:
         try:
-            answers = (self._nodes.get(None) or self._node_at(None)).exchange_all(questions, self._patience(patience))
+            node = self._nodes.get(None) or self._node_at(None)
+            answers: list[Any] = node.use(Link.ask_all, questions, self._patience(patience))
         except (RedisError, OSError) as error:
             raise self._failed(error) from error
         if self._is_down:

@@ -24,6 +24,7 @@ from ..limits.call import REGISTER, Call, Charge, Operation, StaleRules
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..limits.rate import SECOND
+from .blocking import Link
 from .cluster import Ask, Cluster, Steps, slot_of
 from .commands import Address, Question, to_decide, to_delete, to_execute, to_tell_reset
 from .connection_params import ConnectionParams
@@ -285,7 +286,7 @@ class ShardedStore(Store):
                 try:
                     answer = None
                     if isinstance(step, Ask):
-                        answer = self._node_at(step.address).exchange(step.question, step.patience)
+                        answer = self._node_at(step.address).use(Link.ask, step.question, step.patience)
                     else:
                         time.sleep(step)
                 except (RedisError, OSError, StaleRules) as error:

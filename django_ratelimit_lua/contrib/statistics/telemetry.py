@@ -67,7 +67,9 @@ class Telemetry:
         name = next((name for name, letter in results.items() if letter == of_all), "")
         attributes = {**_attributes(name, of_all), "ratelimit.source": decision.source}
         end = time.time_ns()
-        span = instruments.tracer.start_span("ratelimit.decide", start_time=end - int(seconds * 1e9), attributes=attributes)
+        span = instruments.tracer.start_span(
+            "ratelimit.decide", start_time=end - int(seconds * 1e9), attributes=attributes
+        )
         span.end(end)
 
     def _known(self, name: str) -> str:
