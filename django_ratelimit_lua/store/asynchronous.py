@@ -38,7 +38,7 @@ QUIET_SECONDS = 1.0
 """After this time without a reply the loop looks for a closed connection before it is used."""
 
 
-class Timer:
+class Countdown:
     """Calls a function after `seconds` in which the event loop had time to listen, unless it is cancelled.
 
     Each sign of life of `pulse` begins the wait anew.
@@ -88,7 +88,7 @@ async def within(
         is_late = future.cancel()
 
     began, seconds = time.monotonic(), patience.left
-    timer = Timer(future.get_loop(), seconds, give_up, pulse)
+    timer = Countdown(future.get_loop(), seconds, give_up, pulse)
     task = asyncio.current_task()
     cancelled = 0 if task is None else task.cancelling()
     try:
@@ -120,7 +120,7 @@ class Link:
         self._server = pulse
         self._pulse = Pulse()
         self._timeout = timeout
-        self._watch: Timer | None = None
+        self._watch: Countdown | None = None
         self._to_send: list[tuple[Question, asyncio.Future[Any]]] = []
         self._waiting: deque[tuple[Question, asyncio.Future[Any]]] = deque()
         self._loading: set[Program | None] = set()
@@ -208,7 +208,7 @@ class Link:
         self._to_send.clear()
         if commands:
             if self._watch is None:
-                self._watch = Timer(self._loop, self._timeout, self._give_up, self._pulse)
+                self._watch = Countdown(self._loop, self._timeout, self._give_up, self._pulse)
             self._connection.write(b"".join(commands))
 
     def _retire(self) -> None:

@@ -19,15 +19,15 @@ def test_the_way_of_a_decision_is_short(settings: Any, no_others: None) -> None:
     settings.RATELIMIT_ON_STORE_ERROR = "local"
     warm, stale = walks()
     newer = sys.version_info >= (3, 12)  # Which enters a few functions more.
-    assert warm.frames <= 43 + 2 * newer, str(warm)
-    assert warm.files <= 21, str(warm)
-    assert stale.frames <= 149 + 2 * newer, str(stale)  # Ten of them read the words of a rule.
+    assert warm.frames <= 46 + 2 * newer, str(warm)
+    assert warm.files <= 22, str(warm)
+    assert stale.frames <= 160 + 2 * newer, str(stale)  # Ten of them read the words of a rule.
 
 
 def test_the_guided_tour_shows_what_there_is() -> None:
     """Every function that the documentation leads through is in the file that it names, and no more than there are."""
     *stations, counts = (Path(__file__).parents[2] / "docs" / "walk.txt").read_text().splitlines()
-    assert len(stations) == int(counts.split()[0]) <= 43
+    assert len(stations) == int(counts.split()[0]) <= 46
     for station in stations:
         file, name = station.split()
         assert re.search(rf"\b{re.escape(name.rpartition('.')[2].strip('<>'))}\b", (PACKAGE / file).read_text()), (
