@@ -1,0 +1,112 @@
+"""Connections that nobody needs are given back; those that the server has closed disturb nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.store import asynchronous, get_store, server
+from django_ratelimit_lua.testing.server import Server
+from tests.clusters import until
+from tests.store.scripted import Scripted, reset, usual
+from tests.store.test_replies import call, is_own, store_of
+
+
+@pytest.fixture
+def own(settings: Any) -> Iterator[redis.Redis]:
+    """A client of a server that only the limiter uses."""
+    with Server() as found, redis.Redis.from_url(found.url) as direct:
+        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": found.url}}
+        settings.RATELIMIT_TIMEOUT = 5
+        start_fresh()
+        yield direct
+        get_store().close()
+
+
+def open_connections(direct: redis.Redis) -> int:
+    """Those that decide: neither this one, nor the one that receives messages."""
+    return sum(client["cmd"].startswith(("eval", "script")) for client in direct.client_list())
+
+
+def test_threads_give_idle_connections_back(own: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a burst as well; the connections that are used stay."""
+    limiter = RateLimiter("idle", "100000/h")
+    with ThreadPoolExecutor(20) as pool:
+        list(pool.map(limiter.hit, range(400)))
+    assert open_connections(own) > 1
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.5)
+
+    def is_alone() -> bool:
+        limiter.hit("someone")
+        time.sleep(0.02)
+        return open_connections(own) == 1
+
+    until(is_alone, "one connection is left", 10)
+    assert limiter.hit("someone").source == "redis"
+    until(lambda: open_connections(own) == 0, "none is left", 10)
+    assert limiter.hit("someone").source == "redis"
+
+
+def test_an_event_loop_gives_an_idle_connection_back(own: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And makes another one when it is needed."""
+    monkeypatch.setattr(asynchronous, "IDLE_SECONDS", 0.3)
+    limiter = RateLimiter("idle", "100000/h")
+
+    async def both() -> list[str]:
+        first = await limiter.ahit("someone")
+        assert await asyncio.to_thread(open_connections, own) == 1
+        await asyncio.to_thread(until, lambda: open_connections(own) == 0, "none is left", 10)
+        return [first.source, (await limiter.ahit("someone")).source]
+
+    assert asyncio.run(both()) == ["redis", "redis"]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_connection_that_the_server_closed_meanwhile_costs_no_decision(kind: str, own: redis.Redis) -> None:
+    """As with the setting `timeout` of Redis, or a firewall that ends idle connections."""
+    limiter = RateLimiter("closed", "100000/h")
+
+    async def several() -> list[str]:
+        sources = []
+        for _ in range(4):
+            found = await limiter.ahit("x") if kind == "async" else limiter.hit("x")
+            sources.append(found.source)
+            own.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            await asyncio.sleep(0.05)
+        return sources
+
+    assert asyncio.run(several()) == ["redis"] * 4
+
+
+def test_resets_leave_nothing_in_the_log_of_asyncio(settings: Any, caplog: Any) -> None:
+    """Neither a task whose exception nobody retrieved, nor sends to a connection that was lost."""
+
+    def script(command: list[bytes]) -> Any:
+        right = usual(lambda: scripted, command)
+        return reset(right, len(right) // 2) if command[0] == b"EVALSHA" and len(scripted.asked) % 7 == 0 else right
+
+    with Scripted(script) as scripted, caplog.at_level(logging.DEBUG, "asyncio"):
+        store = store_of(settings, scripted.port, "single", 2)
+
+        async def ask(number: int) -> bool:
+            try:
+                return is_own(call(number), await store.adecide(call(number)))
+            except Exception:
+                return False
+
+        async def everything() -> None:
+            for first in range(0, 400, 20):
+                await asyncio.gather(*(ask(number) for number in range(first, first + 20)))
+
+        asyncio.run(everything())
+        store.close()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
