@@ -95,7 +95,7 @@ class Link:
 
     def begin(self, patience: Patience, *, has_token: bool = False) -> None:
         """Begin an exchange. `has_token`: its reply shows by a token whether it is the reply to it."""
-        self.turn.patience, self.turn.received = patience, 0
+        self.turn.begin(patience)
         # Input that belongs to no command is the server hanging up, or was not meant for us. redis-py may have read
         # some of it already.
         if self.connection is None or self._has_input() or (not has_token and self.connection.can_read(0)):

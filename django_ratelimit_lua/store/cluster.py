@@ -102,7 +102,8 @@ class Cluster:
         for _ in range(MAX_REDIRECTIONS):
             try:
                 answer = yield Ask(address, question._replace(ahead=ahead) if ahead else question, patience)
-            except (RedisError, OSError) as error:
+            except (RedisError, OSError) as raised:
+                error = _with_kind(raised)
                 if isinstance(error, MovedError):  # A subclass of `AskError`.
                     address, ahead = _redirected(error, address), b""
                     self._move(slot, address)
@@ -183,6 +184,20 @@ class Cluster:
     def _move(self, slot: int, address: Address) -> None:
         self._masters[slot] = address
         self._is_moved = True
+
+
+_KINDS = {"ASK": AskError, "CLUSTERDOWN": ClusterDownError, "MOVED": MovedError, "TRYAGAIN": TryAgainError}
+
+
+def _with_kind(error: Exception) -> Exception:
+    """The error as newer versions of redis-py raise it: before version 6, only its `RedisCluster` knew these kinds."""
+    word, _, rest = str(error).partition(" ")
+    if type(error) is ResponseError and word in _KINDS:
+        try:
+            return _KINDS[word](rest)
+        except (ValueError, IndexError):
+            return RedisConnectionError(f"redirected to nowhere: {error}")
+    return error
 
 
 def _is_without_node(error: Exception) -> bool:

@@ -36,19 +36,30 @@ _BLOCKING_ONLY = {
     "parser_class", "ssl_ocsp_context", "ssl_ocsp_expected_cert", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled",
 }  # fmt: skip
 """Options that asyncio connections do not have."""
-MAX_RECEIVED = 64 * 1024 * 1024
-"""Maximum size of the replies of one exchange in bytes. To read one that never ends would run into no deadline."""
+LARGE = 65_536
+"""From this number of bytes on, the time that it takes to read a reply counts, not only the wait for it."""
 _WOULD_BLOCK = (TimeoutError, BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Turn:
     """The exchange that a connection is used for at the moment: its patience, and the bytes received so far."""
 
-    __slots__ = ("patience", "received")
+    __slots__ = ("cpu", "patience", "received")
 
     def __init__(self) -> None:
-        self.patience = Patience(0.0)
+        self.begin(Patience(0.0))
+
+    def begin(self, patience: Patience) -> None:
+        self.patience = patience
         self.received = 0
+        self.cpu = 0.0
+
+    def count(self) -> None:
+        """Count the processor time of this thread since the last call."""
+        now = time.thread_time()
+        if self.cpu:
+            self.patience.left -= now - self.cpu
+        self.cpu = now
 
 
 class DeadlineSocket:
@@ -96,8 +107,10 @@ class DeadlineSocket:
     def _within(self, operation: Callable[[Any], Any], argument: Any) -> Any:
         """Wait in slices, each of which counts for its own length at most: see `Patience`."""
         patience = self._turn.patience
-        if self._turn.received > MAX_RECEIVED:
-            raise ConnectionError(f"a reply of more than {MAX_RECEIVED} bytes")
+        if self._turn.received > LARGE:
+            self._turn.count()
+            if patience.is_over:
+                raise TimeoutError("the reply came too slowly")
         while True:
             timeout = max(0.0, min(patience.left, patience.slice)) if self._may_wait else 0.0
             if timeout != self._timeout:

@@ -117,14 +117,14 @@ class Subscription:
         return failure
 
     def _send(self, data: bytes) -> None:
-        self._link.turn.patience = Patience(SILENT_SECONDS)
+        self._link.turn.begin(Patience(SILENT_SECONDS))
         self._connection.send_packed_command((data,), check_health=False)
 
     def _read(self, seconds: float) -> list[bytes]:
         """The messages that arrive within so many seconds: the first, and those that came with it."""
         messages: list[bytes] = []
         while True:
-            self._link.turn.patience, self._link.turn.received = Patience(seconds), 0
+            self._link.turn.begin(Patience(seconds))
             try:
                 # What has arrived of a reply stays in the parser.
                 reply = self._connection.read_response(disable_decoding=True, disconnect_on_error=False)
