@@ -1,4 +1,4 @@
-"""The one room that knows Redis: it performs a call, blocking or not, and says so when that fails."""
+"""The only room that talks to Redis: it performs a call, blocking or not, and raises an error if that fails."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 PATIENCE = 5.0
-"""Seconds that a command may take which no request waits for."""
+"""Timeout in seconds of commands that no request waits for."""
 
 _stores: dict[tuple[str, bool], Store] = {}
 _get_ident = threading.get_ident
@@ -55,7 +55,7 @@ _get_ident = threading.get_ident
 def get_store(background: bool = False) -> Store:
     """The store of the alias that `RATELIMIT_USE_CACHE` names. Raises `ImproperlyConfigured`.
 
-    `background`: for what no request waits for. It has more time, and asks on whatever has failed.
+    `background`: for work that no request waits for. It has a longer timeout, and does not pause after failures.
     """
     while True:
         stores, store_key = _stores, (conf.USE_CACHE, background)
@@ -70,27 +70,27 @@ def get_store(background: bool = False) -> Store:
             params = ConnectionParams.of(conf.USE_CACHE)
             kind = ShardedStore if params.nodes else Store
             new_store = kind(params, PATIENCE if background else conf.TIMEOUT, background=background)
-            # Another thread may have been faster: there is one for all.
+            # Another thread may have been faster; all use the same.
             store = stores.setdefault(store_key, new_store)
-        if stores is _stores:  # Else it may be of the settings of before, and would be remembered.
+        if stores is _stores:  # Otherwise the settings have changed since, and it must not be cached.
             return store
 
 
 def take_turn(key: bytes, seconds: float) -> bool:
-    """Take a lock that expires after so many seconds. Return whether this process got it. Raises `StoreError`."""
+    """Take a lock that expires after this time. Return whether this process got it. Raises `StoreError`."""
     store, lifetime = get_store(background=True), round(seconds * 1000)
-    if store.execute(b"PTTL", key) > lifetime:  # The server's clock was set back: it would last until that catches up.
+    if store.execute(b"PTTL", key) > lifetime:  # The server's clock was set back, so the lock would last too long.
         store.execute(b"DEL", key)
     return bool(store.execute(b"SET", key, b"1", b"NX", b"PX", b"%d" % lifetime))
 
 
 def store_at(url: str) -> Store:
-    """A store of its own for the server at a URL, for what no request waits for; to be closed. Raises `ValueError`."""
+    """A new background store for the server at a URL. The caller closes it. Raises `ValueError`."""
     return Store(ConnectionParams.of_url(url), PATIENCE, background=True)
 
 
 def rules_key() -> bytes:
-    """The key of the hash of the rules in Redis: the revision, the snapshot, and what overrides say of each subject."""
+    """The key of the hash with the published rules: the revision, the snapshot, and the overrides of each subject."""
     return conf.CACHE_PREFIX + b"{rules}"
 
 
@@ -107,7 +107,7 @@ def _forget_stores() -> None:
     global _stores
     forgotten, _stores = _stores, {}
     get_store.cache_clear()
-    for store in list(forgotten.values()):  # A thread that began before may add one still.
+    for store in list(forgotten.values()):  # Another thread may still add one.
         store.close()
 
 

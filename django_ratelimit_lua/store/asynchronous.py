@@ -41,7 +41,7 @@ QUIET_SECONDS = 1.0
 class Countdown:
     """Calls a function after `seconds` in which the event loop had time to listen, unless it is cancelled.
 
-    Each sign of life of `pulse` begins the wait anew.
+    Each sign of life of `pulse` restarts the wait.
     """
 
     __slots__ = ("_call", "_due", "_handle", "_heard_at", "_left", "_loop", "_pulse", "_step")
@@ -317,7 +317,7 @@ class LoopConnections:
         return link.ask(question, patience)
 
     async def _exchange_anew(self, question: Question, patience: Patience, check: Callable[[], None]) -> Any:
-        for _ in range(3):  # The loop notices a connection that the server has closed meanwhile.
+        for _ in range(3):  # The loop notices if the server has closed the connection.
             await asyncio.sleep(0)
         while (link := self._link) is None or not link.is_usable:
             is_first = self._connecting is None

@@ -36,7 +36,7 @@ IDLE_SECONDS = 60.0
 
 
 class Link:
-    """One connection, used by one thread at a time. It is made with the first exchange, and anew after an error."""
+    """One connection, used by one thread at a time. It connects with the first exchange, and again after an error."""
 
     def __init__(self, params: ConnectionParams, pulse: Pulse) -> None:
         self._params = params
@@ -49,7 +49,7 @@ class Link:
     def ask(self, question: Question, patience: Patience) -> Any:
         """Send a command and return the answer.
 
-        Raises `Unreachable` if nothing was sent; else the errors of the question and of redis-py. The connection is
+        Raises `Unreachable` if nothing was sent, and the errors of the question and of redis-py. The connection is
         closed unless the reply was read completely.
         """
         self.begin(patience, has_token=question.program is PROGRAM)
@@ -227,7 +227,7 @@ class Connections:
                     self._freed.notify()
 
     def _wait(self, patience: Patience) -> Link:
-        """Wait for a connection. The wait begins anew with each reply of the server to another thread."""
+        """Wait for a connection. Each reply of the server to another thread restarts the wait."""
         at_first = patience.left
         with self._freed:
             self._waiting += 1

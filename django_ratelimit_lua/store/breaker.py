@@ -1,8 +1,8 @@
-"""A circuit breaker: after repeated failures nobody asks, so that an outage costs microseconds.
+"""A circuit breaker: after repeated failures no command is sent, so that an outage costs microseconds per request.
 
-The pattern is Nygard's ("Release It!", 2007): closed, everybody asks; open, nobody does, until a trial succeeds. The
-trials are made by a thread of its own, so that no request pays for them, with jittered pauses, so that processes do not
-try in step.
+The pattern is Nygard's ("Release It!", 2007): commands are sent while it is closed, and none while it is open, until a
+trial succeeds. A background thread makes the trials, so that no request pays for them, with jittered pauses, so that
+processes do not try at the same time.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ..process.tasks import Task
 
 FAILURES = 3
 """Failures in a row after which it opens."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 1.0
-"""Seconds between trials while it is open: half as long again after each, and a quarter more or less by chance."""
+FIRST_PAUSE, MAX_PAUSE = 0.25, 1.0
+"""Seconds between trials while it is open. Each pause is half as long again, with a jitter of a quarter."""
 GROWTH = 1.5
 
 
 class Breaker:
-    """Whether it is worth asking. `answers`: a trial, which tells whether there is an answer.
+    """Whether commands may be sent. `answers`: makes a trial, and returns whether the server answered.
 
     >>> breaker = Breaker(lambda: False)
     >>> for _ in range(FAILURES):
@@ -36,9 +36,9 @@ class Breaker:
     def __init__(self, answers: Callable[[], bool]) -> None:
         self._answers = answers
         self.failures = 0
-        """Those in a row, up to now."""
+        """Failures in a row."""
         self.is_open = False
-        """Whether nobody asks at the moment."""
+        """Whether no command is sent at the moment."""
         self._pause = FIRST_PAUSE
         self._task = Task("breaker", self._try, delay=self._next_pause)
         self._begin()
@@ -48,10 +48,10 @@ class Breaker:
         self._lock = threading.Lock()
 
     def may_ask(self) -> bool:
-        """Whether the caller may ask."""
+        """Whether a command may be sent."""
         if not self.is_open:
             return True
-        if not self._task.is_running:  # A child, whose parent's threads are not its own; or none could be started.
+        if not self._task.is_running:  # In a forked child, or if no thread could be started.
             self._task.start()
         return False
 
@@ -64,7 +64,7 @@ class Breaker:
         self._task.start()
 
     def succeeded(self) -> None:
-        """Note that there was an answer."""
+        """Record an answer."""
         if self.failures:
             with self._lock:
                 self.failures, self.is_open = 0, False
@@ -76,5 +76,5 @@ class Breaker:
 
     def _next_pause(self) -> float:
         pause = self._pause * chance.uniform(0.75, 1.25)
-        self._pause = min(self._pause * GROWTH, LONGEST_PAUSE)
+        self._pause = min(self._pause * GROWTH, MAX_PAUSE)
         return pause

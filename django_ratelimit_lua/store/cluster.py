@@ -1,4 +1,4 @@
-"""Which node of a cluster has which slot: learnt from any node, mended by redirections.
+"""Which node of a cluster has which hash slot: read from any node, and corrected by redirections.
 
 See https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/ (MOVED, ASK, CLUSTER SLOTS).
 """
@@ -32,16 +32,16 @@ from .patience import Patience
 SLOTS = 16_384
 MAX_REDIRECTIONS = 8
 PATIENCE = 0.2
-"""Seconds between two looks for the master of slots that does not answer."""
+"""Seconds between two readings of the map while a master does not answer."""
 TRY_AGAIN = 0.005
-"""Seconds to wait where some of an identity's keys have moved already and others have not."""
+"""Seconds to wait if only some keys of an identity have moved yet."""
 _ASKING = command(b"ASKING")
 _WHERE = command(b"CLUSTER", b"SLOTS")
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A step: ask that node, and return its answer."""
+    """A step: send a command to a node, and return the answer."""
 
     address: Address
     question: Question
@@ -49,11 +49,11 @@ class Ask:
 
 
 Steps = Generator[Any, Any, Any]
-"""Yields whom to ask, or the seconds to sleep; is sent the answer, or thrown the error."""
+"""Yields an `Ask`, or seconds to sleep. The driver sends the answer back, or throws the error."""
 
 
 def slot_of(key: bytes) -> int:
-    """The slot of a key.
+    """The hash slot of a key.
 
     >>> slot_of(b"rl:{abc}:login:sw") == slot_of(b"rl:{abc}:search:tb2")
     True
@@ -62,7 +62,7 @@ def slot_of(key: bytes) -> int:
 
 
 class Cluster:
-    """The nodes as this process knows them."""
+    """The nodes that this process knows."""
 
     def __init__(self, nodes: Sequence[Address]) -> None:
         self._first = tuple(nodes)
@@ -79,22 +79,23 @@ class Cluster:
 
     @property
     def masters(self) -> set[Address]:
-        """The nodes that have slots."""
+        """The nodes that have hash slots."""
         return {address for address in self._masters if address is not None}
 
     @property
     def nodes(self) -> set[Address]:
-        """Everybody who may be asked."""
+        """All nodes, with replicas and those that the alias names."""
         return {*self.masters, *self._others, *self._first}
 
     def master(self, slot: int) -> Address | None:
-        """The node that has a slot; None where nobody has, or nobody is known."""
+        """The node that has a hash slot, or None if none is known."""
         return self._masters[slot] if self._masters else None
 
     def exchange(self, slot: int, question: Question, patience: Patience) -> Steps:
-        """The answer of whoever has that slot. Yields steps; raises what redis-py and the question raise.
+        """Send a command to the node that has the hash slot. Yields steps, and raises what redis-py and the question
+        raise.
 
-        What may have been carried out is not sent again; what was redirected, or could not even be sent, is.
+        A command that may have been carried out is not sent again. One that was redirected or could not be sent is.
         """
         if self._is_due():
             yield from self.look(patience)
@@ -130,17 +131,17 @@ class Cluster:
         raise RedisConnectionError(f"redirected {MAX_REDIRECTIONS} times")
 
     def look(self, patience: Patience) -> Steps:
-        """Learn who has which slot, from whoever answers first. Raises `RedisError` where nobody does."""
-        last_error: Exception = RedisConnectionError("no node of the cluster was asked")
+        """Read the map of hash slots from the first node that answers. Raises `RedisError` if none does."""
+        last_error: Exception = RedisConnectionError("no node of the cluster was reached")
         for address, share in patience.shares(self._candidates()):
             try:
-                yield Ask(address, Question(_WHERE, partial(self._learn, told_by=address)), share)
+                yield Ask(address, Question(_WHERE, partial(self._learn, source=address)), share)
             except (RedisError, OSError) as error:
                 last_error = error
             else:
                 return
         if not self._masters:
-            raise RedisConnectionError(f"no node tells of the cluster: {last_error}") from last_error
+            raise RedisConnectionError(f"no node returned the map of the cluster: {last_error}") from last_error
 
     def _candidates(self) -> list[Address]:
         nodes = [*self.masters, *self._others]
@@ -161,17 +162,17 @@ class Cluster:
             self._looked_at = now
             return True
 
-    def _learn(self, reply: Any, told_by: Address) -> None:
+    def _learn(self, reply: Any, source: Address) -> None:
         masters: list[Address | None] = [None] * SLOTS
         others: set[Address] = set()
         for first, last, *nodes in reply:
             if not 0 <= first <= last < SLOTS:
-                raise InvalidResponse(f"no slots of a cluster: {first} to {last}")
-            addresses = [(node[0].decode() if node[0] else told_by[0], int(node[1])) for node in nodes]
+                raise InvalidResponse(f"not hash slots: {first} to {last}")
+            addresses = [(node[0].decode() if node[0] else source[0], int(node[1])) for node in nodes]
             masters[first : last + 1] = [addresses[0]] * (last + 1 - first)
             others.update(addresses[1:])
         if masters == [None] * SLOTS:
-            raise ResponseError(f"{told_by[0]}:{told_by[1]} knows of no slots")
+            raise ResponseError(f"{source[0]}:{source[1]} has no hash slots")
         self._masters, self._others, self._is_moved = masters, tuple(others), False
         self._failing &= self.masters
 

@@ -79,7 +79,7 @@ class Question(NamedTuple):
 
 
 def to_decide(call: Call) -> Question:
-    """Decide a call: the answer is the decision. Raises `StaleRules`."""
+    """Decide a call. The answer is the decision. Raises `StaleRules`."""
     token = chance.getrandbits(64).to_bytes(TOKEN_SIZE, "little")
     limits: tuple[tuple[Limit, int, bool], ...] = ()
     varying: tuple[bytes, ...] = ()
@@ -115,8 +115,9 @@ def _evalsha(call: Call, token: bytes) -> bytes:
 
 @lru_cache(maxsize=FORMS)
 def _form(rest: tuple[Any, ...], limits: tuple[tuple[Limit, int, bool], ...]) -> bytes:
-    """The command for calls that differ in their identities alone, with places for these and for the token. Empty where
-    more than that differs: with the moment, or because limits have one name. `rest`: of the call, behind its charges.
+    """The command for calls that differ in their identities alone, with places for these and for the token. Empty if
+    more than that differs: with the moment, or because limits share a name. `rest`: the fields of the call after its
+    charges.
     """
     places = [bytes([number]) * DIGEST_SIZE for number in range(1, 2 * len(limits) + 1)]
     charges = [
@@ -128,14 +129,14 @@ def _form(rest: tuple[Any, ...], limits: tuple[tuple[Limit, int, bool], ...]) ->
     if varies or len({limit.key_part for limit, _, _ in limits}) < len(limits):
         return b""
     form = _evalsha(call, bytes(TOKEN_SIZE)).removesuffix(bytes(TOKEN_SIZE) + b"\r\n").replace(b"%", b"%%")
-    for place in (*places, b"%d" % _MOMENT):  # Those of whoever cannot be banned are in no key.
+    for place in (*places, b"%d" % _MOMENT):  # A limit without bans has no key for one.
         form = form.replace(place, b"%b", 1)
     form = form.replace(_SLOT, b"%b")  # One for each limit of slots.
     return form + b"%b\r\n"
 
 
 RULES, RESET, ANNEX, UNPUBLISHED = b"rules", b"reset", b"annex", b"unpublished"
-# Whoever may not publish deletes all the same. The register, if there is one, is of all bans: they only leave it.
+# A user who may not publish can still delete. The register, if there is one, lists all bans: these leave it.
 # If a server forbids TIME in scripts, the message has no moment.
 _DELETE = b"""local last = #KEYS - tonumber(ARGV[3])
 redis.call('DEL', unpack(KEYS, 1, last))
@@ -150,14 +151,14 @@ return moment"""
 
 
 def to_delete(call: Call, channel: bytes) -> Question:
-    """Delete what a call's limits have counted, and their bans, and tell all processes whose that was. The answer is
-    the moment of it (microseconds since 1970, Redis's)."""
+    """Delete the counts and bans of a call's limits, and notify all processes. The answer is the moment of it, in
+    microseconds since 1970 by the clock of Redis."""
     keys, registers = call.state_keys(), call.registers and bool(call.banning)
     if registers:
         keys.append(call.prefix + REGISTER)
     digests = dict.fromkeys(digest for charge in call.charges for digest in (charge.digest, charge.ban_digest))
-    told = (channel, b" ".join([RESET, *digests]), b"%d" % registers)
-    parts = (b"EVAL", _DELETE, b"%d" % len(keys), *keys, *told)
+    message = (channel, b" ".join([RESET, *digests]), b"%d" % registers)
+    parts = (b"EVAL", _DELETE, b"%d" % len(keys), *keys, *message)
     return Question(command(*parts), lambda reply: _whole_number(reply) or FOREVER)
 
 
@@ -165,8 +166,7 @@ def read_reset(words: Iterable[bytes]) -> tuple[set[bytes], int]:
     """Read what follows `RESET` in a message.
 
     Returns:
-        The digests, and the moment up to which their units are not counted any more; `FOREVER` if there is none, as in
-        a message of an earlier version.
+        The digests, and the moment up to which their units do not count any more: `FOREVER` if the message has none.
     """
     digests = set(words)
     moments = {word for word in digests if word.startswith(b"@")}
@@ -179,8 +179,8 @@ _TELL = b"redis.pcall('PUBLISH', ARGV[1], ARGV[2]) return 1"
 
 
 def to_tell_reset(call: Call, channel: bytes) -> Question:
-    """Tell all processes that what they remember of those whom a call is about does not hold any more. What is counted
-    holds: it was counted after the moment 0."""
+    """Notify all processes that cached refusals of a call's identities have ended. Counts stay: they were counted after
+    the moment 0."""
     message = b" ".join([RESET, *dict.fromkeys(charge.ban_digest for charge in call.charges), b"@0"])
     return Question(command(b"EVAL", _TELL, b"0", channel, message), _whole_number)
 

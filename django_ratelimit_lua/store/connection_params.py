@@ -50,8 +50,8 @@ class ConnectionParams:
 
     @classmethod
     def of(cls, name: str) -> ConnectionParams:
-        """Those of a usable alias. Raises `ImproperlyConfigured`; of it, as Django does, an `InvalidCacheBackendError`
-        where there is no such alias."""
+        """Those of an alias. Raises `ImproperlyConfigured` if it cannot be used, and Django's
+        `InvalidCacheBackendError` if it does not exist."""
         problem = why_unusable(name)
         if problem:
             kind = ImproperlyConfigured if name in caches.settings else InvalidCacheBackendError
@@ -79,7 +79,7 @@ class ConnectionParams:
         return cls(name, redis_py.class_of(pool), {key: given[key] for key in given.keys() & OPTIONS})
 
     def at(self, address: Address) -> ConnectionParams:
-        """The same for another server: a node of the cluster, or whoever is the master."""
+        """The same for another server: a node of the cluster, or the master."""
         return replace(self, options={**self.options, "host": address[0], "port": address[1]})
 
     @property
@@ -100,12 +100,12 @@ class ConnectionParams:
 
 
 def why_unusable(alias: str) -> str | None:
-    """What is wrong with a cache alias for our purpose, or None."""
+    """Why limits cannot use a cache alias, or None if they can."""
     if alias not in caches.settings:
         return f"CACHES has no alias {alias!r}"
     try:
         return _problem(alias, caches[alias])
-    except Exception as error:  # Django, django-redis and redis-py make of bad settings whatever they like.
+    except Exception as error:  # Bad settings raise anything in Django, django-redis and redis-py.
         return f"CACHES[{alias!r}] cannot be used: {str(error) or type(error).__name__}"
 
 
@@ -113,7 +113,7 @@ def _problem(alias: str, cache: Any) -> str | None:
     if not isinstance(cache, RedisCache):
         kind = f"{type(cache).__module__}.{type(cache).__qualname__}"
         return f"CACHES[{alias!r}] is {kind}; it must be django_redis.cache.RedisCache"
-    if not cache._server:  # django-redis would take any server as one of none.
+    if not cache._server:  # django-redis would connect to a default server.
         return f"CACHES[{alias!r}] has no LOCATION; name the server, such as 'redis://127.0.0.1:6379/0'"
     client = cache.client
     is_known = isinstance(client, SentinelClient) or (
@@ -124,17 +124,17 @@ def _problem(alias: str, cache: Any) -> str | None:
         return f"CACHES[{alias!r}] uses {type(client).__name__}; use {kinds}"
     pools = redis_py.pools_of(client)
     given = pools[0].connection_kwargs
-    # To leave out an option of TLS would be to check less than the project asks for.
+    # To ignore an option of TLS would check less than the project requires.
     unknown = sorted(name for name in given.keys() - OPTIONS if name.startswith("ssl_") and given[name])
     if unknown:
-        return f"CACHES[{alias!r}] connects with {', '.join(unknown)}, which limits do not know"
+        return f"CACHES[{alias!r}] connects with {', '.join(unknown)}, which limits do not support"
     for params in (ConnectionParams._of_pool(alias, pool) for pool in pools):
         params.connection(redis_py.Turn())
     if isinstance(client.connection_factory, ClusterConnectionFactory):
         if given.get("db"):
             return f"CACHES[{alias!r}] names database {given['db']}; a cluster has only database 0"
         if "host" not in given:
-            return f"CACHES[{alias!r}] is a cluster; its nodes are named by redis:// or rediss://"
+            return f"CACHES[{alias!r}] is a cluster; name its nodes by redis:// or rediss://"
     return None
 
 

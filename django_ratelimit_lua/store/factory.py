@@ -14,15 +14,15 @@ from ..process.forks import leave_to_parent, renew_after_fork
 class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # django-redis 6 has no types
     """Makes clients of `redis.cluster.RedisCluster`: `"CONNECTION_FACTORY"` in the `OPTIONS` of an alias.
 
-    `LOCATION` names one node or several, of which one has to answer for a process to find the others; they share user,
-    password and TLS options. The client is kept per process, as django-redis keeps its pools. Limits do not use it:
-    they have connections to each node of their own.
+    `LOCATION` names one node or several. One of them has to answer, so that a process finds the others. All share user,
+    password and TLS options. Each process keeps one client, as django-redis keeps its pools. Limits do not use it:
+    they have their own connections to each node.
     """
 
     _clusters: ClassVar[dict[tuple[str, ...], RedisCluster]] = {}
 
     def connect(self, url: str) -> Any:
-        """A client of the cluster that a node is of. Raises what `RedisCluster` raises where no node answers."""
+        """A client for the cluster of a node. Raises what `RedisCluster` raises if no node answers."""
         urls = _siblings(url)
         if urls not in self._clusters:
             pools = [self.get_connection_pool(self.make_connection_params(node_url)) for node_url in urls]
@@ -38,7 +38,7 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # djang
         return self._clusters[urls]
 
     def disconnect(self, connection: Any) -> None:
-        """Close a client's connections; the next use makes a new one."""
+        """Close a client's connections. The next use makes a new client."""
         for urls in [urls for urls, cluster in self._clusters.items() if cluster is connection]:
             del self._clusters[urls]
         connection.close()
@@ -46,13 +46,13 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # djang
 
 @renew_after_fork
 def _renew() -> None:
-    # A client that is let go of waits for a lock of its own, which the parent may have held.
+    # To drop a client waits for a lock, which the parent may have held.
     leave_to_parent(ClusterConnectionFactory._clusters)
     ClusterConnectionFactory._clusters = {}
 
 
 def _siblings(url: str) -> tuple[str, ...]:
-    """The nodes that an alias names together with this one, this one first."""
+    """The nodes that an alias names, if it names this one."""
     for config in settings.CACHES.values():
         location = config.get("LOCATION", ())
         urls = location.split(",") if isinstance(location, str) else list(location)

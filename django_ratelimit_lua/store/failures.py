@@ -1,4 +1,4 @@
-"""How often questions on the way of requests were not answered, by kind: counted in the process, for metrics."""
+"""Failures of commands that requests waited for, counted by kind in the process, for metrics."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from ..process.forks import renew_after_fork
 
 Kind = Literal["timeout", "connection", "answered", "paused"]
 KINDS: tuple[Kind, ...] = ("timeout", "connection", "answered", "paused")
-"""No answer in time; nobody there, or a connection that broke; an answer that is an error; nobody was asked, as too
-much had failed before."""
+"""No answer in time; no connection, or a broken one; an answer that is an error; not sent, after repeated failures."""
 
 
 class Paused(RedisConnectionError):  # noqa: N818 - named as redis-py names its own
-    """Nobody is asked at the moment."""
+    """No command is sent at the moment."""
 
 
 def kind_of(error: BaseException) -> Kind:
-    """The kind of an error that a question met.
+    """The kind of an error.
 
     >>> kind_of(Paused()), kind_of(RedisTimeoutError()), kind_of(ResponseError("OOM")), kind_of(OSError())
     ('paused', 'timeout', 'answered', 'connection')
@@ -32,7 +31,7 @@ def kind_of(error: BaseException) -> Kind:
         return "paused"
     if isinstance(error, ResponseError):
         return "answered"
-    # Whoever could not connect in time has its cause.
+    # A connection that could not be made in time has a timeout as its cause.
     if isinstance(error, (TimeoutError, RedisTimeoutError)) or isinstance(
         error.__cause__, (TimeoutError, RedisTimeoutError)
     ):
@@ -41,11 +40,11 @@ def kind_of(error: BaseException) -> Kind:
 
 
 class Failures:
-    """Counts failures until they are taken away."""
+    """Counts failures until they are read."""
 
     def __init__(self) -> None:
         self._begin()
-        renew_after_fork(self._begin)  # The parent tells what it counted.
+        renew_after_fork(self._begin)  # The parent reports what it counted.
 
     def _begin(self) -> None:
         self._lock = Lock()
@@ -59,7 +58,7 @@ class Failures:
             self._counts[kind] += 1
 
     def take(self) -> Counter[str]:
-        """What was counted since it was taken last."""
+        """Return the counts since the last call."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
         return counts

@@ -22,7 +22,7 @@ class Flusher(Task):
     process ends. A failure of one does not keep back the others."""
 
     def __init__(self) -> None:
-        meanwhile = "limits are decided all the same, and what was collected is kept, up to a bound"
+        meanwhile = "limits are decided, and what was collected is kept, up to a bound"
         super().__init__("flush", self._flush_all, meanwhile=meanwhile, delay=FLUSH_SECONDS, at_exit=self._flush_last)
         self._flushes: list[Flush] = []
 

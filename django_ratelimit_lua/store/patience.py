@@ -1,14 +1,11 @@
-"""How long the store may keep a decision waiting.
+"""The time that a decision may wait for Redis.
 
-A deadline that is a moment of the clock cannot tell a store that is silent from a thread or an event loop that has no
-time to listen: in a burst the replies are there, and nobody has come to read them. So what counts is time in which we
-did listen. A thread waits in slices, and whatever a slice takes, no more counts than its length: a thread that comes
-late to its slice's end (others had the interpreter) listens again before it gives up. Where a slice was not in vain,
-the system tells how late the thread came (`blocking`). An event loop has a clock that stands still while it is busy
-with something else (`asynchronous.Watch`).
+A deadline by the clock cannot tell a silent server from a thread or an event loop that has no time to listen: in a
+burst the replies have arrived, and no thread has read them yet. So only the time in which a caller really waited
+counts. A thread waits in slices, and a slice counts for no more than its own length: a thread that returns late looks
+again before it gives up. An event loop does the same with more steps (`asynchronous.Countdown`).
 
-Waiting for a connection, while others have them all, counts as long as the store is silent: a reply to anybody is a
-sign of life, and the wait begins anew.
+A wait for a free connection lasts as long as the server is silent: each reply to another caller restarts it.
 """
 
 from __future__ import annotations
@@ -20,14 +17,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SLICES = 2
-"""A slice is a part of the whole, so that who comes late listens again before it gives up; and no smaller part, because
-each slice is another thread that wants the interpreter, while hundreds do."""
+"""Slices of a wait. More would make more threads compete for the interpreter when hundreds of them wait."""
 GRACE = 0.02
-"""Seconds, or a fifth of the whole: what is left at least where a connection was made, or rules were loaded."""
+"""Seconds, but at most a fifth of the whole, that are left at least after a connection was made or rules were
+loaded."""
 
 
 LAST_PATIENCE = 1.0
-"""Seconds for all that a process still has to write when it ends."""
+"""Seconds for everything that a process writes when it ends."""
 
 
 class Patience:
@@ -44,16 +41,16 @@ class Patience:
         return self.left <= 0.0
 
     def spend(self, began: float, most: float) -> None:
-        """Count a wait since that moment of the monotonic clock that was meant to last at most so long."""
+        """Count a wait that began at this moment (monotonic), but no more than `most` seconds of it."""
         took = time.monotonic() - began
         self.left -= most if took > most else took
 
     def was_answered(self) -> None:
-        """Leave time for one answer more: Redis has answered, however late whoever asked came to hear of it."""
+        """Leave time for one more answer: Redis has answered, however late the caller read it."""
         self.left = max(self.left, min(GRACE, self.whole / 5))
 
     def wait(self, attempt: Callable[[float], bool]) -> bool:
-        """Try, for so many seconds each time, until it succeeds or nothing is left; whether it succeeded."""
+        """Call `attempt` with a timeout until it succeeds or no time is left. Return whether it succeeded."""
         while True:
             began, most = time.monotonic(), max(0.0, min(self.left, self.slice))
             succeeded = attempt(most)
@@ -62,16 +59,16 @@ class Patience:
                 return succeeded
 
     def share(self, among: int) -> Patience:
-        """A part of what is left, for one of several that are asked one after the other; see `take_back`."""
+        """A part of what is left, for one of several servers that are asked in turn. See `take_back`."""
         return Patience(max(self.left, 0.0) / among)
 
     def take_back(self, share: Patience) -> None:
-        """Count what a share has spent."""
+        """Count the time that a share has spent."""
         self.left -= share.whole - share.left
 
     def shares(self, among: Sequence[T]) -> Iterator[tuple[T, Patience]]:
-        """Each of several that are asked one after the other, with its share, while anything is left. What it has
-        spent counts when the next one's turn comes, or with the end of the loop."""
+        """Each of several servers that are asked in turn, with its share, while any time is left. The time that a share
+        has spent counts with the next turn, or with the end of the loop."""
         for number, item in enumerate(among):
             share = self.share(len(among) - number)
             if share.is_over:
@@ -83,7 +80,7 @@ class Patience:
 
 
 class Pulse:
-    """When a server has answered anybody in this process last."""
+    """When a server last answered a caller in this process."""
 
     __slots__ = ("heard_at",)
 
@@ -95,7 +92,7 @@ _last: Patience | None = None
 
 
 def last_patience() -> Patience:
-    """What is left of the time for all that a process still has to write when it ends; it begins with the first."""
+    """The time that is left for everything that a process writes when it ends. It begins with the first call."""
     global _last
     if _last is None:
         _last = Patience(LAST_PATIENCE)

@@ -63,10 +63,10 @@ class Turn:
 
 
 class DeadlineSocket:
-    """A connected socket whose operations all together take no longer than the patience of the turn.
+    """A connected socket. Its operations together take no longer than the patience of the turn.
 
     redis-py sets timeouts per operation, so a reply that arrives byte by byte would never run into one. Its timeouts
-    are ignored here, apart from zero, which means not to wait.
+    are ignored here, except for zero, which means not to wait.
     """
 
     __slots__ = ("_may_wait", "_timeout", "_turn", "sock")
@@ -173,7 +173,7 @@ class AsyncConnection(asynchronous.AbstractConnection):
                 self._writer.transport.abort()
 
     def __del__(self, *args: Any) -> None:
-        """redis-py would warn of a connection whose event loop was closed before it."""
+        """Do not warn, as redis-py does, if the event loop was closed first."""
 
 
 @cache
@@ -212,8 +212,8 @@ def _without_library_name(connection: Any) -> Any:
 
 
 def pools_of(client: DefaultClient) -> list[Any]:
-    """The pools whose options lead to the servers: one, or one for each node of a cluster that the alias names. They
-    connect to nothing."""
+    """The pools of an alias, for their options: one, or one for each node of a cluster that the alias names. They do
+    not connect."""
     factory = client.connection_factory
     if isinstance(factory, ClusterConnectionFactory):
         return [factory.get_connection_pool(factory.make_connection_params(url)) for url in client._server]

@@ -52,11 +52,11 @@ class Node:
 
     @property
     def heard_at(self) -> float:
-        """When it has answered anybody last, by the monotonic clock."""
+        """When it last answered a caller (monotonic)."""
         return self._pulse.heard_at
 
     def use(self, ask: Callable[[Link, Any, Patience], Any], asked: Any, patience: Patience) -> Any:
-        """What a method of a connection returns. Raises what it raises."""
+        """Call a method of a free connection, and return its result. Raises what it raises."""
         breaker = self._breaker
         if breaker is not None and breaker.is_open:
             self._check()
@@ -84,7 +84,7 @@ class Node:
         return answer
 
     def close(self) -> None:
-        """Close the idle connections of threads, and try nothing more. Those of an event loop are closed with it."""
+        """Close the idle connections of threads, and stop trials. Those of an event loop are closed with it."""
         if self._breaker is not None:
             self._breaker.succeeded()
         self._connections.close()
@@ -102,12 +102,12 @@ class Node:
 
     def _check(self) -> None:
         if self._breaker is not None and not self._breaker.may_ask():
-            raise Paused("Redis has failed repeatedly; it is asked again in a moment")
+            raise Paused("Redis has failed repeatedly; it is tried again in a moment")
 
     def _note(self, error: Exception) -> None:
         if self._breaker is None or isinstance(error, Paused):
             return
-        # Who answers with an error costs no deadline, and may answer the next call as it should.
+        # A server that answers with an error costs no deadline, and may answer the next call.
         if isinstance(error, ResponseError):
             self._breaker.succeeded()
         else:
@@ -115,15 +115,15 @@ class Node:
 
 
 class Store:
-    """Performs calls on one server, or on whoever is the master of several, each within `timeout` seconds.
+    """Performs calls on one server, or on the master that Sentinel names, each within `timeout` seconds.
 
-    After repeated failures nothing is asked until there are answers again. A `background` store asks on, and leaves it
-    to its caller to say that it failed. Both changes are told once: a server that answers with errors between its
-    decisions is down until it has decided for a while without one.
+    After repeated failures it sends nothing until the server answers again. A `background` store does not pause, and
+    leaves it to its caller to report failures. The log and the signals report each change of state once: a server
+    that answers some calls with errors is down until it has decided for a while without one.
     """
 
     compares_rules = True
-    """Whether the call that counts tells, too, that it goes by stale rules. Else only a call without charges does."""
+    """Whether the call that counts also compares the revision of the rules. Otherwise a call without charges does."""
 
     def __init__(self, params: ConnectionParams, timeout: float, *, background: bool) -> None:
         self._params = params
@@ -142,22 +142,22 @@ class Store:
 
     @property
     def is_paused(self) -> bool:
-        """Whether somebody is not asked at the moment, because too much has failed."""
+        """Whether a server is not used at the moment, after repeated failures."""
         return any(node.is_paused for node in list(self._nodes.values()))
 
     @property
     def heard_at(self) -> float:
-        """When anybody in this process was answered last, by the monotonic clock."""
+        """When a server last answered a caller in this process (monotonic)."""
         return max((node.heard_at for node in list(self._nodes.values())), default=float("-inf"))
 
     def decide(self, call: Call, patience: Patience | None = None) -> Decision:
-        """Decide a call, within what is left of a patience, where one is given. Raises `StoreError`, `StaleRules`."""
+        """Decide a call within a patience, or within the timeout. Raises `StoreError`, `StaleRules`."""
         decision: Decision = self._exchange(to_decide(call), patience)
         return decision
 
     def decide_many(self, calls: Sequence[Call]) -> list[Decision]:
-        """Decide calls of a time of their own one after the other, sent together. Raises `StoreError`, and nobody
-        knows then how many of them were counted."""
+        """Decide calls that have a time of their own, one after the other, sent together. Raises `StoreError`. Then it
+        is unknown how many of them were counted."""
         return self._exchange_all(map(to_decide, calls)) if calls else []
 
     def delete_keys(self, keys: Sequence[bytes]) -> None:
@@ -165,7 +165,8 @@ class Store:
             self.execute(b"DEL", *keys[first : first + MAX_KEYS])
 
     def find_keys(self, begin: bytes, pattern: bytes = b"*") -> set[bytes]:
-        """Return the keys on all masters that begin with this text and go on as the pattern. Raises `StoreError`."""
+        """Return the keys on all masters that begin with this text and match the pattern after it. Raises
+        `StoreError`."""
         begin = re.sub(rb"([*?\[\]\\])", rb"\\\1", begin)
         found: set[bytes] = set()
         for node in self._masters():
@@ -187,14 +188,13 @@ class Store:
         return self._aexchange(to_decide(call), patience)
 
     def channel(self, prefix: bytes) -> bytes:
-        """The channel on which processes that share a database and a prefix tell each other of changes: of the rules,
-        by publishing (`RULES <revision>`), of what was reset (`RESET <digest> <digest> ... @<moment>`), of what
-        an annex sends to itself (`ANNEX <annex> <word> <word> ...`), and of rules that were saved by a process whose
-        format is too old to publish them (`UNPUBLISHED <format>`)."""
+        """The channel of processes that share a database and a prefix. Its messages are: new rules (`RULES
+        <revision>`), resets (`RESET <digest> <digest> ... @<moment>`), messages of an annex (`ANNEX <annex> <word>
+        <word> ...`), and rules saved by a process whose format is too old to publish them (`UNPUBLISHED <format>`)."""
         return b"%bchanges:%d" % (prefix, self._params.database)  # A channel is the same in all databases.
 
     def delete(self, call: Call) -> int:
-        """Delete the state of every limit of a call; returns the moment, see `to_delete`. Raises `StoreError`."""
+        """Delete the state of every limit of a call. Return the moment, see `to_delete`. Raises `StoreError`."""
         moment: int = self._exchange(to_delete(call, self.channel(call.prefix)))
         return moment
 
@@ -204,7 +204,7 @@ class Store:
         return moment
 
     def tell_reset(self, call: Call) -> None:
-        """Tell all processes that refusals of those whom a call is about have ended. Raises `StoreError`."""
+        """Notify all processes that cached refusals of a call's identities have ended. Raises `StoreError`."""
         self._exchange(to_tell_reset(call, self.channel(call.prefix)))
 
     async def atell_reset(self, call: Call) -> None:
@@ -212,13 +212,13 @@ class Store:
         await self._aexchange(to_tell_reset(call, self.channel(call.prefix)))
 
     def execute(self, *parts: bytes, patience: Patience | None = None) -> Any:
-        """The reply to any other command, for what is not on the way of a request. Raises `StoreError`."""
+        """The reply to any other command. Raises `StoreError`."""
         return self._exchange(to_execute(*parts), patience)
 
     def run(
         self, program: Program, keys: Sequence[bytes], arguments: Sequence[bytes], patience: Patience | None = None
     ) -> list[Any]:
-        """The reply to a program whose keys are in one slot. Raises `StoreError`."""
+        """The reply to a program. Its keys must be in one hash slot. Raises `StoreError`."""
         reply: list[Any] = self._exchange(to_run(program, keys, arguments), patience)
         return reply
 
@@ -230,7 +230,7 @@ class Store:
         return reply
 
     def execute_all(self, commands: Sequence[Sequence[bytes]], patience: Patience | None = None) -> list[Any]:
-        """The replies to several other commands, which are sent together. Raises `StoreError` where one is an error."""
+        """The replies to several other commands, sent together. Raises `StoreError` if one is an error."""
         if not commands:
             return []
         return self._exchange_all([to_execute(*parts) for parts in commands], patience)
@@ -242,10 +242,10 @@ class Store:
         items: Sequence[tuple[bytes, bytes]],
         patience: Patience,
     ) -> list[int | None]:
-        """What a program answers about each of these keys and their arguments, which follow the `common` ones. None for
-        keys that could not be asked about."""
+        """The answers of a program that returns one for each key. Its arguments are the `common` ones and one for each
+        key. None for keys whose server did not answer."""
         answers: list[int | None] = [None] * len(items)
-        failing: set[Address | None] = set()  # No caller waits twice for one server.
+        failing: set[Address | None] = set()  # A server that failed is not tried again.
         for places in self._portions([key for key, _ in items]):
             keys, arguments = [items[place][0] for place in places], [items[place][1] for place in places]
             server = self._server_of(keys[0])
@@ -269,7 +269,7 @@ class Store:
         return None
 
     def close(self) -> None:
-        """Close the idle connections of threads; those of an event loop are closed with it."""
+        """Close the idle connections of threads. Those of an event loop are closed with it."""
         for node in list(self._nodes.values()):
             node.close()
 
@@ -321,7 +321,7 @@ class Store:
         return node
 
     def _patience(self, patience: Patience | None = None) -> Patience:
-        """Raises `StoreError` where it is too late to ask; that is nobody's failure."""
+        """Raises `StoreError` if no time is left. That does not count as a failure of the server."""
         patience = patience or Patience(self._timeout)
         if patience.left <= 0.0:
             if not self._is_background:
@@ -350,8 +350,8 @@ class Store:
             was_down, self._is_down = self._is_down, True
             self._failing.add(node)
             self._failed_at = time.monotonic()
-            # After a pause the first answer is enough: a trial has shown that Redis is back. What fails without one is
-            # answered with errors, or not answered now and then: that has to end before all is well.
+            # After a pause the first answer is enough: a trial has shown that Redis is back. Without a pause, some
+            # calls were answered with errors or not at all: that has to end first.
             self._was_paused = self.is_paused
         if not was_down:
             logger.error("Redis of cache %r cannot decide limits: %s", self._params.name, message)

@@ -1,10 +1,10 @@
-"""The store of a cluster: every identity's limits in one slot, decided by whoever has that slot.
+"""The store of a cluster: all limits of one identity are in one hash slot, and its node decides them.
 
-A call whose keys live in several slots is asked slot by slot, in its own order. Each slot decides its part atomically;
-between slots this holds: nothing is ever admitted that one limit refuses. After a refusal the slots that follow are
-only looked at, because every limit's numbers are part of the answer: when to come again is the latest of them. What was
-taken before it is given back; until then it counts for others, so that somebody may be refused who would not have been
-on a single server; never the other way round. If the process dies in between, those units stay counted.
+A call whose keys are in several hash slots is decided slot by slot, in its own order. Each slot decides its part
+atomically. Nothing is admitted that one limit refuses. After a refusal the remaining slots are only read, because the
+numbers of every limit are part of the answer. Units that were taken before the refusal are given back. Until then they
+count for others, so a client may be refused that a single server would have admitted, never the other way round. If the
+process dies in between, those units stay counted.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ from .patience import Patience
 from .server import MAX_KEYS, Node, Store
 
 REFUSES = Limit("never", "0/s", algorithm="fixed_window")
-"""Beside it a hit is refused: the others only look, and count what they count of refused hits. It has no state."""
+"""With this limit a hit is refused, so that the other limits only count what they count of refused hits. It has no
+state."""
 
 Deciding = Generator[Any, Any, Decision]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The charges of a call that one slot decides, and their places in the call."""
+    """The charges of a call that one hash slot decides, and their places in the call."""
 
     call: Call
     places: Sequence[int]
 
 
 class ShardedStore(Store):
-    """Performs calls on a cluster, each within `timeout` seconds, however many nodes it takes."""
+    """Performs calls on a cluster, each within `timeout` seconds, however many nodes that takes."""
 
     compares_rules = False
 
@@ -110,7 +111,7 @@ class ShardedStore(Store):
     def _decide(self, call: Call, patience: Patience) -> Deciding:
         if not call.charges:
             return (yield from self._decide_at(slot_of(call.fence), call, patience))
-        # The rules are in another slot. `replace` takes four times as long, on the way of every request.
+        # The rules are in another hash slot. `_replace` takes four times as long.
         revision = call.revision_number
         call = Call(
             call.charges, call.operation, call.prefix, call.now, call.max_wait_us, call.partial, hit_at=call.hit_at,
@@ -133,8 +134,8 @@ class ShardedStore(Store):
         return decision
 
     def _decide_with_bans(self, call: Call, elsewhere: Sequence[int], patience: Patience) -> Deciding:
-        """Decide a call some of whose bans are of others than those who are counted, in other slots: look there first;
-        ask the limits, which only look where somebody is banned; and tell what was an offence."""
+        """Decide a call with bans of other identities in other hash slots: read these first, then decide the limits,
+        which only read if a ban refuses, and then record offences."""
         is_hit, bans = call.operation == "hit", {}
         for place in elsewhere:
             units = 0 if is_hit else call.charges[place].cost
@@ -144,7 +145,7 @@ class ShardedStore(Store):
         is_banned = not held.isdisjoint(enforced)
         charges = list(call.charges)
         for place in elsewhere:
-            # Whom a limit in shadow mode would ban is let through, and not counted by it.
+            # A limit in shadow mode admits a banned client and does not count it.
             cost = 0 if is_hit and place in held else charges[place].cost
             charges[place] = charges[place]._replace(limit=charges[place].limit.without_bans(), cost=cost)
         operation: Operation = "peek" if is_hit and is_banned else call.operation
@@ -162,7 +163,7 @@ class ShardedStore(Store):
         return decision._replace(limits=tuple(states), allowed=decision.allowed and not is_banned)
 
     def _of_ban(self, call: Call, place: int, units: int, patience: Patience) -> Generator[Any, Any, Ban]:
-        """A ban that lives in a slot of its own: offences are told there, and what a call says of it is done."""
+        """The ban in its own hash slot, after the offences and the operation of a call are recorded there."""
         charge = call.charges[place]
         operation: Operation = call.operation if call.operation in ("ban", "unban") else "offend"
         charge = Charge(charge.limit, charge.ban_digest, 0 if call.operation == "peek" else units)
@@ -175,7 +176,7 @@ class ShardedStore(Store):
         return decision
 
     def _decide_in_turn(self, call: Call, parts: Sequence[Part], patience: Patience) -> Deciding:
-        """Decide the parts of a call one after the other, all or nothing."""
+        """Decide the parts of a call in turn, all or nothing."""
         states: dict[int, LimitState] = {}
         taken: list[tuple[Part, Decision]] = []
         decisions: list[Decision] = []
@@ -184,7 +185,7 @@ class ShardedStore(Store):
             part_call, slot = part.call, _slot_of(part.call.charges[0])
             if call.operation == "hit" and refused:
                 if call.partial:
-                    part_call = _at_most(part_call, 1)  # What a refused partial hit counts.
+                    part_call = _at_most(part_call, 1)  # A refused partial hit counts one unit.
                 part_call = part_call._replace(
                     charges=[*part_call.charges, Charge(REFUSES, part_call.charges[0].digest)], partial=False
                 )
@@ -219,14 +220,15 @@ class ShardedStore(Store):
     def _give_back(
         self, taken: Sequence[tuple[Part, Decision]], keep: int, states: dict[int, LimitState], patience: Patience
     ) -> Steps:
-        """Give back what was taken, but for `keep` units of each limit; what cannot be given back stays counted."""
+        """Give back the units that were taken, except `keep` units of each limit. Units that cannot be given back stay
+        counted."""
         for part, decision in taken:
             call = part.call
             back: dict[int, list[tuple[int, LimitState, Charge]]] = {}
             for place, charge, state in zip(part.places, call.charges, decision.limits, strict=True):
                 took = decision.granted if call.partial else charge.cost
                 kept_units = keep
-                if charge.limit.count_denied and not keep:  # Refused hits count: so does this one.
+                if charge.limit.count_denied and not keep:  # Refused hits count, and so does this one.
                     kept_units = 1 if call.partial else took
                 cost = took - kept_units
                 if state.allowed and cost > 0:
@@ -238,7 +240,7 @@ class ShardedStore(Store):
                 with suppress(StoreError):
                     given = yield from self._decide_at(_slot_of(charges[0]), refund, patience)
                     for (place, state, _), now in zip(those, given.limits, strict=True):
-                        # What is kept of it still counts since then.
+                        # Units that are kept still count since then.
                         states[place] = now._replace(counted_at=state.counted_at if keep else 0)
 
     def _delete(self, call: Call, patience: Patience) -> Steps:
@@ -258,7 +260,7 @@ class ShardedStore(Store):
     def _tell_reset(self, call: Call, patience: Patience) -> Steps:
         question = to_tell_reset(call, self.channel(call.prefix))
         yield from self._ask(_slot_of(call.charges[0]), question, patience)
-        register = call.prefix + REGISTER  # It lives elsewhere than the bans that were lifted.
+        register = call.prefix + REGISTER  # It is in another hash slot than the bans.
         yield from self._ask(slot_of(register), to_execute(b"ZREM", register, *call.state_keys()), patience)
 
     def _ask(self, slot: int, question: Question, patience: Patience) -> Steps:
@@ -275,7 +277,7 @@ class ShardedStore(Store):
             gone = self._nodes.pop(address, None)
             if gone is not None:
                 gone.close()
-        with self._lock:  # Whoever is no master any more need not answer.
+        with self._lock:  # A node that is not a master any more need not answer.
             self._failing &= self._cluster.masters
         super()._answered(node)
 
@@ -319,7 +321,7 @@ def _bans_elsewhere(charge: Charge) -> bool:
 
 
 def _is_offence(charge: Charge, state: LimitState) -> bool:
-    """Whether a hit that was decided is one."""
+    """Whether a decided hit is an offence."""
     terms = charge.limit.ban
     if terms is None or charge.reports:
         return False
@@ -327,7 +329,7 @@ def _is_offence(charge: Charge, state: LimitState) -> bool:
 
 
 def _with_ban(state: LimitState, ban: Ban, moment: int, *, is_held: bool) -> LimitState:
-    """The state of a limit, as it is with a ban that is kept elsewhere."""
+    """The state of a limit with a ban from another hash slot."""
     if not ban.until:
         return state._replace(ban=ban)
     seconds, is_allowed = max(0, ban.until - moment) / SECOND, state.allowed and not is_held
@@ -342,9 +344,9 @@ def _slot_of(charge: Charge) -> int:
 
 
 def _parts_of(call: Call) -> list[Part]:
-    """A call's parts, one for each slot."""
+    """A call's parts, one for each hash slot."""
     first = call.charges[0].digest
-    if all(charge.digest == first for charge in call.charges):  # As nearly always: to find a slot takes its time.
+    if all(charge.digest == first for charge in call.charges):  # Nearly always. Computing a hash slot takes time.
         return [Part(call, range(len(call.charges)))]
     places: dict[int, list[int]] = {}
     for place, charge in enumerate(call.charges):

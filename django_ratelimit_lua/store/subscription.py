@@ -28,7 +28,7 @@ class Subscription:
     """Receives the messages of a channel until the connection ends. Raises `StoreError` if it cannot, now or later.
 
     The channel of a cluster is the same on all nodes: any node that the alias names will do. But a node that is cut off
-    from the others does not pass on their messages any more, and answers PINGs all the same.
+    from the others does not pass on their messages any more, though it answers PINGs.
 
     `heard_at`: everything that was published until then (monotonic) was received; never known in a cluster.
     """
@@ -46,7 +46,8 @@ class Subscription:
         self._pinged_at = float("-inf")
         self._is_open = self._is_pinged = False
         try:
-            # To no subscriber. It fails for a user who may not publish: no other process of that user could, either.
+            # To no subscriber. It fails for a user without the right to publish, which other processes then lack as
+            # well.
             self._link.ask(to_execute(b"PUBLISH", channel + b":test", b""), patience)
             self._send(command(b"SUBSCRIBE", channel))
             while not self._is_open:
@@ -65,7 +66,7 @@ class Subscription:
         """Whether there is something to receive, or the connection has ended. Neither waits nor receives. It is for
         other threads, because the thread that receives may have to wait for the interpreter."""
         try:
-            # If the connection is encrypted, an answer to our own PING cannot be told from a message.
+            # If the connection is encrypted, an answer to our PING looks like a message.
             return self._twin is not None and self._twin.recv(len(PONG) + 1, socket.MSG_PEEK) != PONG
         except BlockingIOError:
             return False
@@ -73,7 +74,7 @@ class Subscription:
             return True
 
     def receive(self, seconds: float) -> list[bytes]:
-        """Wait for messages, at most for so many seconds, and return them. Raises `StoreError` if the connection has
+        """Wait for messages for this time at most, and return them. Raises `StoreError` if the connection has
         ended or the server does not answer: then messages may be lost."""
         try:
             now = time.monotonic()
@@ -121,7 +122,7 @@ class Subscription:
         self._connection.send_packed_command((data,), check_health=False)
 
     def _read(self, seconds: float) -> list[bytes]:
-        """The messages that arrive within so many seconds: the first, and those that came with it."""
+        """The messages that arrive within this time: the first, and those that came with it."""
         messages: list[bytes] = []
         while True:
             self._link.turn.begin(Patience(seconds))
@@ -130,7 +131,7 @@ class Subscription:
                 reply = self._connection.read_response(disable_decoding=True, disconnect_on_error=False)
             except RedisTimeoutError:
                 return messages
-            except ResponseError:  # To a PING, if the user may not send one: an answer all the same.
+            except ResponseError:  # To a PING, if the user may not send one. It is an answer.
                 if not self._is_open:
                     raise
                 reply = [b"pong"]

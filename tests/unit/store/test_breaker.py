@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_ratelimit_lua.store.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
+from django_ratelimit_lua.store.breaker import FAILURES, FIRST_PAUSE, MAX_PAUSE, Breaker
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_trial_closes_it_and_pauses_grow_until_then(breaker: Any, trials: list
         breaker.failed()
     trials += [False] * 8 + [True]
     pauses = [breaker._next_pause(), *(breaker._try() for _ in range(8))]
-    middles = [min(FIRST_PAUSE * 1.5**number, LONGEST_PAUSE) for number in range(9)]
+    middles = [min(FIRST_PAUSE * 1.5**number, MAX_PAUSE) for number in range(9)]
     assert all(0.75 * middle <= pause <= 1.25 * middle for pause, middle in zip(pauses, middles, strict=True))
     assert breaker._try() is None
     assert breaker.may_ask()

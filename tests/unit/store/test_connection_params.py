@@ -57,7 +57,7 @@ def test_nothing_is_taken_that_is_not_named(settings: Any) -> None:
 def test_an_option_of_tls_is_never_left_out(settings: Any) -> None:
     """Rather than a connection that checks less than the project asks for."""
     use(settings, "rediss://127.0.0.1:2/0", ssl_tomorrow=True)
-    assert "ssl_tomorrow, which limits do not know" in why_unusable("default")
+    assert "ssl_tomorrow, which limits do not support" in why_unusable("default")
     use(settings, "rediss://127.0.0.1:3/0", ssl_check_hostname=True, ssl_ciphers="HIGH")
     assert why_unusable("default") is None
     assert {"ssl_check_hostname", "ssl_ciphers"} <= ConnectionParams.of("default").options.keys()
