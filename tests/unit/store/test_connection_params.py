@@ -147,6 +147,47 @@ def test_a_parser_of_the_project_is_used(settings: Any) -> None:
         store.close()
 
 
+class OwnConnection(redis.connection.Connection):
+    """A connection class of the project's own."""
+
+    count = 0
+
+    def _connect(self) -> Any:
+        OwnConnection.count += 1
+        return super()._connect()
+
+
+class OwnPool(redis.ConnectionPool):
+    """A pool of the project's own."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(connection_class=OwnConnection, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"CONNECTION_POOL_CLASS": "redis.BlockingConnectionPool", "CONNECTION_POOL_KWARGS": {"timeout": 3}},
+        {"CONNECTION_POOL_CLASS": f"{__name__}.OwnPool"},
+        {"CLIENT_CLASS": "django_redis.client.HerdClient"},
+        {"SOCKET_TIMEOUT": 99, "CONNECTION_POOL_KWARGS": {"retry_on_timeout": True, "health_check_interval": 1}},
+    ],
+    ids=["blocking pool", "own pool", "herd client", "timeouts"],
+)
+def test_pools_and_clients_of_a_site_are_accepted(options: Any, settings: Any) -> None:
+    """The class of the pool's connections is used, as far as threads go."""
+    with Server() as server:
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url, "OPTIONS": options}
+        }
+        store = Store(ConnectionParams.of("default"), 5, background=True)
+        assert store.decide(call(1)).allowed
+        assert asyncio.run(store.adecide(call(1))).allowed
+        assert bool(OwnConnection.count) == ("own" in str(options).lower())
+        OwnConnection.count = 0
+        store.close()
+
+
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
 def test_redis_py_connects_within_our_time(kind: str, settings: Any, tmp_path: Path) -> None:
     """Whatever redis-py's own timeouts are. Keepalive is as the options say."""
