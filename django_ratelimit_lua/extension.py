@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
 
 ANNEXES = ("statistics", "breakers", "replay", "gateway")
 SETTINGS_OF_ANNEXES = {
@@ -263,3 +264,9 @@ def install(name: str) -> str:
     'Add "django_ratelimit_lua.contrib.gateway" to INSTALLED_APPS'
     """
     return f'Add "django_ratelimit_lua.contrib.{name}" to INSTALLED_APPS'
+
+
+def require(name: str) -> None:
+    """Raise `ImproperlyConfigured` if an annex is not installed. Its models would belong to the core's app."""
+    if not apps.is_installed(f"django_ratelimit_lua.contrib.{name}"):
+        raise ImproperlyConfigured(f"django_ratelimit_lua.contrib.{name} is not installed. {install(name)}.")

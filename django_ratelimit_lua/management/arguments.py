@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable
 from typing import Any
 
 from django.conf import settings
 from django.core.management.base import CommandError
 from django.http import HttpRequest
+from django.utils import timezone
 
 from ..identity.forwarded import parse_address, parse_network
 from ..limits.rate import SECOND, LimitError, duration, time_us
@@ -70,6 +72,12 @@ def seconds_of(option: str, period: str, otherwise: str = "") -> int:
         return time_us(duration(period)) // SECOND
     except LimitError as error:
         raise CommandError(f"{option} {error}{otherwise}") from None
+
+
+def format_moment(moment: datetime.datetime) -> str:
+    """A moment in the current time zone, with its name."""
+    local = timezone.localtime(moment) if timezone.is_aware(moment) else moment
+    return f"{local:%Y-%m-%d %H:%M:%S %Z}".rstrip()
 
 
 def require_urlconf() -> None:

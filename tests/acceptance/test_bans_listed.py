@@ -18,6 +18,7 @@ from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
+from django.utils import timezone
 
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.admin.history import changed_words
@@ -78,9 +79,10 @@ def test_bans_are_listed() -> None:
     assert second.ban.until - second.ban.since == 600 * 10**6
     assert second.next_us == 600 * 10**6
     lines = said("list").splitlines()
-    assert lines[0].startswith(f"{first.identity[:12]} mail until ")
-    assert lines[0].endswith(" UTC (ad…): by hand: spam, ban number 1, the next for 2 min 0 s")
-    assert lines[1].endswith(" UTC (ip=203.0.113.0/24): 2 offences, ban number 1, the next for 10 min 0 s")
+    until = f"{timezone.localtime(first.ban.ends_at):%Y-%m-%d %H:%M:%S %Z}"
+    assert lines[0].startswith(f"{first.identity[:12]} mail until {until}")
+    assert lines[0].endswith(" (ad…): by hand: spam, ban number 1, the next for 2 min 0 s")
+    assert lines[1].endswith(" (ip=203.0.113.0/24): 2 offences, ban number 1, the next for 10 min 0 s")
     objects = [json.loads(line) for line in said("list", "--json", "--limit", "mail").splitlines()]
     assert [one["identity"] for one in objects] == [first.identity]
     assert objects[0]["why"] == "spam"

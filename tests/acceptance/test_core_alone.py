@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 
 from tests.server import url
 
@@ -65,3 +67,11 @@ def test_no_module_of_an_annex_is_imported(site: Any) -> None:
     """Nor what only annexes need."""
     named = ("django_ratelimit_lua.contrib.", "grpc", "prometheus_client", "tqdm")
     assert [name for name in site["modules"] if name.startswith(named)] == []
+
+
+@pytest.mark.parametrize("name", ["breakers", "gateway", "statistics"])
+def test_the_models_of_an_annex_need_its_app(name: str) -> None:
+    """Otherwise they would be models of the core, without tables."""
+    app = f"django_ratelimit_lua.contrib.{name}"
+    with pytest.raises(ImproperlyConfigured, match=f'Add "{app}" to INSTALLED_APPS'):
+        importlib.import_module(f"{app}.models")

@@ -10,6 +10,7 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from ...extension import require
 from ...models.audit import AuditedModel, AuditedQuerySet, Declared
 from ...models.override import microseconds, within
 from ...models.rate_fields import problem_text
@@ -22,6 +23,8 @@ from .rows import (  # fmt: skip
     row_problems,
     thresholds,
 )
+
+require("breakers")
 
 
 class RateLimitBreaker(AuditedModel):

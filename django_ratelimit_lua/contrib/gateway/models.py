@@ -11,7 +11,10 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from ...extension import require
 from ...models.audit import AuditedModel, AuditedQuerySet, Declared
+
+require("gateway")
 
 PREFIX = "rl_"
 """What every token begins with, so that scanners of leaked secrets find it."""

@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from django.db import models, transaction
 
+from ...extension import require
+
+require("statistics")
+
 BATCH = 500
 Numbers = Mapping[str, int | None]
 """The columns of an hour, by name; None: not known."""

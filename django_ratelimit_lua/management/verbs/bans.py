@@ -15,7 +15,7 @@ from ...limits.rate import SECOND, LimitError
 from ...operations.bans import MOST, ActiveBan, active_bans, ban, evidence_of_bans, lift_bans
 from ...operations.explain import explain
 from ...web.durations import duration_words
-from ..arguments import add_request, described
+from ..arguments import add_request, described, format_moment
 from . import Printer, argument, verb
 
 LISTED = 10_000
@@ -48,8 +48,8 @@ def list_bans(command: Printer, options: dict[str, Any]) -> None:
             continue
         command.say(_line(active))
         for offence in evidence or ():
-            at = datetime.fromtimestamp(offence.moment / SECOND, UTC)
-            command.say(f"    {at:%Y-%m-%d %H:%M:%S} {offence.method} {offence.path} {offence.agent}".rstrip())
+            at = format_moment(datetime.fromtimestamp(offence.moment / SECOND, UTC))
+            command.say(f"    {at} {offence.method} {offence.path} {offence.agent}".rstrip())
     if not found and not options["json"]:
         command.say("Nobody is banned.")
 
@@ -99,7 +99,7 @@ def add(command: Printer, options: dict[str, Any]) -> None:
     except LimitError as error:
         raise CommandError(f"--for {options['length']!r}: {error}") from error
     for planned, made in zip(charges, bans, strict=True):
-        command.say(f"banned until {made.ends_at:%Y-%m-%d %H:%M:%S} UTC by {planned.charge.limit.name}")
+        command.say(f"banned until {format_moment(made.ends_at)} by {planned.charge.limit.name}")
 
 
 def _object(active: ActiveBan) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _line(active: ActiveBan) -> str:
     reason = f"by hand{': ' if active.why else ''}{active.why}" if made.by_hand else f"{made.offences} offences"
     following = "" if active.next_us is None else f", the next for {duration_words(active.next_us / SECOND)}"
     return (
-        f"{active.identity[:12]} {name_words(active.limit)} until {made.ends_at:%Y-%m-%d %H:%M:%S} UTC"
+        f"{active.identity[:12]} {name_words(active.limit)} until {format_moment(made.ends_at)}"
         f"{f' ({who})' if who else ''}: {reason}, ban number {made.times}{following}"
         f"{'; in shadow mode, so nobody is refused' if active.is_shadow else ''}"
     )

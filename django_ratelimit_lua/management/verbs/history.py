@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from ...publishing import cleanup
 from ...publishing.publish import primary
-from ..arguments import seconds_of
+from ..arguments import format_moment, seconds_of
 from . import Printer, argument, verb
 
 
@@ -20,8 +20,7 @@ from . import Printer, argument, verb
 )  # fmt: skip
 def prune(command: Printer, options: dict[str, Any]) -> None:
     before = timezone.now() - timedelta(seconds=seconds_of("--older", options["older"]))
-    until = timezone.localtime(before) if timezone.is_aware(before) else before
-    moment = f"{until:%Y-%m-%d %H:%M %Z}".rstrip()
+    moment = format_moment(before)
     if options["dry_run"]:
         action = "would delete"
         counts = {name: rows.count() for name, rows in cleanup.outdated(primary(), before).items()}

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.utils import timezone
 
 from ...models import RateLimitRule
 from ...operations.subjects import add, end
-from ..arguments import add_length, add_subject, seconds_of, subject_of
+from ..arguments import add_length, add_subject, format_moment, seconds_of, subject_of
 from . import Printer, argument, verb
 
 
@@ -35,9 +34,7 @@ def block(command: Printer, options: dict[str, Any]) -> None:
         raise CommandError("\n".join([*warnings, "Nothing is blocked; --confirm says that this is meant."]))
     (there,) = add([override])
     ends = override.ends
-    if ends is not None and timezone.is_aware(ends):
-        ends = timezone.localtime(ends)
-    until = "for good" if ends is None else f"until {ends:%Y-%m-%d %H:%M %Z}".rstrip()
+    until = "for good" if ends is None else f"until {format_moment(ends)}"
     known = "" if there is override else ", which was there already"
     where = "" if named is None else f" by the rule {named.name}"
     command.say(f"{subject} is blocked{where} {until}: override {there.pk}{known}")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 import sys
 from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandError
 from django.db import transaction
-from django.utils.timezone import is_aware, localtime
 
 from ...conf import conf
 from ...exceptions import StoreError
@@ -26,7 +24,7 @@ from ...rules.describe import reading
 from ...rules.problems import problems
 from ...rules.rule import MODES
 from ...rules.ruleset import settings_problems
-from ..arguments import add_request, described, hints, require_urlconf, verdict
+from ..arguments import add_request, described, format_moment, hints, require_urlconf, verdict
 from . import Printer, argument, verb
 
 _COMPARED = {
@@ -102,11 +100,11 @@ def _open(command: Printer, text: str) -> OpenedReference:
     except BadReferenceError as error:
         raise CommandError(f"--reference: {error}") from error
     what = "a block refused" if opened.is_block else "refused"
-    command.say(f"{what} at {_moment(opened.at)}, identity {opened.digest_prefix}…")
+    command.say(f"{what} at {format_moment(opened.at)}, identity {opened.digest_prefix}…")
     if opened.is_of_earlier_key:
         command.warn("It was made with an earlier secret: it cannot be compared, and counts began afresh.")
     for override in opened.overrides:
-        ends = "for good" if override.ends is None else f"until {_moment(override.ends)}"
+        ends = "for good" if override.ends is None else f"until {format_moment(override.ends)}"
         command.say(f"override {override.pk} ({override}): {override.get_effect_display()}, {ends}")
     if opened.is_block and not opened.overrides:
         command.say("there is no override about that subject any more")
@@ -235,11 +233,6 @@ def _words(state: LimitState) -> str:
     if state.mode == "shadow":
         verdict += ", but in shadow mode"
     return f"{state.used} of {state.limit} used, {state.remaining} left, {resets}: {verdict}"
-
-
-def _moment(moment: datetime.datetime) -> str:
-    local = localtime(moment) if is_aware(moment) else moment
-    return f"{local:%Y-%m-%d %H:%M:%S %Z}".strip()
 
 
 def _source(file: str) -> str:

@@ -9,7 +9,7 @@ from django.core.management.base import CommandError
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
-from ....management.arguments import add_length, seconds_of
+from ....management.arguments import add_length, format_moment, seconds_of
 from ....management.verbs import Argument, Printer, argument, verb
 from ..operations import BreakerState, breaker, breakers, force, meant_by
 
@@ -71,8 +71,6 @@ def line(state: BreakerState) -> str:
         words.append(f"{state.calls} calls, {state.failures} failures, {state.slow} slow")
     row = state.row
     if row is not None and state.forced:
-        moment = row.until
-        local = moment if moment is None or timezone.is_naive(moment) else timezone.localtime(moment)
-        until = "until it is taken back" if local is None else f"until {local:%Y-%m-%d %H:%M %Z}".rstrip()
+        until = "until it is taken back" if row.until is None else f"until {format_moment(row.until)}"
         words.append(f"forced: {row.forced} {until}" + (f" ({row.why})" if row.why else ""))
     return "; ".join(words)
