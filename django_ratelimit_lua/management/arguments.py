@@ -74,8 +74,10 @@ def seconds_of(option: str, period: str, otherwise: str = "") -> int:
         raise CommandError(f"{option} {error}{otherwise}") from None
 
 
-def format_moment(moment: datetime.datetime) -> str:
-    """A moment in the current time zone, with its name."""
+def format_moment(moment: datetime.datetime | None) -> str:
+    """A moment in the current time zone, with its name; empty if there is none."""
+    if moment is None:
+        return ""
     local = timezone.localtime(moment) if timezone.is_aware(moment) else moment
     return f"{local:%Y-%m-%d %H:%M:%S %Z}".rstrip()
 
