@@ -1,7 +1,7 @@
-"""What a process knows of bans: those in force, for while Redis cannot be asked, and who has just earned one.
+"""The bans that a process knows: those in force, for use while Redis is unavailable, and those just triggered.
 
-While Redis is away nobody earns a ban. Those that this process was told of hold until their end, whatever the limits'
-policies are: an outage lets nobody in again. Who was banned elsewhere is limited as everybody is.
+While Redis is unavailable no ban is triggered. Bans that this process knows hold until their end, whatever the limits'
+policies are, so an outage readmits no banned client. A client that was banned elsewhere is limited as any other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_ratelimit_lua.banned")
 MOST = 10_000
-"""Bans that are known: those heard of last."""
+"""Maximum number of known bans. The latest are kept."""
 _Key = tuple[bytes, bytes, bytes]
 
 
@@ -51,13 +51,13 @@ class KnownBan(NamedTuple):
 
 
 class KnownBans:
-    """The bans in force that this process was told of."""
+    """The bans in force that this process knows."""
 
     def __init__(self) -> None:
         self._bans: BoundedMap[_Key, KnownBan] = BoundedMap(MOST, labels_of=lambda key: (key[1],))
 
     def note(self, call: Call, decision: Decision) -> None:
-        """Remember what Redis has said."""
+        """Store the bans that Redis has returned."""
         if call.now is not None and conf.CLOCK != "client":  # By a time that is not the present, as of a test.
             return
         for charge, state in zip(call.charges, decision.limits, strict=True):
@@ -71,7 +71,7 @@ class KnownBans:
                 self._bans.pop(_key(call, charge))
 
     def hold(self, call: Call, decision: Decision) -> Decision:
-        """What was decided without Redis, as it is for who is banned."""
+        """A decision made without Redis, with the known bans applied."""
         states, now, is_refused = list(decision.limits), time.monotonic(), False
         for place, charge in enumerate(call.charges):
             known = self._bans.get(_key(call, charge)) if charge.limit.ban is not None else None
@@ -89,7 +89,7 @@ class KnownBans:
         return decision._replace(allowed=False, limits=tuple(states), granted=0, wait=0.0)
 
     def refuses(self, call: Call) -> bool:
-        """Whether somebody is banned whom the call is about, by a limit that is enforced."""
+        """Whether an enforced limit has banned an identity of the call."""
         now = time.monotonic()
         known = [self._bans.get(_key(call, charge)) for _, charge in call.banning if charge.limit.mode == "enforce"]
         return any(ban is not None and ban.ends_at > now for ban in known)
@@ -108,14 +108,14 @@ def _key(call: Call, charge: Charge) -> _Key:
 
 
 def told_key(ban_key: bytes) -> bytes:
-    """Where it is kept whose ban it is, and by which limit, as long as it lasts: a JSON object with `limit`, `rule` and
-    `who`, the parts of the identity as `RATELIMIT_SHOW_IDENTITIES` allows them."""
+    """The key that describes a ban while it lasts: a JSON object with `limit`, `rule` and `who`, the parts of the
+    identity as `RATELIMIT_SHOW_IDENTITIES` allows them."""
     return ban_key + b":told"
 
 
 def telling(planned: Sequence[PlannedCharge], decision: Decision, request: HttpRequest | None = None) -> list[Wait]:
-    """Write down and to the log who has earned a ban by a decision, and tell the receivers of `banned`; of one in
-    shadow mode, which refuses nobody, only the list knows. What it returns is to be waited for."""
+    """Store and log the bans that a decision has triggered, and send `banned`. A ban in shadow mode refuses no client
+    and is only listed. The caller performs the returned waits."""
     waits: list[Wait] = []
     for each, state in zip(planned, decision.limits, strict=False):
         ban = state.ban
@@ -167,7 +167,7 @@ async def _asend(find: Callable[[], tuple[Offence, ...]], arguments: dict[str, A
 
 
 def _write(call: Call, ban: Ban, told: dict[str, Any]) -> None:
-    """Write down whose ban it is. Where Redis does not take it, the ban holds all the same."""
+    """Store the description of a ban. If Redis refuses it, the ban still holds."""
     store, (key,) = get_store(), call.ban_keys()
     seconds = (ban.until - ban.since) / SECOND
     with suppress(StoreError):
@@ -180,9 +180,9 @@ def _write(call: Call, ban: Ban, told: dict[str, Any]) -> None:
 
 
 def clock_of_bans() -> int:
-    """The time in microseconds since 1970 by which bans end, for who lists them: that of Redis, as far as it tells."""
+    """The time by which bans end, for lists of them, in microseconds since 1970: that of Redis, if it answers."""
     if conf.CLOCK != "client":
-        # A cluster has no clock of its own, and where Redis does not answer, the list will say so.
+        # A cluster has no single clock. If Redis does not answer, the list reports it.
         with suppress(StoreError, IndexError):
             seconds, microseconds = get_store(background=True).execute(b"TIME")
             return int(seconds) * SECOND + int(microseconds)
@@ -190,7 +190,7 @@ def clock_of_bans() -> int:
 
 
 def bans_active() -> Counter[str]:
-    """How many bans are in force, by the names of their limits, as keys have them. A limit in shadow mode bans nobody.
+    """Return how many bans are in force, by the names of their limits as in keys. A limit in shadow mode has none.
     Raises `StoreError`."""
     now = b"(%d" % clock_of_bans()
     keys = get_store(background=True).execute(b"ZRANGEBYSCORE", conf.CACHE_PREFIX + REGISTER, now, b"+inf")

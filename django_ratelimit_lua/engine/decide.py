@@ -1,7 +1,7 @@
-"""The one way of a decision: plan by the rules in force, ask Redis, and plan again where the rules were stale.
+"""The one path of a decision: plan by the rules in force, call Redis, and plan again if the rules were stale.
 
-What is planned, a face says (`web`, or `RateLimiter`, which has no request). What Redis need not or cannot be asked,
-the deny cache, the leases and the fallback answer.
+A face (`web`, or `RateLimiter`, which has no request) supplies the plan. The deny cache, the leases and the fallback
+answer in place of Redis.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ from .run import Wait, Waiting, arun, run, settling
 from .slots import HeldSlot, held_slots
 
 FENCED_ATTEMPTS = 3
-"""How often a call may find that it went by stale rules before it goes by what was loaded last, which is newer than its
-request anyway."""
+"""How often a call may find its rules stale before it uses those loaded last, which are newer than its request
+anyway."""
 
 RULES_SHARE = 4
-"""A decision waits for the answer whether it goes by the current rules for one of so many parts of its time at most,
-where that is asked apart: a master of the rules that hangs leaves the others the time to decide."""
+"""The part of the timeout that a separate comparison of the rules may take. If the master with the rules hangs, the
+others keep the time to decide."""
 
 clock: Callable[[], int] | None = None
 """The clock that a test has put in place of Redis's: microseconds since 1970."""
 
 
 class PlannedCharge(NamedTuple):
-    """A charge, and why it is made.
+    """A charge, and the reason for it.
 
-    - `name`: what its limit is named by; `rule`: the rule, or the call site, that makes it (None: a throttle or a
-      `RateLimiter` by itself); `owner`: whom the answer is for;
-    - `blocked`: what an override says in the place of the limit. Then nothing is counted; `subject`: the digest of whom
-      that override is about;
-    - `identity`: who is charged, for statistics; `banned`: whom its bans are of, where that is somebody else.
+    - `name`: the name for its limit; `rule`: the rule or call site that makes it (None: a throttle or a `RateLimiter`);
+      `owner`: the face that gets the answer;
+    - `blocked`: the state that an override sets in place of the limit. Then nothing is counted; `subject`: the digest
+      of the override's subject;
+    - `identity`: the charged identity, for statistics; `banned`: the identity to ban, if it differs.
     """
 
     charge: Charge
@@ -77,8 +77,8 @@ class PlannedCharge(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is to be decided: the charges in the order of the decision's limits, and the call about those of them that
-    are not blocked. `exempt`: charges that an override has taken out."""
+    """What to decide: the charges in the order of the decision's limits, and the call for those that are not blocked.
+    `exempt`: charges that an override has removed."""
 
     call: Call
     charges: Sequence[PlannedCharge]
@@ -86,9 +86,9 @@ class Plan(NamedTuple):
 
 
 class DecidedCharge(NamedTuple):
-    """What came of a planned charge: the state of its limit, and the token by which its units are given back: the
+    """The result of a planned charge: the state of its limit, and the token that gives its units back, which is the
     moment from which they count, in microseconds since 1970, or 0 for the latest. None: it took no units. `slot`: the
-    slot that is held, by which it is released; empty: none is."""
+    slot that is held and by which it is released; empty: none."""
 
     planned: PlannedCharge
     state: LimitState
@@ -101,8 +101,8 @@ class DecidedCharge(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a plan: the decision, what was planned, in the order of the decision's limits, and whether units
-    were asked for that can be given back; `slot`: the slot that was asked for."""
+    """The result of a plan: the decision, the planned charges in the order of the decision's limits, and whether units
+    were taken that can be given back; `slot`: the requested slot."""
 
     decision: Decision
     planned: Sequence[PlannedCharge] = ()
@@ -111,17 +111,17 @@ class Outcome(NamedTuple):
 
     @property
     def charges(self) -> list[DecidedCharge]:
-        """What came of each charge."""
+        """The result of each charge."""
         decision, decided = self.decision, []
         for planned, state in zip(self.planned, decision.limits, strict=False):
             charge, token = planned.charge, None
             if charge.limit.holds:
-                # Also where this process gave it, without Redis.
+                # Also if this process gave it, without Redis.
                 is_held = decision.allowed and bool(self.slot) and state.counted_at > 0
                 held = (state.counted_at, self.slot) if is_held else (None, b"")
                 decided.append(DecidedCharge(planned, state, *held))
                 continue
-            # Who is refused has taken nothing, but of limits that count whoever comes.
+            # A refusal takes no units, except from limits that count refused hits.
             is_counted = decision.allowed or (charge.limit.count_denied and state.counted_at)
             if self.took and state.allowed and charge.cost and is_counted:
                 token = state.counted_at or decision.counted_at(charge.digest)
@@ -130,16 +130,16 @@ class Outcome(NamedTuple):
 
     @property
     def held(self) -> list[DecidedCharge]:
-        """The charges whose slots are held: whoever asked has to release them, see `holding.Held`."""
+        """The charges whose slots are held. The caller has to release them, see `holding.Held`."""
         return [decided for decided in self.charges if decided.slot] if self.slot else []
 
 
 class Planner(Protocol):
-    """What a face says about one decision.
+    """What a face supplies for one decision.
 
-    - `units`: what is granted where rate limiting is switched off; `is_hit`: whether it is about a hit, which
-      `Extension.on_decision` counts; `charges`: what was gathered, as far as it came;
-    - `request`: the request that it is about; `state`: what is kept on it (None: the hit is a request of its own).
+    - `units`: the units granted while rate limiting is switched off; `is_hit`: whether it is a hit, which
+      `Extension.on_decision` counts; `charges`: the charges gathered so far;
+    - `request`: the request; `state`: the state stored on it (None: the hit counts as a request of its own).
     """
 
     units: int
@@ -155,10 +155,10 @@ class Planner(Protocol):
         """Find out all that planning needs by these rules. May raise what users' functions raise."""
 
     def plan(self, ruleset: Ruleset) -> Plan:
-        """What is to be decided, by what was gathered."""
+        """The plan, made from what was gathered."""
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
-        """Note what came of it. What it returns is waited for, one after the other."""
+        """Record the outcome. The returned waits are performed one after the other."""
 
 
 def decide(planner: Planner) -> Outcome:
@@ -195,7 +195,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                 ruleset = yield Wait(partial(load, stale, patience), partial(sync_to_async(load), stale, patience))
                 if provider.is_answered:
                     patience.was_answered()
-            # Or nobody knows newer ones than those that were stale.
+            # Or no newer rules exist than those that were stale.
             is_last = attempt == FENCED_ATTEMPTS or (
                 stale is not None and not stale.records and before is not None
                 and (ruleset.fence, ruleset.published) == (before.fence, before.published)
@@ -270,7 +270,7 @@ def note_offences(call: Call, planned: Sequence[PlannedCharge], decision: Decisi
 
 
 def _bans_of(planner: Planner, call: Call, outcome: Outcome) -> Sequence[Wait]:
-    """Note the offences of a call; what there is to tell of bans that it has earned."""
+    """Record the offences of a call. Return the waits that report the bans it has triggered."""
     note_offences(call, outcome.planned, outcome.decision, planner.request)
     return telling(outcome.planned, outcome.decision, planner.request)
 
@@ -283,8 +283,8 @@ def _refused_identity(charges: Sequence[PlannedCharge], states: Sequence[LimitSt
 
 
 def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
-    """The decision about a call: of Redis, or of whoever answers in its place. Raises `StaleRules` where the call goes
-    by rules that are not the current ones, and nothing where Redis cannot be asked."""
+    """Decide a call, by Redis or in place of it. Raises `StaleRules` if the call uses rules that are not current.
+    Raises nothing if Redis is unavailable."""
     if not conf.ENABLE or not (call.charges or call.revision is not None):
         return Decision(True, granted=call.units)
     denial = deny_cache.find(call)
@@ -315,7 +315,7 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
         if bans and call.operation in ("hit", "peek"):
             decision = known_bans.hold(call, decision)
         if call.slot and call.operation == "hit":
-            # Nobody knows whether Redis gave them all the same; this process, at least, has not.
+            # It is unknown whether Redis has counted them. This process has not.
             states = zip(call.charges, decision.limits, strict=True)
             _release_later(call, [charge for charge, state in states if charge.limit.holds and not state.counted_at])
         return decision
@@ -332,9 +332,10 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
 
 
 def _is_compared_apart(call: Call) -> bool:
-    """Whether no call is made for its charges that tells, too, that it goes by stale rules or overrides.
+    """Whether no call for its charges also compares the rules and overrides.
 
-    On one server it is made for who has overrides, also where nothing is counted: whoever is blocked, or exempt.
+    On one server such a call is made for requests with overrides even if nothing is counted, as for blocked and exempt
+    clients.
     """
     if not get_store().compares_rules:
         return True
@@ -344,8 +345,8 @@ def _is_compared_apart(call: Call) -> bool:
 
 
 def _compare(call: Call, patience: Patience) -> Waiting[None]:
-    """Ask whether a call goes by the current rules and overrides. Raises `StaleRules`; where that cannot be asked, and
-    something is to be counted, the rules that are known hold."""
+    """Check that a call uses the current rules and overrides. Raises `StaleRules`. If that cannot be checked and
+    something is to be counted, the known rules are used."""
     question = call._replace(charges=(), operation="peek", partial=False, hit_at=None)
     asked_at, share, store = time.monotonic(), patience.share(RULES_SHARE if call.charges else 1), get_store()
     try:
@@ -360,7 +361,7 @@ def _compare(call: Call, patience: Patience) -> Waiting[None]:
 
 
 def _by_process(call: Call, patience: Patience, *, is_hot: bool) -> Waiting[Decision]:
-    """The decision where units that this process has taken ahead, or its share of a limit, have a say."""
+    """The decision if units taken ahead, or this process's part of a split limit, take part in it."""
     asking = decide_here(call, patience) if is_hot else _asking(call)
     return (yield from fallback_limiter.decide_by_both(call, asking) if fallback_limiter.is_recovering else asking)
 
@@ -385,7 +386,7 @@ def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:
 
 
 def releasing(charges: Sequence[Charge], slot: bytes) -> Waiting[None]:
-    """Release a slot of these limits, and leave their queues. Where Redis cannot be asked, that is done later."""
+    """Release a slot of these limits, and leave their queues. If Redis is unavailable, that is done later."""
     if not charges:
         return
     call = build_call(charges, "refund")._replace(slot=slot)
@@ -418,7 +419,7 @@ def _release_later(call: Call, charges: Sequence[Charge]) -> None:
 
 
 def offending(charges: Sequence[PlannedCharge], units: int = 1, request: Any = None) -> Waiting[Decision]:
-    """Tell of offences of whom these charges are, and whether they have earned a ban."""
+    """Report offences of the identities of these charges. The answer shows whether they have triggered a ban."""
     call = build_call([planned.charge._replace(cost=units) for planned in charges], "offend")
     decision = yield from answered(call)
     note_offences(call, charges, decision, request)
@@ -428,7 +429,7 @@ def offending(charges: Sequence[PlannedCharge], units: int = 1, request: Any = N
 
 
 def banning(charges: Sequence[PlannedCharge], length: str | timedelta | None, why: str) -> Waiting[Decision]:
-    """Ban whom these charges are about, by hand. Raises `StoreError`, and `LimitError` for what is no time."""
+    """Ban the identities of these charges. Raises `StoreError`, and `LimitError` for an invalid duration."""
     units = 0 if length is None else time_us(duration(length))
     call = build_call([planned.charge._replace(cost=units) for planned in charges], "ban")._replace(why=why)
     decision: Decision = yield call
@@ -439,7 +440,7 @@ def banning(charges: Sequence[PlannedCharge], length: str | timedelta | None, wh
 
 
 def unbanning(charges: Sequence[PlannedCharge], *, forget: bool = False) -> Waiting[Decision]:
-    """Lift the bans of whom these charges are about, here and in all processes. Raises `StoreError`."""
+    """Lift the bans on the identities of these charges, in every process. Raises `StoreError`."""
     call = build_call([planned.charge._replace(cost=int(forget)) for planned in charges], "unban")
     try:
         decision: Decision = yield call
@@ -454,9 +455,9 @@ def unbanning(charges: Sequence[PlannedCharge], *, forget: bool = False) -> Wait
 
 
 def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
-    """Delete what the limits of a call have counted; where Redis cannot be asked, it stays until it is forgotten.
+    """Delete the counts of a call's limits. If Redis is unavailable, they stay until they expire.
 
-    Raises `StoreError` then if `strict`.
+    Raises `StoreError` in that case if `strict`.
     """
     moment = FOREVER
     try:
@@ -486,13 +487,13 @@ def build_call(
     waits: bool = False,
     debt: bool = False,
 ) -> Call:
-    """The call that decides these charges, with what the settings say about keys and the clock.
+    """The call that decides these charges, with the settings for keys and the clock.
 
-    `slot`, `waits`: see `Call`; a hit of concurrency limits gets a new slot, where none is given.
+    `slot`, `waits`: see `Call`; a hit of concurrency limits gets a new slot if none is given.
 
-    `max_wait_us`, `longest_hold_us`, `debt`: see `Call`; `now`: microseconds since 1970, for a clock of the
-    caller's own;
-    `ruleset`: the rules it goes by, where it has to go by the current ones; `subjects`: whose overrides it goes by.
+    `max_wait_us`, `longest_hold_us`, `debt`: see `Call`; `now`: microseconds since 1970, for a caller with its own
+    clock; `ruleset`: the rules it uses, if they have to be the current ones; `subjects`: the subjects whose overrides
+    it uses.
     """
     partial = partial and any(charge.cost for charge in charges)
     if now is None and (clock is not None or conf.CLOCK == "client"):
@@ -510,7 +511,7 @@ def build_call(
         revision = ruleset.published
         fence = ruleset.fence
         if revision is not ruleset.revision:
-            subjects = ()  # Nothing is written there about anybody: what is known of them holds.
+            subjects = ()  # No override exists, so the cached ones hold.
     return Call(
         charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial, revision, fence, subjects=subjects,
         longest_hold_us=longest_hold_us, slot=slot, waits=waits, debt=debt,

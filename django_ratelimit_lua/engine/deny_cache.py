@@ -1,10 +1,11 @@
-"""The deny cache: who was just refused is refused again without asking Redis, for a moment.
+"""The deny cache: repeats a refusal for a moment without calling Redis.
 
 A refusal stays true until its `retry_after` if nothing is given back, reset or edited. So the same question (the same
-limits, identities, costs, rules) may be answered from memory until then, at most `RATELIMIT_DENY_CACHE_SECONDS`. What
-this process gives back, resets or learns of rules clears what it is about at once, and what others reset or edit as
-soon as it hears of it (`listener`): beyond a second a refusal is repeated only as long as it does. Of what others give
-back, it hears when the moment is over. A flood of one identity then costs one call a second and process.
+limits, identities, costs, rules) may be answered from memory until then, at most `RATELIMIT_DENY_CACHE_SECONDS`. Units
+that this process gives back, its resets and newer rules clear the affected entries at once. Resets and edits of other
+processes do so when their message arrives (`listener`): a refusal is repeated for more than a second only while
+messages arrive. Units that other processes give back have no message, so they show when the entry ends. A flood of one
+identity then costs one call a second and process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..process.forks import renew_after_fork
 from ..rules import provider
 
 UNHEARD_SECONDS = 1.0
-"""For how long a refusal is repeated at most after the last moment until which it is known that nobody has ended it."""
+"""How long a refusal may be repeated after the last moment up to which all messages are known to have arrived."""
 
 MOST, MOST_BYTES = 10_000, 32 * 2**20
 """Refusals that are remembered: the latest."""
@@ -33,10 +34,10 @@ MOST, MOST_BYTES = 10_000, 32 * 2**20
 
 @dataclass(slots=True)
 class CachedDenial:
-    """One refusal, when it was asked for and heard, and until when it is the answer.
+    """One refusal, when it was requested and received, and how long it is the answer.
 
-    Redis made it between being asked and that moment: it ends as if it had been made at the beginning, and what it
-    tells of times counts from the end. So it is never repeated too long, and never promises too much.
+    Redis made it between these two moments. It ends as if it had been made at the first, and its times count from the
+    second. So it is never repeated too long, and never promises too much.
     """
 
     limits: tuple[Limit, ...]
@@ -66,7 +67,7 @@ class DenyCache:
         return len(self._denials)
 
     def find(self, call: Call) -> Decision | None:
-        """The refusal of the very same hit, as it would be told now, if it is remembered."""
+        """The cached refusal of the same hit, with its times as of now, or None."""
         if call.operation != "hit" or call.now is not None or not self._denials.entries:
             return None
         denial, now = self._denials.get(_key(call)), time.monotonic()
@@ -130,7 +131,7 @@ def _is_lasting(call: Call, decision: Decision) -> bool:
         and not any(
             _changes_bans(charge.limit, state) for charge, state in zip(call.charges, decision.limits, strict=False)
         )
-        # A slot may be released at any moment, by anybody.
+        # Any process may release a slot at any moment.
         and not any(
             charge.limit.holds and state.refuses for charge, state in zip(call.charges, decision.limits, strict=True)
         )

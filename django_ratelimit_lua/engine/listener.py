@@ -1,13 +1,13 @@
-"""Hears of changes that other processes make, and forgets at once what they have made wrong here.
+"""Receives the changes that other processes make, and drops what they invalidate here.
 
-Publishing rules, and resetting a count, also send a message on a channel. One listener in each process hears it within
-milliseconds, asks whether the rules are still the current ones, drops what was remembered by old ones, and the refusals
-and leases of who was reset. New rules are loaded by the next request; where none comes, by the listener within half a
-second, at a moment by chance, as all processes hear of them at once. Twice a second it asks in any case, as a message
-may be lost: with a connection that breaks or passes nothing on any more, or where the user of Redis may not use
-channels. A message is nothing but a reason to ask: whoever sends a wrong one loosens nothing.
+Publishing rules and resetting a count also send a message on a channel. One listener in each process receives it within
+milliseconds, checks whether the rules are still current, and drops cached decisions by old rules, and refusals and
+leases of reset identities. The next request loads new rules. If none comes, the listener loads them within half a
+second, at a random moment, because all processes receive the message at once. Twice a second it checks in any case,
+because a message may be lost: with a connection that breaks or passes nothing on, or if the Redis user may not use
+channels. A message is only a reason to check, so a false one loosens nothing.
 
-Where it cannot run, or Redis cannot be asked, decisions ask by themselves (`rules/freshness.py`).
+If it cannot run, or Redis is unavailable, decisions check by themselves (`rules/freshness.py`).
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class Listener:
         self._looked_at = float("-inf")
         self._load_at = NEVER
         self.error = ""
-        """Why it hears nothing at the moment; empty where it does, or was not started."""
+        """Why it receives nothing at the moment. Empty if it does, or was not started."""
 
     @property
     def is_listening(self) -> bool:
-        """Whether changes are heard of as soon as they are made."""
+        """Whether changes are received as soon as they are made."""
         return self._subscription is not None
 
     def heard_since(self, moment: float) -> bool:
@@ -88,8 +88,8 @@ class Listener:
             self.task.start()
 
     def has_news(self) -> bool:
-        """Whether something has come that it did not hear yet, as it waits for its turn: until then, nobody goes by
-        what is remembered without asking. Costs reading a clock, and a system call every `LOOK_SECONDS`."""
+        """Whether something has arrived that it did not read yet, because its thread waits for its turn. Until then,
+        cached decisions are not used. Costs reading a clock, and a system call every `LOOK_SECONDS`."""
         subscription = self._subscription
         if subscription is None:
             return False
@@ -99,7 +99,7 @@ class Listener:
         return self._has_news
 
     def wait(self, seconds: float) -> bool:
-        """Start, and wait until it listens or cannot, at most for so many seconds; whether it listens."""
+        """Start, and wait until it listens or cannot, for this time at most. Return whether it listens."""
         self.start()
         end = time.monotonic() + seconds
         while self.task.is_running and not (self.is_listening or self.error) and time.monotonic() < end:
@@ -108,7 +108,7 @@ class Listener:
 
     def renew(self) -> None:
         """Other settings name another server, or another channel."""
-        subscription = self._subscription  # Before it is told: what it connects then is of the other settings.
+        subscription = self._subscription  # Before it is stopped: what it connects after that uses the new settings.
         self._is_told_to_renew = True
         if subscription is not None:
             subscription.hang_up()
@@ -145,7 +145,7 @@ class Listener:
             self._lost(error)
             return
         self._connected_at, self.error, self._has_news = time.monotonic(), "", False
-        deny_cache.clear()  # Nobody knows what was sent until now.
+        deny_cache.clear()  # Messages sent until now may be lost.
         for extension in extensions:
             extension.on_gap()
         self._ask_at = float("-inf")
@@ -168,7 +168,7 @@ class Listener:
             logger.info("Changes of rules are heard of again")
         try:
             is_current = provider.compare_with_published(loads=now >= self._load_at)
-        except Exception as error:  # Whoever decides meanwhile asks by itself, and is told what is wrong.
+        except Exception as error:  # Until then decisions check by themselves, and report the problem.
             logger.debug("It cannot be asked whether the rules are current: %s", error)
             return
         self._is_told = False
@@ -197,7 +197,7 @@ class Listener:
                 if provider.compare is not None and can_publish_over(b"".join(words)):
                     provider.compare()
             elif message != current:  # Other rules; or what only another version understands.
-                if not self._is_told:  # Before it is asked, which takes a while where this thread waits for others.
+                if not self._is_told:  # Before the check, which may take a while if this thread waits for others.
                     provider.doubt()
                     leases.renew()
                 self._is_told = True

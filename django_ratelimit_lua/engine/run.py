@@ -1,11 +1,11 @@
-"""The two drivers of everything that has to wait: one blocks, the other awaits.
+"""The two drivers of everything that waits: one blocks, the other awaits.
 
-What they drive is written once, as a generator. It yields a `Call` for the store to decide, or a `Wait` for anything
-else, and is sent what came of it, or has raised in it what went wrong.
+The work is written once, as a generator. It yields a `Call` for the store to decide, or a `Wait` for anything else. The
+driver sends the result back, or throws the error.
 
-An interruption (a task is cancelled, a coroutine is closed, Ctrl-C) is raised in the generator like any error. A
-generator that then has something to give back yields `settling`, and raises the interruption again. What it yields is
-done to the end: a coroutine that is cancelled again waits for it, and for a closed coroutine a thread does it.
+An interruption (a cancelled task, a closed coroutine, Ctrl-C) is thrown into the generator like any error. A generator
+that has something to give back then yields `settling`, and raises the interruption again. Those steps always run to
+their end: a coroutine that is cancelled again waits for them, and for a closed coroutine a thread runs them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _settling = Errand()
 
 
 def called(function: Callable[..., Any], *arguments: Any) -> Waiting[Any]:
-    """What a function of the user's returns, or what that comes to if it is a coroutine."""
+    """The result of a function of the user, awaited if it is a coroutine."""
     value = function(*arguments)
     if inspect.isawaitable(value):
         value = yield awaited(value)
@@ -58,8 +58,8 @@ def awaited(value: Any) -> Wait:
 
 
 def run(waiting: Waiting[T], patience: Patience | None = None) -> T:
-    """What a generator returns, blocking where it waits. `patience`: how long the store may take for all its calls
-    together, by default `RATELIMIT_TIMEOUT`."""
+    """The result of a generator, by blocking. `patience`: how long the store may take for all its calls together, by
+    default `RATELIMIT_TIMEOUT`."""
     patience = patience or Patience(conf.TIMEOUT)
     value: Any = None
     error: BaseException | None = None
@@ -109,7 +109,7 @@ async def _stop(waiting: Waiting[Any], error: BaseException) -> None:
 
 
 def _going_on(waiting: Waiting[Any], wait: Call | Wait, thrown: BaseException) -> Waiting[None]:
-    """What is left of a generator from this wait on, until it raises what was thrown."""
+    """The rest of a generator from this wait on, until it raises what was thrown."""
     try:
         while True:
             try:
@@ -140,7 +140,7 @@ async def settled(error: BaseException, waiting: Waiting[None]) -> None:
 
 
 async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await it, also where the one who waits is cancelled meanwhile, however often: that is raised afterwards."""
+    """Await it to its end, even if the caller is cancelled, however often. The cancellation is raised afterwards."""
     task = asyncio.ensure_future(coroutine)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -150,7 +150,7 @@ async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
             cancelled = error
         except BaseException:
             if not task.done():
-                raise  # The one who waits is closed; the task goes on.
+                raise  # The caller is closed. The task continues.
             break
     if cancelled is None:
         return task.result()
@@ -160,9 +160,8 @@ async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def in_thread(function: Callable[[], object], *, waits: bool = True, seconds: float = PATIENCE) -> None:
-    """Do it in another thread, and wait for that: this one may have an event loop that cannot be waited in. Raises
-    `TimeoutError` where it takes longer than so many seconds; it goes on all the same. Without `waits`, it is left to
-    that thread."""
+    """Run it in another thread and wait for it, because this thread may have an event loop that cannot wait. Raises
+    `TimeoutError` after this time, while the thread continues. Without `waits`, return at once."""
     done = _settling.give(function)
     if done is None:
         function()  # As well as can be.
