@@ -1,4 +1,4 @@
-"""The one list of what a process does beside its requests, and how each of these is doing."""
+"""The list of all background tasks, and the state of each."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class TaskState:
 
 
 def background_tasks() -> list[TaskState]:
-    """What this process does beside its requests. A breaker is shown for each server that has failed, and an errand
-    while it is done."""
+    """The background tasks of this process. A breaker is listed for each server that has failed, and an errand while it
+    runs."""
     now, states = time.monotonic(), []
     purposes = dict(TASKS)
     for extension in extensions:

@@ -35,17 +35,17 @@ SAME_SECONDS = 1e-5
 
 
 def share_of(limit: Limit) -> ProcessShare:
-    """This process's part of a limit that is split, else its equal share, rounded up."""
+    """This process's part of a split limit, or its equal share, rounded up."""
     return heartbeat.part_of(limit) or ProcessShare(heartbeat.count - 1, 1, heartbeat.count)
 
 
 def policy_of(limit: Limit) -> str:
-    """What a limit does while Redis is unavailable."""
+    """The policy of a limit while Redis is unavailable."""
     return limit.on_store_error or conf.ON_STORE_ERROR
 
 
 class Counter:
-    """What is counted of one identity's limit.
+    """The count of one identity's limit.
 
     - `size`: the units of the share; `owed`: units that were admitted and are to be reported to Redis;
     - `heard_at`: the moment of the last answer of Redis that is included.
@@ -60,8 +60,8 @@ class Counter:
         self.resize(limit, share, 0.0)
 
     def resize(self, limit: Limit, share: ProcessShare, now: float) -> None:
-        """Use another share, or other numbers of the same limit. What is counted stays counted, but for no longer than
-        if it were taken now."""
+        """Use another share, or other numbers of the same limit. Units stay counted, but for no longer than if they
+        were taken now."""
         self.limit = limit
         self.share = share
         self.size = share.units(self.whole)
@@ -75,8 +75,8 @@ class Counter:
         raise NotImplementedError
 
     def retry_after(self, now: float, cost: int) -> float | None:
-        """Seconds until so many units fit; None: never. In an outage, one hit that is larger than the share fits if
-        nothing else is counted."""
+        """Seconds until this number of units fits; None: never. In an outage, one hit that is larger than the share
+        fits if nothing else is counted."""
         used = self.used(now)
         if not self.size:
             return RETRY_SECONDS if self.limit.rate.limit else None
@@ -106,7 +106,7 @@ class Counter:
         return 0.0
 
     def catch_up(self, now: float, units: int, since: float) -> None:
-        """Count at least so many `units` of that earlier moment, and those that are owed; no more than the share."""
+        """Count at least the `units` of that earlier moment and those that are owed, but no more than the share."""
         missing = min(self.size, self._left(now, units, since) + self.owes(now)) - self.used(now)
         if missing > 0:
             self.take(since, ceil(missing))
@@ -178,11 +178,11 @@ class Window(Counter):
 
 
 class Bucket(Counter):
-    """A token bucket or a leaky bucket: how full it is, at a moment.
+    """A token bucket or a leaky bucket: its level at a moment.
 
-    A refund may take off no more than the bucket has held at any moment since the hit, else the time in which it would
-    have been empty would count twice. So a token bucket remembers how full it was before each hit. Of more than 16
-    levels, two neighbours become the lower one: then less may go back, never more.
+    A refund may take off no more than the lowest level since the hit. Otherwise the time in which the bucket would have
+    been empty would count twice. So a token bucket stores its level before each hit. Of more than 16 levels, two
+    neighbours become the lower one, so that less may go back, never more.
     """
 
     def __init__(self, limit: Limit, share: ProcessShare) -> None:
@@ -307,19 +307,21 @@ def _new_counter(limit: Limit, share: ProcessShare) -> Counter:
 
 
 class Counters:
-    """All counters of this process, and what Redis said last of each identity, with which an outage's share begins."""
+    """All counters of this process, and the last answer of Redis about each identity, with which a share begins in an
+    outage."""
 
     def __init__(self) -> None:
         self._said: BoundedMap[Key, tuple[int, float]] = BoundedMap(MAX_IDENTITIES)
         self._counters: OrderedDict[Key, Counter] = OrderedDict()
         self._lock = Lock()
         self._began_us = time.time_ns() // 1000 - round(time.monotonic() * SECOND)
-        """What moments of this process's own clock are told from: they are microseconds since 1970, but never set."""
+        """The start of this process's own clock: its moments are microseconds since 1970 that no change of the system's
+        clock affects."""
         self.is_owing = False
         renew_after_fork(self._renew)
 
     def _renew(self) -> None:
-        # What is counted stays counted in a child, too; but its parent tells Redis of it.
+        # Units stay counted in a child, but its parent reports them to Redis.
         self._lock, self.is_owing = Lock(), False
         for counter in self._counters.values():
             counter.owed = 0
@@ -332,7 +334,7 @@ class Counters:
         is_hit = call.operation == "hit"
         is_owed = in_outage and call.now is None
         with self._lock:
-            # Only now, so that it never runs backwards for what is counted; in whole microseconds, as it is told.
+            # Read here, so that it never runs backwards for what is counted. In whole microseconds, as it is reported.
             now = round(time.monotonic() * SECOND) / SECOND
             keys = [_key(call, charge) for charge in call.charges]
             by_key = {
@@ -409,7 +411,7 @@ class Counters:
                 counter.owed = max(0, counter.owed - charge.cost)
 
     def remember(self, call: Call, states: Sequence[LimitState]) -> None:
-        """Remember what Redis says is used, where a share may begin with it."""
+        """Store the used units that Redis has returned, if a share may begin with them."""
         now = time.monotonic()
         for (limit, digest, _, _, _), state in zip(call.charges, states, strict=True):
             if (limit.on_store_error or conf.ON_STORE_ERROR) != "local":  # Inlined: it is on the way of a hit.
@@ -432,12 +434,12 @@ class Counters:
             self._counters.clear()
 
     def owes_any(self, call: Call) -> bool:
-        """Whether Redis is to be told of an identity of the call. Takes no lock."""
+        """Whether units of an identity of the call are to be reported to Redis. Takes no lock."""
         counters = [self._counters.get(_key(call, charge)) for charge in call.charges]
         return any(counter is not None and counter.owed for counter in counters)
 
     def owing(self) -> list[Counter]:
-        """The counters that Redis is to be told of; `is_owing` says whether there are any."""
+        """The counters with units to report to Redis. `is_owing`: whether there are any."""
         now = time.monotonic()
         with self._lock:
             for counter in self._counters.values():
@@ -447,7 +449,7 @@ class Counters:
             return owing
 
     def told(self, counter: Counter, units: int, call: Call, states: Sequence[LimitState]) -> None:
-        """Redis has counted so many units, and this is what it says now."""
+        """Record that Redis has counted this number of units, and its new states."""
         with self._lock:
             counter.owed = max(0, counter.owed - units)
             self.remember(call, states)
@@ -473,10 +475,10 @@ def _verdict(call: Call, charge: Charge, counter: Counter, now: float) -> float 
     retry = counter.retry_after(now, 0 if may_owe else max(charge.cost, 1))
     longest = call.max_wait_us_of(charge.limit)
     if charge.limit.holds:
-        return retry  # Whoever waits for a slot asks again.
+        return retry  # A caller that waits for a slot asks again.
     if charge.limit.algorithm == "leaky_bucket":
         if retry and charge.limit.wants_more and call.max_wait_us is not None:
-            retry = 0.0  # Whoever says how long to wait does so in a queue of any length.
+            retry = 0.0  # A caller that sets its own maximum wait may wait in a queue of any length.
         if retry == 0.0 and longest >= 0:
             retry = max(0.0, counter.wait(now) - longest / SECOND)
     return retry

@@ -1,8 +1,8 @@
-"""Why somebody was banned: the last offences, and what they asked for.
+"""Evidence of bans: the last offences and their requests.
 
-A decision that counts an offence leaves it here, which costs a dictionary add. A second later all are written in one
-call, beside the ban, and kept as long as the ban; while there is none, as long as an offence counts. A process that is
-killed loses the evidence of its last second, never an offence or a ban.
+A decision that counts an offence stores it here, which costs a dictionary add. A second later one call writes all of
+them next to the ban. They are kept as long as the ban, or, without a ban, as long as an offence counts. A killed
+process loses the evidence of its last second, never an offence or a ban.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..store import PATIENCE, Patience, Store, flusher, get_store
 MOST_OFFENCES = 10
 """Of one ban: the last ones."""
 MOST_NOTED = 1000
-"""Identities whose offences wait to be written. Others' are left out, for that second."""
+"""Maximum number of identities with unwritten offences. Those of further identities are dropped for that second."""
 MAX_METHOD_BYTES, MAX_PATH_BYTES, MAX_AGENT_BYTES = 20, 120, 150
 """Bytes that are kept of what a client has sent in one request, with what is escaped."""
 MAX_BYTES = 1024
@@ -40,8 +40,8 @@ _BEHIND = b":evidence"
 
 
 class Offence(NamedTuple):
-    """One offence, and the request that it was: its path without the query, and its user agent. What cannot be printed
-    is escaped, and the end is cut off (`MAX_PATH_BYTES`). All are empty where there was no request.
+    """One offence and its request: the path without the query, and the user agent. Characters that cannot be printed
+    are escaped, and long texts are cut (`MAX_PATH_BYTES`). All are empty if there was no request.
 
     - `moment`: microseconds since 1970.
     """
@@ -53,8 +53,7 @@ class Offence(NamedTuple):
 
 
 class _Noted:
-    """What is to be written of one identity under one limit. `until`: by the monotonic clock, how long it is worth
-    being written."""
+    """Unwritten offences of one identity under one limit. `until`: how long they are worth writing (monotonic)."""
 
     __slots__ = ("key", "offences", "until")
 
@@ -63,7 +62,7 @@ class _Noted:
         self.offences: deque[tuple[str, Offence]] = deque(maxlen=MOST_OFFENCES)
 
     def record(self, now: float) -> bytes:
-        """What the program is told."""
+        """The arguments of the program."""
         offences = list(self.offences)
         parts = [_NUMBERS.pack(max(1.0, (self.until - now) * 1000), len(offences))]
         for name, offence in offences:
@@ -85,7 +84,7 @@ class EvidenceNotes:
         self._writing: dict[bytes, _Noted] = {}
 
     def note(self, call: Call, charge: Charge, ban: Ban, moment: int, request: Any) -> None:
-        """Note an offence that a call has counted: `ban` is what it knows of the ban since, `moment` its time."""
+        """Store an offence that a call has counted. `ban`: the state of the ban after it; `moment`: its time."""
         terms = charge.limit.ban
         assert terms is not None
         key = evidence_key(call._replace(charges=[charge], operation="peek").ban_keys()[0])
@@ -133,7 +132,7 @@ class EvidenceNotes:
         return not late
 
     def of(self, ban_key: bytes) -> dict[str, Offence]:
-        """What is noted here and not yet written, by its name."""
+        """The unwritten offences under this name."""
         found = [notes.get(evidence_key(ban_key)) for notes in (self._writing, self._noted)]
         offences = [offence for noted in found if noted is not None for offence in list(noted.offences)]
         return {name: _cut(offence) for name, offence in offences}
@@ -144,7 +143,7 @@ class EvidenceNotes:
 
 
 def evidence_key(ban_key: bytes) -> bytes:
-    """Where the evidence of a ban is kept."""
+    """The key of the evidence of a ban."""
     return ban_key + _BEHIND
 
 
@@ -171,13 +170,13 @@ def _cut(offence: Offence) -> Offence:
 
 
 def _text(offence: Offence) -> bytes:
-    """What is written of an offence: its texts, which have no line breaks, on a line each."""
+    """The text of an offence in Redis: its fields, which have no line breaks, one per line."""
     return "\n".join(offence[1:]).encode()
 
 
 def evidence_of(bans: Sequence[tuple[bytes, Ban]], store: Store | None = None) -> list[tuple[Offence, ...]]:
-    """The last offences of each of these bans, by the keys of their states; the earliest first. Those that have earned
-    an earlier ban are none of them. Raises `StoreError`."""
+    """The last offences of each of these bans, by the keys of their states, the earliest first. Those of earlier bans
+    are left out. Raises `StoreError`."""
     store = store or get_store(background=True)
     noted = [evidence_notes.of(key) for key, _ in bans]  # Before Redis is read: they may be written in between.
     replies = store.execute_all([(b"HGETALL", evidence_key(key)) for key, _ in bans])
@@ -200,15 +199,15 @@ def _last(offences: Mapping[str, Offence]) -> list[Offence]:
 
 
 def drop_evidence(ban_keys: Sequence[bytes]) -> None:
-    """Forget the evidence of bans that were lifted. Where Redis cannot be asked, it goes when they would have ended."""
+    """Delete the evidence of lifted bans. If Redis is unavailable, it expires when the bans would have ended."""
     evidence_notes.drop(ban_keys)
     with suppress(StoreError):
         get_store().delete_keys([evidence_key(key) for key in ban_keys])
 
 
 def evidence_now(ban_key: bytes, ban: Ban) -> tuple[Offence, ...]:
-    """What is known of a ban that is earned at this moment: of the last second, what this process has seen. Asks Redis
-    for as long as a decision may, and raises nothing."""
+    """The evidence of a ban that is triggered at this moment, with what this process has not written yet. Takes no
+    longer than a decision may, and raises nothing."""
     try:
         return evidence_of([(ban_key, ban)], get_store())[0]
     except StoreError:

@@ -1,14 +1,14 @@
-"""What a decision is while Redis is unavailable: by each limit's policy.
+"""The decision while Redis is unavailable, by each limit's policy.
 
 "local": of N units that P processes share, each admits N / P, rounded up. So together they admit at most N + P - 1
-units where one Redis admits N. A share begins with the last answer of Redis about the identity, if that is remembered.
-One hit that costs more than a share, but no more than the limit, is admitted if nothing else is counted. What this
-process has admitted stays in its share as long as the limit counts it: also in the next outage, and whatever was
+units where one Redis admits N. A share begins with the last answer of Redis about the identity, if it is still known.
+One hit that costs more than a share, but no more than the limit, is admitted if nothing else is counted. Units that
+this process has admitted stay in its share as long as the limit counts them, also in the next outage, and whatever was
 reported to Redis.
 
-When Redis is back, a thread reports what was admitted meanwhile and still counts. Until that was answered, and for a
-moment, until the other processes have reported as well (slots with their next renewal), both have to allow a hit: Redis
-and the share.
+When Redis is back, a thread reports the admitted units that still count. Until Redis has answered, and for a moment
+after, until the other processes have reported as well (slots with their next renewal), both Redis and the share have to
+allow a hit.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from .slots import held_slots
 Steps = Generator[Call | Wait, Any, Decision]
 """Yields the calls that have to be made for a decision, and is sent theirs."""
 BACK_SECONDS = 1.5
-"""Within which all processes come back when Redis does: their breakers try at least so often."""
+"""Seconds within which all processes are back after Redis is: the interval of their breakers' trials."""
 TELL_SECONDS = 0.2
-"""Between two attempts to tell Redis what was admitted without it, a quarter more or less by chance."""
+"""Seconds between two attempts to report admitted units to Redis, with a jitter of a quarter."""
 MOST_ERRORS = 10
-"""Errors that Redis answers in one such attempt: it is full, say. The next one begins with others."""
+"""Maximum number of errors that Redis answers in one attempt, for example because it is full. The next attempt starts
+with others."""
 
 
 class FallbackLimiter:
@@ -94,9 +95,9 @@ class FallbackLimiter:
             self.is_recovering = True
 
     def _share_of(self, call: Call) -> Call | None:
-        """What of a hit goes by this process's share as well."""
+        """The part of a hit that this process's share decides as well."""
         back_for = time.monotonic() - self._back_at
-        # Slots are told by their renewal, also those of a process that has noticed nothing.
+        # Their renewal reports slots, also those of a process that has noticed no outage.
         is_waiting, slots_wait = back_for < BACK_SECONDS, back_for < BACK_SECONDS + held_slots.interval
         if not slots_wait and not counters.is_owing:
             with self._lock:
@@ -121,16 +122,16 @@ class FallbackLimiter:
         return decision._replace(source="fallback")
 
     def _step(self) -> float | None:
-        # Not only when a request was answered: a process that has none, or refuses all by itself, has to tell as well.
+        # Not only after a request: a process that gets none, or refuses all by itself, has to report as well.
         if not get_store().is_paused:
             self._tell()
-            counters.owing()  # Until here everybody owed goes by the share as well.
+            counters.owing()  # Until here, every owed identity is decided by the share as well.
         return _pause() if counters.is_owing else None
 
     def _tell(self) -> None:
-        """Tell Redis of everybody it is to be told of."""
+        """Report the owed units of all identities to Redis."""
         owing, store = counters.owing(), get_store(background=True)
-        chance.shuffle(owing)  # One whose answer is an error, again and again, is not always before the others.
+        chance.shuffle(owing)  # An identity that gets an error each time must not always be first.
         answers, errors = False, 0
         for counter in owing:
             try:

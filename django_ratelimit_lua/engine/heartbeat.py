@@ -51,22 +51,22 @@ class ProcessShare:
     of: int
 
     def units(self, whole: int) -> int:
-        """This part of so many units. All parts together are the whole."""
+        """This part of a number of units. All parts together are the whole."""
         return whole * (self.before + self.own) // self.of - whole * self.before // self.of
 
     def speed(self, limit: int) -> float:
-        """This part of so many units per period."""
+        """This part of a number of units per period."""
         return limit * self.own / self.of
 
 
 class Register:
-    """What this process knows of the processes in one register, which Redis keeps under `prefix`.
+    """The processes in one register, which Redis keeps under `prefix`.
 
     `count`: how many there are; `share`: the part of this process (None: not known yet); `limit`: the split limit of
     the register (None: the register lists all processes), with the moment of this process's last hit, `used_at`.
 
-    If the register has begun anew, because Redis was emptied or away, the other processes are added one after the
-    other. A smaller number than before is not used until each has had a lifetime to send a heartbeat.
+    If the register was emptied, because Redis was emptied or away, the other processes are added one after the other. A
+    smaller number than before is not used until each has had a lifetime to send a heartbeat.
     """
 
     def __init__(self, prefix: bytes, limit: Limit | None = None) -> None:
@@ -113,7 +113,7 @@ class _Beat:
 
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """A process's part of a split limit: so many `units` of `limit`, by its `weight`."""
+    """A process's part of a split limit: `units` of `limit`, by its `weight`."""
 
     name: str
     units: int

@@ -1,11 +1,11 @@
-"""Holding slots of concurrency limits: from the decision that gives them until they are released.
+"""Holding slots of concurrency limits, from the decision that gives them until they are released.
 
-Whoever got an outcome with slots makes a `Held` of it at once, and releases that when the work is done: for a request,
-when its response is closed. Meanwhile they are renewed.
+A caller that gets an outcome with slots makes a `Held` of it at once, and releases it when the work is done: for a
+request, when its response is closed. Until then they are renewed.
 
-Who waits for a slot stands in a queue in Redis, in the order of arrival, and asks again some ten times a second, less
-often far behind. Whoever is interrupted meanwhile leaves the queue, and whatever was given in the same moment, by the
-slot that was asked for.
+A caller that waits for a slot is in a queue in Redis, in the order of arrival, and asks again about ten times a second,
+less often far behind. If it is interrupted, it leaves the queue, and gives back a slot that was given at the same
+moment.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .run import Wait, Waiting, arun, in_thread, run, settling, to_the_end
 from .slots import HeldSlot, held_slots
 
 FIRST_PAUSE, PAUSE, LONGEST_PAUSE = 0.02, 0.1, 0.5
-"""Seconds until who waits asks again: the first time, as a rule, and far behind in the queue; well below the two
-seconds after which a place in the queue is lost."""
+"""Seconds until a waiting caller asks again: the first time, normally, and far behind in the queue. All are well below
+the two seconds after which it loses its place."""
 
 MOMENT = 0.25
 """Seconds that a release takes at most, as a rule."""
@@ -38,8 +38,8 @@ MOMENT = 0.25
 class Held:
     """The slots of one outcome, which this process renews until they are released.
 
-    `what`: what they are held for, for operators: a path, or any text. One that is forgotten without being released is
-    released by the background; a child process has none of its parent's.
+    `what`: their purpose, for operators: a path, or any text. If it is dropped without a release, the background
+    releases it. A child process has none of its parent's.
     """
 
     def __init__(self, outcome: Outcome, what: str = "") -> None:
@@ -66,27 +66,28 @@ class Held:
         return any(slot.is_lost for slot in self._slots)
 
     def release(self) -> None:
-        """Release them; does nothing where they are not held any more."""
+        """Release them. Does nothing if they have ended."""
         run(self.releasing())
 
     async def arelease(self) -> None:
-        """`release`, for coroutines: also for one that is cancelled meanwhile, or closed."""
+        """`release` for coroutines, also if they are cancelled or closed during it."""
         if self._slots:
             await to_the_end(arun(self.releasing()))
 
     def release_in_thread(self) -> None:
-        """`release`, where nothing can be awaited any more: a coroutine is closed."""
+        """`release` for a coroutine that is being closed, which cannot await."""
         if self._slots:
             in_thread(self.release)
 
     def release_as_garbage(self) -> None:
-        """`release`, where a generator is closed, perhaps as garbage. That is collected anywhere: this thread may have
-        any lock, also one that a release takes. So another one does it, and is waited for a moment only."""
+        """`release` for a generator that is closed, perhaps as garbage. Garbage is collected anywhere, so this thread
+        may hold any lock, also one that a release takes. So another thread does it, and this one waits only for a
+        moment."""
         with suppress(TimeoutError):
             in_thread(self.release, seconds=MOMENT)
 
     def releasing(self) -> Waiting[None]:
-        """`release`, for whoever drives it with other things."""
+        """`release`, as steps for a driver."""
         slots, self._slots = self._slots, []
         held_slots.note_late(slots)  # The process may have been stopped until now.
         mine = {(slot.key, slot.slot) for slot in held_slots.drop(slots)}
@@ -100,7 +101,7 @@ class Held:
 
 
 def _rule_of(decided: DecidedCharge) -> str:
-    """The rule that says how many slots there are; empty: the code does, a tier, or an override."""
+    """The rule that sets the number of slots. Empty if the code, a tier or an override does."""
     rule = decided.planned.rule
     if rule is None or rule.template is None or decided.charge.limit not in rule.template.limits(rule.name):
         return ""
@@ -114,7 +115,7 @@ class Asks(Protocol):
 
 
 class Seeking:
-    """One who wants a slot, and waits for it for so many seconds at most (None: for as long as it takes)."""
+    """A caller that wants a slot, and waits for it for this time at most (None: without a limit)."""
 
     def __init__(self, ask: Asks, timeout: float | None) -> None:
         self._ask = ask
@@ -168,11 +169,11 @@ class Seeking:
 
 
 def _place(outcome: Outcome) -> int | None:
-    """The place in the queue of one who is refused, as far as is known: 1 is the next; None: nothing to wait for."""
+    """The place in the queue after a refusal, if known: 1 is the next; None: there is nothing to wait for."""
     places = []
     for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False):
         if state.refuses:
-            # Where Redis cannot be asked there is no queue, but slots are released all the same.
+            # Without Redis there is no queue, but slots are released.
             if not planned.charge.limit.holds or (state.counted_at >= 0 and outcome.decision.source != "fallback"):
                 return None
             places.append(max(1, -state.counted_at))

@@ -1,14 +1,14 @@
-"""Limits of hot keys, decided in this process as far as may be; what else a call is about is asked of Redis. Together
-it is all or nothing.
+"""Limits of hot keys, decided in this process as far as possible. Redis decides the rest of a call. Together it is all
+or nothing.
 
-A **lease** are units of one identity's limit that this process has taken from the shared count and not spent yet. They
-are counted before they are spent, so nothing is over-admitted. They may be spent for a second, or until the window ends
-that they were counted in, by a clock that begins before they were asked for. What is not spent goes back then, when
-nobody comes for it, and when the process ends.
+A **lease** is a number of units of one identity's limit that this process has taken from the shared count and not spent
+yet. They are counted before they are spent, so nothing is over-admitted. They may be spent for a second, or until the
+window in which they were counted ends, by a clock that starts before the request for them. Unspent units go back then,
+when no hit needs them, and when the process ends.
 
 A **split** limit is decided by this process's part of it.
 
-Deciding is written as generators that yield the calls that have to be made and are sent their decisions.
+Deciding is written as generators that yield calls and receive their decisions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HORIZON = 0.1
 IDLE = 0.25
 """Seconds without a hit after which units go back."""
 DRY = 0.05
-"""Seconds for which no batch is asked for where there was none."""
+"""Seconds without a new request for a batch after Redis had none."""
 SHORTEST = 0.0005
 """Seconds over which speed is measured at least."""
 MOST, MOST_BYTES, LEASE_BYTES = 10_000, 32 * 2**20, 2500
@@ -53,8 +53,8 @@ ATTEMPTS = 3
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """So many units: may be spent until then (monotonic), count since `moment`, were taken at `taken_at` (microseconds
-    since 1970, Redis's; a state whose clock is ahead counts later)."""
+    """A batch of units: they may be spent until `until` (monotonic), count since `moment`, and were taken at `taken_at`
+    (microseconds since 1970 by Redis; a state whose clock is ahead counts later)."""
 
     units: int
     until: float
@@ -80,7 +80,8 @@ class Lease:
         self._dry_until = 0.0
 
     def take(self, cost: int, needed: int) -> tuple[LimitState, int] | None:
-        """Spend units if so many are there that are `needed`. Return the limit's state, and since when they count."""
+        """Spend units if the `needed` number is there. Return the limit's state, and the moment since which they
+        count."""
         now = time.monotonic()
         with self._lock:
             batch = self._batch
@@ -104,8 +105,8 @@ class Lease:
                 self._expired.append(Batch(units, 0.0, moment, moment))
 
     def next_batch_size(self, cost: int) -> int:
-        """How many units to ask for now: 0 unless a batch would pay. The caller that gets more has to ask, and say what
-        came of it by `add_batch` or `ask_failed`."""
+        """How many units to request now: 0 unless a batch would pay. A caller that gets more has to request them, and
+        report the result by `add_batch` or `ask_failed`."""
         now = time.monotonic()
         with self._lock:
             if self._is_asking or self._closed_until >= 0 or now < self._dry_until:
@@ -122,7 +123,7 @@ class Lease:
             return size if self._is_asking else 0
 
     def add_batch(self, decision: Decision, asked_at: float) -> None:
-        """What came of asking for a batch."""
+        """Record the result of a request for a batch."""
         now = time.monotonic()
         with self._lock:
             self._is_asking = False
@@ -151,15 +152,15 @@ class Lease:
             self._dry_until = time.monotonic() + DRY
 
     def observe(self, state: LimitState, cost: int) -> None:
-        """What Redis said of the limit when it was asked for a single hit."""
+        """Record what Redis returned about the limit for a single hit."""
         with self._lock:
             self._said, self._said_at = state, time.monotonic()
             if state.allowed:
                 self._spent += cost
 
     def take_expired(self, fewer_than: int = 0) -> list[Call]:
-        """The calls that give back what is not to be spent here any more; and everything, if that is fewer than so many
-        units. The caller has to make them."""
+        """The calls that give back units that may not be spent here any more, and all units if fewer than this number
+        are left. The caller has to make them."""
         now = time.monotonic()
         with self._lock:
             batch = self._batch
@@ -173,7 +174,7 @@ class Lease:
         ]
 
     def has(self, cost: int) -> bool:
-        """Whether so many units can be spent, as far as can be told without looking at the time."""
+        """Whether this number of units can be spent, without reading the clock."""
         batch = self._batch
         return cost > 0 and batch is not None and batch.units >= cost
 
@@ -196,7 +197,7 @@ class Lease:
             self._expired = [batch for batch in self._expired if batch.taken_at > self._closed_until]
 
     def leave_to_parent(self) -> None:
-        """Spend nothing more, in a child process, where whoever held the lock is gone."""
+        """Spend nothing more. Called in a child process, in which the holder of the lock does not exist."""
         self._lock = threading.Lock()
         self._closed_until, self._batch = FOREVER, None
 
@@ -229,7 +230,7 @@ class Leases:
         lease = self._leases.get(key)
         if lease is None or (lease.limit is not charge.limit and lease.limit != charge.limit):
             heartbeat.start()
-            with self._lock:  # Who comes in the same moment shares it.
+            with self._lock:  # Concurrent callers share it.
                 lease = self._leases.get(key)
                 if lease is None or lease.limit != charge.limit:
                     lease = Lease(call, charge)
@@ -237,7 +238,7 @@ class Leases:
         return lease
 
     def hold(self, lease: Lease) -> None:
-        """Something was put into a lease: nobody is refused for the lack of it, and it goes back if it is not spent."""
+        """Record that units were added to a lease: later hits may use them, and unspent ones go back."""
         deny_cache.forget([lease.digest])
         with self._lock:
             self._holding.add(lease)
@@ -263,7 +264,7 @@ class Leases:
             lease.close()
 
     def renew(self) -> None:
-        """Spend nothing more by these rules, of which there may be others. What is held goes back by itself."""
+        """Spend nothing more by these rules, which may have changed. Unspent units go back by themselves."""
         self._leases.clear()
 
     def give_back(self, patience: Patience | None = None) -> bool:
@@ -291,12 +292,12 @@ leases = Leases()
 
 @dataclass(slots=True)
 class LocalPart:
-    """What of a call is decided here: states by the place of their charge, and what was taken for it."""
+    """The part of a call that is decided here: states by the place of their charge, and the units taken for it."""
 
     states: dict[int, LimitState] = field(default_factory=dict)
     moments: dict[bytes, int] = field(default_factory=dict)
     taken: list[tuple[int, Callable[[int], object]]] = field(default_factory=list)
-    """Units, and what gives so many of them back."""
+    """Units, and the function that gives a number of them back."""
     source: Source = "split"
 
     def at_most(self, call: Call, charge: Charge) -> Charge:
@@ -306,14 +307,14 @@ class LocalPart:
         return charge._replace(cost=min([charge.cost, *[units for units, _ in self.taken]]))
 
     def undo(self, keep: int = 0) -> None:
-        """Give back what was taken of each limit, but for so many units."""
+        """Give back the units taken of each limit, except for this number."""
         for units, give_back in self.taken:
             if units > keep:
                 give_back(units - keep)
 
 
 def may_have_more(call: Call) -> bool:
-    """Whether units are on their way, so that a refusal says nothing about the next hit."""
+    """Whether units are being requested, so that a refusal does not predict the next hit."""
     return any(charge.limit.lease is not None and leases.of(call, charge).may_have_more for charge in call.charges)
 
 
@@ -326,7 +327,7 @@ def decide_here(call: Call, patience: Patience) -> Steps:
             not state.allowed and _is_leased(call, charge) and leases.of(call, charge).has(charge.cost)
             for charge, state in zip(call.charges, decision.limits, strict=True)
         ):  # fmt: skip
-            break  # Else somebody took, while Redis was asked, what it said there is no more of.
+            break  # Otherwise another caller took them while Redis was asked.
     return decision
 
 
@@ -362,7 +363,7 @@ def _combine(call: Call, here: LocalPart, redis: Decision | None, is_refused: bo
     if call.operation == "hit" and (not allowed or call.partial):
         here.undo(granted)
     states = tuple([here.states[place] for place in range(len(call.charges))])
-    # What was taken here of a limit that a later one refuses has no turn to wait for; else all go together.
+    # If a later limit refuses, units taken here have no turn to wait for. Otherwise all waits coincide.
     wait = max([state.wait for state in states if state.enforced], default=0.0)
     moments = here.moments
     if redis is not None:

@@ -1,15 +1,15 @@
-"""The slots of concurrency limits that this process holds, for as long as it lives.
+"""The slots of concurrency limits that this process holds.
 
-A slot lasts for `RATELIMIT_SLOT_SECONDS` from when it is taken or renewed. All that a process holds are renewed in one
-call, four times while they last: so those of a process that is killed, stopped or cut off end by themselves. Who
-releases one says which: twice, or for a slot that is gone, frees nothing.
+A slot lasts for `RATELIMIT_SLOT_SECONDS` after it is taken or renewed. One call renews all slots of a process, four
+times in that period, so the slots of a process that is killed, stopped or cut off end by themselves. A release names
+the slot: to release it twice, or after it has ended, frees nothing.
 
-Where a renewal finds that a slot has ended although it is held here (the process was stopped, Redis has lost it, an
-operator has ended it), that is told once, by the signal `slot_lost` and in the log. Unless an operator ended it, it is
-taken again where there is room, as what runs should count; never beyond the limit.
+If a renewal finds that a held slot has ended (the process was stopped, Redis has lost it, an operator has ended it),
+the signal `slot_lost` and the log report it once. Unless an operator ended it, it is taken again if there is room,
+because running work should count, but never beyond the limit.
 
-With the renewals a process tells which slots it has held for longer than that, for operators: `holders` lists them, and
-`end_slot` ends one, whichever process holds it.
+With the renewals a process reports the slots that it has held for longer than that, for operators: `holders` lists
+them, and `end_slot` ends one, whichever process holds it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ logger = logging.getLogger("django_ratelimit_lua")
 RENEWALS = 4
 """How often a slot is renewed while it lasts."""
 SOON_SECONDS = 0.25
-"""Between two attempts where Redis could not be asked, or does not know yet of slots that were given without it."""
+"""Seconds between two attempts if Redis is unavailable, or does not have slots yet that were given without it."""
 LINGER_SECONDS = 30.0
 """For how long the thread waits for the next slot when none is held any more: to start one is dear."""
 MOST_SHOWN = 1000
@@ -58,7 +58,7 @@ MOST_LATE = 10_000
 """Slots that are to be released when Redis can be asked again; others end by themselves."""
 SHOWN_LETTERS = 200
 MOST_NAMES = 200
-"""Limits of which a process tells how many of their slots it holds: those with the most."""
+"""Number of limits for which a process reports how many slots it holds: those with the most."""
 _NUMBERS = Struct("<2d")
 _PROGRAM = Program.of(source("engine/renew"))
 Key = tuple[bytes, bytes, bytes]
@@ -69,13 +69,13 @@ telling = Errand()
 
 @dataclass(slots=True, eq=False)
 class HeldSlot:
-    """What one call holds of one limit.
+    """The slots of one call under one limit.
 
-    - `identity`: whose it is, by the parts that operators are shown; `what`: what it is held for, a path or any text;
-    - `since`: seconds since 1970; `ends_at`: by the monotonic clock, when it ends unless it is renewed;
-    - `rule`: the rule that says how many there are, where it is known to be that; empty: it stays at what it was;
-    - `is_local`: this process gave it while Redis could not be asked, which does not know of it yet;
-    - `is_late`: it may have ended in Redis, which could not be asked, and that was told;
+    - `identity`: the identity, by the parts that operators may see; `what`: the purpose, a path or any text;
+    - `since`: seconds since 1970; `ends_at`: when it ends unless it is renewed (monotonic);
+    - `rule`: the rule that sets the number of slots, if known; empty: the number stays;
+    - `is_local`: this process gave it while Redis was unavailable, and Redis does not have it yet;
+    - `is_late`: it may have ended in Redis, which was unavailable, and that was reported;
     - `is_lost`: it has ended while it was held.
     """
 
@@ -122,18 +122,18 @@ class HeldSlot:
         return next((now.rate.limit for now in limits if now.key_part == limit.key_part), limit.rate.limit)
 
     def record(self) -> bytes:
-        """What the program is told of it."""
+        """The argument of the program for it."""
         return _NUMBERS.pack(self.most, self.charge.cost) + self.slot
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a slot, for operators.
+    """The holder of a slot, for operators.
 
-    - `id`: by which `end_slot` ends it; `limit`: the limit's name; `units`: how many it holds, `of` so many;
-    - `identity`: whose it is, as `RATELIMIT_SHOW_IDENTITIES` lets the holder tell it: pairs of what identifies and a
-      value; `digest`: the same as keys in Redis have it;
-    - `since`: seconds since 1970, by the clock of its `host`; `pid`: the process there; `what`: what for.
+    - `id`: the argument of `end_slot`; `limit`: the limit's name; `units`: how many it holds, `of` the total;
+    - `identity`: the identity as `RATELIMIT_SHOW_IDENTITIES` allows it: pairs of a kind and a value; `digest`: its
+      digest, as in the keys of Redis;
+    - `since`: seconds since 1970, by the clock of its `host`; `pid`: the process there; `what`: the purpose.
     """
 
     id: str
@@ -163,7 +163,7 @@ class HeldSlots:
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
-        # What the parent holds, a child neither renews nor releases.
+        # A child neither renews nor releases the slots of its parent.
         self._lock = threading.Lock()
         self._held: dict[Key, dict[bytes, HeldSlot]] = {}
         self._late: deque[HeldSlot] = deque(maxlen=MOST_LATE)
@@ -185,7 +185,7 @@ class HeldSlots:
             return [held for slots in self._held.values() for held in slots.values()]
 
     def of(self, key: Key) -> Mapping[bytes, HeldSlot]:
-        """What it holds of one identity's limit, by slot."""
+        """The held slots of one identity's limit, by slot."""
         return self._held.get(key, {})
 
     def add(self, slots: Iterable[HeldSlot]) -> None:
@@ -223,11 +223,11 @@ class HeldSlots:
         self.task.start()
 
     def abandon(self, slots: Iterable[HeldSlot]) -> None:
-        """Nobody is there any more who could release these. Takes no lock: garbage is collected anywhere."""
+        """Release slots that no caller can release any more. Takes no lock, because garbage is collected anywhere."""
         self._abandoned.extend(slots)
 
     def _step_without_thread(self) -> None:
-        """Where no thread can be started, who takes or releases a slot renews the others."""
+        """If no thread can be started, calls that take or release a slot renew the others."""
         if time.monotonic() >= self._due_at:
             self._due_at = time.monotonic() + self.interval
             with suppress(StoreError):
@@ -244,7 +244,7 @@ class HeldSlots:
             self.note_late(unasked)
             if unasked or self._late or any(slot.is_local for slot in held):
                 return min(SOON_SECONDS, self.interval)
-        with suppress(StoreError):  # In a cluster, another node may have the list: slots are renewed all the same.
+        with suppress(StoreError):  # In a cluster, another node may have the list. Slots are renewed nevertheless.
             self._tell(self.all())  # Of those above, some have ended.
         return self.interval if held or time.monotonic() - self._used_at < LINGER_SECONDS else None
 
@@ -262,7 +262,7 @@ class HeldSlots:
         wanted = [slot for slot in gone if slot.id not in ended and self._is_held(slot)]
         refused, later = self._perform(b"retake", wanted)
         again = set(wanted).difference(refused, later)
-        # Released meanwhile, it was taken again for nobody.
+        # It was released before the answer came, so it must not be taken again.
         self.release_later(slot for slot in again if not self._is_held(slot))
         lost = []
         for slot in known.intersection(gone).difference(later):
@@ -315,7 +315,7 @@ class HeldSlots:
 
     def _release_all(self) -> None:
         """The process ends: what it holds is free."""
-        # What is garbage may be the parent's of this process: who holds it still is asked of that, too.
+        # Garbage in this process may belong to its parent, which reports its own holders.
         held = [*self._taken_out([*self.all(), *self._abandoned]), *self._late]
         if held:
             self._perform(b"release", held, last_patience())
@@ -367,7 +367,7 @@ class HeldSlots:
 def _report_lost(slots: Sequence[HeldSlot]) -> None:
     """Log that slots have ended while they were held, and send the signal for each, one after the other."""
     send = partial(_send_each, [_log_lost(slot) for slot in slots])
-    # However long receivers take, the slots that are held still are renewed meanwhile.
+    # Receivers may take long. Slots that are still held are renewed during that time.
     if slots and slot_lost.receivers and telling.give(send) is None:
         send()
 
@@ -407,7 +407,7 @@ def _ended_key() -> bytes:
 
 
 def _told() -> Iterator[Any]:
-    """What each process has told last."""
+    """The last report of each process."""
     store = get_store(background=True)
     processes = store.execute(b"ZRANGE", _processes_key(), b"0", b"-1")
     answers = store.execute_all([(b"GET", _process_key(process)) for process in processes])
@@ -432,7 +432,7 @@ def in_flight() -> dict[str, int]:
 
 
 def _listed() -> list[tuple[Holder, bytes, bytes]]:
-    """Who holds slots, with the key and the slot of each."""
+    """The holders of slots, with the key and the slot of each."""
     found: list[tuple[Holder, bytes, bytes]] = []
     for entry in _told():
         with suppress(ValueError, KeyError, TypeError):  # Of another version.
@@ -444,21 +444,21 @@ def _listed() -> list[tuple[Holder, bytes, bytes]]:
 
 
 def holders() -> list[Holder]:
-    """Who holds slots of concurrency limits, in all processes: those that are held for longer than a quarter of
-    `RATELIMIT_SLOT_SECONDS`, the longest first. Raises `StoreError`."""
+    """The holders of slots of concurrency limits in all processes: those that have held one for longer than a quarter
+    of `RATELIMIT_SLOT_SECONDS`, the longest first. Raises `StoreError`."""
     return [holder for holder, _, _ in _listed()]
 
 
 def end_slot(holder_id: str) -> Holder | None:
-    """End a slot, whichever process holds it: its place is free at once, and it is not taken again. Its process is told
-    with its next renewal, by `slot_lost`; what it does there goes on. Returns whose it was; None: nobody holds it any
-    more, whatever its process has told last. Raises `StoreError`."""
+    """End a slot, whichever process holds it. Its place is free at once, and it is not taken again. Its process gets
+    `slot_lost` with the next renewal, and its work continues. Return its holder, or None if it has ended already.
+    Raises `StoreError`."""
     for holder, key, slot in _listed():
         if holder.id == holder_id:
             store = get_store(background=True)
             _note_ended(holder_id)  # First: a process that finds the slot gone has to find out why.
             record = _NUMBERS.pack(holder.of, holder.units) + slot
-            now = held_slots.time_of_calls()  # Some servers tell scripts no time.
+            now = held_slots.time_of_calls()  # Some servers forbid TIME in scripts.
             common = (b"" if now is None else b"%d" % now, b"release")
             (was_held,) = store.run_each(_PROGRAM, common, [(key, record)], Patience(PATIENCE))
             if was_held is None:

@@ -1,7 +1,7 @@
-"""Waiting for a turn that was reserved, and giving it back where the one who waits is stopped.
+"""Waiting for a turn that was reserved, and giving it back if the caller is stopped.
 
-A turn is taken before it is waited for. Whoever is cancelled or interrupted meanwhile owes it to the others: exactly
-that turn, by the moment from which it counts, and whatever else happens to the one who gives it back.
+A turn is taken before the wait. A caller that is cancelled or interrupted gives exactly that turn back, by the moment
+from which it counts, whatever else happens to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["ahold", "hold", "in_thread", "settled", "to_the_end", "unmasked"]
 
 
 def hold(outcome: Outcome) -> None:
-    """Sleep until it is one's turn; who is interrupted meanwhile gives it back."""
+    """Sleep until the turn comes. If the caller is interrupted, give the turn back."""
     run(_holding(outcome))
 
 
