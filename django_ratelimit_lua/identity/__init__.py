@@ -1,4 +1,4 @@
-"""Who is counted: request → identity → digest.
+"""From a request to an identity to its digest.
 
 An identity is text, bytes, a number, a UUID, None, or a tuple of these. It is only ever stored as a digest.
 """

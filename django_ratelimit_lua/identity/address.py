@@ -14,7 +14,7 @@ from ..conf import Network, conf
 from .forwarded import LONGEST_ADDRESS, Address, entries, parse_address
 
 UNKNOWN = "unknown"
-"""The identity of every address that is no address. One for all: nobody gains new identities by sending garbage."""
+"""The identity of every invalid address. All share it, so garbage does not create new identities."""
 
 logger = logging.getLogger("django_ratelimit_lua")
 _UNTRUSTED = (
@@ -27,8 +27,8 @@ _unheard = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class ClientAddress:
-    """Which address counts. `network` is it, masked, as text; None where there is none (a Unix socket), `UNKNOWN` where
-    there is something else. `why` says in words how it was found. `address` is it as a whole, where it is one."""
+    """The address that counts. `network`: the masked address as text; None if there is none (a Unix socket), `UNKNOWN`
+    if it is invalid. `why`: how it was found, in words. `address`: the full address, if it is valid."""
 
     network: str | None
     why: str
@@ -36,11 +36,11 @@ class ClientAddress:
 
 
 def client_address(request: HttpRequest) -> ClientAddress:
-    """The address of the client that a request comes from.
+    """The address of the client that sent a request.
 
-    `RATELIMIT_IP_META_KEY` says where it is, if set; else `RATELIMIT_TRUSTED_PROXIES` whose word is taken for it; else
-    it is `REMOTE_ADDR`, and headers are ignored. It is masked by `RATELIMIT_IPV4_MASK` and `RATELIMIT_IPV6_MASK`.
-    Never raises for anything a request may hold.
+    It is the one in `RATELIMIT_IP_META_KEY` if set, or the one that `RATELIMIT_TRUSTED_PROXIES` report. Otherwise it is
+    `REMOTE_ADDR`, and headers are ignored. It is masked by `RATELIMIT_IPV4_MASK` and `RATELIMIT_IPV6_MASK`. Never
+    raises, whatever the request contains.
     """
     source = conf.IP_META_KEY
     if callable(source):
@@ -58,7 +58,7 @@ def client_address(request: HttpRequest) -> ClientAddress:
 
 
 def believed(peer: str | None, text: str | None, header: str, trusted: int | tuple[Network, ...]) -> ClientAddress:
-    """The client's address where these proxies are trusted, by who has asked and the header that they write.
+    """The client's address behind trusted proxies, from the peer address and the header that they write.
 
     >>> believed("10.0.0.1", "spoofed, 203.0.113.9", "X-Forwarded-For", 1).network
     '203.0.113.9'
@@ -69,7 +69,7 @@ def believed(peer: str | None, text: str | None, header: str, trusted: int | tup
 
 
 def address_as(text: object, why: str) -> ClientAddress:
-    """An address as somebody has written it: without a port, brackets or a zone, and masked.
+    """An address from text: without a port, brackets or a zone, and masked.
 
     >>> address_as("[2001:db8::1]:4711", "the proxy says so").network, address_as("203.0.113.9:80", "").network
     ('2001:db8::', '203.0.113.9')

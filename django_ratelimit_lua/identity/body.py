@@ -1,13 +1,14 @@
-"""Fields of a request's body, read without taking the body from the view.
+"""Fields of a request's body, read without consuming the body.
 
-Only a small body (`MAX_BYTES`) of a form or of JSON is looked at. Django keeps what was read, so the view
-finds everything as it would without us: `request.POST` by upload handlers of its own, `request.body`, and the stream.
-A larger body, or one whose stream somebody has begun to read, is left alone: `UNREAD`.
+Only small bodies (`MAX_BYTES`) of forms or JSON are read. Django keeps them, so the view gets everything as without
+this package: `request.POST` by its own upload handlers, `request.body`, and the stream. A larger body, or one whose
+stream is already being read, is left alone: `UNREAD`.
 
-A body that was looked at and is malformed, or of another kind, has no fields.
+A body that is malformed, or of another type, has no fields.
 
-Who sends a body also names its type and its charset, and not every view goes by these. So a body is read in each way in
-which a view may read it (`form_values` and the like, for blocks); where these differ in a field, the field is `UNREAD`.
+The client also names the type and charset of its body, and not every view uses them. So a body is read in each way in
+which a view may read it (`form_values` and the like, for blocks). If the results differ in a field, the field is
+`UNREAD`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MULTIPART = "multipart/form-data"
 MAX_BYTES = 64 * 1024
 """The largest body that is looked at."""
 SLOW = ("idna", "punycode")
-"""Charsets whose time grows with the square of the text: 64 KiB take a third of a second."""
+"""Charsets that decode in quadratic time: 64 KiB take a third of a second."""
 
 
 class _Unread(Enum):
@@ -41,7 +42,7 @@ class _Unread(Enum):
 
 
 UNREAD: Final = _Unread.UNREAD
-"""A body that was not looked at, so that nobody knows what its fields are."""
+"""A body that was not read, so its fields are unknown."""
 Unread = Literal[_Unread.UNREAD]
 
 
@@ -77,7 +78,7 @@ def data_field(request: HttpRequest, path: str) -> str | Unread | None:
 
 def form_values(request: HttpRequest, name: str) -> Values:
     """What views may find in a field of a form."""
-    posted = vars(plain(request)).get("_post")  # There if somebody, say Django's CSRF check, has parsed it already.
+    posted = vars(plain(request)).get("_post")  # Set if it was parsed already, for example by Django's CSRF check.
     if posted:
         return (_text(posted, name),)
     return _values(request, (URLENCODED, MULTIPART), lambda fields: _text(fields, name))
@@ -94,8 +95,8 @@ def data_values(request: HttpRequest, path: str) -> Values:
 
 
 def agreed(values: Values) -> str | Unread | None:
-    """The one value that every view finds. Where one view would find another value, nobody knows which it is: if one of
-    them were taken, the others would be free guesses."""
+    """The one value that every view reads. If one view would read another value, it is unknown which is right: if one
+    of them were counted, the others would be free guesses."""
     if not values:
         return None
     return values[0] if len(values) == 1 else UNREAD
@@ -141,7 +142,7 @@ def _read(request: HttpRequest) -> bytes | Unread:
 
 
 def _bound() -> int:
-    """Not more than Django would read: where it refuses a body, it may leave the stream at its end."""
+    """Not more than Django would read. If Django refuses a body, it may leave the stream at its end."""
     largest = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     return MAX_BYTES if largest is None else min(MAX_BYTES, largest)
 
@@ -150,7 +151,7 @@ def _length(request: HttpRequest) -> int:
     """How many bytes the body has. Raises `ValueError` for a stream that was closed."""
     stream = getattr(request, "_stream", None)
     if stream is not None and hasattr(stream, "seekable") and stream.seekable():
-        # Under ASGI Django has the whole body before anybody is asked. A chunked one does not say how long it is.
+        # Under ASGI Django has the full body already. A chunked body has no declared length.
         position = stream.tell()
         stream.seek(0, io.SEEK_END)
         size = int(stream.tell())
@@ -159,12 +160,12 @@ def _length(request: HttpRequest) -> int:
     try:
         return int(request.META.get("CONTENT_LENGTH") or 0)
     except ValueError:
-        return 0  # As Django has it, which then gives nobody more than that.
+        return 0  # As in Django, which then reads no more than that.
 
 
 def _parsed(request: HttpRequest, body: bytes, kind: str, charset: str) -> list[Any]:
-    """What parsers make of a small body: those that go by the charset it names, and those that do not. A parser that
-    refuses JSON makes nothing of it, and is not in the list."""
+    """The results of parsing a small body: with the charset that it names, and without. A parser that refuses JSON is
+    not in the list."""
     is_decoded = _is_decoded(charset)
     if kind == JSON:
         return _json(body, charset if is_decoded else None)
@@ -179,8 +180,8 @@ def _parsed(request: HttpRequest, body: bytes, kind: str, charset: str) -> list[
 
 
 def _is_decoded(charset: str) -> bool:
-    """Whether text in this charset is decoded here. What makes bytes of bytes is none: DRF refuses it, and a few bytes
-    could be made gigabytes."""
+    """Whether text in this charset is decoded here. Bytes-to-bytes codecs are not charsets: DRF refuses them, and a few
+    bytes could become gigabytes."""
     try:
         return "".encode(charset) is not None and codecs.lookup(charset).name not in SLOW
     except (LookupError, ValueError):  # A `UnicodeError` is a `ValueError`.
@@ -188,8 +189,8 @@ def _is_decoded(charset: str) -> bool:
 
 
 def _json(body: bytes, charset: str | None) -> list[Any]:
-    """A view of Django's calls `json.loads`, which finds out the charset by itself. DRF goes by the one that is named,
-    and passes over a character that is cut off at the end, as readers of streams do."""
+    """A Django view calls `json.loads`, which detects the charset. DRF uses the one that is named, and ignores a
+    character that is cut off at the end, as readers of streams do."""
     texts = []
     with suppress(ValueError):
         texts.append(body.decode(json.detect_encoding(body), "surrogatepass"))

@@ -1,7 +1,7 @@
-"""Reading `X-Forwarded-For` and `Forwarded` (RFC 7239) from the right: what the nearest proxy wrote comes first.
+"""Read `X-Forwarded-For` and `Forwarded` (RFC 7239) from the right, where the nearest proxy has written.
 
-Whoever sends a request can write anything into these headers; each proxy appends the address that it was asked from. So
-only what trusted proxies appended is believed, and what stands to the left of that is never looked at.
+A client can write anything into these headers, and each proxy appends the address of its peer. So only the entries that
+trusted proxies appended are used, and those to the left of them are never read.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def covers(network: str, address: str) -> bool:
 def entries(header: str, kind: str) -> Iterator[str]:
     """The entries of a header from the right, of `kind` "x-forwarded-for" or "forwarded"; at most `MOST_HOPS`.
 
-    A `Forwarded` element without `for`, or that is none, is an empty entry, and the last.
+    A malformed `Forwarded` element, or one without `for`, is an empty entry, and the last.
 
     >>> list(entries("spoofed, 192.0.2.1,10.0.0.1", "x-forwarded-for"))
     ['10.0.0.1', '192.0.2.1', 'spoofed']

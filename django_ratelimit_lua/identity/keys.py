@@ -1,8 +1,8 @@
-"""What a `key` means: how an identity is read from a request.
+"""Keys: how an identity is read from a request.
 
-A value that is not there (no such header, nobody logged in) is an identity of its own, apart from every other key's;
-all who lack it share it. What cannot be known (a body that is not looked at, a session that does not exist) counts as
-the client's address: so nobody gains a count by it, and nobody uses up everybody's.
+A missing value (no such header, no signed-in user) is an identity of its own for each key, shared by all requests that
+lack the value. An unknown value (a body that is not read, a session that does not exist) counts as the client's
+address, so it neither creates a new count nor uses up that of all others.
 
 The identity of all callers together is `None`.
 """
@@ -43,10 +43,10 @@ ACCEPTED = (
 class Key:
     """A way to read an identity from a request.
 
-    `read(group, request, user)` returns an identity or an awaitable of one; `user` is given where `needs_user` is true,
-    the session is loaded where `needs_session` is, and the request is resolved where `needs_route` is. `needs_body`: it
-    reads a field of the body. `lumps_strangers`: it has one identity for all who are not logged in; `functions`: the
-    names of the project's functions that it calls.
+    `read(group, request, user)` returns an identity or an awaitable of one. `user` is passed if `needs_user` is true,
+    the session is loaded if `needs_session` is, and the request is resolved if `needs_route` is. `needs_body`: it reads
+    a field of the body. `lumps_strangers`: it has one identity for all requests without a signed-in user; `functions`:
+    the names of the project's functions that it calls.
     """
 
     name: str
@@ -122,7 +122,7 @@ _VALUES: dict[str, Callable[[HttpRequest, str], Values]] = {
 EXACT = "exact:"
 """In front of a field: its value counts letter by letter."""
 FIELD_KINDS = tuple(_FIELDS)
-_ALWAYS_EXACT = ("cookie",)  # What the site itself has written, and only it can read.
+_ALWAYS_EXACT = ("cookie",)  # The site itself has written it, and only the site can read it.
 
 
 def split_field(field: str) -> tuple[str, str, bool] | None:
@@ -138,7 +138,7 @@ def split_field(field: str) -> tuple[str, str, bool] | None:
 
 
 def field_identity(field: str, value: str | None) -> tuple[str, str, str | None]:
-    """The identity of who sends a value in a field. Raises `LimitError` for what is no field.
+    """The identity by a value of a field. Raises `LimitError` for an invalid field.
 
     >>> field_identity("post:name", " Ada ") == field_identity("post:name", "ada") == ("post", "name", "ada")
     True
@@ -164,10 +164,10 @@ def _field(field: str, kind: str, name: str) -> Key:
 
 
 def read_fields(field: str, request: HttpRequest) -> list[tuple[str, str, str | None]]:
-    """The identities of who sends a request, by a field: more than one where views may read it in more than one way;
-    none where the field is not there, or not looked at.
+    """The identities of a request by a field: more than one if views may read it in more than one way, none if the
+    field is missing or was not read.
 
-    Raises `LimitError` for what is no field.
+    Raises `LimitError` for an invalid field.
     """
     parts = split_field(field)
     if parts is None:
@@ -210,7 +210,7 @@ def _joined(keys: tuple[Key, ...]) -> Key:
 
 
 def compile_key(key: KeyLike) -> Key:
-    """What a key means. Raises `LimitError` with the accepted forms.
+    """The key of a declaration. Raises `LimitError` with the accepted forms.
 
     >>> compile_key(("ip", "post:username")).name
     'ip+post:username'
@@ -239,7 +239,7 @@ def compile_key(key: KeyLike) -> Key:
 
 
 def user_missing() -> ImproperlyConfigured:
-    """The error for a key that needs the user where no middleware sets it."""
+    """The error for a key that needs the user if no middleware sets it."""
     return ImproperlyConfigured(
         "This key needs request.user: add django.contrib.auth.middleware.AuthenticationMiddleware to MIDDLEWARE, "
         "or use the key 'ip'"

@@ -17,7 +17,7 @@ SHOWN_LETTERS = 2
 LONGEST, SHORT = 60, 256
 MOST_PARTS = 8
 NOTHING = "—"
-"""Stands for a value that is not there: nobody is signed in, no such header."""
+"""Stands for a missing value: no signed-in user, no such header."""
 _OWN = "\0own"
 """No kind of a key begins so."""
 _FIELDS = frozenset({"header", "cookie", "get", "post", "json", "data", "kwarg", "entry"})
@@ -73,9 +73,9 @@ def shown(identity: Identity) -> Name:
 
 
 def own(identity: Identity, name: Identity = None) -> Identity:
-    """An identity that the project has made: whatever it looks like, it is none that a key has read.
+    """An identity that the project has made. It never equals one that a key has read.
 
-    It is shown as `name`, if that is given. `None`, all callers together, stays `None`.
+    It is shown as `name`, if given. `None`, all callers together, stays `None`.
     """
     if identity is None:
         return None
@@ -103,7 +103,7 @@ def _parts(identity: Any, *, is_masked: bool) -> Name:
         if len(rest) == 1 and kind == "path":
             return [(kind, _path(rest[0], is_masked=is_masked))]
         if len(rest) == 1 and kind == "session":
-            return [(kind, _value(rest[0], is_masked=True))]  # Whoever has it whole is that person.
+            return [(kind, _value(rest[0], is_masked=True))]  # The full value would allow impersonation.
         if len(rest) == 2 and kind in _FIELDS:
             return [(f"{kind}:{rest[0]}"[:LONGEST], _value(rest[1], is_masked=is_masked or kind == "cookie"))]
     return [part for item in identity[:MOST_PARTS] for part in _parts(item, is_masked=is_masked)]

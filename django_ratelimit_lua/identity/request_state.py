@@ -1,7 +1,7 @@
-"""What this package keeps on a request, and which request is meant where DRF's wraps Django's.
+"""The data of this package on a request, and the request it belongs to if DRF's wraps Django's.
 
-What clients choose (a key, a cost, a user) is asked of the request that the view has, so that DRF's own authentication
-counts. What is kept on a request, and its body, are those of Django's request: one of each, whoever asks.
+Functions of the project (a key, a cost, a user) get the request that the view has, so that DRF's own authentication
+counts. The data on a request, and its body, are those of Django's request, of which there is one.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from django.urls import ResolverMatch
 
 @dataclass(slots=True)
 class RequestState:
-    """What is known of one request, from the middleware to the end of its view.
+    """The data of one request, from the middleware to the end of its view.
 
     - `counted`: the rules that were counted for it; `charged`: the counters that `cost_after` has charged for it;
     - `waits`: some rules wait until the user and the session are known;
     - `throttles`: the decision about all throttles of its DRF view; `held`: the slots that it holds;
-    - `groups`: a user, and the names of the Django groups that this user is in;
-    - `looked_ahead`, `ahead`: where it leads, found out before Django looks;
-    - `readings`: what parsers make of its body;
-    - `refusal`: what was told of the last decision that refused it;
+    - `groups`: a user, and the names of the Django groups of this user;
+    - `looked_ahead`, `ahead`: its route, resolved before Django does;
+    - `readings`: the results of parsing its body;
+    - `refusal`: the content of the last refusal;
     - `count`: how an annex counts it.
     """
 
@@ -45,7 +45,7 @@ def plain(request: Any) -> Any:
 
 
 def request_state(request: Any) -> RequestState:
-    """What is kept on a request, the same for the middleware, a view of Django's and a view of DRF's."""
+    """The data of a request, the same for the middleware, a Django view and a DRF view."""
     attributes = getattr(request, "__dict__", {})  # DRF's own tests ask throttles about an empty dict.
     if "_request" in attributes:
         attributes = vars(attributes["_request"])

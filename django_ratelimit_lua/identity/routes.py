@@ -1,8 +1,8 @@
-"""Where a request leads: found out ahead of Django, where that has to be known before Django looks.
+"""The route of a request, resolved before Django resolves it if it is needed earlier.
 
-Nothing of this is left as `request.resolver_match`, which is Django's to set: a middleware that runs later may still
-choose another URLconf (`request.urlconf`) or another language, and by that another view. So what was found ahead is
-kept apart, and compared with what Django found when that is known.
+It is not stored as `request.resolver_match`, which is Django's to set: a later middleware may still choose another
+URLconf (`request.urlconf`) or another language, and so another view. So the early result is kept separately, and
+compared with Django's when that is known.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from .request_state import request_state
 
 
 def resolver_of(request: HttpRequest) -> URLResolver:
-    """What resolves a request's path, as far as middleware has said until now."""
+    """The resolver of a request's path, as middleware has set it so far."""
     return get_resolver(getattr(request, "urlconf", None))
 
 
 def known_match(request: HttpRequest) -> ResolverMatch | None:
-    """Where a request leads: as Django found, or as was found ahead of it; None if nowhere, or if nobody looked."""
+    """The route of a request: as Django resolved it, or as it was resolved before. None if there is none, or it was not
+    resolved."""
     return request.resolver_match or request_state(request).ahead
 
 
 def resolved(request: HttpRequest) -> ResolverMatch | None:
-    """Where a request leads: as Django found; else it is found ahead, once. None if nowhere."""
+    """The route of a request: as Django resolved it, or resolved here, once. None if there is none."""
     if request.resolver_match is not None:
         return request.resolver_match
     state = request_state(request)
@@ -38,7 +39,7 @@ def resolved(request: HttpRequest) -> ResolverMatch | None:
 
 
 def was_foreseen(request: HttpRequest) -> bool:
-    """Whether Django found the view that was found ahead; also where nobody looked ahead."""
+    """Whether Django resolved the same view as the early resolution. True if there was no early resolution."""
     state = request_state(request)
     if not state.looked_ahead:
         return True
@@ -51,11 +52,11 @@ def was_foreseen(request: HttpRequest) -> bool:
 def _ahead(request: HttpRequest) -> ResolverMatch | None:
     language = active = translation.get_language()
     if not hasattr(request, "LANGUAGE_CODE"):
-        # LocaleMiddleware has not run, so what is active is the language of the request that this thread served before.
-        # The path says it: one with a prefix leads somewhere in that language only, one without in the default one.
+        # LocaleMiddleware has not run, so the active language is that of this thread's previous request. The path
+        # decides: with a prefix it resolves in that language only, without one in the default language.
         language = translation.get_language_from_path(request.path_info) or settings.LANGUAGE_CODE
     with nullcontext() if language == active else translation.override(language):
         try:
             return resolver_of(request).resolve(request.path_info)
-        except Http404:  # Resolver404, or what a converter says.
+        except Http404:  # Resolver404, or an error of a converter.
             return None

@@ -1,10 +1,10 @@
-"""What clients send beside a body, within bounds: a header, a cookie, a query parameter.
+"""Values that clients send outside a body, within bounds: a header, a cookie, a query parameter.
 
-A refusal must not cost more than the request it refuses, so nothing is parsed that is longer than any client needs.
-More than that is answered 400, as Django answers too many parameters: passed over, it would be a way around the limit.
+A refusal must not cost more than the request it refuses, so nothing is parsed that is longer than any client needs. A
+longer value is answered 400, as Django answers too many parameters. To ignore it would be a way around the limit.
 
-Where something stands twice, Django has one way to read it. Of a request of another server (`LINES`) nobody knows
-whether that takes the first or the last, or both as one: where these differ, it is `UNREAD`.
+If a value is repeated, Django has one way to read it. For a request to another server (`LINES`) it is unknown whether
+that server uses the first or the last, or joins them: if these differ, the value is `UNREAD`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from django.http import HttpHeaders, HttpRequest, parse_cookie
 from .body import Unread, Values, agreed
 
 LINES = "ratelimit.lines"
-"""In `META` of a request of another server: the lines of headers that were sent more than once, by their keys there.
-None: who asks has joined them already."""
+"""In `META` of a request to another server: the lines of headers that were sent more than once, by their keys. None:
+the proxy has joined them already."""
 _JOINT = re.compile(r",(?! )")
-"""Where lines are joined; a comma within one is most often followed by a space, which no line begins with."""
+"""The separator of joined lines. A comma within a line is usually followed by a space, and no line begins with one."""
 _JOINT_OF_COOKIES = re.compile(r",(?=[!#$%&'*+.^_`|~\w-]+=)", re.ASCII)
 LONGEST_HEADER = 64 * 1024
 """Characters of a header that are looked at; common servers take 8 to 64 KiB."""
@@ -32,19 +32,19 @@ MOST_COOKIES = 1000
 
 
 def header_value(request: HttpRequest, name: str) -> str | Unread | None:
-    """A header; None if there is none. Raises `RequestDataTooBig`."""
+    """A header, or None. Raises `RequestDataTooBig`."""
     return agreed(header_values(request, name))
 
 
 def cookie_value(request: HttpRequest, name: str) -> str | Unread | None:
-    """A cookie; None if there is none. Raises `RequestDataTooBig`."""
+    """A cookie, or None. Raises `RequestDataTooBig`."""
     return agreed(cookie_values(request, name))
 
 
 def query_value(request: HttpRequest, name: str) -> str | Unread | None:
-    """A parameter of the query; None if there is none.
+    """A parameter of the query, or None.
 
-    Raises `RequestDataTooBig`, and what Django raises for more than `DATA_UPLOAD_MAX_NUMBER_FIELDS`.
+    Raises `RequestDataTooBig`, and the errors of Django for more than `DATA_UPLOAD_MAX_NUMBER_FIELDS`.
     """
     return agreed(query_values(request, name))
 

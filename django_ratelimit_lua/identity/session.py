@@ -1,6 +1,6 @@
-"""The session as an identity: only one that its store knows, and that the client has brought.
+"""The session as an identity: only one that its store knows, and that the client has sent.
 
-Anybody can send a made-up session cookie, or leave it out and be given a new session. Neither is to buy a count of its
+A client can send a made-up session cookie, or leave it out and get a new session. Neither may create a count of its
 own.
 """
 
@@ -13,9 +13,9 @@ from django.http import HttpRequest
 
 
 def session_key(request: HttpRequest) -> str | None:
-    """The key of the session that the client has brought, if its store knows it and it is not empty; else None.
+    """The key of the session that the client has sent, if its store knows it and it is not empty. Otherwise None.
 
-    Loads the session, as a view does that uses it; not where the client has brought none.
+    Loads the session, as a view that uses it does, but not if the client has sent none.
     """
     session, brought = _brought(request)
     is_known = session is not None and bool(session.keys()) and session.session_key == brought

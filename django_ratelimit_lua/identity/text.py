@@ -1,8 +1,8 @@
-"""One spelling for text that clients write, so that nobody gains a count of their own by another spelling.
+"""One spelling for text from clients, so that another spelling does not create another count.
 
-A login form takes a name with a space behind it, in full-width letters or in capitals for the same user: Django's
-`UsernameField` strips and applies NFKC, and many user models compare without case. What is counted must not be finer
-than what the view takes for the same.
+A login form accepts a name with a trailing space, in full-width letters or in capitals for the same user: Django's
+`UsernameField` strips and applies NFKC, and many user models ignore case. A count must not be finer than what the view
+takes for the same.
 """
 
 from __future__ import annotations

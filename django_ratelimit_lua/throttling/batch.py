@@ -19,8 +19,8 @@ States = tuple[LimitState, ...]
 
 
 class BatchDecision:
-    """What one decision said to each throttle of a view, until it is asked; `refusal`: what is told of it, where it
-    refuses."""
+    """The answers of one decision for the throttles of a view, until each reads its own; `refusal`: the content of the
+    refusal, if any."""
 
     refusal: Refusal | None
 
@@ -30,7 +30,7 @@ class BatchDecision:
         outcome = decide(planner)
         held = hold_slots(request, outcome)
         if held is not None and hasattr(view, name := request.method.lower()):
-            # DRF asks it next. An exception becomes a response, but of what is none no throttle would hear.
+            # DRF calls it next. An exception becomes a response, but an interruption would skip the throttles.
             setattr(view, name, watched_method(request, held, getattr(view, name)))
         decision = outcome.decision
         if decision.limits:
@@ -43,7 +43,7 @@ class BatchDecision:
         decided = list(zip(outcome.planned, decision.limits, strict=False))
         self.waiting: list[tuple[type, States]] = []
         for throttle in throttles:
-            # A block that no rule is needed for is of no owner: a throttle that stands for all rules tells of it.
+            # A block without a rule has no owner. A throttle that stands for all rules reports it.
             owners = (throttle, None) if throttle.everywhere else (throttle,)
             states = tuple(state for planned, state in decided if planned.owner in owners)
             self.waiting.append((type(throttle), states))
@@ -73,9 +73,9 @@ class BatchDecision:
 
 
 def decision_for(request: Any, view: Any, asking: SimpleRateThrottle) -> States:
-    """The answer for a throttle: from the decision that was taken for its neighbours, or from a new one.
+    """The answer for a throttle: from the decision that was made for the throttles next to it, or from a new one.
 
-    Empty where it wants nothing counted.
+    Empty if it counts nothing.
     """
     state = request_state(request)
     batch: BatchDecision | None = state.throttles

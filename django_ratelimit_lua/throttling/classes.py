@@ -42,7 +42,7 @@ from .batch import decision_for
 
 
 def _constant(rate: Any) -> tuple[Rate, ...]:
-    """The rates in what a throttle may have for one, as far as they can be understood: else the throttle says so."""
+    """The rates in a throttle's declaration, if they can be parsed. Otherwise the throttle reports the error."""
     rates = []
     for each in rate.values() if isinstance(rate, Mapping) else (rate,):
         with suppress(LimitError):
@@ -51,20 +51,19 @@ def _constant(rate: Any) -> tuple[Rate, ...]:
 
 
 class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed.
-    """DRF's `SimpleRateThrottle`; override `get_cache_key`, which returns whom to count, or None to skip.
+    """DRF's `SimpleRateThrottle`; override `get_cache_key`, which returns the identity to count, or None to skip.
 
-    Beside DRF's attributes (`rate`, `scope`, `THROTTLE_RATES`, `timer`, `cache_format`):
+    In addition to DRF's attributes (`rate`, `scope`, `THROTTLE_RATES`, `timer`, `cache_format`):
 
     - a rate is anything `Rate.parse` reads, or a dict of rates by HTTP method ("*": all others; GET: HEAD too, unless
-      it has a rate of its own; None: no limit);
-    - `algorithm` and `options`: those of `Limit`; with `algorithm = "concurrency"` a rate is a number alone, "5": so
-      many at once, each until its response is closed. By default a sliding log, whose verdicts are the ones that DRF
+      it has its own rate; None: no limit);
+    - `algorithm` and `options`: those of `Limit`; with `algorithm = "concurrency"` a rate is a number alone, "5": that
+      many at once, each until its response is closed. By default a sliding log, whose verdicts are those that DRF
       documents (a sliding window for limits above 100,000);
-    - a view's `throttle_cost` is what its requests cost, a number or a dict of numbers by action.
+    - a view's `throttle_cost` is the cost of its requests, a number or a dict of numbers by action.
 
-    A rule named like the scope takes the place of the rate and options; a rule whose `group` is the scope stands beside
-    them. Raises `ImproperlyConfigured` for a scope without a rate, or a rate that cannot be understood; it names
-    the scope.
+    A rule named like the scope replaces the rate and options. A rule whose `group` is the scope is added to them.
+    Raises `ImproperlyConfigured`, with the name of the scope, for a scope without a rate, or an invalid rate.
     """
 
     timer: Any = time.time
@@ -86,7 +85,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
                 f"Throttle {cls.__name__}: ban_key is for rules and decorators; bans are of whom it counts"
             )
         if isinstance(cls.scope, str):
-            # Where it has no rate of its own, that is in the settings.
+            # Without its own rate, the settings have it.
             place = f"{cls.__module__}.{cls.__qualname__}"
             site = CallSite(THROTTLE, place, _constant(cls.rate), algorithm=cls.algorithm or "")
             known_call_sites.add(cls.scope, site if cls.rate else None)
@@ -110,7 +109,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             raise ImproperlyConfigured(f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}") from None
 
     def _counts_as(self, method: str | None) -> str:
-        """The method whose rate a request goes by: HEAD by that of GET, as it runs the same view."""
+        """The method whose rate applies to a request: GET for HEAD, because it runs the same view."""
         names = self._by_method()
         if method is not None and method in names:
             return method
@@ -146,16 +145,16 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         return parsed.limit, parsed.period if rest else whole
 
     def get_ident(self, request: Any) -> str:
-        """The client's address, masked as every address is.
+        """The client's address, masked as every address.
 
-        Which one: by DRF's NUM_PROXIES if that is set, else by `RATELIMIT_TRUSTED_PROXIES`.
+        It is chosen by DRF's NUM_PROXIES if that is set, otherwise by `RATELIMIT_TRUSTED_PROXIES`.
         """
         if api_settings.NUM_PROXIES is not None:
             return str(address_as(super().get_ident(request), "NUM_PROXIES says so").network)
         return str(client_address(plain(request)).network)
 
     def get_cost(self, request: Any, view: Any) -> int:
-        """The units a request takes: the view's `throttle_cost`, by action if it is a dict; else 1."""
+        """The cost of a request: the view's `throttle_cost`, by action if it is a dict. Default: 1."""
         cost = getattr(view, "throttle_cost", 1)
         if isinstance(cost, Mapping):
             cost = cost.get(getattr(view, "action", None), 1)
@@ -213,7 +212,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         )
 
     def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
-        """What it charges, by the rules in force."""
+        """Its charges, by the rules in force."""
         charge = self.prepare(request, view)
         if charge is None and self.name in ruleset.site_names and self.num_requests is None:
             self.key = self.get_cache_key(request, view)  # No rate of its own; a rule may have one.
@@ -234,7 +233,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         return Place(rules, self.name, charges if replacement is None else (), self)
 
     def _whom(self, request: Any) -> Identity:
-        """Who that key is, where it is one of DRF's own."""
+        """The identity of a key, if it is one of DRF's own."""
         user = getattr(request, "user", None)
         known = [("user", str(user.pk))] if user is not None and user.is_authenticated else []
         with suppress(KeyError, TypeError, ValueError):  # A format of the project's own.
@@ -280,11 +279,11 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         return self.throttle_failure()
 
     def throttle_success(self) -> bool:
-        """Called where this throttle lets a request pass."""
+        """Called if this throttle admits a request."""
         return True
 
     def throttle_failure(self) -> bool:
-        """Called where this throttle refuses a request."""
+        """Called if this throttle refuses a request."""
         return False
 
     def wait(self) -> float | None:
@@ -298,19 +297,19 @@ def _latest(refused: Sequence[LimitState]) -> LimitState:
 
 
 class AnonRateThrottle(SimpleRateThrottle):
-    """Limits visitors who are not logged in, by address. Scope: anon."""
+    """Limits clients without a signed-in user, by address. Scope: anon."""
 
     scope = "anon"
 
     def get_cache_key(self, request: Any, view: Any) -> str | None:
-        """The address, or None for who is logged in."""
+        """The address, or None if a user is signed in."""
         if request.user and request.user.is_authenticated:
             return None
         return self.cache_format % {"scope": self.scope, "ident": self.get_ident(request)}
 
 
 class UserRateThrottle(SimpleRateThrottle):
-    """Limits users by primary key, and who is not logged in by address. Scope: user."""
+    """Limits users by primary key, and clients without a signed-in user by address. Scope: user."""
 
     scope: str | None = "user"
 
@@ -339,7 +338,7 @@ class ScopedRateThrottle(UserRateThrottle):
         return bool(self.scope)
 
     def prepare(self, request: Any, view: Any) -> Charge | None:
-        """As the view's scope says; nothing for a view without one."""
+        """By the view's scope. A view without one is not throttled."""
         if not self._has_scope(view):
             return None
         self._parse(request.method)
@@ -350,7 +349,7 @@ class ScopedRateThrottle(UserRateThrottle):
         return super().limits_on(view) if self._has_scope(view) else []
 
     def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
-        """As rules of the view's scope say, too; nothing for a view without one."""
+        """By the rules of the view's scope as well. A view without one is not throttled."""
         return super().place(request, view, ruleset) if self._has_scope(view) else Place(())
 
 
@@ -369,26 +368,26 @@ class RuleThrottle(SimpleRateThrottle):
         self.num_requests = self.duration = None
 
     def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
-        """What the rules charge that apply to the request."""
+        """The charges of the rules that apply to the request."""
         rules = ruleset.matching(plain(request))
         is_exempt = any(rule.template is None for rule in rules)
         return Place(() if is_exempt else rules, owner=self)
 
 
 def _throttled(request: Any) -> Refusal | None:
-    """What is told of the last decision about the throttles of a view, if it refused."""
+    """The content of the last refusal by the throttles of a view, if any."""
     batch = request_state(request).throttles
     return None if batch is None else cast("Refusal | None", batch.refusal)
 
 
 def exception_handler(exc: Exception, context: Any) -> Any:
-    """DRF's `EXCEPTION_HANDLER`, to which a `Ratelimited` is DRF's 429 instead of its 403.
+    """DRF's `EXCEPTION_HANDLER`, with which a `Ratelimited` becomes DRF's 429 instead of its 403.
 
-    The body is DRF's own, its `detail` begins with the message of the rule that refuses, and `type`,
-    `violated-policies` and `reference` stand beside it, as in a problem document.
+    The body is DRF's own. Its `detail` begins with the message of the rule that refuses, and it has the members `type`,
+    `violated-policies` and `reference`, as in a problem document.
 
-    It takes the place of DRF's own where `django_ratelimit_lua` is in `INSTALLED_APPS` and the project names no
-    handler; a handler of the project's calls it in the place of `rest_framework.views.exception_handler`.
+    It replaces DRF's own if `django_ratelimit_lua` is in `INSTALLED_APPS` and the project sets no handler. A handler of
+    the project calls it instead of `rest_framework.views.exception_handler`.
     """
     from rest_framework.exceptions import APIException, PermissionDenied, Throttled
     from rest_framework.views import exception_handler as of_drf
@@ -406,7 +405,7 @@ def exception_handler(exc: Exception, context: Any) -> Any:
     elif isinstance(exc, Throttled):
         details = refusal = _throttled(request)
         if refusal is not None and str(error.detail).startswith(str(Throttled.default_detail)):
-            # Else the view has something of its own to say.
+            # Otherwise the view has its own message.
             error = Throttled(None if refusal.retry_after is None else error.wait, _detail(refusal))
     if refusal is not None and refusal.is_forbidden:
         error = PermissionDenied(refusal.detail())
@@ -423,7 +422,7 @@ def exception_handler(exc: Exception, context: Any) -> Any:
 
 
 def _detail(refusal: Refusal) -> str | None:
-    """What DRF says in the place of "Request was throttled."; it adds when to try again."""
+    """The replacement for DRF's "Request was throttled."; DRF adds when to try again."""
     if refusal.retry_after is None:
         return refusal.detail() or None
     return refusal.message or (refusal.begin() if refusal.reason == "at once" else None)

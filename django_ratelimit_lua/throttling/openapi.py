@@ -32,7 +32,7 @@ RESPONSE: dict[str, Any] = {
 
 
 def show_429(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
-    """A postprocessing hook: adds the response to each operation whose view has a throttle of ours."""
+    """A postprocessing hook that adds the response to each operation whose view has one of these throttles."""
     for path, _, method, view in generator._get_paths_and_endpoints():
         operation = result["paths"].get(path, {}).get(method.lower())
         if operation and any(isinstance(throttle, SimpleRateThrottle) for throttle in view.get_throttles()):

@@ -1,6 +1,5 @@
-"""Times in words. Two forms, as two people read them: who was refused reads a sentence, and wants to know when to come
-back; an operator compares numbers, and wants to see seconds go by.
-"""
+"""Durations in words, in two forms: a sentence for a client that was refused, and numbers that an operator can
+compare."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from django.utils.translation import ngettext
 
 
 def in_time(seconds: int) -> str:
-    """A time from now, in words, never too short: exact up to 90 seconds, then in about so many minutes, hours or days.
+    """The time from now in words, never too short: exact up to 90 seconds, then rounded up to minutes, hours or days.
 
     >>> in_time(1), in_time(90), in_time(950), in_time(7200), in_time(200_000)
     ('in 1 second', 'in 90 seconds', 'in about 16 minutes', 'in about 2 hours', 'in about 3 days')
@@ -30,7 +29,7 @@ def in_time(seconds: int) -> str:
 
 
 def duration_words(seconds: float) -> str:
-    """A time as people say it.
+    """A duration in words.
 
     >>> duration_words(0.26), duration_words(59.2), duration_words(886), duration_words(7300)
     ('0.3 s', '60 s', '14 min 46 s', '2 h 1 min')

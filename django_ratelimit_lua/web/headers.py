@@ -1,4 +1,4 @@
-"""The headers that tell clients how much of their limits is left: one emitter for every face."""
+"""Rate-limit headers, written in one place for every face."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def add_headers(response: HttpResponseBase, decision: Decision, style: str | Non
 
 
 def limit_headers(decision: Decision, style: str | None = None) -> dict[str, str]:
-    """What `style`, or `RATELIMIT_HEADERS`, asks for.
+    """Return the headers in the format of `style`, or of `RATELIMIT_HEADERS`.
 
     - "draft-10": `RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-10, one item for each
       limit, as structured fields (RFC 9651);
-    - "x": `X-RateLimit-Limit`, `-Remaining` and `-Reset` (seconds) of the limit that is nearest to its end.
+    - "x": `X-RateLimit-Limit`, `-Remaining` and `-Reset` (seconds) of the limit with the least remaining.
 
-    Limits in shadow mode are not shown: they change nothing for the client. Nothing is, where a block forbids: when it
-    ends is not told.
+    Limits in shadow mode are left out, because they do not affect the client. There are no headers if a block forbids
+    the request, because its end is not disclosed.
     """
     style = style or conf.HEADERS
     states = [state for state in decision.limits if state.mode != "shadow"]
@@ -62,8 +62,8 @@ def violated_policies(decision: Decision) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def _policy(limits: Sequence[tuple[str, int, float, bool]]) -> tuple[str, list[str]]:
-    """`RateLimit-Policy`, and the names in it: the same in every answer, and dear to write. Of each limit the name, how
-    many, in how many seconds (0.0: slots), and whether a block stands in its place."""
+    """`RateLimit-Policy`, and the names in it. It is cached, because it is the same in every answer and expensive to
+    write. For each limit: the name, the number, the period in seconds (0.0: slots), and whether a block replaces it."""
     items: list[Any] = []
     for name, (_, limit, period, is_block) in zip(_names([name for name, *_ in limits]), limits, strict=True):
         quota: dict[str, int | str] = {"q": min(limit, _MOST), "w": max(1, math.ceil(period))}
@@ -81,7 +81,7 @@ def _names(limits: Iterable[str]) -> list[str]:
     """A name for each limit: the last part of what it is called by, in printable ASCII, and no two the same."""
     names: list[str] = []
     for limit in limits:
-        # A limit of a call site is named group:methods:key:rate. In which module the group is, is nobody's business.
+        # A limit of a call site is named group:methods:key:rate. The module of the group is not disclosed.
         short = limit.partition(":")[0].rpartition(".")[2]
         name = base = "".join(letter if " " <= letter <= "~" else "_" for letter in short) or "limit"
         number = 1

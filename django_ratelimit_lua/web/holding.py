@@ -1,14 +1,15 @@
 """Slots that a request holds until its response is closed.
 
-Django closes a request with the response to it, whatever that has become on its way out: when the last byte of its body
-is sent, when the client has hung up, and after what an exception was turned into. That is where its slots are released,
-for views, middleware and throttles alike. What does not come that far is met by one of these:
+Django closes the request together with the final response: after the last byte of its body is sent, after the client
+has disconnected, and after an exception was converted. That is when its slots are released, for views, middleware and
+throttles. These cases do not get that far:
 
-- an exception that passes a decorator, a method of a DRF view or the middleware: what was taken there is released;
-- a body that raises: Django's handler for ASGI closes no such response;
-- under ASGI, a client that hangs up before there is a response, while a view in a thread runs on: Django tells that the
-  request is over when that thread is done. Where a server cancels even that, asgiref's context of the request goes;
-- a response that nobody closes: with the request, what it holds is garbage, and the background releases it.
+- an exception that passes a decorator, a method of a DRF view or the middleware: the slots taken there are released;
+- a body that raises: Django's ASGI handler does not close such a response;
+- under ASGI, a client that disconnects before there is a response, while a view in a thread continues: Django signals
+  the end of the request when the thread is done. If a server cancels even that, asgiref's context of the request is
+  dropped;
+- a response that is never closed: its slots become garbage with the request, and the background releases them.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ LONGEST_PATH = 180
 
 
 class _OfContext(list[list[Held]]):
-    """What the requests of a context of asgiref hold. With it, nothing: that is left to the background, as garbage is
-    collected anywhere, where nothing can be waited for."""
+    """The slots of the requests in one context of asgiref. When it is dropped, the background releases them, because
+    garbage is collected anywhere, also in threads that cannot wait."""
 
     def __del__(self) -> None:
         for of_request in self:
@@ -69,7 +70,7 @@ def releasing(request: Any) -> Waiting[None]:
 
 
 def watch_body(request: Any, response: Any) -> Any:
-    """The response, whose body releases what the request holds where it raises."""
+    """The response. If its body raises, it releases the slots of the request."""
     if isinstance(response, StreamingHttpResponse) and not isinstance(response, FileResponse):
         watched = _awatched if response.is_async else _watched
         response.streaming_content = watched(request, response.streaming_content)  # type: ignore[arg-type]
@@ -77,8 +78,8 @@ def watch_body(request: Any, response: Any) -> Any:
 
 
 def watched_method(request: Any, held: Held, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that makes a response, as a decorator of ours would watch over it: what it raises releases what is held,
-    also where it is none that becomes a response, such as `SystemExit`."""
+    """A method that makes a response. If it raises, also an exception that never becomes a response, such as
+    `SystemExit`, the slots are released."""
 
     @wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -157,7 +158,7 @@ def _release_each(held: list[Held]) -> None:
 
 
 def _finished(sender: Any, **kwargs: Any) -> None:
-    """A request is over: of which handler, a response says only if it was not another one on the way."""
+    """The end of a request. A response names its handler unless it replaced another response."""
     context = _context() if sender is not None and _by_context else None
     for of_request in _by_context.pop(context, ()) if context is not None else ():
         _release(of_request)

@@ -1,4 +1,5 @@
-"""Whom overrides may be about, in a request or as a service says, and what they make of charges."""
+"""The subjects that overrides may match, in a request or as given by a service, and the effect of overrides on
+charges."""
 
 from __future__ import annotations
 
@@ -34,30 +35,30 @@ REFUSED = (Http404, PermissionDenied, BadRequest, SuspiciousOperation, MultiPart
 
 
 def override_kinds(ruleset: Ruleset, charges: Sequence[PlannedCharge], has_blocks: bool) -> Collection[str]:
-    """The kinds of subjects that overrides are about which may say something of these charges; `has_blocks`: or block
-    the request whatever is charged."""
-    # What goes before a block lifts it, also where nothing is charged.
+    """The kinds of override subjects that may affect these charges; `has_blocks`: or may block the request even if
+    nothing is charged."""
+    # An exemption lifts a block, also if nothing is charged.
     names = [EVERY_RULE] if charges or (has_blocks and ruleset.blocks) else []
     names += [planned.name for planned in charges]
     return dict.fromkeys(kind for name in names for kind in ruleset.kinds.get(name, ()))
 
 
 class Who(Protocol):
-    """Who is charged, as far as overrides may be about them. What cannot be found out, each raises why."""
+    """Reads the subjects of a client. Each method raises if its subject cannot be determined."""
 
     def user(self) -> str | None:
-        """The primary key of who is logged in, as text; None: nobody is."""
+        """The primary key of the signed-in user as text, or None."""
 
     def address(self) -> Address | None:
-        """The address as a whole; None: there is none."""
+        """The full address, or None."""
 
     def fields(self, field: str) -> Sequence[Identity]:
-        """The identities by the value of a field: more than one where it can be read in more than one way; none where
-        it is not there."""
+        """The identities by the value of a field: more than one if it can be read in more than one way, none if it is
+        missing."""
 
 
 class Sender:
-    """Who sends a request. `user`: returns the request's user, or raises why not."""
+    """The subjects of a request. `user`: returns the request's user, or raises."""
 
     __slots__ = ("_request", "_user")
 
@@ -78,7 +79,7 @@ class Sender:
 def override_subjects(
     who: Who, ruleset: Ruleset, kinds: Collection[str], charges: Sequence[PlannedCharge] = ()
 ) -> list[SubjectRef]:
-    """The subjects of these kinds that somebody is who is charged so."""
+    """The client's subjects of these kinds, if the client has these charges."""
     subjects: list[SubjectRef] = []
     for kind in kinds:
         secrets = ruleset.secrets(kind)
@@ -87,7 +88,7 @@ def override_subjects(
         except REFUSED:
             raise
         except Exception as error:
-            # A database that is away, say: who it is cannot be known, and limits that do not need it go on.
+            # For example, the database is down. Limits that do not need the subject continue.
             unknown_kinds.add(kind, error)
             continue
         if digests:
@@ -97,7 +98,7 @@ def override_subjects(
 
 
 def _digests(who: Who, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]:
-    """Who somebody is, of one kind, by each secret that is known; empty where they are none of that kind."""
+    """The client's subjects of one kind, one for each known secret; empty if it has none."""
     if kind == USER:
         user = who.user()
         identities: Sequence[Identity] = [] if user is None else [(USER, user)]
@@ -131,8 +132,8 @@ def client_digests(charges: Sequence[PlannedCharge], secrets: Sequence[str | byt
 
 
 def is_nobody(identity: Identity) -> bool:
-    """Whether an identity is no client's, but shared by all callers, all at a path, or all who lack
-    what the key reads.
+    """Whether an identity is shared: by all callers, by all requests for a path, or by all that lack the value that the
+    key reads.
 
     >>> is_nobody(("user", None)), is_nobody((("ip", "192.0.2.1"), ("path", "/")))
     (True, False)
@@ -145,13 +146,13 @@ def is_nobody(identity: Identity) -> bool:
 
 
 class UnknownKinds:
-    """Kinds of subjects that could not be found out: said in the log once, until they are found out again."""
+    """Kinds of subjects that could not be determined. The log reports each once, until it can be determined again."""
 
     def __init__(self) -> None:
         self._kinds: set[str] = set()
 
     def add(self, kind: str, error: Exception) -> None:
-        """Who a request is about could not be found out; it goes on without the overrides about them."""
+        """Record that a subject could not be determined. The request continues without the overrides about it."""
         if kind not in self._kinds:
             self._kinds.add(kind)
             text = "Overrides by %s are not applied, as it cannot be found out: %s: %s"
@@ -180,10 +181,10 @@ def apply_overrides(
     has_blocks: bool,
     owner: object = None,
 ) -> Applied:
-    """What overrides make of these charges.
+    """Apply overrides to these charges.
 
-    A block that needs none is there only with `has_blocks`: a charge of `NOTHING`, for this `owner`. Where there is an
-    enforced charge, its override is the one that counts for it: the block, or what goes before the block.
+    With `has_blocks`, a block applies even without charges: as a charge of `NOTHING`, for this `owner`. If there is an
+    enforced charge, its override decides: the block, or the override with precedence over it.
     """
     if not overrides:
         return Applied(charges)
@@ -196,7 +197,7 @@ def apply_overrides(
         limit = charge.limit
         rule = ruleset.by_name.get(planned.name)
         override = overrides.strongest_for(rule.pk if rule is not None else None, now)
-        # Shadow rules refuse nobody, so what is said of one of them lifts no block either.
+        # Shadow rules refuse no request, so an override of one lifts no block.
         is_enforced = is_enforced or limit.mode == "enforce"
         if override is None:
             applied.append(planned)

@@ -1,7 +1,7 @@
 """What is charged: gathered from a request, or from identities and limits, then planned.
 
-Gathering may wait: for the user, the user's groups and the session, and for the functions that rates, costs and keys
-may be. Planning asks nobody.
+Gathering may wait: for the user, the user's groups and the session, and for rates, costs and keys that are functions.
+Planning never waits.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ OnError = Callable[[str, Exception], None]
 
 
 class Place:
-    """A place where rules stand, those of call sites among them, and what is charged there.
+    """A place with rules, including those of call sites, and its charges.
 
-    - `rules`: these; `group`: the name of those that have none;
-    - `charges`: what is charged there whatever the rules say; `owner`: whom the answer is for.
+    - `rules`: the rules; `group`: the name if there are none;
+    - `charges`: charges that do not depend on rules; `owner`: the face that gets the answer.
     """
 
     __slots__ = ("_is_mixed", "_taken", "charges", "group", "owner", "waiting")
@@ -71,8 +71,7 @@ class Place:
         identity: Any,
         banned: Identity = None,
     ) -> None:
-        """Charge what a rule says, by the numbers of a tier or its own: all of it, or nothing where any of it is wrong,
-        which is raised."""
+        """Add the charges of a rule, with the numbers of a tier or its own: all of them, or none if one raises."""
         subject = digest(identity)
         ban_subject = b"" if banned is None else digest(banned)
         if numbers.key is None or numbers.key.functions:
@@ -96,8 +95,8 @@ class Place:
 
 
 class Party(NamedTuple):
-    """The charges of one client, and the `subjects` by which overrides may be about this client; `has_blocks`: whether
-    a block for all rules refuses the client even if nothing is charged; `owner`: whom the answer is for then."""
+    """The charges of one client, and the `subjects` by which overrides may match it; `has_blocks`: whether a block for
+    all rules refuses it even if nothing is charged; `owner`: the face that gets the answer in that case."""
 
     charges: Sequence[PlannedCharge]
     subjects: Sequence[SubjectRef]
@@ -140,7 +139,7 @@ class Planner:
         self.charges = [planned for party in parties for planned in party.charges]
 
     def plan(self, ruleset: Ruleset) -> Plan:
-        """What is to be decided, by what was gathered and by what is known of overrides now."""
+        """The plan, from what was gathered and from the overrides that are known now."""
         charges = self.charges
         exempt: list[PlannedCharge] = []
         subjects: Sequence[Subject] = ()
@@ -166,11 +165,11 @@ class Planner:
         return Plan(call, charges, exempt)
 
     def request_of(self, planned: PlannedCharge) -> HttpRequest | None:
-        """The request that a charge is for; None: there is none, so `limit_exceeded` is not sent."""
+        """The request of a charge. None: there is none, so `limit_exceeded` is not sent."""
         return self.request
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
-        """Note which rules were counted; tell the receivers of `limit_exceeded` who was refused."""
+        """Record which rules were counted, and send `limit_exceeded` for refusals."""
         waits: list[Wait] = []
         if not self.is_hit:
             return waits
@@ -197,13 +196,13 @@ class Planner:
 
 
 class RequestPlanner(Planner):
-    """Plans what a request is charged.
+    """Plans the charges of a request.
 
-    - `choose`: the call sites in one place, of the name `group`, to which rules may have more to say; or what says
-      which places there are by the rules in force (None: the request is exempt);
-    - `now`: microseconds since 1970, for a clock of the caller's own;
-    - `has_blocks`: who is blocked whatever rule there is, is refused even where nothing is charged;
-    - `on_error`: hears of the names of rules that cannot be applied, and nothing is raised.
+    - `choose`: the call sites of one place, named `group`, which rules may extend; or a function that returns the
+      places by the rules in force (None: the request is exempt);
+    - `now`: microseconds since 1970, for a caller with its own clock;
+    - `has_blocks`: whether a blocked client is refused even if nothing is charged;
+    - `on_error`: receives the names of rules that cannot be applied, which are otherwise raised.
     """
 
     def __init__(
@@ -301,7 +300,7 @@ class RequestPlanner(Planner):
         if key.needs_session:
             yield Wait(_nothing, partial(aload, self.request))
         identity: Any = key.read(name, self.request, user)
-        if type(identity) is not tuple and inspect.isawaitable(identity):  # Only a function's is none.
+        if type(identity) is not tuple and inspect.isawaitable(identity):  # Only a function returns it.
             identity = yield awaited(identity)
         return identity
 
@@ -329,8 +328,8 @@ class RequestPlanner(Planner):
         return next((tier for name, tier in numbers.tiers if name in names), numbers)
 
     def _fail(self, rule: Rule, place: Place, error: Exception) -> None:
-        """A rule that cannot be applied to this request is left out, loudly: the call sites whose place it takes stand
-        again. What is wrong with a call site raises, as its developer has to know."""
+        """Leave out a rule that cannot be applied to this request, and log it. The call sites that it replaces apply
+        again. An error of a call site raises, because its developer has to see it."""
         name = rule.name_at(place.group)
         if isinstance(error, REFUSED):
             raise error
@@ -353,7 +352,8 @@ class RequestPlanner(Planner):
         self.parties = [Party(self.charges, subjects, has_blocks)] if subjects else ()
 
     def _plan_bans(self, charges: list[PlannedCharge]) -> None:
-        """What the charges say of bans: who is never banned, and what is an offence only when the view has answered."""
+        """Apply the settings of bans to the charges: clients that are never banned, and offences that are known only
+        after the view."""
         is_free = is_never_banned(self.request)
         for place, planned in enumerate(charges):
             charge, rule, ban = planned.charge, planned.rule, planned.charge.limit.ban
@@ -376,8 +376,8 @@ class RequestPlanner(Planner):
 
 
 def is_never_banned(request: HttpRequest) -> bool:
-    """Whether a request comes from a network that is never banned. Who has no address is in none, but where nothing
-    says where addresses come from."""
+    """Whether a request comes from a network that is never banned. A request without an address matches no network,
+    unless no proxy setting is configured."""
     networks = conf.NEVER_BAN
     if not networks:
         return False
@@ -430,8 +430,8 @@ def _nothing() -> None:
 
 
 def one_of_each(charges: Sequence[PlannedCharge], *, adds_up: bool = False) -> list[PlannedCharge]:
-    """The same, with no counter twice: two throttles of one scope are told apart by their rates; if it `adds_up`, what
-    is taken twice by the same limit is taken together."""
+    """The charges without duplicate counters. Two throttles of one scope differ by their rates. With `adds_up`, charges
+    of the same limit are added."""
     by_counter: dict[tuple[bytes, bytes], PlannedCharge] = {}
     for planned in charges:
         charge = planned.charge

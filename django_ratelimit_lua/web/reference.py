@@ -1,12 +1,12 @@
-"""The reference of a refusal: when, by which limit and for which client, in 20 letters and digits.
+"""The reference of a refusal: the time, the limit and the client, in 20 letters and digits.
 
     28 bits   the second, modulo 2**28 (8.5 years)
-    16 bits   a keyed hash of the limit: 10 bits of its place, which its name begins with, and 6 of its whole name
+    16 bits   a keyed hash of the limit: 10 bits of its place, with which its name begins, and 6 of its full name
     32 bits   the identity's digest, which is keyed as well
-    24 bits   a MAC of these, by which a mistyped or foreign reference is rejected
+    24 bits   a MAC of these, which rejects mistyped and foreign references
 
-It contains all of that itself, so a flood of refusals writes nothing. Keyed hashes reveal no name and no client;
-whoever compares two references sees only whether they agree in one of these parts.
+The reference contains all of it, so a flood of refusals writes nothing. Keyed hashes reveal no name and no client. A
+comparison of two references shows only whether they agree in one of these parts.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class BadReferenceError(ValueError):
 
 
 class Reference(NamedTuple):
-    """What a reference contains.
+    """The contents of a reference.
 
-    - `text`: as it was shown to the client and written to the log;
+    - `text`: as shown to the client and written to the log;
     - `moment`: seconds since 1970; `digest_prefix`: 8 of the 32 digits of the identity's digest;
     - `limit`: the hash of the limit; `secret`: the secret that it was made with.
     """

@@ -1,4 +1,4 @@
-"""What is told of a refusal, in words, numbers and a reference: the same in every form of the answer."""
+"""The content of a refusal in words, numbers and a reference, the same in every format of the answer."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ ABNORMAL_USAGE_TITLE = "Request not satisfied due to detection of abnormal reque
 
 
 class ErrorDetails:
-    """What is told to a client in the place of what it asked for.
+    """The answer to a client that is refused.
 
-    - `page`: the template of a project for browsers; `folder`: that has ours; `status`: of the answer;
+    - `page`: the template of a project for browsers; `folder`: the folder with ours; `status`: of the answer;
     - `retry_after`: whole seconds, rounded up, and at least 1 (RFC 9110, 10.2.3); None: waiting does not help.
     """
 
@@ -55,11 +55,11 @@ class ErrorDetails:
         raise NotImplementedError
 
     def members(self) -> dict[str, object]:
-        """What a body says to programs (RFC 9457), beside or in the place of what each has."""
+        """The members of a body for programs (RFC 9457), in addition to those of each format."""
         return {}
 
     def context(self) -> dict[str, object]:
-        """What a page may show."""
+        """The context of a page."""
         raise NotImplementedError
 
     def lines(self) -> list[str]:
@@ -93,16 +93,16 @@ def details_of(error: Exception) -> ErrorDetails | None:
 
 @dataclass(frozen=True)
 class Refusal(ErrorDetails):
-    """What is told of a decision that refuses.
+    """The content for a decision that refuses.
 
-    - `reason`: "wait": it helps to wait; "at once": so it does, for slots to be released; "banned": until a ban ends;
-      "blocked": for good; "unavailable": the limit is 0; "too large": for what the limit could ever allow; "unknown":
-      nothing is known, as where `Ratelimited` is raised by hand;
-    - `message`: what the rule has to say; empty: nothing;
+    - `reason`: "wait": waiting helps; "at once": slots may be free at any moment; "banned": until a ban ends;
+      "blocked": without an end; "unavailable": the limit is 0; "too large": more than the limit can ever allow;
+      "unknown": no decision is known, as when `Ratelimited` is raised by hand;
+    - `message`: the message of the rule; empty: none;
     - `reference`: see `web.reference`; empty: none;
-    - `is_forbidden`: a block says 403 instead of 429, and not when it ends;
-    - `remedy`: for staff on the admin's own pages, what switches the rule off; empty for others;
-    - `only_status`: the one status that the server can send; 0: it can send any.
+    - `is_forbidden`: a block answers 403 instead of 429, without its end;
+    - `remedy`: for staff on the admin's own pages, the command that switches the rule off; empty for others;
+    - `only_status`: the one status that the server can send; 0: any.
     """
 
     page = "429.html"
@@ -138,12 +138,13 @@ class Refusal(ErrorDetails):
 
     @property
     def banned_until(self) -> str:
-        """When the ban ends that refuses, as programs read it (RFC 3339); empty: none does, or it is not told."""
+        """The end of the ban that refuses, for programs (RFC 3339). Empty if there is none, or it is not disclosed."""
         until = None if self.retry_after is None else self.decision.banned_until
         return "" if until is None else until.isoformat().replace("+00:00", "Z")
 
     def begin(self) -> str:
-        """That it is refused, in the language in force; empty for who is blocked, which is told otherwise."""
+        """The sentence that reports the refusal, in the current language. Empty for blocked clients, which get another
+        one."""
         if self.is_forbidden:
             return ""
         return _("Too many requests at the same time.") if self.reason == "at once" else _("Too many requests.")
@@ -154,8 +155,8 @@ class Refusal(ErrorDetails):
         return " ".join(filter(None, (message, self.when())))
 
     def members(self) -> dict[str, object]:
-        """What a body says to programs (RFC 9457): type, title and the names of the violated policies as
-        draft-ietf-httpapi-ratelimit-headers-10 has them, and the reference."""
+        """The members of a body for programs (RFC 9457): type, title and the names of the violated policies as in
+        draft-ietf-httpapi-ratelimit-headers-10, and the reference."""
         members: dict[str, object] = {}
         violated = violated_policies(self.decision)
         if violated:
@@ -179,14 +180,14 @@ class Refusal(ErrorDetails):
         return super().headers() | ({REFERENCE_HEADER: self.reference} if self.reference else {})
 
     def tell(self, error: Ratelimited) -> Ratelimited:
-        """Put on an exception what its handler may want to say."""
+        """Add the details of a refusal to an exception, for its handler."""
         error.message, error.when, error.reference = self.message, self.when(), self.reference
         error.status, error.remedy = self.status, self.remedy
         return error
 
 
 def refusal_of(request: HttpRequest, decision: Decision) -> Refusal:
-    """What is told of a decision that refuses a request: made, and written to the log, once for each decision."""
+    """The content of a decision that refuses a request, made and logged once for each decision."""
     state = request_state(request)
     refusal: Refusal | None = state.refusal
     if refusal is None or refusal.decision is not decision:
@@ -208,7 +209,7 @@ def refusal_of(request: HttpRequest, decision: Decision) -> Refusal:
 
 
 def _rule_and_message(refused: Sequence[LimitState]) -> tuple[str | None, str]:
-    """The rule that refuses first, and what the rules that refuse have to say."""
+    """The rule that refuses first, and the messages of the rules that refuse."""
     ruleset = current()
     if ruleset is None:
         return None, ""
@@ -232,8 +233,8 @@ def _reason(refused: Sequence[LimitState]) -> Reason:
 
 @contextmanager
 def language_of(request: HttpRequest) -> Iterator[None]:
-    """In the language that the site will speak with a client: where `LocaleMiddleware` comes later, it has not said so
-    yet, and the one in force is that of whoever was answered before."""
+    """Activate the language that the site will use for a client. If `LocaleMiddleware` comes later, the active language
+    is still that of the previous request."""
     is_known = not settings.USE_I18N or hasattr(request, "LANGUAGE_CODE")
     if is_known or not _chooses_language(tuple(settings.MIDDLEWARE)):
         yield

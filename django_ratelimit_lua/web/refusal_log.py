@@ -1,7 +1,7 @@
-"""One record in the log for the first refusal of an identity by a limit in a minute, thinned by limits of our own in
-this process: a flood writes little, whether one client makes it or many.
+"""One log record for the first refusal of an identity by a limit in a minute, sampled by limits in this process, so
+that a flood writes little, whether it comes from one client or many.
 
-Redis is not asked for it. What was left out is said with the next record about the same limit.
+It needs no call to Redis. The next record about the same limit contains the number of skipped records.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FOR_EACH = Limit("records about one limit", "10/m", algorithm="token_bucket")
 FOR_ALL = Limit("records about all limits", "60/m", algorithm="token_bucket")
 """How many records a process writes."""
 AGAIN_SECONDS = 60.0
-"""After so long the same limit is written to refuse the same identity again."""
+"""Seconds until another refusal of the same identity by the same limit is logged."""
 _MOST_LIMITS, _MOST_IDENTITIES = 1_000, 10_000
 _LONGEST_PATH = 200
 _SHOWN_BITS = {4: 24, 6: 48}
-"""So much of an address is in the log: who it is cannot be told by it, where it comes from can."""
+"""The prefix of an address in the log: it shows the origin, and does not identify the client."""
 
 
 class RefusalLog:
@@ -89,8 +89,8 @@ class RefusalLog:
         )
 
     def left_out(self, limit: str, identity: bytes, now: float) -> int | None:
-        """How many records about the limit were left out before this one, which is to be written at a time in seconds;
-        None: this is left out, too. `identity`: the digest of who was refused; empty where that is not known."""
+        """The number of skipped records about the limit before this one, for a record at this time in seconds. None:
+        skip this one, too. `identity`: the digest of the refused identity; empty if it is not known."""
         with self._lock:
             tally = self._by_limit.get(limit)
             if tally is None:
@@ -121,7 +121,7 @@ class _Tally:
 
 
 def _bucket(limit: Limit) -> Bucket:
-    return Bucket(limit, ProcessShare(0, 1, 1))  # All of it: no other process has a say.
+    return Bucket(limit, ProcessShare(0, 1, 1))  # The whole limit, because no other process shares it.
 
 
 def _masked_address(request: HttpRequest) -> str:

@@ -1,4 +1,4 @@
-"""A way out for staff whom a rule has locked out of the admin: the command that switches it off."""
+"""A remedy for staff that a rule has locked out of the admin: the command that switches the rule off."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..rules.rule import Rule
 
 
 def find_remedy(request: HttpRequest, decision: Decision) -> Waiting[str]:
-    """What to do about a refusal on the admin's own pages, for staff who are signed in; empty for everybody else."""
+    """The remedy for a refusal on the admin's own pages, for signed-in staff. Empty for all others."""
     rule = _rule_of(request, decision)
     if rule is not None and (yield Wait(partial(_is_staff, request), partial(sync_to_async(_is_staff), request))):
         return _words(rule)
@@ -28,14 +28,14 @@ def find_remedy(request: HttpRequest, decision: Decision) -> Waiting[str]:
 
 
 def _is_staff(request: HttpRequest) -> bool:
-    with suppress(Exception):  # Where it cannot be found out who asks, a refusal is a refusal.
+    with suppress(Exception):  # If the user cannot be determined, there is no remedy.
         user: Any = getattr(request, "user", None)
         return user is not None and user.is_active and user.is_staff
     return False
 
 
 def _rule_of(request: HttpRequest, decision: Decision) -> Rule | None:
-    """The rule that refuses, if that is on a page of the admin and somebody asks who may be signed in: others, of whom
+    """The rule that refuses, on a page of the admin and for a request that may be signed in. Other requests, of which
     there may be a flood, cost nothing here."""
     ruleset = current()
     if ruleset is None or settings.SESSION_COOKIE_NAME not in request.COOKIES:

@@ -63,7 +63,7 @@ def _rendered(template: Any, request: HttpRequest, context: Mapping[str, Any]) -
 def asked_for(request: HttpRequest) -> Literal["problem", "page", "text"]:
     """The form of the answer, by what the client accepts."""
     accept = request.META.get("HTTP_ACCEPT", "")
-    # Nobody needs more; and a refusal must not cost more than the request it refuses.
+    # More is not needed, and a refusal must not cost more than the request.
     return _preferred(accept) if len(accept) <= LONGEST_ACCEPT and accept.count(",") < MOST_TYPES else "text"
 
 
@@ -74,7 +74,7 @@ def _preferred(accept: str) -> Literal["problem", "page", "text"]:
     preferred = request.get_preferred_type([_HTML, _TEXT, *_JSON])
     if preferred in _JSON:
         return "problem"
-    # Browsers name it; who takes anything is a program.
+    # Browsers name it. A client that accepts anything is a program.
     return "page" if preferred == _HTML and _HTML in accept.lower() else "text"
 
 
@@ -148,15 +148,15 @@ def _refuse(request: HttpRequest, decision: Decision) -> Waiting[HttpResponse]:
 def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
     """The answer to a blocked request.
 
-    `RATELIMIT_VIEW` makes it where that is set, called with the request and a `Ratelimited`; else it is a 429: see
-    `compose`. It is not to be stored, and carries `Retry-After` unless the request can never be allowed, and the
-    reference. A block may say 403 instead.
+    If `RATELIMIT_VIEW` is set, it makes the answer from the request and a `Ratelimited`. Otherwise the answer is a 429,
+    see `compose`. It is not to be stored, and carries the reference, and `Retry-After` unless the request can never be
+    allowed. A block may answer 403 instead.
     """
     return run(_refuse(request, decision))
 
 
 def add_ratelimit_headers(request: Any, response: Any) -> Any:
-    """The view's answer, with the headers that tell what is left."""
+    """The view's answer, with rate-limit headers."""
     if conf.HEADERS is not None and isinstance(response, HttpResponseBase):
         add_headers(response, request.ratelimit)
     return response

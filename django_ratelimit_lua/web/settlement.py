@@ -1,8 +1,7 @@
-"""What is left to do when a view has answered or raised: give back, clear, charge.
+"""The work after a view has answered or raised: refund, clear, charge.
 
-A unit is taken before the view and given back after it, so that requests that run side by side cannot slip through
-together. A view that is cancelled or interrupted has an outcome, too. A worker that dies in between loses its unit
-until the limit forgets it.
+A unit is taken before the view and refunded after it, so that simultaneous requests cannot all pass. A view that is
+cancelled or interrupted has an outcome, too. If a worker dies in between, its unit stays counted until it expires.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from ..limits.call import whole_cost
 
 
 def settle(request: HttpRequest, response: Any, outcome: Outcome, held: Held | None = None) -> Waiting[None]:
-    """Settle the charges of a decision by the response, or by the exception that was raised instead, which may be what
-    stopped the view: `CancelledError`, `KeyboardInterrupt`, `SystemExit`, `GeneratorExit`. What is `held` is released
-    by an exception; else, when the response is closed."""
+    """Settle the charges of a decision by the response, or by the exception that was raised instead, which may be the
+    one that stopped the view: `CancelledError`, `KeyboardInterrupt`, `SystemExit`, `GeneratorExit`. An exception
+    releases the `held` slots. Otherwise they are released when the response is closed."""
     if held is not None and isinstance(response, BaseException):
         yield from held.releasing()
     if outcome.decision.source == "fallback":
