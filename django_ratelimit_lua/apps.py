@@ -18,7 +18,8 @@ class RatelimitConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks, start recording and publishing changes, and tell DRF what a `Ratelimited` is."""
+        """Register the system checks, start recording and publishing changes, and register DRF's handler for
+        `Ratelimited`."""
         from . import checks  # noqa: F401
         from .models import audit
         from .publishing import triggers
@@ -49,7 +50,7 @@ def _answer_in_drf() -> None:
 
 
 def _migrated(using: str, plan: Any = (), **kwargs: Any) -> None:
-    """Publish what migrations may have done to the rules, also where they took the tables away."""
+    """Publish the changes that migrations have made to the rules, also if they removed the tables."""
     from .publishing import triggers
 
     if plan:

@@ -126,7 +126,7 @@ def check_tenants(**kwargs: Any) -> Iterator[CheckMessage]:
 @register(Tags.caches)
 def check_cache(**kwargs: Any) -> Iterator[CheckMessage]:
     """The cache alias is django-redis, with a client we can use."""
-    with suppress(ImproperlyConfigured):  # `check_settings` says it.
+    with suppress(ImproperlyConfigured):  # `check_settings` reports it.
         problem = why_unusable(conf.USE_CACHE)
         if problem is not None:
             yield BAD_CACHE.message(f"RATELIMIT_USE_CACHE: {problem}.")
@@ -134,7 +134,7 @@ def check_cache(**kwargs: Any) -> Iterator[CheckMessage]:
 
 @register(Tags.caches)
 def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Every rule in `RATELIMIT_RULES` can be understood, and somebody applies them."""
+    """Check that every rule in `RATELIMIT_RULES` is valid, and that the middleware applies them."""
     wrong = settings_problems()
     if wrong:
         yield from map(BAD_RULE.message, wrong)
@@ -159,14 +159,14 @@ def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 def _place_problems(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
-    """What of rules has no effect because of the code; in the words of the admin."""
+    """Fields of rules that have no effect because of the code, in the words of the admin."""
     for rule in rules if getattr(settings, "ROOT_URLCONF", None) else ():
         for problem in place_problems(rule):
             yield NO_PLACE.message(f"The rule {rule.name!r}: {problem}")
 
 
 def _no_session(what: str) -> Iterator[CheckMessage]:
-    """What is wrong with whatever goes by the session, in this project."""
+    """Problems of rules that use the session, in this project."""
     if SESSIONS not in settings.MIDDLEWARE:
         problem, right = "of which there is none", f"Add '{SESSIONS}' to MIDDLEWARE, or use the key 'ip'."
     elif str(settings.SESSION_ENGINE).endswith(".signed_cookies"):
@@ -186,7 +186,8 @@ def _one_for_all(what: str, otherwise: str) -> CheckMessage:
 
 @register(Tags.urls)
 def check_views(**kwargs: Any) -> Iterator[CheckMessage]:
-    """No view that anybody may ask counts all who are not logged in as one, and none goes by sessions there are not."""
+    """Check that no public view counts all clients without a signed-in user as one, and that sessions exist if rules
+    use them."""
     limited = [
         (f"@ratelimit on {group_of(view)}", is_open, rules)
         for view in _all_views()
@@ -204,8 +205,8 @@ def _all_views() -> list[Any]:
 
 
 def _limited(view: Any) -> Iterator[tuple[Sequence[Rule], bool]]:
-    """The call sites of a view, and whether they are asked before somebody has to be logged in."""
-    # A view of Django REST framework asks for permission before its methods; whom that takes is not looked at.
+    """The call sites of a view, and whether they are decided before a login is required."""
+    # A DRF view checks permissions before its methods. Which requests pass is not examined.
     asks = hasattr(getattr(view, "view_class", None), "permission_classes")
     for stack in on_view(view).stacks:
         is_after = asks and stack.method not in BEFORE_METHODS
@@ -214,12 +215,12 @@ def _limited(view: Any) -> Iterator[tuple[Sequence[Rule], bool]]:
 
 @register(Tags.caches)
 def check_throttle_rates(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Every rate of DRF's settings can be understood, where throttles of ours go by them."""
+    """Check the rates in DRF's settings, if throttles of this package use them."""
     return (BAD_THROTTLE_RATE.message(problem) for _, problem in _bad_throttle_rates())
 
 
 def _drf(name: str, *kinds: type) -> Any:
-    """A setting of DRF's, or None where it is not of that kind."""
+    """A setting of DRF, or None if it has another type."""
     drf = getattr(settings, "REST_FRAMEWORK", None)
     value = drf.get(name) if isinstance(drf, dict) else None
     return value if isinstance(value, kinds) else None
@@ -248,7 +249,7 @@ def check_throttles(**kwargs: Any) -> Iterator[CheckMessage]:
     """No throttle of ours lacks its rate, in DRF's settings or on a view: every request would be an error."""
     throttles: dict[tuple[Any, Any], None] = {}
     for path in _default_throttles():
-        with suppress(ImproperlyConfigured):  # DRF says it, to whoever imports the first view.
+        with suppress(ImproperlyConfigured):  # DRF reports it with the first import of a view.
             throttles[callables.find(path, "Throttle") if isinstance(path, str) else path, None] = None
     for view in _all_views():
         given = getattr(view, "initkwargs", None) or {}
@@ -262,8 +263,8 @@ def check_throttles(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 def _throttle_problem(throttle: Any, scope: Any, bad_scopes: Collection[Any]) -> str:
-    """Why a request could not be throttled so; empty where it could, where it is not ours, or its scope is bad."""
-    throttling = sys.modules.get(f"{__package__}.throttling")  # Where nobody has imported it, none is ours.
+    """Why a throttle cannot work. Empty if it can, if it is not of this package, or if its scope is invalid."""
+    throttling = sys.modules.get(f"{__package__}.throttling")  # If it is not imported, no throttle is of this package.
     if throttling is None or not isinstance(throttle, type) or not issubclass(throttle, throttling.SimpleRateThrottle):
         return ""
     if (scope or getattr(throttle, "scope", None)) in bad_scopes:
@@ -274,7 +275,7 @@ def _throttle_problem(throttle: Any, scope: Any, bad_scopes: Collection[Any]) ->
             instance.scope = scope
             instance.rate = instance.get_rate()
         for rate in instance.rate.values() if isinstance(instance.rate, Mapping) else (instance.rate,):
-            _ = rate == () or instance.parse_rate(rate)  # A throttle that learns its rate from the view has none yet.
+            _ = rate == () or instance.parse_rate(rate)  # A throttle that gets its rate from the view has none yet.
     except ImproperlyConfigured as error:
         return str(error)
     except Exception:
@@ -286,8 +287,8 @@ def _throttle_problem(throttle: Any, scope: Any, bad_scopes: Collection[Any]) ->
 def check_paths(**kwargs: Any) -> Iterator[CheckMessage]:
     """Every key, rate and cost given by a dotted path can be imported."""
     _all_views()  # What views name is known when they are imported.
-    with suppress(ImproperlyConfigured):  # `check_rules` says it.
-        settings_rules()  # What rules name is known when they are read; nobody may have done that yet.
+    with suppress(ImproperlyConfigured):  # `check_rules` reports it.
+        settings_rules()  # The functions that rules name are known after the rules are read, which may not have happened yet.
     for path, purpose in list(callables.known.items()):  # Importing may make more of them known.
         try:
             callables.find(path, purpose)
@@ -310,8 +311,9 @@ def check_limiters(**kwargs: Any) -> Iterator[CheckMessage]:
 
 @register(Tags.caches, deploy=True)
 def check_proxies(**kwargs: Any) -> Iterator[CheckMessage]:
-    """It is said whether a proxy stands before the site: if one does and is not trusted, all visitors share a count."""
-    with suppress(ImproperlyConfigured):  # `check_settings` says it.
+    """Check that the proxy setting is made: if a proxy is in front of the site and not trusted, all visitors share a
+    count."""
+    with suppress(ImproperlyConfigured):  # `check_settings` reports it.
         if conf.TRUSTED_PROXIES is None and conf.IP_META_KEY is None:
             signs = ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST", "USE_X_FORWARDED_PORT")
             signs_set = ", ".join(name for name in signs if getattr(settings, name, None))
@@ -334,7 +336,7 @@ def check_bans(**kwargs: Any) -> Iterator[CheckMessage]:
 def _banning_limits() -> list[Limit]:
     """The limits of the settings and of code that ban, as far as they are known here."""
     limits: list[Limit] = []
-    with suppress(ImproperlyConfigured):  # `check_rules` says it.
+    with suppress(ImproperlyConfigured):  # `check_rules` reports it.
         for rule in settings_rules():
             limits += rule.template.limits(rule.name) if rule.template is not None else ()
     _all_views()  # What views name is known when they are imported.
@@ -347,7 +349,7 @@ def _banning_limits() -> list[Limit]:
 def check_script_name(**kwargs: Any) -> Iterator[CheckMessage]:
     """No rule's path begins with `FORCE_SCRIPT_NAME`, which is no part of the path that rules and URLs match."""
     script = str(settings.FORCE_SCRIPT_NAME or "").rstrip("/")
-    with suppress(ImproperlyConfigured):  # `check_rules` says it.
+    with suppress(ImproperlyConfigured):  # `check_rules` reports it.
         rules = settings_rules() if script else ()
         below = [rule.name for rule in rules if any(path.startswith(f"{script}/") for path in rule.paths)]
         if below:
@@ -370,9 +372,9 @@ def check_annexes(databases: Sequence[str] | None = None, **kwargs: Any) -> Iter
 
 @register(Tags.database)
 def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
-    """What is published is of this database, and whoever overrides are about is found by the keys that are known.
+    """Check that the published rules are of this database, and that overrides use known keys.
 
-    With `manage.py check --database default`, and before migrations. Says nothing where a server does not answer.
+    With `manage.py check --database default`, and before migrations. Reports nothing if a server does not answer.
     """
     using = primary()
     if using not in (databases or ()):
@@ -383,7 +385,7 @@ def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> It
         kinds = RateLimitOverride.objects.using(using).lasting().order_by().values("kind").distinct().count()
         owner = read_published().database
     except (DatabaseError, StoreError, ImproperlyConfigured):
-        return  # Not migrated yet, or not there: others say so.
+        return  # Not migrated yet, or unavailable: other checks report it.
     if owner not in ("", own):
         prefix, whose = conf.CACHE_PREFIX.decode(), f"of the database {owner}, ours is {own or 'new'}"
         yield OTHER_SITE.message(f"The rules under RATELIMIT_CACHE_PREFIX {prefix!r} are {whose}.")

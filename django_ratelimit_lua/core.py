@@ -68,11 +68,11 @@ def get_usage(
     method: str | list[str] | tuple[str, ...] | None = ALL,
     increment: bool = False,
 ) -> Usage | None:
-    """How much of a limit is used, and whether the request is over it; None where no limit applies.
+    """How much of a limit is used, and whether the request is over it. None if no limit applies.
 
-    Counts the request if `increment` is true. Without it, `should_limit` tells whether one more would be refused.
-    The count is the one that `@ratelimit` keeps for the same group, key, rate and method. Raises
-    `ImproperlyConfigured` if neither `group` nor `fn` is given.
+    Counts the request if `increment` is true. Without it, `should_limit` is true if one more would be refused. The
+    count is the one that `@ratelimit` keeps for the same group, key, rate and method. Raises `ImproperlyConfigured` if
+    neither `group` nor `fn` is given.
     """
     if group is None and fn is None:
         raise ImproperlyConfigured("get_usage needs `group` or `fn`: the name the count is kept under")

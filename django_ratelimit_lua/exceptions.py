@@ -13,10 +13,9 @@ __all__ = ["LimitError", "Ratelimited", "StoreError"]
 
 
 class Ratelimited(PermissionDenied):
-    """A request or call was refused; `decision` says by which limit and for how long.
+    """A request or call was refused; `decision` has the limit that refused and for how long.
 
-    A subclass of Django's `PermissionDenied`, as django-ratelimit's is: raised out of a view without anything that
-    handles it, it becomes a 403.
+    A subclass of Django's `PermissionDenied`, as django-ratelimit's is: without a handler it becomes a 403.
 
     It is made from a decision, or from text as any `PermissionDenied`; then `decision` has no limits.
 

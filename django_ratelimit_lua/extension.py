@@ -39,14 +39,14 @@ PLACES = ("descriptor",)
 class RuleField(NamedTuple):
     """A field that an annex adds to rules; see `FIELDS_OF_ANNEXES`.
 
-    `RateLimitRule.extra` stores its value, in settings and YAML it is a word like any other, and `Rule.extra` has the
-    compiled value. A value that is empty or false is none.
+    `RateLimitRule.extra` stores its value, settings and YAML write it like any other field, and `Rule.extra` has the
+    compiled value. An empty or false value counts as missing.
 
-    - `label`: what forms and the history call it;
+    - `label`: its label in forms and in the history;
     - `form_field`: returns a new form field, whose values are those of `clean`;
     - `clean`: returns a value as JSON, or raises `LimitError`;
-    - `compile`: returns what decisions use, from that JSON, or raises `LimitError`;
-    - `check`: called with a compiled `Rule` that has a value; raises `LimitError` for what contradicts it;
+    - `compile`: returns the value that decisions use, from that JSON, or raises `LimitError`;
+    - `check`: called with a compiled `Rule` that has a value; raises `LimitError` for a contradiction;
     - `describe`: returns the words for a value in the sentence about a rule; empty: none.
     """
 
@@ -64,14 +64,15 @@ WORDS_OF_ANNEXES = {"breaker": "breakers"}
 
 
 class Document(NamedTuple):
-    """Rows that `ratelimit rules export` and `import` keep beside the rules, as items such as `breaker: payments`.
+    """Rows that `ratelimit rules export` and `import` handle together with the rules, as items such as `breaker:
+    payments`.
 
-    - `word`: begins an item; its value is the name of the row;
-    - `stored`: returns what is in the database, by name;
-    - `build`: returns an item as `stored` would, or raises `RuleError`; it gets the item and where that is;
-    - `save`: saves what a name stands for; None: deletes it;
+    - `word`: the first word of an item; its value is the name of the row;
+    - `stored`: returns the rows of the database, by name;
+    - `build`: returns an item as `stored` would, or raises `RuleError`; it gets the item and its position;
+    - `save`: saves the row of a name; None: deletes it;
     - `notices`: returns warnings about a new name;
-    - `applied`: returns the message that so many were saved;
+    - `applied`: returns the message for a number of saved rows;
     - `permissions`: all that a user needs.
     """
 
@@ -85,12 +86,12 @@ class Document(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What an annex does with a request that no limit refuses, for the inspector.
+    """The effect of an annex on a request that no limit refuses, for the inspector.
 
-    - `label`, `words`: what it is about, and how that is, in one line;
-    - `passes`: whether it lets the request through; None: it cannot be known;
-    - `verdict`: the sentence to say if it does not;
-    - `url_name`, `query`: of its page, for users who have one of the `permissions`.
+    - `label`, `words`: its name, and its state in one line;
+    - `passes`: whether it lets the request through; None: unknown;
+    - `verdict`: the sentence if it does not;
+    - `url_name`, `query`: of its page, for users with one of the `permissions`.
     """
 
     label: str
@@ -146,7 +147,7 @@ class Extension:
 
     def snapshot(self, using: str) -> Any:
         """Its part of the published snapshot, as JSON, from this database; None: it has none. A process without the
-        annex leaves the part of others as it is published."""
+        annex leaves the published part as it is."""
 
     def load(self, part: Any, before: Any, problems: list[str]) -> Any:
         """Compile its part (None: nothing is published), once per revision. `before`: what it compiled for the revision
@@ -157,7 +158,7 @@ class Extension:
     ) -> None:
         """Count a decision about a hit. It may only add to memory, which `store.flusher` writes once a second.
 
-        - `planned`: the `PlannedCharge` of each of the decision's limits; `exempt`: those that an override took out;
+        - `planned`: the `PlannedCharge` of each of the decision's limits; `exempt`: those that an override removed;
         - `seconds`: how long the decision took;
         - `state`: the `RequestState` of the request, about which there may be other decisions; None: there is none.
         """
@@ -176,8 +177,8 @@ class Extension:
         return False
 
     def inspect(self, marks: Sequence[Any], has_handler: bool) -> Iterable[Finding]:
-        """What a request meets at the marks that its decorators left on a view. `has_handler`: the middleware or DRF
-        answers exceptions, see `error_details`."""
+        """The effect of the marks of its decorators on a request. `has_handler`: the middleware or DRF answers
+        exceptions, see `error_details`."""
         return ()
 
     def error_details(self, error: Exception) -> Any:
@@ -196,11 +197,12 @@ class Extension:
         return ""
 
     def rehearsal(self, rule: Any) -> str:
-        """What a rule in shadow mode would have refused, in a sentence that is shown before it is enforced."""
+        """How many requests a rule in shadow mode would have refused, in a sentence that is shown before it is
+        enforced."""
         return ""
 
     def history(self, met: Any) -> str:
-        """What it knows about the client that a limit of the inspector counts, in a sentence."""
+        """Its information about the client that a limit of the inspector counts, in a sentence."""
         return ""
 
     def metrics(self) -> Iterable[Metric]:
@@ -258,7 +260,7 @@ def rule_fields() -> dict[str, RuleField]:
 
 
 def install(name: str) -> str:
-    """The sentence that says how to install an annex.
+    """How to install an annex, in a sentence.
 
     >>> install("gateway")
     'Add "django_ratelimit_lua.contrib.gateway" to INSTALLED_APPS'

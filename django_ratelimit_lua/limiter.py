@@ -90,7 +90,7 @@ class RateLimiter:
         self._made: dict[str, tuple[Limit, ...]] = {}
         # By which rules, without keeping all of them: a limiter that is seldom asked would keep old ones.
         self._known: tuple[ref[Ruleset], Sequence[Limit], Rule | None] | None = None
-        # Whatever is wrong with the limits is said here, not at the first hit.
+        # Errors in the limits raise here, not at the first hit.
         if not self._rates or len({limit.rate for limit in self.limits}) < len(self._rates):
             raise LimitError(f"RateLimiter {name!r} needs at least one rate, and each only once")
         if durable:
@@ -107,7 +107,7 @@ class RateLimiter:
         if algorithm not in self._made:
             rates = tuple([Rate.parse(rate) for rate in self._rates])
             options: Options = {**self._options, "algorithm": algorithm}
-            # Named as those of a rule in their place, which goes on with what they have counted.
+            # Named like those of a rule in their place, which keeps their counts.
             template = LimitTemplate(None, rates, options=options)
             periods = [rate.period_us for rate in rates]
             self._made[algorithm] = tuple(
@@ -131,7 +131,7 @@ class RateLimiter:
         return limits, rule
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy, or another process, is made of: the rules there are its own."""
+        """The arguments for a copy, or for another process, which has its own rules."""
         return {**self.__dict__, "_known": None}
 
     def _charges(
@@ -199,7 +199,7 @@ class RateLimiter:
         return Slot(self, identity, key, cost, timeout, what)
 
     def hit(self, identity: Identity = None, cost: int = 1, *, partial: bool = False) -> Decision:
-        """Take `cost` units; with `partial`, as many of them as there are (`granted` says how many)."""
+        """Take `cost` units; with `partial`, as many of them as are available (`granted` is the number)."""
         return decide(self._plan("hit", identity, cost, partial=partial)).decision
 
     async def ahit(self, identity: Identity = None, cost: int = 1, *, partial: bool = False) -> Decision:
@@ -207,7 +207,7 @@ class RateLimiter:
         return (await adecide(self._plan("hit", identity, cost, partial=partial))).decision
 
     def peek(self, identity: Identity = None, cost: int = 1) -> Decision:
-        """What a hit of that cost would be told now. Takes nothing."""
+        """The decision about a hit of that cost. Takes nothing."""
         return decide(self._plan("peek", identity, cost)).decision
 
     async def apeek(self, identity: Identity = None, cost: int = 1) -> Decision:
@@ -231,7 +231,7 @@ class RateLimiter:
         return (await adecide(self._plan("charge", identity, cost))).decision
 
     def reset(self, identity: Identity = None) -> None:
-        """Forget what is counted for an identity, and its bans. Raises `StoreError` where Redis cannot be asked."""
+        """Delete the count of an identity, and its bans. Raises `StoreError` if Redis is unavailable."""
         run(forgetting(self._counts(identity), strict=True))
 
     async def areset(self, identity: Identity = None) -> None:
@@ -246,8 +246,8 @@ class RateLimiter:
         return build_call([Charge(limit, subject) for limit in limits.values()], "peek")
 
     def offend(self, identity: Identity, cost: int = 1) -> Decision:
-        """Tell of an offence, or of as many as it costs: see `ban_on`. Who has earned a ban by it is refused from now
-        on, and so is this decision. Nothing is taken."""
+        """Report an offence, or as many as `cost`: see `ban_on`. If that triggers a ban, the identity is refused from
+        now on, and so is this decision. Nothing is taken."""
         return run(offending(self._charged(identity), whole_cost(cost)))
 
     async def aoffend(self, identity: Identity, cost: int = 1) -> Decision:
@@ -255,9 +255,9 @@ class RateLimiter:
         return await arun(offending(self._charged(identity), whole_cost(cost)))
 
     def ban(self, identity: Identity, for_: str | timedelta | None = None, *, why: str = "") -> Decision:
-        """Ban by hand, for as long as is said, as "2h" or a timedelta (None: as long as the next ban that is earned
-        would be), and why. Raises `LimitError` where the limits do not ban, or for what is no time, and `StoreError`
-        where Redis cannot be asked."""
+        """Ban by hand, for a duration such as "2h" or a timedelta (None: as long as the next ban would be), and with a
+        reason. Raises `LimitError` if the limits do not ban, or for an invalid duration, and `StoreError` if Redis is
+        unavailable."""
         return run(banning(self._banning(identity), for_, why))
 
     async def aban(self, identity: Identity, for_: str | timedelta | None = None, *, why: str = "") -> Decision:
@@ -266,7 +266,7 @@ class RateLimiter:
 
     def unban(self, identity: Identity, *, forget: bool = False) -> Decision:
         """Lift a ban now, in all processes; with `forget`, the next one is as short as the first. Raises `StoreError`
-        where Redis cannot be asked."""
+        if Redis is unavailable."""
         return run(unbanning(self._banning(identity), forget=forget))
 
     async def aunban(self, identity: Identity, *, forget: bool = False) -> Decision:
@@ -287,16 +287,16 @@ class RateLimiter:
     def acquire(
         self, identity: Identity = None, cost: int = 1, timeout: float | timedelta | None = None, *, debt: bool = False
     ) -> Decision:
-        """Wait for one's turn, at most `timeout` seconds (None: as long as it takes).
+        """Wait for a turn, at most `timeout` seconds (None: without a limit).
 
-        The turn is reserved at once, in one call, and then slept for. Where it would come too late, nothing is taken
-        and nothing is waited for: the decision is refused, and its `wait` is the time it would have taken. The timeout
-        takes the place of the limit's `max_wait`; a leaky bucket's `queue` bounds how many wait only where it is given.
-        Who is interrupted while waiting gives the turn back.
+        The turn is reserved at once, in one call, and then slept for. If it would come too late, nothing is taken and
+        there is no wait: the decision is refused, and its `wait` is the time it would have taken. The timeout replaces
+        the limit's `max_wait`. A leaky bucket's `queue` bounds how many wait only if it is given. A caller that is
+        interrupted while it waits gives the turn back.
 
-        With `debt`, a token bucket grants any cost as soon as it owes no more than it holds, and callers after
-        that wait until the debt is paid. Raises `LimitError` for other algorithms, and for a debt that cannot be
-        kept exactly.
+        With `debt`, a token bucket grants any cost as soon as it owes no more than it holds, and callers after that
+        wait until the debt is paid. Raises `LimitError` for other algorithms, and for a debt that cannot be represented
+        exactly.
 
         >>> RateLimiter("reports", "10/s", algorithm="token_bucket").acquire("ada", 50, debt=True).wait
         0.0
@@ -350,8 +350,8 @@ class RateLimiter:
         """Decorate a function, plain or `async def`: it runs if a hit is allowed. A refused call returns the
         `fallback`; without one, `Ratelimited` is raised.
 
-        `key` and `cost`, where callable, are called with the function's arguments; without a key all its calls
-        share one count. `timeout` is how many seconds a call may wait for its turn (None: as long as it takes).
+        `key` and `cost`, if callable, are called with the function's arguments; without a key all its calls share one
+        count. `timeout`: the maximum number of seconds that a call may wait for its turn (None: without a limit).
         `fallback` is a value, or a callable with the function's arguments.
 
         >>> @RateLimiter("reports", "1/h")
@@ -442,7 +442,7 @@ class Slot:
         seeking = self._seeking()
         try:
             held = self._hold(outcome := seeking.take())
-            if outcome.decision.wait > 0:  # A rate beside it makes its callers wait.
+            if outcome.decision.wait > 0:  # A rate with it makes its callers wait.
                 hold(outcome)
         except BaseException:
             self.__exit__()
@@ -479,7 +479,7 @@ class Slot:
             await held.arelease()
 
     def __call__(self, function: F) -> F:
-        """Decorate a function: each of its calls holds a slot of its own. Raises `LimitError` for a function whose work
+        """Decorate a function: each of its calls holds its own slot. Raises `LimitError` for a function whose work
         begins after the call has returned, such as a generator function."""
         called = _called_by(function)
         name = getattr(called, "__qualname__", type(called).__qualname__)
@@ -532,7 +532,7 @@ class Slot:
 
 
 def _called_by(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What is called in the end, of a `functools.partial`."""
+    """The function that a `functools.partial` finally calls."""
     while isinstance(function, functools.partial):
         function = function.func
     return function
@@ -567,12 +567,12 @@ class _HitPlanner(Planner):
         if type(cost) is not int or cost != 1:
             whole_cost(cost, f"Limit {self._limiter.name!r}: cost is")
         self.charges = self._limiter._charges(ruleset, self._identity, self._subject, cost)
-        # Whether these are the current rules is told by the call: then only is it an error.
+        # The call compares the rules. Only if they are current, it is an error.
         self.operation = "peek" if self._is_misplaced() else self._asked
         return ()
 
     def _is_misplaced(self) -> bool:
-        """Whether it would take a slot that nobody could release, or releases none."""
+        """Whether it would take a slot that no caller could release, or releases none."""
         if self._asked not in ("hit", "charge", "refund") or "slot" in self.options:
             return False
         held = [planned.charge.limit.holds for planned in self.charges]

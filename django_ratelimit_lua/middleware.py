@@ -37,9 +37,8 @@ _Choose = Callable[[HttpRequest, Ruleset], list[Rule] | None]
 class RateLimitMiddleware:
     """Limits requests by the rules of `RATELIMIT_RULES` and of the admin, before anything else is done for them.
 
-    Where the middleware stands behind `AuthenticationMiddleware`, all rules are decided together, in one call. Where it
-    stands in front, those that need the user or the session wait until these are known, just before the view. Paths
-    that lead nowhere are limited too.
+    Behind `AuthenticationMiddleware`, all rules are decided together, in one call. In front of it, those that need the
+    user or the session wait until these are known, just before the view. Paths without a view are limited too.
 
     Works in synchronous and asynchronous stacks, without a thread in between. Raises nothing of its own, unless
     `RATELIMIT_EXCEPTION_CLASS` is set.
@@ -174,8 +173,8 @@ def _waits(request: HttpRequest) -> bool:
 def _later(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
     """The rules that had to wait until user and session were known.
 
-    All, where Django found another view than was foreseen, as a later middleware chose another URLconf or language:
-    rules for that one were not asked yet, and identities that are of the route were others.
+    All rules, if Django resolved another view than expected because a later middleware chose another URLconf or
+    language: the rules for that view were not applied yet, and identities that use the route differ.
     """
     rules = _matching(request, ruleset)
     if not rules or was_foreseen(request):

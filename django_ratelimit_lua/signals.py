@@ -16,14 +16,13 @@ changes nothing.
 """
 
 banned = Signal()
-"""Somebody has earned a ban.
+"""A ban was triggered.
 
-Sent once for each ban, by the process whose call has earned it, with `limit` (its name), `rule` (the name of the rule
-it comes from, or None), `identity` (the digest of who is banned, as text), `ban` (a `Ban`: its first and its last
-offence, how many, until when, how often), `evidence` (the last ten offences at most, each with its `moment`,
-`method`, `path` and `agent`), `mode` ("enforce" or "advise"), `decision` and `request`
-(None where there is none). Not of limits in shadow mode, nor of bans by hand. An exception in a receiver is logged by
-Django and changes nothing.
+Sent once for each ban, by the process whose call has triggered it, with `limit` (its name), `rule` (the name of its
+rule, or None), `identity` (the digest of the banned identity, as text), `ban` (a `Ban`: its first and its last offence,
+how many, until when, how often), `evidence` (the last ten offences at most, each with its `moment`, `method`, `path`
+and `agent`), `mode` ("enforce" or "advise"), `decision` and `request` (None if there is none). Not sent for limits in
+shadow mode, nor for bans by hand. An exception in a receiver is logged by Django and changes nothing.
 """
 
 rules_changed = Signal()
@@ -39,9 +38,9 @@ slot_lost = Signal()
 """A slot of a concurrency limit ended while its work still ran: its process was stopped or cut off for longer than
 `RATELIMIT_SLOT_SECONDS`, Redis has lost it, or an operator has ended it.
 
-Sent once, in a thread of its own, with `limit` (its name), `identity` (the digest it is counted under, as text),
-`what` (what it was held for), `seconds` (for how long) and `retaken`: whether there was room to take it again. If not,
-somebody else may have it by now.
+Sent once, in a thread of its own, with `limit` (its name), `identity` (the digest it is counted under, as text), `what`
+(its purpose), `seconds` (how long it was held) and `retaken`: whether there was room to take it again. If not, another
+caller may have it by now.
 """
 
 

@@ -1,3 +1,3 @@
-"""The version, where packaging reads it without importing Django."""
+"""The version, in a file that packaging reads without importing Django."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
 """The settings: a table with one row for each, read when it is first used.
 
-What was read is kept until Django says that settings have changed, as `override_settings` does. The settings page of
-the documentation is made of this table, and `manage.py check` goes by it.
+A value is cached until Django signals a change of settings, as `override_settings` does. The settings page of the
+documentation is generated from this table, and `manage.py check` uses it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 """Without underscores, which servers drop or take for hyphens."""
 _META_KEY = re.compile(r"[A-Z][A-Z0-9_]*")
 """As CGI writes them: headers as HTTP_X_REAL_IP, the rest as REMOTE_ADDR."""
-_MAPPED = 96  # Leading bits of an IPv6 address that may say that the rest is an IPv4 address.
+_MAPPED = 96  # Leading bits of IPv6 addresses that may embed an IPv4 address.
 
 
 def unmapped(network: Network) -> Network:
@@ -146,7 +146,7 @@ def _meta_key(value: Any) -> str | Callable[[Any], str]:
 
 
 def proxies(value: Any) -> int | tuple[Network, ...]:
-    """Who is trusted, as `RATELIMIT_TRUSTED_PROXIES` says it. Raises `ValueError`."""
+    """The trusted proxies of `RATELIMIT_TRUSTED_PROXIES`. Raises `ValueError`."""
     right = "must be a number of proxies, or a list of networks such as ['10.0.0.0/8', 'unix']"
     if isinstance(value, int) and not isinstance(value, bool):
         if not 0 <= value <= 32:
@@ -180,7 +180,7 @@ PRIVATE: tuple[Network, ...] = tuple(
         ),
     )
 )
-"""Where proxies are that nobody has told of."""
+"""Private networks, in which an unconfigured proxy may be."""
 
 
 def _never_ban(value: Any) -> tuple[Network, ...]:
@@ -191,10 +191,10 @@ def _never_ban(value: Any) -> tuple[Network, ...]:
 
 
 class Setting(Generic[T]):
-    """One row: a setting's default as one would write it, the check that reads it, and what it means.
+    """One row: a setting's default as a project would write it, the check that reads it, and its documentation.
 
-    `check` returns the value as the package uses it, or raises `ValueError` that says what would be right. `doc` is
-    reStructuredText; `shown` stands there for a default that is another setting's. No error shows a secret.
+    `check` returns the value as the package uses it, or raises `ValueError` with what would be right. `doc` is
+    reStructuredText; `shown` replaces a default that is another setting's. No error shows a secret.
     """
 
     def __init__(self, default: Any, check: Check[T], doc: str, *, shown: str = "", is_secret: bool = False) -> None:
@@ -297,7 +297,7 @@ class Conf(Table):
 
     @cached_property
     def TRUSTS_SOCKET(self) -> bool:
-        """Whether who asks by a Unix socket, and so without an address, is a trusted proxy."""
+        """Whether a client on a Unix socket, which has no address, is a trusted proxy."""
         value = getattr(settings, "RATELIMIT_TRUSTED_PROXIES", None)
         return isinstance(value, (list, tuple)) and "unix" in value
 

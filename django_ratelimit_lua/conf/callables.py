@@ -14,7 +14,7 @@ MOST, LONGEST = 10_000, 300
 
 
 def find(path: str, purpose: str) -> Callable[..., Any]:
-    """What a path names. Raises `ImproperlyConfigured` where that cannot be imported or called."""
+    """The object at a dotted path. Raises `ImproperlyConfigured` if it cannot be imported or called."""
     try:
         target = import_string(path)
     except Exception as error:  # Importing runs code, which may raise anything.
@@ -37,7 +37,7 @@ def lazily(path: str, purpose: str) -> Callable[..., Any]:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What a function is called in the code, with its module.
+    """The name of a function in the code, with its module.
 
     >>> name_of(lazily("shop.limits.tenant", "Key"))
     'shop.limits.tenant'

@@ -1,4 +1,4 @@
-"""Who has to hear that settings have changed, as `override_settings` makes them: the one place that Django tells."""
+"""Callbacks for changed settings, as `override_settings` makes them: the only receiver of Django's signal."""
 
 from __future__ import annotations
 

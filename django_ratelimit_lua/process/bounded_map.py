@@ -1,7 +1,7 @@
-"""The one map for what a process remembers of requests: bounded in entries and in bytes, whoever asks for what.
+"""The one map for everything that a process caches about requests, bounded in entries and in bytes.
 
-Only for what may be forgotten at any time, because it can be asked for or made again; what may not is in
-`engine/counters`. Keys are digests, or short: a map never keeps what somebody sent as a whole.
+Only for data that may be dropped at any time, because it can be fetched or made again. Other data is in
+`engine/counters`. Keys are digests, or short: a map never keeps a full text from a client.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .forks import renew_after_fork
 K = TypeVar("K")
 V = TypeVar("V")
 ENTRY_BYTES = 200
-"""What an entry is taken to cost beside its weight: key, value and their places."""
+"""The assumed cost of an entry in addition to its weight: key, value and their places."""
 
 
 class BoundedMap(Generic[K, V]):
-    """Keeps at most `most` entries of at most `most_bytes` together; what was put there first goes first.
+    """Keeps at most `most` entries of at most `most_bytes` together, and drops the oldest first.
 
-    `weigh` tells how many bytes an entry has, about; None: few, and only their number is bounded. An entry that is
-    heavier than `heaviest` (a hundredth of the whole) is not kept at all, so that no single one drives out the others.
-    `labels_of` tells by which labels an entry can be forgotten, beside its key. Reading takes no lock. `entries`: what
-    is kept, with weights, to look at.
+    `weigh` returns the approximate size of an entry in bytes; None: it is small, and only the number is bounded. An
+    entry that is heavier than `heaviest` (a hundredth of the whole) is not kept, so that no single entry drives out the
+    others. `labels_of` returns labels by which an entry can be dropped, in addition to its key. Reading takes no lock.
+    `entries`: the entries, with weights.
 
     >>> squares = BoundedMap(2)
     >>> for number in (1, 2, 3):
@@ -66,7 +66,7 @@ class BoundedMap(Generic[K, V]):
         return key in self.entries
 
     def get(self, key: K) -> V | None:
-        """What is kept under a key."""
+        """The value of a key."""
         entry = self.entries.get(key)
         return None if entry is None else entry[0]
 
@@ -105,7 +105,7 @@ class BoundedMap(Generic[K, V]):
 
     def clear(self) -> list[V]:
         with self._lock:
-            values = [value for value, _ in list(self.entries.values())]  # While others put, who take no lock.
+            values = [value for value, _ in list(self.entries.values())]  # While other threads put, which take no lock.
             self.entries.clear()
             self._labelled.clear()
             self._bytes = 0

