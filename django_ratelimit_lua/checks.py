@@ -288,7 +288,7 @@ def check_paths(**kwargs: Any) -> Iterator[CheckMessage]:
     """Every key, rate and cost given by a dotted path can be imported."""
     _all_views()  # What views name is known when they are imported.
     with suppress(ImproperlyConfigured):  # `check_rules` reports it.
-        settings_rules()  # The functions that rules name are known after the rules are read, which may not have happened yet.
+        settings_rules()  # The functions that rules name are known after the rules are read.
     for path, purpose in list(callables.known.items()):  # Importing may make more of them known.
         try:
             callables.find(path, purpose)

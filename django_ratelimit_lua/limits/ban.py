@@ -21,7 +21,7 @@ MOST_LENGTHS = 8
 """Entries of `ban_for`."""
 _STATE_PARTS = ((0, 7), (7, 7), (14, 7), (21, 7), (28, 7), (35, 4), (39, 4), (43, 1))
 _STATE_SIZE = 44
-"""Where the numbers of a state stand that `ban.lua` keeps, and how long each is."""
+"""The positions of the numbers that `ban.lua` keeps in a state, and their lengths."""
 _ON: dict[BanOn, int] = {"refused": 0, "counted": 1, "reported": 2}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -51,11 +51,11 @@ def ban_lengths(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BanTerms:
-    """When and for how long a limit bans; times are microseconds.
+    """When and for how long a limit bans. Times are microseconds.
 
-    `key_part`: what the keys of its bans end with; `after`: so many offences within `window_us` earn a ban;
-    `lengths_us`: the first ban's, the second's, and so on; the last is that of each further ban, and how long after the
-    end of a ban the number of bans is remembered.
+    `key_part`: the end of the keys of its bans; `after`: the number of offences within `window_us` that triggers a ban;
+    `lengths_us`: of the first ban, the second, and so on. The last entry is the length of each further ban, and how
+    long after the end of a ban the number of bans is remembered.
     """
 
     key_part: bytes
@@ -74,18 +74,18 @@ class BanTerms:
         return cls(key_name + b":ban", limit.ban_after, window, lengths, limit.ban_on)
 
     def record(self, place: int, units: int, *, is_shadow: bool, is_told: bool = False) -> bytes:
-        """What the Lua is given; see `ban.lua`. `is_told`: offences are reported, whatever the limit does."""
+        """The arguments of the Lua; see `ban.lua`. `is_told`: offences are reported, whatever the limit does."""
         on = 2 if is_told else _ON[self.on]
         numbers = (place, units, is_shadow, on, self.after, self.window_us, *self.lengths_us)
         return Struct(f"<{len(numbers)}d").pack(*numbers)
 
     def duration_us(self, times: int) -> int:
-        """How long a ban is that follows so many."""
+        """The length of a ban after this number of bans."""
         return self.lengths_us[min(times, len(self.lengths_us) - 1)]
 
 
 class Ban(NamedTuple):
-    """A ban as a decision tells it, or what may become one. Moments are microseconds since 1970, 0: none.
+    """A ban in a decision, or the offences that may lead to one. Moments are microseconds since 1970; 0: none.
 
     >>> ban = Ban(until=1_750_000_600_000_000, since=1_750_000_000_000_000, offences=10)
     >>> print(ban.ends_at)
@@ -110,7 +110,8 @@ class Ban(NamedTuple):
 
     @classmethod
     def of_state(cls, state: bytes, now: int) -> tuple[Ban, str] | None:
-        """The ban that a state keeps as it is in Redis, and of one by hand why; None: there is none at that time."""
+        """The ban in a state as Redis keeps it, with the reason if it was made by hand; None: there is none at that
+        time."""
         if len(state) < _STATE_SIZE:
             return None
         clock, until, since, first, last, offences, times, by_hand = (
@@ -124,7 +125,7 @@ class Ban(NamedTuple):
 
     @classmethod
     def read(cls, numbers: Sequence[float]) -> Ban:
-        """The ban that a reply's numbers say."""
+        """The ban in a reply's numbers."""
         until, since, first, last, offences, times, by, did = map(int, numbers)
         return cls(until, since, first, last, offences, times, by == 1, did % 2 == 1, did >= 2)
 
@@ -134,5 +135,5 @@ class Ban(NamedTuple):
 
     @property
     def ends_at(self) -> datetime | None:
-        """When it ends; None: there is none."""
+        """When it ends; None: there is no ban."""
         return _EPOCH + timedelta(microseconds=self.until) if self.until else None

@@ -1,4 +1,4 @@
-"""Where days, weeks and months begin in a time zone."""
+"""The starts of days, weeks and months in a time zone."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def boundaries(unit: str, time_zone: str, now: int) -> tuple[int, int, int, int]
 
 
 def boundaries_ahead(unit: str, time_zone: str, now: int, until: int | None) -> tuple[tuple[int, ...], bool]:
-    """The starts of `unit` that follow those of `boundaries`, up to the first one after `until`, but only so many that
-    `MOST_AHEAD` lie ahead of `now`; and whether these are all that were asked for (None: there is always another).
+    """The starts of `unit` that follow `boundaries`, up to the first one after `until`, but only `MOST_AHEAD` later
+    than `now`; and whether these are all (None: there is always another).
 
     >>> ahead, is_all = boundaries_ahead("month", "UTC", 0, 80 * DAY)
     >>> [str(datetime.fromtimestamp(start // SECOND, UTC).date()) for start in ahead], is_all

@@ -36,7 +36,7 @@ _PER_BAN = 8
 REGISTER = b"{bans}"
 """Behind the prefix, the key of the bans that there are."""
 LONGEST_WHY = 200
-"""Letters of why somebody was banned by hand."""
+"""Maximum length of the reason for a ban by hand."""
 MOST_COST = 2**53
 """Units of one hit; beyond that the Lua program's numbers would not be exact."""
 MAX_HOLD_US = 5 * SECOND
@@ -44,7 +44,7 @@ MAX_HOLD_US = 5 * SECOND
 
 
 def whole_cost(cost: object, what: str = "cost is") -> int:
-    """The cost, if it is one. Raises `LimitError` that says what is wrong and what would be right.
+    """The cost. Raises `LimitError`, with what would be right, if it is invalid.
 
     >>> whole_cost(2**60)
     Traceback (most recent call last):
@@ -60,12 +60,12 @@ def whole_cost(cost: object, what: str = "cost is") -> int:
 
 
 class Charge(NamedTuple):
-    """So many units, a whole number from 0 to `MOST_COST`, for one identity (by its digest) under one limit.
+    """A number of units, from 0 to `MOST_COST`, for one identity (by its digest) under one limit.
 
-    - `cost`: of `offend`, offences; of `ban`, how long in microseconds, 0 for as long as one that is earned; of
-      `unban`, 1 to forget earlier bans as well, else 0;
-    - `banned`: the digest of whom the limit's bans are; empty: of the same;
-    - `reports`: whether what counts towards a ban is reported later, whatever the limit says.
+    - `cost`: of `offend`, offences; of `ban`, its length in microseconds, 0 for the length of an automatic one; of
+      `unban`, 1 to forget earlier bans as well, or 0;
+    - `banned`: the digest of the identity to ban, if it differs; empty: the same;
+    - `reports`: whether offences are reported later, whatever the limit does.
     """
 
     limit: Limit
@@ -76,7 +76,7 @@ class Charge(NamedTuple):
 
     @property
     def ban_digest(self) -> bytes:
-        """The digest of whom its bans are."""
+        """The digest of the identity to ban."""
         return self.banned or self.digest
 
 
@@ -123,7 +123,8 @@ class StaleRules(Exception):  # noqa: N818 - not an error: the caller learns and
 
 
 class Subject(NamedTuple):
-    """Whom overrides may be about, by digest, and the tag of what the caller knows of them (empty: nothing is)."""
+    """A subject that overrides may match, by digest, and the tag of the overrides that the caller knows (empty:
+    none)."""
 
     digest: bytes
     tag: bytes = b""
@@ -135,22 +136,22 @@ TAG_SIZE = 16
 class Call(NamedTuple):
     """Charges decided together, all or nothing.
 
-    - `prefix`: what every key begins with; `now`: microseconds since 1970, or None for the server's clock;
-    - `slack_us`: with `now`, for how much longer than they are worth keys are kept, as they expire by the server's
-      clock; None: a minute. Whoever goes by another time than the present needs as much as it may come behind;
-    - `max_wait_us`: instead of each limit's own, for this call; below 0: any wait will do;
-    - `longest_hold_us`: how long a hit may be held by a limit that names no `max_wait` and makes callers wait anyway,
-      as a leaky bucket does; None: as long as it takes;
-    - `partial`: grant as many units as there are; `debt`: a token bucket that owes no more than it holds grants any
-      cost, and whoever comes later waits until the debt is paid;
-    - `hit_at`: of a refund, the moment of the hit whose units are given back; None: the latest are;
-    - `revision`, `fence`: the rules revision the caller goes by and the key of the hash that holds the current one;
-    - `subjects`: whose overrides the caller knows; they are in the same hash. Only with a `revision`;
-    - `registers`: whether the bans that there are stand in a register where the call is decided; `why`: of a `ban`;
-    - `slot`: the slot that concurrency limits take, or release (see `new_slot`); without one they take none;
-      `waits`: whoever is refused by them comes to stand in their queues, and a limit that counts refused hits counts
-      none of those that ask again; `confirm_ms`: for how many milliseconds a slot that is taken lasts unless a `charge`
-      of the same slot confirms it; 0: it needs no confirmation.
+    - `prefix`: the start of every key; `now`: microseconds since 1970, or None for the server's clock;
+    - `slack_us`: with `now`, how much longer than necessary keys are kept, because they expire by the server's clock;
+      None: a minute. A caller whose time is behind the present needs at least the difference;
+    - `max_wait_us`: replaces each limit's own for this call; below 0: any wait;
+    - `longest_hold_us`: how long a limit without `max_wait` that makes callers wait anyway, such as a leaky bucket, may
+      hold a hit; None: without a bound;
+    - `partial`: grant as many units as are available; `debt`: a token bucket that owes no more than it holds grants any
+      cost, and later callers wait until the debt is paid;
+    - `hit_at`: of a refund, the moment of the hit whose units are given back; None: the latest;
+    - `revision`, `fence`: the rules revision that the caller uses, and the key of the hash with the current one;
+    - `subjects`: the subjects whose overrides the caller knows; they are in the same hash. Only with a `revision`;
+    - `registers`: whether the register of bans is where the call is decided; `why`: the reason of a `ban`;
+    - `slot`: the slot that concurrency limits take, or release (see `new_slot`); without one they take none; `waits`: a
+      refused caller enters their queues, and a limit that counts refused hits does not count repeated ones;
+      `confirm_ms`: how many milliseconds a taken slot lasts unless a `charge` of the same slot confirms it; 0: it needs
+      no confirmation.
     """
 
     charges: Sequence[Charge]
@@ -187,12 +188,12 @@ class Call(NamedTuple):
 
     @property
     def revision_number(self) -> int:
-        """The number of the rules revision the caller goes by; 0: it goes by none."""
+        """The number of the rules revision that the caller uses; 0: none."""
         return 0 if self.revision is None else self.revision.number
 
     @property
     def banning(self) -> list[tuple[int, Charge]]:
-        """The charges whose limits ban, with their places; what is charged or given back asks for no bans."""
+        """The charges whose limits ban, with their places. Charges without a verdict, and refunds, have none."""
         for charge in self.charges:
             if charge.limit.ban is not None and self.operation not in ("charge", "refund"):
                 return [(place, each) for place, each in enumerate(self.charges) if each.limit.ban is not None]
@@ -225,7 +226,7 @@ class Call(NamedTuple):
         return keys
 
     def args(self, token: bytes = b"") -> list[bytes]:
-        """The arguments, as bytes; the reply ends with the token, which tells it from every other."""
+        """The arguments, as bytes. The reply ends with the token, which identifies it."""
         args = [
             self.operation.encode(),
             b"" if self.revision is None else self.revision.text,
@@ -335,7 +336,7 @@ def _doubles(count: int) -> Struct:
 def _with_bans(
     states: tuple[LimitState, ...], places: Sequence[int], numbers: Sequence[float]
 ) -> tuple[LimitState, ...]:
-    """The states, with what the reply says of the bans of those at these places."""
+    """The states, with the bans that the reply has for these places."""
     found = list(states)
     for number, place in enumerate(places):
         found[place] = found[place]._replace(ban=Ban.read(numbers[number * _PER_BAN : (number + 1) * _PER_BAN]))

@@ -17,8 +17,8 @@ Mode = Literal["enforce", "advise", "shadow"]
 
 
 class Block(NamedTuple):
-    """How a block is answered: whether it `forbids` (403, without a time to come back) or is a refusal like others, and
-    what it has to say."""
+    """How a block is answered: whether it `forbids` (403, without a time to come back) or refuses like any limit, and
+    its message."""
 
     forbids: bool = False
     message: str = ""
@@ -30,18 +30,18 @@ PLAIN_BLOCK = Block()
 class LimitState(NamedTuple):
     """One limit's part of a decision. Times are seconds from the moment of the decision.
 
-    - `allowed`: this limit's own verdict. In `mode` "enforce" it counts; where one view has both blocking limits and
+    - `allowed`: this limit's own verdict. In `mode` "enforce" it counts; if one view has both blocking limits and
       others with `block=False`, the latter "advise" and only set `request.limited`; in "shadow" it changes nothing;
     - `limit`: the rate's units, and `period` its seconds (0.0: they are slots); `used`: units counted; `remaining`:
-      units that could go now;
-    - `retry_after`: when the same hit would be allowed if nothing else happened; None: never. Of a concurrency limit it
-      is a guess: when the slot ends that ends first, unless it is renewed, which it is, or released before;
-    - `reset_after`: when the limit is wholly unused again if nothing else happens;
+      units that are available now;
+    - `retry_after`: when the same hit would be allowed if nothing else happened; None: never. For a concurrency limit
+      it is a guess: the end of the slot that ends first, unless it is renewed, as it normally is, or released before;
+    - `reset_after`: when the limit is completely unused again if nothing else happens;
     - `wait`: how long this limit alone would hold the hit;
-    - `counted_at`: the moment from which the units count that were taken, in microseconds since 1970; by it they can be
-      given back (0: none were taken, or not by that clock). Of who waits for a slot, the place in the queue: -1 is the
-      next;
-    - `block`: the block that stands in the place of the limit, if one does;
+    - `counted_at`: the moment from which the taken units count, in microseconds since 1970, by which they can be given
+      back (0: none were taken, or not by that clock). For a caller that waits for a slot, its place in the queue: -1 is
+      the next;
+    - `block`: the block that replaces the limit, if any;
     - `ban`: of a limit that bans, the ban in force, or the offences that count towards one.
     """
 
@@ -91,11 +91,11 @@ class LimitState(NamedTuple):
 
     @classmethod
     def blocked(cls, name: str, retry_after: float | None, mode: Mode, block: Block = PLAIN_BLOCK) -> LimitState:
-        """What a block says in the place of a limit: nothing goes until it ends."""
+        """The state of a block that replaces a limit: nothing is available until it ends."""
         return cls(name, False, 0, 0, 0, retry_after, retry_after or 0.0, 0.0, mode, block=block)
 
     def later(self, seconds: float) -> LimitState:
-        """The same refusal as it reads so many seconds later."""
+        """The same refusal after this number of seconds."""
         retry = None if self.retry_after is None else max(self.retry_after - seconds, 0.0)
         reset, wait = max(self.reset_after - seconds, 0.0), max(self.wait - seconds, 0.0)
         return LimitState(
@@ -104,7 +104,7 @@ class LimitState(NamedTuple):
         )  # fmt: skip
 
     def with_leased(self, units: int, seconds: float) -> LimitState:
-        """The state so many seconds later, as a process sees it that holds units which are taken but not yet spent."""
+        """The state after this number of seconds, for a process that holds units which are taken but not spent."""
         used, reset = max(self.used - units, 0), max(self.reset_after - seconds, 0.0)
         return LimitState(
             self.name, True, self.limit, used, self.remaining + units, 0.0, reset, 0.0, self.mode, self.period
@@ -112,7 +112,7 @@ class LimitState(NamedTuple):
 
     @property
     def is_block(self) -> bool:
-        """Whether a block stands in the place of the limit: nothing goes.
+        """Whether a block replaces the limit, so that nothing is available.
 
         >>> LimitState.blocked("login", None, "enforce").is_block
         True
@@ -121,12 +121,12 @@ class LimitState(NamedTuple):
 
     @property
     def banned_until(self) -> datetime | None:
-        """When the ban ends that is in force; None: there is none."""
+        """When the ban in force ends; None: there is none."""
         return None if self.ban is None else self.ban.ends_at
 
     @property
     def is_slots(self) -> bool:
-        """Whether its units are slots: so many at once, and not so many per time."""
+        """Whether its units are slots, not units per period."""
         return self.period == 0.0 and self.block is None
 
     @property
@@ -192,7 +192,7 @@ class Decision(NamedTuple):
 
     @property
     def remaining(self) -> int | None:
-        """Units that could go right now under every limit; None where no limit was asked."""
+        """Units that are available now under every limit; None if no limit was decided."""
         return min([state.remaining for state in self.enforced], default=None)
 
     @property
@@ -218,7 +218,7 @@ class Decision(NamedTuple):
         return (self.moments or {}).get(digest) or self.moment + round(self.wait * 1_000_000)
 
     def later(self, seconds: float, source: Source) -> Decision:
-        """The same refusal as it reads so many seconds later."""
+        """The same refusal after this number of seconds."""
         states = tuple([state.later(seconds) for state in self.limits])
         wait, moment = max(self.wait - seconds, 0.0), self.moment + round(seconds * 1_000_000)
         return Decision(False, states, 0, wait, source, moment, self.revision)

@@ -62,7 +62,7 @@ class Limit:
     ban_key: str | None
     key_part: bytes = field(repr=False, compare=False)
     packed: bytes = field(repr=False, compare=False)
-    """Its numbers as the Lua program is given them; empty where they follow the calendar, see `packed_at`."""
+    """Its numbers as arguments of the Lua program; empty if they follow the calendar, see `packed_at`."""
     max_wait_us: int = field(repr=False, compare=False)
     wants_more: bool = field(repr=False, compare=False)
     is_hot: bool = field(repr=False, compare=False)
@@ -120,12 +120,12 @@ class Limit:
         return algorithms.find(self.algorithm).lapse_us(self) / SECOND
 
     def advising(self) -> Limit:
-        """The same limit, with the same state, whose verdict only advises (unless it is in shadow anyway)."""
+        """The same limit, with the same state, whose verdict only advises (unless it is in shadow mode)."""
         return self if self.mode == "shadow" else self._but(mode="advise")
 
     def without_bans(self) -> Limit:
-        """The same limit, with the same state, which bans nobody."""
-        return _without_bans(self)  # Kept: it is asked for with each request of who is never banned.
+        """The same limit, with the same state, without bans."""
+        return _without_bans(self)  # Cached, because each request of a client that is never banned uses it.
 
     def with_ban(self, terms: BanTerms) -> Limit:
         """The same limit, which bans by these terms."""
@@ -159,7 +159,7 @@ class Limit:
         return copy
 
     def numbers(self, now: int) -> Numbers:
-        """What the algorithm's Lua is given at a time in microseconds since 1970."""
+        """The arguments of the algorithm's Lua at a time in microseconds since 1970."""
         return algorithms.find(self.algorithm).numbers(self, now)
 
     def packed_at(self, now: int) -> bytes:
@@ -167,7 +167,7 @@ class Limit:
         return _NUMBERS.pack(*self.numbers(now))
 
     def more(self, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
-        """What the algorithm is given beyond its numbers, for one call; see `Algorithm.more`."""
+        """The algorithm's further arguments for one call; see `Algorithm.more`."""
         return algorithms.find(self.algorithm).more(self, now, waits, is_patient=is_patient)
 
 
@@ -187,8 +187,8 @@ def other_rate(rate: Rate) -> LimitError:
 
 
 def _named(name: str) -> tuple[str, bytes]:
-    """The name as decisions tell it, and as whatever remembers decisions keeps it; and as a key carries it: itself if
-    it is short and plain, else its beginning and a digest."""
+    """The name in decisions and in caches, and its form in keys: itself if it is short and plain, otherwise its
+    beginning and a digest."""
     if len(name) > _LONGEST_NAME:
         name = shortened(name)
     if len(name) <= _LONGEST_ID and _PLAIN.fullmatch(name):
@@ -198,7 +198,7 @@ def _named(name: str) -> tuple[str, bytes]:
 
 
 def shortened(name: str) -> str:
-    """A name as decisions tell it, and as whatever remembers decisions keeps it.
+    """A name in decisions and in caches.
 
     >>> shortened("api"), len(shortened("x" * 1000))
     ('api', 500)

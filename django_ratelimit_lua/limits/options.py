@@ -1,4 +1,4 @@
-"""The options of a limit: a table with one row for each, which call sites, rules, admin and documentation go by."""
+"""The options of a limit: a table with one row for each, used by call sites, rules, the admin and the documentation."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -93,12 +93,12 @@ _NEEDS_REDIS = ("max_wait", "count_denied", "ban_after")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row: what an option is where nobody says it, the check that reads it, and what it is called and means.
+    """One row: the default of an option, the check that reads it, and its label and help.
 
-    - `check` returns the value as the package uses it, or raises `ValueError` that says what would be right;
-    - `label`, `help`: in the admin and the documentation; `names`: what the values of a choice are called there;
-    - `words`: what a rule's sentence says of it; `excludes`: options that contradict it; `needs`: the option that it
-      means nothing without;
+    - `check` returns the value as the package uses it, or raises `ValueError` with what would be right;
+    - `label`, `help`: in the admin and the documentation; `names`: the labels of the values of a choice;
+    - `words`: its words in a rule's sentence; `excludes`: options that contradict it; `needs`: the option without which
+      it has no effect;
     - `is_general`: every algorithm takes it. The others are taken by the algorithms that name them.
     """
 
@@ -224,7 +224,7 @@ OPTIONS: Mapping[str, Option] = {name: row.__metadata__[0] for name, row in Opti
 
 
 def refuse_unknown(given: Iterable[str], accepted: Iterable[str] = OPTIONS, where: str = "") -> None:
-    """Raises `LimitError` for an option that nobody knows: names it, what may have been meant, and what there is."""
+    """Raise `LimitError` for an unknown option, with the closest match and the accepted ones."""
     accepted = tuple(accepted)
     for option in given:
         if option not in accepted:

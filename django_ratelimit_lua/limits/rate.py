@@ -1,4 +1,4 @@
-"""A rate: so many units per period, or so many slots at once."""
+"""A rate: a number of units per period, or a number of slots."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _BAD_DURATION = _(
 
 
 class LimitError(ValueError):
-    """A rate or limit that cannot be understood or kept.
+    """A rate or limit that is invalid or cannot be kept exactly.
 
-    The message is `text % params`, and says what would be right; `field` is the option that is wrong. The admin
-    translates `text`, and shows labels in the place of the names in `params`.
+    The message is `text % params`, and names what would be right; `field` is the option that is wrong. The admin
+    translates `text`, and replaces the names in `params` by labels.
     """
 
     where = ""
-    """What the message begins with: the limit that is wrong."""
+    """The start of the message: the limit that is wrong."""
 
     def __init__(self, text: str, field: str = "", **params: Any) -> None:
         super().__init__(text % params if params else text)
@@ -103,7 +103,7 @@ class Rate:
 
     @property
     def is_slots(self) -> bool:
-        """Whether it is so many at once, and not so many per time."""
+        """Whether its units are slots, not units per period."""
         return self.period_us == 0
 
     @property
@@ -189,8 +189,8 @@ def duration(value: str | timedelta) -> str:
 
 
 def time_us(value: str | float | timedelta) -> int:
-    """A length of time in microseconds: text such as "30s", "10m" or "500ms", a number of seconds, or a timedelta.
-    Raises `LimitError` for what is none, or not from one microsecond to ten years.
+    """A duration in microseconds: text such as "30s", "10m" or "500ms", a number of seconds, or a timedelta. Raises
+    `LimitError` if it is invalid, or not from one microsecond to ten years.
 
     >>> time_us("2s"), time_us("1.5m"), time_us(0.25), time_us("500ms")
     (2000000, 90000000, 250000, 500000)

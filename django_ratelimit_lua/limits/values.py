@@ -1,5 +1,5 @@
-"""What a setting, or an option of a limit, may be. A check returns the value as the package uses it, or raises
-`ValueError` that says what would be right; whoever asks adds what was wrong, and where."""
+"""Checks for the values of settings and options. A check returns the value as the package uses it, or raises
+`ValueError` with what would be right. The caller adds what was wrong, and where."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Choice(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A whole number from `least` to `most`; `what` it is a number of, and a `note` for who writes another."""
+    """A whole number from `least` to `most`; `what` it counts, and a `note` for the error."""
 
     least: int = 0
     most: int | None = None
@@ -66,5 +66,5 @@ def or_none(check: Check[T]) -> Check[T | None]:
 
 
 def gettext_noop(text: str) -> str:
-    """Mark a text, under the name `_`, that the admin translates where it is shown."""
+    """Mark a text, under the name `_`, that the admin translates when it is shown."""
     return text

@@ -1,4 +1,4 @@
-"""What commands are told about a request, and about whom an override is."""
+"""Arguments of commands that describe a request, or the subject of an override."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def add_request(parser: Any) -> None:
 
 
 def add_length(*, default: str | None = None, until: bool = False) -> Callable[[Any], None]:
-    """Adds the options that say for how long; `until`: or until which moment."""
+    """Add the options for a duration; `until`: or for an end."""
 
     def add(parser: Any) -> None:
         group = parser.add_mutually_exclusive_group(required=default is None)

@@ -1,7 +1,7 @@
 """Every change of a rule, tier or override is recorded and raises the revision, in the transaction of the change.
 
-What is saved or deleted row by row, also by fixtures and cascades, is heard of by signals; bulk changes come through
-`AuditedQuerySet`. The models of a migration can only tell that something was changed.
+Signals report rows that are saved or deleted one by one, also by fixtures and cascades. Bulk changes come through
+`AuditedQuerySet`. The models of a migration only report that something has changed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def acting(user: Any) -> Iterator[None]:
 
 
 def current_actor() -> str:
-    """Who makes changes at the moment; empty: not known."""
+    """The user that makes changes at the moment; empty: unknown."""
     return _actor.get()
 
 
@@ -81,10 +81,10 @@ def one_change(using: str) -> Iterator[None]:
 
 
 class AuditedQuerySet(models.QuerySet[M]):
-    """Records bulk changes; deletions come through signals.
+    """Records bulk changes. Deletions come through signals.
 
-    Reads from the database that is written to, also where a router sends other reads to a replica, which lags behind:
-    who published from it would publish what was there before the edit.
+    Reads from the database that is written to, even if a router sends other reads to a replica, which lags: a process
+    that published from it would publish the rows before the edit.
     """
 
     @property
@@ -157,7 +157,7 @@ class AuditedModel(models.Model):
 
     @classmethod
     def owners(cls, rows: Sequence[Any], using: str) -> list[Any]:
-        """The rows whose declarations these are a part of: these themselves."""
+        """The rows whose declarations include these: these themselves."""
         return list(rows)
 
     @classmethod
@@ -195,10 +195,9 @@ def _between(before: Mapping[Any, Declared], after: Mapping[Any, Declared]) -> l
 
 
 def record_changes(using: str, changes: Sequence[Change], *, is_blind: bool = False) -> None:
-    """Record changes and raise the revision, in the transaction that is open, or when `one_change` ends.
+    """Record changes and raise the revision, in the open transaction, or when `one_change` ends.
 
-    Where they are too many to record one by one, or it is not known what they were (`is_blind`), all overrides are
-    published anew.
+    If they are too many to record one by one, or unknown (`is_blind`), all overrides are published again.
     """
     real = [change for change in changes if change[1] != change[2]]
     if len(real) <= MOST_RECORDED:
@@ -313,7 +312,8 @@ def _after_save(sender: Any, instance: Any, using: str, **kwargs: Any) -> None:
 
 
 def _before_deletion(sender: Any, instance: Any, using: str, origin: Any = None, **kwargs: Any) -> None:
-    # Django tells of every row before the first one goes; `origin` is what `delete` was called on, for all of them.
+    # Django signals every row before it deletes the first; `origin` is the object of the `delete` call, for all of
+    # them.
     start = instance if origin is None else origin
     Deletion.of(start, instance).add(instance, using, is_origin=instance is origin)
 
@@ -337,8 +337,8 @@ def _changed_blindly(sender: Any, using: str, **kwargs: Any) -> None:
 
 def _watch(sender: Any, **kwargs: Any) -> None:
     """Hear of what happens to a model, if it is one of ours (also by proxy), or a migration's picture of one."""
-    # Never without a sender: that would run our code for every row of the site that is saved, and take away the fast
-    # deletes of every model, because Django has to load each row that somebody wants to hear about.
+    # Never without a sender: that would run this code for every saved row of the site, and disable fast deletes for
+    # every model, because Django has to load each row that a receiver gets.
     if issubclass(sender, AuditedModel) and not sender._meta.abstract:
         pre_save.connect(_before_save, sender)
         post_save.connect(_after_save, sender)
@@ -352,12 +352,12 @@ def _watch(sender: Any, **kwargs: Any) -> None:
 
 
 def model_of(kind: str) -> type[AuditedModel] | None:
-    """The model whose changes are of that kind; None if its annex is not installed."""
+    """The model of a kind of change; None if its annex is not installed."""
     return next((model for model in AUDITED.values() if kind == model.CHANGE_KIND), None)
 
 
 def connect() -> None:
-    """Start to hear of changes."""
+    """Start to receive changes."""
     for model in apps.get_models():
         _watch(model)
     class_prepared.connect(_watch, dispatch_uid="django_ratelimit_lua.watch")

@@ -15,7 +15,7 @@ from ..limits.call import NO_RULES, Revision
 
 
 def new_tag() -> str:
-    """Random, so that two histories that have come to the same number are told apart."""
+    """Random, so that two histories with the same number differ."""
     return secrets.token_hex(8)
 
 
@@ -58,11 +58,11 @@ class Risen(NamedTuple):
 
 
 class RateLimitRevision(models.Model):
-    """One row: how often rules and overrides were changed. Raised in the transaction of the change.
+    """One row: the number of changes of rules and overrides. Raised in the transaction of the change.
 
-    The number alone says too little: a database that was restored from a backup, or whose replica has taken over
-    without the last edit, comes to the same number again with other rules. So each number has a random `tag`.
-    `database` is made once, and says of which database it is what is published.
+    The number alone is not enough: a database that was restored from a backup, or whose replica has taken over without
+    the last edit, comes to the same number again with other rules. So each number has a random `tag`. `database` is
+    made once, and identifies the database of published rules.
     """
 
     ROW = 1
@@ -82,15 +82,15 @@ class RateLimitRevision(models.Model):
 
     @classmethod
     def read(cls, using: str) -> Risen:
-        """The row; where there is none yet, no rule was ever saved."""
+        """The row. If there is none yet, no rule was ever saved."""
         row = cls.objects.using(using).filter(pk=cls.ROW).values_list(*Risen._fields).first()
         return Risen() if row is None else Risen(*row)
 
     @classmethod
     def rise(cls, using: str, *, rebuild: bool = False, beyond: int = 0, seen: Risen | None = None) -> Risen:
-        """Raise it by one (or beyond a number), in the transaction that is open; its row is locked until that ends.
+        """Raise it by one (or beyond a number), in the open transaction. Its row is locked until that ends.
 
-        `seen`: only if it is still as it was read then, so that of many who find the same, one raises it.
+        `seen`: only if the row is unchanged since it was read, so that only one of many processes raises it.
         """
         rows = cls.objects.using(using).filter(pk=cls.ROW)
         row = rows if seen is None else rows.filter(tag=seen.tag)
@@ -105,7 +105,7 @@ class RateLimitRevision(models.Model):
 
     @classmethod
     def lock(cls, using: str) -> None:
-        """Let nobody else who asks for it go on before the transaction that is open ends. Nothing is changed."""
+        """Lock the row until the open transaction ends. Nothing is changed."""
         rows = cls.objects.using(using).filter(pk=cls.ROW)
         if not rows.update(revision=F("revision")):
             rows.get_or_create(pk=cls.ROW)

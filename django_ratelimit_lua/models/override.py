@@ -32,7 +32,7 @@ ONE_SUBJECT = _(
     "override for each."
 )
 MAX_DIGEST_DAYS = 30
-"""An override about a digest ends within so many days: nobody can tell whom it is about."""
+"""Maximum days of an override about a digest, whose client is unknown."""
 FIRST_YEAR, LAST_YEAR = 1972, 9600
 """Leap years, so that every day can be moved into them."""
 
@@ -138,9 +138,9 @@ class RateLimitOverride(RateFields, AuditedModel):
         return self.network or f"{self.field} ({self.label or _('without a label')})"
 
     def set_value(self, value: str) -> None:
-        """Keep the digest of the field's value, in the one spelling that requests are compared in.
+        """Set the digest of the field's value, in the spelling in which requests are compared.
 
-        There is none if nothing is left of the value, or the field is none; `clean` says which.
+        There is none if the value is empty, or the field is invalid; `clean` reports which.
         """
         identity = (None,) if split_field(self.field) is None else field_identity(self.field, value)
         self.subject = "" if identity[-1] is None else digest(identity).decode()
@@ -154,8 +154,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         return [name for name, value in values.items() if value not in (None, "")]
 
     def prepare(self) -> bool:
-        """The kind and the digest follow from whom it is about; times are such that every time zone
-        can show them.
+        """Set the kind and the digest from the subject. Every time zone can represent the times.
 
         Raises `ValueError` unless it names one subject.
         """
@@ -307,7 +306,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         return problems
 
     def misfits(self) -> dict[str, Any]:
-        """Why its numbers do not fit its rule, by field; empty where they do. What does not fit is skipped."""
+        """Why its numbers do not fit its rule, by field; empty if they do. Numbers that do not fit are skipped."""
         if self.rate is None:
             return {"limit": _("Enter the other limit.")}
         try:

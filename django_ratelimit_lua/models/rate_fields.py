@@ -1,4 +1,4 @@
-"""What rules, tiers and overrides have in common: so many units per period; and the names of choices for people."""
+"""The fields that rules, tiers and overrides share: units per period; and the labels of choices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def named(values: Any) -> list[tuple[str, Any]]:
 
 
 def column(option: str) -> dict[str, Any]:
-    """What a field takes from the row of the option that it keeps: label, help, choices and bounds."""
+    """The arguments of a field from the row of its option: label, help, choices and bounds."""
     row = OPTIONS[option]
     arguments: dict[str, Any] = {"verbose_name": _(row.label), "help_text": _(row.help)}
     if row.names:
@@ -68,7 +68,7 @@ class RateFields(models.Model):
     burst = models.BigIntegerField(null=True, blank=True, **column("burst"))
 
     wrong: frozenset[str] = frozenset()
-    """The fields that are wrong whatever the others are, as `clean_fields` has found and said."""
+    """The fields that are invalid by themselves, as `clean_fields` has reported."""
 
     class Meta:
         abstract = True
@@ -101,7 +101,7 @@ class RateFields(models.Model):
 
     @property
     def rate(self) -> Any:
-        """The rate as rules write it: "100/m"; None where there is no limit."""
+        """The rate as rules write it: "100/m"; None if there is no limit."""
         return None if self.limit is None else rate_text(self.limit, self.period, self.unit)
 
     @rate.setter
@@ -110,7 +110,7 @@ class RateFields(models.Model):
 
 
 class RatesFields(RateFields):
-    """So many units per period, and further limits that hold beside."""
+    """Units per period, and further limits that apply as well."""
 
     more_rates = models.JSONField(
         _("further limits"), default=list, db_default=models.Value([], models.JSONField()), blank=True,
@@ -122,7 +122,7 @@ class RatesFields(RateFields):
 
     @property
     def rate(self) -> Any:
-        """The rate as rules write it, "100/m"; a list where there are several; None where there is no limit."""
+        """The rate as rules write it, "100/m"; a list if there are several; None if there is no limit."""
         first = RateFields.rate.fget(self)  # type: ignore[attr-defined]
         if first is None or self.more_rates == []:
             return first
@@ -145,13 +145,13 @@ def written(rate: Any) -> str:
 
 
 def _hidden_in(text: str) -> str:
-    """The characters that nobody sees, and that make two texts look the same."""
+    """Invisible characters, which make two texts look the same."""
     found = [char for char in text if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") and char not in JOINERS]
     return ", ".join(f"U+{ord(char):04X}" for char in dict.fromkeys(found))
 
 
 def problem_text(problem: LimitError) -> str:
-    """What is wrong, in the language of the operator, with the labels of fields in the place of their names.
+    """The problem in the language of the operator, with labels instead of the names of fields.
 
     >>> problem_text(LimitError("%(option)s needs %(other)s as well", option="ban_after", other="ban_for"))
     '“Ban after” needs “Ban for” as well.'
@@ -174,7 +174,7 @@ def _label(name: str, value: Any) -> Any:
 
 
 def rate_text(limit: int, period: int, unit: str) -> str:
-    """So many units per so many periods, as rules write it.
+    """Units per number of periods, as rules write it.
 
     >>> rate_text(5, 15, "m"), rate_text(5, 1, "x")
     ('5/15m', '5')

@@ -23,10 +23,11 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class RuleQuerySet(AuditedQuerySet["RateLimitRule"]):
-    """Rules, also by names that whoever asks has made up."""
+    """Rules, also by untrusted names."""
 
     def named(self, name: str) -> RuleQuerySet:
-        """The rule of that name; none where no database could have it, as some fail when they are asked."""
+        """The rule of that name; none for a name that no database could store, because some databases fail on such a
+        query."""
         return self.none() if UNWRITABLE.search(name) else self.filter(name=name)
 
 
@@ -108,7 +109,7 @@ class RateLimitRule(RatesFields, AuditedModel):
     """The values of the fields that annexes add, by annex. Those of an annex that is not installed are kept."""
 
     to_check: Literal["all", "without tiers", "nothing"] = "all"
-    """What `clean` looks at: a form that has the tiers beside it checks them there, as they are about to be."""
+    """The tiers that `clean` checks. A form with tiers checks them itself, as they are about to be saved."""
 
     objects = RuleQuerySet.as_manager()
 
@@ -135,7 +136,7 @@ class RateLimitRule(RatesFields, AuditedModel):
         return super().deleted(rows, deletion, using)
 
     def switch(self, mode: str) -> None:
-        """Save the mode and nothing else: where somebody has broken the row by hand, the rest cannot be written."""
+        """Save the mode and nothing else: if the row was edited by hand, the rest may be invalid."""
         self.mode = mode
         self.save(update_fields=["mode"])
 
@@ -150,7 +151,7 @@ class RateLimitRule(RatesFields, AuditedModel):
         return reading(self.declared())
 
     def declared(self) -> Declared:
-        """The rule as `RATELIMIT_RULES` would have it; what is not said has its default."""
+        """The rule as `RATELIMIT_RULES` would declare it, without defaults."""
         key = [part.strip() for part in self.key.split("+")]
         audience: Any = self.audience
         if audience == "groups":
@@ -208,7 +209,7 @@ class RateLimitRule(RatesFields, AuditedModel):
         return {field: given[field] for field in (*FIELDS, *FIELDS_OF_ANNEXES) if field in given}
 
     def compiled(self, tiers: Sequence[Declared] | None = None) -> Rule:
-        """What the rule means, with its tiers or with these. Raises `RuleError`."""
+        """The compiled rule, with its tiers or with these. Raises `RuleError`."""
         given = {**self.declared(), "id": self.pk or 0}
         if tiers is not None:
             given["tiers"] = tiers
@@ -225,7 +226,7 @@ class RateLimitRule(RatesFields, AuditedModel):
                 raise ValidationError({field: _("Enter a list of names.")})
         try:
             row = self
-            if not self.name:  # Which is said already; the rest is looked at all the same.
+            if not self.name:  # Already reported. The rest is checked nevertheless.
                 row = copy.copy(self)
                 row.name = "?"
             row.compiled([] if self.to_check == "without tiers" else None)

@@ -65,7 +65,7 @@ class RateLimitTier(RatesFields, AuditedModel):
         try:
             self.rule.compiled([self.declared()])
         except RateLimitRule.DoesNotExist:
-            pass  # Which is said already.
+            pass  # Already reported.
         except RuleError as error:
             problems = [problem_text(each.problem) for each in error.each if each.tier]  # Else the rule is wrong.
             raise ValidationError(

@@ -18,7 +18,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     for algorithm in (TokenBucket(), LeakyBucket(), FixedWindow(), SlidingWindow(), SlidingLog(), Concurrency())
 }
 BY_RATE = tuple([name for name, algorithm in ALGORITHMS.items() if not algorithm.holds])
-"""Those that keep so many per time."""
+"""The algorithms for units per period."""
 SYNONYMS = {"gcra": "token_bucket"}
 
 

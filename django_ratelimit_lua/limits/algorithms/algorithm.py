@@ -18,11 +18,11 @@ Numbers = tuple[int, int, int, int, int, int, int, int]
 
 
 class Algorithm:
-    """An algorithm, whose Lua stands beside it in a file of its name.
+    """An algorithm. Its Lua is in a file of the same name.
 
-    `label`: its name in the admin; `suffix`: the letters that end its keys; `options`: those that it takes, beside the
-    general ones; `waits_anyway`: hits are held until their turn, also where no `max_wait` is named; `holds`: what a hit
-    takes is held until it is released, and its rate is a number of slots.
+    `label`: its name in the admin; `suffix`: the end of its keys; `options`: those that it takes in addition to the
+    general ones; `waits_anyway`: hits are held until their turn, also without `max_wait`; `holds`: units are held until
+    they are released, and its rate is a number of slots.
     """
 
     name: ClassVar[str]
@@ -38,8 +38,8 @@ class Algorithm:
         return self.name
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
-        """What its Lua is given for a limit at a time in microseconds. Raises `LimitError` for what it cannot keep, and
-        where options of its own contradict each other, or the rate."""
+        """The arguments of its Lua for a limit at a time in microseconds. Raises `LimitError` for a limit that it
+        cannot keep exactly, and for options that contradict each other, or the rate."""
         raise NotImplementedError
 
     def wants_more(self, limit: Limit) -> bool:
@@ -47,10 +47,10 @@ class Algorithm:
         return False
 
     def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
-        """That, for one call.
+        """Further arguments for one call.
 
         `waits`: how long the limits of the call may hold a hit, in microseconds, below 0 for any time; `is_patient`:
-        the caller says so itself, and waits in any queue whose length nobody has named.
+        the caller sets this itself, and waits in any queue without a set length.
         """
         return b""
 

@@ -1,4 +1,4 @@
-"""Concurrency: so many slots at once. Its promise is in the header of its Lua."""
+"""Concurrency: a number of slots. Its promise is in the header of its Lua."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 MOST_SLOTS = 100_000
 """Slots of a limit. One call that took or renewed them all would keep the server busy for a tenth of a second."""
 QUEUE_PER_SLOT = 10
-"""How many may wait for each slot, where nobody says how many may wait."""
+"""Default number of callers that may wait for each slot."""
 ID_SIZE, SLOT_SIZE = 16, 20
 _LASTS = Struct(">I")
 WAITS = b"w"
-"""Stands behind the slot of who waits for it."""
+"""The suffix of the slot of a waiting caller."""
 
 
 class Concurrency(Algorithm):
-    """Slots that are held until they are released, and end by themselves where nobody renews them."""
+    """Slots that are held until they are released, and expire unless they are renewed."""
 
     name = "concurrency"
     label = _("concurrency: so many at once")
@@ -41,8 +41,8 @@ class Concurrency(Algorithm):
 
 
 def new_slot(seconds: float) -> bytes:
-    """A slot that nobody can guess, which lasts for so many seconds unless it is renewed: 16 random bytes, and the
-    milliseconds.
+    """A slot that cannot be guessed, which lasts for this number of seconds unless it is renewed: 16 random bytes, and
+    the milliseconds.
 
     >>> len(new_slot(10.0)), new_slot(10.0) == new_slot(10.0)
     (20, False)

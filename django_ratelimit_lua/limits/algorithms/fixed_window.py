@@ -24,8 +24,8 @@ class FixedWindow(Algorithm):
     options = frozenset({"align", "time_zone", "max_wait", "count_denied", "lease", "split"})
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
-        """The kind of window; of a calendar, four of its boundaries. A time zone is of a calendar, whose rates name its
-        period."""
+        """The kind of window, and for a calendar four of its boundaries. Only a calendar has a time zone, and its rates
+        name the period."""
         if limit.align not in PERIODS:
             if limit.time_zone != "UTC":
                 raise LimitError(

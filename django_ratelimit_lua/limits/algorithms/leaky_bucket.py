@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LeakyBucket(Algorithm):
-    """A token bucket whose callers wait their turn; `queue` of them may wait behind the one being served."""
+    """A token bucket whose callers wait for their turn; `queue` of them may wait behind the one being served."""
 
     name = "leaky_bucket"
     label = _("leaky bucket: evenly spaced, others wait")
@@ -30,9 +30,9 @@ class LeakyBucket(Algorithm):
         return bucket_numbers(limit, queue + 1 if limit.rate.limit else 0, "queue")
 
     def wants_more(self, limit: Limit) -> bool:
-        """Where nobody has named a length of the queue, a call may say that it waits in any."""
+        """Without a set length of the queue, a call may wait in any."""
         return limit.queue is None
 
     def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
-        """Something, where any number may wait."""
+        """A value, if any number may wait."""
         return pack("<d", 1) if is_patient else b""

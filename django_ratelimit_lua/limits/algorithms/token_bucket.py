@@ -43,7 +43,7 @@ class TokenBucket(Algorithm):
         return bucket_numbers(limit, burst, "burst")
 
     def wants_more(self, limit: Limit) -> bool:
-        """Where new clients may have less than a full bucket."""
+        """Whether new clients may have less than a full bucket."""
         return limit.initial is not None
 
     def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
@@ -62,7 +62,7 @@ def _burst(limit: Limit) -> int:
 
 
 def bucket_numbers(limit: Limit, capacity: int, option: str) -> Numbers:
-    """The numbers of a bucket that holds so many tokens. Raises `LimitError` where they would not be exact."""
+    """The numbers of a bucket with this number of tokens. Raises `LimitError` if they would not be exact."""
     # A limit of 0 is a bucket that nothing fits into, at any rate.
     tokens, micros = _lowest_terms(limit.rate)
     if capacity > most_units(limit.rate):

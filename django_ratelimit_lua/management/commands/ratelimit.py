@@ -32,7 +32,7 @@ from ..verbs import (  # noqa: F401 - each module declares its verbs
 
 
 class Command(Printer):
-    """Does what a verb says, and prints the verbs if there is none."""
+    """Runs a verb, or prints the verbs if there is none."""
 
     help = "Shows and changes rate limits, and what they have counted."
 
@@ -72,7 +72,7 @@ class Command(Printer):
 
 
 def _verbs_of(parser: Any, *, required: bool) -> Any:
-    """Where verbs are added. For a misspelt one, the error says which was meant."""
+    """The collection of verbs. For a misspelt one, the error names the closest match."""
     added = parser.add_subparsers(required=required, metavar="verb")
     error = parser.error
 

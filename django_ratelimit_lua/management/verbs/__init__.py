@@ -1,4 +1,4 @@
-"""The verbs of `manage.py ratelimit`, each of which declares its arguments beside the function that does it."""
+"""The verbs of `manage.py ratelimit`. Each declares its arguments next to its function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Argument = Callable[[Any], object]
 
 
 class Printer(BaseCommand):
-    """The command as its verbs see it: where they print."""
+    """The command for its verbs: it prints."""
 
     def say(self, text: str) -> None:
         """Print a line of what was asked for."""
@@ -25,7 +25,7 @@ class Printer(BaseCommand):
         self.stderr.write(self.style.WARNING(text))
 
     def warn_if_unpublished(self) -> None:
-        """Warn if what was saved is not live, and say what makes it so."""
+        """Warn if saved changes are not live, with the remedy."""
         self.warn_unpublished(triggers.unpublished)
 
     def warn_unpublished(self, why: str) -> None:
@@ -41,7 +41,7 @@ Run = Callable[[Printer, dict[str, Any]], None]
 
 
 class Verb(NamedTuple):
-    """What the command can do: under which name, of one word or of a group and a word, with which arguments."""
+    """All verbs, by name: one word, or a group and a word; with their arguments."""
 
     name: str
     help: str

@@ -1,4 +1,4 @@
-"""`bans`: who is banned, until when, and how to end it or begin it."""
+"""`bans`: list bans, end them, and make them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from . import Printer, argument, verb
 LISTED = 10_000
 """Bans of which Redis keeps a list."""
 SHORTEST = 6
-"""Letters of a digest that name somebody."""
+"""Letters of a digest that identify a client."""
 
 
 _LIMIT = argument("--limit", metavar="NAME", help="only bans of this limit")

@@ -19,7 +19,7 @@ from ...web.durations import duration_words
 from . import Printer, verb
 
 LISTEN_SECONDS = 2.0
-"""For how long it is tried whether changes can be heard of."""
+"""How long the check waits for a message about changes."""
 
 
 @verb("health", "ask Redis for a decision, counting nothing, and list what runs in the background; 1 if that fails")

@@ -1,4 +1,4 @@
-"""`reset`: forget what limits have counted for whoever sends a request."""
+"""`reset`: delete the counts of the client that sends a request."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def explain(command: Printer, options: dict[str, Any]) -> None:
 
 
 def _open(command: Printer, text: str) -> OpenedReference:
-    """Write what a reference says."""
+    """Print the contents of a reference."""
     try:
         opened = open_reference(text)
     except BadReferenceError as error:
@@ -225,7 +225,7 @@ def new_id(command: Printer, options: dict[str, Any]) -> None:
 
 
 def _words(state: LimitState) -> str:
-    """What a limit has counted, and what it says to the next request."""
+    """The count of a limit, and its verdict about the next request."""
     resets = f"resets in {state.reset_after:.0f} s" if state.used else "unused"
     verdict = "allowed" if state.allowed else "refused"
     if not state.allowed:

@@ -1,4 +1,4 @@
-"""`slots`: who holds slots of concurrency limits, and ending one."""
+"""`slots`: list the holders of slots of concurrency limits, and end one."""
 
 from __future__ import annotations
 
