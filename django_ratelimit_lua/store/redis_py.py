@@ -126,7 +126,7 @@ class DeadlineSocket:
                     raise TimeoutError("no answer within the deadline") from error
                 patience.spend(began, timeout)
             else:
-                patience.spend(began, timeout)
+                patience.left -= min(time.monotonic() - began, timeout)
                 return result
 
 
