@@ -1,4 +1,4 @@
-"""The page of bans: who is banned, why, and how to end it or make one."""
+"""The page of bans: the banned clients, the evidence, and buttons that end or make bans."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class BanPage(Page):
     may_see = staticmethod(may_inspect)
 
     def view(self, request: HttpRequest) -> HttpResponse:
-        """Who is banned; what buttons do is sent to the same URL."""
+        """The banned clients. Buttons send to the same URL."""
         may_act = request.user.has_perm(BLOCK_PERMISSION)
         form, pending = HandForm(), None
         if request.method == "POST":
@@ -183,7 +183,7 @@ class BanPage(Page):
         return rows
 
     def _act(self, request: HttpRequest) -> dict[str, Any] | None:
-        """Do what a button says; or what has to be confirmed first."""
+        """Perform the action of a button, or return what needs confirmation first."""
         action, _colon, key = request.POST.get("action", "").partition(":")
         active = next((active for active in active_bans(MOST) if active.key.decode(errors="replace") == key), None)
         if action not in ("lift", "forget", "block"):
@@ -242,7 +242,7 @@ def _whom(request: HttpRequest, active: ActiveBan) -> str:
 
 
 def _words(parts: list[ReadablePart], active: ActiveBan) -> str:
-    """Who is banned. The digest tells those apart whose names are masked."""
+    """The banned client. The digest distinguishes clients with masked names."""
     words, digest = ", ".join(part.words for part in parts), active.identity[:LETTERS]
     return f"{words} ({digest})" if words else digest
 

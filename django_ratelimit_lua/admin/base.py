@@ -58,7 +58,7 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             return response
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        """A row; an empty name of a field, as a link may have it, is none."""
+        """A row. An empty name of a field, as a link may have it, is ignored."""
         return super().get_object(request, object_id, from_field or None)
 
     def response_action(self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return super().response_action(request, queryset, *args, **kwargs)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
-        """What a link fills in, as far as it can be a value of its field."""
+        """The initial values of a link, if they are valid for their fields."""
         initial: dict[str, Any] = dict(super().get_changeform_initial_data(request))
         for field in self.opts.concrete_fields:
             if isinstance(field, DateTimeField) and field.name in initial:

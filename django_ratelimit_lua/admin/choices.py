@@ -1,4 +1,4 @@
-"""What the form of a rule offers: keys in words, names that are in the code, and which options an algorithm takes."""
+"""The choices of the rule form: keys in words, names from the code, and the options of each algorithm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..rules.callsite import known_call_sites
 from ..rules.places import look_for_call_sites, route_names
 
 MOST_NAMES = 1000
-"""Names that a page offers: more would make it slow, and nobody reads them."""
+"""Maximum number of names on a page. More would make it slow, and are not read."""
 
 
 def key_choices() -> list[tuple[str, str]]:

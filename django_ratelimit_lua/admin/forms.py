@@ -1,4 +1,4 @@
-"""Forms that say what is wrong where it is, and ask again before a rule that would surprise."""
+"""Forms that show errors at their fields, and ask again before a rule with an unexpected effect."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def methods() -> list[tuple[str, str]]:
 
 
 def _names(given: Any) -> list[str]:
-    """The names of a list, each once; none of what somebody has written there by hand."""
+    """The names of a list, each once; none if the row was edited by hand."""
     return list(dict.fromkeys(name for name in given if isinstance(name, str))) if isinstance(given, list) else []
 
 
@@ -52,7 +52,7 @@ class RatesField(forms.CharField):
         super().__init__(required=False, widget=forms.Textarea(attrs={"rows": 2, "cols": 20}), **kwargs)
 
     def prepare_value(self, value: Any) -> Any:
-        """Lines for a list; what a browser sent, and what somebody has written into a row by hand, as it is."""
+        """Lines for a list. Input of a browser, and values edited by hand, stay as they are."""
         return "\n".join(map(str, value)) if isinstance(value, list) else value
 
     def to_python(self, value: Any) -> Any:
@@ -105,11 +105,11 @@ class RuleForm(AskingForm, VersionedForm):
     """Whether it asks for confirmations."""
     more_columns = ("extra",)
     has_tiers = False
-    """Whether its tiers are edited beside it."""
+    """Whether its tiers are edited in the same form."""
     notices: Sequence[str] = ()
     """What to show once the rule is saved."""
     filled: Mapping[str, Any] = {}
-    """Values that stand in the fields of a rule that is there, in the place of its own, and are not saved yet."""
+    """Unsaved values in the fields of an existing rule, in place of its own."""
 
     more_rates = _further()
     methods = forms.MultipleChoiceField(
@@ -154,7 +154,7 @@ class RuleForm(AskingForm, VersionedForm):
             if field in self.fields:
                 named = getattr(self.instance, field)
                 choices = present()
-                # What the rule names already stays: by WebDAV and by other clients there are more methods than these.
+                # Methods that the rule has already stay: WebDAV and other clients use more than these.
                 choices += [(name, name) for name in _names(named) if (name, name) not in choices]
                 self.fields[field].choices = choices  # type: ignore[attr-defined]
 
@@ -181,7 +181,7 @@ class RuleForm(AskingForm, VersionedForm):
             self.instance.annex(word, self.cleaned_data[word])
         super()._post_clean()  # type: ignore[misc]
         if self.errors or "path" not in self.fields or not self.is_asking:
-            return  # What is wrong is mended first: nothing is known of what a limit that is none would do.
+            return  # No warnings until the form is valid.
         rule = self.instance  # As it would be saved.
         found = surprises(rule)
         meant = [text for _field, text in found]
@@ -209,7 +209,7 @@ def _lines(text: str) -> str:
 
 
 class RowForm(VersionedForm):
-    """What of a rule can be changed in the list. Its fields say of which rule they are, for those who do not see it."""
+    """The fields of a rule that can be changed in the list. Their labels name the rule, for screen readers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -229,11 +229,11 @@ class RowForm(VersionedForm):
 
 
 CONFIRMED = "enforce_confirmed"
-"""What is sent where it was asked whether rules are to be enforced: the versions of them that were shown."""
+"""The answer to the question whether rules are to be enforced: the versions that were shown."""
 
 
 def versions_of(rules: Sequence[RateLimitRule]) -> str:
-    """What a confirmation is about: these rules, as they limit now."""
+    """The subject of a confirmation: these rules, as they limit now."""
     declared = [rule.declared() for rule in sorted(rules, key=lambda rule: rule.pk)]
     text = json.dumps(declared, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -341,7 +341,7 @@ class OverrideForm(AskingForm, VersionedForm):
             self.add_error("duration", _("There is an end below as well. Choose one of the two."))
         elif given.get("duration"):
             start = given.get("starts") or timezone.now()
-            with suppress(OverflowError):  # Of the end of the calendar the model tells.
+            with suppress(OverflowError):  # The model reports the end of the calendar.
                 given["ends"] = start + datetime.timedelta(seconds=int(given["duration"]))
         if given.get("effect") == "block":
             self._refuse_own(given)
@@ -352,11 +352,11 @@ class OverrideForm(AskingForm, VersionedForm):
     def _update_errors(self, errors: ValidationError) -> None:
         by_field = errors.update_error_dict({})
         if self.errors.keys() & {"user", "network", "field", "client_digest"}:
-            by_field.pop(NON_FIELD_ERRORS, None)  # That nobody is meant: what was entered could not be read.
+            by_field.pop(NON_FIELD_ERRORS, None)  # That there is no subject: the input was invalid.
         super()._update_errors(ValidationError({name: found[:1] for name, found in by_field.items()}))
 
     def clean_network(self) -> str:
-        """The first network; all are in `networks`. Raises `ValidationError` that names those that are none."""
+        """The first network; all are in `networks`. Raises `ValidationError` that names the invalid ones."""
         texts = list(dict.fromkeys(self.cleaned_data["network"].replace(",", " ").split()))
         wrong = [text for text in texts if not _is_network(text)]
         if wrong:
@@ -389,7 +389,7 @@ def _is_network(text: str) -> bool:
 
 
 def own_proxy(request: Any) -> str | None:
-    """The address of the proxy that a request came through; None where it came through none, as far as it says."""
+    """The address of the proxy that forwarded the request, if its headers name one."""
     came_through = {"HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED"} & request.META.keys()
     peer = parse_address(request.META.get("REMOTE_ADDR") or "") if came_through else None
     return None if peer is None else str(peer)
@@ -413,7 +413,7 @@ UNITS = {"s": _("second"), "m": _("minute"), "h": _("hour"), "d": _("day")}
 
 
 class PreviewForm(forms.Form):
-    """What is to be sent, to see what a rule does to it."""
+    """The requests of a preview."""
 
     preview_burst = forms.IntegerField(label=_("Requests at once"), min_value=0, max_value=100_000, required=False)
     preview_flow = forms.IntegerField(label=_("then, steadily"), min_value=0, max_value=1_000_000, required=False)

@@ -1,4 +1,4 @@
-"""What was changed, by whom and when; and back."""
+"""The history: changes with their author and time, and undo."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from .times import moment_element
 COLUMNS = {"rate": "limit", "method": "methods"}
 """What declarations call otherwise than forms do."""
 NAMES = {"tiers": _("tiers"), "whom": _("who")}
-"""What is no column."""
+"""Words that are not columns."""
 DIGESTS = {"subject", "digests"}
 MOMENTS = ("starts", "ends", "until")
 LETTERS = 12
-"""Of a digest, where it stands for somebody: as the page of bans and the command have it."""
+"""Letters of a digest that stand for a client, as on the page of bans and in the command."""
 WHO = "django_ratelimit_lua.view_identities"
 """May see the names of identities."""
 
 
 def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list[str]:
-    """What a change has changed, field by field, old and new, in the words of the forms; of what was created or
-    deleted, what it is or was. Digests are left out, but where they stand for somebody who may not be named."""
+    """The differences of a change, field by field, old and new, in the words of the forms; of a created or deleted row,
+    its values. Digests are left out, unless they stand for a client whose name is hidden."""
     if change.kind == RateLimitChange.Kind.IDENTITY:
         return _done(change, may_see_who=may_see_who)
     before, after = (declared if isinstance(declared, Mapping) else {} for declared in (change.before, change.after))
@@ -67,7 +67,7 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
 
 
 def _done(change: RateLimitChange, *, may_see_who: bool) -> list[str]:
-    """What an operator has done to somebody."""
+    """An action of an operator on a client."""
     after = change.after if isinstance(change.after, Mapping) else {}
     why, slot = after.get("why"), after.get("slot")
     reason = [str(why)] if why else []
@@ -143,7 +143,7 @@ def restore(change: RateLimitChange) -> RateLimitRule:
 
 
 class ChangeAdmin(ActingAdmin):
-    """The history: nobody adds to it, changes it or deletes it by hand."""
+    """The history. It cannot be added to, changed or deleted by hand."""
 
     list_display = ("moment", "by", "what", "words")
     list_filter = ("kind", "action", "at")
@@ -169,7 +169,7 @@ class ChangeAdmin(ActingAdmin):
 
     @admin.display(description=_("what changed"))
     def named_words(self, change: RateLimitChange) -> SafeString:
-        """The same, for who may see names."""
+        """The same, for users who may see names."""
         return self._words(change, may_see_who=True)
 
     def _words(self, change: RateLimitChange, *, may_see_who: bool) -> SafeString:
@@ -180,11 +180,11 @@ class ChangeAdmin(ActingAdmin):
         return format_html_join(mark_safe("<br>"), "{}", ((line,) for line in lines))
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        """With names, for who may see them."""
+        """With names, for users who may see them."""
         return _columns(request, super().get_list_display(request))
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """With names, for who may see them."""
+        """With names, for users who may see them."""
         return _columns(request, super().get_fields(request, obj))
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""The inspector: what holds for somebody at the moment, with buttons."""
+"""The inspector: the limits that apply to a client at the moment, with buttons."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HOW_LONG = DURATIONS | {FOR_GOOD: gettext_lazy("for good")}
 
 
 def may_inspect(request: HttpRequest) -> bool:
-    """Whether the inspector answers them: who sees rules, or overrides."""
+    """Whether the user may use the inspector: who may see rules, or overrides."""
     view = ("view_ratelimitrule", "view_ratelimitoverride", "change_ratelimitoverride", "block_identity")
     return any(request.user.has_perm(f"django_ratelimit_lua.{permission}") for permission in view)
 
@@ -63,7 +63,7 @@ class Row(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """What is done only when it is confirmed."""
+    """Actions that need a confirmation."""
 
     action: str
     subject: str
@@ -91,9 +91,10 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         return request.user.has_perm(BLOCK_PERMISSION)
 
     def inspect_view(self, request: HttpRequest) -> HttpResponse:
-        """What a request meets: used, remaining, when it frees up; with buttons for those who may.
+        """The limits that apply to a request: used, remaining, when units get free; with buttons for users with
+        permission.
 
-        The request is described in the URL, so that it can be shared; what buttons do is sent to the same URL.
+        The URL describes the request, so that it can be shared. Buttons send to the same URL.
         """
         if not may_inspect(request):
             raise PermissionDenied
@@ -140,7 +141,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         return page_response(self, request, "inspect.html", context)
 
     def _found(self, request: HttpRequest, asked: Asked) -> dict[str, Any]:
-        """What the page shows of the request."""
+        """The page's context for the request."""
         found = explain(asked.request())
         named = _subjects(asked, found)
         if found.decision.source == "fallback":
@@ -160,7 +161,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         }
 
     def _act(self, request: HttpRequest, asked: Asked) -> Pending | None:
-        """Do what a button says; or what has to be confirmed first."""
+        """Perform the action of a button, or return what needs confirmation first."""
         action, _colon, target = request.POST["action"].partition(":")
         if action == "reset":
             self._reset(request, asked, target)
@@ -255,7 +256,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def _identified(request: HttpRequest, identity: ExplainedIdentity) -> dict[str, Any]:
-    """What the page shows of an identity of which the digest is known."""
+    """The page's context for an identity whose digest is known."""
     found = identity.found
     if found.decision.source == "fallback":
         messages.warning(request, _("Redis is unavailable: the counts are not known."))
@@ -361,7 +362,7 @@ def _moment(microseconds: int) -> datetime.datetime:
 
 
 def _counted_since(met: ExplainedLimit, state: LimitState) -> datetime.datetime | None:
-    """The moment from which the units count; None where they drain all the time, as from a bucket."""
+    """The moment from which the units count; None if they drain continuously, as from a bucket."""
     window = {"fixed_window": state.reset_after - state.period, "sliding_window": -state.period,
               "sliding_log": -state.period}.get(met.charge.limit.algorithm)  # fmt: skip
     return None if window is None else timezone.now() + datetime.timedelta(seconds=window)

@@ -1,4 +1,4 @@
-"""What there is to limit: the limits in the code, each with a way to a rule for it; and rules that begin as a copy."""
+"""All limits in the code, each with a link to a rule for it; and rules that begin as a copy."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def list_columns() -> list[ListColumn]:
 
 
 def copied(request: HttpRequest) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The values that a new rule and its tiers begin with, as a link asks for: a `copy` of a rule, a rule of the
-    `settings`, `instead` of what the code says, or `beside` it: of several limits there, number `which`."""
+    """The initial values of a new rule and its tiers, from a link: a `copy` of a rule, a rule of the `settings`,
+    `instead` of a call site, or `beside` it: of several limits there, number `which`."""
     asked = request.GET
     row: RateLimitRule | None = None
     tiers: list[Any] = []
@@ -75,8 +75,8 @@ def copied(request: HttpRequest) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def filled_in(request: HttpRequest, more_rates: Any) -> dict[str, Any]:
-    """What a link from the refusal curve fills into the form of a rule: its `limit` or `burst`, or, as `further_limit`,
-    the limit of the period `further` among the further limits of the rule."""
+    """The values that a link from the refusal curve sets in the form of a rule: its `limit` or `burst`, or, as
+    `further_limit`, the limit of the period `further` among its further limits."""
     asked = request.GET
     values: dict[str, Any] = {}
     for name in ("limit", "burst"):
@@ -107,7 +107,7 @@ def _of_code(instead: str, beside: str, which: str) -> dict[str, Any]:
         if isinstance(rate, Rate):
             same = by_period.setdefault(rate.period_us, rate)
             by_period[rate.period_us] = min(rate, same, key=lambda rate: rate.limit)
-    # A rule has one kind of limit; the form says what it would drop.
+    # A rule has one kind of limit. The form names the others, which are dropped.
     alike = [rate for rate in by_period.values() if rate.is_slots == next(iter(by_period.values())).is_slots]
     rates = [str(rate) for rate in alike]
     if beside:
@@ -163,7 +163,7 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
         return page_response(self, request, "ratelimitrule/limits.html", context)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
-        """What a link fills in: of a rule that it names, everything."""
+        """The initial values of a link: all values of a rule that it names."""
         if request.GET.get("settings"):
             try:
                 taken_over(request.GET["settings"])

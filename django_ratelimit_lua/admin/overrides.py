@@ -1,4 +1,4 @@
-"""The admin of overrides, and the inspector: what holds for somebody at the moment, with buttons."""
+"""The admin of overrides, and the inspector: the limits that apply to a client at the moment, with buttons."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .inspector import Inspector
 from .times import moment_element
 
 REPEATED = "_ratelimit_repeated"
-"""Set on an override that was not added, because one that says the same is there."""
+"""Set on an override that was not added, because an equal one exists."""
 
 
 class ActiveFilter(admin.SimpleListFilter):
@@ -78,7 +78,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
     )
 
     def get_urls(self) -> list[Any]:
-        """The inspector, beside Django's pages."""
+        """The URLs of the inspector, in addition to Django's."""
         view = self.admin_site.admin_view(self.inspect_view)
         return [path("inspect/", view, name="django_ratelimit_lua_inspect"), *super().get_urls()]
 
@@ -124,7 +124,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     @admin.display(description=gettext_lazy("reason"), ordering="reason")
     def why(self, override: RateLimitOverride) -> SafeString:
-        """Why there is one, and who added it."""
+        """The reason of an override, and its author."""
         return format_html('{}<div class="quiet">{}</div>', override.reason or "—", override.created_by)
 
     @admin.display(description=gettext_lazy("created at"))
@@ -163,7 +163,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
         return None if _is_repeated(obj) else super().log_addition(request, obj, message)
 
     def response_add(self, request: HttpRequest, obj: RateLimitOverride, *args: Any, **kwargs: Any) -> HttpResponse:
-        """What was not added is not said to be."""
+        """No message that it was added, if it was not."""
         if _is_repeated(obj):
             return self.response_post_save_add(request, obj)
         return super().response_add(request, obj, *args, **kwargs)

@@ -25,7 +25,7 @@ VIEW_RULES = "django_ratelimit_lua.view_ratelimitrule"
 
 
 class Page(admin.ModelAdmin):  # type: ignore[type-arg]
-    """A page of its own: `view` answers requests of users who `may_see` it."""
+    """A page of its own: `view` answers requests of users for whom `may_see` is true."""
 
     class Media:
         css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
@@ -39,7 +39,7 @@ class Page(admin.ModelAdmin):  # type: ignore[type-arg]
         raise NotImplementedError
 
     def get_urls(self) -> list[Any]:
-        """The one page, where the admin expects the list of a model."""
+        """The one page, at the URL where the admin expects the list of a model."""
         name = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
         return [path("", self.admin_site.admin_view(self.page_view), name=name)]
 

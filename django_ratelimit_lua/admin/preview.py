@@ -21,11 +21,11 @@ FIELDS = (
     *("limit", "period", "unit", "more_rates", "cost", "exempt"),
     *(option for option in OPTIONS if option not in ("mode", "on_store_error", "lease", "split")),
 )
-"""The fields of a rule that a preview goes by."""
+"""The fields of a rule that a preview uses."""
 
 
 def previewed(posted: Any) -> dict[str, Any]:
-    """What the preview's template needs, from a form that need not be complete."""
+    """The context of the preview's template, from a form that may be incomplete."""
     if not posted.get("limit") and not posted.get("exempt"):
         return {"hint": _("Enter a limit to see what it would do.")}
     sent = PreviewForm(posted)
@@ -75,7 +75,7 @@ def previewed(posted: Any) -> dict[str, Any]:
 
 
 def notes(given: dict[str, Any]) -> list[str]:
-    """What the preview leaves out of the rule in the form."""
+    """The parts of the rule in the form that the preview ignores."""
     left_out = []
     if given.get("mode") == "shadow":
         left_out.append(_("The rule is in shadow mode: it refuses nobody. The preview shows what it would refuse."))

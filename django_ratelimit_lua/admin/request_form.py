@@ -22,7 +22,7 @@ from ..operations.subjects import NetworkOverride, Subject, subjects
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request as it was described. `own_address`: where it comes from if nobody says."""
+    """A described request. `own_address`: its address if none is given."""
 
     path: str
     method: str
@@ -33,7 +33,7 @@ class Asked:
     fields: Fields
 
     def request(self, *, logged_in: bool = True) -> HttpRequest:
-        """That request; or the same with nobody logged in. Raises `LimitError` for what no request can be."""
+        """The request, or the same without a signed-in user. Raises `LimitError` for an impossible request."""
         return build_request(
             self.path, self.method, self.address or self.own_address, self.user if logged_in else None,
             host=self.host or None, fields=self.fields,
@@ -50,7 +50,7 @@ class Asked:
         return int(parse_network(self.address).num_addresses) if self.address else 1
 
     def network_overrides(self) -> list[NetworkOverride]:
-        """The overrides about a network, where one is meant."""
+        """The overrides about a network, if the form names one."""
         return self.subjects["address"].network_overrides() if self.network_size > 1 else []
 
 
@@ -77,7 +77,7 @@ class Lines(forms.CharField):
 
 
 class ReferenceForm(forms.Form):
-    """What a client was shown with a 429. Where it is valid, `opened` is what it says."""
+    """The reference of a 429. If it is valid, `opened` has its contents."""
 
     opened: OpenedReference
     reference = forms.CharField(
@@ -95,7 +95,7 @@ class ReferenceForm(forms.Form):
 
 
 class RequestForm(forms.Form):
-    """A request to look at: who sends it, to where, and with what."""
+    """The request to inspect: its client, its path, and its values."""
 
     path = forms.CharField(
         label=_("Path"), initial="/", max_length=2000, help_text=_("For example /login/ or /api/?q=x.")
@@ -134,18 +134,18 @@ class RequestForm(forms.Form):
         self.asked: Asked | None = None
 
     def clean_method(self) -> str:
-        """GET where nothing else is said."""
+        """The method; GET by default."""
         return str(self.cleaned_data["method"] or "GET")
 
     def clean_path(self) -> str:
-        """Raises `ValidationError` where it is no path."""
+        """Raises `ValidationError` for an invalid path."""
         path: str = self.cleaned_data["path"]
         if not path.startswith("/"):
             raise ValidationError(_("A path begins with /."))
         return path
 
     def clean_address(self) -> str:
-        """Raises `ValidationError` where it is neither an address nor a network."""
+        """Raises `ValidationError` if it is neither an address nor a network."""
         address: str = self.cleaned_data["address"].strip()
         try:
             return address and str(parse_network(address) if "/" in address else parse_network(address).network_address)

@@ -141,7 +141,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         js = ("django_ratelimit_lua/preview.js", "django_ratelimit_lua/rule.js")
 
     def get_urls(self) -> list[Any]:
-        """The preview, and going back to an earlier version, beside Django's pages."""
+        """The URLs of the preview and of undo, in addition to Django's."""
         view = self.admin_site.admin_view
         return [
             path("call-site/", view(self.call_site_view), name="django_ratelimit_lua_call_site"),
@@ -156,7 +156,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return rules
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        """The rule; to save it, as nobody else changes it until that is done."""
+        """The rule. If it is to be saved, it is locked until that is done."""
         rule = super().get_object(request, object_id, from_field)
         if rule is None or request.method != "POST" or not transaction.get_connection(primary()).in_atomic_block:
             return rule
@@ -183,7 +183,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         kwargs["fields"] = [name for name in names if name not in rule_fields()]
         form = super().get_form(request, obj, *args, **kwargs)
         may_edit = [inline.has_change_permission(request, obj) for inline in self.get_inline_instances(request, obj)]
-        # What a link has filled in is compared with the row when it is sent.
+        # Values that a link has set are compared with the row when the form is sent.
         filled = filled_in(request, obj.more_rates) if obj is not None and request.method == "GET" else {}
         return type(form.__name__, (form,), {"has_tiers": any(may_edit), "filled": filled})
 
@@ -290,7 +290,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         if not self.has_change_permission(request, rule) or mode not in MODES:
             raise PermissionDenied
         if request.method != "POST":
-            if mode != "enforce":  # The others refuse nobody: there is nothing to ask.
+            if mode != "enforce":  # The others refuse no request, so they need no confirmation.
                 raise PermissionDenied
             return self.ask_to_enforce(request, [rule])
         if mode == "enforce" and request.POST.get(CONFIRMED) != versions_of([rule]):  # Edited since, or never asked.
@@ -300,7 +300,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_ratelimitrule_changelist"))
 
     def call_site_view(self, request: HttpRequest) -> HttpResponse:
-        """What a rule of the name that is being typed takes the place of, as a part of a page."""
+        """The call sites that a rule of the name in the form replaces, as a part of a page."""
         if not self.has_view_or_change_permission(request) and not self.has_add_permission(request):
             raise PermissionDenied
         return TemplateResponse(
@@ -309,7 +309,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         )  # fmt: skip
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:
-        """What the rule of the form would do to a burst and a steady flow: a plot, as a part of a page."""
+        """The effect of the rule in the form on a burst and a steady flow: a plot, as a part of a page."""
         allowed = self.has_change_permission(request) or self.has_add_permission(request)
         if request.method != "POST" or not (allowed or self.has_view_permission(request)):
             raise PermissionDenied
@@ -352,7 +352,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
 
 
 def _notices(row: RateLimitRule) -> list[str]:
-    """What annexes say about a rule."""
+    """The notes of annexes about a rule."""
     try:
         rule = row.compiled()
     except RuleError:

@@ -36,7 +36,7 @@ class FileForm(forms.Form):
     intended = forms.BooleanField(label=gettext_lazy("Confirm the warnings and deletions"), required=False)
 
     def clean(self) -> dict[str, Any]:
-        """Raises `ValidationError` where there is no text."""
+        """Raises `ValidationError` if the text is empty."""
         given: dict[str, Any] = super().clean() or {}
         file = given.get("file")
         if file is not None:
@@ -55,7 +55,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
     """The part of the admin of rules that knows them as YAML."""
 
     def get_urls(self) -> list[Any]:
-        """The page of the file and the file itself, beside Django's pages."""
+        """The URLs of the file and its page, in addition to Django's."""
         view = self.admin_site.admin_view
         return [
             path("file/", view(self.file_view), name="django_ratelimit_lua_file"),
@@ -94,7 +94,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         return page_response(self, request, "ratelimitrule/file.html", context)
 
     def _read(self, request: HttpRequest, given: dict[str, Any], context: dict[str, Any]) -> bool:
-        """What a file would change, into the context; or change it, if that was seen and is confirmed."""
+        """Add the changes of a file to the context, or apply them after a confirmation."""
         with transaction.atomic(primary()):
             revision = RateLimitRevision.read(primary()).text.decode()
             try:

@@ -1,4 +1,4 @@
-"""The slots that are held at the moment: since when, where and what for, with a button that ends one everywhere."""
+"""The held slots: since when, where and their purpose, with a button that ends one in every process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SlotPage(Page):
     may_see = staticmethod(may_see_slots)
 
     def view(self, request: HttpRequest) -> HttpResponse:
-        """Who holds slots; a POST releases one."""
+        """The holders of slots. A POST releases one."""
         may_release = bool(request.user.has_perm(BLOCK_PERMISSION))
         if request.method == "POST":
             if not may_release:

@@ -1,4 +1,4 @@
-"""What the admin and the commands share, for scripts and views of your own as well."""
+"""Functions that the admin and the commands share, also for scripts and views of a project."""
 
 from ..identity.address import ClientAddress, client_address
 from ..identity.text import normalised

@@ -1,4 +1,4 @@
-"""The bans in force, for operators: who is banned by which limit, since when and until when, and how to end it."""
+"""The bans in force, for operators: the client, the limit, the times, and how to end a ban."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .reference import known_limits
 from .whose import whose
 
 MOST = 1000
-"""Bans that are listed, unless told otherwise: those that end last."""
+"""Default number of listed bans: those that end last."""
 _KEY = re.compile(rb"\{([0-9a-f]{32})\}:(.+:ban)", re.DOTALL)
 
 
@@ -46,11 +46,11 @@ _KEY = re.compile(rb"\{([0-9a-f]{32})\}:(.+:ban)", re.DOTALL)
 class ActiveBan:
     """A ban in force.
 
-    - `limit`, `rule`: the names of the limit and its rule, as far as they are known; `identity`: the digest of who is
-      banned, and `who` in words, as `RATELIMIT_SHOW_IDENTITIES` allows; empty: not known;
-    - `ban`: its end, its offences and how often there was one; `why`: of a ban by hand;
-    - `terms`: by what the limit bans; None: it is not known here; `key`: where the ban is kept in Redis;
-    - `is_shadow`: its limit is in shadow mode at the moment, so that it refuses nobody.
+    - `limit`, `rule`: the names of the limit and its rule, if known; `identity`: the digest of the banned identity, and
+      `who` in words, as `RATELIMIT_SHOW_IDENTITIES` allows; empty: unknown;
+    - `ban`: its end, its offences and how often there was one; `why`: the reason of a ban by hand;
+    - `terms`: the ban options of the limit; None: unknown here; `key`: the key of the ban in Redis;
+    - `is_shadow`: its limit is in shadow mode at the moment, so it refuses no request.
     """
 
     limit: str
@@ -120,21 +120,21 @@ def evidence_of_bans(bans: Sequence[ActiveBan]) -> list[tuple[Offence, ...]]:
 
 
 def lift_bans(bans: Sequence[ActiveBan], *, forget: bool = False) -> None:
-    """Lift bans now, in all processes; with `forget`, the next one is as short as the first. It is recorded as done by
-    who is `acting`. Raises `StoreError`."""
+    """Lift bans now, in all processes; with `forget`, the next one is as short as the first. The user in `acting` is
+    recorded. Raises `StoreError`."""
     lifted: list[ActiveBan] = []
     try:
         for active in bans:
             match = _KEY.search(active.key)
             assert match is not None
-            # By its key, as nobody here may know the limit any more; then what it would forget is known on.
+            # By its key, because this process may not have the limit. Earlier bans are still remembered then.
             limit = Limit("lifted", "1/s", ban_after=1, ban_for="3650d")
             terms = active.terms or limit.ban
             assert terms is not None
             charge = Charge(limit.with_ban(replace(terms, key_part=match[2])), match[1])
             run(unbanning([PlannedCharge(charge, active.limit)], forget=forget))
             lifted.append(active)
-    finally:  # Where Redis answers no more, some of them are lifted.
+    finally:  # If Redis stops answering, some of them are lifted.
         if lifted:
             names = {one.identity: one.who for one in lifted}
             more = {"forget": True} if forget else {}
@@ -142,8 +142,7 @@ def lift_bans(bans: Sequence[ActiveBan], *, forget: bool = False) -> None:
 
 
 def ban(charges: Sequence[PlannedCharge], length: str | None = None, why: str = "") -> list[Ban]:
-    """Ban whom these charges are about, by hand; otherwise as `RateLimiter.ban`. It is recorded as done by who is
-    `acting`."""
+    """Ban the identities of these charges by hand, as `RateLimiter.ban`. The user in `acting` is recorded."""
     decision = run(banning(charges, length, why))
     names = {planned.charge.ban_digest.decode(): _name(planned) for planned in charges}
     limits = [planned.charge.limit.name for planned in charges]
@@ -166,7 +165,7 @@ class BanningLimit:
 
 
 def banning_limits() -> dict[str, BanningLimit]:
-    """The limits that ban, by name, as far as it is known whom; of a rule with several, the first."""
+    """The limits that ban, by name, if their identities are known; of a rule with several, the first."""
     found: dict[str, BanningLimit] = {}
     look_for_call_sites()
     rules = {rule.name: rule for rule in reload().rules if rule.template is not None}
@@ -194,8 +193,8 @@ def ban_somebody(
     why: str,
     spared: Collection[str] = (),
 ) -> Ban:
-    """Ban by hand whom a limit bans for an address, a user (by name or primary key), or a value of the field that it
-    bans by; as `ban`. Raises `ValidationError` where it is not said who that is, or their digest is one of `spared`."""
+    """Ban by hand: an address, a user (by name or primary key), or a value of the field by which the limit bans; as
+    `ban`. Raises `ValidationError` if the client is not named, or its digest is one of `spared`."""
     parts = [_part(part, address.strip(), user.strip(), value) for part in banning.key.split("+")]
     identity = parts[0] if len(parts) == 1 else tuple(parts)
     charge = Charge(banning.limit, digest(identity))

@@ -19,7 +19,7 @@ SETTINGS = "RATELIMIT_RULES"
 
 
 def call_sites_of(name: str) -> tuple[CallSite, ...]:
-    """The call sites in whose place a rule of that name stands, the rule of the settings first."""
+    """The call sites that a rule of that name replaces, the rule of the settings first."""
     look_for_call_sites()
     return (*_of_settings(name), *known_call_sites.of(name))
 
@@ -43,8 +43,7 @@ def rule_words(rule: RateLimitRule) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LimitInCode:
-    """A name under which the code limits: what stands there, and the rules of the admin that have its name (`rule`) or
-    stand beside it."""
+    """A name under which the code limits, and the rules of the admin that have its name (`rule`) or are added to it."""
 
     name: str
     sites: tuple[CallSite, ...]
@@ -83,7 +82,7 @@ def limits_in_code() -> list[LimitInCode]:
 
 
 def taken_over(name: str) -> Built:
-    """A rule of the settings as a row and its tiers, not saved. Raises `RuleError` where it cannot be one."""
+    """A rule of the settings as a row and its tiers, not saved. Raises `RuleError` if that is impossible."""
     rule = next((rule for rule in settings_rules() if rule.name == name), None)
     if rule is None:
         raise RuleError("RATELIMIT_RULES", "name", f"there is no rule {name!r}")

@@ -34,7 +34,7 @@ class Between(NamedTuple):
 
 
 class CurvePoint(NamedTuple):
-    """What a limit of so many units would have refused."""
+    """The refusals that a limit of this size would have made."""
 
     limit: int
     requests: Between
@@ -47,16 +47,16 @@ class Curve:
 
     Args:
         period_us: The period of the limit.
-        now: The limit that is in force, if it is known.
+        now: The limit in force, if it is known.
         requests: The number of all requests.
         people: The number of all identities.
-        find_requests: Returns how many requests found more than so many units used.
-        find_people: Returns how many identities used, or wanted, more than so many units.
+        find_requests: Returns how many requests found more than a number of units used.
+        find_people: Returns how many identities used, or wanted, more than a number of units.
         most: The most that an identity used.
-        lowest: The lowest limit that has refused in that time, if one has.
-        refused: How many requests were refused, in all.
+        lowest: The lowest limit that has refused in that time, if any.
+        refused: The number of refused requests.
         is_alone: No other period was counted, so this limit has refused them.
-        others: Why another limit held for some clients, or for some of the time.
+        others: Why another limit applied to some clients, or for some of the time.
         is_steady: It is alone, and there are no others.
         is_unit: Each request took one unit.
         is_sampled: The number of identities is estimated.
@@ -136,7 +136,7 @@ class Curve:
         return [self.at(limit) for limit in sorted(limits)]
 
     def enough_for(self, percent: float) -> CurvePoint:
-        """Return the smallest limit that never refuses at least so many percent of the identities."""
+        """Return the smallest limit that never refuses at least this percentage of the identities."""
 
         def is_enough(limit: int) -> bool:
             return (self.people - self.find_people(limit).most) / max(1, self.people) * 100 >= percent

@@ -1,4 +1,4 @@
-"""A request as somebody describes it, and whom an override would be about in it."""
+"""A request from a description, and the subjects of overrides in it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from ..limits.rate import LimitError
 from ..rules.rule import UNWRITABLE
 
 SENT_KINDS = ("header", "cookie", "get", "post", "json", "data")
-"""The kinds of fields that a client sends; `data`: a form field, or one of JSON where there are others of that."""
+"""The kinds of fields that a client sends; `data`: a form field, or a JSON field if there are others of JSON."""
 Fields = Sequence[tuple[str, str]]
-"""What a client sends, as keys name it, and its value: `[("post:username", "ada"), ("header:X-API-Key", "k1")]`."""
+"""Values that a client sends, by their keys: `[("post:username", "ada"), ("header:X-API-Key", "k1")]`."""
 
 
 def build_request(
@@ -36,11 +36,11 @@ def build_request(
 ) -> HttpRequest:  # fmt: skip
     """A request like the one described.
 
-    - `address`: where it comes from; of a network, its first address;
-    - `user`: who is logged in; without one, whoever the session of its cookie is of;
-    - `headers`, `fields`: what it has; `host`: which host it is for.
+    - `address`: its address; of a network, its first address;
+    - `user`: the signed-in user; without one, the user of the session in its cookie;
+    - `headers`, `fields`: its values; `host`: the host it is for.
 
-    Raises `LimitError` for what no request can be.
+    Raises `LimitError` for an impossible request.
     """
     sent: dict[str, list[tuple[str, str]]] = {kind: [] for kind in SENT_KINDS}
     sent["header"] += (headers or {}).items()

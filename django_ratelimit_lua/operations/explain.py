@@ -1,4 +1,4 @@
-"""What a request would meet: every rule and limit, its state at the moment, and what overrides say."""
+"""The limits of a request: every rule and limit, its state at the moment, and overrides."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 
 @dataclass(frozen=True, slots=True)
 class ExplainedLimit:
-    """A limit that a request meets.
+    """A limit that applies to a request.
 
-    - `name`, `reading`: what it is called, and what it says; `source`: where that is written; `rule`: None where it is
-      in the code; `key`: what it counts by; empty: a throttle says that; `charge`: what is counted;
-    - `state`: None: exempt; `override`: what stands for it; `is_skipped`: the override's numbers do not fit this limit,
-      so the limit stands as it is;
+    - `name`, `reading`: its name, and its sentence; `source`: where it is written; `rule`: None if it is in the code;
+      `key`: its key; empty: a throttle decides that; `charge`: its charge;
+    - `state`: None: exempt; `override`: the override that replaces it; `is_skipped`: the override's numbers do not fit
+      this limit, so the limit applies;
     - `planned`: the charge as it was planned;
-    - `refuses`: it refuses the request; `is_advice`: it tells the view alone, which may refuse; `counted_as`: the name
+    - `refuses`: it refuses the request; `is_advice`: it only informs the view, which may refuse; `counted_as`: the name
       of its statistics, which several rates share.
     """
 
@@ -74,14 +74,14 @@ class ExplainedLimit:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a request meets.
+    """All limits of a request.
 
     - `exempt`: the rule, or "the view", that exempts it from rules; `block`: the override that blocks it without any
       rule; `problems`: the rules and call sites that cannot be applied to such a request, and why;
-    - `findings`: what annexes do with it at its view, outermost first;
-    - `notes`: what else may refuse it, and is not looked at; `missing`: the fields that its limits count by and it does
-      not have, as keys name them; `other_methods`: the methods that meet more limits at this view;
-    - `unknown`: the functions of which it cannot be seen whether the view calls them, and meets their limits.
+    - `findings`: the effects of annexes at its view, outermost first;
+    - `notes`: further code that may refuse it, and is not examined; `missing`: the fields that its limits count by and
+      it does not have, as keys; `other_methods`: the methods with more limits at this view;
+    - `unknown`: limited functions of which it is unknown whether the view calls them.
     """
 
     decision: Decision
@@ -103,8 +103,8 @@ class Explanation:
 
 
 def explain(request: HttpRequest) -> Explanation:
-    """What a request meets in the middleware, at each `@ratelimit` of its view, at the view's throttles, and of
-    annexes: each decides by itself. Counts nothing, and goes by the rules as they are published now."""
+    """The limits of a request in the middleware, at each `@ratelimit` of its view, at the view's throttles, and the
+    effects of annexes: each decides by itself. Counts nothing, and uses the rules as they are published now."""
     if conf.ENABLE:
         reload()
     state = request_state(request)
@@ -126,7 +126,7 @@ def _explained(request: HttpRequest) -> Explanation:
         looking.notes[_("No URL pattern matches this path.")] = None
         return looking.explanation((), ())
     here = on_view(match.func, request.method or "")
-    # Throttles are asked in between, and find out who the user is.
+    # Throttles come in between, and determine the user.
     looking.at_stacks(match.func, [stack for stack in here.stacks if stack.method in BEFORE_METHODS])
     looking.at_throttles(here, match)
     looking.at_stacks(match.func, [stack for stack in here.stacks if stack.method not in BEFORE_METHODS])
@@ -198,7 +198,7 @@ class _Looking:
         self._decide(planner, is_advice=not stack.blocks)
 
     def at_throttles(self, here: OnView, match: Any) -> None:
-        """What the throttles of a view of Django REST framework decide."""
+        """The decisions of the throttles of a DRF view."""
         if not here.has_throttles:
             return
         try:
@@ -269,7 +269,7 @@ class _Looking:
         """One decision; what it meets is added."""
         try:
             outcome = decide(planner)
-        except REFUSED as error:  # Of which Django makes an answer, where a function of the project's raises it.
+        except REFUSED as error:  # Django makes an answer of it, if a function of the project raises it.
             self._on_error(_("refused by the site"), error)
             return
         decision = outcome.decision
@@ -284,7 +284,7 @@ class _Looking:
         for planned in planner.charges:
             self.limits.append(explained_limit(planned, planner.ruleset, overrides, states, is_advice))
             if planned.rule is not None:
-                counted.add(planned.rule.name)  # Whoever decides later does not count it again.
+                counted.add(planned.rule.name)  # A later decision does not count it again.
                 self._keys |= dict.fromkeys(planned.rule.key.name.split("+") if planned.rule.key is not None else ())
         is_away = "fallback" in (self.decision.source, decision.source)
         if self.decision.allowed and decision.limits and (decision.allowed or not is_advice):
@@ -320,7 +320,7 @@ def _other_methods(view: Any, method: str) -> tuple[str, ...]:
 
 
 def _rules_for(view: Any, method: str) -> set[int]:
-    """The call sites that count requests of a method: they are told apart as objects."""
+    """The call sites that count requests of a method, compared as objects."""
     rules = [rule for stack in on_view(view, method).stacks for rule in stack.rules]
     return {id(rule) for rule in rules if rule.methods is None or method in rule.methods}
 
@@ -337,7 +337,7 @@ def _view(function: Any, match: Any, request: HttpRequest) -> Any:
     view.args, view.kwargs, view.headers = match.args, match.kwargs, {}
     view.request = view.initialize_request(request, *match.args, **match.kwargs)
     if _is_logged_in(request):
-        view.request.user = request.user  # As it was described; else whoever its headers say.
+        view.request.user = request.user  # As described; otherwise the user of its headers.
     elif view.request.user is not None:
         request.user = view.request.user
     return view
@@ -358,7 +358,7 @@ def explained_limit(
     states: Mapping[Any, LimitState],
     is_advice: bool = False,
 ) -> ExplainedLimit:
-    """A charge as it was planned, and what came of it: `states` by counter, none of a charge that is exempt."""
+    """A planned charge, and its result: `states` by counter, without one for an exempt charge."""
     rule = ruleset.by_name.get(planned.name)
     override = overrides.strongest_for(rule.pk if rule is not None else None, now_us())
     limit, key = planned.charge.limit, planned.rule.key if planned.rule is not None else None
@@ -390,8 +390,7 @@ def _row(override: Override | None) -> RateLimitOverride | None:
 
 
 def reset(explanation: Explanation, names: set[str] | None = None) -> list[str]:
-    """Forget what is counted for whom a request would be counted as, under these limits (None: all); it is recorded as
-    done by who is `acting`.
+    """Reset the counters that this request would hit, under these limits (None: all). The user in `acting` is recorded.
 
     Returns the names of those that had counted something. Raises `StoreError`.
     """

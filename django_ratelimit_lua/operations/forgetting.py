@@ -47,7 +47,7 @@ IN_FLIGHT_SECONDS = 1.5 * FLUSH_SECONDS
 _KINDS = (RateLimitChange.Kind.OVERRIDE, RateLimitChange.Kind.IDENTITY)
 """The entries of the history that are erased in. Others can be restored, so they stay as they are."""
 _NAMING = ("whom", "subject", "label", "reason", "message", "who", "why", "slot", "digests")
-"""What a change of an override, ban or slot says about the identity."""
+"""The texts about the identity in a change of an override, ban or slot."""
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ def single_address(text: str) -> str:
 
 
 def forget(identity: ForgottenIdentity, *, with_overrides: bool) -> Forgotten:
-    """Erase everything about an identity. It is recorded as done by whoever is `acting`, without the identity.
+    """Erase everything about an identity. The user in `acting` is recorded, without the identity.
 
     Raises `StoreError`, and then not everything is erased.
     """

@@ -20,12 +20,11 @@ from ..store import get_store
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether a decision was made (`ok`), in how many `seconds`, or the `error` that it met.
+    """Whether a decision was made (`ok`), in how many `seconds`, or the `error`.
 
-    `revision`: of the rules that this process goes by (0: none, or none loaded yet); `is_paused`: Redis is not asked at
-    the moment, because too much has failed; `problems`: what this process had to leave out of its rules, or
-    could not publish, and why;
-    `processes`: those that decide limits, and their parts of split limits;
+    `revision`: of the rules that this process uses (0: none, or none loaded yet); `is_paused`: Redis is not called at
+    the moment, after repeated failures; `problems`: the rules that this process had to leave out, or could not publish,
+    and why; `processes`: those that decide limits, and their parts of split limits;
     """
 
     ok: bool

@@ -40,7 +40,7 @@ class ExplainedIdentity:
 
 
 def explain_identity(name: str, digest: str) -> ExplainedIdentity:
-    """What the client with this digest meets now under that name. Counts nothing."""
+    """The limits of the client with this digest under that name. Counts nothing."""
     planner = _IdentityPlanner(name, digest.encode(), _limits_of(name))
     outcome = decide(planner)
     overrides = override_cache.get_many([ref for party in planner.parties for ref in party.subjects])
@@ -66,7 +66,7 @@ def _limits_of(name: str) -> list[tuple[Limit, Rule | None]]:
 
 
 def _offences(charges: Sequence[PlannedCharge], outcome: Outcome) -> tuple[Offence, ...]:
-    """The evidence of each limit that bans whom it counts; none if Redis cannot be asked."""
+    """The evidence for each limit that bans its clients; none if Redis is unavailable."""
     bans = {state.name: state.ban for state in outcome.decision.limits if state.ban is not None}
     banning = [each.charge for each in charges if each.charge.limit.ban is not None and not each.charge.limit.ban_key]
     keys = [(build_call([charge], "peek").ban_keys()[0], bans.get(charge.limit.name, Ban())) for charge in banning]
@@ -84,7 +84,7 @@ class _IdentityPlanner(Planner):
         super().__init__("peek")
         self._digest = digest
         self.charges = [PlannedCharge(Charge(limit, digest), name, rule) for limit, rule in limits]
-        # A RateLimiter goes by no overrides.
+        # A RateLimiter uses no overrides.
         self._has_overrides = not any(site.kind == LIMITER for site in known_call_sites.of(name))
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:

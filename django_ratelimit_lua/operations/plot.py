@@ -40,18 +40,18 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class Plot:
-    """A plot and what has been drawn into it.
+    """A plot and its elements.
 
     Args:
-        title: The name of the plot, for readers that do not see it.
-        words: What the plot shows, in sentences, for the same readers.
+        title: The name of the plot, for screen readers.
+        words: The content of the plot in sentences, for screen readers.
         kind: The CSS classes of the picture.
         width: Of the picture, in pixels before it is scaled; `height`, `left`, `right`, `top` and `bottom` as well,
             the last four from its edges.
         across: Labels below, each with its share of the width; `axis` names them all.
         up: Labels on the left, each with its share of the height.
         marks: Vertical lines.
-        hovers: Words for each of as many equal steps, which a pointer shows.
+        hovers: Texts for as many equal steps, which a pointer shows.
         key: The names of lines, each with its class.
 
     >>> plot = Plot("Requests")

@@ -25,9 +25,9 @@ __all__ = ["BadReferenceError", "KnownLimit", "OpenedReference", "known_limits",
 
 
 class KnownLimit(NamedTuple):
-    """A limit that this site has.
+    """A limit of this site.
 
-    - `name`; `source`: where it is written: "admin", "settings" or "code"; `reading`: what it says;
+    - `name`; `source`: where it is written: "admin", "settings" or "code"; `reading`: its sentence;
     - `rule`: None if it is written in code; `limit`: None if its rate is a function;
     - `place`: the name that statistics count it under, which several limits share.
     """
@@ -42,15 +42,15 @@ class KnownLimit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpenedReference:
-    """What a reference says.
+    """The contents of a reference.
 
     - `reference`: as it was shown to the client and written to the log; `at`: when the request was refused;
     - `limits`: the limits that may have refused, mostly one; empty if the limit is gone, or is made in code that this
-      process has not imported. If not `is_exact`, these are now in the place of the one that refused: of the same
+      process has not imported. If not `is_exact`, these are now at the place of the one that refused: of the same
       group, scope or rule;
     - `is_block`: a block refused; `overrides`: those of its subject that still exist;
     - `digest_prefix`: 8 of the 32 digits of the identity's digest, or of the block's subject;
-    - `is_of_earlier_key`: it was made with a secret that is a fallback now; the present one counts afresh.
+    - `is_of_earlier_key`: it was made with a secret that is a fallback now; the current one has new counts.
     """
 
     reference: str
@@ -64,8 +64,8 @@ class OpenedReference:
     _read: Reference
 
     def is_of(self, found: Explanation) -> bool | None:
-        """Whether an explained request has the identity that was refused, or meets the same block. None: it meets
-        nothing in the place of what refused, or the secret has changed."""
+        """Whether an explained request has the identity that was refused, or meets the same block. None: it has no
+        limit at the place of the one that refused, or the secret has changed."""
         if self.is_of_earlier_key:
             return None
         if self.is_block:
@@ -77,7 +77,7 @@ class OpenedReference:
 
 
 def open_reference(text: str) -> OpenedReference:
-    """What a reference says, in capitals or not, with or without hyphens and spaces.
+    """Read a reference, in any letter case, with or without hyphens and spaces.
 
     Raises `BadReferenceError` if it is not a reference of this site.
     """

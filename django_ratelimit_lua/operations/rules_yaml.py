@@ -59,7 +59,7 @@ def export() -> str:
 
 @dataclass(frozen=True, slots=True)
 class RuleChange:
-    """What has to be done to a rule, or to a row of an annex: before and after it (None: there is none)."""
+    """A change of a rule, or of a row of an annex: before and after it (None: there is none)."""
 
     name: str
     before: Declared | None
@@ -68,7 +68,7 @@ class RuleChange:
 
     @property
     def label(self) -> str:
-        """What it is about: a rule by its name alone."""
+        """Its subject: a rule by its name alone."""
         return self.name if self.word == RULE else f"{self.word} {self.name}"
 
     def words(self) -> list[str]:
@@ -240,10 +240,9 @@ def deletions(changes: Sequence[RuleChange]) -> list[str]:
 
 
 def apply(text: str, *, delete: bool = False) -> list[RuleChange]:
-    """Make the rules those of a text, all or nothing; returns what was done. Overrides stay with rules that stay.
+    """Replace the rules by those of a text, all or nothing; return the changes. Overrides stay with rules that stay.
 
-    Raises `RuleError`, also if rules would be deleted and `delete` does not say that they may be: a file that was cut
-    off lacks rules as well.
+    Raises `RuleError`, also if rules would be deleted without `delete`: a truncated file lacks rules as well.
     """
     with one_change(router.db_for_write(RateLimitRule)):
         loaded = load(text)
@@ -267,7 +266,7 @@ def apply(text: str, *, delete: bool = False) -> list[RuleChange]:
 
 
 def save_rule(rule: RateLimitRule, tiers: Sequence[RateLimitTier], pk: int | None = None) -> RateLimitRule:
-    """Save a rule and its tiers in the place of the one of that key, or else of that name, if there is one."""
+    """Save a rule and its tiers over the one with that key, or with that name, if there is one."""
     with transaction.atomic(router.db_for_write(RateLimitRule)):
         present = RateLimitRule.objects.filter(**({"name": rule.name} if pk is None else {"pk": pk})).first()
         rule.pk = present.pk if present is not None else pk

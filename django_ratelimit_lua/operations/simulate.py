@@ -32,7 +32,7 @@ class SimulatedHit:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What came of a burst and of the steady flow after it; `seconds`: how long it was watched."""
+    """The result of a burst and of the steady flow after it; `seconds`: the simulated time."""
 
     sent: tuple[SimulatedHit, ...]
     burst: int
@@ -44,10 +44,10 @@ class Simulation:
 
 def simulate(limits: Sequence[Limit], burst: int, flow: Rate | None, cost: int = 1) -> Simulation:
     """Send a burst at once and then a steady flow to limits that are decided together, for three of their longest
-    period, or for as long as so many requests can be decided about one by one, but for three of the shortest at least.
+    period, or for as long as the maximum number of requests lasts, but for three of the shortest at least.
 
-    `cost`: units of one request. Where there are more than some hundred requests, several are decided about at once.
-    What is counted is deleted again. Raises `StoreError`.
+    `cost`: units of one request. If there are more than some hundred requests, several are decided in one call. The
+    counts are deleted afterwards. Raises `StoreError`.
     """
     shortest, longest = (by(limit.rate.period for limit in limits) * PERIODS for by in (min, max))
     one_by_one = MOST_CALLS * flow.period / flow.limit if flow is not None and flow.limit else 0.0
@@ -84,7 +84,7 @@ def _send(limits: Sequence[Limit], at: float, count: int, cost: int) -> Simulate
             registers=False
         )
     )
-    # Decided about together, those who do not fit are not counted: here they are, as when they come one by one.
+    # In one decision, requests that do not fit are not counted. Here they are, as when they come one by one.
     refused = count * cost - max(decision.granted, 1)
     if limits[0].count_denied and count > 1 and refused > 0:
         more = [Charge(limit, identity, min(refused, MOST_COST)) for limit in limits]

@@ -16,8 +16,8 @@ _FURTHER = re.compile(r"(/[^/]*/).+", re.DOTALL)
 
 
 def slots_held(name: str = "") -> list[Holder]:
-    """Who holds slots for longer than a quarter of `RATELIMIT_SLOT_SECONDS`, in all processes, the longest first.
-    `name`: of a rule, a call site or a limiter; empty: of all. Raises `StoreError`."""
+    """The holders of slots for longer than a quarter of `RATELIMIT_SLOT_SECONDS`, in all processes, the longest first.
+    `name`: of a rule, a call site or a limiter; empty: all. Raises `StoreError`."""
     return [holder for holder in holders() if not name or is_named(holder, name)]
 
 
@@ -32,8 +32,8 @@ def names(held: Sequence[Holder]) -> list[str]:
 
 
 def brief(what: str) -> str:
-    """What a slot is held for, for those who may not see names: further parts of a path may be a secret, as in a link
-    for a new password, or tell whose it is.
+    """The purpose of a slot for users who may not see names: further parts of a path may be a secret, as in a link for
+    a new password, or identify a client.
 
     >>> brief("GET /exports/7/"), brief("nightly import")
     ('GET /exports/…', 'nightly import')
@@ -42,9 +42,9 @@ def brief(what: str) -> str:
 
 
 def release_slot(holder_id: str, why: str = "") -> Holder | None:
-    """End a slot everywhere; what it is held for goes on. It is recorded as done by who is `acting`.
+    """End a slot in every process. Its work continues. The user in `acting` is recorded.
 
-    Returns whose it was; None: nobody holds it any more. Raises `StoreError`.
+    Returns its holder, or None if it has ended already. Raises `StoreError`.
     """
     holder = end_slot(holder_id)
     if holder is not None:

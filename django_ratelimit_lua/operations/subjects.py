@@ -24,12 +24,12 @@ from .surprises import override_surprises
 
 _EFFECT = attrgetter("kind", "rule_id", "effect", "rate", "burst", "forbids", "message")
 MOST_SHOWN = 50
-"""Overrides about a network that are told of: the largest first."""
+"""Maximum number of reported overrides about a network: the largest first."""
 
 
 class NetworkOverride(NamedTuple):
-    """An override about a network, and which part of that it is about: "all", a "larger" network, or a "part".
-    `blocks_all`: every address of the network is blocked by it, but where something more particular is said."""
+    """An override about a network, and which part of it: "all", a "larger" network, or a "part". `blocks_all`: it
+    blocks every address of the network, except those with a more specific override."""
 
     part: Literal["larger", "all", "part"]
     override: RateLimitOverride
@@ -54,7 +54,7 @@ class Subject(NamedTuple):
         return f"{field_words(self.field)} = {self.value}" if self.field else self._about().whom()
 
     def client(self) -> str:
-        """The digest of the client that a limit counts which goes by this subject alone."""
+        """The digest of the client that a limit counts by this subject alone."""
         identity: Identity = ("ip", self.address)
         if self.field:
             identity = field_identity(self.field, self.value)
@@ -71,8 +71,8 @@ class Subject(NamedTuple):
         reason: str = "",
         label: str = "",
     ) -> RateLimitOverride:
-        """An override about them that is not saved yet: for so many seconds from now (None: for good), for a rule or
-        for all. `label`: a name for a client whose name is not kept. Raises `ValidationError`."""
+        """An unsaved override about the subject: for this number of seconds (None: for good), for a rule or for all.
+        `label`: a name for a client whose name is not stored. Raises `ValidationError`."""
         override = self._about()
         override.label = label or self.label
         override.effect, override.rule, override.reason, override.created_by = effect, rule, reason, current_actor()
@@ -110,7 +110,7 @@ class Subject(NamedTuple):
         overrides = RateLimitOverride.objects.active().filter(kind__startswith=f"ip{own.version}/").order_by("pk")
         near: list[tuple[int, int]] = []
         for pk, text in overrides.values_list("pk", "network"):
-            with suppress(ValueError):  # Somebody wrote to a row by hand.
+            with suppress(ValueError):  # A row was edited by hand.
                 other = parse_network(text)
                 if own.overlaps(other):
                     near.append((other.prefixlen - own.prefixlen, pk))
@@ -146,10 +146,10 @@ def subjects(user: Any, address: str | None, fields: Fields) -> dict[str, Subjec
 
 
 def add(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
-    """Save overrides, each unless one that says the same has not ended: one change. Returns for each the one that is
-    there now: itself, or that other.
+    """Save overrides in one change, except those with an equal one that has not ended. Return the existing one for
+    each: itself, or that other.
 
-    Who adds any waits for who is adding some, so that of two who send the same at once, one adds it.
+    Concurrent callers wait for each other, so that only one of them adds an override.
     """
     using = router.db_for_write(RateLimitOverride)
     with one_change(using):
@@ -157,7 +157,7 @@ def add(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
         for override in overrides:
             override.prepare()
         about = {digest for override in overrides for digest in override.digests()}
-        # Locked, so that it is read as it is now, and not as it was where this transaction began.
+        # Locked, so that the current row is read, and not that of the start of this transaction.
         there = list(RateLimitOverride.objects.lasting().filter(subject__in=about).order_by("pk").select_for_update())
         result = []
         for override in overrides:

@@ -112,7 +112,7 @@ def _lost_of_call_sites(row: RateLimitRule, rule: Rule) -> list[tuple[str, str]]
 
 
 def replaced_call_sites(name: str, group: str) -> list[CallSite]:
-    """The call sites whose place a rule of that name and group takes."""
+    """The call sites that a rule of that name and group replaces."""
     # Beside a call site nothing of it is lost; a rule of the settings is replaced by its name alone.
     return [site for site in call_sites_of(name) if group in ("", name) or site.kind == SETTINGS]
 
@@ -146,7 +146,7 @@ def _counts(rule: Rule | None, limits: Sequence[Any], sites: Sequence[CallSite])
     key = sites[0].key if sites else ""
     if rule is not None and rule.key is not None:
         key = rule.key.name
-    if any(site.kind == LIMITER for site in sites):  # Each call says what it counts by.
+    if any(site.kind == LIMITER for site in sites):  # Each call has its own key.
         key = ""
     return {(key, limit.rate.period_us, limit.key_part) for limit in limits}
 
@@ -160,7 +160,7 @@ def enforcing(rule: RateLimitRule) -> list[tuple[str, Any]]:
 
 
 def rehearsal(rule: RateLimitRule) -> str:
-    """What a rule would have refused in shadow mode, in words; empty if no annex has counted that."""
+    """The requests that a rule would have refused in shadow mode, in words; empty if no annex has counted them."""
     return " ".join(filter(None, (extension.rehearsal(rule) for extension in extensions)))
 
 
@@ -225,7 +225,7 @@ def is_wide(network: str) -> bool:
     try:
         meant = parse_network(network)
     except ValueError:
-        return False  # What is none is refused anyway.
+        return False  # An invalid rule is refused anyway.
     return meant.prefixlen <= WIDE[meant.version]
 
 
@@ -236,5 +236,5 @@ def is_proxy(network: str, peer: str | None) -> bool:
         trusted = conf.TRUSTED_PROXIES if isinstance(conf.TRUSTED_PROXIES, tuple) else ()
         known = [*trusted, *([parse_network(peer)] if peer else [])]
     except ValueError:
-        return False  # What is none is refused anyway.
+        return False  # An invalid rule is refused anyway.
     return any(meant.version == proxy.version and meant.overlaps(proxy) for proxy in known)

@@ -1,4 +1,4 @@
-"""Whom an operator has banned, or whose ban or slot has ended, as the history keeps it."""
+"""The identities in history entries about bans and slots."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from ..identity.names import Part
 
 MOST_NAMED = 10
-"""Of those whose bans are lifted together, so many are named."""
+"""Maximum number of names if bans are lifted together."""
 
 
 def whose(names: Mapping[str, Sequence[Part]]) -> dict[str, Any]:
-    """What the history keeps of identities: their digests, and the names of the first, as
-    `RATELIMIT_SHOW_IDENTITIES` let them be told.
+    """The identities in a history entry: their digests, and the names of the first, as `RATELIMIT_SHOW_IDENTITIES`
+    allows.
 
     >>> whose({"9d4e": [("ip", "203.0.113.0/24")], "07ab": []})
     {'digests': ['07ab', '9d4e'], 'who': {'9d4e': [['ip', '203.0.113.0/24']]}}

@@ -24,7 +24,7 @@ def number_words(number: float) -> str:
 
 
 def clients_words(number: int) -> str:
-    """How many clients, where they are not counted exactly.
+    """The number of clients, if it is not exact.
 
     >>> clients_words(1), clients_words(2)
     ('about 1 client', 'about 2 clients')
@@ -57,7 +57,7 @@ def between_words(least: int, most: int) -> str:
 
 
 def rate_words(number: float) -> str:
-    """So many a minute; tenths where there are few."""
+    """The number per minute; with tenths if it is small."""
     return number_words(round(number)) if number >= 10 or not number else formats.number_format(round(number, 1), 1)
 
 
@@ -72,13 +72,13 @@ def readable(text: str) -> str:
 
 
 def breakable(text: str) -> SafeString:
-    """A text for a page, in which names may be broken after each of their parts, and so nowhere else."""
+    """A text for a page that may be broken only after the parts of names."""
     parts = re.split(r"(?<=[.:/+_])", readable(text))
     return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in parts))
 
 
 def moment_words(moment: datetime.datetime) -> str:
-    """For people: "14:05" if it is today, else "23 Nov, 14:05", with the year if it is another."""
+    """For people: "14:05" for today, otherwise "23 Nov, 14:05", with the year if it is another."""
     local, today = local_moment(moment), local_moment(timezone.now()).date()
     if local.date() == today:
         return formats.date_format(local, "H:i")
@@ -87,5 +87,5 @@ def moment_words(moment: datetime.datetime) -> str:
 
 
 def local_moment(moment: datetime.datetime) -> datetime.datetime:
-    """In the time zone of the site; as it is where the site has none."""
+    """In the time zone of the site, if it has one."""
     return timezone.localtime(moment) if timezone.is_aware(moment) else moment
