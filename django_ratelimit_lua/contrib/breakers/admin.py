@@ -89,7 +89,7 @@ class ForceForm(forms.Form):
 
 
 class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
-    """What a row says of a breaker. It shows what the code says."""
+    """The form of a breaker's row. It shows the values of the code."""
 
     class Meta:
         model = RateLimitBreaker
@@ -98,7 +98,7 @@ class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"label_suffix": "", **kwargs})
         self.known = in_code()
-        """What the code says of each breaker, by name."""
+        """The declarations of breakers in the code, by name."""
         name = self.data.get("name") or self.initial.get("name") or ""
         said = self.known[name].declared() if name in self.known else {}
         for word, field in self.fields.items():
@@ -112,7 +112,7 @@ class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
             self.fields["name"].widget.attrs["list"] = "ratelimit-breakers"
 
     def clean_name(self) -> str:
-        """Raises `ValidationError` that leads to the row of that name, where there is one."""
+        """Raises `ValidationError` with a link to the row of that name, if there is one."""
         name: str = self.cleaned_data["name"]
         there = RateLimitBreaker.objects.filter(name=name).exclude(pk=self.instance.pk).first()
         if there is not None:
@@ -122,7 +122,7 @@ class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
         return name
 
     def _post_clean(self) -> None:
-        """Where each field is right, and the code has that breaker, all has to fit together."""
+        """If each field is valid, and the code has that breaker, check them together."""
         super()._post_clean()  # type: ignore[misc]
         base = self.known.get(self.instance.name)
         if base is not None and not self.errors and (found := self.instance.contradiction(base)) is not None:
@@ -149,7 +149,7 @@ class BreakerAdmin(ActingAdmin):
         js = ("django_ratelimit_lua/refresh.js",)
 
     def get_urls(self) -> list[Any]:
-        """The page of one breaker, whose name stands in the query, beside Django's pages."""
+        """The URL of the page of one breaker, whose name is in the query, in addition to Django's."""
         view = self.admin_site.admin_view(self.one_view)
         return [path("one/", view, name="ratelimit_breakers_breaker"), *super().get_urls()]
 

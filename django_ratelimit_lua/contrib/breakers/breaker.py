@@ -44,7 +44,7 @@ ANSWERED = (Http404, PermissionDenied, SuspiciousOperation, BadRequest, MultiPar
 """Exceptions of Django that are an answer to a client, below 500: the resource did what it should."""
 CANCELLED = (CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 HUNG_UP = (UnreadablePostError, RequestAborted)
-"""A client that has gone says nothing of the resource."""
+"""A client that has disconnected is no evidence about the resource."""
 
 
 Instead = Literal["503", "fallback", "raises"]
@@ -314,7 +314,8 @@ class Call:
 
 
 def _judge(name: str, failure: Failure) -> Callable[[Any], bool | None]:
-    """What tells whether an answer, or an exception, is a failure; None: it says nothing of the resource."""
+    """A function that returns whether an answer, or an exception, is a failure; None: it is no evidence about the
+    resource."""
     if failure is None:
         return _by_default
     parts = failure if isinstance(failure, (tuple, list, set, frozenset)) else (failure,)

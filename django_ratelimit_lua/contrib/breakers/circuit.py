@@ -29,12 +29,12 @@ def circuit_key(name: str) -> bytes:
 
 
 def circuits_key() -> bytes:
-    """The key of the hash of all breakers that any process has: their names, and what the code says of each."""
+    """The key of the hash of all breakers in any process: their names, and their declarations in the code."""
     return conf.CACHE_PREFIX + b"{circuits}"
 
 
 class Outcomes(NamedTuple):
-    """What came of calls: how many microseconds ago the last one ended, how many they are, how many failed and were
+    """Outcomes of calls: how many microseconds ago the last one ended, how many there are, how many failed and were
     slow."""
 
     age: int
@@ -54,10 +54,9 @@ class Event(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What is known of a breaker after an operation: its state; how often it has opened (`era`) and changed
-    (`version`); in how many microseconds it changes, or a probe may be asked for; the percent of calls that are let
-    through; what the window has; whether the probe that was asked for was `granted`; and what this operation changed.
-    """
+    """A breaker after an operation: its state; how often it has opened (`era`) and changed (`version`); in how many
+    microseconds it changes, or a probe may be requested; the percentage of admitted calls; the counts of the window;
+    whether the requested probe was `granted`; and the change that this operation made."""
 
     state: State
     era: int
@@ -72,7 +71,7 @@ class Answer(NamedTuple):
 
     @classmethod
     def read(cls, reply: Sequence[bytes | int]) -> Answer:
-        """The answer that a reply of the script is. Raises `ValueError` or `IndexError` for what is none."""
+        """The answer in a reply of the script. Raises `ValueError` or `IndexError` if it is invalid."""
         state, *numbers = reply[:9]
         texts = [part.decode() if isinstance(part, bytes) else str(part) for part in reply[9:]]
         events = [

@@ -1,9 +1,9 @@
-"""The breakers of this process: what each knows of its state, what it has counted and not told yet.
+"""The breakers of this process: their last known state, and the outcomes that are not reported yet.
 
-A closed breaker is decided here, by what was heard last. Outcomes are told once a second, with the statistics; the
-failure that opens it, by what this process knows, is told in the call that failed. The answer of `circuit.lua` is the
-state for all; a change is pushed to every process, and where that is not heard, each asks once a second. While Redis is
-away, each process judges by what it sees itself (`circuit.py`), and then goes by the shared state again.
+A closed breaker is decided here, by the last state received. Outcomes are reported once a second, with the flush; a
+failure that may open the breaker is reported in the call that failed. The answer of `circuit.lua` is the state for all
+processes. A change is pushed to every process, and a process without pushes asks once a second. While Redis is
+unavailable, each process judges by its own outcomes (`circuit.py`), and uses the shared state again afterwards.
 """
 
 from __future__ import annotations
@@ -59,16 +59,15 @@ logger = logging.getLogger("django_ratelimit_lua")
 
 PROGRAM = Program.of(program.source("contrib/breakers/circuit"))
 TRUSTED_SECONDS = 5.0
-"""For how long a state is gone by that nobody has confirmed. While there are calls, the background does every
-second."""
+"""How long a state is used without a confirmation. While there are calls, the background confirms it every second."""
 USED_SECONDS = 10.0
-"""For so long after the last call the background asks what the state is."""
+"""How long after the last call the background asks for the state."""
 AGAIN_SECONDS = 0.005
-"""Between two calls of one process that tell at once, and between two that look for calls that hang."""
+"""Seconds between two immediate reports of one process, and between two looks for calls that hang."""
 MOST_LOOKED_AT = 100
 """Running calls that are looked at in one step, so that a look costs little while thousands run."""
 PROBE_PAUSE = 0.05
-"""Seconds until a process asks again for a probe, where all are on their way."""
+"""Seconds until a process requests a probe again, if all probes are in use."""
 RESENT_SECONDS = 10.0
 """So long, and a window, or a minute if that is longer, what was not answered is sent again; it counts once."""
 MOST_OWED, MOST_FRESH = 50, 20
@@ -81,8 +80,8 @@ MOST_LISTED = 1000
 """Breakers that are noted in Redis: those that were noted last, and up to a tenth more, so that not every new one costs
 a look at all."""
 MOST_HELD = 1000
-"""Breakers that a process knows on which nothing in the code has any more, as names may be made of data: those that
-were called last, and besides all that were called just now or have something to tell."""
+"""Maximum number of breakers that a process keeps without a reference in the code, because names may be made of data:
+the last used, and those with recent calls or unreported outcomes."""
 HELD_SECONDS = 3600.0
 """For how long after the last call it does."""
 MOST_PASSED = 10_000_000
@@ -94,10 +93,11 @@ WORDS: Mapping[State, str] = {"closed": "closed", "open": "open", "half": "half-
 
 
 class Ticket:
-    """A call that was let through: how often the breaker had opened by then, and the id of its slot if it is a probe.
+    """An admitted call: how often the breaker had opened by then, and the id of its slot if it is a probe.
 
-    All calls of an era that are no probes share one. `passed` counts one that succeeded, and costs what appending to a
-    queue costs: it is counted when outcomes are told."""
+    All calls of an era that are not probes share one. `passed` counts a success at the cost of appending to a queue: it
+    is counted when outcomes are reported.
+    """
 
     __slots__ = ("era", "passed", "probe", "queue")
 
@@ -122,17 +122,17 @@ class _Owed:
 
 
 class Circuit:
-    """One breaker of this process. `declared`: what the code says, `by`: what holds; `calm_until`: until when
-    (monotonic) calls are let through without another look, with the ticket `calm`; `slow_seconds`: from which on a call
-    is slow; `due_at`: when the oldest call that runs is, at the earliest."""
+    """One breaker of this process. `declared`: the thresholds of the code, `by`: those in force; `calm_until`: until
+    when (monotonic) calls are admitted without another check, with the ticket `calm`; `slow_seconds`: from which
+    duration on a call is slow; `due_at`: when the oldest running call becomes slow, at the earliest."""
 
     def __init__(self, name: str, declared: Thresholds) -> None:
         self.name, self.declared, self.by = name, declared, declared
         self.row: BreakerRow | None = None
         self.places: list[str] = []
-        """Where in the code it is declared."""
+        """Where it is declared in the code."""
         self.conflicts: list[str] = []
-        """Where it is declared otherwise than it was before."""
+        """Where it is declared in another way."""
         self.noted_at = NEVER
         self._begin()
         renew_after_fork(self._begin)
@@ -148,12 +148,12 @@ class Circuit:
         self.calm_until = self.known_at = self.used_at = self._told_at = self._sent_at = NEVER
         self._changes_at = NEVER
         self._fresh: list[list[float]] = []
-        """Outcomes that were not told yet, by part of the window: when it begins, when the last one ended, how many."""
+        """Unreported outcomes, by part of the window: when it begins, when the last one ended, how many."""
         self._own: list[list[float]] = []
-        """Those of this process that were told, for as long as the window is."""
+        """Reported outcomes of this process, for as long as the window."""
         self._owed: list[_Owed] = []
         self._on_the_way: tuple[_Owed, ...] = ()
-        """What was told and is not answered yet."""
+        """Reported outcomes without an answer yet."""
         self._has_more = False
         self.running: dict[int, tuple[float, Ticket]] = {}
         """Calls that are not slow yet, by their numbers, the oldest first: when they began (monotonic)."""
@@ -173,7 +173,7 @@ class Circuit:
     # Settings
 
     def retune(self, row: BreakerRow | None) -> None:
-        """Go by what a row says (None: there is none). The state and the counts stay."""
+        """Apply a row (None: there is none). The state and the counts stay."""
         by = self.declared
         if row is not None:
             try:
@@ -274,7 +274,7 @@ class Circuit:
                 self.calm_until = now + 1.0
 
     def doubt(self) -> None:
-        """The state may be another: whoever comes next asks."""
+        """Record that the state may have changed. The next call asks for it."""
         with self._lock:
             self.known_at = self.calm_until = NEVER
 
@@ -284,7 +284,7 @@ class Circuit:
             load = partial(provider.load, None, patience)
             yield Wait(load, sync_to_async(load))
             circuits.retune()
-        elif not listener.task.is_running:  # There is no thread that would hear of other settings.
+        elif not listener.task.is_running:  # No thread would receive other settings.
             yield from _comparing()
         yield from self._exchanging(self._asked("tell"))
 
@@ -318,8 +318,8 @@ class Circuit:
         return not is_noted or self.is_slow(began)
 
     def count_hanging(self) -> bool:
-        """Count the calls that have lasted `slow` and have not ended; whether that may open the breaker, so that it has
-        to be told at once. Probes are judged by the background."""
+        """Count the running calls that have lasted `slow`. Return whether that may open the breaker, so that it has to
+        be reported at once. The background judges probes."""
         with self._lock:
             now, hanging = time.monotonic(), 0
             for number, ticket in self._take_hanging(now):
@@ -344,17 +344,17 @@ class Circuit:
                 if began + slow_seconds > now:
                     self.due_at = max(began + slow_seconds, now + AGAIN_SECONDS)
                     return found
-                if self.running.pop(number, None) is not None:  # Else it has ended meanwhile.
+                if self.running.pop(number, None) is not None:  # Otherwise it has ended.
                     found.append((number, ticket))
         return found
 
     def _oldest(self) -> list[tuple[int, tuple[float, Ticket]]]:
         while True:
-            with suppress(RuntimeError):  # Another thread has begun or ended a call meanwhile.
+            with suppress(RuntimeError):  # Another thread has begun or ended a call.
                 return list(itertools.islice(self.running.items(), MOST_LOOKED_AT))
 
     def _probes_that_run(self) -> str:
-        """The ids of those whose slots are renewed, with spaces between them."""
+        """The ids of the probes whose slots are renewed, separated by spaces."""
         longest, now = self.by.longest_probe_us / SECOND, time.monotonic()
         with self._lock:
             for probe, began in list(self._probes.items()):
@@ -375,7 +375,8 @@ class Circuit:
     # After a call
 
     def note(self, ticket: Ticket, number: int, *, failed: bool, slow: bool) -> bool:
-        """Count a call that has ended; whether that may open the breaker, so that it has to be told at once."""
+        """Count a call that has ended. Return whether that may open the breaker, so that it has to be reported at
+        once."""
         now = time.monotonic()
         with self._lock:
             counted_at = self._counted.pop(number, NEVER)
@@ -390,11 +391,11 @@ class Circuit:
             return ((failed or slow) and self._is_to_be_told(now)) or is_left_alone
 
     def _is_to_be_told(self, now: float) -> bool:
-        """Whether what was counted may open the breaker, so that it is told now."""
+        """Whether the counts may open the breaker, so that they are reported now."""
         if now < self._told_at + AGAIN_SECONDS or not self._may_open(now):
             return False
         if any(now - asked.at < conf.TIMEOUT for asked in self._on_the_way):
-            self._has_more = True  # What was counted before has to be there first; whoever told that goes on.
+            self._has_more = True  # Earlier counts have to arrive first. Their caller continues.
             return False
         self._told_at = now
         return True
@@ -429,11 +430,11 @@ class Circuit:
                 queue.popleft()
 
     def _is_left_alone(self, now: float) -> bool:
-        """Whether there is no thread that tells, so that this call has to."""
+        """Whether no thread reports, so that this call has to."""
         return not flusher.start() and now >= self._sent_at + 1.0
 
     def settling(self, ticket: Ticket, number: int, *, failed: bool, slow: bool) -> Waiting[None]:
-        """Count what came of a call that was let through, and tell it at once where that changes something."""
+        """Count the outcome of an admitted call, and report it at once if that may change the state."""
         if ticket.probe:
             result: Result = "failed" if failed or slow else "ok"
             yield from self._exchanging(self._asked("done", probe=ticket.probe, result=result, era=ticket.era))
@@ -441,8 +442,8 @@ class Circuit:
             yield from self.telling()
 
     def drop(self, ticket: Ticket, *, number: int = 0, slow: bool = False) -> None:
-        """A call was cancelled: it says nothing of the resource, unless it was slow by then. Its slot is free again at
-        once, or soon."""
+        """Count a cancelled call: it is no evidence about the resource, unless it was slow by then. Its slot gets free
+        at once, or soon."""
         if ticket.probe:
             with self._lock:
                 if slow:
@@ -453,7 +454,7 @@ class Circuit:
         elif slow:
             self.note(ticket, number, failed=False, slow=True)
         if ticket.probe or slow:
-            flusher.start()  # It is told with the next flush, if there is a thread.
+            flusher.start()  # The next flush reports it, if there is a thread.
 
     def _owe_probe(self, ticket: Ticket, operation: Operation, result: Result) -> None:
         self._owed.append(self._asked(operation, probe=ticket.probe, result=result, era=ticket.era))
@@ -480,8 +481,8 @@ class Circuit:
     # With Redis
 
     def _exchanging(self, asked: _Owed, background: Patience | None = None) -> Waiting[Answer | None]:
-        """Ask Redis, and go by its answer; while it is away, judge alone. With the patience of the `background`, raises
-        `StoreError` instead."""
+        """Ask Redis, and use its answer. While it is unavailable, judge by the counts of this process. With the
+        patience of the `background`, raise `StoreError` instead."""
         if background is None:
             if self.lone is not None and flusher.is_running:  # The background finds out when Redis is back.
                 if asked.outcomes:
@@ -520,7 +521,7 @@ class Circuit:
         return answer
 
     def _has_to_go_on(self) -> bool:
-        """Whether there was a failure meanwhile that may open it."""
+        """Whether there was a failure in between that may open it."""
         with self._lock:
             has_more, self._has_more = self._has_more, False
             return has_more and self._may_open(time.monotonic())
@@ -543,7 +544,7 @@ class Circuit:
                 raise
 
     def _go_on_alone(self) -> None:
-        """Judge what was counted meanwhile here."""
+        """Judge the counts made in between by this process."""
         asked = self._taken()
         if asked.outcomes:
             self._owe(asked)
@@ -553,7 +554,7 @@ class Circuit:
 
     @property
     def is_owing(self) -> bool:
-        """Whether something is to be told."""
+        """Whether there is something to report."""
         return bool(self._fresh or self._owed or self.calm.queue)
 
     def _send(self, asked: _Owed) -> None:
@@ -602,7 +603,7 @@ class Circuit:
                 self._fresh, self._own = [], []
 
     def _hold(self, answer: Answer, asked_at: float) -> None:
-        self.calm_until = NEVER  # First: whoever sees the new state is not let through by the old one.
+        self.calm_until = NEVER  # First, so that a caller that sees the new state is not admitted by the old one.
         if answer.era != self.calm.era:
             self.calm = Ticket(answer.era)
         self.answer, self.known_at = answer, asked_at
@@ -690,7 +691,7 @@ class Circuits:
         self._looked_at = self._swept_at = NEVER
         self._rows: ref[Any] | None = None
         self.has_doubts = False
-        """Whether there may be other rows than those that are in force, which whoever calls next has to find out."""
+        """Whether the rows may have changed, which the next call has to find out."""
         self._begin()
         renew_after_fork(self._begin)
 
@@ -758,7 +759,8 @@ class Circuits:
                 circuit.retune(row)
 
     def heard(self, tags: Collection[bytes]) -> None:
-        """The state of these has changed, as another process says: ask for it, unless nobody calls them here."""
+        """The state of these has changed, by a message of another process: ask for it, unless this process does not
+        call them."""
         now = time.monotonic()
         for circuit in list(self.by_name.values()):
             if tag_of(circuit.name) not in tags:
@@ -770,7 +772,7 @@ class Circuits:
             circuit.doubt()
 
     def doubt(self) -> None:
-        """Something may have been told that was not heard: whoever comes next asks."""
+        """A message may have been lost, so the next call asks."""
         for circuit in list(self.by_name.values()):
             circuit.doubt()
 
@@ -782,11 +784,11 @@ class Circuits:
             circuit.noted_at = NEVER
 
     def flush(self, last: Patience | None = None) -> bool:
-        """Tell what was counted, and hear the states; see `Flush`. As the process ends, only tell."""
+        """Report the counts, and receive the states; see `Flush`. As the process ends, only report."""
         now, failed = time.monotonic(), None
         self._let_go()
         for circuit in list(self.by_name.values()):
-            circuit.count_hanging()  # It is told below.
+            circuit.count_hanging()  # It is reported below.
             is_wanted = last is None and (circuit.is_probing or now - circuit.used_at < USED_SECONDS)
             if not (is_wanted or circuit.is_owing):
                 continue
@@ -821,7 +823,7 @@ class Circuits:
 
 
 def _noted_at(text: bytes) -> float:
-    """When that breaker was noted, in seconds since 1970; of what somebody has written there by hand, long ago."""
+    """When that breaker was recorded, in seconds since 1970; 0 for a value edited by hand."""
     try:
         return float(json.loads(text)["at"])
     except (ValueError, KeyError, TypeError):

@@ -19,7 +19,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 
 
 def circuit(breaker: str | CircuitBreaker, *, fallback: Any = NO_FALLBACK, **options: Any) -> Callable[[View], View]:
-    """Answer 503 in the place of a view while its breaker is open, or whatever `fallback` says.
+    """Answer 503 in place of a view while its breaker is open, or the answer of `fallback`.
 
     >>> @circuit("reports", slow="5s", fallback=lambda request: HttpResponse("yesterday's report"))
     ... def report(request):

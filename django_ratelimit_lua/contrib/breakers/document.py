@@ -23,7 +23,7 @@ WORDS = ("description", *TUNED)
 
 
 def stored() -> dict[str, Declared]:
-    """What rows say of breakers, by name; what is forced at the moment is not code."""
+    """The rows of breakers, by name, without forced states, which are not code."""
     rows = {row.name: row.thresholds_declared() for row in RateLimitBreaker.objects.all()}
     return {name: declared for name, declared in rows.items() if declared}
 
@@ -33,7 +33,7 @@ def build(given: Declared, where: str) -> Declared:
     words = {word: value for word, value in given.items() if word in WORDS and value is not None}
     row = RateLimitBreaker(name=given[WORD])
     where = f"{where}: breaker {given[WORD]!r}"
-    # Of what the text says: a row makes whole numbers of 1.5 and of true.
+    # Of the text, because a row makes whole numbers of 1.5 and of true.
     problems = [RuleError(where, wrong.field, wrong) for wrong in row_problems({**words, "name": row.name})]
     if unknown := sorted(map(str, set(given) - {WORD, *WORDS})):
         problems.append(RuleError(where, WORD, f"unknown {', '.join(unknown)}; there are {', '.join(TUNED)}"))
@@ -52,7 +52,7 @@ def build(given: Declared, where: str) -> Declared:
 
 
 def save(name: str, declared: Declared | None) -> None:
-    """Save what a breaker's row is to say, and leave what is forced."""
+    """Save a breaker's row, and keep its forced state."""
     row = RateLimitBreaker.objects.filter(name=name).first() or RateLimitBreaker(name=name)
     if declared is None and not row.is_forced():
         row.delete()

@@ -41,7 +41,7 @@ def read_states() -> dict[tuple[str, ...], float]:
 def forced() -> dict[str, Forced]:
     """What operators have forced that lasts, by the names of breakers, as it is published now. Raises `StoreError`."""
     if provider.in_force() is None:
-        with suppress(ImproperlyConfigured):  # Of the rules in the settings: whoever decides is told.
+        with suppress(ImproperlyConfigured):  # Errors in the rules of the settings are reported by decisions.
             provider.load(None, Patience(conf.TIMEOUT))
     provider.compare_with_published(loads=True)
     ruleset, now = provider.in_force(), now_us()

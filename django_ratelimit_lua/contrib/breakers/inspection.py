@@ -1,4 +1,4 @@
-"""What the inspector shows of breakers: those that stand on a view, and what they do with a request."""
+"""The inspector's part about breakers: those of a view, and their effect on a request."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ExplainedBreaker:
 
 
 def inspect(marks: Sequence[Mark], has_handler: bool) -> list[Finding]:
-    """What a request meets at the breakers of a view, outermost first."""
+    """The effects of a view's breakers on a request, outermost first."""
     states = {state.name: state for state in breakers({mark.value[0] for mark in marks})}
     found = []
     for mark in marks:

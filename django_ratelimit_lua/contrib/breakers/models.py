@@ -28,7 +28,7 @@ require("breakers")
 
 
 class RateLimitBreaker(AuditedModel):
-    """What holds for the breaker of this name, in the place of what the code says; empty fields are as in the code."""
+    """The values for the breaker of this name, in place of those of the code; empty fields are as in the code."""
 
     CHANGE_KIND = "breaker"
 
@@ -140,7 +140,7 @@ class RateLimitBreaker(AuditedModel):
             raise ValidationError(problem_text(error)) from None
 
     def contradiction(self, base: Thresholds) -> tuple[str, str] | None:
-        """What does not fit together with what the code says: the field, and why; None: all does."""
+        """The field that contradicts the code, and why; None: there is no contradiction."""
         try:
             thresholds(self.name, self.thresholds(), base)
         except BreakerError as error:
@@ -148,9 +148,9 @@ class RateLimitBreaker(AuditedModel):
         return None
 
     def thresholds_declared(self) -> Declared:
-        """What the row says that is no force: description and thresholds."""
+        """The row without the forced state: description and thresholds."""
         return {field: value for field, value in self.declared().items() if field in ("description", *TUNED)}
 
     def thresholds(self) -> dict[str, Any]:
-        """The thresholds that the row says, by name."""
+        """The thresholds of the row, by name."""
         return {field: value for field, value in self.declared().items() if field in TUNED}

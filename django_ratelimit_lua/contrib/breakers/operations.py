@@ -31,12 +31,12 @@ _BUCKET = re.compile(rb"([0-9]+) ([0-9]+) ([0-9]+) ([0-9]+)")
 
 @dataclass(frozen=True, slots=True)
 class BreakerState:
-    """A breaker as it is now: its name, where it stands in the code, its thresholds, and its row (None: there is none).
+    """A breaker as it is now: its name, its places in the code, its thresholds, and its row (None: there is none).
 
-    `state`: closed, open, half-open or ramp; None where Redis does not answer. `since`: when that began (None: it has
-    been closed all the time, or for long); `seconds`: until it changes, or may be
-    probed; `share`: percent of the calls that are let through; `calls`, `failures` and `slow`: in the window; `probes`:
-    that are on their way; `why`: of the last opening, and `opened`: its calls, failures and slow ones.
+    `state`: closed, open, half-open or ramp; None if Redis does not answer. `since`: when that began (None: it has
+    always been closed, or for long); `seconds`: until it changes, or may be probed; `share`: percentage of admitted
+    calls; `calls`, `failures` and `slow`: in the window; `probes`: running ones; `why`: of the last opening, and
+    `opened`: its calls, failures and slow ones.
     """
 
     name: str
@@ -56,7 +56,7 @@ class BreakerState:
 
     @property
     def forced(self) -> str:
-        """What is forced now; empty: nothing."""
+        """The forced state; empty: none."""
         return self.row.forced if self.row is not None and self.row.is_forced() else ""
 
 
@@ -77,19 +77,19 @@ def breakers(only: Collection[str] | None = None) -> list[BreakerState]:
 
 
 def breaker(name: str) -> BreakerState | None:
-    """The breaker of that name; None where there is none."""
+    """The breaker of that name, or None."""
     return next(iter(breakers([name])), None)
 
 
 def meant_by(name: str, names: Collection[str] | None = None) -> str:
-    """The breaker that may be meant by a name that is none; empty if there is none like it. `names`: those that there
-    are, if they are not to be looked up."""
+    """The closest match for an unknown name; empty if there is none. `names`: the existing names, if they are not to be
+    looked up."""
     there = [state.name for state in breakers()] if names is None else names
     return next(iter(get_close_matches(name, there, n=1, cutoff=0.6)), "")
 
 
 def in_code() -> dict[str, Thresholds]:
-    """What the code says of its breakers, by name: of this process, and what others have noted in Redis."""
+    """The declarations of breakers, by name: those of this process, and those that others have recorded in Redis."""
     look_for_call_sites()
     noted: Mapping[str, Mapping[str, Any]] = {}
     with suppress(StoreError):
@@ -101,7 +101,7 @@ def _in_code(name: str, noted: Mapping[str, Any]) -> Thresholds:
     own = circuits.by_name.get(name)
     try:
         return own.declared if own is not None else thresholds(name, _without_nothing(noted.get("declared", {})))
-    except (BreakerError, AttributeError, TypeError):  # Somebody wrote there by hand.
+    except (BreakerError, AttributeError, TypeError):  # The value was edited by hand.
         return Thresholds()
 
 
@@ -124,7 +124,7 @@ def _state(
 ) -> BreakerState:
     own = circuits.by_name.get(name)
     by, places = _in_code(name, noted), [str(place) for place in noted.get("places", ())]
-    with suppress(BreakerError):  # Somebody wrote there by hand.
+    with suppress(BreakerError):  # The value was edited by hand.
         by = by if row is None else thresholds(name, row.thresholds(), by)
     known = BreakerState(name, tuple(dict.fromkeys([*(own.places if own else ()), *places])), by, row)
     try:

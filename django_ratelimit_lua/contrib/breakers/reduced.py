@@ -1,4 +1,4 @@
-"""The answer in the place of a view whose breaker is open: 503, as far as it is known with the time of the next try."""
+"""The answer in place of a view whose breaker is open: 503, with the time of the next attempt if it is known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REDUCED_CAPACITY_TITLE = "Request cannot be satisfied due to temporary server ca
 
 
 class ReducedCapacity(ErrorDetails):
-    """What is told while a breaker is open."""
+    """The content of the answer while a breaker is open."""
 
     page = "503.html"
     folder = Path(__file__).parent / "templates"

@@ -1,7 +1,8 @@
-"""Breakers as they are declared: in the code, and as rows of the admin, which say otherwise.
+"""Declarations of breakers: in the code, and as rows of the admin, which override the code.
 
-What a breaker needs to be judged is its `Thresholds`; what an operator has forced is its `Force`. A row may say only
-some of the thresholds: the others are those of the code."""
+A breaker is judged by its `Thresholds`. A forced state is a `Force`. A row may set only some of the thresholds: the
+others are those of the code.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ RATIOS, COUNTS, TIMES = ("failure_ratio", "slow_ratio"), ("failures", "minimum",
     "slow", "window", "open_for", "open_max",
 )  # fmt: skip
 TUNED = ("failure_ratio", "failures", "slow", "slow_ratio", "minimum", "window", "open_for", "open_max", "probes")
-"""What can be said of a breaker, in the order in which it is written."""
+"""The fields of a breaker, in the order in which they are written."""
 BOUNDS = {
     "window": (SHORTEST_WINDOW_US, LONGEST_WINDOW_US),
     "open_for": (SHORTEST_OPEN_US, LONGEST_OPEN_US),
@@ -88,7 +89,7 @@ class Thresholds:
         return self.open_us // 3
 
     def reason(self, total: int, failures: int, slow: int, share: int = 100) -> str:
-        """Why so many outcomes open it; empty: they do not. `share`: percent of the calls that are let through.
+        """Why this number of outcomes opens it; empty: it does not. `share`: percentage of admitted calls.
 
         >>> Thresholds().reason(20, 10, 0), Thresholds().reason(19, 19, 0), Thresholds(failures=5).reason(6, 5, 0)
         ('failure_ratio', '', 'failures')
@@ -130,7 +131,7 @@ _OWN = dict(zip(TUNED, (field.name for field in fields(Thresholds)), strict=True
 
 
 def thresholds(name: str, given: Mapping[str, Any], base: Thresholds | None = None) -> Thresholds:
-    """The thresholds that are said, over those of a base. Raises `BreakerError`.
+    """The given thresholds over those of a base. Raises `BreakerError`.
 
     >>> thresholds("x", {"slow": "2s", "failures": 5}).slow_us
     2000000
@@ -198,14 +199,14 @@ class Force:
 
 @dataclass(frozen=True, slots=True)
 class BreakerRow:
-    """What a row of the admin says of the breaker of its name: some of the thresholds, and what is forced."""
+    """A row of the admin for the breaker of its name: some of the thresholds, and the forced state."""
 
     name: str
     tuned: Mapping[str, Any]
     force: Force | None = None
 
     def over(self, base: Thresholds) -> Thresholds:
-        """The thresholds with what the row says. Raises `BreakerError` where they contradict."""
+        """The thresholds with those of the row. Raises `BreakerError` if they contradict."""
         return thresholds(self.name, self.tuned, base)
 
 
@@ -230,8 +231,8 @@ def row_problems(given: Mapping[str, Any], *, strict: bool = True) -> Iterator[B
 
 
 def read_row(given: Any, *, strict: bool = True) -> BreakerRow:
-    """A row as it is declared. Raises `BreakerError`. Where it is not `strict`, as in what a newer version may have
-    published, words that are not known are left out.
+    """A row from its declaration. Raises `BreakerError`. Without `strict`, as for rows that a newer version may have
+    published, unknown words are left out.
 
     >>> read_row({"name": "payments", "forced": "open", "until": 1_900_000_000_000_000}).force.how
     'open'

@@ -7,11 +7,11 @@ from django.dispatch import Signal
 from ...process.forks import renew_after_fork
 
 circuit_opened = Signal()
-"""A breaker has opened: its resource is not asked any more.
+"""A breaker has opened: its resource is not called any more.
 
 Sent once, by the process that made the change, with `breaker` (its name), `calls`, `failures`, `slow` (the numbers that
-led to it), `reason` ("failure_ratio", "failures", "slow_ratio", or "probe" where a probe failed), `seconds` (until the
-next probe) and `shared`: False where Redis is away, and this process alone has judged by what it sees itself.
+led to it), `reason` ("failure_ratio", "failures", "slow_ratio", or "probe" if a probe failed), `seconds` (until the
+next probe) and `shared`: False if Redis is unavailable, and this process alone has judged by its own outcomes.
 """
 
 circuit_half_open = Signal()

@@ -69,7 +69,7 @@ COLUMNS = {
 }
 LARGEST_FIRST = frozenset(SORTS) - {"name"}
 HEALTH = ("ok", "seconds", "error", "revision", "is_paused", "problems")
-"""What the overview shows of `Health`."""
+"""The overview's part about `Health`."""
 LAST_CHANGES = 8
 LONGEST_TITLE = 120
 
@@ -80,7 +80,7 @@ def may_see(request: HttpRequest) -> bool:
 
 
 class StatisticsPages(Page):
-    """The two pages, where the admin expects those of a model."""
+    """The two pages, at the URLs where the admin expects those of a model."""
 
     class Media:
         css = {"all": ("ratelimit_statistics/statistics.css",)}  # noqa: RUF012 - Django's way
@@ -89,7 +89,7 @@ class StatisticsPages(Page):
     may_see = staticmethod(may_see)
 
     def get_urls(self) -> list[Any]:
-        """The overview, and that of one name, which stands in the query: names have slashes, and whatever else."""
+        """The URLs of the overview, and of one name, which is in the query because names may contain slashes."""
         view = self.admin_site.admin_view
         return [
             path("", view(self.overview_view), name="ratelimit_statistics_statistics_changelist"),
@@ -239,7 +239,8 @@ class StatisticsPages(Page):
         return reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[pk], current_app=self.admin_site.name)
 
     def _form_url(self, request: HttpRequest, what: What, period_us: int) -> str:
-        """The form in which another limit for that period is saved, up to what it fills in; empty for who may not."""
+        """The URL of the form that saves another limit for that period, up to its value; empty for users without
+        permission."""
         user = request.user
         if what.rule is not None:
             return f"{self._rule_url(what.rule)}?" if user.has_perm(f"{APP}.change_ratelimitrule") else ""
@@ -259,7 +260,8 @@ class StatisticsPages(Page):
 
 
 def _ask_first(state: Health) -> None:
-    """Raises `StoreError` where no decision can be made: then nobody waits for statistics, which have more time."""
+    """Raises `StoreError` if no decision can be made. Then the page does not wait for statistics, which have a longer
+    timeout."""
     if not state.ok:
         raise StoreError(state.error)
 
@@ -308,7 +310,7 @@ def _fallback(sources: Mapping[str, int]) -> str:
 
 
 def _summary(page: Report) -> str:
-    """What is refused, and to whom, in a sentence or two."""
+    """The refusals, and their clients, in a sentence or two."""
     if not page.requests:
         return _("No requests in this time.")
     number, is_shadow = page.refusals, not page.refused
@@ -424,7 +426,7 @@ def _shown_curve(place: int, shown: Curve, page: Report, asked: str, form_url: s
 
 
 def _others_words(told: Mapping[str, Any], page: Report) -> str:
-    """Why the curve is not what was refused: another limit held for some, or refused beside it."""
+    """Why the curve differs from the refusals: another limit applied to some clients, or refused as well."""
     if told["others"]:
         names = {"tiers": _("tiers"), "overrides": _("overrides"), "changes": _("changes")}
         why = _("Not everybody had this limit all the time (%(why)s): the curve is as if one limit held for all.")
@@ -449,7 +451,7 @@ def _range_words(bounds: Sequence[int]) -> str:
 
 
 def _point_words(point: Mapping[str, Any], told: Mapping[str, Any]) -> str:
-    """What a limit would have refused, in a sentence."""
+    """The refusals that a limit would have made, in a sentence."""
     if told["of"] == "burst":
         intro = _("A burst of %(limit)s, at the same rate, would have refused")
     else:
@@ -468,7 +470,7 @@ def _point_words(point: Mapping[str, Any], told: Mapping[str, Any]) -> str:
 
 
 def _fills_in(told: Mapping[str, Any], page: Report) -> str:
-    """What the form is asked to fill in, up to the number: see `limits.filled_in`."""
+    """The query for the form, up to the number: see `limits.filled_in`."""
     if told["of"] == "burst":
         return "burst="
     first = page.limits[0].rate.period if page.limits else told["period_seconds"]

@@ -13,7 +13,7 @@ TIME_BOUNDS = (50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 
 
 
 def units_bucket(units: int) -> int:
-    """The number of the bucket that so many units are in.
+    """The number of the bucket for this number of units.
 
     >>> [units_bucket(units) for units in (0, 1, 15, 16, 17, 18, 31, 32)]
     [0, 1, 15, 16, 16, 17, 23, 24]

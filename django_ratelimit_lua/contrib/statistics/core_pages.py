@@ -1,5 +1,5 @@
-"""What the core's pages and commands show of the statistics: the last day of rules and limits, what a rule in shadow
-mode would have refused, and what the client of a limit did in the last hour."""
+"""The statistics on the core's pages and in its commands: the last day of rules and limits, the refusals that a rule in
+shadow mode would have made, and the last hour of a limit's client."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def rehearsal(rule: RateLimitRule) -> str:
 
 
 def history_words(met: ExplainedLimit) -> str:
-    """What the client that a limit counts did in the last hour; empty: Redis is unavailable."""
+    """The last hour of the client that a limit counts; empty: Redis is unavailable."""
     try:
         found = history(met.counted_as, met.charge.digest)
     except StoreError:

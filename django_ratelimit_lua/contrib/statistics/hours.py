@@ -1,8 +1,8 @@
-"""From Redis to the database: what was counted each hour of rules and limiters whose statistics are to be kept.
+"""From Redis to the database: the hours of rules and limiters with durable statistics.
 
 One of all processes does it, every few minutes, until there is nothing new for a while. Numbers are absolute and only
-ever raise what is there, so it makes no difference how often they are written, by how many, or where somebody was
-killed. The last two days are looked at each time; all that Redis has, once a day, and after whatever has failed.
+raise existing ones, so it makes no difference how often they are written, by how many processes, or when one was
+killed. The last two days are read each time; everything in Redis, once a day, and after a failure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .reading import Hour, durable_names, hours
 
 KEEP_SECONDS = 300.0
 LAST_LOOKS = 3
-"""After so many looks in a row that have found nothing new, the next request starts them again."""
+"""Number of looks in a row without news after which the task ends. The next request starts it again."""
 LONGEST_NAME = 200
 COLUMNS = {
     results.ALLOWED: "allowed",
@@ -42,11 +42,11 @@ COLUMNS = {
     results.POLICY: "policy",
     results.FAILED: "failed",
 }
-"""The column of each result; who is banned is refused."""
+"""The column of each result. A ban counts as a refusal."""
 
 
 def names_to_keep(using: str) -> dict[str, int | None]:
-    """The rules and limiters whose statistics are to be kept, and until when (seconds since 1970; None: no end)."""
+    """The rules and limiters with durable statistics, and until when (seconds since 1970; None: no end)."""
     names: dict[str, int | None] = dict(durable_names())
     if conf.RULES:
         names |= dict.fromkeys(rule.name for rule in settings_rules() if (rule.given or {}).get("durable"))
@@ -122,7 +122,7 @@ def _keep() -> int:
             store.execute(b"SET", _key(b"all"), today, b"EX", b"%d" % DAY)
         return found
     except BaseException:
-        # What was missed is looked for by whoever has the next turn.
+        # The next process with a turn looks for missed hours.
         store.execute(b"DEL", _key(b"all"))
         raise
     finally:

@@ -1,4 +1,4 @@
-"""What was counted, for longer than Redis keeps it: of rules and limiters whose statistics are kept in the database."""
+"""Durable hours: the counts of rules and limiters that the database keeps longer than Redis does."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .results import BANNED, REFUSED
 
 
 def kept_series(name: str, span: Span) -> list[Point]:
-    """What was counted of one name, step by step, in hours or longer steps: by the database, and by Redis where that
-    knows more, as of the last minutes. Raises `StoreError`, and whatever the database raises."""
+    """The counts of one name, step by step, in hours or longer steps: from the database, and from Redis if that has
+    more, as for the last minutes. Raises `StoreError`, and errors of the database."""
     # Both count by hours of UTC, in which a time need not begin, as where clocks are half an hour off.
     begin = span.start - span.start % HOUR
     by_hour: dict[int, Counts] = {}
@@ -28,7 +28,7 @@ def kept_series(name: str, span: Span) -> list[Point]:
     for point in series(name, Span(first, span.end, HOUR)) if first < span.end else ():
         found = Counter(point.counts)
         banned = found.pop(BANNED, 0)
-        found[REFUSED] += banned  # As the database has it, which does not tell them apart.
+        found[REFUSED] += banned  # As in the database, which does not distinguish them.
         counted = by_hour[point.moment] = by_hour.get(point.moment, Counter()) | found  # The larger of both.
         if banned:
             counted += Counter({BANNED: banned, REFUSED: -banned})

@@ -1,22 +1,24 @@
-"""Where statistics are kept in Redis. All keys of one rule or call site are in one hash slot.
+"""The keys of statistics in Redis. All keys of one rule or call site are in one hash slot.
 
-- `<prefix>{stats}:names`, a sorted set: the names that count, each with the hour of its last decision;
-- `<prefix>{stats}:durable`, a sorted set: those of them that limiters want to be kept in the database, likewise;
+- `<prefix>{stats}:names`, a sorted set: the counted names, each with the hour of its last decision;
+- `<prefix>{stats}:durable`, a sorted set: those of them with durable statistics by a limiter, likewise;
 
-and of each name, behind `<prefix>{stats:<name>}:`
+and for each name, after `<prefix>{stats:<name>}:`
 
 - `minutes:<hour>`, a hash: result and minute → requests, for 49 hours;
 - `hours:<day>`, a hash: result, units `u`, near the limit `n`, or source `S…`, and the hour → a number, for 91 days;
 - `hour:<hour>`, `day:<day>`, hashes of histograms: of times (`t`, source, bucket) and of units used (`U`, period, `:`,
-  bucket), for as long;
-- `marks:<period>:hour:<hour>`, `…:day:<day>`, sorted sets: digest → the most it had used or wanted, for as long;
-- `refused:hour:<hour>`, `refused:day:<day>`, HyperLogLogs: digests that were refused, or would have been, for as long;
-- `top:<hour>`, a hash: a process → the clients that used most and were refused most there, as JSON, for 25 hours;
-- `version:<version>`, a hash and two HyperLogLogs: what a version of a rule in shadow mode has seen, for 8 days;
-- `totals`, a hash for metrics: result → requests, units taken `u` and refused `w`, near the limit `n`; of all together
+  bucket), for the same time;
+- `marks:<period>:hour:<hour>`, `…:day:<day>`, sorted sets: digest → the maximum it had used or wanted, for the same
+  time;
+- `refused:hour:<hour>`, `refused:day:<day>`, HyperLogLogs: digests that were refused, or would have been, for the same
+  time;
+- `top:<hour>`, a hash: a process → its clients with most units and most refusals, as JSON, for 25 hours;
+- `version:<version>`, a hash and two HyperLogLogs: the requests of a version of a rule in shadow mode, for 8 days;
+- `totals`, a hash for metrics: result → requests, units taken `u` and refused `w`, near the limit `n`; for all together
   histograms of times as above, their sums in microseconds (`T`, source), and failures of the store (`E`, kind). These
   never fall, and expire 91 days after the last decision;
-- `dropped`, of all together, a hash: by day, requests of rules that are counted nowhere, for 91 days;
+- `dropped`, for all together, a hash: by day, requests of rules that are counted nowhere, for 91 days;
 - `batch:<process>`: the number of the last batch that this process wrote, for an hour.
 
 `<name>` is a digest of the name; the name of all together is empty. Hours and days are numbered since 1970, in UTC.
@@ -38,9 +40,9 @@ OTHER = "(other)"
 MAX_NAMES = 1000
 """Names that the whole site counts apart."""
 MAX_LABELS = 200
-"""Names that a process tells apart where each is a label of a metric, beside those that are counted here."""
+"""Maximum number of names as labels of metrics in a process, in addition to those that are counted here."""
 REST = "other"
-"""The label of all names that have none of their own."""
+"""The label of all further names."""
 TOTALS, DROPPED = b"totals", b"dropped"
 
 

@@ -1,8 +1,8 @@
-"""High-water marks: the most that each identity had used, or wanted, of a limit in an hour or a day.
+"""High-water marks: the maximum that each identity had used, or wanted, of a limit in an hour or a day.
 
 There may be millions of identities, so a sample is kept: those with the smallest digests. Digests are random and the
 same in all processes, so the samples of all processes make one (a k-minimum-values sketch: Bar-Yossef et al., "Counting
-Distinct Elements in a Data Stream", RANDOM 2002). Where there are no more than `SAMPLE`, it is everybody, exactly.
+Distinct Elements in a Data Stream", RANDOM 2002). Up to `SAMPLE` identities, it contains all of them, exactly.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Sample(dict[bytes, int]):
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """How much identities had used, or wanted, at most: `marks`, one for each identity of the sample; `people`: how
-    many identities there are, about where that is more than there are marks."""
+    """The maximum use of identities: `marks`, one for each identity of the sample; `people`: the number of identities,
+    estimated if it is larger than the sample."""
 
     marks: tuple[int, ...] = ()
     people: int = 0
@@ -54,7 +54,7 @@ class Marks:
         return self.people == len(self.marks)
 
     def beyond(self, units: int) -> tuple[int, int]:
-        """How many identities had used more than so many units, about, and by how many that may be wrong (two standard
+        """The estimated number of identities that had used more than this number of units, and its error (two standard
         errors; 0: it is exact).
 
         >>> Marks((1, 5, 9), 3).beyond(4)
@@ -71,7 +71,7 @@ class Marks:
 
     @classmethod
     def of(cls, found: Mapping[bytes, int]) -> Marks:
-        """What marks that were found by digest say, of all processes and hours together."""
+        """The high-water marks from those of all processes and hours, by digest."""
         if len(found) <= SAMPLE:
             return cls(tuple(sorted(found.values())), len(found))
         smallest = sorted(found)[:SAMPLE]

@@ -1,4 +1,4 @@
-"""What was counted in an hour, of rules and limits whose statistics are kept for longer than Redis keeps them."""
+"""The durable hours of rules and limits, which the database keeps longer than Redis does."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class RateLimitHour(models.Model):
 
     @classmethod
     def keep(cls, using: str, name: str, hours: Mapping[int, Numbers]) -> int:
-        """Write hours of one name, by their moment. What is there is raised, and never lowered: so it may be done
-        again, and late. Returns how many rows were made or raised."""
+        """Write hours of one name, by their moment. Existing numbers are raised, and never lowered, so it may be
+        repeated, and late. Return how many rows were made or raised."""
         moments = sorted(hours)
         return sum(cls._keep_some(using, name, hours, moments[at : at + BATCH]) for at in range(0, len(moments), BATCH))
 

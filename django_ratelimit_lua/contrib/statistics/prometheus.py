@@ -30,10 +30,10 @@ SECONDS = 5.0
 
 
 class Collector:
-    """Collects what was counted whenever it is asked, for a registry of prometheus-client.
+    """Collects the counts when it is scraped, for a registry of prometheus-client.
 
-    Where Redis does not answer, only `ratelimit_store_up 0` is told: counters that are not known are left out, as a
-    total that falls would be taken for one that begins anew.
+    If Redis does not answer, it returns only `ratelimit_store_up 0`: unknown counters are left out, because a total
+    that falls looks like a restart.
     """
 
     def describe(self) -> Iterable[Metric]:

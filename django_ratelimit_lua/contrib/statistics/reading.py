@@ -43,9 +43,9 @@ _SOURCES = {letter: source for source, letter in SOURCES.items()}
 
 
 class Span(NamedTuple):
-    """A time to look at: from `start` to `end`, in seconds since 1970, in steps of `step` seconds. Where `step` is less
-    than an hour, the last 49 hours are known; else the last 91 days. Minutes, hours and days are those of UTC; one that
-    is in it in part is in it as a whole."""
+    """A time span from `start` to `end`, in seconds since 1970, in steps of `step` seconds. If `step` is less than an
+    hour, the last 49 hours are available, otherwise the last 91 days. Minutes, hours and days are those of UTC. A
+    partial one counts as a whole."""
 
     start: int
     end: int
@@ -53,7 +53,7 @@ class Span(NamedTuple):
 
     @classmethod
     def last(cls, seconds: int, step: int, now: float | None = None) -> Span:
-        """The last so many seconds, up to the end of the step that is going on.
+        """The last seconds of this number, up to the end of the current step.
 
         >>> Span.last(3600, 60, now=7230.0)
         Span(start=3660, end=7260, step=60)
@@ -67,12 +67,13 @@ class Span(NamedTuple):
         return range(self.start, self.end, self.step)
 
     def parts(self, seconds: int) -> range:
-        """The minutes, hours or days (of so many seconds) that are in it, numbered since 1970."""
+        """The minutes, hours or days (of this many seconds) in it, numbered since 1970."""
         return range(self.start // seconds, -(-self.end // seconds))
 
     @property
     def by_hours(self) -> list[tuple[bytes, int]]:
-        """The hours, where these are still known apart, else the days: as keys end, and when each begins."""
+        """The hours, if these are still kept separately, otherwise the days: the ends of their keys, and when each
+        begins."""
         if self.end <= self.start:
             return []
         if self.start > time.time() - MINUTES_KEPT + HOUR:
@@ -119,7 +120,7 @@ class Total:
 
     @property
     def refused(self) -> int:
-        """Requests that this rule refused, or that were told to the view as limited."""
+        """Requests that this rule refused, or reported to the view as limited."""
         return refused_of(self.counts) + self.counts[ADVISED]
 
     @property
@@ -130,9 +131,9 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """Histograms of a time, which begins at `since`: `times` by source, how many decisions by bucket (see
-    `TIME_BOUNDS`); `used` by period in microseconds, how many requests found so many units used, themselves among them,
-    by bucket (see `units_range`)."""
+    """Histograms of a span, which begins at `since`: `times` by source, the number of decisions by bucket (see
+    `TIME_BOUNDS`); `used` by period in microseconds, the number of requests by the units used including their own, by
+    bucket (see `units_range`)."""
 
     since: int
     times: Mapping[str, Counter[int]]
@@ -143,7 +144,8 @@ class Detail:
         return quantile(share, sum(self.times.values(), Counter()))
 
     def beyond(self, period_us: int, units: int) -> tuple[int, int]:
-        """How many requests found more than so many units used: at least, and at most, as buckets are not exact."""
+        """How many requests found more than this number of units used: the minimum and the maximum, as buckets are not
+        exact."""
         least = most = 0
         for bucket, number in self.used.get(period_us, {}).items():
             low, high = units_range(bucket)
@@ -162,8 +164,8 @@ class Totals(NamedTuple):
 
 
 class History(NamedTuple):
-    """What is known of one identity since a moment (in seconds since 1970): the units it `used`, and how often it was
-    `refused`, or would have been: at least, and at most; None: it is not among those who are known."""
+    """The counts of one identity since a moment (in seconds since 1970): the units it `used`, and how often it was
+    `refused`, or would have been: minimum and maximum; None: it is not among the top clients."""
 
     since: int
     used: tuple[int, int] | None
@@ -171,8 +173,8 @@ class History(NamedTuple):
 
 
 class ShadowNumbers(NamedTuple):
-    """Requests that a version of a rule has `seen` and would have `refused`, and about how many people (whoever the
-    rule counts) these were of."""
+    """Requests that a version of a rule has `seen` and would have `refused`, and the estimated number of their
+    identities."""
 
     seen: int = 0
     refused: int = 0
@@ -193,8 +195,8 @@ def was_counted(name: str) -> bool:
 
 
 def durable_names() -> dict[str, int]:
-    """The names of limiters whose statistics are to be kept in the database, and until when they said so (seconds
-    since 1970); of the last ninety days, as Redis has nothing of the others."""
+    """The names of limiters with durable statistics, and until when (seconds since 1970); of the last ninety days,
+    because Redis has nothing of earlier ones."""
     since = (int(time.time()) - HOURS_KEPT) // HOUR
     return {name: (hour + 1) * HOUR for name, hour in _hours_of(b"durable").items() if hour >= since}
 
@@ -341,8 +343,8 @@ def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Es
 
 
 def listed(written: bytes, word: str) -> tuple[int, list[Estimate]]:
-    """A list of `writing.Top`: how often any client that is not in it can have come, and those that are. Empty where
-    there is none, or where it is of another version, or was written by hand.
+    """A list of `writing.Top`: the maximum count of clients that are not in it, and those that are. Empty if there is
+    none, or if it is of another version or was edited by hand.
 
     >>> listed(b'{"used":[0,[["a",2,1,[["ip","::1"]]]]]}', "used"), listed(b'{"used":[0,[["a",2,1]]]}', "used")
     ((0, [Estimate(digest='a', times=2, error=1, name=[('ip', '::1')])]), (0, []))
@@ -358,8 +360,8 @@ def listed(written: bytes, word: str) -> tuple[int, list[Estimate]]:
 
 
 def history(name: str, digest: bytes) -> History:
-    """What is known of one identity in the hour that is going on and the one before: of those who used most, and of
-    those who were refused most."""
+    """The counts of one identity in the current hour and the one before: among those with most units, and with most
+    refusals."""
     span = Span.last(2 * HOUR, HOUR)
 
     def of(what: str) -> tuple[int, int] | None:
@@ -370,7 +372,7 @@ def history(name: str, digest: bytes) -> History:
 
 
 def totals(patience: Patience | None = None) -> Totals:
-    """What metrics show: numbers that never fall, but where Redis has lost them."""
+    """The numbers of metrics, which never fall unless Redis has lost them."""
     names = [*_hours_of(b"names", patience), SITE]
     hashes = _hashes([key_of(name, TOTALS) for name in names], patience)
     of_names = {name: Counter(of) for name, of in zip(names, hashes, strict=True) if of}
@@ -380,7 +382,7 @@ def totals(patience: Patience | None = None) -> Totals:
 
 
 def shadow_numbers(given: Mapping[str, Any]) -> ShadowNumbers:
-    """What a rule as it is declared has seen in shadow mode, in the last days in which it was asked."""
+    """The requests of this version of a rule in shadow mode, in the last days with any."""
     key = key_of(str(given["name"]), b"version:" + version_of(given).encode())
     (counts,) = _hashes([key])
     people, refused = _ask([(b"PFCOUNT", key + word) for word in (b":people", b":refused")])
@@ -388,10 +390,10 @@ def shadow_numbers(given: Mapping[str, Any]) -> ShadowNumbers:
 
 
 def refusal_counts(days: int = 7, names: Iterable[str] | None = None) -> dict[str, dict[str, int]]:
-    """By rule or call site, how often it refused (`"enforce"`), told the view (`"advise"`), would have refused
+    """By rule or call site, how often it refused (`"enforce"`), informed the view (`"advise"`), would have refused
     (`"shadow"`) or could not be applied (`"failed"`) in the last days, today (UTC) included.
 
-    `names`: of these alone.
+    `names`: only of these.
     """
     today, counts = int(time.time()) // DAY, {}
     wanted = list(known_names() if names is None else names)
@@ -436,7 +438,7 @@ def _counted(names: Sequence[str], numbers: Sequence[int], step: int) -> dict[st
 
 def _hashes(keys: Sequence[bytes], patience: Patience | None = None) -> list[dict[str, int]]:
     return [
-        # Somebody may have written there by hand.
+        # The value may have been edited by hand.
         {field.decode(errors="replace"): int(number) for field, number in zip(reply[::2], reply[1::2], strict=True)
          if _IS_NUMBER(number)}
         for reply in _ask([(b"HGETALL", key) for key in keys], patience)
@@ -462,5 +464,5 @@ def _ask_one(store: Any, parts: Sequence[bytes], patience: Patience | None) -> A
         return store.execute(*parts, patience=patience)
     except StoreError as error:
         if error.was_answered and ("WRONGTYPE" in str(error) or "INVALIDOBJ" in str(error)):
-            return 0 if parts[0] == b"PFCOUNT" else []  # Somebody has written there by hand.
+            return 0 if parts[0] == b"PFCOUNT" else []  # The value was edited by hand.
         raise

@@ -1,7 +1,7 @@
-"""Every decision, counted in the process: one call at the end of `engine/decide`, whoever asked and whoever decided.
+"""Counts every decision in the process: one call at the end of `engine/decide`, for every face and source.
 
-What is counted is written once a second (`writing`), so that counting costs a decision no trip, and a hundredth of
-what a trip does. A process that is killed loses its last second of statistics, never a count of a limit.
+Counts are written once a second (`writing`), so that counting costs a decision no round trip, and a hundredth of the
+time of one. A killed process loses its last second of statistics, never a count of a limit.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ MAX_QUEUED = 64
 """Decisions that wait to be counted; whichever adds one more counts them. Few, so that they are still in the
 processor's caches then, and that what they hold of requests is little."""
 MAX_KINDS = 100_000
-"""Kinds that are told apart between two writings: names that are made up at run time are counted as `OTHER` then."""
+"""Maximum number of kinds between two flushes. Further names, which may be made at run time, are counted as `OTHER`."""
 MAX_PEOPLE = 10_000
-"""Clients that are told apart between two writings."""
+"""Maximum number of clients between two flushes."""
 
 Kind = tuple[str, str, str, int, int, int, bool, bool]
 """What hits have in common that are counted together: (name, result, source, time, period, used, is_near, is_whole).
@@ -78,7 +78,7 @@ class Person:
 
     @property
     def name(self) -> Name:
-        """What is shown of it."""
+        """Its label."""
         return shown(self._identity) if self._name is None else self._name
 
 
@@ -99,8 +99,7 @@ class Tables:
 @dataclass(slots=True)
 class RequestCount:
     """How the whole site counts one request, however many decisions are made about it: the `result` of the decisions so
-    far (empty: there is none), whether one of them `is_refused`, and the `minute` that the request is counted in, since
-    1970."""
+    far (empty: none), whether one of them `is_refused`, and the `minute` that the request is counted in, since 1970."""
 
     result: str = ""
     is_refused: bool = False
@@ -116,8 +115,8 @@ _BUCKETS = tuple(map(units_bucket, range(4096)))
 class Recorder:
     """Counts decisions until they are written.
 
-    What a decision pays for is one place in a queue. What is in the queue is counted by whichever decision finds many
-    there, or a second later.
+    A decision pays for one append to a queue. The queue is counted by the next decision that finds many entries, or a
+    second later.
     """
 
     _due_at = 0.0
@@ -210,7 +209,7 @@ class Recorder:
                     period = rate.period_us
                     result = results.pop(name, absent) if results else absent
                     if not (is_allowed and state.allowed) and not (limit.count_denied and state.counted_at):
-                        used += cost  # It has wanted so much.
+                        used += cost  # It has wanted this number.
                     person = people.get((name, period, charge.digest)) or self._meet(counted, period)
                     if used > person.mark:
                         person.mark = used
@@ -282,7 +281,7 @@ class Recorder:
             self._writer.forget(digests)
 
     def clear(self) -> None:
-        """Drop what was not written yet; for tests, whose servers come and go."""
+        """Drop unwritten counts; for tests, whose servers come and go."""
         with self._lock:
             failures.take()
             self._queue.clear()

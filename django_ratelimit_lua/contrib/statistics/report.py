@@ -141,8 +141,7 @@ class PerMinute:
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers(Counts):
-    """What was counted in a time; `p95_seconds`: within which 95 of 100 were decided; `sources`: decisions by who
-    decided."""
+    """The counts of a span; `p95_seconds`: the 95th percentile of the decision time; `sources`: decisions by source."""
 
     share_refused: float | None = None
     per_minute: PerMinute = PerMinute()
@@ -151,7 +150,7 @@ class Numbers(Counts):
 
     @property
     def source_words(self) -> str:
-        """Who decided, the most frequent first, with their shares."""
+        """The sources of decisions, the most frequent first, with their shares."""
         whole = sum(self.sources.values())
         ordered = sorted(self.sources.items(), key=lambda pair: -pair[1])
         return ", ".join(f"{SOURCES.get(source, source)} {share_words(of / whole)}" for source, of in ordered if of)
@@ -164,7 +163,7 @@ class Site(Day, Numbers):
 
 @dataclass(frozen=True, kw_only=True)
 class What:
-    """What a name stands for: a rule of the admin (`rule`: its row's key) or the settings, or limits in the code."""
+    """The limit behind a name: a rule of the admin (`rule`: its row's key) or the settings, or limits in the code."""
 
     name: str
     kind: str = ""
@@ -206,8 +205,8 @@ class Overview:
 
 @dataclass(frozen=True, kw_only=True)
 class Report(What, Numbers):
-    """What one rule or call site did in a period. What is not counted by minutes begins at `since`, with an hour or a
-    day; `counts_since`: the requests since then."""
+    """The counts of one rule or call site in a period. Counts without minutes begin at `since`, with an hour or a day;
+    `counts_since`: the requests since then."""
 
     at: datetime.datetime
     period: str
@@ -269,7 +268,7 @@ class Encoder(DjangoJSONEncoder):
 
 @dataclass(frozen=True, kw_only=True)
 class Named(What):
-    """What a name stands for, with its row, and its limits as far as they are constant."""
+    """The limit behind a name, with its row, and its constant limits."""
 
     row: RateLimitRule | None = None
     limits: tuple[Limit, ...] = field(default=(), compare=False)
@@ -280,7 +279,7 @@ class Named(What):
 
 
 def named(name: str) -> Named:
-    """What a name stands for."""
+    """The limit behind a name."""
     row = RateLimitRule.objects.using(primary()).named(name).prefetch_related("tiers").first()
     if row is None:
         return _in_code(name)
@@ -327,7 +326,7 @@ def _present() -> tuple[dict[str, RateLimitRule], set[str]]:
 
 
 def without_numbers(query: str = "") -> list[What]:
-    """What there is to show, where Redis cannot be asked."""
+    """The page if Redis is unavailable."""
     rules, names = _present()
     wanted = query.strip().casefold()
     found = [_what(rules, name) for name in names if wanted in name.casefold()]
@@ -369,7 +368,7 @@ SORTS: dict[str, Callable[[Row], Any]] = {
 
 
 def overview(sort: str = "-refused", query: str = "", page: int = 1, size: int = 50) -> Overview:
-    """What every rule and call site did in the last day, so many on a page. Raises `StoreError`.
+    """The last day of every rule and call site, in pages. Raises `StoreError`.
 
     `sort`: one of `SORTS`, with a minus: the largest first.
     """
@@ -431,9 +430,9 @@ def why_uncounted() -> str | None:
 
 
 def one(name: str, period: str, now: float | None = None) -> Report:
-    """What one rule or call site did in a period; `identities` reads whose requests these were. Raises `StoreError`."""
+    """One rule or call site in a period; `identities` reads the top clients. Raises `StoreError`."""
     what, span = named(name), span_of(period, now)
-    # What is drawn by hours may be in the database, where Redis has lost it.
+    # Hours may be in the database if Redis has lost them.
     if span.step == DAY:
         points = _by_day(kept_series(name, span._replace(step=HOUR)))
     else:
@@ -466,9 +465,8 @@ def one(name: str, period: str, now: float | None = None) -> Report:
 
 
 def curves(what: Named, span: Span, histograms: Detail, whole: Total) -> list[Curve]:
-    """The refusal curves of a name: one for each period that was counted, the shortest first; slots are of none, as
-    with others of them requests would have met others. `whole`: what was counted
-    since the histograms begin."""
+    """The refusal curves of a name: one for each counted period, the shortest first. Slots have none, because with
+    other limits requests would have met other ones. `whole`: the counts since the histograms begin."""
     by_period: dict[int, Limit] = {}
     for limit in what.limits:
         by_period.setdefault(limit.rate.period_us, limit)
@@ -526,12 +524,12 @@ def _other_limits(what: Named, span: Span) -> list[tuple[str, str, Rate, int | N
     for change in changes_of(what, span):
         for declared in (change.before, change.after):
             if isinstance(declared, Mapping):
-                # Of these, who has no burst of its own has that of the rule.
+                # Overrides without their own burst have that of the rule.
                 algorithm, burst = declared.get("algorithm"), declared.get("burst")
                 given.append(("changes", algorithm, declared.get("rate"), burst))
                 tiers = declared.get("tiers") or ()
                 given += [("changes", algorithm, tier.get("rate"), tier.get("burst") or burst) for tier in tiers]
-            else:  # Before the rule was there, or after it, what the code says held.
+            else:  # Before the rule existed, or after it, the limit of the code applied.
                 of_code = _in_code(what.name).limits
                 given += [("changes", limit.algorithm, str(limit.rate), limit.burst) for limit in of_code]
     algorithm, burst = (what.limits[0].algorithm, what.limits[0].burst) if what.limits else (None, None)
@@ -672,8 +670,8 @@ def _p95(histograms: Detail) -> float | None:
 
 
 def pattern(refused: int, people: int) -> str:
-    """What refusals look like: "few" people who come very often, rather programs; "many" people, each a few times,
-    rather customers; empty where they are neither."""
+    """The pattern of refusals: "few" clients with many refusals each, probably bots; "many" clients with a few each,
+    probably customers; empty if neither."""
     if not people or refused < 20:
         return ""
     each = refused / people

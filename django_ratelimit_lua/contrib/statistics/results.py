@@ -11,11 +11,11 @@ from ...limits.decision import Decision, LimitState
 
 ALLOWED, REFUSED = "a", "r"
 ALLOWED_ADVISING, ADVISED = "d", "v"
-"""Of limits with `block=False`, which only tell the view."""
+"""Of limits with `block=False`, which only inform the view."""
 ALLOWED_IN_SHADOW, SHADOW = "h", "s"
 """Of limits in shadow mode: allowed, and would be refused."""
 BANNED = "g"
-"""Refused by a ban, which is none of what the limit refuses by itself."""
+"""Refused by a ban, not by the limit itself."""
 EXEMPT, BLOCKED = "x", "b"
 """By overrides."""
 POLICY = "e"
@@ -38,10 +38,10 @@ LABELS = MappingProxyType(
         FAILED: ("", "failed"),
     }
 )
-"""Mode and result by letter. The mode is empty where it makes no difference."""
+"""Mode and result by letter. The mode is empty if it makes no difference."""
 
 FREE = frozenset({ALLOWED, ALLOWED_ADVISING, ALLOWED_IN_SHADOW, POLICY})
-"""Where a hit has taken its units, as far as they were granted."""
+"""Results of hits that took their units, as far as they were granted."""
 BY_MODE = MappingProxyType(
     {
         "enforce": (REFUSED, ALLOWED),
@@ -49,17 +49,17 @@ BY_MODE = MappingProxyType(
         "shadow": (SHADOW, ALLOWED_IN_SHADOW),
     }
 )
-"""What came of a hit under a limit of that mode, by whether the limit allowed it."""
+"""The result of a hit under a limit of that mode, by whether the limit allowed it."""
 
 SOURCES = MappingProxyType({"redis": "r", "deny-cache": "d", "lease": "l", "split": "s", "fallback": "f"})
-"""Who decided, by the letter of each."""
+"""The source of a decision, by letter."""
 
 
 def results_of(
     planned: Sequence[PlannedCharge], decision: Decision, exempt: Sequence[PlannedCharge]
 ) -> tuple[dict[str, str], str]:
-    """What came of a decision by each rule or call site, once whatever rates it has: refused where one of them refuses;
-    and what came of it as a whole (empty: nothing was asked). `exempt`: the charges that an override has taken out."""
+    """The result of a decision for each rule or call site, once whatever rates it has: refused if one of them refuses;
+    and the result as a whole (empty: nothing was decided). `exempt`: the charges that an override has removed."""
     states = decision.limits
     results: dict[str, str] = {}
     whole = ""
@@ -82,7 +82,7 @@ def refused_of(counts: Mapping[str, int]) -> int:
 
 
 def result_of(planned: PlannedCharge, state: LimitState, source: str) -> str:
-    """What came of one charge."""
+    """The result of one charge."""
     if state.block is not None:
         return BLOCKED
     if source == "fallback" and (planned.charge.limit.on_store_error or conf.ON_STORE_ERROR) != "local":

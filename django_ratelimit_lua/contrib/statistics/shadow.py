@@ -1,5 +1,5 @@
-"""What a rule in shadow mode has seen and would have refused, and of how many people: counted for each version of the
-rule, so that it is judged by what it says now."""
+"""The requests that a rule in shadow mode has seen and would have refused, and the number of their identities: counted
+for each version of the rule, so that its current version is judged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OF_NO_VERSION = frozenset({"id", "mode", "order", "description", "message", "du
 
 
 def version_of(given: Mapping[str, Any]) -> str:
-    """What tells a version of a rule from others, by how it is declared."""
+    """A hash of a rule's declaration, which identifies its version."""
     words = {word: value for word, value in given.items() if word not in _OF_NO_VERSION}
     text = json.dumps(words, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""Who comes most often, in little memory: Space-Saving.
+"""The most frequent clients, in bounded memory: Space-Saving.
 
 Metwally, Agrawal, El Abbadi, "Efficient Computation of Frequent and Top-k Elements in Data Streams", ICDT 2005.
 """
@@ -16,7 +16,7 @@ CAPACITY = 1024
 
 
 class Estimate(NamedTuple):
-    """How often a client came: at most so many `times`, and at least `times - error`; and what is shown of it."""
+    """The count of a client: at most `times`, and at least `times - error`; and its label."""
 
     digest: str
     times: int

@@ -29,7 +29,7 @@ class _Instruments(NamedTuple):
 
 
 class Telemetry:
-    """Tells OpenTelemetry of decisions. What goes wrong there is said in the log, once, and changes no decision."""
+    """Records decisions with OpenTelemetry. The log reports an error there once, and no error changes a decision."""
 
     def __init__(self) -> None:
         self._begin()
@@ -43,7 +43,7 @@ class Telemetry:
     def record(
         self, planned: Sequence[PlannedCharge], decision: Decision, seconds: float, exempt: Sequence[PlannedCharge]
     ) -> None:
-        """Tell of a decision that took so many seconds; see `Recorder.add`."""
+        """Record a decision that took this many seconds; see `Recorder.add`."""
         try:
             self._record(planned, decision, seconds, exempt)
         except Exception as error:  # An exporter of the project's, or no package at all.

@@ -1,6 +1,6 @@
 """The page that Prometheus reads: `path("ratelimit/", include("django_ratelimit_lua.contrib.statistics.urls"))`.
 
-Whoever has `RATELIMIT_METRICS_TOKEN`, or is signed in and may view rules, gets the metrics; nobody else.
+Only clients with `RATELIMIT_METRICS_TOKEN`, and signed-in users who may view rules, get the metrics.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PERMISSION = "django_ratelimit_lua.view_ratelimitrule"
 @never_cache
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
-    """The metrics of all processes, as text for Prometheus, or as OpenMetrics where that is asked for."""
+    """The metrics of all processes, as text for Prometheus, or as OpenMetrics on request."""
     if not _has_token(request):
         user = getattr(request, "user", None)
         if user is None or not user.is_authenticated:

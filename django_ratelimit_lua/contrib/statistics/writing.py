@@ -47,22 +47,22 @@ beyond twice as many whatever is counted; how many requests that was is counted.
 MAX_MARKS = 100_000
 """Marks that a process remembers to have written; the others it may write again."""
 STEADY_SECONDS = 60.0
-"""After so long without an error nothing is reported any more: parts are written now and then."""
+"""Seconds without an error after which none is reported any more, because parts are still written now and then."""
 TOP = 100
 """Clients that each process writes of those that used most, and of those that were refused most."""
 MAX_SUMMARIES = 50
-"""Names whose clients a process counts in whole summaries: each half a megabyte where very many come."""
+"""Number of names whose clients a process counts in full summaries, of up to half a megabyte each."""
 SMALL_CAPACITY = 64
 """Of the summaries of the others."""
 MAX_FAILURES, ROUND_SECONDS = 10, 5.0
-"""If so many names cannot be written, or that takes so long, the others have their turn a second later."""
+"""After this many failures, or this time, the remaining names have their turn a second later."""
 
 Bucket = tuple[bytes, int]
 """The end of a key, and for how many seconds it is kept."""
 
 
 class Pending:
-    """What is to be written of one name: by command (see `write.lua`) and bucket, the words and their numbers or
+    """The unwritten counts of one name: by command (see `write.lua`) and bucket, the fields and their numbers or
     values. `requests`: how many are counted by it; `number`: of the batch, once it is one, and `sent_at`: when it was
     first sent without an answer (monotonic; 0: never)."""
 
@@ -77,7 +77,7 @@ class Pending:
         return sum(map(len, self.writes.values()))
 
     def to(self, command: bytes, bucket: Bucket) -> dict[bytes, Any]:
-        """What is to be done with one key."""
+        """The command for one key."""
         words = self.writes.get((command, bucket))
         if words is None:
             words = self.writes[command, bucket] = Counter() if command == b"add" else {}
@@ -112,7 +112,7 @@ class Pending:
 
 
 class Top:
-    """The clients that used most, and were refused most, of one name in one hour. `field`: where that is written."""
+    """The clients with most units, and with most refusals, of one name in one hour. `field`: where that is written."""
 
     def __init__(self, field: bytes, capacity: int) -> None:
         self.field = field
@@ -164,7 +164,7 @@ class Writer:
         self._begin_hour(0)
 
     def _begin_hour(self, hour: int) -> None:
-        """Names that are made up at run time leave their places to others; what is of hours begins anew."""
+        """Drop names that are made at run time, and start the summaries of a new hour."""
         self._hour = hour
         self._known = {SITE: SITE}  # Whether a name counts by itself, or as `OTHER`.
         self._tops: dict[str, Top] = {}
@@ -383,5 +383,5 @@ class Writer:
 
 
 def _buckets_of(at: int) -> tuple[Bucket, Bucket]:
-    """Where the minutes and the hours of a moment are counted."""
+    """The fields of the minutes and the hours of a moment."""
     return (b"minutes:%d" % (at // HOUR), MINUTES_KEPT), (b"hours:%d" % (at // DAY), HOURS_KEPT)
