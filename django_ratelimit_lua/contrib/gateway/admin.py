@@ -1,4 +1,4 @@
-"""Clients of the gateway: who may ask what. A token is shown once, when it is made."""
+"""Clients of the gateway and their rights. A token is shown once, when it is made."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def revoke(modeladmin: Any, request: HttpRequest, queryset: Any) -> None:
 
 @admin.register(RateLimitClient)
 class ClientAdmin(ActingAdmin):
-    """Who may ask the gateway, about what, and when it last did."""
+    """Clients of the gateway, the limits they may use, and when they last did."""
 
     list_display = ("name", "may_ask", "may_refund", "is_active", "used")
     list_filter = ("is_active", "may_refund")
@@ -53,12 +53,12 @@ class ClientAdmin(ActingAdmin):
         return "—" if client.last_used is None else moment_element(client.last_used)
 
     def get_urls(self) -> list[Any]:
-        """Another token, beside Django's pages."""
+        """The URL that makes another token, in addition to Django's."""
         view = self.admin_site.admin_view(self.token_view)
         return [path("<int:pk>/token/", view, name="ratelimit_gateway_token"), *super().get_urls()]
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Save; a new one gets its token, which is on the next page and nowhere else."""
+        """Save. A new client gets its token, which is shown on the next page and nowhere again."""
         if not change:
             vars(obj)["_token"] = obj.new_token()
         super().save_model(request, obj, form, change)

@@ -26,11 +26,11 @@ class Answer(NamedTuple):
 
     @classmethod
     def of(cls, response: HttpResponse) -> Answer:
-        """What a response of Django's says."""
+        """The answer in a Django response."""
         return cls(response.status_code, dict(response.items()), response.content)
 
     def response(self) -> HttpResponse:
-        """The same for Django, which logs every refusal, and by the gateway's path. This has been said already."""
+        """The same for Django. Django would log every refusal, under the gateway's path, but it is logged already."""
         response = HttpResponse(self.body, status=self.status, headers=self.headers)
         if "Content-Type" not in self.headers:
             del response.headers["Content-Type"]

@@ -1,10 +1,10 @@
-"""The gateway by itself, without Django's handler.
+"""The gateway as an application of its own, without Django's handler.
 
 Start it with `uvicorn django_ratelimit_lua.contrib.gateway.asgi:application --no-proxy-headers --no-access-log`.
 
 Django's own handler does more for a request than the gateway does for its answer: signals, middleware, and threads for
-what of that blocks. Nothing of it is needed here. This application serves what `gateway.urls` does and nothing else,
-under whatever path it is mounted. It needs `DJANGO_SETTINGS_MODULE`, of which it is a site.
+blocking code. None of it is needed here. This application serves the URLs of `gateway.urls` and nothing else, under
+whatever path it is mounted. It needs the `DJANGO_SETTINGS_MODULE` of its site.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a service asks of `decide`, read from JSON: every part of it bounded, and said what is wrong with it."""
+"""Read the JSON of a `decide` request: every part is bounded, and errors name the part and the problem."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _BELONGS = {"timeout": WAITING, "seconds": ("slot",), "slot": ("release",)}
 
 
 class AskedCharge(NamedTuple):
-    """So many units of the limit of that name, for one identity; `who`: whom it names, if it is an object; `partial`:
-    fewer units will do."""
+    """Units of the limit of that name, for one identity; `who`: the named client, if it is an object; `partial`: fewer
+    units will do."""
 
     limit: str
     identity: Identity
@@ -33,9 +33,9 @@ class AskedCharge(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What is asked: an operation about charges, all or nothing (`together`) or each for itself.
+    """A request: an operation on charges, all or nothing (`together`) or each by itself.
 
-    `timeout`: seconds that a turn may be away; `seconds`: how long a slot is held; `slot`: which one is released.
+    `timeout`: maximum seconds until a turn; `seconds`: how long a slot is held; `slot`: the slot to release.
     """
 
     operation: str
@@ -47,7 +47,7 @@ class Asked(NamedTuple):
 
 
 def read_asked(body: bytes) -> Asked:
-    """What is asked. Raises `ProblemError`.
+    """Read a request. Raises `ProblemError`.
 
     >>> read_asked(b'{"charges": [{"limit": "mail", "identity": "ada"}]}').charges
     (AskedCharge(limit='mail', identity='ada', cost=1, who=None, partial=False),)

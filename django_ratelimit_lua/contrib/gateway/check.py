@@ -38,7 +38,7 @@ _OF_USER = (EVERYONE, "anonymous", "authenticated")
 """Audiences of which nothing but the user's key is asked."""
 
 
-@ratelimit_exempt  # It is asked by proxies; whom they ask about is counted.
+@ratelimit_exempt  # Proxies send it. Their clients are counted.
 @login_not_required
 @csrf_exempt  # Envoy asks by the method of the original request.
 async def check(request: HttpRequest) -> HttpResponse:
@@ -56,10 +56,11 @@ async def answer_scope(scope: Mapping[str, Any]) -> Answer:
 
 
 async def answer_check(meta: Meta) -> Answer:
-    """200 to go on; 429 (or what a block says) with `Retry-After` and a body not to. Both say what is left.
+    """Answer 200 to admit the request, or 429 (or the status of a block) with `Retry-After` and a body to refuse it.
+    Both have rate-limit headers.
 
-    403 for who is no trusted proxy with the secret, 400 for what is no request. For nginx, every refusal is a 403 with
-    the status in `X-RateLimit-Status`.
+    403 for a client that is not a trusted proxy with the secret, 400 for an invalid request. For nginx, every refusal
+    is a 403 with the status in `X-RateLimit-Status`.
     """
     if gateway_settings.GATEWAY_DIALECT is None or not is_believed(meta):
         return Answer.text(403, "This is for the proxies of the site.")
@@ -110,9 +111,9 @@ def _places(found: DescribedRequest, ruleset: Ruleset) -> Sequence[Place] | None
 
 
 def _rules(found: DescribedRequest, ruleset: Ruleset) -> Sequence[Rule] | None:
-    """The rules for a request, by what a proxy can know of it; None if it is exempt.
+    """The rules for a request, without what a proxy cannot know; None if it is exempt.
 
-    Servers read paths in several ways. So the rules of all of them hold, and it is exempt by all or not.
+    Servers read paths in several ways. So the rules of all readings apply, and it is exempt only if all are.
     """
     is_user_known = hasattr(found, "user")
     readings: list[Sequence[Rule]] = []

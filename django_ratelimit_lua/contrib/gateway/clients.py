@@ -1,4 +1,4 @@
-"""Clients of the gateway as they are published: who may ask about which limits."""
+"""Clients of the gateway as they are published: the limits that each may use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Client(NamedTuple):
 
 
 def read_clients(part: Any) -> dict[str, Client]:
-    """What is published, by the digest of the token."""
+    """The published clients, by the digest of the token."""
     return {each["digest"]: Client(each["name"], (*each["limits"],), each["may_refund"] is True) for each in part}
 
 

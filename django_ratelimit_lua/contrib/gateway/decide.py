@@ -1,8 +1,8 @@
-"""`decide`: for services that ask about limits themselves.
+"""`decide`: for services that request decisions themselves.
 
-A service names limits and who is counted; it has a token, whose client may ask about some limits. Clients are published
-with the rules, so a token is refused from the very call on that would go by newer ones: nothing is asked of the
-database, and a revoked token is over at once.
+A service names limits and the identities to count. It has a token, whose client may use some limits. Clients are
+published with the rules, so a revoked token is refused from the first call by the newer rules on: the database is never
+read, and a revoked token is invalid at once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ noting = DatabaseErrand()
 @login_not_required
 @csrf_exempt
 async def decide(request: HttpRequest) -> HttpResponse:
-    """`answer_decide`, for Django, which cancels a view whose client has gone."""
+    """`answer_decide` for Django, which cancels a view whose client has disconnected."""
     try:
         body = request.read(MOST_BYTES + 1)  # Not `request.body`: what is sent in chunks may have any size.
     except UnreadablePostError:
@@ -67,7 +67,7 @@ async def answer_decide(method: str, meta: Meta, body: bytes, gone: Gone | None 
         if scheme.lower() != "bearer" or not token.strip():
             raise unauthorised()
         caller = Caller(token_digest(token.strip()), meta)
-        # Who may not ask at all is told nothing about the body; that this is still so, the decision finds out itself.
+        # A client without rights learns nothing about the body. The decision checks again that it has them.
         ruleset = current()
         if ruleset is None or caller.client not in clients_of(ruleset):
             await AskedPlanner(caller, Asked("peek", ())).decided()
@@ -106,7 +106,7 @@ async def _apart(caller: Caller, asked: Asked, gone: Gone | None) -> dict[str, A
 
 
 async def _turn(outcome: Outcome, gone: Gone | None) -> None:
-    """Wait for the turn; a client that goes away meanwhile gives it back."""
+    """Wait for the turn. A client that disconnects gives it back."""
     if gone is None:
         await ahold(outcome)
         return
@@ -121,7 +121,9 @@ async def _turn(outcome: Outcome, gone: Gone | None) -> None:
 
 
 async def _released(caller: Caller, asked: Asked) -> dict[str, Any]:
-    outcome = await AskedPlanner(caller, asked).decided()  # Who may not ask, may not release either.
+    outcome = await AskedPlanner(
+        caller, asked
+    ).decided()  # A client that may not use a limit may not release its slots.
     charges = [planned.charge for planned in outcome.planned if planned.charge.limit.holds]
     if not charges and conf.ENABLE:
         raise ProblemError(422, "None of these limits has slots.")
@@ -130,7 +132,7 @@ async def _released(caller: Caller, asked: Asked) -> dict[str, Any]:
 
 
 def _note(client: str) -> None:
-    """Write down, beside the requests, that a token was used."""
+    """Record the use of a token, in the background."""
     now = time.monotonic()
     if now - _noted.get(client, -NOTE_SECONDS) >= NOTE_SECONDS and not noting.is_busy:
         if len(_noted) >= MOST_NOTED:

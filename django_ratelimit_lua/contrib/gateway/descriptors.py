@@ -32,14 +32,14 @@ DOMAIN, NAMED, ADDRESS = "domain", "generic_key", "remote_address"
 READ_KINDS = ("header", "cookie", "get")
 """The kinds of fields that an entry can stand for."""
 CHARGE: Entry = ("charge", "after")
-"""The entry by which Envoy's configuration says that what is asked is no question: the units were used."""
+"""The entry by which Envoy's configuration reports units that were used already."""
 MOST_ENTRIES = 20
 LONGEST_ENTRY = 500
 
 
 @dataclass(frozen=True, slots=True)
 class ValuePattern:
-    """What a value has to be: itself, or, where it has a star, text with any text in the place of each star.
+    """The pattern of a value: the value itself, or, with stars, text with any text in place of each star.
 
     >>> ValuePattern("/api/*.json").matches("/api/v1/x.json"), ValuePattern("a").matches("ab")
     (True, False)
@@ -171,13 +171,13 @@ def unread(key_name: str, keys: Collection[str]) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def entry_of(part: str) -> str:
-    """The key of the entry that a part of a rule's key reads: one that is called like it, and for addresses
-    `remote_address`. Empty where no entry has that: a session, a body.
+    """The key of the entry that a part of a rule's key reads: the entry of that name, and for addresses
+    `remote_address`. Empty if no entry has the value: a session, a body.
 
     >>> entry_of("ip"), entry_of("header:X_Tenant"), entry_of("user"), entry_of("session")
     ('remote_address', 'header:x-tenant', 'user', '')
     """
-    if part in ("ip", "user_or_ip"):  # Who is not signed in has only an address.
+    if part in ("ip", "user_or_ip"):  # A client without a signed-in user has only an address.
         return ADDRESS
     kind, _, name = part.removeprefix(EXACT).partition(":")
     is_read = part in ("user", "path") or (kind in READ_KINDS and name)
@@ -196,8 +196,8 @@ def _index(ruleset: Ruleset) -> DescriptorIndex:
 
 
 def rule_for(ruleset: Ruleset, domain: str, entries: Entries) -> Rule | None:
-    """The rule for one of Envoy's descriptors: the most specific one of those whose descriptor it is; else the one
-    that its first entry names as `generic_key`, if that is for no descriptors of its own."""
+    """The rule for one of Envoy's descriptors: the most specific one that matches. Otherwise the one that its first
+    entry names as `generic_key`, if that has no descriptor of its own."""
     rule = _index(ruleset).find(domain, entries)
     if rule is None and entries and entries[0][0] == NAMED:
         rule = ruleset.by_name.get(entries[0][1])

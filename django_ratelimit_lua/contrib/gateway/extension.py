@@ -1,4 +1,4 @@
-"""What the gateway adds to the core."""
+"""The extension of the core by the gateway."""
 
 from __future__ import annotations
 

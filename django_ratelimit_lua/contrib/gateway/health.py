@@ -24,7 +24,7 @@ async def health(request: HttpRequest) -> HttpResponse:
 
 
 async def answer_health() -> Answer:
-    """200 if Redis answers within `RATELIMIT_TIMEOUT`, else 503. Nothing is counted."""
+    """200 if Redis answers within `RATELIMIT_TIMEOUT`, otherwise 503. Nothing is counted."""
     try:
         await get_store().adecide(build_call([Charge(Limit("health", "1/s"), digest("health"))], "peek"))
     except StoreError:

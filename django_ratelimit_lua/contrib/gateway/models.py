@@ -19,12 +19,12 @@ require("gateway")
 PREFIX = "rl_"
 """What every token begins with, so that scanners of leaked secrets find it."""
 SHOWN = 8
-"""Digits of a digest that tell tokens apart in the history."""
+"""Digits of a digest that identify a token in the history."""
 _NAME = re.compile(r"[^*\x00-\x1f\x7f\ud800-\udfff]*\*?")
 
 
 def token_digest(token: str) -> str:
-    """What is kept of a token, which is 256 random bits: SHA-256.
+    """The stored form of a token, which is 256 random bits: SHA-256.
 
     >>> len(token_digest("rl_anything"))
     64
@@ -76,7 +76,7 @@ class RateLimitClient(AuditedModel):
         return [line.strip() for line in self.limits.splitlines() if line.strip()]
 
     def declared(self) -> Declared:
-        """The row in words; of its token, as much as tells it from another."""
+        """The row in words, with the digits that identify its token."""
         return {
             "name": self.name, "limits": self.names(), "may_refund": self.may_refund, "is_active": self.is_active,
             "digest": self.digest[:SHOWN],
@@ -90,5 +90,5 @@ class RateLimitClient(AuditedModel):
 
     @classmethod
     def note_use(cls, using: str, digest: str) -> None:
-        """It was used just now. No change that anybody has to hear of."""
+        """Record that it was used just now. This change is neither recorded nor published."""
         cls._base_manager.using(using).filter(digest=digest).update(last_used=timezone.now())

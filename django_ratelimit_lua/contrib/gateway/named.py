@@ -1,4 +1,5 @@
-"""Who a service names by the words of keys: whom rules count in requests, and whom overrides are about there."""
+"""The identities that a service names by the words of keys: those that rules count in requests, and the subjects of
+overrides."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _BODY = ("post", "json")
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Who an object names, by key: all of it is one client, as a request is. For overrides, see `web.overrides.Who`.
+    """The client that an object names, by key: all of it is one client, as a request is. For overrides, see
+    `web.overrides.Who`.
 
     >>> Named({"user": "7", "header:X-Key": "K"}).identity()
     (('user', '7'), ('header', 'X-Key', 'k'))
@@ -30,7 +32,7 @@ class Named:
     values: Mapping[str, str]
 
     def identity(self) -> Identity:
-        """Who is counted. Raises `LimitError` for what is no key, and for a value that no request can have."""
+        """The identity to count. Raises `LimitError` for an invalid key, and for a value that no request can have."""
         parts = [self._part(key) for key in self.values]
         return parts[0] if len(parts) == 1 else tuple(parts)
 
@@ -60,14 +62,14 @@ class Named:
         return address_as(self.values.get("ip"), "it is said so")
 
     def user(self) -> str | None:
-        """See `Who`: as the database writes the key."""
+        """See `Who`: the primary key as the database has it."""
         return str(VouchedUser(self.values["user"])) if "user" in self.values else None
 
     def address(self) -> Address | None:
         return self._address().address
 
     def fields(self, field: str) -> Sequence[Identity]:
-        """See `Who`: a value counts as the override says, letter by letter or not, however it is named here."""
+        """See `Who`: the override decides whether letter case counts, however the value is named here."""
         wanted = _place(field)
         places = [wanted, *((part, wanted[1]) for part in _BODY)] if wanted[0] == "data" else [wanted]
         identities = [field_identity(field, value) for key, value in self.values.items() if _place(key) in places]
@@ -86,7 +88,7 @@ def _may_be_user(text: str) -> bool:
 
 
 def _place(key: str) -> tuple[str, str]:
-    """Where requests have the value of a field, whose names of headers have one spelling."""
+    """The place of a field in requests, in which names of headers have one spelling."""
     parts = split_field(key)
     if parts is None:
         return (key, "")

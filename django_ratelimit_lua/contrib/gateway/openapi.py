@@ -94,7 +94,7 @@ def refuse(problem: str) -> NoReturn:
 
 
 def answer_openapi() -> Answer:
-    """The document, for anybody: it tells nothing of the site."""
+    """The document, which is public: it reveals nothing about the site."""
     return Answer(200, {"Content-Type": "application/json"}, json.dumps(document(), indent=1).encode())
 
 

@@ -1,7 +1,7 @@
-"""The paths that a server may take a request to be for: not all servers read the same out of what was sent.
+"""The paths that a server may read from a request: servers differ in that.
 
-A rule is about a path, and the server behind the proxy decides which one that is. So each reading is looked at that a
-common server has; else there would be a way of writing `/login/` that goes around its limit.
+A rule is about a path, and the server behind the proxy decides which path a request has. So every reading of a common
+server is checked. Otherwise there would be a way of writing `/login/` that avoids its limit.
 """
 
 from __future__ import annotations
@@ -77,8 +77,7 @@ def _decoded(path: str) -> str:
 
 
 def normalised_path(path: str, *, merges: bool = True) -> str:
-    """A path without dot segments (RFC 3986, 5.2.4) and, where it `merges`, without empty ones, as most servers
-    take it.
+    """A path without dot segments (RFC 3986, 5.2.4) and, if `merges`, without empty ones, as most servers read it.
 
     >>> normalised_path("/static/../api//./v1/"), normalised_path("/.."), normalised_path("")
     ('/api/v1/', '/', '/')

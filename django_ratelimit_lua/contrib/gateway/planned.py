@@ -1,4 +1,4 @@
-"""What a service asks, planned by the rules and overrides in force; and what came of it, as JSON has it."""
+"""The request of a service, planned by the rules and overrides in force; and the result as JSON."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Caller(NamedTuple):
 
 
 def unauthorised() -> ProblemError:
-    """What who has no token of a client is told."""
+    """The answer to a request without a client's token."""
     detail = "Authorization: Bearer with the token of a client is missing, or another."
     return ProblemError(401, detail, WWW_Authenticate="Bearer")
 
@@ -90,8 +90,8 @@ class AskedPlanner(Planner):
             )  # fmt: skip
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
-        """See `Planner`. What this client may not ask, or nobody can, is found out by the current rules: a call that
-        changes nothing asks whether these are."""
+        """See `Planner`. Errors and missing rights are decided by the current rules: a call that changes nothing checks
+        whether these are."""
         self._problem = None
         try:
             self._gather(ruleset)
@@ -123,7 +123,7 @@ class AskedPlanner(Planner):
         if ruleset is not None:
             self.gather(ruleset)
         if self._problem is not None:
-            self._only_checks = True  # By newer rules it may be none.
+            self._only_checks = True  # By newer rules it may be unknown.
             await self.decided()
 
     async def decided(self) -> Outcome:
@@ -158,7 +158,7 @@ class AskedPlanner(Planner):
             # A block for all rules refuses where the rule itself does not: as in a request, unless it exempts.
             has_blocks = rule is not None and rule.template is not None and self.operation != "refund"
             subjects: Sequence[SubjectRef] = ()
-            # A slot is released whatever overrides say.
+            # A slot is released whatever overrides exist.
             if ruleset.kinds and rule is not None and self._asked.operation != "release":
                 kinds = override_kinds(ruleset, charges, has_blocks)
                 subjects = override_subjects(asked.who or Named({}), ruleset, kinds, charges)
@@ -178,13 +178,13 @@ class AskedPlanner(Planner):
             raise ProblemError(422, "None of these limits has slots.")
 
     def _granted(self, charge: AskedCharge, limits: int, decision: Decision) -> int:
-        """The units that a charge of so many limits took."""
+        """The units that a charge of this number of limits took."""
         if not self._takes or not decision.allowed:
             return 0
         return decision.granted if charge.partial and limits else charge.cost
 
     def answer(self, outcome: Outcome) -> dict[str, Any]:
-        """What came of it, for the service."""
+        """The result, for the service."""
         decision = outcome.decision
         decided = list(zip(outcome.planned, decision.limits, strict=True))
         decisions = []
@@ -237,6 +237,6 @@ def _limits(ruleset: Ruleset, name: str) -> tuple[Sequence[Limit], Rule | None]:
 
 
 def _is_spared(who: Named | None) -> bool:
-    """Whether somebody is named by an address that is never banned."""
+    """Whether the named address is never banned."""
     address = None if who is None else who.address()
     return address is not None and is_spared(address)

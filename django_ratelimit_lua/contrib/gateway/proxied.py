@@ -15,8 +15,8 @@ from .conf import settings
 
 
 def unknown(rule: Rule, *, is_user_known: bool) -> list[str]:
-    """What the rule needs and a proxy cannot know of a request; if there is anything, the rule does not apply. "end":
-    slots are held until the request is over. `is_user_known`: a header of the proxy names the user."""
+    """The values that the rule needs and a proxy cannot know. If there are any, the rule does not apply. "end": slots
+    are held until the request is over. `is_user_known`: a header of the proxy names the user."""
     rates = () if rule.template is None else rule.template.rates
     needs = {
         "route": rule.route is not None or rule.needs_route,
@@ -39,7 +39,7 @@ def rules_at(ruleset: Ruleset, path: str, *, is_user_known: bool) -> Sequence[Ru
 
 
 def lacking(rule: Rule) -> str:
-    """What a proxy lacks to apply a rule, in words; empty if nothing, or if no proxy asks for its places."""
+    """The values that a proxy lacks to apply a rule, in words; empty if none, or if no proxy uses its places."""
     if settings.GATEWAY_DIALECT is None or not rule.is_for_requests or rule.mode == "off":
         return ""
     words = {

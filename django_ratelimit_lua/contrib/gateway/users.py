@@ -1,4 +1,4 @@
-"""Who is logged in, as a proxy says: no request of Django's, no session, and maybe no users here at all."""
+"""The user that a proxy reports: without a Django request, without a session, and maybe without a user table here."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def primary_key(text: str) -> Any:
 
 
 class VouchedUser:
-    """Who a proxy says is logged in, of whom nothing else is known. `pk`: a primary key as the database has it, so that
-    a user counts as one with Django's views; what is none stays text."""
+    """A signed-in user that a proxy reports, without further data. `pk`: a primary key as the database has it, so that
+    a user counts as the same as in Django's views; values that are not valid primary keys stay strings."""
 
     is_authenticated, is_anonymous, is_active, is_staff = True, False, True, False
 
@@ -54,8 +54,8 @@ def log_in(request: Any, user: VouchedUser | Stranger) -> None:
 
 
 def load_user(request: Any) -> None:
-    """Read the vouched user, whose groups a rule goes by, from the database; a user that it does not have is in none,
-    and nobody is while it is away. Blocks."""
+    """Read the reported user, whose groups a rule uses, from the database. An unknown user is in no group, and there is
+    no user while the database is unavailable. Blocks."""
     if isinstance(request.user, VouchedUser):
         close_old_connections()  # The gateway's own server sends no signal with a request, by which Django does so.
         try:

@@ -1,8 +1,8 @@
-"""The request that a proxy asks about, as it describes it: who is believed, and by which headers.
+"""The request that a proxy describes, and the trust in it: which proxies, and which headers.
 
-A header can be written by anybody. So nothing is believed but of a proxy that is trusted (`RATELIMIT_TRUSTED_PROXIES`)
-and says the secret (`RATELIMIT_GATEWAY_SECRET`); and each proxy, set up as `manage.py ratelimit proxy` prints it,
-writes the headers of its dialect anew, whatever the client has sent.
+A client can write any header. So only a trusted proxy (`RATELIMIT_TRUSTED_PROXIES`) with the secret
+(`RATELIMIT_GATEWAY_SECRET`) is used, and each proxy, configured as `manage.py ratelimit proxy` prints it, overwrites
+the headers of its dialect.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .users import STRANGER, VouchedUser, log_in
 
 logger = logging.getLogger("django_ratelimit_lua")
 Meta = Mapping[str, Any]
-"""The headers of a question and who asks it, as `HttpRequest.META` has them."""
+"""The headers of a request and its peer, as `HttpRequest.META` has them."""
 SECRET_HEADER = "X-RateLimit-Secret"
 LONGEST_URI = 16 * 1024
 """Characters of a URI that are looked at; common servers take 4 to 8 KiB."""
@@ -56,7 +56,7 @@ _REFUSED = {
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """The headers by which a proxy describes a request. `is_chain`: the address is the last of a list to which each
-    proxy adds one, `X-Forwarded-For`; else it is one that stands alone. `is_url`: the URI is a URL, with the host."""
+    proxy adds one, `X-Forwarded-For`; otherwise it is a single one. `is_url`: the URI is a URL, with the host."""
 
     method: str
     uri: str
@@ -92,7 +92,7 @@ _HIDDEN = {
         "Forwarded", SECRET_HEADER, "Host", "Content-Length",
     )
 }  # fmt: skip
-"""What the described request has not: what proxies say, and what their own question has."""
+"""Headers that the described request does not have: those of the proxy, and those of its own request."""
 
 
 class DescribedRequest(WSGIRequest):
@@ -115,7 +115,7 @@ class DescribedRequest(WSGIRequest):
 
 
 def meta_of(scope: Mapping[str, Any]) -> dict[str, Any]:
-    """The headers of an ASGI scope, and who asks, as `HttpRequest.META` has them.
+    """The headers of an ASGI scope, and its peer, as `HttpRequest.META` has them.
 
     Raises `RequestDataTooBig` for more than `MAX_HEADERS` lines or `MAX_HEADER_BYTES`.
     """
@@ -155,7 +155,7 @@ _known_key = lru_cache(maxsize=256)(_meta_key)
 
 
 def is_believed(meta: Meta) -> bool:
-    """Whether a question comes from a trusted proxy, with the secret. Why not, is said in the log, once."""
+    """Whether a request comes from a trusted proxy, with the secret. If not, the log reports the reason once."""
     missing = "" if _is_trusted(meta.get("REMOTE_ADDR")) else "proxy"
     # All secrets are compared, whichever it is.
     given, secrets = meta.get(_SECRET, "").encode(), gateway_settings.GATEWAY_SECRET or ()
@@ -170,7 +170,7 @@ def is_believed(meta: Meta) -> bool:
 def _is_trusted(peer: str | None) -> bool:
     trusted = conf.TRUSTED_PROXIES
     if not isinstance(trusted, tuple):
-        return bool(trusted)  # So many proxies: whoever asks is the nearest of them.
+        return bool(trusted)  # With a number of proxies, the peer is the nearest of them.
     if not peer:
         return conf.TRUSTS_SOCKET
     address = parse_address(peer)
@@ -178,9 +178,9 @@ def _is_trusted(peer: str | None) -> bool:
 
 
 def described(asked: Meta) -> DescribedRequest:
-    """The request that a believed proxy asks about, by the `META` of its question.
+    """The request that a trusted proxy describes, from the `META` of its own request.
 
-    Raises `BadRequest` where the proxy does not say what it is.
+    Raises `BadRequest` if the description is incomplete.
     """
     dialect = DIALECTS[gateway_settings.GATEWAY_DIALECT or "nginx"]
     method, uri, host = _said(asked, dialect.method), _said(asked, dialect.uri), asked.get(_key(dialect.host), "")
@@ -244,7 +244,7 @@ def _said(asked: Meta, header: str) -> str:
 
 
 def _address(asked: Meta, dialect: Dialect) -> str:
-    """The client's address, in full: it is masked where it is counted."""
+    """The client's full address. It is masked when it is counted."""
     said, trusted = _said(asked, dialect.address), conf.TRUSTED_PROXIES
     if not dialect.is_chain or trusted is None:
         return said

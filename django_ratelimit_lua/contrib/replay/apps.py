@@ -18,7 +18,7 @@ class ReplayExtension(Extension):
     verbs = ("django_ratelimit_lua.contrib.replay.verbs.replay",)
 
     def links(self, request: Any, rule: Any) -> Iterable[tuple[str, str]]:
-        """On the form of a rule, the page that tries it on a log, for users who may change the rule."""
+        """Add the page that replays a log to the form of a rule, for users who may change the rule."""
         if rule.exempt:
             return ()
         if not request.user.has_perm("django_ratelimit_lua.change_ratelimitrule"):

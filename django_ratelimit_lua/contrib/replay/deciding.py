@@ -48,14 +48,14 @@ class Progress:
 
 @dataclass(slots=True)
 class Replayed:
-    """What a replay has counted.
+    """The counts of a replay.
 
-    - `reading`: what was met in reading; `formats`: of each log, the name of its format;
-    - `taken`: lines that were decided, or that no rule met, or that have no request; read ahead may be more;
+    - `reading`: the counts of reading; `formats`: of each log, the name of its format;
+    - `taken`: lines that were decided, or that no rule matched, or that have no request; more may have been read;
     - `first`, `last`: the moments of the first and the last line (None: there was none);
-    - `met`: lines that rules met, and how many of them were `refused`; `refused_then`: lines whose status was 429, and
-      `refused_both`: of the refused;
-    - `tallies`: by rule, in their order; `planner`: what was not looked at;
+    - `met`: lines that rules matched, and how many of them were `refused`; `refused_then`: lines whose status was 429,
+      and `refused_both`: of the refused;
+    - `tallies`: by rule, in their order; `planner`: the rules that were left out;
     - `named`: lines that name a user; `is_cut`: it ended before its logs did.
     """
 
@@ -84,14 +84,14 @@ def replay(
     draws: bool = False,
     on_progress: Callable[[Progress], bool | None] = lambda progress: None,
 ) -> Replayed:
-    """Decide every line of these logs by these rules, on that server, and say what came of it.
+    """Decide every line of these logs by these rules, on that server, and return the result.
 
-    - `trusted`: the proxies whose `X-Forwarded-For` is believed, as in `RATELIMIT_TRUSTED_PROXIES`;
-    - `spread`: lines of one second have moments of their own in it; `draws`: count the refusal curves, too;
-    - `on_progress`: hears how far it is, with each batch of lines, and also where it is read long before one is full;
-      where it says true, that was enough.
+    - `trusted`: the proxies whose `X-Forwarded-For` is used, as in `RATELIMIT_TRUSTED_PROXIES`;
+    - `spread`: lines of one second get different moments in it; `draws`: count the refusal curves, too;
+    - `on_progress`: receives the progress, with each batch of lines and while a batch is read; if it returns true, the
+      replay ends.
 
-    What is counted on the server is deleted again, however this ends. Raises `UnreadableLogError`, `StoreError`, and
+    The counts on the server are deleted again, however this ends. Raises `UnreadableLogError`, `StoreError`, and
     `ReplayTooSlowError`.
     """
     knows = [log.format.knows for log in logs if log.format.name != "empty"]
@@ -112,7 +112,7 @@ def replay(
             replayed.is_cut = True
             deciding.decide()  # What was taken until then.
     except BaseException:
-        with suppress(StoreError):  # What ended it is to be told; keys have a time to live.
+        with suppress(StoreError):  # The original error is raised. Keys have a time to live.
             deciding.clean()
         raise
     deciding.clean()

@@ -31,23 +31,23 @@ MAX_EXCERPT = 80
 """Characters of a line that are shown if it cannot be parsed."""
 MAX_TIME = 64
 MAX_ADDRESS = 255
-"""Characters of an address, which may be a name; a longer one is none."""
+"""Maximum length of an address, which may be a name."""
 MAX_USER = 255
 LATEST = 7_258_118_400 * SECOND
 """The year 2200, in microseconds since 1970: no later time is read. From 2255 on, the Lua program's numbers would not
 be exact; and in 9999, calendars have days that Python has not."""
 HEADER_SIZE = 128
-"""Bytes that a header takes, beside its characters."""
+"""Bytes of a header, in addition to its characters."""
 
 
 class LogLine(NamedTuple):
-    """What a line knows of its request. None: the log does not have it; empty: the request did not.
+    """The values of a line. None: the log does not have it; empty: the request did not.
 
-    - `moment`: microseconds since 1970; `is_whole`: of which only the second is known;
-    - `address`: who asked the server; `forwarded`: `X-Forwarded-For`;
-    - `method`: empty where the line has no request that a site could see; `target`: path and query;
+    - `moment`: microseconds since 1970; `is_whole`: only its second is known;
+    - `address`: the peer of the server; `forwarded`: `X-Forwarded-For`;
+    - `method`: empty if the line has no request that a site could see; `target`: path and query;
     - `headers`: all of them, by their names;
-    - `size`: about the characters that it keeps.
+    - `size`: the approximate number of characters that it keeps.
     """
 
     moment: int
@@ -68,7 +68,7 @@ class LogLine(NamedTuple):
 Read = Callable[[str], LogLine | None]
 """Parses a line; None: the line is broken. Raises nothing."""
 
-# No pattern may look at a part of a line more than once: log lines are written by whoever sends requests.
+# No pattern may read a part of a line more than once, because clients write parts of log lines.
 _TEXT = r'[^"\\]*+(?:\\.[^"\\]*+)*+'
 _QUOTED = f'"({_TEXT})"'
 _REQUEST, _REFERER, _AGENT, _HOST = (f'"(?P<{name}>{_TEXT})"' for name in ("request", "referer", "agent", "host"))
@@ -120,7 +120,7 @@ def _line(fields: Mapping[str, Any], size: int, headers: Mapping[str, str] | Non
     get = fields.get
     address, host, user = get("address"), get("host"), get("user") or ""
     if address is None:
-        address, host = host, None  # In columns with one name for who asks, it is often that.
+        address, host = host, None  # A column with the name of the client is often that.
     at = moment_of(get("moment") or "")
     if at is None or not address or len(address) > MAX_ADDRESS or len(user) > MAX_USER:
         return None
@@ -144,7 +144,7 @@ def _request(text: str) -> tuple[str, str, str | None]:
     method, _, rest = text.partition(" ")
     target, _, version = rest.rpartition(" ")
     if not version.startswith("HTTP/"):
-        target = rest  # HTTP/0.9 has none.
+        target = rest  # HTTP/0.9 has no protocol.
     if target[:1] == "/" and method in METHODS:
         return method, target, None
     if not target or not _METHOD.fullmatch(method):
@@ -159,7 +159,7 @@ def _request(text: str) -> tuple[str, str, str | None]:
 
 
 def moment_of(text: str) -> tuple[int, bool] | None:
-    """Microseconds since 1970 of a time as logs write it, and whether it has only seconds; None: it is none.
+    """Microseconds since 1970 of a time in a log, and whether it has only seconds; None: it is invalid.
 
     >>> moment_of("804571201"), moment_of("1995-07-01T00:00:01-04:00"), moment_of("1995-07-01T04:00:01.25Z")
     ((804571201000000, True), (804571201000000, True), (804571201250000, False))
@@ -303,14 +303,14 @@ def _named(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def columns(head: str) -> Read:
-    """What reads lines whose columns that line names."""
+    """A parser for lines with the columns that this line names."""
     names = [name.strip().lower() for name in head.split("\t")]
     return lambda text: _line(_named(dict(zip(names, text.split("\t"), strict=False))), len(text))
 
 
 class LogFormat(NamedTuple):
-    """What reads the lines of a log. `heads`: how many lines at its beginning are no requests; `knows`: of `host`,
-    `referer`, `agent`, `forwarded` and `headers`, what its lines tell."""
+    """A parser for the lines of a log. `heads`: how many lines at its beginning are not requests; `knows`: which of
+    `host`, `referer`, `agent`, `forwarded` and `headers` its lines contain."""
 
     name: str
     read: Read
@@ -323,11 +323,11 @@ _MAYBE = ("host", "referer", "agent", "forwarded", "headers")
 
 
 class UnknownFormatError(ValueError):
-    """A log whose format cannot be told from its first lines."""
+    """A log whose format cannot be detected from its first lines."""
 
 
 def excerpt(text: str, most: int = MAX_EXCERPT) -> str:
-    """The beginning of a text, with … in the place of what follows.
+    """The beginning of a text, with … in place of the rest.
 
     >>> excerpt("GET /"), excerpt("a" * 5_000_000) == "a" * 79 + "…"
     ('GET /', True)
@@ -336,8 +336,7 @@ def excerpt(text: str, most: int = MAX_EXCERPT) -> str:
 
 
 def format_of(sample: Sequence[str], name: str | None = None) -> LogFormat:
-    """The format of a log, from its first lines. `name`: the one that it is said to have. Raises
-    `UnknownFormatError`.
+    """The format of a log, from its first lines. `name`: the declared format. Raises `UnknownFormatError`.
 
     >>> format_of(['::1 - - [01/Jul/1995:00:00:01 -0400] "GET / HTTP/1.0" 200 62']).name
     'combined'
@@ -351,7 +350,7 @@ def format_of(sample: Sequence[str], name: str | None = None) -> LogFormat:
     ]
     candidates = [LogFormat(known, read) for known, read in formats]
     second = [line.split(" ", 2)[1] for line in sample if line.count(" ") > 1]
-    # A virtual host in front: then the address is the second word, where "-" stands otherwise.
+    # With a virtual host in front, the address is the second word, which is "-" otherwise.
     if sum(parse_address(word) is not None for word in second) * 2 > len(second):
         candidates.reverse()
     if sample and "\t" in sample[0]:

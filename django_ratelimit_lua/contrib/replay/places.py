@@ -74,7 +74,7 @@ class RefusalCounter:
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
         self._by_place = array("Q", [0])  # Requests, by their place.
-        self._runs = 0  # At most so many are kept.
+        self._runs = 0  # Maximum number that is kept.
         self._places: dict[bytes, _Places] = {}
         self._period = limit.rate.period_us
         self._kind = limit.algorithm
@@ -123,7 +123,7 @@ class RefusalCounter:
         return places.ends
 
     def curve(self, cost: int = 1) -> Curve:
-        """Return the curve of what was counted, of requests of so many units."""
+        """Return the curve of the counts, of requests with this number of units."""
         by_place = {place * cost: count for place, count in enumerate(self._by_place) if count}
         by_peak = Counter(places.peak * cost for places in self._places.values())
         now = Limit(self.limit.name, self.limit.rate, algorithm=self._kind)
@@ -134,7 +134,7 @@ class RefusalCounter:
 
 
 def _beyond(counts: Mapping[int, int]) -> Callable[[int], Between]:
-    """Return what finds how many of these are of more than so many units."""
+    """Return a function that returns how many of these are above a number of units."""
     units = sorted(counts)
     sums = [0, *accumulate(counts[each] for each in units)]
 

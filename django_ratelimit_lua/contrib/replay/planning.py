@@ -1,7 +1,7 @@
-"""What a line is charged: by the same index of paths, rules and keys that decide live requests.
+"""The charges of a line: by the same index of paths, rules and keys that decide live requests.
 
-A log does not know all that a rule may go by. Rules that need more are not looked at, and the report says which and
-why.
+A log does not contain all values that a rule may use. Rules that need more are left out, and the report names them with
+the reason.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _UNKNOWN = ("session", "post", "json", "data", "cookie")
 
 
 class LineCharge(NamedTuple):
-    """What one rule charges a line: the charges of its rates, and whom they are about, in words."""
+    """The charges of one rule for a line: those of its rates, and their identity in words."""
 
     rule: Rule
     charges: Sequence[Charge]
@@ -45,12 +45,12 @@ class LineCharge(NamedTuple):
 
 
 class LinePlanner:
-    """Plans what lines are charged by rules; `knows`: what their log tells, see `LogFormat`; `trusted`: which proxies
-    are, as in `RATELIMIT_TRUSTED_PROXIES`.
+    """Plans the charges of lines by rules; `knows`: the values in their log, see `LogFormat`; `trusted`: the trusted
+    proxies, as in `RATELIMIT_TRUSTED_PROXIES`.
 
-    - `unseen`: by rule, why it is not looked at;
-    - `notes`: what else of the rules is left out;
-    - `failed`: by rule, to how many lines it could not be applied, and what was wrong with the first.
+    - `unseen`: by rule, why it is left out;
+    - `notes`: further parts of rules that are left out;
+    - `failed`: by rule, to how many lines it could not be applied, and the first error.
     """
 
     def __init__(self, ruleset: Ruleset, knows: frozenset[str], trusted: Any) -> None:
@@ -79,7 +79,7 @@ class LinePlanner:
         self._reads = {rule.name: reads for rule in looked_at if (reads := _reads(rule, knows)) is not None}
 
     def plan(self, line: LogLine) -> list[LineCharge]:
-        """What a line is charged, rule by rule."""
+        """The charges of a line, rule by rule."""
         target = line.target
         if "?" in target:
             target = target[: target.index("?")]
@@ -112,7 +112,7 @@ class LinePlanner:
         return found
 
     def notes_on(self, named: int) -> list[str]:
-        """What else is to be said of the numbers, once all lines were planned; `named`: how many name a user."""
+        """Further notes on the numbers, after all lines were planned; `named`: how many name a user."""
         notes = list(self.notes)
         if self._has_names:
             notes.append(_("addresses: the log has names in their place; each stands for an address of its own"))
@@ -146,7 +146,7 @@ class LinePlanner:
             resolved(request)
         try:
             identity = template.key.read(rule.name, request, request.user)
-        except REFUSED as error:  # As Django refuses such a request: a query that is too long, say.
+        except REFUSED as error:  # As Django refuses such a request: for example, its query is too long.
             count, first = self.failed.get(rule.name, (0, f"{type(error).__name__}: {error}"))
             self.failed[rule.name] = (count + 1, first)
             return None
@@ -161,7 +161,7 @@ _NOT_YET: Any = object()
 
 
 def _reads(rule: Rule, knows: frozenset[str]) -> Callable[[LogLine], tuple[str | None, ...]] | None:
-    """What reads all of a line that whom a rule counts goes by, where that is little; else None."""
+    """A function that reads the few values of a line on which the identity depends; None if they are not few."""
     fields = ["user", "address", "forwarded"]
     for part in rule.key.name.split("+") if rule.key is not None else ("",):
         told = _SEEN_IN_LOGS.get(part.removeprefix(EXACT).removeprefix("header:").lower())
@@ -173,7 +173,7 @@ def _reads(rule: Rule, knows: frozenset[str]) -> Callable[[LogLine], tuple[str |
 
 
 def words_of(identity: Any, line: LogLine, request: LoggedRequest) -> str:
-    """Whom an identity is, in words: an address as the log has it, where it is a name."""
+    """An identity in words: an address as in the log, if it is a name there."""
     if identity is None:
         return _("everybody together")
     if isinstance(identity, tuple) and identity and isinstance(identity[0], tuple):
@@ -187,7 +187,7 @@ def words_of(identity: Any, line: LogLine, request: LoggedRequest) -> str:
 
 
 def why_unseen(rule: Rule, knows: frozenset[str]) -> str:
-    """Why a rule cannot be looked at, from a log that tells so much; empty: it can."""
+    """Why a rule cannot be replayed from a log with these values; empty: it can."""
     template = rule.template
     if rule.group is not None:
         return _("it applies at call sites of %(name)s, which are inside views; a log does not run them") % {
@@ -227,7 +227,7 @@ def _why_unknown(part: str, knows: frozenset[str]) -> str:
 
 
 def left_out(rule: Rule) -> list[str]:
-    """What of a rule is not looked at, although the rule is."""
+    """The parts of a rule that are left out, although the rule is replayed."""
     template = rule.template
     if template is None:
         return []

@@ -25,7 +25,7 @@ from .formats import MAX_LINE, LogFormat, LogLine, combined, excerpt, format_of,
 WINDOW = 10_000
 """Lines by which one may be out of its place."""
 SAMPLE = 100
-"""Lines by which the format of a log is told."""
+"""Number of lines from which the format of a log is detected."""
 MAX_SPREAD = 100_000
 """Lines of one second that are spread evenly; more than these share its last moment."""
 MAX_HELD = 16 * 2**20
@@ -53,10 +53,10 @@ class UnreadableLogError(Exception):
 
 @dataclass(slots=True)
 class Reading:
-    """What was met in reading: lines; those that are `broken`, of which the first are `shown`; those that were `late`,
+    """The counts of reading: lines; those that are `broken`, of which the first are `shown`; those that were `late`,
     beyond the window; those with no request that a site sees (`empty`); and those of a second that others share, whose
-    ties were `spread`; and notes on the logs that `ended` early. Of lines, broken ones and ends, some may be ahead of
-    what was decided. `look` is called while lines are read; what it raises ends the reading."""
+    ties were `spread`; and notes on the logs that `ended` early. Some lines, broken ones and ends may be ahead of the
+    decisions. `look` is called while lines are read; if it raises, reading ends."""
 
     lines: int = 0
     broken: int = 0
@@ -101,7 +101,7 @@ class Log:
 
     @property
     def done(self) -> int:
-        """Bytes that were read, of a log whose size is known."""
+        """Bytes read of a log whose size is known."""
         return int(self._raw.tell()) if self.size else 0
 
     def close(self) -> None:
@@ -161,14 +161,14 @@ class Log:
 
 
 def ordered(logs: Sequence[Log], reading: Reading, *, spread: bool = True) -> Iterator[tuple[int, LogLine]]:
-    """The lines of all logs with their moments, which never go back. `spread`: those of one second have moments of
-    their own in it, evenly; else they share its first."""
+    """The lines of all logs with their moments, which never go back. `spread`: those of one second get different
+    moments in it, evenly; otherwise they share its first."""
     timed = heapq.merge(*(sorted_lines(log.lines(reading), reading) for log in logs), key=itemgetter(0))
     return _spread(timed, reading) if spread else timed
 
 
 def sorted_lines(lines: Iterable[LogLine], reading: Reading, window: int = WINDOW) -> Iterator[tuple[int, LogLine]]:
-    """Lines in the order of their times, as far as so many of them reach."""
+    """Lines in the order of their times, within a window of this number of lines."""
     latest = 0
     for line in _in_window(lines, window):
         if line.moment < latest:

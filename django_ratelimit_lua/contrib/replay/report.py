@@ -1,4 +1,5 @@
-"""What a replay found: one report in plain values, which is the JSON, and which templates make text and pages of."""
+"""The result of a replay: one report in plain values, which is the JSON, and from which templates make text and
+pages."""
 
 from __future__ import annotations
 

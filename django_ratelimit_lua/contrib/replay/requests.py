@@ -1,4 +1,4 @@
-"""The request that a line of a log tells of, as far as it does: what rules match and keys read."""
+"""The request of a line in a log, with the values that rules match and keys read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .formats import LogLine
 
 
 class LoggedUser(NamedTuple):
-    """Who was logged in, by the name in the log; empty: nobody."""
+    """The signed-in user, by the name in the log; empty: none."""
 
     pk: str
 
@@ -29,9 +29,11 @@ class LoggedUser(NamedTuple):
 
 
 class LoggedRequest(HttpRequest):
-    """A request as its line tells of it. `address`: of the client, see `client_of`."""
+    """A request from its line. `address`: of the client, see `client_of`."""
 
-    def __init__(self, line: LogLine, address: str) -> None:  # Not Django's, which makes what nobody asks for here.
+    def __init__(
+        self, line: LogLine, address: str
+    ) -> None:  # Django's own would compute values that are not used here.
         self.line = line
         self.method = line.method
         self.path = self.path_info = path_of(line.target)
@@ -42,14 +44,14 @@ class LoggedRequest(HttpRequest):
 
     @cached_property
     def META(self) -> dict[str, Any]:  # type: ignore[override]
-        """What a server would hand over."""
+        """The values of a WSGI environment."""
         line = self.line
         meta: dict[str, Any] = {
             f"HTTP_{name.upper().replace('-', '_')}": value for name, value in (line.headers or {}).items()
         }
         sent = {"HTTP_HOST": line.host, "HTTP_REFERER": line.referer, "HTTP_USER_AGENT": line.agent}
         meta |= {name: value for name, value in sent.items() if value}
-        # The address was found already, by whomever the one who asks trusts.
+        # The address was determined already, by the trusted proxies of the replay.
         meta.pop("HTTP_X_FORWARDED_FOR", None)
         meta.pop("HTTP_FORWARDED", None)
         meta["REQUEST_METHOD"], meta["PATH_INFO"] = line.method, self.path_info
@@ -77,8 +79,8 @@ def path_of(target: str) -> str:
 
 
 def client_of(line: LogLine, trusted: Any) -> str:
-    """The address of the client: of what the proxies that are trusted have written, as in `RATELIMIT_TRUSTED_PROXIES`.
-    A name, which servers may log in its place, stands for an address of its own."""
+    """The address of the client: from the values that trusted proxies have written, as in `RATELIMIT_TRUSTED_PROXIES`.
+    A name, which servers may log instead, gets an address of its own."""
     address = line.address
     if trusted is not None and line.forwarded:
         found = believed(address, line.forwarded, "X-Forwarded-For", trusted)
@@ -89,7 +91,7 @@ def client_of(line: LogLine, trusted: Any) -> str:
 
 @lru_cache(maxsize=4096)
 def address_for(name: str) -> str:
-    """An address for a client that is logged by its name: of a network that is nobody's (RFC 4193), each in a /64.
+    """An address for a client that is logged by its name: in a private network (RFC 4193), each in a /64.
 
     >>> address_for("a.example") == address_for("A.example"), address_for("a.example") == address_for("b.example")
     (True, False)

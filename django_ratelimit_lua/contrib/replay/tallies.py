@@ -1,4 +1,4 @@
-"""What a replay counts of each rule, line by line, in memory that grows with identities and never with lines."""
+"""The counts of a replay for each rule, line by line, in memory that grows with identities and never with lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MINUTE = 60 * SECOND
 MOST_AGENTS = 3
 """User agents that are kept of one identity: the first ones, each with how often it was refused."""
 LONGEST_KEPT = 512
-"""Characters that are kept of a user agent, and of whom a rule refused."""
+"""Characters that are kept of a user agent, and of a refused identity."""
 
 
 class Offender(NamedTuple):
@@ -52,9 +52,10 @@ class Busiest:
 
 @dataclass(slots=True)
 class Tally:
-    """What came of the lines that a rule met.
+    """The results of the lines that a rule matched.
 
-    - `refused`, `held`: by its own verdict; `refused_then`: whose status was 429, and `refused_both`: of the refused;
+    - `refused`, `held`: by its own verdict; `refused_then`: lines whose status was 429, and `refused_both`: of the
+      refused;
     - `identities`: their digests; `key_parts`: those of its limits; `banned`, `ban_parts`: the same of bans.
     """
 
@@ -122,11 +123,11 @@ class Tally:
         return len(self._offenders)
 
     def most_refused(self, most: int) -> list[Offender]:
-        """Those who were refused most, and of these the first in the alphabet."""
+        """The identities with most refusals, in alphabetical order for ties."""
         return sorted(self._offenders.values(), key=lambda one: (-one.refused, one.whom))[:most]
 
     def curve(self) -> Curve | None:
-        """The refusal curve, where one was counted."""
+        """The refusal curve, if one was counted."""
         return None if self._counter is None else self._counter.curve(self.cost)
 
     def keys(self, prefix: bytes) -> Iterator[bytes]:

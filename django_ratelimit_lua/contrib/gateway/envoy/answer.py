@@ -49,12 +49,12 @@ class SlotEndedError(Exception):
 
 
 class UnreadableKeyError(LimitError):
-    """A rule that a descriptor names goes by what the descriptor does not have."""
+    """A rule that a descriptor names needs a value that the descriptor lacks."""
 
 
 @dataclass(slots=True)
 class Met:
-    """What a descriptor has met: whether a rule is for it that lifts all limits, and what of it was decided."""
+    """The result for a descriptor: whether a rule exempts it from all limits, and its decision."""
 
     asked: Asked
     is_unlimited: bool = False
@@ -63,7 +63,7 @@ class Met:
 
     @property
     def request(self) -> DescribedRequest:
-        """What the descriptor says of a request."""
+        """The values of the descriptor as those of a request."""
         if self._request is None:
             self._request = DescribedRequest(self.asked)
         return self._request
@@ -86,7 +86,7 @@ class _Planner(Planner):
             for each in _charges(met, ruleset):
                 limit = each.charge.limit
                 if limit.holds and not self.is_hit:
-                    continue  # Slots are released by what was told when they were taken.
+                    continue  # Slots are released by the lease that was returned when they were taken.
                 if limit.ban is not None and (each.identity is None or is_never_banned(met.request)):
                     each = each._replace(charge=each.charge._replace(limit=limit.without_bans()))
                 charges.append(each)
@@ -136,7 +136,7 @@ def _by_met(charges: Sequence[PlannedCharge]) -> dict[int, list[int]]:
 
 
 def _charges(met: Met, ruleset: Ruleset) -> list[PlannedCharge]:
-    """What a descriptor is charged by these rules."""
+    """The charges of a descriptor by these rules."""
     asked, met.is_unlimited = met.asked, False
     rule = rule_for(ruleset, asked.domain, asked.entries)
     if rule is not None and rule.template is None:
@@ -157,7 +157,7 @@ def _charges(met: Met, ruleset: Ruleset) -> list[PlannedCharge]:
 
 
 def _charges_by(rule: Rule, met: Met) -> list[PlannedCharge]:
-    """What a rule charges a descriptor. Raises `LimitError` where it cannot be applied."""
+    """The charge of a rule for a descriptor. Raises `LimitError` if it cannot be applied."""
     asked, template = met.asked, rule.template
     assert template is not None
     rates: Sequence[Rate] = [rate for rate in template.rates if isinstance(rate, Rate)]
@@ -192,12 +192,12 @@ def _limit(template: LimitTemplate, name: str, rate: Rate) -> Limit:
 
 @lru_cache(maxsize=1024)
 def _of_envoy(domain: str, keys: tuple[str, ...], rate: Rate, algorithm: str) -> Limit:
-    """The limit of Envoy's own configuration, where no rule is for the descriptor."""
+    """The limit of Envoy's own configuration, if no rule matches the descriptor."""
     return Limit(":".join((domain, *keys)), rate, algorithm=algorithm)
 
 
 def _subjects(met: Met, charges: Sequence[PlannedCharge], ruleset: Ruleset) -> Sequence[SubjectRef]:
-    """Whom overrides may be about that say something of a descriptor."""
+    """The subjects of overrides for a descriptor."""
     sender = Sender(met.request, partial(getattr, met.request, "user", None))
     return override_subjects(sender, ruleset, override_kinds(ruleset, charges, True), charges)
 
@@ -258,7 +258,7 @@ def _written(met: Sequence[Met], decision: Decision, lease: str) -> bytes:
 
 
 def _with_accept_headers(request: DescribedRequest, met: Sequence[Met]) -> DescribedRequest:
-    """The request with what the client accepts, where any descriptor of the question says that."""
+    """The request with the formats that the client accepts, if a descriptor contains them."""
     for each in met:
         for key, value in each.asked.entries:
             header = _ACCEPT_HEADERS.get(key.lower())
@@ -273,7 +273,7 @@ def _write_status(status: Any, met: Met, code: int) -> None:
     if not met.states:
         status.limit_remaining = UNLIMITED if met.is_unlimited else 0
         return
-    # Shadow mode is no client's business, but where there is nothing else.
+    # Limits in shadow mode are not disclosed, unless there are no others.
     state = min(met.states, key=lambda state: (state.mode != "enforce", state.allowed, state.remaining))
     status.limit_remaining = min(max(state.remaining, 0), UNLIMITED)
     status.duration_until_reset.seconds = math.ceil(state.reset_after)

@@ -1,11 +1,11 @@
-"""Slots of concurrency limits that are taken for Envoy: it sends on, with the request, by what they are given back.
+"""Leases of concurrency slots that are taken for Envoy: it forwards the lease with the request, and the lease gives the
+slots back.
 
-A lease names the slot and what it is of, and is signed: what somebody has made up gives nothing back. Any process can
-read it. No process renews such a slot: it lasts for a minute, or until it is given back, which
-twice gives nothing.
+A lease contains the slot and its limit, and is signed, so a forged one gives nothing back. Any process can read it. No
+process renews such a slot: it lasts for a minute, or until it is given back. To give it back twice has no effect.
 
-Envoy drops an answer whose client has disconnected meanwhile, and reports nothing. So a slot lasts for a few seconds
-only until Envoy confirms that it has the lease, before it sends the request to the service.
+Envoy drops an answer whose client has disconnected, and does not report that. So a slot lasts only for a few seconds
+until Envoy confirms that it has the lease, before it sends the request to the service.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from types import FrameType
 
 logger = logging.getLogger("django_ratelimit_lua")
 SHORTEST_SECONDS = 2.0
-"""Who ends sooner than this was never well, and is not begun again."""
+"""A process that ends sooner than this has failed to start, and is not restarted."""
 
 
 class ProcessEndedError(RuntimeError):
@@ -32,11 +32,10 @@ def reserved(host: str, port: int) -> Iterator[int]:
 
 
 def in_processes(count: int) -> int | None:
-    """Go on in so many processes: the number of each, from 0, and None in the one that was there before, when all have
-    ended because it was told to stop. It passes SIGTERM and SIGINT on, and begins again who has ended, with a number
-    of its own.
+    """Continue in this number of processes. Returns the number of each, from 0, and None in the original one, when all
+    have ended after a signal. It forwards SIGTERM and SIGINT, and restarts processes that have ended, with new numbers.
 
-    Raises `ProcessEndedError` where one ends as soon as it has begun.
+    Raises `ProcessEndedError` if one ends right after its start.
     """
     watch = _Watch()
     for number in range(count):
@@ -61,8 +60,8 @@ class _Watch:
 
     def begin(self) -> bool:
         """Begin one; true in it."""
-        # A signal waits until it is known to whom it goes: in the child not to the handler of this process, and here
-        # not before the child is among those that are told.
+        # A signal waits until its receiver is clear: in the child it must not reach the handler of this process, and
+        # here not before the child is in the list.
         signal.pthread_sigmask(signal.SIG_BLOCK, self._before)
         pid = 0
         try:

@@ -1,7 +1,7 @@
-"""What Envoy asks, read and bounded.
+"""Envoy's requests, read and bounded.
 
-What comes of Envoy's configuration is refused where it makes no sense, so that it is found out. What clients have sent
-never is, however odd: by default, Envoy lets through what it got no answer to.
+Invalid values of Envoy's configuration are refused, so that they are noticed. Values of clients never are, however odd:
+by default, Envoy admits a request that got no answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import messages
 from .lease import CONFIRM, LEASE
 
 MOST_BYTES = 4 * 1024 * 1024
-"""Of a question; gRPC refuses more. Envoy takes 60 KiB of headers from a client where it is not told to take more."""
+"""Maximum size of a request; gRPC refuses more. Envoy accepts 60 KiB of headers from a client by default."""
 MOST_DESCRIPTORS, MOST_ENTRIES = 100, 100
 LONGEST_VALUE = 16 * 1024
 """Characters of a value that count; of a longer one, also a digest of the whole."""
@@ -40,7 +40,7 @@ Purpose = Literal["hit", "charge", "refund", "confirm", "release"]
 
 
 class QuestionError(ValueError):
-    """What is asked makes no sense; the message says why."""
+    """An invalid request; the message names the problem."""
 
 
 class Asked(NamedTuple):
@@ -55,7 +55,7 @@ class Asked(NamedTuple):
     rate: Rate | None = None
 
     def identity(self) -> Identity:
-        """Who is counted where a rule names no key: the descriptor, with its address as addresses count."""
+        """The identity if a rule names no key: the descriptor, with its address in canonical form."""
         parts = [
             ("ip", address_as(value, "").network) if key == ADDRESS else ("entry", key, value)
             for key, value in self.entries
@@ -87,7 +87,7 @@ def _asked(domain: str, descriptor: Any, hits: int) -> Asked:
     if not all(key for key, _ in entries) or not entries:
         raise QuestionError("an entry of a descriptor has no key")
     if descriptor.HasField("hits_addend"):
-        hits = min(descriptor.hits_addend.value, MOST_COST)  # 0, said so, takes nothing: it looks.
+        hits = min(descriptor.hits_addend.value, MOST_COST)  # An explicit 0 takes nothing: it peeks.
     if descriptor.is_negative_hits:
         purpose = "refund"
     if any(key == LEASE for key, _ in entries):
@@ -114,7 +114,7 @@ def _text(value: bytes) -> str:
 
 
 class DescribedRequest(HttpRequest):
-    """What a descriptor says of a request, for keys and overrides that are read from requests."""
+    """The values of a descriptor as a request, for keys and overrides that read requests."""
 
     def __init__(self, asked: Asked) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class DescribedRequest(HttpRequest):
                 self.COOKIES[name] = value
             elif kind == "get" and name:
                 query[name] = value
-        # Where the client is, Envoy says, and no header that the client may have sent.
+        # Envoy reports the client's address. No header of the client is used.
         source = conf.IP_META_KEY if isinstance(conf.IP_META_KEY, str) else "REMOTE_ADDR"
         for name in (*_ADDRESS_HEADERS, source):
             self.META.pop(name, None)

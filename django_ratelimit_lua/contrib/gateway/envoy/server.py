@@ -20,9 +20,9 @@ from .question import MOST_BYTES, QuestionError
 
 logger = logging.getLogger("django_ratelimit_lua")
 MOST_AT_ONCE = 1000
-"""Questions that a process answers at a time; more are told to come again."""
+"""Maximum number of concurrent requests in a process. Further ones are refused, to be repeated."""
 GRACE_SECONDS = 5.0
-"""For how long those who have asked are still answered, when the server is to stop."""
+"""How long running requests are still answered when the server stops."""
 HEALTH_SECONDS = 1.0
 """How often it is looked whether limits can be decided."""
 OPTIONS = [
@@ -33,7 +33,7 @@ OPTIONS = [
 
 
 class Tls(NamedTuple):
-    """A certificate, its key and, where clients have to show theirs, the authority that has signed them; all PEM."""
+    """A certificate, its key and, if clients need a certificate, the authority that signs it; all PEM."""
 
     certificate: bytes
     key: bytes
@@ -59,10 +59,10 @@ async def _abort(context: Any, code: grpc.StatusCode, words: str) -> NoReturn:
 
 
 class Server:
-    """The service on an address, and how it is doing.
+    """The service on an address, and its health.
 
-    `is_healthy` says whether limits can be decided: the health service tells it, of all ("") and of the one service.
-    Raises `OSError` where nobody can listen there.
+    `is_healthy` returns whether limits can be decided: the health service reports it, for all ("") and for the one
+    service. Raises `OSError` if the address cannot be bound.
     """
 
     def __init__(self, address: str, is_healthy: Callable[[], Awaitable[bool]], tls: Tls | None = None) -> None:
@@ -89,7 +89,7 @@ class Server:
             raise OSError(f"cannot listen on {address}")
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serve until SIGTERM or SIGINT; those who have asked by then are answered. `ready`: hears that it serves."""
+        """Serve until SIGTERM or SIGINT, and answer running requests then. `ready`: called when it serves."""
         stopping, loop = asyncio.Event(), asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
@@ -104,7 +104,7 @@ class Server:
         await self._server.stop(GRACE_SECONDS)
 
     async def _look(self) -> None:
-        """Tell how it is, where that has changed."""
+        """Report the health, if it has changed."""
         is_healthy = await self._is_healthy()
         if is_healthy is not self._said:
             self._said = is_healthy
@@ -118,7 +118,7 @@ class Server:
 def serve(
     address: str, is_healthy: Callable[[], Awaitable[bool]], ready: Callable[[], None], tls: Tls | None = None
 ) -> None:
-    """Serve in this process until it is told to stop; see `Server`."""
+    """Serve in this process until a signal; see `Server`."""
 
     async def main() -> None:
         await Server(address, is_healthy, tls).run(ready)

@@ -1,4 +1,4 @@
-"""What a proxy has to be told, so that it asks the gateway: its configuration, as text."""
+"""The configurations of proxies that use the gateway, as text."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..vouched import SECRET_HEADER
 
 FILES = {"nginx": "nginx.conf", "traefik": "traefik.yaml", "caddy": "Caddyfile", "envoy": "envoy.yaml"}
 GRPC = "envoy-grpc"
-"""Envoy, where it asks over gRPC: `manage.py ratelimit grpc` answers."""
+"""Envoy over gRPC, which `manage.py ratelimit grpc` answers."""
 LEFT: dict[str, tuple[str, ...]] = {
     "draft-10": ("RateLimit", "RateLimit-Policy"),
     "x": ("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"),
 }
-"""The headers of answers that say what is left, by `RATELIMIT_HEADERS`."""
+"""The rate-limit headers of answers, by `RATELIMIT_HEADERS`."""
 BESIDE = "127.0.0.1:8082"
 DEFAULT_TIMEOUT = 1.0
 """Seconds that a proxy waits for an answer of the gateway."""
@@ -31,16 +31,16 @@ def configuration(
     proxy: str, *, listen: str, upstream: str, gateway: str, path: str, fail: Literal["open", "closed"],
     user: str = "", beside: str = BESIDE, timeout: float = DEFAULT_TIMEOUT,
 ) -> str:  # fmt: skip
-    """The configuration of a proxy, whole.
+    """The complete configuration of a proxy.
 
-    - `listen`: its own address; `upstream`: that of the service behind it; `gateway`, `path`: where `check` is;
-    - `fail`: what becomes of requests while the gateway does not answer;
-    - `beside`: where Traefik listens for itself, where `fail` is "open";
-    - `user`: what the proxy calls who is logged in, as one would write it there; empty: nobody is;
+    - `listen`: its own address; `upstream`: that of the service behind it; `gateway`, `path`: the URL of `check`;
+    - `fail`: whether requests are admitted while the gateway does not answer;
+    - `beside`: an internal address for Traefik, if `fail` is "open";
+    - `user`: the proxy's expression for the signed-in user; empty: none;
     - `timeout`: seconds that the proxy waits for the gateway.
 
-    Addresses are `host:port`. Raises `ValueError` where no secret is set, one of these is no address, or the timeout is
-    too short.
+    Addresses are `host:port`. Raises `ValueError` if no secret is set, an address is invalid, or the timeout is too
+    short.
     """
     if gateway_settings.GATEWAY_SECRET is None:
         raise ValueError("RATELIMIT_GATEWAY_SECRET is not set")
@@ -60,8 +60,8 @@ def configuration(
 def grpc_configuration(
     *, listen: str, upstream: str, gateway: str, fail: Literal["open", "closed"], timeout: float = DEFAULT_TIMEOUT
 ) -> str:
-    """The configuration of an Envoy that asks over gRPC, whole; see `configuration`. Nobody has to say a secret: who
-    reaches the service may ask it."""
+    """The complete configuration of an Envoy over gRPC; see `configuration`. It needs no secret: every client that
+    reaches the service may use it."""
     context = {
         "listen": _listening(listen), "upstream": _address(upstream), "gateway": _address(gateway),
         "is_open": fail == "open", "user_header": gateway_settings.GATEWAY_USER_HEADER or "", **_timeout(timeout),

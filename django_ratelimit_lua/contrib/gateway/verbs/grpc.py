@@ -72,7 +72,7 @@ def serve_grpc(command: Printer, options: dict[str, Any]) -> None:
         from ..envoy.server import Tls, serve
 
         def ready() -> None:
-            if number == 0:  # One says it for all.
+            if number == 0:  # One process prints it for all.
                 command.say(f"Answers Envoy on {where}" + f", in {count} processes" * (count > 1))
                 command.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""`proxy nginx|traefik|caddy|envoy|envoy-grpc`: how a proxy asks the gateway, as it is told."""
+"""`proxy nginx|traefik|caddy|envoy|envoy-grpc`: print the configuration of a proxy."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def _trusted(given: str | None) -> Any:
 
 
 def _store(url: str | None, stack: ExitStack) -> Store:
-    """Where lines are decided: on that server, or on one of its own. Raises `CommandError`."""
+    """The server for the decisions: the given one, or a new one. Raises `CommandError`."""
     if url is None:
         try:
             url = stack.enter_context(Server()).url
@@ -155,7 +155,7 @@ def _store(url: str | None, stack: ExitStack) -> Store:
 
 
 def _progress(stack: ExitStack) -> Callable[[Progress], bool | None]:
-    """What shows how far it is: a bar on a terminal, where tqdm is installed."""
+    """The progress: a bar on a terminal, if tqdm is installed."""
     if not sys.stderr.isatty():
         return lambda progress: None
     try:
