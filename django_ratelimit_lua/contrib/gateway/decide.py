@@ -121,9 +121,7 @@ async def _turn(outcome: Outcome, gone: Gone | None) -> None:
 
 
 async def _released(caller: Caller, asked: Asked) -> dict[str, Any]:
-    outcome = await AskedPlanner(
-        caller, asked
-    ).decided()  # A client that may not use a limit may not release its slots.
+    outcome = await AskedPlanner(caller, asked).decided()  # Only those of limits that it may use.
     charges = [planned.charge for planned in outcome.planned if planned.charge.limit.holds]
     if not charges and conf.ENABLE:
         raise ProblemError(422, "None of these limits has slots.")

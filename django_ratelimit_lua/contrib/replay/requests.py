@@ -31,9 +31,7 @@ class LoggedUser(NamedTuple):
 class LoggedRequest(HttpRequest):
     """A request from its line. `address`: of the client, see `client_of`."""
 
-    def __init__(
-        self, line: LogLine, address: str
-    ) -> None:  # Django's own would compute values that are not used here.
+    def __init__(self, line: LogLine, address: str) -> None:  # Django's own would compute unused values.
         self.line = line
         self.method = line.method
         self.path = self.path_info = path_of(line.target)
