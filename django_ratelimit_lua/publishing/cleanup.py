@@ -1,8 +1,8 @@
-"""What has ended is swept away, so that nothing grows without bound however many blocks come and go.
+"""Removes rows and keys that have ended, so that nothing grows without bound, however many blocks come and go.
 
-Each publication takes from Redis whoever's overrides have all ended since the one before, and from the database what
-ended or was noted more than `RATELIMIT_HISTORY_DAYS` ago, and the old rows of annexes. So nobody has to remember to:
-who makes an override publishes it, and where nobody makes any, nothing grows.
+Each publication removes the subjects from Redis whose overrides have all ended since the one before, and rows from the
+database that ended or were recorded more than `RATELIMIT_HISTORY_DAYS` ago, and old rows of annexes. So no operator has
+to remember it: each new override is published, and without new ones nothing grows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST = 100_000
 
 
 def ended(using: str, since: datetime, until: datetime) -> list[RateLimitOverride] | None:
-    """The overrides that ended in between; None where they are too many to be told one by one."""
+    """The overrides that ended in between; None if they are too many to list."""
     rows = RateLimitOverride._base_manager.using(using).filter(ends__gt=since, ends__lte=until)
     overrides = list(rows[: BATCH + 1])
     return overrides if len(overrides) <= BATCH else None
@@ -47,7 +47,7 @@ def sweep(using: str) -> None:
 
 
 def prune(using: str, before: datetime, most: int | None = None) -> dict[str, int]:
-    """Delete what `outdated` finds, a thousand rows at a time; of each kind at most so many. Returns how many."""
+    """Delete the rows of `outdated`, a thousand at a time, with a maximum for each kind. Return how many."""
     counts = {}
     for name, rows in outdated(using, before).items():
         counts[name] = 0

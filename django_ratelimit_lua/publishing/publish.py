@@ -1,10 +1,10 @@
-"""From the database to Redis: the snapshot of the rules, and what overrides say of each subject.
+"""From the database to Redis: the snapshot of the rules, and the overrides of each subject.
 
-Only ever forward, and only what is committed: whoever publishes names the revision that was there when it read the
-database, and where somebody else has published since, it reads again. Subjects whose overrides have changed are written
-one by one; all are written anew where nobody knows which changed.
+Publishing only moves forward, and publishes only committed rows: a process names the revision that was published when
+it read the database, and if another process has published since, it reads again. Subjects with changed overrides are
+written one by one; all are written if it is unknown which have changed.
 
-What is published names its database. The rules of another database are never replaced, unless an operator asks for it.
+The snapshot names its database. The rules of another database are never replaced, unless an operator requests it.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ T = TypeVar("T")
 SCRIPT = program.source("publishing/publish").encode()
 ATTEMPTS = 50
 MOST_SUBJECTS = 5000
-"""Changed subjects that are written one by one; where there are more, all are written anew."""
+"""Maximum number of changed subjects that are written one by one; beyond that, all are written."""
 BATCH = 1000
 STAGED_SECONDS = 600
 SWEPT = b"swept"
-"""The field that says until when what has ended was taken away, in microseconds since 1970."""
+"""The field with the moment until which ended overrides were removed, in microseconds since 1970."""
 ANNEXES = b"annexes"
-"""The field that names the annexes whose parts are published."""
+"""The field with the names of annexes whose parts are published."""
 _IS_TIME = re.compile(rb"[0-9]{1,16}")
 
 
 class DatabaseErrand(Errand):
-    """Work whose thread has database connections of its own, which see only what is committed."""
+    """Work in a thread with its own database connections, which see only committed rows."""
 
     def give(self, work: Callable[[], T]) -> Future[T] | None:
         def close_after() -> T:
@@ -84,11 +84,10 @@ committed = DatabaseErrand()
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What is published.
+    """The state of the published snapshot.
 
-    Its revision, the id of its database (empty: none is named), the ids of the keys that subjects were digested with,
-    its format (0: none is named), until when what has ended was taken away (None: not known), and the annexes whose
-    parts it has.
+    Its revision, the id of its database (empty: none), the ids of the keys that subjects were digested with, its format
+    (0: none), until when ended overrides were removed (None: unknown), and the annexes whose parts it has.
     """
 
     revision: Revision = NO_RULES
@@ -116,13 +115,13 @@ class NewerFormatError(StoreError):
 
 
 def read_published() -> Published:
-    """What is published. Raises `StoreError`."""
+    """Read it. Raises `StoreError`."""
     fields = (provider.REVISION, provider.DATABASE, provider.KEYS, provider.FORMAT, SWEPT, ANNEXES)
     text, database, keys, form, swept, annexes = get_store(background=True).execute(b"HMGET", rules_key(), *fields)
     try:
         revision = Revision.read(text or b"0")
     except ValueError:
-        revision = Revision(0, text)  # Somebody wrote there by hand: it is replaced.
+        revision = Revision(0, text)  # Edited by hand, so it is replaced.
     return Published(
         revision, (database or b"").decode(errors="replace"), (keys or b"").decode(errors="replace"),
         int(form) if form is not None and form.isdigit() else 0,
@@ -142,9 +141,9 @@ def primary() -> str:
 
 
 def is_in_transaction(using: str) -> bool:
-    """Whether this thread is in the middle of a transaction, which may be rolled back.
+    """Whether this thread is inside a transaction, which may be rolled back.
 
-    That of a test case does not count: what it has done, nobody else can see, so its thread has to publish.
+    That of a test case does not count: no other connection can see its rows, so its thread has to publish.
     """
     database = connections[using]
     if database.connection is None:
@@ -159,14 +158,14 @@ def is_in_transaction(using: str) -> bool:
 
 
 def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
-    """Publish what is committed in the database, unless it is published; with `rebuild`, all overrides anew anyway.
+    """Publish the committed rows of the database, unless they are published; with `rebuild`, all overrides again.
 
-    Where Redis has a revision that the database does not have, because this is an older copy of the database, or one
-    that was written to since, the database goes on from there. `take_over`: also replace what another database has
-    published. In the middle of a transaction, a thread does it that sees only what is committed.
+    If Redis has a revision that the database does not have, because this is an older copy of the database, or one that
+    was written to since, the database continues from there. `take_over`: also replace the snapshot of another database.
+    Inside a transaction, a thread does it that sees only committed rows.
 
-    Returns the number of the revision. Raises `StoreError` (`OwnerError` if another database owns the prefix), and what
-    the database raises.
+    Returns the number of the revision. Raises `StoreError` (`OwnerError` if another database owns the prefix), and
+    errors of the database.
     """
     using = primary()
     if is_in_transaction(using):
@@ -204,7 +203,7 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
                 removed = [digest for digest in changed if digest.encode() not in written]
             written[SWEPT] = b"%d" % microseconds(moment)
             written[ANNEXES] = " ".join(sorted({*parts, *_names()})).encode()
-            # Where each statement sees what is committed by then, these may be the rules of two revisions.
+            # If each statement sees later commits, these may be the rules of two revisions.
             if RateLimitRevision.read(using) != row:
                 continue
         if compare_and_publish(published, row, snapshot, staged, removed, written, take_over=take_over) == row.text:
@@ -219,7 +218,7 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
 def _sweep(using: str) -> None:
     try:
         sweep(using)
-    except DatabaseError as error:  # The rules are published all the same, and the next publication sweeps.
+    except DatabaseError as error:  # The rules are published nevertheless, and the next publication removes it.
         logger.warning("What has ended is still in the database: %s", error)
 
 
@@ -234,7 +233,7 @@ def _has_to_rise(row: Risen, published: Published, rebuild: bool) -> bool:
 
 
 def _in_a_thread(**options: bool) -> int:
-    """Publish in another thread, whose connection sees only what is committed."""
+    """Publish in another thread, whose connection sees only committed rows."""
     published = committed.give(partial(publish, **options))
     if published is None:
         raise StoreError("no thread can be started to publish the rules")
@@ -256,7 +255,8 @@ def compare_and_publish(
     *,
     take_over: bool = False,
 ) -> bytes:
-    """Publish, if nobody has published since; returns the revision that is published then. Raises `StoreError`."""
+    """Publish, unless another process has published since. Return the revision that is published then. Raises
+    `StoreError`."""
     keys = [rules_key(), *([] if staged is None else [staged])]
     pairs = [part for pair in written.items() for part in pair]
     arguments = [
@@ -270,7 +270,7 @@ def compare_and_publish(
 
 
 def snapshot_of(using: str) -> Mapping[str, Any]:
-    """What a database has, as it would be published."""
+    """The contents of a database, as they would be published."""
     row = RateLimitRevision.read(using)
     snapshot: dict[str, Any] = json.loads(_written({**_snapshot(using, row), "parts": _own_parts(using)}))
     return snapshot
@@ -305,12 +305,12 @@ def _snapshot(using: str, row: Risen) -> Mapping[str, Any]:
 
 
 def _rules(using: str) -> list[dict[str, Any]]:
-    """All rules as declared; those that cannot even be read are skipped, and the log says so."""
+    """All rules as declared. Unreadable ones are skipped, which is logged."""
     rows = RateLimitRule.objects.using(using).prefetch_related("tiers")
     try:
         with transaction.atomic(using):
             return [{**rule.declared(), "id": rule.pk} for rule in rows]
-    except Exception:  # Somebody wrote to a row by hand: find out which.
+    except Exception:  # A row was edited by hand: find it.
         return [
             rule for pk in RateLimitRule.objects.using(using).values_list("pk", flat=True) for rule in _one(using, pk)
         ]
@@ -322,7 +322,7 @@ def _names() -> set[str]:
 
 
 def _own_parts(using: str) -> dict[str, Any]:
-    """What the annexes of this process publish, by name. Rules do not fail because of an annex that is not migrated."""
+    """The parts of the annexes of this process, by name. Rules are published even if an annex is not migrated."""
     parts = {}
     for extension in extensions:
         try:
@@ -358,11 +358,11 @@ def _one(using: str, pk: int) -> list[dict[str, Any]]:
 
 
 def _changed_since(using: str, row: Risen, published: Published, moment: datetime) -> list[str] | None:
-    """The digests of subjects whose overrides have changed since what is published, or have ended by that moment; None
-    where that is not known.
+    """The digests of subjects whose overrides have changed since the published snapshot, or have ended by that moment;
+    None if that is unknown.
 
-    It is known only if what is published is of the history that this database has had and of this format, and if
-    whoever noted the changes had the keys that subjects are digested with.
+    It is known only if the published snapshot is of this database's history and of this format, and if the changes were
+    recorded with the current keys.
     """
     number, tag = published.revision.number, published.revision.text.partition(b"-")[2].decode()
     if not number or published.database != row.database or published.keys != key_ids() or number < row.rebuilt:
@@ -385,25 +385,24 @@ def _changed_since(using: str, row: Risen, published: Published, moment: datetim
 
 
 def values_by_key(using: str) -> dict[str, int]:
-    """How many overrides there are for values of fields whose digest was not made with the key in force, by the id of
-    the key that it was made with."""
+    """The number of overrides for values of fields whose digest was not made with the current key, by the id of its
+    key."""
     overrides = RateLimitOverride.objects.using(using).lasting().order_by().exclude(field="")
     counted = overrides.exclude(digested_by=next(iter(secrets_by_id()))).values_list("digested_by")
     return dict(counted.annotate(models.Count("pk")))
 
 
 def _by_forgotten_keys(using: str) -> Any:
-    """Overrides for users, networks and digests of clients whose digest was made with a key that
-    nobody knows any more.
+    """Overrides for users, networks and digests of clients whose digest was made with an unknown key.
 
-    Past everything that notes changes: nothing about them changes.
+    Read without recording changes, because nothing about them changes.
     """
     return RateLimitOverride._base_manager.using(using).filter(field="").exclude(digested_by__in=secrets_by_id())
 
 
 def _digest_anew(using: str) -> None:
-    """Digest users and networks anew that the keys in force would not find. Of the value of a field, there is only the
-    digest: a system check says so where no key is left that it was made with."""
+    """Make the digests of users and networks again that the current keys would not find. For the value of a field there
+    is only the digest: a system check reports it if no key is left that it was made with."""
     forgotten = _by_forgotten_keys(using)
     rows = forgotten.iterator(chunk_size=BATCH)
     while chunk := list(islice(rows, BATCH)):
@@ -416,13 +415,13 @@ def _prepare(row: RateLimitOverride) -> None:
     """Fill in what follows from the rest of a row, unless it cannot be understood."""
     try:
         row.prepare()
-    except ValueError as error:  # Somebody wrote to a row by hand.
+    except ValueError as error:  # A row was edited by hand.
         logger.error("Skipped: the override of row %d cannot be understood: %s", row.pk, error)
 
 
 def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
-    """What is written about each subject, under each of its digests. A field that counts letter by letter and the same
-    field otherwise are two kinds, but may have one digest."""
+    """The record of each subject, under each of its digests. A case-sensitive field and the same field otherwise are
+    two kinds, but may have one digest."""
     digest_of_values = models.Case(models.When(field="", then=models.Value("")), default=models.F("subject"))
     about = ("user_id", "network", "client_digest")
     ordered = overrides.alias(of_values=digest_of_values).order_by(*about, "of_values", "pk")
@@ -432,7 +431,7 @@ def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
         written = write_record([override for row in together for override in _override(row)])
         try:
             digests = together[0].digests()
-        except ValueError as error:  # Somebody wrote to a row by hand.
+        except ValueError as error:  # A row was edited by hand.
             logger.error("Skipped: the override of row %d cannot be understood: %s", together[0].pk, error)
             continue
         for digest in digests:
@@ -440,8 +439,8 @@ def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
 
 
 def first_records(using: str) -> dict[bytes, bytes]:
-    """What would be written about subjects: about all of them, or where those are many, about so many that are blocked.
-    For a process that begins while Redis is away."""
+    """The records of subjects: of all, or, if there are many, of a number of blocked ones. For a process that begins
+    while Redis is unavailable."""
     overrides = RateLimitOverride.objects.using(using).lasting()
     if overrides.count() > MOST_SUBJECTS:
         overrides = overrides.filter(effect=RateLimitOverride.Effects.BLOCK)
@@ -457,8 +456,8 @@ def _override(row: RateLimitOverride) -> list[Override]:
 
 
 def stage(overrides: OverrideQuerySet, row: Risen) -> bytes:
-    """All overrides, in a hash that goes away by itself if nobody takes it. It names its revision first: where Redis is
-    emptied while it is made, the name is gone, and nobody takes what is left."""
+    """All overrides, in a hash that expires unless it is renamed. It contains its revision first: if Redis is emptied
+    while it is made, that field is missing, and the hash is not used."""
     key = rules_key() + b":" + uuid.uuid4().hex.encode()
     store = get_store(background=True)
     records = _records(overrides)

@@ -48,17 +48,17 @@ UNMIGRATED = (
 
 
 def restore_rules(patience: float, rebuild: bool = False) -> bool:
-    """Publish what the database has, where that is not published, or to `rebuild` what cannot be read. Tells whether
-    what is published is what the database has; where it cannot be read, the background goes on trying.
+    """Publish the rules of the database, if they are not published, or to `rebuild` unreadable ones. Returns whether
+    the published rules are those of the database. If it cannot be read, the background keeps trying.
 
-    A thread does it, whose connection sees only what is committed, and a request waits for it for so many seconds. Only
-    in the transaction of a test case, whose changes no other thread can see, it is done at once.
+    A thread does it, whose connection sees only committed rows, and a request waits for it for this number of seconds
+    at most. Only in the transaction of a test case, whose changes no other thread can see, it is done at once.
     """
     database = connections[primary()]
     if database.in_atomic_block and not is_in_transaction(database.alias):
         return _heal(rebuild)
     if publishing.is_running or healing.is_busy:
-        return False  # Somebody is at it: who comes meanwhile goes by what is known.
+        return False  # Another request does it. Requests in between use the known rules.
     healed = healing.give(partial(_heal, rebuild))
     with suppress(Exception):  # It takes longer.
         return healed is not None and healed.result(max(0.0, patience))
@@ -91,9 +91,10 @@ def _publish(failure: str, *, rebuild: bool = False) -> bool:
 
 
 def read_database(patience: float, begin: provider.Begin | None = None) -> Mapping[str, Any] | None:
-    """What the database has, as this version would publish it; None where it cannot be read in so many seconds.
+    """The rules of the database, as this version would publish them; None if they cannot be read in this number of
+    seconds.
 
-    `begin` is called with it, however late, after overrides were remembered, which nobody else could tell of.
+    `begin` is called with them, however late, after overrides were cached, for which there is no other source.
     """
     using = primary()
     snapshots: list[Mapping[str, Any]] = []
@@ -125,11 +126,10 @@ def read_database(patience: float, begin: provider.Begin | None = None) -> Mappi
 
 
 def look() -> None:
-    """Look, in a thread of its own, whether what is published is what the database has; else publish that.
+    """Check, in a thread, whether the published rules are those of the database, and publish them if not.
 
-    Without an edit, that is not so where the database was restored from a backup, or its replica has taken over without
-    the last edits, and where what was published is lost or old and no process remembers better. Of all processes, one
-    looks.
+    Without an edit, they differ if the database was restored from a backup, or its replica has taken over without the
+    last edits, and if the published ones are lost or old and no process has newer ones. One process of all does it.
     """
     if not problems.database:  # There is nothing to see before it is migrated.
         publishing.start()
@@ -138,7 +138,7 @@ def look() -> None:
 def _look() -> None:
     failure = "It cannot be seen whether the rules that are published are those of the database: %s"
     try:
-        # Where it is not known yet which database this is, each process has to find out.
+        # While the id of this database is unknown, each process has to find out.
         is_due = _pause or provider.database is None or problems.unpublished
         if (is_due or take_turn(_turn_key(), provider.COMPARE_SECONDS)) and _publish(failure, rebuild=_pause > 0):
             for extension in extensions:
@@ -160,8 +160,8 @@ def _turn_key() -> bytes:
 
 
 def _leave_to_newer(error: NewerFormatError) -> None:
-    """Have a process of the newer version publish: one that receives the message looks at once, else the next one does
-    whose turn it is."""
+    """Let a process of the newer version publish: one that receives the message checks at once, otherwise the next one
+    with a turn does."""
     global unpublished
     problems.unpublished = unpublished = str(error)
     _warn("A change of the rules is saved, but not published by this process: %s", error)
@@ -181,7 +181,7 @@ def before_migration(using: str) -> None:
 
 
 def after_migration(using: str) -> None:
-    """Publish what migrations may have done to the rules; where they took the tables away, that there are none."""
+    """Publish the changes of migrations to the rules; if they removed the tables, that there are none."""
     if using != primary():
         return
     try:
@@ -243,7 +243,7 @@ def migration_problem(*, with_annexes: bool = False) -> str:
 
 
 def _failed(message: str, error: Exception) -> bool:
-    """Say what failed, and tell whether it is worth another try: not before somebody has migrated the app."""
+    """Report a failure, and return whether it is worth another try: not before the app is migrated."""
     problem = migration_problem()
     if not problem:
         _warn(message, error)
@@ -268,16 +268,16 @@ def _publish_committed() -> None:
 
 
 def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
-    """Publish once the transaction is committed; once, however much was changed in it.
+    """Publish once the transaction is committed; once, however many changes it has.
 
-    Before what others do then: where one of them fails, Django runs none of those that come after it.
+    Before other callbacks: if one of them fails, Django runs none of those after it.
     """
     database = connections[using]
     if any(callback[1] is _publish_committed for callback in database.run_on_commit):
         return
     transaction.on_commit(_publish_committed, using=using)
     pending = database.run_on_commit
-    # A test case never commits; `captureOnCommitCallbacks` tells what is new by its place.
+    # A test case never commits. `captureOnCommitCallbacks` recognises new callbacks by their position.
     is_test = any(getattr(block, "_from_testcase", False) for block in database.atomic_blocks)
     if not is_test and pending and pending[-1][1] is _publish_committed:
         pending.insert(0, pending.pop())

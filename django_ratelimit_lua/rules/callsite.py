@@ -1,4 +1,4 @@
-"""Limits written at a call site: what `@ratelimit` and `is_ratelimited` are told; and which call sites there are."""
+"""Limits written at a call site: the arguments of `@ratelimit` and `is_ratelimited`, and the list of call sites."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .template import CostLike, LimitTemplate
 _ARGUMENTS = (
     "group", "key", "rate", "method", "block", "cost", "count_if", "reset_if", "cost_after", "fallback", "durable",
 )  # fmt: skip
-"""What `@ratelimit` takes beside the options of a limit."""
+"""The arguments of `@ratelimit` in addition to the options of a limit."""
 
 
 THROTTLE = "throttle"
@@ -33,10 +33,9 @@ LIMITER = "RateLimiter"
 
 
 class CallSite(NamedTuple):
-    """A place in the code that has limits: its `kind` (what it is written with), its `place` there, its `rates` as far
-    as they are constant (else functions, or None for no limit) and its `key` (empty: each call says whom it counts);
-    `limits`: what the constant rates become, as far as that is known there; `algorithm`: the one that a throttle names.
-    """
+    """A place in the code with limits: its `kind` (the construct it is written with), its `place`, its `rates` if they
+    are constant (functions otherwise, or None for no limit) and its `key` (empty: each call decides); `limits`: the
+    compiled constant rates, if they are known there; `algorithm`: the one that a throttle names."""
 
     kind: str
     place: str
@@ -47,7 +46,7 @@ class CallSite(NamedTuple):
 
     @classmethod
     def of(cls, rule: Rule, group: str) -> CallSite:
-        """That of a decorator in that place, whose rule has rates and a key."""
+        """The call site of a decorator at that place, whose rule has rates and a key."""
         template = rule.template
         assert template is not None
         assert template.key is not None
@@ -61,7 +60,7 @@ class CallSite(NamedTuple):
         return tuple([_limit_of_throttle(name, rate, self.algorithm) for rate in self.rates])
 
     def words(self) -> str:
-        """What it limits, and where it stands."""
+        """Its limits, and its place."""
         return _("%(rates)s per %(whom)s, in %(place)s") % {
             "rates": rate_words([rate_text(rate) for rate in self.rates]),
             "whom": whom(self.key.split("+")),
@@ -74,7 +73,7 @@ def _limit_of_throttle(name: str, rate: Rate, algorithm: str) -> Limit:
 
 
 def throttle_algorithm(rate: Rate, named: str | None) -> str:
-    """The algorithm of a throttle, if it is `named`; else a log, as far as that keeps the rate."""
+    """The algorithm of a throttle, if it is `named`; otherwise a log, if that keeps the rate."""
     return named or ("sliding_window" if rate.limit > LONGEST_LOG else "sliding_log")
 
 
@@ -86,10 +85,10 @@ def rate_text(rate: Any) -> str:
 
 
 class KnownCallSites:
-    """The call sites, as far as they are imported, by name: rules of these names take their place.
+    """The imported call sites, by name: rules of these names replace them.
 
-    Names that are made up at run time may be any number, so only the first are kept. Where there were more, nobody
-    knows: then any name may be one.
+    Names that are made at run time may be any number, so only the first are kept. Once there were more, any name may be
+    a call site.
     """
 
     MOST, LONGEST, MOST_OF_A_NAME = 10_000, 200, 50
@@ -97,7 +96,7 @@ class KnownCallSites:
     def __init__(self) -> None:
         self._by_name: dict[str, tuple[CallSite, ...]] = {}
         self.durable: set[str] = set()
-        """The names whose statistics are kept in the database."""
+        """The names with durable statistics."""
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -114,8 +113,8 @@ class KnownCallSites:
         return sorted(self._by_name)
 
     def add(self, name: str, site: CallSite | None = None) -> None:
-        """There is a call site of that name. What is added last comes first: the outermost decorator, whose key a rule
-        without one takes."""
+        """Add a call site of that name. The last added comes first: the outermost decorator, whose key a rule without
+        one takes."""
         present = self._by_name.get(name)
         if present is None:
             if len(name) > self.LONGEST or len(self._by_name) >= self.MOST:
@@ -174,7 +173,7 @@ def losses(sites: Sequence[CallSite], key: str, rates: Sequence[Any]) -> list[tu
 
 
 def _is_implied(rate: Rate, by: Rate) -> bool:
-    """Whether whoever keeps the other rate keeps this one. Slots imply no rate, and no rate implies slots."""
+    """Whether the other rate implies this one. Slots imply no rate, and no rate implies slots."""
     if rate.is_slots or by.is_slots:
         return rate.is_slots and by.is_slots and by.limit <= rate.limit
     return by.limit * -(-rate.period_us // by.period_us) <= rate.limit
@@ -219,7 +218,7 @@ def call_site(
 
 
 def group_of(view: Any) -> str:
-    """The name a view's counts go by if it names no group: module and qualified name.
+    """The name of a view's counts if it names no group: module and qualified name.
 
     A method is named by the class of the view that runs, so that views that inherit it do not share a count.
     """

@@ -17,7 +17,7 @@ Declared = Mapping[str, Any]
 
 
 def rate_words(rate: Any) -> str:
-    """A rate as people say it.
+    """A rate in words.
 
     >>> rate_words("100/m"), rate_words("5/15m"), rate_words(["10/s", "500/h"])
     ('100 per minute', '5 per 15 minutes', '10 per second and 500 per hour')
@@ -37,7 +37,7 @@ def rate_words(rate: Any) -> str:
 
 
 def period_words(rate: Rate) -> str:
-    """The period of a rate, as it stands behind "per"; of slots there is none.
+    """The period of a rate, after "per"; slots have none.
 
     >>> period_words(Rate.parse("5/m")), period_words(Rate.parse("5/15m"))
     ('minute', '15 minutes')
@@ -79,7 +79,7 @@ def whom(key: Any, otherwise: str = "") -> str:
 
 
 def field_words(field: str) -> str:
-    """A field as people say it.
+    """A field in words.
 
     >>> field_words("post:username")
     'form field username'
@@ -106,7 +106,7 @@ def reading(given: Declared) -> str:
     """
     try:
         return _sentence(given)
-    except (AttributeError, KeyError, TypeError, ValueError):  # As somebody wrote it by hand, or an older version.
+    except (AttributeError, KeyError, TypeError, ValueError):  # Edited by hand, or written by an older version.
         return str(given)
 
 

@@ -30,7 +30,7 @@ def ratelimit_exempt(view: View) -> View:
 
 
 def is_exempt(request: HttpRequest) -> bool:
-    """Whether the view that a request leads to is exempt. Only looks where it leads if any view is."""
+    """Whether the view of a request is exempt. The request is resolved only if any view is."""
     if not _any_is(request):
         return False
     match = resolved(request)
@@ -38,10 +38,10 @@ def is_exempt(request: HttpRequest) -> bool:
 
 
 def _any_is(request: HttpRequest) -> bool:
-    """Whether any view of the URLconf is exempt, or any other that was imported.
+    """Whether any view of the URLconf is exempt, or any other imported one.
 
-    A process imports its views with its URLconf, and that when it first resolves a path. So the URLconf is gone through
-    here, once: else the first requests of a new process would not know of any exemption.
+    A process imports its views with its URLconf, when it first resolves a path. So the URLconf is loaded here, once:
+    otherwise the first requests of a new process would miss every exemption.
     """
     attributes = vars(resolver_of(request))
     if "_ratelimit_any_exempt" not in attributes:

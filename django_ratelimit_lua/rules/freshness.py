@@ -1,9 +1,10 @@
-"""Since when this process is known to go by the current rules, for decisions in which Redis does not compare them.
+"""The last moment at which the rules of this process were known to be current, for decisions in which Redis does not
+compare them.
 
-On one server the call that counts compares them as well. Where nothing is to be counted, where the rules are in another
-slot than the limits (a cluster), and where limits are decided in this process, this tells whether somebody has to ask.
-The listener (`engine/listener.py`) asks beside the requests, twice a second and whenever it hears of a change, so
-mostly no request has to.
+On one server the call that counts compares them as well. If nothing is to be counted, if the rules are in another hash
+slot than the limits (a cluster), and if limits are decided in this process, this decides whether a separate comparison
+is needed. The listener (`engine/listener.py`) compares them in the background, twice a second and after each message,
+so requests rarely have to.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from ..limits.call import Call, Revision
 from ..process.bounded_map import BoundedMap
 
 MAX_AGE = 1.0
-"""Seconds that a process may go by rules without asking whether they are the current ones."""
+"""Maximum age in seconds of rules that are used without a comparison."""
 EARLY = 0.9
-"""From this age on, one of those who come asks for all, and the others go on until `MAX_AGE`."""
+"""From this age on, one request compares for all, and the others continue until `MAX_AGE`."""
 MOST = 10_000
 """Subjects that are remembered: the latest."""
 
@@ -25,10 +26,10 @@ Known = tuple[bytes, Revision, float]
 
 
 class Freshness:
-    """When the rules of this process were the current ones last, and what overrides say by these rules.
+    """When the rules of this process were last current, and the overrides that belong to these rules.
 
-    Each change of an override raises the revision as well: so what was found to be written about a subject holds for as
-    long as the revision does.
+    Each change of an override raises the revision as well, so the known overrides of a subject hold as long as the
+    revision does.
     """
 
     def __init__(self) -> None:
@@ -37,11 +38,11 @@ class Freshness:
         self._expired_at = self._asked_for = float("-inf")
 
     def expire(self) -> None:
-        """Something has changed: whoever comes next has to ask."""
+        """Record a change: the next request has to compare."""
         self._expired_at, self._known = time.monotonic(), None
 
     def is_due(self, call: Call) -> bool:
-        """Whether it has to be asked, by whoever calls this, whether a call goes by what is current."""
+        """Whether the caller has to compare its rules."""
         if call.revision is None:
             return False
         proof, now = self._known, time.monotonic()
@@ -63,7 +64,7 @@ class Freshness:
             self._known = (fence, revision, asked_at)
 
     def confirm_call(self, call: Call, asked_at: float) -> None:
-        """So were the rules and the overrides that a call goes by."""
+        """Record that the rules and the overrides of a call were current."""
         if call.revision is not None:
             self.confirm(call.fence, call.revision, asked_at)
             for subject in call.subjects:

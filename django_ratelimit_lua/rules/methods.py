@@ -16,12 +16,12 @@ METHODS = frozenset({
     "ORDERPATCH", "PATCH", "POST", "PROPFIND", "PROPPATCH", "PURGE", "PUT", "QUERY", "REBIND", "REPORT", "SEARCH",
     "TRACE", "UNBIND", "UNCHECKOUT", "UNLINK", "UNLOCK", "UPDATE", "UPDATEREDIRECTREF", "VERSION-CONTROL",
 })  # fmt: skip
-"""Those that IANA registers, and PURGE. Any other is taken for a misspelt one, which would limit nothing and say
+"""The methods in the registry of IANA, and PURGE. Any other is taken for a spelling error, which would limit
 nothing."""
 
 
 def method_name(name: object) -> str:
-    """An HTTP method by its name, in capitals. Raises `LimitError` for what is none.
+    """An HTTP method by its name, in capitals. Raises `LimitError` if it is unknown.
 
     >>> method_name("get")
     'GET'
@@ -39,7 +39,7 @@ def method_name(name: object) -> str:
 
 
 def parse_methods(method: Any) -> frozenset[str] | None:
-    """The methods to be counted; None: all. Who counts GET counts HEAD, which runs the same view."""
+    """The methods to count; None: all. GET includes HEAD, which runs the same view."""
     if method is ALL:
         return None
     names = [method] if isinstance(method, str) else method
@@ -50,8 +50,8 @@ def parse_methods(method: Any) -> frozenset[str] | None:
 
 
 def methods_label(methods: frozenset[str] | None) -> str:
-    """The methods in the name of a limit. A limit on GET is on HEAD too; its name says GET, as it did when it was not,
-    so that it keeps its count."""
+    """The methods in the name of a limit. A limit on GET includes HEAD, but its name has only GET, as before it did, so
+    that it keeps its count."""
     return "*" if methods is None else ",".join(sorted(methods - _implied(methods)))
 
 

@@ -1,12 +1,11 @@
 """Overrides: for one subject, other numbers, an exemption or a block.
 
-A subject is a user, a network, the value of a field, or the client that has a digest, whoever that
-is.
+A subject is a user, a network, the value of a field, or the client with a digest.
 
-There may be a hundred thousand of them, so no process reads them all. Each subject's are one
-field of the rules' hash in Redis. A call names the subjects it is about with the tag of what
-this process knows of each (mostly: nothing); where that is not what is written, the call decides
-nothing and answers what is, which is remembered. See `limits/program.lua`.
+There may be a hundred thousand of them, so no process reads all. The overrides of each subject are one field of the
+rules' hash in Redis. A call names its subjects with the tag of the overrides that this process knows (mostly none). If
+a tag differs from the stored one, the call decides nothing and returns the stored overrides, which are then cached. See
+`limits/program.lua`.
 """
 
 from __future__ import annotations
@@ -42,10 +41,9 @@ _NETWORK = re.compile(r"ip([46])/([0-9]{1,3})")
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What is said of one subject: for the rule of that row (None: for all), from and until a
-    time in microseconds since 1970 (None: always). `block`: how it is answered, if it is one.
-    `kind`: the kind of its subject, if that is a field that counts letter by letter: "ada" has
-    the digest there that "ADA" has where spelling does not count."""
+    """An override of one subject: for the rule of that row (None: for all), from and until a time in microseconds since
+    1970 (None: always). `block`: how it is answered, if it is a block. `kind`: the kind of its subject, if that is a
+    case-sensitive field: "ada" has the digest there that "ADA" has in a field that ignores case."""
 
     pk: int
     rule: int | None
@@ -66,9 +64,9 @@ class Override:
         return None if self.ends is None else max(self.ends - now, 1) / SECOND
 
     def limit(self, limit: Limit) -> Limit:
-        """A limit with this override's numbers; itself where they cannot be kept, which the log says.
+        """A limit with this override's numbers; the limit itself if they cannot be kept, which is logged.
 
-        An override may be for rules of all algorithms: where one has no burst, the rate alone is changed.
+        An override may apply to rules of all algorithms: if one has no burst, only the rate is changed.
         """
         return limit if self.rate is None else _retuned(limit, self.rate, self.burst)
 
@@ -150,7 +148,7 @@ class KnownOverrides:
         return any(overrides for _ref, (_tag, overrides) in self.records)
 
     def call_subjects(self) -> list[Subject]:
-        """The subjects of a call that goes by this."""
+        """The subjects of a call that uses this."""
         return [Subject(ref.digest, tag) for ref, (tag, _overrides) in self.records]
 
     def strongest_for(self, rule: int | None, now: int) -> Override | None:
@@ -165,7 +163,7 @@ class KnownOverrides:
         return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
     def subject_of(self, override: Override) -> bytes:
-        """The digest of whom one of these overrides is about."""
+        """The digest of the subject of one of these overrides."""
         return next(ref.digest for ref, (_tag, overrides) in self.records if override in overrides)
 
 
@@ -173,7 +171,7 @@ _NOBODY = KnownOverrides(())
 
 
 class OverrideCache:
-    """What this process knows of subjects: those that have overrides, the latest asked for."""
+    """The known overrides of subjects, with an LRU bound."""
 
     NOTHING: ClassVar[Record] = (b"", ())
 
@@ -184,13 +182,14 @@ class OverrideCache:
         )
 
     def get_many(self, subjects: Sequence[SubjectRef]) -> KnownOverrides:
-        """What is known of these subjects now. A call and what is made of it have to go by one look."""
+        """The known overrides of these subjects. A call and its plan have to use the same reading."""
         if not subjects:
             return _NOBODY
         return KnownOverrides(tuple([(ref, self._known.get(ref.digest) or self.NOTHING) for ref in subjects]))
 
     def get_each(self, whose: Sequence[Sequence[SubjectRef]]) -> tuple[list[KnownOverrides], Sequence[Subject]]:
-        """The same of several, by one look: what is known of each, and the subjects of the call that goes by it."""
+        """The same for several, by one reading: the known overrides of each, and the subjects of the call that uses
+        them."""
         if not any(whose):
             return [_NOBODY] * len(whose), ()
         known = self.get_many(tuple(dict.fromkeys(ref for refs in whose for ref in refs)))
@@ -213,12 +212,12 @@ class OverrideCache:
 
 override_cache = OverrideCache()
 _BLOCK_WORDS = Block._fields
-"""Words that only blocks have, and only where they say something."""
+"""Fields that only blocks have, and only if they have a value."""
 _WORDS = ("id", "rule", "effect", "rate", "burst", "starts", "ends")
 
 
 def write_record(overrides: Sequence[Override]) -> bytes:
-    """What is written about a subject: a tag, and its overrides as JSON."""
+    """The record of a subject: a tag, and its overrides as JSON."""
     declared = [
         dict(zip(_WORDS, (row.pk, row.rule, row.effect, _pair(row.rate), row.burst, row.starts, row.ends), strict=True))
         | {word: value for word, value in zip(_BLOCK_WORDS, row.block, strict=True) if value}
@@ -234,10 +233,11 @@ def _pair(rate: Rate | None) -> list[int] | None:
 
 
 def read_record(written: bytes, before: Sequence[Override] = ()) -> tuple[Override, ...]:
-    """The overrides of a record, as far as this version understands them.
+    """The overrides of a record that this version understands.
 
-    Of one that it does not, what was known `before` goes on; else it is skipped, and the log says so. A block with
-    unknown words is a block all the same; what lifts or changes limits may have been meant for less than that.
+    An entry that cannot be parsed keeps its previous value from `before`, or is skipped, which is logged. A block with
+    unknown fields stays a block. An exemption or changed limit with unknown fields may have been meant for fewer
+    requests, so it is skipped.
     """
     by_pk = {override.pk: override for override in before}
     try:

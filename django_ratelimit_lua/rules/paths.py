@@ -21,12 +21,12 @@ _LONGEST_REMEMBERED = 300
 
 
 class PathPattern:
-    """A prefix; or, where it has a star, a glob for the whole path: `*` is any text without a slash, `**` any text at
-    all, everything else is itself.
+    """A prefix, or, with a star, a glob for the whole path: `*` is any text without a slash, `**` any text, every other
+    character is itself.
 
-    Matching a glob keeps every possible position in the bits of one number, so it takes one step for each character of
+    Matching a glob keeps all possible positions in the bits of one number, so it takes one step for each character of
     the path: no backtracking, whatever the pattern (Thompson, 1968, "Regular expression search algorithm"). After
-    `LONGEST` characters the answer is `undecided`, unless nothing could match any more.
+    `LONGEST` characters the answer is `undecided`, unless nothing can match any more.
 
     >>> PathPattern("/api/").matches("/api/v1")
     True
@@ -55,7 +55,7 @@ class PathPattern:
         self._end = bit
 
     def matches(self, path: str, undecided: bool = True) -> bool:
-        """Whether the path is as the pattern says."""
+        """Whether the path matches the pattern."""
         if not path.startswith(self.prefix) or not path.endswith(self._suffix):
             return False
         if not self._is_glob:
@@ -100,7 +100,7 @@ class PathIndex:
         return BoundedMap(_REMEMBERED, _REMEMBERED_BYTES, lambda path, rules: 4 * len(path) + 8 * len(rules))
 
     def matching(self, path: str) -> tuple[Rule, ...]:
-        """The rules whose paths this is one of, in their order."""
+        """The rules whose paths match this one, in their order."""
         rules = self._remembered.get(path)
         if rules is None:
             places: set[int] = set()

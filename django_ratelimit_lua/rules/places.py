@@ -36,15 +36,15 @@ def look_for_call_sites() -> None:
 
 
 def meant_by(name: str) -> str:
-    """The call site that may be meant by a name that is none; empty if there is none like it."""
+    """The closest match for an unknown name of a call site; empty if there is none."""
     if not name or name in known_call_sites:
         return ""
     return next(iter(get_close_matches(name, known_call_sites.names(), n=1, cutoff=0.7)), "")
 
 
 def place_problems(rule: Rule) -> list[str]:
-    """What of a rule has no effect because of the code: a route or a call site that is not there, or a ban that would
-    be one of everybody."""
+    """The parts of a rule that have no effect because of the code: an unknown route or call site, or a ban of an
+    identity that all callers share."""
     look_for_call_sites()
     found = []
     if rule.route and rule.route not in route_names():

@@ -1,4 +1,4 @@
-"""What is wrong with rules: said in the log once, and kept for `ratelimit rules check` and for health."""
+"""Problems of rules: logged once, and kept for `ratelimit rules check` and for health."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The rules this process goes by, and where newer ones come from: Redis, else the database, else its own memory.
+"""The rules of this process, and the source of newer ones: Redis, or the database, or its own memory.
 
-What is published names its database. One database owns a prefix: a process of another database uses the rules that its
-own database had when they were loaded, publishes nothing, and reports which setting to change.
+The published snapshot names its database. One database owns a prefix: a process of another database uses the rules that
+its own database had when they were loaded, publishes nothing, and reports which setting to change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .snapshot import UnreadableError, is_of_older_format, parse_snapshot
 logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
 APP = "django_ratelimit_lua"
-"""Where it is installed, rules can be edited: every call asks whether it goes by the current ones."""
+"""Whether rules can be edited: the app is installed. Then every call compares its rules."""
 REVISION, SNAPSHOT, DATABASE, KEYS, FORMAT = b"revision", b"rules", b"database", b"keys", b"format"
 COMPARE_SECONDS = 10.0
 """How often it is looked whether what is published is what the database has, while there are requests."""
@@ -45,17 +45,18 @@ MANY = 1000
 """More rules than these are loaded by a thread of their own, while the old ones go on."""
 
 republish: Callable[[float, bool], bool] | None = None
-"""Publishes what the database has, and is waited for so many seconds; anew even if it is there already, where what is
-there is garbage. Tells whether what is published now is what the database has. `publishing` puts itself here."""
+"""Publishes the rules of the database, and is waited for at most this number of seconds; also if they are published
+already but unreadable. Returns whether the published rules are those of the database. `publishing` sets itself here."""
 
 Begin = Callable[[Mapping[str, Any]], None]
 read_database: Callable[[float, Begin | None], Mapping[str, Any] | None] | None = None
-"""What the database has, as it would be published by this version; None where that takes more than so many seconds, or
-fails. Who has to begin with that gives what is to be called with it, however late, and overrides are remembered too.
-`publishing` puts itself here."""
+"""The rules of the database, as this version would publish them; None if that takes too long, or fails. A caller that
+needs rules to begin with passes a function that is called with them, however late, and overrides are cached too.
+`publishing` sets itself here."""
 
 on_new_rules: list[Callable[[], None]] = []
-"""What is called whenever this process has new rules, or may have to get some: what was remembered by others goes."""
+"""Functions that are called whenever this process has new rules, or may have to load some, so that caches are
+cleared."""
 
 compare: Callable[[], None] | None = None
 """Looks in the background whether what is published is what the database has; `publishing` puts itself here."""
@@ -76,8 +77,8 @@ is_answered = True
 
 _ruleset: Ruleset | None = None
 _blind: Ruleset | None = None
-"""The rules to begin with, where the database has not answered yet: those of the settings alone, where Redis was away;
-or the last that were known, as of the revision of newer ones that cannot be read."""
+"""The rules to begin with, if the database has not answered yet: those of the settings alone, while Redis is
+unavailable; or the last known ones, at the revision of newer ones that cannot be read."""
 
 _snapshot: Mapping[str, Any] | None = None
 _changes = 0
@@ -129,7 +130,7 @@ def note_owner(owner: str) -> bool:
 
 
 def current() -> Ruleset | None:
-    """The rules this process goes by; None before it has loaded any. Raises `ImproperlyConfigured`."""
+    """The rules of this process; None before it has loaded any. Raises `ImproperlyConfigured`."""
     if time.monotonic() >= _compare_at:
         _compare_now_and_then()
     if _ruleset is None and _snapshot is not None:
@@ -148,19 +149,20 @@ def _compare_now_and_then() -> None:
 
 
 def in_force() -> Ruleset | None:
-    """The same for what runs beside requests: it starts nothing, and raises nothing."""
+    """The same for background work: it starts nothing, and raises nothing."""
     return _ruleset
 
 
 def load(stale: StaleRules | None = None, patience: Patience | None = None) -> Ruleset:
-    """Load the rules, the first time or because a call went by stale ones; those that are known where that takes
-    longer than there is patience for (None: for as long as a decision may take). Blocks; raises `ImproperlyConfigured`
-    only for the rules of the settings."""
+    """Load the rules, the first time or because a call used stale ones. If that takes longer than the patience (None:
+    as long as a decision may take), return the known ones. Blocks. Raises `ImproperlyConfigured` only for the rules of
+    the settings."""
     patience = patience or Patience(conf.TIMEOUT)
     ruleset = _ruleset
     if ruleset is None or len(ruleset.rules) <= MANY:
         return _load(stale, patience)
-    # So many take a while to be read: a thread does that, and who asks waits as long as leaves time to decide.
+    # A large number takes a while to read. A thread does that, and the request waits only as long as leaves time to
+    # decide.
     if not _loading.is_busy and _loading.give(partial(_load_beside, stale)) is None:
         return _load(stale, patience)  # There is no thread for it.
     turn = patience.share(2)
@@ -171,8 +173,8 @@ def load(stale: StaleRules | None = None, patience: Patience | None = None) -> R
 
 def _load_beside(stale: StaleRules | None) -> None:
     try:
-        _load(stale, Patience(PATIENCE), PATIENCE)  # Nobody waits for the lock.
-    except Exception:  # Nobody else would hear of it; who goes by the old rules asks again.
+        _load(stale, Patience(PATIENCE), PATIENCE)  # No other request waits for the lock.
+    except Exception:  # This is its only report. Requests that use the old rules compare again.
         logger.exception("The rules cannot be loaded")
         raise
 
@@ -206,7 +208,7 @@ def _load(stale: StaleRules | None, patience: Patience, most: float | None = Non
             ruleset.published = NO_RULES
         _go_by(ruleset, changes, is_blind=is_blind)
         if is_answered and database != is_of and is_others(snapshot.get("database", "")):
-            # Which database is ours became known meanwhile, see `note_database`.
+            # The id of our own database became known in between, see `note_database`.
             with suppress(StoreError):  # The next comparison finds it, too.
                 fence, snapshot, is_blind = _published_or_best(None, patience, most)
                 ruleset = _go_by(Ruleset(declared, snapshot, fence), changes, is_blind=is_blind)
@@ -216,8 +218,8 @@ def _load(stale: StaleRules | None, patience: Patience, most: float | None = Non
 
 
 def _go_by(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> Ruleset:
-    """Go by these rules from now on, unless settings have changed since there were so many changes of them; say what is
-    wrong with them, and let those know who remember what followed from others."""
+    """Use these rules from now on, unless settings have changed since `changes` was read. Report their problems, and
+    clear caches that depend on earlier rules."""
     global _ruleset, _blind
     if changes != _changes:
         return ruleset
@@ -230,18 +232,18 @@ def _go_by(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> Ruleset
 
 
 def _waited_for(lock: Lock, patience: Patience) -> bool:
-    """Whether a lock was got within half of the time that is left: whoever waits for a database that does not answer
-    waits alone, and the others go on with what they know."""
+    """Whether a lock was acquired within half of the remaining time: only one request waits for a database that does
+    not answer, and the others continue with the known rules."""
     turn, began = patience.share(2), time.monotonic()
     is_got = turn.wait(lambda seconds: lock.acquire(timeout=seconds))
     if _unanswered_at > began or not (is_got or get_store().heard_at > began):
-        patience.take_back(turn)  # Waiting for one's turn counts only where Redis keeps everybody waiting.
+        patience.take_back(turn)  # The wait for a turn counts only while Redis answers no request.
     return is_got
 
 
 def _within_half(patience: Patience, most: float, ask: Callable[..., T], *arguments: object) -> T:
-    """The answer to a question that is told how many seconds it may take: half of what is left, or of `most`, so that
-    some is left to decide by what is known."""
+    """The answer of a function that gets a timeout: half of the remaining time, or of `most`, so that there is time
+    left to decide by the known rules."""
     began, most = time.monotonic(), max(0.0, min(patience.left, most) / 2)
     answer = ask(most, *arguments)
     patience.spend(began, most)
@@ -249,15 +251,16 @@ def _within_half(patience: Patience, most: float, ask: Callable[..., T], *argume
 
 
 def _from_database(patience: Patience, most: float) -> Mapping[str, Any]:
-    """What a process begins with while Redis is away: what the database has; nothing where that takes too long."""
+    """The rules that a process begins with while Redis is unavailable: those of the database, or none if that takes too
+    long."""
     if read_database is None:
         return {}
     return _within_half(patience, most, read_database, partial(_begin_with, NO_RULES)) or {}
 
 
 def _begin_with(as_of: Revision, snapshot: Mapping[str, Any]) -> None:
-    """Go by what the database has, where it has not answered until now; unless it was asked before the revision that it
-    is to stand for."""
+    """Use the rules of the database, if it has not answered until now, unless it was read before the revision that
+    these stand for."""
     with _lock:
         before, changes = _blind, _changes
         if before is not None and _ruleset is before and before.revision == as_of:
@@ -269,7 +272,7 @@ def _begin_with(as_of: Revision, snapshot: Mapping[str, Any]) -> None:
 def _after(
     older: Ruleset | None, declared: Sequence[Rule], snapshot: Mapping[str, Any], fence: bytes | None
 ) -> Ruleset:
-    """The rules of a snapshot that comes after those; after none where they are of another database."""
+    """The rules of a snapshot, following those given; following none if they are of another database."""
     before = older if older is not None and older.snapshot.get("database") == snapshot.get("database") else None
     return Ruleset(declared, snapshot, fence, before)
 
@@ -277,9 +280,8 @@ def _after(
 def _published_or_best(
     ruleset: Ruleset | None, patience: Patience, most: float
 ) -> tuple[bytes, Mapping[str, Any], bool]:
-    """The key that tells whether rules are the current ones; the snapshot to go by, that of `ruleset` where nothing is
-    published, and it cannot be put back now; and whether the database has still to answer what it is. Raises
-    `StoreError`."""
+    """The key for comparing rules; the snapshot to use, which is that of `ruleset` if nothing is published and it
+    cannot be restored now; and whether the database still has to answer. Raises `StoreError`."""
     key, snapshot, unread = _fetch(patience)
     is_garbage = unread is not None and not unread.is_kept
     if republish is not None and (is_garbage or (unread is None and _may_be_wrong(snapshot, ruleset))):
@@ -287,7 +289,7 @@ def _published_or_best(
         key, snapshot, unread = _fetch(patience)
         is_missing = unread is None and not snapshot["revision"].number
         if not is_right and is_missing and ruleset is not None and ruleset.fence is not None:
-            return key, ruleset.snapshot, False  # No time, or no database: go by what is known.
+            return key, ruleset.snapshot, False  # No time, or no database: use the known rules.
     if unread is None:
         return key, snapshot, False
     best: Mapping[str, Any] | None = None
@@ -308,9 +310,9 @@ def reload() -> Ruleset:
 
 
 def compare_with_published(*, loads: bool) -> bool:
-    """Ask whether the rules of this process are the ones that are published; whether they are, at last. Where not, what
-    was remembered by them is dropped, so that whoever comes next finds out, and loads the others; `loads`: or they are
-    loaded here. For the background. Raises `StoreError`."""
+    """Compare the rules of this process with the published ones, and return whether they are the same. If not, caches
+    are cleared, so that the next request notices, and loads the others; `loads`: or they are loaded here. For
+    background work. Raises `StoreError`."""
     for may_load in (loads, False):
         ruleset = in_force()
         if ruleset is None or ruleset.fence is None:
@@ -336,14 +338,14 @@ def compare_with_published(*, loads: bool) -> bool:
 
 
 def doubt() -> None:
-    """There may be other rules than those of this process: whoever comes next has to ask."""
+    """Record that the rules of this process may be stale: the next request has to compare."""
     freshness.expire()
     for hear in on_new_rules:
         hear()
 
 
 def start_fresh() -> None:
-    """Go by the settings alone, until Redis says that there are other rules; for tests, whose keys are new."""
+    """Use the settings alone, until Redis has other rules; for tests, whose keys are new."""
     global _ruleset, _snapshot, _compare_at, _changes
     _ruleset, _snapshot, _compare_at = None, {}, float("-inf")
     _changes += 1
@@ -353,7 +355,7 @@ def start_fresh() -> None:
 
 
 def take_back(prefix: bytes) -> None:
-    """Take from Redis what this process has published under a prefix; for tests, whose keys nobody needs any more."""
+    """Delete the rules that this process has published under a prefix from Redis; for tests."""
     keys = [key for key in tuple(written) if key.startswith(prefix)]
     written.difference_update(keys)
     try:
@@ -376,7 +378,7 @@ def _may_be_wrong(snapshot: Mapping[str, Any], ruleset: Ruleset | None) -> bool:
 
 
 class _Fetched(NamedTuple):
-    """The snapshot that is published under a key; or why it cannot be read, and what is told of it beside."""
+    """The snapshot published under a key, or why it cannot be read, with its other fields."""
 
     key: bytes
     snapshot: Mapping[str, Any]

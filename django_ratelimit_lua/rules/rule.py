@@ -43,7 +43,7 @@ _GROUP = "group:"
 AUDIENCES = (EVERYONE, "anonymous", "authenticated", "staff")
 
 WRONG = (ValueError, TypeError, ArithmeticError)
-"""What the parts of a rule raise where they are wrong."""
+"""Errors that the parts of a rule raise."""
 
 Outcome = Callable[[HttpRequest, Any], Any]
 """Called with the request and its response, or the exception that was raised instead of one; may be `async`."""
@@ -80,16 +80,16 @@ class RuleError(ImproperlyConfigured):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """When a limit applies, and what comes of it. A call site is a rule too, one without a name.
+    """When a limit applies, and its effect. A call site is a rule too, one without a name.
 
-    - `template`: how much, and for whom; None: whatever the rule applies to is exempt;
+    - `template`: the amount and the key; None: requests that match are exempt;
     - `paths`: prefixes or globs (none: every path); `route`: a URL pattern's name, with its namespaces; `group`: only
-      at call sites of that name; `methods` (None: all) and `audience`: whose requests;
-    - `extra`: the compiled values of the fields that annexes add; `is_elsewhere`: it applies only where one of these
-      says, and to no request;
-    - `block`, `count_if`, `reset_if`, `cost_after`: as a call site says, see `ratelimit`;
-    - `replaces`: the call sites in whose place it stands;
-    - `given`: how it was declared; `problems`: what of that had to be left out.
+      at call sites of that name; `methods` (None: all) and `audience`: of its requests;
+    - `extra`: the compiled values of the fields that annexes add; `is_elsewhere`: it applies only at the places of one
+      of these, and to no request;
+    - `block`, `count_if`, `reset_if`, `cost_after`: as at a call site, see `ratelimit`;
+    - `replaces`: the call sites that it replaces;
+    - `given`: its declaration; `problems`: the parts that had to be left out.
     """
 
     name: str = ""
@@ -124,7 +124,7 @@ class Rule:
 
     @property
     def key(self) -> Key | None:
-        """Whom it counts; None where a call site says, or nobody is counted."""
+        """The key that it counts by; None if a call site decides, or nothing is counted."""
         return None if self.template is None else self.template.key
 
     @property
@@ -134,7 +134,7 @@ class Rule:
 
     @property
     def keys(self) -> list[Key]:
-        """What it reads of a request: whom it counts, and whom it bans."""
+        """The keys that it reads from a request: those that it counts and bans by."""
         keys = () if self.template is None else (self.template.key, self.template.ban_key)
         return [key for key in keys if key is not None]
 
@@ -153,12 +153,13 @@ class Rule:
 
     @property
     def needs_route(self) -> bool:
-        """Whether whom it counts depends on the route."""
+        """Whether its key depends on the route."""
         return any(key.needs_route for key in self.keys)
 
     @property
     def lumps_strangers(self) -> bool:
-        """Whether it meets people who are not logged in, and counts them as one: its key goes by the user alone."""
+        """Whether it applies to requests without a signed-in user, and counts them as one, because its key uses the
+        user alone."""
         if self.key is None or {EVERYONE, "anonymous"}.isdisjoint(self.audience):
             return False
         return self.key.needs_user and self.key.lumps_strangers
@@ -189,8 +190,8 @@ class Rule:
         return self.name or self.group or group
 
     def in_place_of(self, call_sites: Sequence[Rule]) -> Rule:
-        """This rule with what only call sites of its name can know, and with what they have counted by the same key.
-        Where several have that name, key, algorithm and outcome are those of the first."""
+        """This rule with the values that only call sites of its name have, and with their counts by the same key. If
+        several have that name, key, algorithm and outcome are those of the first."""
         first, template = call_sites[0], self.template
         methods = self.methods
         if methods is None and all(call_site.methods is not None for call_site in call_sites):
@@ -221,14 +222,14 @@ _TEXTS = {
     "description": "text",
     "message": "a sentence for refused clients",
 }
-"""The words whose value is text, and what it is."""
+"""The fields whose value is text, and its meaning."""
 _FLAG = (lambda value: value is None or isinstance(value, bool), "; write true or false")
 _PLAIN: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "mode": (lambda value: value in MODES, f"; choose one of: {', '.join(MODES)}"),
     "order": (lambda value: type(value) is int, "; write a whole number"),
     "exempt": _FLAG,
 }
-"""Other words by themselves: what tells a right value, and what is right."""
+"""Other fields: the check of a value, and what would be right."""
 T = TypeVar("T")
 
 
@@ -475,14 +476,14 @@ def refuse_absent(given: Mapping[str, Any], where: str) -> None:
 def compile_rule(
     given: Mapping[str, Any], *, plain: bool = False, strict: bool = True, where: str = "RATELIMIT_RULES"
 ) -> Rule:
-    """A rule as it is declared. Raises `RuleError` that names the rule and the fields that are wrong.
+    """Compile a rule from its declaration. Raises `RuleError` that names the rule and the fields that are wrong.
 
-    The only judge of a rule, wherever it is written: what it takes can be applied to every request.
+    The only check of a rule, wherever it is written: a rule that it accepts can be applied to every request.
 
-    With `plain`, nothing in it may name code: no callable and no dotted path, as for whoever may edit rules in the
-    admin but not the site's code; and the words of an annex that is not installed are ignored, as rows keep them.
-    Without `strict`, a tier that contradicts its rule does not take the rule with it: it
-    is left out, and named in the rule's `problems`. So it is for a rule that is in force already.
+    With `plain`, nothing in it may name code: no callable and no dotted path, because operators may edit rules in the
+    admin but not the site's code; and the fields of an annex that is not installed are ignored, as rows keep them.
+    Without `strict`, a tier that contradicts its rule is left out, and named in the rule's `problems`, instead of
+    rejecting the rule. That is for rules that are in force already.
 
     >>> rule = compile_rule({"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"})
     >>> rule.paths, rule.key.name

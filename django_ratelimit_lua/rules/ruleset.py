@@ -59,24 +59,23 @@ def compile_rules(given: Sequence[Mapping[str, Any]]) -> tuple[Rule, ...]:
 class Ruleset:
     """The rules of the settings with those of the admin over them, at one revision.
 
-    `fence` is the key under which Redis tells whether these are the current ones (None: nobody asks). `snapshot` is
-    what was published (see `publish`), or nothing:
+    `fence` is the key under which Redis compares them (None: no comparison). `snapshot` is the published one (see
+    `publish`), or nothing:
 
     - `revision`: counts the changes, with a random tag; 0: there never was one;
-    - `database`: the id of the database they are of;
-    - `rules`: as declared, each with the `id` of its row. What is made of those that are not understood as a whole, see
+    - `database`: the id of their database;
+    - `rules`: as declared, each with the `id` of its row. For those that are not fully understood, see
       `rules.snapshot`, and the log;
-    - `kinds`: by rule name, or `EVERY_RULE`, the kinds of subjects that overrides are about; `blocks`: the kinds of
-      those that are blocked whatever rule there is;
-    - `parts`: what annexes publish, by the name of the annex; see `Extension.snapshot`;
+    - `kinds`: by rule name, or `EVERY_RULE`, the kinds of override subjects; `blocks`: the kinds of those that are
+      blocked for every rule;
+    - `parts`: the parts of annexes, by name; see `Extension.snapshot`;
     - `keys`: the ids of the keys that digests of subjects were made with, of each subject by all of them; and
-      `field_keys`, by kind, of those whose value nobody knows any more, which have only the one digest.
+      `field_keys`, by kind, of those whose value is unknown now, which have only the one digest.
 
-    `published`: the revision that Redis has there: that of these rules, or that of none, where it was emptied and they
-    could not be put back yet.
+    `published`: the revision in Redis: that of these rules, or none, if it was emptied and they could not be restored
+    yet.
 
-    `before`: the rules that these come after. What has not changed is not read again, and what cannot be understood
-    goes on as it was.
+    `before`: the previous rules. Unchanged ones are not read again, and unreadable ones stay as they were.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class Ruleset:
         secrets = self._secrets.get(kind)
         if secrets is None:
             by_id = secrets_by_id()
-            # A subject that can be digested anew is published by each key: any will do.
+            # A subject whose digest can be made again is published by each key: any will do.
             chosen = [by_id[key] for key in self.snapshot.get("keys", (key_id(),)) if key in by_id][:1]
             fields = self.snapshot.get("field_keys", {})
             if kind in fields:
@@ -161,7 +160,7 @@ class Ruleset:
         return self._by_limit.get(limit_name)
 
     def at_path(self, path: str) -> Sequence[Rule]:
-        """The rules for a path, in their order, whatever else they go by; those for call sites are not among them."""
+        """The rules for a path, in their order, whatever their other conditions; without those for call sites."""
         return self._index.matching(path)
 
     def matching(self, request: HttpRequest) -> list[Rule]:
@@ -176,11 +175,11 @@ class Ruleset:
         return [] if rule.template is None or rule.mode == "off" else [rule.in_place_of(call_sites)]
 
     def additional_for(self, name: str, request: HttpRequest) -> list[Rule]:
-        """The rules for call sites of that group, beside what they say themselves."""
+        """The rules for call sites of that group, which are added to their own."""
         return [rule for rule in self._beside.get(name, ()) if rule.matches(request)]
 
     def for_call_sites(self, call_sites: Sequence[Rule], group: str, request: HttpRequest) -> Sequence[Rule]:
-        """What call sites are decided by: rules of their names take their place, rules for their group stand beside."""
+        """The rules that decide call sites: rules of their names replace them, rules for their group are added."""
         site_names = self.site_names
         for call_site in call_sites:
             if (call_site.group or group) in site_names:

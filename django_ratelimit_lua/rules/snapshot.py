@@ -1,17 +1,17 @@
-"""Rules as they are published: read as far as this version of the package understands them.
+"""Published rules, read as far as this version of the package understands them.
 
-While a new version is rolled out, the older one has to live with what the newer publishes; and rows are also written by
-hand. No request may fail of that, and no limit may be lifted by it:
+During the rollout of a new version, the older one has to read snapshots of the newer, and rows are also edited by hand.
+No request may fail because of that, and no limit may be lifted:
 
-- a word that is not known is ignored where that leaves a limit, at a place that is said: it may hold for more requests
-  than was meant, until the newer version is everywhere. So is a value that is not known of a word with a fixed choice
-  of values, which then has its default; without a mode, a rule enforces;
-- a rule that lifts limits (`exempt`, `mode: "off"`), refuses everybody (a rate of 0) or does not say in known words
-  where it applies would do harm beyond what was meant, and one with an unknown key counts nobody. Of these, and of
-  rules that are wrong, what was understood last goes on; where this process has understood none, they are left out.
+- an unknown field is ignored if a limit with a place remains. It may apply to more requests than intended, until the
+  newer version runs everywhere. The same holds for an unknown value of a field with fixed choices, which then has its
+  default; without a mode, a rule enforces;
+- a rule that lifts limits (`exempt`, `mode: "off"`), refuses all requests (a rate of 0) or has no known place would do
+  harm beyond its intention, and one with an unknown key has no identity. Of these, and of invalid rules, the last
+  understood version stays; if this process has none, they are left out.
 
-A snapshot of a higher `FORMAT` is read in the same way. One that has no list of rules, or is none, is not read at all:
-see `rules.provider`.
+A snapshot of a higher `FORMAT` is read in the same way. One without a list of rules is not read at all: see
+`rules.provider`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORMAT = 4
 """The version of what this package publishes. Raise it whenever older versions would leave something out of it: a new
 word of a rule or an override, or a new part. A process never publishes over a higher format."""
 CHOICES = ("mode", "audience", "split", *(option for option, row in OPTIONS.items() if row.names))
-"""Words whose values a newer version may have more of."""
+"""Fields for which a newer version may have more values."""
 WHERE = "Rules of the admin"
 _PARTS: Mapping[str, tuple[type, bool]] = {
     "rules": (list, False),
@@ -46,7 +46,7 @@ _PARTS: Mapping[str, tuple[type, bool]] = {
 
 
 class UnreadableError(ValueError):
-    """What is published cannot be used: it is garbage, or it is of a newer format or another database and is kept."""
+    """The published snapshot cannot be used: it is invalid, or of a newer format or another database, and stays."""
 
     def __init__(self, problem: str, *, is_kept: bool = False) -> None:
         super().__init__(problem)
@@ -62,7 +62,7 @@ class ReadRule(NamedTuple):
 
 
 def read_rule(given: Any, before: Rule | None) -> ReadRule:
-    """A rule as far as it is understood; where it is not, what was understood `before` goes on."""
+    """A rule as far as it is understood; otherwise the version `before`."""
     try:
         try:
             rule = compile_rule(given, plain=True, strict=False, where=WHERE)
@@ -72,7 +72,7 @@ def read_rule(given: Any, before: Rule | None) -> ReadRule:
             raise RuleError(f"{WHERE}: rule {rule.name!r}", "id", "of no row")
     except RuleError as error:
         problem = str(error)
-    except Exception as error:  # Whatever somebody wrote by hand.
+    except Exception as error:  # Anything, edited by hand.
         problem = f"{WHERE}: {str(given)[:200]}: {type(error).__name__}: {error}"
     else:
         if rule.is_elsewhere and rule.extra.keys().isdisjoint(PLACES):
@@ -83,7 +83,7 @@ def read_rule(given: Any, before: Rule | None) -> ReadRule:
 
 
 def _without_unknown(given: Any, problem: RuleError) -> Rule:
-    """The rule without what this version does not know, where that leaves a limit. Else raises the problem it has."""
+    """The rule without its unknown fields, if a limit remains. Otherwise raises its problem."""
     if not isinstance(given, Mapping):
         raise problem
     words = {word: value for word, value in given.items() if word in (*FIELDS, *FIELDS_OF_ANNEXES, "id")}
@@ -97,7 +97,7 @@ def _without_unknown(given: Any, problem: RuleError) -> Rule:
             if error.field not in choices or error.field not in words:
                 raise problem from None
             ignored.append(f"{error.field} {words.pop(error.field)!r}")
-            choices = (*CHOICES, *OPTIONS)  # What else was said may belong to it, as the burst to a token bucket.
+            choices = (*CHOICES, *OPTIONS)  # Other fields may belong to it, as the burst to a token bucket.
     if not ignored or not _may_be_widened(rule):
         raise problem
     return replace(
@@ -116,8 +116,8 @@ def _may_be_widened(rule: Rule) -> bool:
 
 
 def valid_parts(snapshot: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """A snapshot whose parts have the shape they must have, and what is wrong with it. Of a part that has not, the one
-    of the snapshot `before` goes on. Raises `ValueError` where its revision is none."""
+    """A snapshot whose parts have the right types, and its problems. A part with a wrong type is replaced by that of
+    the snapshot `before`. Raises `ValueError` if its revision is invalid."""
     parts = dict(snapshot)
     problems = []
     revision = parts.get("revision", NO_RULES)

@@ -24,14 +24,14 @@ from .rule import Rule
 
 LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
 BEFORE_METHODS = ("", "dispatch")
-"""Where stacks stand that are asked before a class-based view looks at its request: around it, and on `dispatch`."""
+"""Places of stacks that are decided before a class-based view examines its request: around it, and on `dispatch`."""
 TRIAL = "django.utils.decorators."
 """`method_decorator` tries a decorator on a function of this module, and copies what that has to the method."""
 _DRF_CALLS = {
     "get": ("list", "retrieve"), "post": ("create",), "put": ("update",), "patch": ("partial_update",),
     "delete": ("destroy",), "partial_update": ("update",),
 }  # fmt: skip
-"""What the methods of Django REST framework's generic views and mixins call."""
+"""The methods that DRF's generic views and mixins call."""
 _NAME = "_ratelimit_mark_"
 _numbers = count()
 
@@ -70,16 +70,16 @@ class Stack:
 
     @property
     def blocks(self) -> bool:
-        """Whether it refuses requests; else it only tells the view."""
+        """Whether it refuses requests; otherwise it only informs the view."""
         return any(rule.block for rule in self.rules)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a decorator of an annex has left on a view, for `Extension.inspect`.
+    """The mark of an annex's decorator on a view, for `Extension.inspect`.
 
-    `checker`: the function that the decorator made; `annex`: its name; `value`: what the annex has to know;
-    `method`: as of a `Stack`.
+    `checker`: the function that the decorator made; `annex`: its name; `value`: data of the annex; `method`: as of a
+    `Stack`.
     """
 
     checker: Callable[..., Any]
@@ -106,11 +106,10 @@ def stack_of(function: Any) -> Stack | None:
 
 @dataclass(frozen=True, slots=True)
 class OnView:
-    """What a request meets at a view, outermost first.
+    """The limits and marks of a view, outermost first.
 
-    - `class_view`: what has the attributes that `as_view()` sets; None if there is no class;
-    - `unknown`: the functions of which it cannot be seen whether the view calls them; `hidden`: the stacks on them that
-      are known.
+    - `class_view`: the object with the attributes that `as_view()` sets; None if there is no class;
+    - `unknown`: the functions of which it is unknown whether the view calls them; `hidden`: the known stacks on them.
     """
 
     stacks: list[Stack]
@@ -173,8 +172,7 @@ def _stacks(placed: Placed) -> list[Stack]:
 
 
 def is_behind_login(view: Any, placed: Stack | Mark) -> bool:
-    """Whether somebody has to be logged in before a stack or a mark is met, by Django's own means: the middleware,
-    the decorator or the mixin."""
+    """Whether a login is required before a stack or a mark, by Django's own middleware, decorator or mixin."""
     if LOGIN_REQUIRED in settings.MIDDLEWARE and getattr(view, "login_required", True):
         return True
     # `login_required` leaves this on what it makes. Decorators around that copy it; those inside have it not.
@@ -194,8 +192,8 @@ def _class_of(view: Any) -> type | None:
 
 
 def _layers(view: Any, unknown: list[str]) -> list[Any]:
-    """A function and those that it wraps, outermost first. What is no function, or holds several of which it may call
-    any, is `unknown`."""
+    """A function and those that it wraps, outermost first. An object that is not a function, or has several that it may
+    call, is `unknown`."""
     found: list[Any] = []
     while view is not None:
         while isinstance(view, partial):

@@ -1,4 +1,4 @@
-"""A limit as it is written down: how much, and for whom. It becomes limits where its rates and algorithm are known."""
+"""A limit as it is declared: the amount and the key. It becomes limits when its rates and algorithm are known."""
 
 from __future__ import annotations
 
@@ -63,18 +63,18 @@ def ban_key(given: Any) -> Key:
 
 @dataclass(frozen=True, slots=True)
 class LimitTemplate:
-    """How much, and for whom.
+    """The amount and the key.
 
-    - `key`: whom to count, and `cost`: the units a request takes; None: what the call site says in whose place a rule
-      stands (if it says nothing of the cost, 1);
-    - `rates`: units per time, or functions that are called for them; `options`: of each limit;
-    - `ban_key`: whom its bans are of; None: of whom it counts;
-    - `tiers`: what stands in its place for the members of Django groups, the most favourable first;
-    - `label`: what tells its limits from others of the same name, beside the rate. Empty: nothing has to, and a rate is
-      told by its period alone, the longest by nothing: so a changed rate keeps its count, and so does one that a
-      shorter is put beside (one that is not the longest any more begins anew). What a function says beside other rates
-      is told by the whole rate, so that it is never counted in the place of one that is written down;
-    - `counted`: by period and algorithm, the names of the counts of the code that these go on with, see `in_place_of`.
+    - `key`: the key to count by, and `cost`: the units of a request; None: those of the call site that a rule replaces
+      (by default, a cost of 1);
+    - `rates`: units per time, or functions that return them; `options`: of each limit;
+    - `ban_key`: the key to ban by; None: the same;
+    - `tiers`: what replaces it for the members of Django groups, the most favourable first;
+    - `label`: distinguishes its limits from others of the same name, in addition to the rate. Empty: a rate is
+      identified by its period alone, the longest by nothing: so a changed rate keeps its count, and so does one that
+      gets a shorter one next to it (one that is not the longest any more starts a new count). A rate from a function
+      next to other rates is identified by the whole rate, so that it never shares a count with a written one;
+    - `counted`: by period and algorithm, the names of the counts of the code that these continue, see `in_place_of`.
     """
 
     key: Key | None
@@ -111,7 +111,7 @@ class LimitTemplate:
         if template.key is not None and template.key.name == ALL_CALLERS and declared.get("ban_after"):
             text = _("A limit for everybody together cannot ban: the ban would refuse every client.")
             raise LimitError(text, "ban_after")
-        # Whatever is wrong with the options is wrong with every rate: say so now, not at the first request.
+        # Errors in the options apply to every rate: raise them now, not at the first request.
         with_default = {"algorithm": conf.ALGORITHM, **declared}
         nominal = calendar.PERIODS.get(str(declared.get("align")), (SECOND, SECOND))[0]
         if len(rates) == 1 and algorithms.find(with_default["algorithm"]).holds:
@@ -155,9 +155,9 @@ class LimitTemplate:
         return f"{name}:{rate.per or 'slots'}" if name in counted.values() else name
 
     def in_place_of(self, limits: tuple[Limit, ...]) -> LimitTemplate:
-        """The same in the place of these limits of the code, which count by the same key: a rate goes on with the count
-        of the one for the same period and by the same algorithm. If no algorithm is named, it is that of the code, as
-        far as the rates and options fit it."""
+        """The same in place of these limits of the code, which count by the same key: a rate continues the count of the
+        one with the same period and algorithm. If no algorithm is named, it is that of the code, if the rates and
+        options fit it."""
         asked = (limits, conf.ALGORITHM)
         template = self._in_place.get(asked)
         if template is None:
@@ -184,7 +184,8 @@ class LimitTemplate:
         return template
 
     def _options_of(self, rate: Rate, algorithm: str) -> Options:
-        """The options of one rate: where slots stand beside rates, each kind has its algorithm, and what that takes."""
+        """The options of one rate. If there are both slots and rates, each kind has its algorithm, with the options of
+        that."""
         options: Any = {**self.options, "algorithm": algorithm}
         kinds = {each.is_slots for each in self.rates if isinstance(each, Rate)}
         if len(kinds) < 2:
