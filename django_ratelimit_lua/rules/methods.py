@@ -50,8 +50,8 @@ def parse_methods(method: Any) -> frozenset[str] | None:
 
 
 def methods_label(methods: frozenset[str] | None) -> str:
-    """The methods in the name of a limit. A limit on GET includes HEAD, but its name has only GET, as before it did, so
-    that it keeps its count."""
+    """The methods in the name of a limit. A limit on GET includes HEAD, but its name has only GET, so that the
+    name is the same as before HEAD was included."""
     return "*" if methods is None else ",".join(sorted(methods - _implied(methods)))
 
 
