@@ -223,7 +223,8 @@ class HeldSlots:
         self.task.start()
 
     def abandon(self, slots: Iterable[HeldSlot]) -> None:
-        """Leave slots to the background that no caller can release any more. Takes no lock, because garbage is collected anywhere."""
+        """Leave slots to the background that no caller can release any more. Takes no lock, because garbage is
+        collected anywhere."""
         self._abandoned.extend(slots)
 
     def _step_without_thread(self) -> None:
