@@ -18,7 +18,8 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     test_memory.set_small_bounds(monkeypatch)
     monkeypatch.setattr(recording, "MAX_PEOPLE", BOUND - BOUND // 20 - 1)
     monkeypatch.setattr(recording, "MAX_NAMES", BOUND // 20)
-    monkeypatch.setattr(recording, "MAX_KINDS", BOUND)
+    # Kinds of the shared name come on top: one for each bucket of times and of units that occurs.
+    monkeypatch.setattr(recording, "MAX_KINDS", BOUND - BOUND // 10)
     monkeypatch.setattr(writing, "MAX_NAMES", BOUND // 20)
     # The queue of statistics has a few decisions of the last second.
     monkeypatch.setattr(test_memory, "before_weighing", [recording.recorder._count_queue])
