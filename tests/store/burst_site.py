@@ -25,18 +25,18 @@ if not settings.configured:
 from django_ratelimit_lua import ratelimit
 
 
-def everyone(group: str, request: HttpRequest) -> str:
-    return "everyone"
+def burst(group: str, request: HttpRequest) -> str:
+    return request.GET["burst"]
 
 
 def views(policy: str) -> list[Any]:
     """A view that blocks and one that does not, each with a limit of 10 under a policy."""
 
-    @ratelimit(f"{policy}-sync", key=everyone, rate="10/h", on_store_error=policy)
+    @ratelimit(f"{policy}-sync", key=burst, rate="10/h", on_store_error=policy)
     def blocking(request: HttpRequest) -> HttpResponse:
         return HttpResponse("ok")
 
-    @ratelimit(f"{policy}-async", key=everyone, rate="10/h", on_store_error=policy)
+    @ratelimit(f"{policy}-async", key=burst, rate="10/h", on_store_error=policy)
     async def coroutine(request: HttpRequest) -> HttpResponse:
         return HttpResponse("ok")
 

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -151,9 +152,19 @@ async def answered(port: int, path: str) -> int:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("view", ["async", "sync"])
 def test_requests(site: int, view: str, policy: str) -> None:
-    """To views of both kinds, on an event loop and in 200 threads."""
+    """To views of both kinds, on an event loop and in 200 threads.
 
-    async def burst() -> list[int]:
-        return await asyncio.gather(*(answered(site, f"/{policy}/{view}") for _ in range(200)))
+    Other tests may keep the processors from Redis for longer than the deadline, which is an outage to this site. So a
+    burst is tried three times, each with a count of its own, after the pause that follows an outage.
+    """
 
-    assert Counter(asyncio.run(burst())) == Counter({200: 10, 429: 190})
+    async def send(number: int) -> list[int]:
+        return await asyncio.gather(*(answered(site, f"/{policy}/{view}?burst={number}") for _ in range(200)))
+
+    expected = Counter({200: 10, 429: 190})
+    for number in range(3):
+        statuses = Counter(asyncio.run(send(number)))
+        if statuses == expected:
+            break
+        time.sleep(2)
+    assert statuses == expected
