@@ -1,4 +1,4 @@
-"""`RateLimiter`: limits for use anywhere."""
+"""`RateLimiter`: limits for use outside of requests."""
 
 from __future__ import annotations
 
@@ -50,6 +50,9 @@ from .web.plan import Party, Planner
 F = TypeVar("F", bound=Callable[..., Any])
 RateConstant = str | tuple[int, float] | Rate
 
+_DEFERRED = (AsyncGeneratorType, Awaitable, GeneratorType, StreamingHttpResponse)
+"""Results of functions that return before their work is done."""
+
 
 class RateLimiter:
     """Limits anything, anywhere: a Celery task, a management command, a view.
@@ -63,20 +66,23 @@ class RateLimiter:
     1
     >>> mail.reset("ada@example.org")
 
-    - `name`: what the count is kept under. The rate is not part of it: changing the number keeps the count;
-    - `rate`: see `Rate.parse`; or a list of rates that are decided together, all or nothing. Of several, that
-      of the longest period counts under the name alone, and the others under the name and their period. A number alone
-      is so many slots at once, with `algorithm="concurrency"`, or in a list beside rates: see `slot`;
-    - `durable`: keep its statistics of each hour in the database, for `RATELIMIT_HISTORY_DAYS`;
-    - the other arguments are those of `Limit`; `algorithm` defaults to `RATELIMIT_ALGORITHM`.
-
-    A rule whose `group` is the name takes the place of the rates and options given here, from the next call on.
+    A rule whose `group` is the name replaces the rates and options given here, from the next call on.
 
     An identity is the client that is counted: text, bytes, a number, a UUID, or a tuple of these. Without one, all
-    callers are counted together, as with the key `all`, and no client is banned. Each method has a
-    twin for coroutines with an `a` in front of its name. Costs are whole numbers; times are seconds. Raises
-    `LimitError` for a limit that cannot be kept; what happens when Redis cannot be asked, `RATELIMIT_ON_STORE_ERROR`
-    says.
+    callers are counted together, as with the key `all`, and no client is banned. Each method has a twin for coroutines
+    with an `a` in front of its name. Costs are whole numbers, and times are seconds. `RATELIMIT_ON_STORE_ERROR` defines
+    the decision while Redis is unavailable.
+
+    Args:
+        name: The name of the count. The rate is not part of it, so a changed rate keeps the count.
+        rate: See `Rate.parse`. A list of rates is decided together, all or nothing: the rate with the longest period
+            counts under the name alone, the others under the name and their period. A plain number is a number of
+            slots; see `slot`.
+        durable: Keep hourly statistics in the database, for `RATELIMIT_HISTORY_DAYS`.
+        **options: The options of `Limit`. `algorithm` defaults to `RATELIMIT_ALGORITHM`.
+
+    Raises:
+        LimitError: The rate or an option is invalid.
     """
 
     def __init__(
@@ -84,11 +90,11 @@ class RateLimiter:
     ) -> None:
         self.name = name
         if options.get("ban_key"):
-            raise LimitError(f"RateLimiter {name!r} has no request to read ban_key from: bans are of the identity")
+            raise LimitError(f"RateLimiter {name!r}: ban_key needs a request; bans apply to the identity")
         self._rates = rate if isinstance(rate, list) else [rate]
         self._options = options
         self._made: dict[str, tuple[Limit, ...]] = {}
-        # By which rules, without keeping all of them: a limiter that is seldom asked would keep old ones.
+        # A weak reference: a limiter that is rarely used must not keep old rules in memory.
         self._known: tuple[ref[Ruleset], Sequence[Limit], Rule | None] | None = None
         # Errors in the limits raise here, not at the first hit.
         if not self._rates or len({limit.rate for limit in self.limits}) < len(self._rates):
@@ -102,12 +108,12 @@ class RateLimiter:
 
     @property
     def limits(self) -> tuple[Limit, ...]:
-        """The limits that are decided together."""
+        """The limits given here, which are decided together."""
         algorithm = self._options.get("algorithm") or conf.ALGORITHM
         if algorithm not in self._made:
             rates = tuple([Rate.parse(rate) for rate in self._rates])
             options: Options = {**self._options, "algorithm": algorithm}
-            # Named like those of a rule in their place, which keeps their counts.
+            # Named like the limits of a rule that replaces them, which keeps their counts.
             template = LimitTemplate(None, rates, options=options)
             periods = [rate.period_us for rate in rates]
             self._made[algorithm] = tuple(
@@ -119,9 +125,9 @@ class RateLimiter:
         return self._made[algorithm]
 
     def _limits_by(self, ruleset: Ruleset) -> tuple[Sequence[Limit], Rule | None]:
-        """The limits, or those of the rule that takes their place; and the rule of that name."""
+        """Return the limits, or those of the rule that replaces them; and the rule of that name."""
         known = self._known
-        if known is not None and known[0]() is ruleset:  # Which are others, too, when settings have changed.
+        if known is not None and known[0]() is ruleset:  # A change of settings makes a new ruleset.
             return known[1:]
         rule, limits = ruleset.by_name.get(self.name), self.limits
         if rule is not None and rule.group == self.name and rule.template is not None:
@@ -131,7 +137,7 @@ class RateLimiter:
         return limits, rule
 
     def __getstate__(self) -> dict[str, Any]:
-        """The arguments for a copy, or for another process, which has its own rules."""
+        """Leave out the rules: another process has its own."""
         return {**self.__dict__, "_known": None}
 
     def _charges(
@@ -169,8 +175,11 @@ class RateLimiter:
         timeout: float | timedelta | None = 0,
         what: str = "",
     ) -> Any:
-        """Hold a slot of a concurrency limit while something runs: `with`, `async with`, or as a decorator of
-        functions, plain or `async def`, such as Celery tasks. Each use needs its own `slot()`.
+        """Hold a slot of a concurrency limit while a block or a function runs.
+
+        Use it with `with`, with `async with`, or as a decorator of functions, plain or `async def`, such as Celery
+        tasks. Each `with` needs its own `slot()`. The slot is renewed until it is released. If the process dies, it
+        expires within `RATELIMIT_SLOT_SECONDS`.
 
         >>> exports = RateLimiter("exports", "1", algorithm="concurrency")
         >>> with exports.slot("ada", what="/exports/7/") as held:
@@ -184,22 +193,27 @@ class RateLimiter:
         >>> export("ada")
         0
 
-        - `identity`: whose slot it is; of a decorator, `key` tells it from the function's arguments, if it is given;
-        - `cost`: how many it takes; rates beside it are charged as much;
-        - `timeout`: for how many seconds it is waited for (None: as long as it takes), in a queue in the order of
-          arrival, which `queue` bounds: ten for each slot by default;
-        - `what`: what it is held for, as operators are shown it; of a decorator, by default the function's name.
+        Args:
+            identity: The client that holds the slot.
+            key: For a decorator: a function that returns the identity from the arguments of a call.
+            cost: The number of slots. Rates in the same limiter are charged as much.
+            timeout: The maximum number of seconds to wait for a slot (None: no maximum). Callers wait in a queue, first
+                come first served; the option `queue` bounds it (default: ten for each slot).
+            what: A description of the work for operators. For a decorator, the default is the name of the function.
 
-        Raises `Ratelimited` where it is refused; its decision's `retry_after` is a guess. The slot is renewed until it
-        is released, and ends within `RATELIMIT_SLOT_SECONDS` where the process dies. What comes of `with` has
-        `decision` and `is_lost`: whether the slot has ended while it was held, which the signal `slot_lost` tells, too.
+        Returns:
+            A context manager, or a decorator. `with` returns an object with the `decision` and `is_lost`: whether the
+            slot expired while it was held, which the signal `slot_lost` reports as well.
+
+        Raises:
+            Ratelimited: No slot is free; `retry_after` of its decision is an estimate.
         """
         if callable(identity):
             return Slot(self, None, key, cost, timeout, what)(identity)
         return Slot(self, identity, key, cost, timeout, what)
 
     def hit(self, identity: Identity = None, cost: int = 1, *, partial: bool = False) -> Decision:
-        """Take `cost` units; with `partial`, as many of them as are available (`granted` is the number)."""
+        """Take `cost` units. With `partial`, take as many of them as are available: `granted` is their number."""
         return decide(self._plan("hit", identity, cost, partial=partial)).decision
 
     async def ahit(self, identity: Identity = None, cost: int = 1, *, partial: bool = False) -> Decision:
@@ -207,7 +221,7 @@ class RateLimiter:
         return (await adecide(self._plan("hit", identity, cost, partial=partial))).decision
 
     def peek(self, identity: Identity = None, cost: int = 1) -> Decision:
-        """The decision about a hit of that cost. Takes nothing."""
+        """Return the decision that a hit of this cost would get, and take nothing."""
         return decide(self._plan("peek", identity, cost)).decision
 
     async def apeek(self, identity: Identity = None, cost: int = 1) -> Decision:
@@ -223,7 +237,7 @@ class RateLimiter:
         return (await adecide(self._plan("refund", identity, cost))).decision
 
     def charge(self, identity: Identity = None, cost: int = 1) -> Decision:
-        """Count units that were already used, even beyond the limit: then others wait until they are worked off."""
+        """Count units that were already used, even beyond the limit."""
         return decide(self._plan("charge", identity, cost)).decision
 
     async def acharge(self, identity: Identity = None, cost: int = 1) -> Decision:
@@ -231,7 +245,7 @@ class RateLimiter:
         return (await adecide(self._plan("charge", identity, cost))).decision
 
     def reset(self, identity: Identity = None) -> None:
-        """Delete the count of an identity, and its bans. Raises `StoreError` if Redis is unavailable."""
+        """Delete the count of an identity, and lift its bans. Raises `StoreError` if Redis is unavailable."""
         run(forgetting(self._counts(identity), strict=True))
 
     async def areset(self, identity: Identity = None) -> None:
@@ -246,8 +260,10 @@ class RateLimiter:
         return build_call([Charge(limit, subject) for limit in limits.values()], "peek")
 
     def offend(self, identity: Identity, cost: int = 1) -> Decision:
-        """Report an offence, or as many as `cost`: see `ban_on`. If that triggers a ban, the identity is refused from
-        now on, and so is this decision. Nothing is taken."""
+        """Report an offence, or as many as `cost`, and take nothing (see `ban_on`).
+
+        If that triggers a ban, the identity is refused from now on, and the decision is a refusal.
+        """
         return run(offending(self._charged(identity), whole_cost(cost)))
 
     async def aoffend(self, identity: Identity, cost: int = 1) -> Decision:
@@ -255,9 +271,17 @@ class RateLimiter:
         return await arun(offending(self._charged(identity), whole_cost(cost)))
 
     def ban(self, identity: Identity, for_: str | timedelta | None = None, *, why: str = "") -> Decision:
-        """Ban by hand, for a duration such as "2h" or a timedelta (None: as long as the next ban would be), and with a
-        reason. Raises `LimitError` if the limits do not ban, or for an invalid duration, and `StoreError` if Redis is
-        unavailable."""
+        """Ban an identity.
+
+        Args:
+            identity: The client to ban.
+            for_: A duration such as "2h", or a timedelta. None: as long as the next ban would be.
+            why: The reason, for operators.
+
+        Raises:
+            LimitError: The limits do not ban, or the duration is invalid.
+            StoreError: Redis is unavailable.
+        """
         return run(banning(self._banning(identity), for_, why))
 
     async def aban(self, identity: Identity, for_: str | timedelta | None = None, *, why: str = "") -> Decision:
@@ -265,8 +289,10 @@ class RateLimiter:
         return await arun(banning(self._banning(identity), for_, why))
 
     def unban(self, identity: Identity, *, forget: bool = False) -> Decision:
-        """Lift a ban now, in all processes; with `forget`, the next one is as short as the first. Raises `StoreError`
-        if Redis is unavailable."""
+        """Lift a ban in all processes. With `forget`, the next ban is as short as the first.
+
+        Raises `StoreError` if Redis is unavailable.
+        """
         return run(unbanning(self._banning(identity), forget=forget))
 
     async def aunban(self, identity: Identity, *, forget: bool = False) -> Decision:
@@ -275,28 +301,34 @@ class RateLimiter:
 
     def _charged(self, identity: Identity) -> list[PlannedCharge]:
         if identity is None:
-            raise LimitError(f"RateLimiter {self.name!r}: a ban needs an identity; without one, it would ban everybody")
+            raise LimitError(f"RateLimiter {self.name!r}: a ban needs an identity")
         return self._charges(current(), own(identity), digest(identity))
 
     def _banning(self, identity: Identity) -> list[PlannedCharge]:
         banning = [planned for planned in self._charged(identity) if planned.charge.limit.ban is not None]
         if not banning:
-            raise LimitError(f"RateLimiter {self.name!r} does not ban: say ban_after and ban_for", "ban_after")
+            raise LimitError(f"RateLimiter {self.name!r} does not ban; set ban_after and ban_for", "ban_after")
         return banning
 
     def acquire(
         self, identity: Identity = None, cost: int = 1, timeout: float | timedelta | None = None, *, debt: bool = False
     ) -> Decision:
-        """Wait for a turn, at most `timeout` seconds (None: without a limit).
+        """Wait for a turn.
 
-        The turn is reserved at once, in one call, and then slept for. If it would come too late, nothing is taken and
-        there is no wait: the decision is refused, and its `wait` is the time it would have taken. The timeout replaces
-        the limit's `max_wait`. A leaky bucket's `queue` bounds how many wait only if it is given. A caller that is
-        interrupted while it waits gives the turn back.
+        The turn is reserved at once, in one call, before the wait. A caller that is interrupted while it waits gives
+        the turn back.
 
-        With `debt`, a token bucket grants any cost as soon as it owes no more than it holds, and callers after that
-        wait until the debt is paid. Raises `LimitError` for other algorithms, and for a debt that cannot be represented
-        exactly.
+        Args:
+            identity: The client that is counted.
+            cost: The number of units.
+            timeout: The maximum number of seconds to wait (None: no maximum). It replaces the option `max_wait`. If the
+                turn would come later, nothing is taken, and the decision is a refusal whose `wait` is the time that it
+                would have taken. The `queue` of a leaky bucket bounds the number of waiting callers only if it is set.
+            debt: For a token bucket: grant any cost as soon as earlier debts are paid. Later callers wait until this
+                debt is paid.
+
+        Raises:
+            LimitError: `debt` is used with another algorithm, or with a cost that cannot be represented exactly.
 
         >>> RateLimiter("reports", "10/s", algorithm="token_bucket").acquire("ada", 50, debt=True).wait
         0.0
@@ -309,7 +341,7 @@ class RateLimiter:
     async def aacquire(
         self, identity: Identity = None, cost: int = 1, timeout: float | timedelta | None = None, *, debt: bool = False
     ) -> Decision:
-        """`acquire`, for coroutines; one that is cancelled while it waits gives its turn back."""
+        """`acquire`, for coroutines."""
         outcome = await adecide(self._acquiring(identity, cost, timeout, debt))
         if outcome.decision and outcome.decision.wait > 0:
             await ahold(outcome)
@@ -318,10 +350,10 @@ class RateLimiter:
     def _acquiring(self, identity: Identity, cost: int, timeout: float | timedelta | None, debt: bool) -> _HitPlanner:
         for limit in self.limits if debt else ():
             if limit.algorithm != "token_bucket":
-                problem = f"debt is for algorithm='token_bucket', and this limit is a {limit.algorithm}"
+                problem = f"debt needs algorithm='token_bucket', not {limit.algorithm!r}"
                 raise LimitError(f"RateLimiter {self.name!r}: {problem}", "debt")
             if whole_cost(cost) > (most := most_units(limit.rate)):
-                problem = f"cost is {cost}: a debt at {limit.rate} is kept exactly up to a cost of {most}"
+                problem = f"cost is {cost}; the maximum with debt at {limit.rate} is {most}"
                 raise LimitError(f"RateLimiter {self.name!r}: {problem}", "cost")
         return self._plan("hit", identity, cost, max_wait_us=_patience(timeout), debt=debt)
 
@@ -347,12 +379,16 @@ class RateLimiter:
         timeout: float | timedelta | None = 0,
         fallback: Any = NO_FALLBACK,
     ) -> Any:
-        """Decorate a function, plain or `async def`: it runs if a hit is allowed. A refused call returns the
-        `fallback`; without one, `Ratelimited` is raised.
+        """Decorate a function, plain or `async def`, so that it runs only if a hit is allowed.
 
-        `key` and `cost`, if callable, are called with the function's arguments; without a key all its calls share one
-        count. `timeout`: the maximum number of seconds that a call may wait for its turn (None: without a limit).
-        `fallback` is a value, or a callable with the function's arguments.
+        Args:
+            function: The function.
+            key: A function that returns the identity from the arguments of a call. Without it, all calls share one
+                count.
+            cost: The number of units, or a function that returns it from the arguments of a call.
+            timeout: The maximum number of seconds that a call waits for its turn (None: no maximum).
+            fallback: The result of a refused call, or a function that returns it from the arguments of the call.
+                Without it, a refused call raises `Ratelimited`.
 
         >>> @RateLimiter("reports", "1/h")
         ... def report():
@@ -369,10 +405,10 @@ class RateLimiter:
         called = _called_by(function)
         name = getattr(called, "__qualname__", type(called).__qualname__)
         if isinstance(function, type) or not callable(function):
-            raise LimitError(f"RateLimiter {self.name!r} decorates functions, and {name} is none")
+            raise LimitError(f"RateLimiter {self.name!r}: {name} is not a function")
         if inspect.isasyncgenfunction(called):
-            right = "await ahit() or aacquire() inside it"
-            raise LimitError(f"RateLimiter {self.name!r}: {name} is an async generator; {right}")
+            remedy = "await ahit() or aacquire() inside it"
+            raise LimitError(f"RateLimiter {self.name!r}: {name} is an async generator; {remedy}")
         if problem := async_mismatch(fallback, is_async=_is_async(function)):
             raise LimitError(f"RateLimiter {self.name!r}: fallback {problem}", "fallback")
 
@@ -397,7 +433,7 @@ class RateLimiter:
 
 
 class Slot:
-    """One use of `RateLimiter.slot`."""
+    """A context manager and decorator: see `RateLimiter.slot`."""
 
     def __init__(
         self,
@@ -408,8 +444,11 @@ class Slot:
         timeout: float | timedelta | None,
         what: str,
     ) -> None:
-        self._limiter, self._identity, self._key = limiter, identity, key
-        self._cost, self._what = cost, what
+        self._limiter = limiter
+        self._identity = identity
+        self._key = key
+        self._cost = cost
+        self._what = what
         self._timeout = None if timeout is None else wait_us(timeout, "timeout") / SECOND
         self._in_use = threading.Lock()
         self._held: Held | None = None
@@ -417,11 +456,11 @@ class Slot:
     def _seeking(self) -> Seeking:
         if not self._in_use.acquire(blocking=False):
             name = self._limiter.name
-            raise RuntimeError(f"This slot of {name!r} is in use: each thread, task and `with` needs its own slot()")
+            raise RuntimeError(f"RateLimiter {name!r}: slot is in use; each `with` needs its own slot()")
         return Seeking(self._ask, self._timeout)
 
     def _left(self) -> Held | None:
-        """Forget what is held, and return it: the next `with` may use this object."""
+        """Return what is held, and let the next `with` use this object."""
         held, self._held = self._held, None
         if self._in_use.locked():
             self._in_use.release()
@@ -429,7 +468,7 @@ class Slot:
 
     def _ask(self, slot: bytes, *, waits: bool) -> _HitPlanner:
         plan = self._limiter._plan("hit", self._identity, self._cost, slot=slot, waits=waits)
-        plan.is_hit = not waits  # What comes of waiting is counted once.
+        plan.is_hit = not waits  # Each attempt of a waiting caller is the same hit.
         return plan
 
     def _hold(self, outcome: Outcome) -> Held:
@@ -442,7 +481,7 @@ class Slot:
         seeking = self._seeking()
         try:
             held = self._hold(outcome := seeking.take())
-            if outcome.decision.wait > 0:  # A rate with it makes its callers wait.
+            if outcome.decision.wait > 0:  # Because of a rate in the same limiter.
                 hold(outcome)
         except BaseException:
             self.__exit__()
@@ -473,84 +512,76 @@ class Slot:
         held = self._left()
         if held is None:
             return
-        if kind is GeneratorExit:  # The coroutine is closed, and cannot wait for anything more.
+        if kind is GeneratorExit:  # A closed coroutine cannot await.
             held.release_in_thread()
         else:
             await held.arelease()
 
     def __call__(self, function: F) -> F:
-        """Decorate a function: each of its calls holds its own slot. Raises `LimitError` for a function whose work
-        begins after the call has returned, such as a generator function."""
+        """Decorate a function: each of its calls holds its own slot.
+
+        Raises `LimitError` for a function whose work begins after the call has returned, such as a generator.
+        """
         called = _called_by(function)
         name = getattr(called, "__qualname__", type(called).__qualname__)
         what = self._what or name
         if isinstance(function, type):
-            raise self._refusal(name, "a class", "decorate the method that does the work")
+            raise self._returns_early(name)
         for inner in (inspect.unwrap(called), type(called).__call__):
-            if inspect.isgeneratorfunction(inner):
-                raise self._refusal(name, "a generator", "write `with limiter.slot(...):` inside it")
-            if inspect.isasyncgenfunction(inner):
-                raise self._refusal(name, "an async generator", "write `async with limiter.slot(...):` inside it")
+            if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+                raise self._returns_early(name)
 
         def slot(*args: Any, **kwargs: Any) -> Slot:
-            identity = self._key(*args, **kwargs) if self._key is not None else self._identity
+            identity = self._identity if self._key is None else self._key(*args, **kwargs)
             return Slot(self._limiter, identity, None, self._cost, self._timeout, what)
 
         @functools.wraps(function)
         def holding(*args: Any, **kwargs: Any) -> Any:
             with slot(*args, **kwargs):
-                return self._finished(name, function(*args, **kwargs))
+                return self._checked(name, function(*args, **kwargs))
 
         @functools.wraps(function)
         async def aholding(*args: Any, **kwargs: Any) -> Any:
             async with slot(*args, **kwargs):
-                return self._finished(name, await function(*args, **kwargs))
+                return self._checked(name, await function(*args, **kwargs))
 
         return cast(F, aholding if _is_async(function) else holding)
 
-    def _finished(self, name: str, result: Any) -> Any:
-        """The result of a call. Raises `LimitError` if its work begins only after the slot is released."""
-        kind = type(result)  # Of a lazy object its own, without evaluating it.
-        if issubclass(kind, StreamingHttpResponse) and not issubclass(kind, FileResponse):
-            right = '@ratelimit(..., algorithm="concurrency"), which holds it until the response is closed'
-            problem = self._refusal(name, "a view whose response is streamed", f"use {right}")
-        elif issubclass(kind, (GeneratorType, AsyncGeneratorType)):
-            right = "write `with limiter.slot(...):` inside the generator"
-            problem = self._refusal(name, "a function that returns a generator", right)
-        elif issubclass(kind, Awaitable):
-            right = "make it `async def`, and await inside it"
-            problem = self._refusal(name, "a function that returns an awaitable", right)
-        else:
+    def _checked(self, name: str, result: Any) -> Any:
+        """Return the result of a call. Raises `LimitError` if its work begins only after the slot is released."""
+        kind = type(result)  # `isinstance` would evaluate a lazy object.
+        if not issubclass(kind, _DEFERRED) or issubclass(kind, FileResponse):
             return result
         if hasattr(kind, "close"):
             result.close()
-        raise problem
+        raise self._returns_early(name)
 
-    def _refusal(self, name: str, kind: str, right: str) -> LimitError:
-        released = "the slot would be released before its work is done"
-        return LimitError(f"RateLimiter {self._limiter.name!r}: {name} is {kind}, and {released}: {right}")
+    def _returns_early(self, name: str) -> LimitError:
+        remedy = 'use `with limiter.slot(...)` inside it, or for a view @ratelimit(..., algorithm="concurrency")'
+        problem = f"{name} returns before its work is done, so its slot would be released too early"
+        return LimitError(f"RateLimiter {self._limiter.name!r}: {problem}; {remedy}")
 
 
 def _called_by(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that a `functools.partial` finally calls."""
+    """Return the function inside a `functools.partial`."""
     while isinstance(function, functools.partial):
         function = function.func
     return function
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    """Whether a call returns a coroutine: of a function, or of an object with an async `__call__`."""
+    """Return whether a call returns a coroutine; also for an object with an async `__call__`."""
     called = _called_by(function)
     return iscoroutinefunction(called) or iscoroutinefunction(type(called).__call__)
 
 
 class _HitPlanner(Planner):
-    """Plans what a limiter charges an identity."""
+    """Plans the charges of a limiter for an identity."""
 
     def __init__(
         self, limiter: RateLimiter, operation: Operation, identity: Identity, cost: int, options: dict[str, Any]
     ) -> None:
-        # Not by super(): every hit comes through here.
+        # Without super(), which costs time in every hit.
         self.is_hit = operation == "hit"
         self.options = options
         self.parties: Sequence[Party] = ()
@@ -562,28 +593,26 @@ class _HitPlanner(Planner):
         self._cost = cost
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
-        """See `Planner`."""
         cost = self._cost
         if type(cost) is not int or cost != 1:
             whole_cost(cost, f"Limit {self._limiter.name!r}: cost is")
         self.charges = self._limiter._charges(ruleset, self._identity, self._subject, cost)
-        # The call compares the rules. Only if they are current, it is an error.
+        # It is an error only by current rules, which the call compares.
         self.operation = "peek" if self._is_misplaced() else self._asked
         return ()
 
     def _is_misplaced(self) -> bool:
-        """Whether it would take a slot that no caller could release, or releases none."""
+        """Return whether it would take or release slots, which only `slot` does."""
         if self._asked not in ("hit", "charge", "refund") or "slot" in self.options:
             return False
         held = [planned.charge.limit.holds for planned in self.charges]
         return any(held) and (self._asked == "hit" or all(held))
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
-        """Raises `LimitError` for what has no meaning for slots."""
+        """Raise `LimitError` for an operation that concurrency limits do not support."""
         if self.operation != self._asked:
-            right = "take and release them with slot()"
-            name = self._limiter.name
-            raise LimitError(f"RateLimiter {name!r}: {self._asked} takes no slots; {right}", "algorithm")
+            problem = f"{self._asked} is not supported by concurrency limits; use slot()"
+            raise LimitError(f"RateLimiter {self._limiter.name!r}: {problem}", "algorithm")
         return ()
 
 
