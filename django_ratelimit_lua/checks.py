@@ -1,4 +1,4 @@
-"""System checks: what would otherwise be found in production."""
+"""System checks."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
 APP = "django_ratelimit_lua"
-MOST_KINDS = 100
-"""Kinds of subjects of overrides that a request can look for without being felt."""
+MAX_KINDS = 100
+"""Maximum number of kinds of override subjects without a warning. Each request looks up all of them."""
 
 
 class Problem(NamedTuple):
-    """One row: how bad it is, by what id it can be silenced, and what would be right."""
+    """The level, the id and the hint of a message."""
 
     kind: Callable[..., CheckMessage]
     id: str
     hint: str
 
     def message(self, text: str, **words: str) -> CheckMessage:
-        """The message; `words` go into the hint."""
+        """Return the message. The `words` are inserted into the hint."""
         return self.kind(text, hint=self.hint.format(**words), id=f"django_ratelimit_lua.{self.id}")
 
 
@@ -72,30 +72,26 @@ OTHER_SITE = Problem(Error, "E013", provider.REMEDY)
 LOST_VALUES = Problem(
     Warning,
     "W014",
-    "Put it into SECRET_KEY_FALLBACKS, or behind the first in RATELIMIT_KEY_SECRET, or enter the values anew.",
+    "Add the old key to SECRET_KEY_FALLBACKS or to the end of RATELIMIT_KEY_SECRET, or enter the values again.",
 )
 SHORT_BAN = Problem(
-    Warning, "W027", "Let the first entry of ban_for be at least as long as ban_window, or leave ban_window out."
+    Warning, "W027", "Make the first entry of ban_for at least as long as ban_window, or remove ban_window."
 )
-MANY_KINDS = Problem(Warning, "W016", "Tell clients apart by the value of one field, and not by its name.")
+MANY_KINDS = Problem(Warning, "W016", "Use the value of one field to distinguish clients, not its name.")
 NO_PACKAGE = Problem(Warning, "W017", "Install django-ratelimit-lua[{extra}].")
-TENANT_APP = Problem(
-    Error, "E023", "Put it into SHARED_APPS, and into no other list: all tenants share its tables and its rules."
-)
+TENANT_APP = Problem(Error, "E023", "Move it to SHARED_APPS: all tenants share its tables and its rules.")
 NO_PLACE = Problem(
-    Warning, "W022", "Write the path '/' for every request, or the name of a limit in the code or of a URL pattern."
+    Warning, "W022", "Use the path '/' for all requests, or the name of a limit in the code or of a URL pattern."
 )
-TWO_LIMITERS = Problem(
-    Error, "E028", "Make one RateLimiter and import it in both places, or give each of them a name of its own."
-)
+TWO_LIMITERS = Problem(Error, "E028", "Import one RateLimiter in both places, or give them different names.")
 SETTING_OF_ANNEX = Problem(Warning, "W030", "{right}, or remove the setting.")
 ABSENT_ANNEX = Problem(Warning, "W029", "{right}, or delete these values from RateLimitRule.extra.")
-EARLIER_KEY = Problem(Info, "I015", "Enter their values anew before it is taken out of the fallbacks.")
+EARLIER_KEY = Problem(Info, "I015", "Enter their values again before you remove the key from the fallbacks.")
 
 
 @register(Tags.caches)
 def check_settings(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Every setting can be taken as it is, and every name is one we know."""
+    """Check that all settings are valid, and that no setting is misspelt."""
     for setting in SETTINGS.values():
         try:
             setting.read()
@@ -113,19 +109,18 @@ def check_settings(**kwargs: Any) -> Iterator[CheckMessage]:
 
 @register(Tags.caches)
 def check_tenants(**kwargs: Any) -> Iterator[CheckMessage]:
-    """The tables of rules are in the schema that all tenants share, if there are several."""
+    """Check that the tables are in the schema that all tenants share."""
     apps = getattr(settings, "TENANT_APPS", None)
     names = [str(app) for app in apps] if isinstance(apps, (list, tuple, set, frozenset)) else []
     if any(name == APP or name.startswith(f"{APP}.") for name in names):
         yield TENANT_APP.message(
-            f"TENANT_APPS has '{APP}': each tenant has rules of its own, and all processes go by those that were saved "
-            "last, or by none."
+            f"TENANT_APPS contains '{APP}'. Each tenant would have its own rules, but all processes share one set."
         )
 
 
 @register(Tags.caches)
 def check_cache(**kwargs: Any) -> Iterator[CheckMessage]:
-    """The cache alias is django-redis, with a client we can use."""
+    """Check that the cache alias is a django-redis cache with a supported client."""
     with suppress(ImproperlyConfigured):  # `check_settings` reports it.
         problem = why_unusable(conf.USE_CACHE)
         if problem is not None:
@@ -146,48 +141,53 @@ def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
     by_session = ", ".join(rule.name for rule in active if rule.needs_session)
     is_applied_here = any(rule.is_for_requests for rule in rules)
     if MIDDLEWARE not in settings.MIDDLEWARE and is_installed("gateway"):
-        return  # A process may serve nothing but the gateway, which applies them.
+        return  # The process may serve only the gateway, which applies them.
     if is_applied_here and MIDDLEWARE not in settings.MIDDLEWARE:
-        yield UNUSED_RULES.message("RATELIMIT_RULES has rules, but nothing applies them.")
+        yield UNUSED_RULES.message("RATELIMIT_RULES has rules, but the middleware that applies them is missing.")
     elif is_applied_here and needs_user and AUTHENTICATION not in settings.MIDDLEWARE:
-        yield NO_USER.message(f"Rules need the user: {needs_user}.")
+        yield NO_USER.message(f"These rules need the user: {needs_user}.")
     else:
-        yield from _no_session(f"Rules: {by_session}") if by_session else ()
+        if by_session:
+            yield from _no_session(f"Rules {by_session}")
         for rule in active:
             if rule.lumps_strangers:
-                yield _one_for_all(f"The rule {rule.name!r}", "or say that it is for the audience 'authenticated'")
+                yield _one_for_all(f"Rule {rule.name!r}", "or the audience 'authenticated'")
 
 
 def _place_problems(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
-    """Fields of rules that have no effect because of the code, in the words of the admin."""
-    for rule in rules if getattr(settings, "ROOT_URLCONF", None) else ():
-        for problem in place_problems(rule):
-            yield NO_PLACE.message(f"The rule {rule.name!r}: {problem}")
+    """Report fields of rules that have no effect because of the code."""
+    if getattr(settings, "ROOT_URLCONF", None):
+        for rule in rules:
+            for problem in place_problems(rule):
+                yield NO_PLACE.message(f"Rule {rule.name!r}: {problem}")
 
 
-def _no_session(what: str) -> Iterator[CheckMessage]:
-    """Problems of rules that use the session, in this project."""
+def _no_session(subject: str) -> Iterator[CheckMessage]:
+    """Report rules that use the session if the project has no sessions on the server."""
     if SESSIONS not in settings.MIDDLEWARE:
-        problem, right = "of which there is none", f"Add '{SESSIONS}' to MIDDLEWARE, or use the key 'ip'."
+        problem = "there are no sessions"
+        right = f"Add '{SESSIONS}' to MIDDLEWARE, or use the key 'ip'."
     elif str(settings.SESSION_ENGINE).endswith(".signed_cookies"):
-        problem = "which clients keep themselves here and can have as often as they like"
-        right = "Use the key 'user_or_ip', or sessions that are kept on the server."
+        problem = "a client can create any number of sessions in signed cookies"
+        right = "Use the key 'user_or_ip', or a session engine that stores sessions on the server."
     else:
         return
     yield NO_SESSION.message(
-        f"{what}: the key goes by the session, {problem}, so it counts by the client's address.", right=right
+        f"{subject}: the key uses the session, but {problem}, so the client's address is counted.", right=right
     )
 
 
-def _one_for_all(what: str, otherwise: str) -> CheckMessage:
-    text = f"{what} counts all who are not logged in as one: its key goes by the user."
+def _one_for_all(subject: str, otherwise: str) -> CheckMessage:
+    text = f"{subject} counts all clients without a signed-in user as one, because its key is the user."
     return ONE_FOR_ALL.message(text, otherwise=otherwise)
 
 
 @register(Tags.urls)
 def check_views(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Check that no public view counts all clients without a signed-in user as one, and that sessions exist if rules
-    use them."""
+    """Check that no public view counts all clients without a signed-in user as one.
+
+    Also check that the sessions exist that rules use.
+    """
     limited = [
         (f"@ratelimit on {group_of(view)}", is_open, rules)
         for view in _all_views()
@@ -195,7 +195,7 @@ def check_views(**kwargs: Any) -> Iterator[CheckMessage]:
     ]
     lumping = (name for name, is_open, rules in limited if is_open and any(rule.lumps_strangers for rule in rules))
     for name in dict.fromkeys(lumping):
-        yield _one_for_all(name, "or put login_required around it")
+        yield _one_for_all(name, "or login_required")
     for name in dict.fromkeys(name for name, _, rules in limited if any(rule.needs_session for rule in rules)):
         yield from _no_session(name)
 
@@ -205,11 +205,11 @@ def _all_views() -> list[Any]:
 
 
 def _limited(view: Any) -> Iterator[tuple[Sequence[Rule], bool]]:
-    """The call sites of a view, and whether they are decided before a login is required."""
-    # A DRF view checks permissions before its methods. Which requests pass is not examined.
-    asks = hasattr(getattr(view, "view_class", None), "permission_classes")
+    """Yield the call sites of a view, and whether they are decided before a login is required."""
+    # A DRF view checks permissions before its methods. It is assumed that they require a login.
+    has_permissions = hasattr(getattr(view, "view_class", None), "permission_classes")
     for stack in on_view(view).stacks:
-        is_after = asks and stack.method not in BEFORE_METHODS
+        is_after = has_permissions and stack.method not in BEFORE_METHODS
         yield stack.rules, not (is_after or is_behind_login(view, stack))
 
 
@@ -220,10 +220,11 @@ def check_throttle_rates(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 def _drf(name: str, *kinds: type) -> Any:
-    """A setting of DRF, or None if it has another type."""
+    """Return a setting of DRF, or None if it is missing or has another type."""
     drf = getattr(settings, "REST_FRAMEWORK", None)
-    value = drf.get(name) if isinstance(drf, dict) else None
-    return value if isinstance(value, kinds) else None
+    if isinstance(drf, dict) and isinstance(drf.get(name), kinds):
+        return drf[name]
+    return None
 
 
 def _default_throttles() -> Sequence[Any]:
@@ -231,26 +232,28 @@ def _default_throttles() -> Sequence[Any]:
 
 
 def _bad_throttle_rates() -> Iterator[tuple[Any, str]]:
-    """Scopes of DRF's settings, and what is wrong with their rates."""
+    """Yield each scope with an invalid rate in DRF's settings, and the problem."""
     ours = [path for path in _default_throttles() if str(path).startswith("django_ratelimit_lua.")]
     rates = _drf("DEFAULT_THROTTLE_RATES", dict) if ours else None
     for scope, declared in (rates or {}).items():
         for method, rate in declared.items() if isinstance(declared, dict) else (("*", declared),):
             try:
-                _ = method == "*" or method_name(method)
+                if method != "*":
+                    method_name(method)
                 if rate is not None and Rate.parse(rate).is_slots:
-                    raise LimitError(f"Rate {rate!r} is a number of slots; throttles go by rates, such as '{rate}/m'")
+                    raise LimitError(f"Rate {rate!r} is a number of slots; throttles need a rate such as '{rate}/m'")
             except LimitError as error:
                 yield scope, f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']: scope {scope!r}: {error}."
 
 
 @register(Tags.urls)
 def check_throttles(**kwargs: Any) -> Iterator[CheckMessage]:
-    """No throttle of ours lacks its rate, in DRF's settings or on a view: every request would be an error."""
+    """Check that all throttles of this package have a rate, in DRF's settings or on a view."""
     throttles: dict[tuple[Any, Any], None] = {}
     for path in _default_throttles():
-        with suppress(ImproperlyConfigured):  # DRF reports it with the first import of a view.
-            throttles[callables.find(path, "Throttle") if isinstance(path, str) else path, None] = None
+        with suppress(ImproperlyConfigured):  # DRF reports it when it imports the first view.
+            throttle = callables.find(path, "Throttle") if isinstance(path, str) else path
+            throttles[throttle, None] = None
     for view in _all_views():
         given = getattr(view, "initkwargs", None) or {}
         drf_view = getattr(view, "cls", None)
@@ -263,33 +266,34 @@ def check_throttles(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 def _throttle_problem(throttle: Any, scope: Any, bad_scopes: Collection[Any]) -> str:
-    """Why a throttle cannot work. Empty if it can, if it is not of this package, or if its scope is invalid."""
-    throttling = sys.modules.get(f"{__package__}.throttling")  # If it is not imported, no throttle is of this package.
+    """Return the problem of a throttle of this package; empty if it has none, or if its scope was reported."""
+    throttling = sys.modules.get(f"{__package__}.throttling")
     if throttling is None or not isinstance(throttle, type) or not issubclass(throttle, throttling.SimpleRateThrottle):
         return ""
     if (scope or getattr(throttle, "scope", None)) in bad_scopes:
         return ""
     try:
-        instance = throttle()  # As DRF makes one for each request.
+        instance = throttle()  # As DRF does for each request.
         if issubclass(throttle, throttling.ScopedRateThrottle) and scope:
             instance.scope = scope
             instance.rate = instance.get_rate()
         for rate in instance.rate.values() if isinstance(instance.rate, Mapping) else (instance.rate,):
-            _ = rate == () or instance.parse_rate(rate)  # A throttle that gets its rate from the view has none yet.
+            if rate != ():  # It gets its rate from the view.
+                instance.parse_rate(rate)
     except ImproperlyConfigured as error:
         return str(error)
     except Exception:
-        return ""  # A throttle of the project's own, which asks for more than is here.
+        return ""  # A subclass of the project that needs a request.
     return ""
 
 
 @register(Tags.caches)
 def check_paths(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Every key, rate and cost given by a dotted path can be imported."""
-    _all_views()  # What views name is known when they are imported.
+    """Check that all functions given by a dotted path can be imported."""
+    _all_views()  # Importing the views registers the paths that they use.
     with suppress(ImproperlyConfigured):  # `check_rules` reports it.
-        settings_rules()  # The functions that rules name are known after the rules are read.
-    for path, purpose in list(callables.known.items()):  # Importing may make more of them known.
+        settings_rules()  # The same for the rules.
+    for path, purpose in list(callables.known.items()):  # An import may register more.
         try:
             callables.find(path, purpose)
         except ImproperlyConfigured as error:
@@ -298,35 +302,34 @@ def check_paths(**kwargs: Any) -> Iterator[CheckMessage]:
 
 @register(Tags.caches)
 def check_limiters(**kwargs: Any) -> Iterator[CheckMessage]:
-    """No two `RateLimiter`s of one name have other numbers: they share a count, and each would judge it by its own."""
-    _all_views()  # What views declare is known when they are imported.
+    """Check that `RateLimiter`s of the same name have the same limits, because they share a count."""
+    _all_views()  # Importing the views registers their limiters.
     for name in known_call_sites.names():
         sites = [site for site in reversed(known_call_sites.of(name)) if site.kind == LIMITER]
         for site in sites[1:]:
             if set(site.limits) != set(sites[0].limits):
                 yield TWO_LIMITERS.message(
-                    f"RateLimiter {name!r} has other rates or options in {site.place} than in {sites[0].place}."
+                    f"RateLimiter {name!r} has different rates or options in {site.place} and {sites[0].place}."
                 )
 
 
 @register(Tags.caches, deploy=True)
 def check_proxies(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Check that the proxy setting is made: if a proxy is in front of the site and not trusted, all visitors share a
-    count."""
+    """Check that the proxy setting is present: all clients behind an untrusted proxy share a count."""
     with suppress(ImproperlyConfigured):  # `check_settings` reports it.
         if conf.TRUSTED_PROXIES is None and conf.IP_META_KEY is None:
             signs = ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST", "USE_X_FORWARDED_PORT")
             signs_set = ", ".join(name for name in signs if getattr(settings, name, None))
-            why = f" ({signs_set} says that one stands before this site)" if signs_set else ""
+            why = f" ({signs_set} suggests that there is one)" if signs_set else ""
             yield NO_PROXIES.message(
-                f"RATELIMIT_TRUSTED_PROXIES is not set: all who come through one proxy share one count{why}, and "
-                f"private addresses are never banned."
+                f"RATELIMIT_TRUSTED_PROXIES is not set. All clients behind a proxy share a count{why}, and private "
+                f"addresses are never banned."
             )
 
 
 @register(Tags.caches)
 def check_bans(**kwargs: Any) -> Iterator[CheckMessage]:
-    """No first ban is shorter than the time in which its offences count."""
+    """Check that no first ban is shorter than the window in which its offences count."""
     for limit in _banning_limits():
         if limit.ban is not None and limit.ban.lengths_us[0] < limit.ban.window_us:
             text = f"The first ban of {limit.name!r} ({limit.ban_for}) is shorter than its window ({limit.ban_window})."
@@ -334,12 +337,12 @@ def check_bans(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 def _banning_limits() -> list[Limit]:
-    """The limits of the settings and of code that ban, as far as they are known here."""
+    """Return the limits with bans in the settings and in the code."""
     limits: list[Limit] = []
     with suppress(ImproperlyConfigured):  # `check_rules` reports it.
         for rule in settings_rules():
             limits += rule.template.limits(rule.name) if rule.template is not None else ()
-    _all_views()  # What views name is known when they are imported.
+    _all_views()  # Importing the views registers their call sites.
     for name in known_call_sites.names():
         limits += [limit for site in known_call_sites.of(name) for limit in site.limits]
     return [limit for limit in limits if limit.ban is not None]
@@ -347,21 +350,24 @@ def _banning_limits() -> list[Limit]:
 
 @register(Tags.caches)
 def check_script_name(**kwargs: Any) -> Iterator[CheckMessage]:
-    """No rule's path begins with `FORCE_SCRIPT_NAME`, which is no part of the path that rules and URLs match."""
+    """Check that no rule's path begins with `FORCE_SCRIPT_NAME`, which is not part of the path that rules match."""
     script = str(settings.FORCE_SCRIPT_NAME or "").rstrip("/")
     with suppress(ImproperlyConfigured):  # `check_rules` reports it.
         rules = settings_rules() if script else ()
         below = [rule.name for rule in rules if any(path.startswith(f"{script}/") for path in rule.paths)]
         if below:
-            text = f"Rules have paths that begin with FORCE_SCRIPT_NAME, and so match nothing: {', '.join(below)}."
+            text = f"Paths that begin with FORCE_SCRIPT_NAME match no request, in the rules {', '.join(below)}."
             yield SCRIPT_NAME.message(text, script=script)
 
 
 @register(Tags.database)
 def check_annexes(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
-    """No rule of the admin has values of an annex that is not installed, with `--database`."""
+    """Check that no rule of the admin has values of an annex that is not installed.
+
+    With `manage.py check --database default`, as `check_published`.
+    """
     using = primary()
-    with suppress(DatabaseError):  # Not migrated yet, or not there.
+    with suppress(DatabaseError):  # Not migrated yet, or unavailable.
         rows = RateLimitRule.objects.using(using).exclude(extra={}) if using in (databases or ()) else ()
         for word, annex in FIELDS_OF_ANNEXES.items():
             names = [] if word in rule_fields() else [repr(row.name) for row in rows if word in row.annexed()]
@@ -374,7 +380,7 @@ def check_annexes(databases: Sequence[str] | None = None, **kwargs: Any) -> Iter
 def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
     """Check that the published rules are of this database, and that overrides use known keys.
 
-    With `manage.py check --database default`, and before migrations. Reports nothing if a server does not answer.
+    With `manage.py check --database default`, and before migrations. Report nothing if a server is unavailable.
     """
     using = primary()
     if using not in (databases or ()):
@@ -387,19 +393,22 @@ def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> It
     except (DatabaseError, StoreError, ImproperlyConfigured):
         return  # Not migrated yet, or unavailable: other checks report it.
     if owner not in ("", own):
-        prefix, whose = conf.CACHE_PREFIX.decode(), f"of the database {owner}, ours is {own or 'new'}"
-        yield OTHER_SITE.message(f"The rules under RATELIMIT_CACHE_PREFIX {prefix!r} are {whose}.")
+        prefix = conf.CACHE_PREFIX.decode()
+        yield OTHER_SITE.message(
+            f"The rules under RATELIMIT_CACHE_PREFIX {prefix!r} belong to the database {owner}; the id of this "
+            f"database is {own or 'not set yet'}."
+        )
     secrets = secrets_by_id()
     lost = sum(count for key, count in by_key.items() if key not in secrets)
     earlier = sum(by_key.values()) - lost
     if lost:
         yield LOST_VALUES.message(
-            f"{lost} overrides for values of fields find nobody: the key of their digests is not known any more."
+            f"{lost} overrides for values of fields match no client: the key of their digests was removed."
         )
-    if kinds > MOST_KINDS:
+    if kinds > MAX_KINDS:
         yield MANY_KINDS.message(
-            f"There are overrides about {kinds} kinds of subjects (each name of a field is one), and every request is "
-            "checked for each kind, which takes some microseconds for each."
+            f"There are overrides for {kinds} kinds of subjects (each name of a field is a kind). Each request looks "
+            "up all of them, which takes some microseconds per kind."
         )
     if earlier:
-        yield EARLIER_KEY.message(f"{earlier} overrides for values of fields are found by an earlier key alone.")
+        yield EARLIER_KEY.message(f"{earlier} overrides for values of fields use an earlier secret key.")

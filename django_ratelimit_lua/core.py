@@ -1,4 +1,4 @@
-"""django-ratelimit's two functions, with its arguments and answers."""
+"""The two functions of `django_ratelimit.core`, with the same arguments and results."""
 
 from __future__ import annotations
 
@@ -21,8 +21,14 @@ __all__ = ["ALL", "UNSAFE", "Usage", "get_usage", "is_ratelimited"]
 
 
 class Usage(TypedDict):
-    """Units counted (with a refused one), the rate's limit, whether to refuse, and whole seconds until that changes
-    (-1: never, or not known)."""
+    """The usage of a limit.
+
+    Attributes:
+        count: The units counted, including a refused one.
+        limit: The limit of the rate.
+        should_limit: Whether to refuse the request.
+        time_left: Whole seconds until that changes; -1 if never, or unknown.
+    """
 
     count: int
     limit: int
@@ -34,7 +40,7 @@ Answer = TypeVar("Answer", covariant=True)
 
 
 class UsageFunction(Protocol[Answer]):
-    """One of the two functions, with the names for `method` that django-ratelimit gives it."""
+    """One of the two functions, with the constants for `method` that django-ratelimit sets on it."""
 
     ALL: None
     UNSAFE: list[str]
@@ -48,13 +54,13 @@ class UsageFunction(Protocol[Answer]):
         rate: RateLike = None,
         method: str | list[str] | tuple[str, ...] | None = ALL,
         increment: bool = False,
-    ) -> Answer:
-        """Ask it."""
+    ) -> Answer: ...
 
 
 def _with_methods(function: Callable[..., Answer]) -> UsageFunction[Answer]:
     named = cast("UsageFunction[Answer]", function)
-    named.ALL, named.UNSAFE = ALL, UNSAFE
+    named.ALL = ALL
+    named.UNSAFE = UNSAFE
     return named
 
 
@@ -68,16 +74,18 @@ def get_usage(
     method: str | list[str] | tuple[str, ...] | None = ALL,
     increment: bool = False,
 ) -> Usage | None:
-    """How much of a limit is used, and whether the request is over it. None if no limit applies.
+    """Return the usage of a limit, or None if no limit applies.
 
-    Counts the request if `increment` is true. Without it, `should_limit` is true if one more would be refused. The
-    count is the one that `@ratelimit` keeps for the same group, key, rate and method. Raises `ImproperlyConfigured` if
-    neither `group` nor `fn` is given.
+    With `increment`, count the request. Without it, `should_limit` is true if one more request would be refused. The
+    count is the one that `@ratelimit` keeps for the same group, key, rate and method.
+
+    Raises:
+        ImproperlyConfigured: Neither `group` nor `fn` is given.
     """
     if group is None and fn is None:
-        raise ImproperlyConfigured("get_usage needs `group` or `fn`: the name the count is kept under")
+        raise ImproperlyConfigured("get_usage needs `group` or `fn`, for the name of the count")
     if not hasattr(request, "META"):
-        raise TypeError(f"get_usage and is_ratelimited need the request first, not {request!r}")
+        raise TypeError(f"The first argument of get_usage and is_ratelimited is the request, not {request!r}")
     if not conf.ENABLE or rate is None:
         return None
     rule = call_site(group, key, rate, method, 1, {})
@@ -105,6 +113,6 @@ def is_ratelimited(
     method: str | list[str] | tuple[str, ...] | None = ALL,
     increment: bool = False,
 ) -> bool:
-    """Whether the request is over the limit; see `get_usage`."""
+    """Return whether the request is over the limit. See `get_usage`."""
     usage = get_usage(request, group, fn, key, rate, method, increment)
     return usage is not None and usage["should_limit"]

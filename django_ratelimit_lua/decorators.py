@@ -38,30 +38,35 @@ class _Ratelimit:
     ... def search(request):
     ...     return HttpResponse("found")
 
-    - `group`: what the count is kept under; by default the view's module and name;
-    - `key`: what to count by: all (every caller together), ip, user, user_or_ip, get:NAME, post:NAME, header:NAME,
-      cookie:NAME, a callable (group, request), its dotted path, or a tuple of these. Text that clients write counts in
-      one spelling, with exact: in front letter by letter;
-    - `rate`: "N/[k]unit", (count, seconds), None for no limit, a callable (group, request) or its dotted path; or a
-      list of these, decided together, all or nothing;
-    - `method`: ALL, UNSAFE, or the methods to count; GET is HEAD too, which runs the same view;
-    - `block`: answer 429 when over the limit; else only set `request.limited` and let the view decide;
-    - `cost`: the units a request takes, or a callable (group, request), or its dotted path;
-    - `count_if`, `reset_if`, `cost_after`: called with the request and its response, or the exception it raised. Where
-      `count_if` says no, the units are given back; where `reset_if` says yes, the identity is cleared; `cost_after`
-      says how many more units the request turned out to cost;
-    - `fallback`: what answers a refused request in the place of 429: a view, which gets the same arguments; on a
-      function that is not a view and has a request as its first argument, a value or a callable. Of several decorators
-      on one view, the outermost that has a fallback;
-    - `durable`: keep its statistics of each hour in the database, for `RATELIMIT_HISTORY_DAYS`;
-    - the options of `Limit`: algorithm, burst, initial, queue, segments, align, time_zone, max_wait,
-      count_denied, mode.
+    The view can read the decision from `request.ratelimit`. A limit with `max_wait` and a leaky bucket hold the request
+    until its turn. A leaky bucket without `max_wait` refuses a request that would have to wait for more than five
+    seconds.
 
-    The view finds the decision as `request.ratelimit`. A limit with `max_wait` or a leaky bucket holds the request
-    until its turn; a leaky bucket without a `max_wait` for five seconds at most, and what would take
-    longer is refused. With `algorithm="concurrency"`, or beside rates in a list, a number alone ("5") says how many
-    requests may run at the same time, each until its response is closed. Raises `LimitError` for what cannot be
-    understood, when the decorator is written.
+    Args:
+        group: The name of the count. Default: the view's module and name.
+        key: What to count by: all (every client together), ip, user, user_or_ip, get:NAME, post:NAME, header:NAME,
+            cookie:NAME, a callable (group, request), its dotted path, or a tuple of these. Values that clients write
+            are normalized (case, spaces, Unicode); with the prefix exact: they are not.
+        rate: "N/[k]unit", (count, seconds), a callable (group, request), its dotted path, or None for no limit. A plain
+            number such as "5" is a maximum of concurrent requests, each until its response is closed. A list of these
+            is decided together, all or nothing.
+        method: ALL, UNSAFE, or the methods to count. GET includes HEAD, which runs the same view.
+        block: Answer 429 if the request is over the limit. Otherwise only set `request.limited`, and let the view
+            decide.
+        cost: The units that a request takes, a callable (group, request), or its dotted path.
+        count_if: A function of the request and its response (or the exception that it raised). If it returns false,
+            the units are refunded.
+        reset_if: The same. If it returns true, the count of the identity is reset.
+        cost_after: The same. It returns the number of units to charge in addition.
+        fallback: A view that answers refused requests instead of the 429, with the same arguments. On a function that
+            is not a view but has a request as its first argument: a value or a callable. Of several decorators on one
+            view, the outermost with a fallback applies.
+        durable: Keep hourly statistics in the database, for `RATELIMIT_HISTORY_DAYS`.
+        **options: The options of `Limit`: algorithm, burst, initial, queue, segments, align, time_zone, max_wait,
+            count_denied, mode.
+
+    Raises:
+        LimitError: An argument is invalid. It is raised when the module is imported, not by the first request.
     """
 
     ALL = ALL
@@ -89,9 +94,9 @@ class _Ratelimit:
         )  # fmt: skip
 
         if fallback is not NO_FALLBACK and not block:
-            raise LimitError("fallback answers refused requests, and block=False refuses none: leave one of them out")
+            raise LimitError("fallback has no effect with block=False: remove one of them")
         if isinstance(fallback, HttpResponseBase):
-            raise LimitError("fallback is a response, which all requests would share: write a view that returns it")
+            raise LimitError("fallback is a response, which all requests would share: use a view that returns it")
 
         def decorate(view: View) -> View:
             return cast(View, _checked(view, rule, fallback, durable=durable))
@@ -103,7 +108,7 @@ ratelimit = _Ratelimit()
 
 
 def is_async(view: Any) -> bool:
-    """Whether calling the view makes a coroutine. `View.dispatch` does where its class has async handlers."""
+    """Return whether a call of the view returns a coroutine, as `View.dispatch` of a class with async handlers does."""
     if iscoroutinefunction(view) or inspect.iscoroutinefunction(view):
         return True
     while isinstance(view, functools.partial):
@@ -113,10 +118,10 @@ def is_async(view: Any) -> bool:
 
 
 def _check_function(view: Callable[..., Any]) -> None:
-    """Raises `LimitError` for what can never be called with a request in front."""
+    """Raise `LimitError` for a class and for a method, whose first argument is not a request."""
     if isinstance(view, type):
-        right = f"@method_decorator(ratelimit(...), name='dispatch') on {view.__name__}"
-        raise LimitError(f"@ratelimit is for functions, and {view.__qualname__} is a class: write {right}")
+        remedy = f"@method_decorator(ratelimit(...), name='dispatch') on {view.__name__}"
+        raise LimitError(f"@ratelimit is for functions, and {view.__qualname__} is a class: use {remedy}")
     if not inspect.isfunction(view):
         return
     arguments = view.__code__.co_varnames[: view.__code__.co_argcount]
@@ -127,14 +132,13 @@ def _check_function(view: Callable[..., Any]) -> None:
 def _on_method(view: Callable[..., Any]) -> LimitError:
     name = getattr(view, "__qualname__", repr(view))
     return LimitError(
-        f"@ratelimit on {name}: its first argument is no request. On a method, write "
-        f"@method_decorator(ratelimit(...)), from django.utils.decorators; on a function without a request, use a "
-        f"RateLimiter as the decorator"
+        f"@ratelimit on {name}: its first argument is not a request. On a method, use @method_decorator(ratelimit(...)) "
+        f"from django.utils.decorators; on a function without a request, use a RateLimiter as the decorator"
     )
 
 
 def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bool) -> Callable[..., Any]:
-    # Right on top of another @ratelimit: one function checks both, in one call.
+    # Directly above another @ratelimit, one function decides both, in one call.
     _check_function(view)
     below = stack_of(view)
     rules: tuple[Rule, ...] = (rule,)
@@ -203,7 +207,7 @@ def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bo
         try:
             await to_the_end(arun(settle(request, response, outcome)))
         except BaseException as error:
-            if held is not None:  # The response is lost, and may never be closed.
+            if held is not None:  # No caller gets the response, so it may never be closed.
                 await settled(error, held.releasing())
             raise
         return add_ratelimit_headers(request, response if held is None else watch_body(request, response))
@@ -213,5 +217,7 @@ def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bo
 
 
 def in_thread(fallback: Any) -> Any:
-    """The fallback of a coroutine function: a plain callable may block, and so runs in a thread."""
-    return sync_to_async(fallback) if callable(fallback) and not is_async(fallback) else fallback
+    """Return the fallback for a coroutine function. A plain callable may block, so it runs in a thread."""
+    if callable(fallback) and not is_async(fallback):
+        return sync_to_async(fallback)
+    return fallback

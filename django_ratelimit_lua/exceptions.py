@@ -1,4 +1,4 @@
-"""What this package raises."""
+"""The exceptions of this package."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ __all__ = ["LimitError", "Ratelimited", "StoreError"]
 
 
 class Ratelimited(PermissionDenied):
-    """A request or call was refused; `decision` has the limit that refused and for how long.
+    """A request or call was refused.
 
-    A subclass of Django's `PermissionDenied`, as django-ratelimit's is: without a handler it becomes a 403.
-
-    It is made from a decision, or from text as any `PermissionDenied`; then `decision` has no limits.
+    Like the exception of django-ratelimit, it is a subclass of Django's `PermissionDenied`: without a handler it
+    becomes a 403. It is made from a decision, or from text; then its `decision` has no limits.
 
     >>> raise Ratelimited("Five exports a day are enough.")
     Traceback (most recent call last):
     ...
     django_ratelimit_lua.exceptions.Ratelimited: Five exports a day are enough.
 
-    - `message`: the message of the rule; without one, the text of the exception. GraphQL servers send it to clients. In
-      what `RATELIMIT_VIEW` is called with, it is empty without one;
-    - `when`: when to try again, or why not, in the client's language; `reference`: by which support finds the limit
-      that refused. Both may be empty, and are set for `RATELIMIT_VIEW` and on what `RATELIMIT_EXCEPTION_CLASS` raises;
-    - `status`: 429, or 403 if a block asks for it;
-    - `remedy`: for staff that a rule in the admin refuses, what switches the rule off.
+    Attributes:
+        decision: The decision, with the limit that refused and `retry_after`.
+        message: The message of the rule, or the text of the exception. GraphQL servers send it to clients. It is empty
+            for `RATELIMIT_VIEW` if the rule has no message.
+        when: When to try again, in the client's language. Like `reference`, it is set for `RATELIMIT_VIEW` and
+            `RATELIMIT_EXCEPTION_CLASS`, and may be empty.
+        reference: A code by which support finds the limit that refused.
+        status: 429, or 403 for a block with that status.
+        remedy: For staff: how to switch off the rule of the admin that refused.
     """
 
     message: str
@@ -40,26 +42,29 @@ class Ratelimited(PermissionDenied):
 
     def __init__(self, decision: Decision | str | None = None) -> None:
         if isinstance(decision, Decision):
-            self.decision, self.message = decision, _said(decision)
+            self.decision = decision
+            self.message = _message(decision)
         else:
             self.decision = Decision(allowed=False)
-            self.message = str(decision or _said(self.decision))
+            self.message = str(decision or _message(self.decision))
         super().__init__(self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A subclass may be made from the decision alone.
-        made_from = self.decision if self.decision.limits else str(self)
-        return type(self), (made_from,), vars(self)
+        # The constructor of a subclass may accept a decision only.
+        argument = self.decision if self.decision.limits else str(self)
+        return type(self), (argument,), vars(self)
 
 
-def _said(decision: Decision) -> str:
+def _message(decision: Decision) -> str:
     if not decision.limits:
         return "Rate limit exceeded"
-    limits, retry = ", ".join(decision.denied_by) or "the limit", decision.retry_after
-    return f"{limits}: " + ("never" if retry is None else f"retry in {retry:.6g} s")
+    names = ", ".join(decision.denied_by) or "the limit"
+    if decision.retry_after is None:
+        return f"{names}: never"
+    return f"{names}: retry in {decision.retry_after:.6g} s"
 
 
 class StoreError(Exception):
-    """Redis could not be asked: unreachable, too slow, or it answered with an error (`was_answered`)."""
+    """Redis is unavailable or too slow, or it returned an error (`was_answered`)."""
 
     was_answered = False

@@ -1,4 +1,4 @@
-"""`RateLimitMiddleware`: the rules on every request, and the 429 for what is raised inside."""
+"""`RateLimitMiddleware` applies the rules to every request, and converts `Ratelimited` to a 429."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _Choose = Callable[[HttpRequest, Ruleset], list[Rule] | None]
 
 
 class RateLimitMiddleware:
-    """Limits requests by the rules of `RATELIMIT_RULES` and of the admin, before anything else is done for them.
+    """Limits requests by the rules of `RATELIMIT_RULES` and of the admin.
 
-    Behind `AuthenticationMiddleware`, all rules are decided together, in one call. In front of it, those that need the
-    user or the session wait until these are known, just before the view. Paths without a view are limited too.
+    Below `AuthenticationMiddleware`, all rules are decided together, in one call. Above it, the rules that need the
+    user or the session are decided just before the view. Paths without a view are limited too.
 
-    Works in synchronous and asynchronous stacks, without a thread in between. Raises nothing of its own, unless
+    It works in synchronous and asynchronous stacks, without a thread in between. It raises no exception unless
     `RATELIMIT_EXCEPTION_CLASS` is set.
     """
 
@@ -49,7 +49,7 @@ class RateLimitMiddleware:
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         if conf.ENABLE:
-            settings_rules()  # What cannot be applied is refused when the server starts, not at each request.
+            settings_rules()  # An invalid rule raises when the server starts, not in each request.
         self.get_response = get_response
         self.is_async = iscoroutinefunction(get_response)
         if self.is_async:
@@ -80,14 +80,14 @@ class RateLimitMiddleware:
         return self._with_headers(request, response)
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
-        """The rules that had to wait until user and session were known, and those of a view that was not foreseen."""
+        """Apply the rules that need the user or the session, and those of an unexpected view."""
         return self._refused(request, _later) if _waits(request) else None
 
     async def _aprocess_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
         return await self._arefused(request, _later) if _waits(request) else None
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponseBase | None:
-        """A `Ratelimited` raised in a view, however deep, becomes the 429; annexes answer exceptions of their own."""
+        """Convert a `Ratelimited` that a view raised to the 429, and exceptions of annexes to their responses."""
         if isinstance(exception, Ratelimited):
             return too_many_requests(request, exception.decision)
         details = details_of(exception)
@@ -124,20 +124,22 @@ class RateLimitMiddleware:
     def _with_headers(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         if request_state(request).held:
             watch_body(request, response)
-        return (
-            cast(HttpResponseBase, add_ratelimit_headers(request, response))
-            if hasattr(request, "ratelimit")
-            else response
-        )
+        if hasattr(request, "ratelimit"):
+            return cast(HttpResponseBase, add_ratelimit_headers(request, response))
+        return response
 
 
 def _rendered(response: HttpResponseBase) -> HttpResponseBase:
-    """With what `RATELIMIT_VIEW` left to be rendered, such as a `TemplateResponse`; Django does so for views only."""
-    return response if getattr(response, "is_rendered", True) else cast(Any, response).render()
+    """Render the response of `RATELIMIT_VIEW` if it is a `TemplateResponse`; Django does so for views only."""
+    if getattr(response, "is_rendered", True):
+        return response
+    return cast(HttpResponseBase, cast(Any, response).render())
 
 
 async def _arendered(response: HttpResponseBase) -> HttpResponseBase:
-    return response if getattr(response, "is_rendered", True) else await sync_to_async(_rendered)(response)
+    if getattr(response, "is_rendered", True):
+        return response
+    return await sync_to_async(_rendered)(response)
 
 
 def _planner(request: HttpRequest, choose: _Choose) -> RequestPlanner:
@@ -149,13 +151,13 @@ def _planner(request: HttpRequest, choose: _Choose) -> RequestPlanner:
 
 
 def _matching(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
-    """The rules for a request; None if one exempts it."""
+    """Return the rules for a request, or None if one exempts it."""
     rules = ruleset.matching(request)
     return None if any(rule.template is None for rule in rules) else rules
 
 
 def _now(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
-    """The rules that can be decided now: all, or those that do not need a user or session not known yet."""
+    """Return the rules that can be decided before the user and the session are known, or all if they are known."""
     rules = _matching(request, ruleset)
     if rules is None or (hasattr(request, "user") and hasattr(request, "session")):
         return rules
@@ -171,10 +173,10 @@ def _waits(request: HttpRequest) -> bool:
 
 
 def _later(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
-    """The rules that had to wait until user and session were known.
+    """Return the rules that need the user or the session.
 
-    All rules, if Django resolved another view than expected because a later middleware chose another URLconf or
-    language: the rules for that view were not applied yet, and identities that use the route differ.
+    If a middleware below has chosen another URLconf or language, Django has resolved another view than expected. Then
+    return all rules for that view: they were not applied yet, and the identities of keys that use the route differ.
     """
     rules = _matching(request, ruleset)
     if not rules or was_foreseen(request):
@@ -184,7 +186,6 @@ def _later(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
 
 
 def _needs_more(rule: Rule, request: HttpRequest) -> bool:
-    """Whether a middleware further inside has yet to find what a rule needs."""
-    return (rule.needs_user and not hasattr(request, "user")) or (
-        rule.needs_session and not hasattr(request, "session")
-    )
+    """Return whether a rule needs the user or the session, and a middleware below has to set it first."""
+    needs_user = rule.needs_user and not hasattr(request, "user")
+    return needs_user or (rule.needs_session and not hasattr(request, "session"))

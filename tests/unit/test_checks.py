@@ -159,10 +159,10 @@ def test_a_throttle_rate_that_means_nothing_is_an_error(settings: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "is not set: all who come through one proxy share one count, and private addresses are never banned."),
+        ({}, "is not set. All clients behind a proxy share a count, and private addresses are never banned."),
         (
             {"USE_X_FORWARDED_HOST": True},
-            "(USE_X_FORWARDED_HOST says that one stands before this site), and private addresses are never banned.",
+            "(USE_X_FORWARDED_HOST suggests that there is one), and private addresses are never banned.",
         ),
         ({"RATELIMIT_TRUSTED_PROXIES": 0}, None),
         ({"RATELIMIT_TRUSTED_PROXIES": ["10.0.0.0/8"]}, None),
@@ -193,7 +193,7 @@ def test_a_path_with_the_scripts_name_matches_nothing(settings: Any) -> None:
     settings.FORCE_SCRIPT_NAME = "/shop/"
     ((identifier, message),) = found()
     assert identifier == "W009"
-    assert message.endswith("match nothing: old.")
+    assert message.endswith("match no request, in the rules old.")
 
 
 def test_every_number_is_used_once_and_every_message_has_a_hint() -> None:
@@ -227,9 +227,9 @@ def test_limiters_of_one_name_and_other_numbers_are_an_error() -> None:
     messages = [message for message in run_checks(tags=["caches"]) if message.id == "django_ratelimit_lua.E028"]
     assert [message.msg.split("'")[1] for message in messages] == ["odd algorithm", "odd option", "odd rate"]
     for message in messages:
-        there, here = [int(line) for line in re.findall(rf"in {__name__}, line (\d+)", message.msg)]
+        there, here = [int(line) for line in re.findall(rf"{__name__}, line (\d+)", message.msg)]
         assert here < there
-        assert "import it in both places" in str(message.hint)
+        assert "Import one RateLimiter in both places" in str(message.hint)
 
 
 def anybody(request: HttpRequest) -> HttpResponse:
@@ -319,7 +319,7 @@ def test_a_rule_that_counts_all_strangers_as_one_is_a_warning(more: Any, is_said
         "django_ratelimit_lua.middleware.RateLimitMiddleware",
     ]
     settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": "user", "rate": "5/m", **more}]
-    said = "The rule 'all' counts all who are not logged in as one: its key goes by the user."
+    said = "Rule 'all' counts all clients without a signed-in user as one, because its key is the user."
     assert found() == ([("W010", said)] if is_said else [])
 
 
@@ -372,13 +372,13 @@ def test_a_key_by_session_without_sessions_of_the_servers_is_a_warning(settings:
     settings.ROOT_URLCONF = __name__
     settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": ["session", "path"], "rate": "5/m"}]
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
-    assert [(identifier, "there is none" in text) for identifier, text in found()] == [("W011", True)]
+    assert [(identifier, "there are no sessions" in text) for identifier, text in found()] == [("W011", True)]
     warnings = [message for message in run_checks(tags=["urls"]) if message.id == "django_ratelimit_lua.W011"]
     assert [message.msg.partition(":")[0] for message in warnings] == [f"@ratelimit on {__name__}.by_session"]
     settings.MIDDLEWARE = ["django.contrib.sessions.middleware.SessionMiddleware", *settings.MIDDLEWARE]
     assert found() == []
     settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
-    assert [(identifier, "keep themselves" in text) for identifier, text in found()] == [("W011", True)]
+    assert [(identifier, "in signed cookies" in text) for identifier, text in found()] == [("W011", True)]
 
 
 NONSENSE: list[Any] = [

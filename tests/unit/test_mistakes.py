@@ -166,7 +166,7 @@ def test_what_only_looks_like_a_method_is_decorated() -> None:
 def test_the_functions_need_a_request() -> None:
     """`is_ratelimited(self, ...)` says so."""
     for function in (is_ratelimited, get_usage):
-        with pytest.raises(TypeError, match="need the request first, not <object"):
+        with pytest.raises(TypeError, match="is the request, not <object"):
             function(object(), "group", None, "ip", "5/m")  # type: ignore[operator]
 
 
@@ -250,7 +250,7 @@ def test_a_proxy_that_nobody_trusts_is_said_once(
         ({"key": "get:", "rate": "5/m"}, "Unknown key 'get:'"),
         ({"key": (), "rate": "5/m"}, "needs a key"),
         ({"rate": "5/m"}, "needs a key"),
-        ({"key": "ip", "rate": "5/m", "block": False, "fallback": ok}, "block=False refuses none"),
+        ({"key": "ip", "rate": "5/m", "block": False, "fallback": ok}, "no effect with block=False"),
         ({"key": "ip", "rate": "5/m", "fallback": HttpResponse("later")}, "all requests would share"),
     ],
 )
