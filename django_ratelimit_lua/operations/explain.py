@@ -207,14 +207,14 @@ class _Looking:
         except Exception as error:
             self._on_error(_("throttles of the view"), error)
             return
-        ours = [throttle for throttle in throttles if getattr(throttle, "is_asked_together", False)]
+        ours = [throttle for throttle in throttles if getattr(throttle, "is_decided_together", False)]
         for throttle in throttles:
             name = name_of(type(throttle))
             if throttle in ours:
                 reads = type(throttle).get_cache_key
                 if not reads.__module__.startswith(f"{__package__.partition('.')[0]}."):
                     self._not_looked_at(name_of(reads), _("key"), throttle.name)
-            elif hasattr(throttle, "is_asked_together"):
+            elif hasattr(throttle, "is_decided_together"):
                 text = _("Not looked at: %(name)s, a throttle whose own allow_request decides whether it is asked.")
                 self.notes[text % {"name": name}] = None
             else:

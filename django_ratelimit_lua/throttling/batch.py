@@ -1,4 +1,4 @@
-"""One decision about all throttles of a view, although DRF asks them one by one."""
+"""One decision for all throttles of a view, although DRF calls them one by one."""
 
 from __future__ import annotations
 
@@ -19,69 +19,61 @@ States = tuple[LimitState, ...]
 
 
 class BatchDecision:
-    """The answers of one decision for the throttles of a view, until each reads its own; `refusal`: the content of the
-    refusal, if any."""
+    """The states of one decision, until each throttle of the view takes its own. `refusal`: its content, if any."""
 
     refusal: Refusal | None
 
-    def __init__(self, request: Any, view: Any, asking: SimpleRateThrottle) -> None:
-        throttles = self._together(view, asking)
-        planner = asking.planner(throttles, request, view)
+    def __init__(self, request: Any, view: Any, caller: SimpleRateThrottle) -> None:
+        throttles = self._together(view, caller)
+        planner = caller.planner(throttles, request, view)
         outcome = decide(planner)
         held = hold_slots(request, outcome)
-        if held is not None and hasattr(view, name := request.method.lower()):
-            # DRF calls it next. An exception becomes a response, but an interruption would skip the throttles.
+        name = request.method.lower()
+        if held is not None and hasattr(view, name):
+            # DRF calls it next. It converts exceptions, but an interruption would leave the slot held.
             setattr(view, name, watched_method(request, held, getattr(view, name)))
         decision = outcome.decision
         if decision.limits:
             attach_decision(plain(request), decision)
         self.refusal = None if decision else refusal_of(plain(request), decision)
-        if (
-            decision and decision.wait > 0 and planner.options["now"] is None
-        ):  # By another clock, it is not known how long that is.
+        # With another clock, the wait is not in real seconds.
+        if decision and decision.wait > 0 and planner.options["now"] is None:
             hold(outcome)
         decided = list(zip(outcome.planned, decision.limits, strict=False))
-        self.waiting: list[tuple[type, States]] = []
+        self._states: list[tuple[type, States]] = []
         for throttle in throttles:
-            # A block without a rule has no owner. A throttle that stands for all rules reports it.
+            # A block without a rule has no owner. A throttle that applies all rules reports it.
             owners = (throttle, None) if throttle.everywhere else (throttle,)
             states = tuple(state for planned, state in decided if planned.owner in owners)
-            self.waiting.append((type(throttle), states))
+            self._states.append((type(throttle), states))
 
     @staticmethod
-    def _together(view: Any, asking: SimpleRateThrottle) -> list[SimpleRateThrottle]:
-        """The one that asks, among those of the view that will ask after it.
+    def _together(view: Any, caller: SimpleRateThrottle) -> list[SimpleRateThrottle]:
+        """Return the throttles of the view that are decided together, including the caller."""
+        if not caller.is_decided_together or not hasattr(view, "get_throttles"):
+            return [caller]
+        throttles = [each for each in view.get_throttles() if getattr(each, "is_decided_together", False)]
+        for place, throttle in enumerate(throttles):
+            if type(throttle) is type(caller):
+                throttles[place] = caller
+                return throttles
+        return [caller]
 
-        One that overrides `allow_request` decides itself whether to ask at all, so it is asked alone.
-        """
-        if not asking.is_asked_together or not hasattr(view, "get_throttles"):
-            return [asking]
-        others = [throttle for throttle in view.get_throttles() if getattr(throttle, "is_asked_together", False)]
-        places = [place for place, throttle in enumerate(others) if type(throttle) is type(asking)]
-        if not places:
-            return [asking]
-        others[places[0]] = asking
-        return others
-
-    def take(self, asking: SimpleRateThrottle) -> tuple[bool, States]:
-        """The answer for the next throttle of that class; (False, ()) if all were given."""
-        for place, (cls, states) in enumerate(self.waiting):
-            if cls is type(asking):
-                del self.waiting[place]
-                return True, states
-        return False, ()
+    def take(self, caller: SimpleRateThrottle) -> States | None:
+        """Return the states for the next throttle of this class, or None if there are no more."""
+        for place, (cls, states) in enumerate(self._states):
+            if cls is type(caller):
+                del self._states[place]
+                return states
+        return None
 
 
-def decision_for(request: Any, view: Any, asking: SimpleRateThrottle) -> States:
-    """The answer for a throttle: from the decision that was made for the throttles next to it, or from a new one.
-
-    Empty if it counts nothing.
-    """
+def decision_for(request: Any, view: Any, caller: SimpleRateThrottle) -> States:
+    """Return the states for a throttle, from an earlier decision or from a new one. Empty if it counts nothing."""
     state = request_state(request)
     batch: BatchDecision | None = state.throttles
-    if batch is not None:
-        is_answered, states = batch.take(asking)
-        if is_answered:
-            return states
-    batch = state.throttles = BatchDecision(request, view, asking)
-    return batch.take(asking)[1]
+    states = None if batch is None else batch.take(caller)
+    if states is None:
+        batch = state.throttles = BatchDecision(request, view, caller)
+        states = batch.take(caller)
+    return states or ()

@@ -1,7 +1,7 @@
-"""Django REST framework's throttle classes, by its own names: changing the import line is the whole migration.
+"""The throttle classes of Django REST framework, with the same names: to migrate, change the import line.
 
-All throttles of a view that are ours are decided in one call, all or nothing, although DRF asks them one by one: a
-request that one of them refuses costs the others nothing.
+DRF calls the throttles of a view one by one. Those of this package are decided in one call, all or nothing: a request
+that one of them refuses costs the others nothing.
 """
 
 from __future__ import annotations
@@ -42,28 +42,32 @@ from .batch import decision_for
 
 
 def _constant(rate: Any) -> tuple[Rate, ...]:
-    """The rates in a throttle's declaration, if they can be parsed. Otherwise the throttle reports the error."""
+    """Return the rates of a throttle's declaration, without the invalid ones, which the throttle reports."""
     rates = []
     for each in rate.values() if isinstance(rate, Mapping) else (rate,):
-        with suppress(LimitError):
-            rates += [Rate.parse(each)] if each else []
+        if each:
+            with suppress(LimitError):
+                rates.append(Rate.parse(each))
     return tuple(rates)
 
 
 class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed.
-    """DRF's `SimpleRateThrottle`; override `get_cache_key`, which returns the identity to count, or None to skip.
+    """DRF's `SimpleRateThrottle`. Override `get_cache_key`, which returns the identity to count, or None.
 
-    In addition to DRF's attributes (`rate`, `scope`, `THROTTLE_RATES`, `timer`, `cache_format`):
+    A rule with the name of the scope replaces the rate and the options. A rule whose `group` is the scope is added.
 
-    - a rate is anything `Rate.parse` reads, or a dict of rates by HTTP method ("*": all others; GET: HEAD too, unless
-      it has its own rate; None: no limit);
-    - `algorithm` and `options`: those of `Limit`; with `algorithm = "concurrency"` a rate is a number alone, "5": that
-      many at once, each until its response is closed. By default a sliding log, whose verdicts are those that DRF
-      documents (a sliding window for limits above 100,000);
-    - a view's `throttle_cost` is the cost of its requests, a number or a dict of numbers by action.
+    Attributes:
+        rate: A value that `Rate.parse` accepts, None for no limit, or a dict of these by HTTP method. In a dict, "*" is
+            for all other methods, and GET includes HEAD.
+        scope: As in DRF, like `THROTTLE_RATES`, `timer` and `cache_format`.
+        algorithm: The default is a sliding log, which decides as DRF documents (a sliding window for limits above
+            100,000). With "concurrency", a rate is a plain number: the maximum of concurrent requests.
+        options: Other options of `Limit`.
 
-    A rule named like the scope replaces the rate and options. A rule whose `group` is the scope is added to them.
-    Raises `ImproperlyConfigured`, with the name of the scope, for a scope without a rate, or an invalid rate.
+    A view's `throttle_cost` is the cost of its requests: a number, or a dict of numbers by action.
+
+    Raises:
+        ImproperlyConfigured: The scope has no rate, or the rate is invalid.
     """
 
     timer: Any = time.time
@@ -81,11 +85,9 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         super().__init_subclass__(**kwargs)
         refuse_unknown(cls.options, where=f"Throttle {cls.__name__}: ")
         if cls.options.get("ban_key"):
-            raise LimitError(
-                f"Throttle {cls.__name__}: ban_key is for rules and decorators; bans are of whom it counts"
-            )
+            raise LimitError(f"Throttle {cls.__name__}: ban_key is not supported; throttles ban the client they count")
         if isinstance(cls.scope, str):
-            # Without its own rate, the settings have it.
+            # The rate may be in the settings.
             place = f"{cls.__module__}.{cls.__qualname__}"
             site = CallSite(THROTTLE, place, _constant(cls.rate), algorithm=cls.algorithm or "")
             known_call_sites.add(cls.scope, site if cls.rate else None)
@@ -102,25 +104,25 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         self.num_requests, self.duration = self.parse_rate(rate)
 
     def _by_method(self) -> Mapping[str, Any]:
-        """The rates of a dict by method, each by its name in capitals."""
+        """Return the rates of a dict by the name of the method in capitals."""
         try:
             return {name if name == "*" else method_name(name): rate for name, rate in self.rate.items()}
         except LimitError as error:
             raise ImproperlyConfigured(f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}") from None
 
     def _counts_as(self, method: str | None) -> str:
-        """The method whose rate applies to a request: GET for HEAD, because it runs the same view."""
+        """Return the method whose rate applies to a request: GET for HEAD, which runs the same view."""
         names = self._by_method()
         if method is not None and method in names:
             return method
         return "GET" if method == "HEAD" and "GET" in names else "*"
 
     def get_cache_key(self, request: Any, view: Any) -> str | None:
-        """Whom to count, or None to let the request pass."""
+        """Return the identity to count, or None if the request is not limited."""
         raise NotImplementedError(f"{type(self).__name__}.get_cache_key() must be overridden")
 
     def get_rate(self) -> Any:
-        """The rate of the scope."""
+        """Return the rate of the scope."""
         if not self.scope:
             raise ImproperlyConfigured(f"Set either `scope` or `rate` for the throttle {type(self).__name__}")
         try:
@@ -132,7 +134,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             ) from None
 
     def parse_rate(self, rate: Any) -> tuple[int | None, float | None]:
-        """Requests and seconds, of slots 0; (None, None) for no limit."""
+        """Return the number of requests and the period in seconds; 0 for slots, (None, None) for no limit."""
         if rate is None:
             return None, None
         try:
@@ -145,23 +147,20 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         return parsed.limit, parsed.period if rest else whole
 
     def get_ident(self, request: Any) -> str:
-        """The client's address, masked as every address.
-
-        It is chosen by DRF's NUM_PROXIES if that is set, otherwise by `RATELIMIT_TRUSTED_PROXIES`.
-        """
+        """Return the masked address of the client, by DRF's NUM_PROXIES if set, or `RATELIMIT_TRUSTED_PROXIES`."""
         if api_settings.NUM_PROXIES is not None:
             return str(address_as(super().get_ident(request), "NUM_PROXIES says so").network)
         return str(client_address(plain(request)).network)
 
     def get_cost(self, request: Any, view: Any) -> int:
-        """The cost of a request: the view's `throttle_cost`, by action if it is a dict. Default: 1."""
+        """Return the cost of a request: the view's `throttle_cost`, by action if it is a dict. Default: 1."""
         cost = getattr(view, "throttle_cost", 1)
         if isinstance(cost, Mapping):
             cost = cost.get(getattr(view, "action", None), 1)
         return whole_cost(cost, f"throttle_cost of {type(view).__name__} is")
 
     def prepare(self, request: Any, view: Any) -> Charge | None:
-        """What this throttle wants counted for a request, or None."""
+        """Return the charge of this throttle for a request, or None."""
         if isinstance(self.rate, Mapping):
             self._parse(request.method)
         if self.num_requests is None or self.duration is None:
@@ -174,13 +173,12 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
     @property
     def name(self) -> str:
-        """What its counts are kept under."""
+        """The name of its counts."""
         return self.scope or f"{type(self).__module__}.{type(self).__qualname__}"
 
     @property
-    def is_asked_together(self) -> bool:
-        """Whether it is decided with its neighbours: not where its `allow_request` is one of the project's own, which
-        decides itself whether to ask."""
+    def is_decided_together(self) -> bool:
+        """Whether it is decided together with other throttles; not if the project overrides `allow_request`."""
         return type(self).allow_request is SimpleRateThrottle.allow_request
 
     @staticmethod
@@ -191,7 +189,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         operation: Operation = "hit",
         on_error: OnError | None = None,
     ) -> RequestPlanner:
-        """Plans what these throttles of a view charge for a request of DRF's. `on_error`: see `RequestPlanner`."""
+        """Return the planner of the charges of these throttles. `on_error`: see `RequestPlanner`."""
 
         def places(ruleset: Ruleset) -> list[Place]:
             found = []
@@ -212,11 +210,13 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         )
 
     def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
-        """Its charges, by the rules in force."""
+        """Return its charges by the rules in force."""
         charge = self.prepare(request, view)
         if charge is None and self.name in ruleset.site_names and self.num_requests is None:
-            self.key = self.get_cache_key(request, view)  # No rate of its own; a rule may have one.
-        charges = [] if charge is None else [PlannedCharge(charge, self.name, owner=self, identity=self._whom(request))]
+            self.key = self.get_cache_key(request, view)  # It has no rate, but a rule may have one.
+        charges = []
+        if charge is not None:
+            charges.append(PlannedCharge(charge, self.name, owner=self, identity=self._identity(request)))
         if self.key is None or self.name not in ruleset.site_names:
             return Place((), self.name, charges, self)
         identity = str(self.key)
@@ -229,21 +229,26 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             template = LimitTemplate(key, (limit.rate,), cost, {"algorithm": limit.algorithm}, counted=counted)
         call_site = Rule(template=template)
         replacement = ruleset.replacement_for(self.name, [call_site], plain(request))
-        rules = [*(replacement or ()), *ruleset.additional_for(self.name, plain(request))]
-        return Place(rules, self.name, charges if replacement is None else (), self)
+        rules = list(ruleset.additional_for(self.name, plain(request)))
+        if replacement is not None:
+            charges = []
+            rules = [*replacement, *rules]
+        return Place(rules, self.name, charges, self)
 
-    def _whom(self, request: Any) -> Identity:
-        """The identity of a key, if it is one of DRF's own."""
+    def _identity(self, request: Any) -> Identity:
+        """Return the identity of the key, with the user or the address if DRF's format shows it."""
+        idents = [("ip", self.get_ident(request))]
         user = getattr(request, "user", None)
-        known = [("user", str(user.pk))] if user is not None and user.is_authenticated else []
-        with suppress(KeyError, TypeError, ValueError):  # A format of the project's own.
-            for kind, ident in (*known, ("ip", self.get_ident(request))):
+        if user is not None and user.is_authenticated:
+            idents.insert(0, ("user", str(user.pk)))
+        with suppress(KeyError, TypeError, ValueError):  # The project has its own format.
+            for kind, ident in idents:
                 if self.key == self.cache_format % {"scope": self.scope, "ident": ident}:
                     return own(self.key, (kind, ident))
         return own(self.key)
 
     def limits_on(self, view: Any) -> list[Limit]:
-        """Its own limits of requests to a view, of all methods."""
+        """Return its limits for requests to a view, of all methods."""
         if not self.rate:
             return []
         limits = []
@@ -262,7 +267,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         return _limit(name, rate, throttle_algorithm(rate, self.algorithm), tuple(self.options.items()))
 
     def allow_request(self, request: Any, view: Any) -> bool:
-        """Whether the request may go, by one decision about all of the view's throttles that are ours."""
+        """Return whether the request is allowed, by one decision about all throttles of the view."""
         if not conf.ENABLE:
             return True
         states = decision_for(request, view, self)
@@ -273,26 +278,28 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         if not refused:
             return self.throttle_success()
         headers = getattr(view, "headers", None)
-        if isinstance(headers, dict):  # What DRF adds to the view's answer, whatever handler makes it.
-            refusal = _throttled(request)
+        if isinstance(headers, dict):  # DRF adds them to the response of any exception handler.
+            refusal = _last_refusal(request)
             headers |= {"Cache-Control": "no-store"} if refusal is None else refusal.headers()
         return self.throttle_failure()
 
     def throttle_success(self) -> bool:
-        """Called if this throttle admits a request."""
+        """Return True. Called if this throttle admits a request."""
         return True
 
     def throttle_failure(self) -> bool:
-        """Called if this throttle refuses a request."""
+        """Return False. Called if this throttle refuses a request."""
         return False
 
     def wait(self) -> float | None:
-        """Seconds until the same request would be allowed; None: never, or not known."""
-        return self.state.retry_after if self.state and not self.state.allowed else None
+        """Return the seconds until the same request would be allowed; None if never, or unknown."""
+        if self.state is None or self.state.allowed:
+            return None
+        return self.state.retry_after
 
 
 def _latest(refused: Sequence[LimitState]) -> LimitState:
-    """The one that refuses longest."""
+    """Return the limit with the longest `retry_after`."""
     return max(refused, key=lambda state: float("inf") if state.retry_after is None else state.retry_after)
 
 
@@ -302,7 +309,7 @@ class AnonRateThrottle(SimpleRateThrottle):
     scope = "anon"
 
     def get_cache_key(self, request: Any, view: Any) -> str | None:
-        """The address, or None if a user is signed in."""
+        """Return the address, or None if a user is signed in."""
         if request.user and request.user.is_authenticated:
             return None
         return self.cache_format % {"scope": self.scope, "ident": self.get_ident(request)}
@@ -314,7 +321,7 @@ class UserRateThrottle(SimpleRateThrottle):
     scope: str | None = "user"
 
     def get_cache_key(self, request: Any, view: Any) -> str | None:
-        """The user, or the address."""
+        """Return the user, or the address."""
         is_user = request.user and request.user.is_authenticated
         ident = request.user.pk if is_user else self.get_ident(request)
         return self.cache_format % {"scope": self.scope, "ident": ident}
@@ -327,7 +334,7 @@ class ScopedRateThrottle(UserRateThrottle):
     scope_attr = "throttle_scope"
 
     def __init__(self) -> None:
-        # The view knows the scope, and is not known yet.
+        # The scope is an attribute of the view, which is not available yet.
         self.num_requests = self.duration = None
         self.rate = ()
 
@@ -338,25 +345,25 @@ class ScopedRateThrottle(UserRateThrottle):
         return bool(self.scope)
 
     def prepare(self, request: Any, view: Any) -> Charge | None:
-        """By the view's scope. A view without one is not throttled."""
+        """Return the charge by the view's scope. A view without one is not throttled."""
         if not self._has_scope(view):
             return None
         self._parse(request.method)
         return super().prepare(request, view)
 
     def limits_on(self, view: Any) -> list[Limit]:
-        """Those of the view's scope; none for a view without one."""
+        """Return the limits of the view's scope; none for a view without one."""
         return super().limits_on(view) if self._has_scope(view) else []
 
     def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
-        """By the rules of the view's scope as well. A view without one is not throttled."""
+        """Return the charges by the view's scope and by its rules. A view without a scope is not throttled."""
         return super().place(request, view, ruleset) if self._has_scope(view) else Place(())
 
 
 class RuleThrottle(SimpleRateThrottle):
     """Applies the rules of the settings and of the admin to a view, with the user that DRF has authenticated.
 
-    For what `RateLimitMiddleware` does, on the views that have this throttle; rules that the middleware has counted for
+    It does for single views what `RateLimitMiddleware` does for all requests. Rules that the middleware has counted for
     a request are not counted again.
     """
 
@@ -368,29 +375,30 @@ class RuleThrottle(SimpleRateThrottle):
         self.num_requests = self.duration = None
 
     def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
-        """The charges of the rules that apply to the request."""
+        """Return the charges of the rules that apply to the request."""
         rules = ruleset.matching(plain(request))
-        is_exempt = any(rule.template is None for rule in rules)
-        return Place(() if is_exempt else rules, owner=self)
+        if any(rule.template is None for rule in rules):  # An exemption.
+            rules = []
+        return Place(rules, owner=self)
 
 
-def _throttled(request: Any) -> Refusal | None:
-    """The content of the last refusal by the throttles of a view, if any."""
+def _last_refusal(request: Any) -> Refusal | None:
+    """Return the content of the last refusal by throttles, or None."""
     batch = request_state(request).throttles
     return None if batch is None else cast("Refusal | None", batch.refusal)
 
 
 def exception_handler(exc: Exception, context: Any) -> Any:
-    """DRF's `EXCEPTION_HANDLER`, with which a `Ratelimited` becomes DRF's 429 instead of its 403.
+    """Handle exceptions for DRF's setting `EXCEPTION_HANDLER`: a `Ratelimited` becomes DRF's 429 instead of its 403.
 
-    The body is DRF's own. Its `detail` begins with the message of the rule that refuses, and it has the members `type`,
+    The body is DRF's. Its `detail` begins with the message of the rule that refuses, and it has the members `type`,
     `violated-policies` and `reference`, as in a problem document.
 
-    It replaces DRF's own if `django_ratelimit_lua` is in `INSTALLED_APPS` and the project sets no handler. A handler of
-    the project calls it instead of `rest_framework.views.exception_handler`.
+    It is DRF's default if `django_ratelimit_lua` is in `INSTALLED_APPS`. A project's own handler calls it instead of
+    `rest_framework.views.exception_handler`.
     """
     from rest_framework.exceptions import APIException, PermissionDenied, Throttled
-    from rest_framework.views import exception_handler as of_drf
+    from rest_framework.views import exception_handler as drf_handler
 
     request = plain(context.get("request"))
     error: Any = exc
@@ -403,13 +411,14 @@ def exception_handler(exc: Exception, context: Any) -> Any:
         details = refusal = refusal_of(HttpRequest() if request is None else request, exc.decision)
         error = Throttled(exc.decision.retry_after, _detail(refusal))
     elif isinstance(exc, Throttled):
-        details = refusal = _throttled(request)
+        details = refusal = _last_refusal(request)
+        # A view may have its own message.
         if refusal is not None and str(error.detail).startswith(str(Throttled.default_detail)):
-            # Otherwise the view has its own message.
-            error = Throttled(None if refusal.retry_after is None else error.wait, _detail(refusal))
+            wait = None if refusal.retry_after is None else error.wait
+            error = Throttled(wait, _detail(refusal))
     if refusal is not None and refusal.is_forbidden:
         error = PermissionDenied(refusal.detail())
-    response = of_drf(error, context)
+    response = drf_handler(error, context)
     if details is None:
         return response
     if isinstance(response.data, dict):
@@ -422,10 +431,12 @@ def exception_handler(exc: Exception, context: Any) -> Any:
 
 
 def _detail(refusal: Refusal) -> str | None:
-    """The replacement for DRF's "Request was throttled."; DRF adds when to try again."""
+    """Return the replacement for DRF's "Request was throttled.", to which DRF adds the time to wait."""
     if refusal.retry_after is None:
         return refusal.detail() or None
-    return refusal.message or (refusal.begin() if refusal.reason == "at once" else None)
+    if not refusal.message and refusal.reason == "at once":
+        return refusal.begin()
+    return refusal.message or None
 
 
 for _scope, _rate in api_settings.DEFAULT_THROTTLE_RATES.items():

@@ -1,4 +1,4 @@
-"""drf-spectacular: operations that a throttle of ours limits show their 429.
+"""A hook for drf-spectacular: adds the 429 to operations that a throttle of this package limits.
 
 Add `"django_ratelimit_lua.throttling.openapi.show_429"` to `SPECTACULAR_SETTINGS["POSTPROCESSING_HOOKS"]`.
 """
@@ -13,7 +13,7 @@ RESPONSE: dict[str, Any] = {
     "description": "Too many requests",
     "headers": {
         "Retry-After": {"description": "Seconds to wait", "schema": {"type": "integer", "minimum": 0}},
-        "RateLimit-Reference": {"description": "What to give to support", "schema": {"type": "string"}},
+        "RateLimit-Reference": {"description": "Reference for support", "schema": {"type": "string"}},
     },
     "content": {
         "application/json": {
@@ -32,7 +32,7 @@ RESPONSE: dict[str, Any] = {
 
 
 def show_429(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
-    """A postprocessing hook that adds the response to each operation whose view has one of these throttles."""
+    """Add the response to each operation whose view has one of these throttles."""
     for path, _, method, view in generator._get_paths_and_endpoints():
         operation = result["paths"].get(path, {}).get(method.lower())
         if operation and any(isinstance(throttle, SimpleRateThrottle) for throttle in view.get_throttles()):
