@@ -132,8 +132,8 @@ def _check_function(view: Callable[..., Any]) -> None:
 def _on_method(view: Callable[..., Any]) -> LimitError:
     name = getattr(view, "__qualname__", repr(view))
     return LimitError(
-        f"@ratelimit on {name}: its first argument is not a request. On a method, use @method_decorator(ratelimit(...)) "
-        f"from django.utils.decorators; on a function without a request, use a RateLimiter as the decorator"
+        f"@ratelimit on {name}: its first argument is not a request. On a method, use "
+        f"@method_decorator(ratelimit(...)); on a function without a request, use a RateLimiter as the decorator"
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
 from ..conf import conf
+from ..identity.keys import BUILT_IN, FIELDS, registered_keys
 from ..limits import algorithms
 from ..rules.callsite import known_call_sites
 from ..rules.places import look_for_call_sites, route_names
@@ -16,23 +18,12 @@ MOST_NAMES = 1000
 
 
 def key_choices() -> list[tuple[str, str]]:
-    """Keys, or what they begin with where a name follows, in words."""
+    """Return the keys, and the prefixes of fields, with their labels."""
+    keys = [*BUILT_IN.values(), *registered_keys().values()]
     return [
-        ("", _("as the code says")),
-        ("all", _("everybody together")),
-        ("ip", _("client address")),
-        ("user", _("signed-in user (all others share one count)")),
-        ("user_or_ip", _("signed-in user, for others the address")),
-        ("session", _("session")),
-        ("header:", _("value of a header …")),
-        ("cookie:", _("value of a cookie …")),
-        ("post:", _("value of a form field …")),
-        ("json:", _("value in a JSON body …")),
-        ("data:", _("value of a form field or in a JSON body …")),
-        ("get:", _("value in the query …")),
-        ("kwarg:", _("part of the URL …")),
-        ("path", _("path")),
-        ("route", _("route")),
+        ("", _("as in the code")),
+        *((key.name, capfirst(str(key.label))) for key in keys),
+        *((f"{kind}:", capfirst(str(field.label) % "…")) for kind, field in FIELDS.items()),
     ]
 
 

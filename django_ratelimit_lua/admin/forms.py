@@ -21,11 +21,13 @@ from ..extension import rule_fields
 from ..identity import digest, secrets_by_id
 from ..identity.address import client_address
 from ..identity.forwarded import covers, parse_address, parse_network
+from ..identity.keys import registered_keys
 from ..limits.rate import LimitError
 from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
 from ..models.rate_fields import problem_text, written
 from ..models.rule import METHODS
 from ..operations.surprises import enforcing, notices, override_surprises, surprises
+from ..rules.template import tier_key
 from .versioned import VersionedForm
 
 
@@ -274,7 +276,20 @@ class TierForm(VersionedForm):
         present = group_names()
         own = self.instance.group
         removed = [(own, own)] if own and (own, own) not in present else []
-        self.fields["group"] = forms.ChoiceField(label=_("Django group"), choices=[("", "—"), *present, *removed])
+        groups = [("", "—"), *present, *removed]
+        if registered_keys():
+            self.fields["group"].help_text = _("The name of a group, or a key of this site and a value: plan:pro.")
+        else:
+            self.fields["group"] = forms.ChoiceField(label=_("Django group"), choices=groups)
+        self.groups = {name for name, _label in groups}
+
+    def clean_group(self) -> str:
+        """Raises `ValidationError` for an unknown group or key."""
+        name: str = self.cleaned_data["group"]
+        if name and name not in self.groups and tier_key(name) is None:
+            keys = ", ".join(registered_keys())
+            raise ValidationError(_("There is no such group, and no such key; keys are: %(keys)s.") % {"keys": keys})
+        return name
 
     def clean(self) -> dict[str, Any]:
         given: dict[str, Any] = super().clean() or {}

@@ -13,6 +13,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from ..identity.forwarded import parse_network
+from ..identity.keys import registered_keys
 from ..limits.rate import LimitError
 from ..models.rule import METHODS
 from ..operations.described import SENT_KINDS, Fields, build_request, find_user
@@ -119,9 +120,10 @@ class RequestForm(forms.Form):
     cookie = Lines(_("Cookies"), "=", _("One on each line: NAME=VALUE."))
     get = Lines(_("Query"), "=", _("One parameter on each line: NAME=VALUE."))
     json = Lines(_("JSON fields"), "=", _("One on each line, for example user.name=ada."))
+    keys = Lines(_("Keys of this site"), "=", _("One on each line, for example tenant=acme."))
     host = forms.CharField(label=_("Host"), required=False, max_length=253)
 
-    MORE = ("header", "cookie", "get", "json", "host")
+    MORE = ("header", "cookie", "get", "json", "keys", "host")
     """What few requests need."""
 
     def __init__(
@@ -132,6 +134,8 @@ class RequestForm(forms.Form):
         )
         self.own_address = own_address
         self.asked: Asked | None = None
+        if not registered_keys():
+            del self.fields["keys"]
 
     def clean_method(self) -> str:
         """The method; GET by default."""
@@ -161,9 +165,11 @@ class RequestForm(forms.Form):
         for kind, field in self.fields.items():
             if isinstance(field, Lines):
                 try:
-                    fields += [(f"{kind}:{name}", value) for name, value in field.pairs(given.get(kind, ""))]
+                    pairs = field.pairs(given.get(kind, ""))
                 except ValidationError as error:
                     self.add_error(kind, error)
+                else:
+                    fields += [(name if kind == "keys" else f"{kind}:{name}", value) for name, value in pairs]
         user = find_user(given["user"]) if given.get("user") else None
         if given.get("user") and user is None:
             self.add_error("user", _("No user has this name or primary key."))
@@ -208,4 +214,6 @@ def _folded(data: QueryDict) -> dict[str, str]:
             kind = "post" if kind == "data" else kind
             line = f"{field}: {value}" if kind == "header" else f"{field}={value}"
             folded[kind] = "\n".join(filter(None, (folded.get(kind, "").strip(), line)))
+        elif name in registered_keys() and value:
+            folded["keys"] = "\n".join(filter(None, (folded.get("keys", "").strip(), f"{name}={value}")))
     return folded

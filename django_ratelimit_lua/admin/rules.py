@@ -49,13 +49,13 @@ MODES = {"enforce": gettext_lazy("Enforce"), "shadow": gettext_lazy("Shadow mode
 
 
 class TierInline(admin.StackedInline):  # type: ignore[type-arg]
-    """Other numbers for Django groups."""
+    """Other numbers for Django groups, or for values of registered keys."""
 
     model = RateLimitTier
     form = TierForm
     formset = TierFormSet
     fields = ("group", ("limit", "period", "unit"), "more_rates", "burst")
-    verbose_name_plural = gettext_lazy("tiers: other limits for Django groups; the most generous one applies")
+    verbose_name_plural = gettext_lazy("tiers: other limits for Django groups or plans; the most generous one applies")
 
     def get_extra(self, request: HttpRequest, obj: Any = None, **kwargs: Any) -> int:
         """As many empty ones as a copied rule has tiers."""

@@ -33,6 +33,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")
 """As RFC 6750 has them; no shorter ones, which could be guessed."""
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 """Without underscores, which servers drop or take for hyphens."""
+_KEY_NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
 _META_KEY = re.compile(r"[A-Z][A-Z0-9_]*")
 """As CGI writes them: headers as HTTP_X_REAL_IP, the rest as REMOTE_ADDR."""
 _MAPPED = 96  # Leading bits of IPv6 addresses that may embed an IPv4 address.
@@ -88,6 +89,17 @@ def _policy(value: Any) -> Policy:
     if value is not None:
         return Choice(POLICIES)(value)
     return "local" if conf.FAIL_OPEN is None else "open" if conf.FAIL_OPEN else "closed"
+
+
+def _keys(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(
+            "must be a dict of functions or dotted paths by name, such as {'tenant': 'shop.limits.tenant'}"
+        )
+    for name in value:
+        if not isinstance(name, str) or not _KEY_NAME.fullmatch(name):
+            raise ValueError(f"has the name {name!r}; use lower-case letters, digits and underscores, such as 'tenant'")
+    return value
 
 
 def _secrets(value: Any) -> tuple[str | bytes, ...]:
@@ -276,6 +288,9 @@ class Conf(Table):
         "host, as long as nothing says where addresses come from: a ban would be of a proxy, and of all behind it",
         shown="private networks where ``RATELIMIT_TRUSTED_PROXIES`` is not set, else ``[]``")
     RULES = Setting[Any]([], lambda rules: rules, "what the middleware applies, see :doc:`middleware`")
+    KEYS = Setting({}, _keys,
+        "keys of this site by name, usable like the built-in ones: a function ``(request)``, a ``Key``, or the dotted "
+        "path of one, see :doc:`keys`")
     HISTORY_DAYS = Setting(365, or_none(Number(36_500, "number of days", ", such as 365, or None", is_above_0=True)),
         "days that the database keeps the history of rules, overrides that have ended, and the hours of durable "
         ":doc:`statistics`, if they are installed; ``None``: for good, see :doc:`rules`")

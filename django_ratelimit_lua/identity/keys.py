@@ -1,27 +1,37 @@
-"""Keys: how an identity is read from a request.
+"""Keys: how the identity of a client is read from a request.
 
-A missing value (no such header, no signed-in user) is an identity of its own for each key, shared by all requests that
-lack the value. An unknown value (a body that is not read, a session that does not exist) counts as the client's
-address, so it neither creates a new count nor uses up that of all others.
+Every key is a `Key`: the built-in ones (`BUILT_IN`), those that a site registers in `RATELIMIT_KEYS`, and those of
+fields that a client sends (`FIELDS`, such as `header:X-API-Key`).
 
-The identity of all callers together is `None`.
+A missing value (no such header, no signed-in user) is an identity of its own for each key, shared by all requests
+without the value. An unknown value (a body that is not read, a session that does not exist) counts as the client's
+address, so it neither creates a new count nor uses up the count of all other clients.
+
+The identity of all clients together is `None`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Union
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from inspect import isawaitable
+from typing import Any, NamedTuple, Union
+from uuid import UUID
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
-from django.utils.translation import gettext_noop as _
+from django.utils.module_loading import import_string
+from django.utils.translation import gettext_lazy, gettext_noop
 
+from ..conf import conf
 from ..conf.callables import lazily, name_of
+from ..conf.changes import on_change
 from ..limits.rate import LimitError
 from . import Identity
 from .address import client_address
 from .body import UNREAD, Unread, Values, data_field, data_values, form_field, form_values, json_field, json_values
+from .request_state import request_state
 from .routes import known_match, resolved
 from .sent import cookie_value, cookie_values, header_value, header_values, query_value, query_values
 from .session import session_key
@@ -31,27 +41,41 @@ KeyFunction = Callable[[str, HttpRequest], Identity | Awaitable[Identity]]
 KeyLike = Union[str, KeyFunction, Sequence["KeyLike"]]  # noqa: UP007
 
 ALL_CALLERS = "all"
-"""The key that counts every caller together."""
-ACCEPTED = (
-    "all, ip, user, user_or_ip, session, path, route, get:NAME, post:NAME, header:NAME, cookie:NAME, json:NAME, "
-    "data:NAME, kwarg:NAME (with exact: in front: letter by letter), a callable (group, request), its dotted path, or "
-    "a tuple of these"
-)
+"""The key that counts all clients together."""
+EXACT = "exact:"
+"""Prefix of a field whose value is not normalized: the case of its letters counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A way to read an identity from a request.
+    """One way to identify a client.
 
-    `read(group, request, user)` returns an identity or an awaitable of one. `user` is passed if `needs_user` is true,
-    the session is loaded if `needs_session` is, and the request is resolved if `needs_route` is. `needs_body`: it reads
-    a field of the body. `lumps_strangers`: it has one identity for all requests without a signed-in user; `functions`:
-    the names of the project's functions that it calls.
+    >>> tenant = Key("tenant", lambda request: request.get_host().partition(".")[0], label="tenant")
+
+    Attributes:
+        name: Its name at call sites, in rules and in files.
+        read: For a key in `RATELIMIT_KEYS`: a function `read(request)`, or `read(request, user)` with `needs_user`.
+            It returns text, a number, a UUID, or None if the request has no value. It may be a coroutine function;
+            then no override can be for its values. The `read` of other keys is called with the group of the call
+            site, the request and the user, and returns an identity.
+        label: Its name for operators.
+        mask: A function that shortens a value for pages on which identities are masked. Default: the first letters.
+        needs_user: Whether it needs `request.user`.
+        known_to_proxies: Whether it can be read from a request that only has a method, a host, a path, headers and an
+            address, such as those that proxies send to the gateway and those in access logs.
+        needs_session: Whether it needs `request.session`.
+        needs_route: Whether it needs the resolved URL pattern.
+        needs_body: Whether it reads the body.
+        lumps_strangers: Whether it has one identity for all requests without a signed-in user.
+        functions: The names of the functions of the project that it calls.
     """
 
     name: str
-    read: Callable[[str, HttpRequest, Any], Any]
+    read: Callable[..., Any]
+    label: Any = ""
+    mask: Callable[[str], str] | None = None
     needs_user: bool = False
+    known_to_proxies: bool = False
     needs_session: bool = False
     needs_route: bool = False
     needs_body: bool = False
@@ -59,14 +83,9 @@ class Key:
     functions: tuple[str, ...] = ()
 
 
-def _route(request: HttpRequest) -> str | None:
-    match = known_match(request)
-    return match.route if match is not None else None
-
-
 def _kwarg(request: HttpRequest, name: str) -> str | None:
     match = known_match(request)
-    value = match.kwargs.get(name) if match is not None else None
+    value = None if match is None else match.kwargs.get(name)
     return None if value is None else str(value)
 
 
@@ -87,58 +106,140 @@ def _user_or_ip(group: str, request: HttpRequest, user: Any) -> Identity:
     return _user(group, request, user) if user.is_authenticated else _ip(group, request, user)
 
 
-_SIMPLE = {
-    ALL_CALLERS: Key(ALL_CALLERS, lambda group, request, user: None),
-    "ip": Key("ip", _ip),
-    "user": Key("user", _user, needs_user=True, lumps_strangers=True),
-    "user_or_ip": Key("user_or_ip", _user_or_ip, needs_user=True),
-    "session": Key("session", _session, needs_session=True),
-    "path": Key("path", lambda group, request, user: ("path", request.path_info), lumps_strangers=True),
-    "route": Key(
-        "route", lambda group, request, user: ("route", _route(request)), needs_route=True, lumps_strangers=True
-    ),
-}
-_FIELDS: dict[str, Callable[[HttpRequest, str], str | Unread | None]] = {
-    "header": header_value,
-    "cookie": cookie_value,
-    "get": query_value,
-    "post": form_field,
-    "json": json_field,
-    "data": data_field,
-    "kwarg": lambda request, name: _kwarg(request, name),
-}
-_BODY_KINDS = ("post", "json", "data")
-_VALUES: dict[str, Callable[[HttpRequest, str], Values]] = {
-    "header": header_values,
-    "cookie": cookie_values,
-    "get": query_values,
-    "post": form_values,
-    "json": json_values,
-    "data": data_values,
-    "kwarg": lambda request, name: (_kwarg(request, name),),
-}
+def _path(group: str, request: HttpRequest, user: Any) -> Identity:
+    return ("path", request.path_info)
 
 
-EXACT = "exact:"
-"""In front of a field: its value counts letter by letter."""
-FIELD_KINDS = tuple(_FIELDS)
-_ALWAYS_EXACT = ("cookie",)  # The site itself has written it, and only the site can read it.
+def _route(group: str, request: HttpRequest, user: Any) -> Identity:
+    match = known_match(request)
+    return ("route", None if match is None else match.route)
+
+
+BUILT_IN = {
+    key.name: replace(key, known_to_proxies=True)  # As far as the other attributes allow.
+    for key in (
+        Key(ALL_CALLERS, lambda group, request, user: None, gettext_lazy("all clients together")),
+        Key("ip", _ip, gettext_lazy("address")),
+        Key("user", _user, gettext_lazy("user"), needs_user=True, lumps_strangers=True),
+        Key("user_or_ip", _user_or_ip, gettext_lazy("user or address"), needs_user=True),
+        Key("session", _session, gettext_lazy("session"), needs_session=True),
+        Key("path", _path, gettext_lazy("path"), lumps_strangers=True),
+        Key("route", _route, gettext_lazy("route"), needs_route=True, lumps_strangers=True),
+    )
+}
+"""The keys that need no name of a field."""
+
+
+class FieldKind(NamedTuple):
+    """A kind of fields, as in `header:NAME`.
+
+    - `read`: returns the value of a field, `UNREAD` if it is unknown, or None;
+    - `read_all`: returns all values that views may find in the field;
+    - `label`: its name for operators, with `%s` for the name of the field;
+    - `in_body`: whether it is a part of the body; `is_exact`: whether its values are never normalized.
+    """
+
+    read: Callable[[HttpRequest, str], str | Unread | None]
+    read_all: Callable[[HttpRequest, str], Values]
+    label: Any
+    in_body: bool = False
+    is_exact: bool = False
+
+
+FIELDS: Mapping[str, FieldKind] = {
+    "header": FieldKind(header_value, header_values, gettext_lazy("header %s")),
+    # The site has written a cookie, and only the site reads it.
+    "cookie": FieldKind(cookie_value, cookie_values, gettext_lazy("cookie %s"), is_exact=True),
+    "get": FieldKind(query_value, query_values, gettext_lazy("query parameter %s")),
+    "post": FieldKind(form_field, form_values, gettext_lazy("form field %s"), in_body=True),
+    "json": FieldKind(json_field, json_values, gettext_lazy("JSON field %s"), in_body=True),
+    "data": FieldKind(data_field, data_values, gettext_lazy("form or JSON field %s"), in_body=True),
+    "kwarg": FieldKind(_kwarg, lambda request, name: (_kwarg(request, name),), gettext_lazy("part of the URL %s")),
+}
+FIELD_KINDS = tuple(FIELDS)
+ACCEPTED = (
+    f"{', '.join(BUILT_IN)}, {', '.join(f'{kind}:NAME' for kind in FIELDS)} (with the prefix exact: case-sensitive), "
+    f"a key of RATELIMIT_KEYS, a callable (group, request), its dotted path, or a tuple of these"
+)
+
+
+@cache
+def registered_keys() -> Mapping[str, Key]:
+    """Return the keys of `RATELIMIT_KEYS` by name. Raises `ImproperlyConfigured`."""
+    return {name: _registered(name, source) for name, source in conf.KEYS.items()}
+
+
+on_change(("RATELIMIT_KEYS",), registered_keys.cache_clear)
+
+
+def _registered(name: str, source: Any) -> Key:
+    setting = f"RATELIMIT_KEYS[{name!r}]"
+    if name in BUILT_IN or name in FIELDS or f"{name}:" == EXACT:
+        raise ImproperlyConfigured(f"{setting}: this is the name of a built-in key; choose another name")
+    if isinstance(source, str):
+        try:
+            source = import_string(source)
+        except Exception as error:  # An import runs code, which may raise anything.
+            raise ImproperlyConfigured(f"{setting}: {source!r} cannot be imported: {error}") from error
+    key = source if isinstance(source, Key) else Key(name, source)
+    if not callable(key.read):
+        raise ImproperlyConfigured(f"{setting} is {source!r}; use a function (request), a Key, or a dotted path of one")
+
+    def read(group: str, request: HttpRequest, user: Any) -> Any:
+        value = _registered_value(name, key, request, user)
+        if isawaitable(value):
+            return _awaited_identity(name, value, request)
+        return registered_identity(name, value)
+
+    label = key.label or name.replace("_", " ")
+    return replace(key, name=name, read=read, label=label)
+
+
+def _registered_value(name: str, key: Key, request: HttpRequest, user: Any) -> Any:
+    """Return the value of a request, which is read once."""
+    values = request_state(request).key_values
+    if name not in values:
+        value = key.read(request, user) if key.needs_user else key.read(request)
+        if isawaitable(value):
+            return value
+        values[name] = value
+    return values[name]
+
+
+async def _awaited_identity(name: str, value: Any, request: HttpRequest) -> Identity:
+    value = await value
+    request_state(request).key_values[name] = value
+    return registered_identity(name, value)
+
+
+def registered_identity(name: str, value: Any) -> tuple[str, str | None]:
+    """Return the identity for a value of a registered key. Raises `LimitError` for a value of another type."""
+    if value is None or value == "":
+        return (name, None)
+    if not isinstance(value, (str, int, UUID)):
+        kind = type(value).__name__
+        raise LimitError(f"RATELIMIT_KEYS[{name!r}] returned a {kind}; return text, a number, a UUID or None", "key")
+    return (name, str(value))
 
 
 def split_field(field: str) -> tuple[str, str, bool] | None:
-    """Kind, name and whether the value counts letter by letter; None for what is no field.
+    """Split a field into its kind, its name, and whether it is case-sensitive; None if it is not a field.
+
+    A registered key is a field without a name.
 
     >>> split_field("header:X-API-Key"), split_field("exact:post:name"), split_field("ip")
     (('header', 'X-API-Key', False), ('post', 'name', True), None)
     """
+    if field in registered_keys():
+        return field, "", True
     kind, _, name = field.removeprefix(EXACT).partition(":")
-    if kind not in _FIELDS or not name:
+    if kind not in FIELDS or not name:
         return None
-    return kind, name, field.startswith(EXACT) or kind in _ALWAYS_EXACT
+    return kind, name, field.startswith(EXACT) or FIELDS[kind].is_exact
 
 
-def field_identity(field: str, value: str | None) -> tuple[str, str, str | None]:
-    """The identity by a value of a field. Raises `LimitError` for an invalid field.
+def field_identity(field: str, value: str | None) -> tuple[str | None, ...]:
+    """Return the identity for a value of a field. Raises `LimitError` for an invalid field.
 
     >>> field_identity("post:name", " Ada ") == field_identity("post:name", "ada") == ("post", "name", "ada")
     True
@@ -147,45 +248,74 @@ def field_identity(field: str, value: str | None) -> tuple[str, str, str | None]
     if parts is None:
         raise _no_field(field)
     kind, name, is_exact = parts
+    if not name:
+        return registered_identity(kind, value)
     if is_exact or value is None:
         return (kind, name, value)
     return (kind, name, normalised(value) or None)
 
 
 def _field(field: str, kind: str, name: str) -> Key:
-    get = _FIELDS[kind]
+    get = FIELDS[kind].read
 
     def read(group: str, request: HttpRequest, user: Any) -> Identity:
         value = get(request, name)
         return _ip(group, request, user) if value is UNREAD else field_identity(field, value)
 
     is_kwarg = kind == "kwarg"
-    return Key(field, read, needs_route=is_kwarg, needs_body=kind in _BODY_KINDS, lumps_strangers=is_kwarg)
+    return Key(
+        field,
+        read,
+        FIELDS[kind].label % name,
+        known_to_proxies=True,
+        needs_route=is_kwarg,
+        needs_body=FIELDS[kind].in_body,
+        lumps_strangers=is_kwarg,
+    )
 
 
-def read_fields(field: str, request: HttpRequest) -> list[tuple[str, str, str | None]]:
-    """The identities of a request by a field: more than one if views may read it in more than one way, none if the
-    field is missing or was not read.
+def read_fields(field: str, request: HttpRequest) -> list[tuple[str | None, ...]]:
+    """Return the identities of a request by a field.
 
-    Raises `LimitError` for an invalid field.
+    There are several if views may read the field in more than one way, and none if it is missing or was not read.
+    Raises `LimitError` for an invalid field, and for a registered key whose function is a coroutine function.
     """
     parts = split_field(field)
     if parts is None:
         raise _no_field(field)
     kind, name, _ = parts
+    if not name:
+        identity = registered_keys()[kind].read("", request, getattr(request, "user", None))
+        if isawaitable(identity):
+            identity.close()  # type: ignore[attr-defined] # It is our coroutine.
+            raise LimitError(f"Overrides cannot use the key {kind}: its function is a coroutine function", "field")
+        return [] if identity[-1] is None else [identity]
     if kind == "kwarg":
         resolved(request)
-    values = _VALUES[kind](request, name)
-    identities = [field_identity(field, value) for value in values if value is not UNREAD]
+    identities = [field_identity(field, value) for value in FIELDS[kind].read_all(request, name) if value is not UNREAD]
     return [identity for identity in identities if identity[-1] is not None]
 
 
 def _no_field(field: str) -> LimitError:
-    return LimitError(f"Unknown field {field!r}; use {', '.join(f'{kind}:NAME' for kind in _FIELDS)}", "field")
+    names = [*(f"{kind}:NAME" for kind in FIELDS), *registered_keys()]
+    return LimitError(f"Unknown field {field!r}; use {', '.join(names)}", "field")
 
 
-def _called(function: Callable[..., Any], name: str) -> Key:
-    return Key(name, lambda group, request, user: function(group, request), functions=(name,))
+def label_of(name: str) -> str:
+    """Return the name of a key for operators; of a field, the key itself.
+
+    >>> label_of("ip"), label_of("post:username")
+    ('address', 'post:username')
+    """
+    key = BUILT_IN.get(name) or registered_keys().get(name)
+    return name if key is None else str(key.label)
+
+
+def _function_key(function: Callable[..., Any], name: str) -> Key:
+    def read(group: str, request: HttpRequest, user: Any) -> Any:
+        return function(group, request)
+
+    return Key(name, read, name, known_to_proxies=True, functions=(name,))
 
 
 async def _gathered(values: list[Any]) -> tuple[Any, ...]:
@@ -201,6 +331,7 @@ def _joined(keys: tuple[Key, ...]) -> Key:
         "+".join(key.name for key in keys),
         read,
         needs_user=any(key.needs_user for key in keys),
+        known_to_proxies=all(key.known_to_proxies for key in keys),
         needs_session=any(key.needs_session for key in keys),
         needs_route=any(key.needs_route for key in keys),
         needs_body=any(key.needs_body for key in keys),
@@ -210,7 +341,7 @@ def _joined(keys: tuple[Key, ...]) -> Key:
 
 
 def compile_key(key: KeyLike) -> Key:
-    """The key of a declaration. Raises `LimitError` with the accepted forms.
+    """Return the key of a declaration. Raises `LimitError` with the accepted forms.
 
     >>> compile_key(("ip", "post:username")).name
     'ip+post:username'
@@ -220,26 +351,27 @@ def compile_key(key: KeyLike) -> Key:
     django_ratelimit_lua.limits.rate.LimitError: Unknown key 'id'; use all, ip, user, ...
     """
     if callable(key):
-        return _called(key, name_of(key))
+        return _function_key(key, name_of(key))
     if isinstance(key, str):
-        if key in _SIMPLE:
-            return _SIMPLE[key]
+        known = BUILT_IN.get(key) or registered_keys().get(key)
+        if known is not None:
+            return known
         field = split_field(key)
         if field is not None:
             return _field(key, field[0], field[1])
         if ":" not in key and "." in key:
-            return _called(lazily(key, "Key"), key)
+            return _function_key(lazily(key, "Key"), key)
     elif isinstance(key, (tuple, list)) and key:
         keys = tuple(map(compile_key, key))
         if len(keys) > 1 and any(part.name == ALL_CALLERS for part in keys):
-            text = _("Key %(key)r: all counts every caller together; use it alone, or leave it out")
+            text = gettext_noop("Key %(key)r: all counts every caller together; use it alone, or leave it out")
             raise LimitError(text, "key", key=key)
         return keys[0] if keys[0].name == ALL_CALLERS else _joined(keys)
-    raise LimitError(_("Unknown key %(key)r; use %(accepted)s"), "key", key=key, accepted=ACCEPTED)
+    raise LimitError(gettext_noop("Unknown key %(key)r; use %(accepted)s"), "key", key=key, accepted=ACCEPTED)
 
 
 def user_missing() -> ImproperlyConfigured:
-    """The error for a key that needs the user if no middleware sets it."""
+    """Return the error for a key that needs the user if no middleware sets it."""
     return ImproperlyConfigured(
         "This key needs request.user: add django.contrib.auth.middleware.AuthenticationMiddleware to MIDDLEWARE, "
         "or use the key 'ip'"

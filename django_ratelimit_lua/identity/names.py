@@ -7,6 +7,7 @@ from typing import Any
 
 from ..conf import conf
 from . import Identity
+from .keys import FIELDS, registered_keys
 
 Part = tuple[str, str]
 """What identifies, as keys name it (empty: a limiter's own identity), and the value as it is shown."""
@@ -20,7 +21,6 @@ NOTHING = "—"
 """Stands for a missing value: no signed-in user, no such header."""
 _OWN = "\0own"
 """No kind of a key begins so."""
-_FIELDS = frozenset({"header", "cookie", "get", "post", "json", "data", "kwarg", "entry"})
 
 
 def name_words(name: str, most: int = 60) -> str:
@@ -104,7 +104,9 @@ def _parts(identity: Any, *, is_masked: bool) -> Name:
             return [(kind, _path(rest[0], is_masked=is_masked))]
         if len(rest) == 1 and kind == "session":
             return [(kind, _value(rest[0], is_masked=True))]  # The full value would allow impersonation.
-        if len(rest) == 2 and kind in _FIELDS:
+        if len(rest) == 1 and kind in registered_keys():
+            return [(kind, _registered(kind, rest[0], is_masked=is_masked))]
+        if len(rest) == 2 and (kind in FIELDS or kind == "entry"):
             return [(f"{kind}:{rest[0]}"[:LONGEST], _value(rest[1], is_masked=is_masked or kind == "cookie"))]
     return [part for item in identity[:MOST_PARTS] for part in _parts(item, is_masked=is_masked)]
 
@@ -114,6 +116,13 @@ def _flat(values: Any) -> list[Any]:
     for value in values[:MOST_PARTS]:
         found += _flat(value) if isinstance(value, (tuple, list)) else [value]
     return found[:MOST_PARTS]
+
+
+def _registered(name: str, value: Any, *, is_masked: bool) -> str:
+    mask = registered_keys()[name].mask
+    if is_masked and mask is not None and value is not None:
+        return _value(mask(value), is_masked=False)
+    return _value(value, is_masked=is_masked)
 
 
 def _path(value: Any, *, is_masked: bool) -> str:

@@ -20,6 +20,7 @@ class RequestState:
     - `waits`: some rules wait until the user and the session are known;
     - `throttles`: the decision about all throttles of its DRF view; `held`: the slots that it holds;
     - `groups`: a user, and the names of the Django groups of this user;
+    - `key_values`: the values of registered keys, by name;
     - `looked_ahead`, `ahead`: its route, resolved before Django does;
     - `readings`: the results of parsing its body;
     - `refusal`: the content of the last refusal;
@@ -32,6 +33,7 @@ class RequestState:
     throttles: Any = None
     held: list[Any] = field(default_factory=list)
     groups: tuple[Any, frozenset[str]] = (None, frozenset())
+    key_values: dict[str, Any] = field(default_factory=dict)
     looked_ahead: bool = False
     ahead: ResolverMatch | None = None
     readings: dict[tuple[str, str], list[Any]] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from ..identity.forwarded import parse_address, parse_network
+from ..identity.keys import registered_keys
 from ..limits.rate import SECOND, LimitError, duration, time_us
 from ..operations.described import build_request, find_user
 from ..operations.explain import Explanation
@@ -24,8 +25,9 @@ _FIELDS = {
     "query": ("get", "=", "a parameter of the query; may be repeated, for others"),
     "field": ("post", "=", "a field of a form; may be repeated, for others"),
     "json": ("json", "=", "a field of a JSON body, user.name for one inside another; may be repeated, for others"),
+    "key": ("", "=", "a key of RATELIMIT_KEYS; may be repeated, for others"),
 }
-"""By option: the kind of field that it is in a key, what stands between name and value, and its help."""
+"""By option: the kind of the field in a key (empty: it is a key), the separator of name and value, and the help."""
 
 
 def add_subject(parser: Any) -> None:
@@ -133,7 +135,12 @@ def _fields(options: dict[str, Any]) -> list[tuple[str, str]]:
             name, found, value = given.partition(mark)
             if not found or not name.strip():
                 raise CommandError(f"--{option} {given!r}: write NAME{mark}VALUE")
-            fields.append((f"{kind}:{name.strip()}", value.strip()))
+            name = name.strip()
+            if not kind and name not in registered_keys():
+                raise CommandError(
+                    f"--key {name!r} is not in RATELIMIT_KEYS: {', '.join(registered_keys()) or 'empty'}"
+                )
+            fields.append((f"{kind}:{name}" if kind else name, value.strip()))
     return fields
 
 
@@ -152,8 +159,9 @@ def hints(explanation: Explanation) -> list[str]:
     options["data"] = options["post"]
     lines = []
     for field in explanation.missing:
-        kind, _colon, name = field.partition(":")
-        lines.append(f"its limits count by the {field_words(field)}: add {options[kind].replace('NAME', name)}")
+        kind, colon, name = field.partition(":")
+        option = options[kind].replace("NAME", name) if colon else f"--key {field}=VALUE"
+        lines.append(f"its limits count by the {field_words(field)}: add {option}")
     if explanation.other_methods:
         lines.append(
             f"requests of other methods meet more limits here: --method {' or '.join(explanation.other_methods)}"

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..identity import Identity, digest, key_id, secrets_by_id
 from ..identity.forwarded import parse_network
-from ..identity.keys import EXACT, FIELD_KINDS, field_identity, split_field
+from ..identity.keys import EXACT, FIELD_KINDS, field_identity, registered_keys, split_field
 from ..limits.decision import PLAIN_BLOCK, Block
 from ..limits.rate import LimitError, Rate
 from ..rules.overrides import DIGEST, USER, Effect, Override, client_identity, network_identity, network_kind
@@ -77,8 +77,8 @@ class RateLimitOverride(RateFields, AuditedModel):
     field = models.CharField(
         _("field"), max_length=200, blank=True,
         help_text=_(
-            "The field that identifies the client: header:X-API-Key, post:username. Only the digest of its value is "
-            "stored."
+            "The field or key that identifies the client: header:X-API-Key, post:username, or a key of this site such "
+            "as tenant. Only the digest of its value is stored."
         ),
     )  # fmt: skip
     label = models.CharField(
@@ -272,8 +272,9 @@ class RateLimitOverride(RateFields, AuditedModel):
             except ValueError:
                 problems["network"] = _("Enter an address or network, for example 203.0.113.9 or 203.0.113.0/24.")
         if self.field and split_field(self.field) is None:
-            text = _("Enter one of %(kinds)s, a colon and a name, for example header:X-API-Key.")
-            problems["field"] = text % {"kinds": ", ".join(FIELD_KINDS)}
+            text = _("Enter one of %(kinds)s, for example header:X-API-Key.")
+            kinds = [*(f"{kind}:NAME" for kind in FIELD_KINDS), *registered_keys()]
+            problems["field"] = text % {"kinds": ", ".join(kinds)}
         elif self.field and not self.has_value():
             problems["field"] = _("The value is missing.")
         if self.effect == self.Effects.LIMIT:

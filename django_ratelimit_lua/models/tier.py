@@ -1,4 +1,4 @@
-"""Tiers as rows: other numbers of a rule for Django groups."""
+"""Tiers as rows: other numbers of a rule for Django groups, or for values of registered keys."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .rule import RateLimitRule
 
 
 class RateLimitTier(RatesFields, AuditedModel):
-    """Other numbers of a rule for the members of a Django group."""
+    """Other numbers of a rule for the members of a Django group, or for a value of a registered key (`plan:pro`)."""
 
     CHANGE_KIND = RateLimitChange.Kind.RULE
 
     rule = models.ForeignKey(RateLimitRule, models.CASCADE, related_name="tiers", verbose_name=_("rule"))
-    group = models.CharField(_("Django group"), max_length=150)
+    group = models.CharField(_("Django group, or KEY:VALUE"), max_length=150)
 
     objects = AuditedQuerySet.as_manager()
 

@@ -20,14 +20,15 @@ from django.http import HttpRequest
 from ..conf import conf
 from ..identity.body import JSON, URLENCODED
 from ..identity.forwarded import parse_network
-from ..identity.keys import EXACT
+from ..identity.keys import EXACT, registered_keys
+from ..identity.request_state import request_state
 from ..limits.rate import LimitError
 from ..rules.rule import UNWRITABLE
 
 SENT_KINDS = ("header", "cookie", "get", "post", "json", "data")
 """The kinds of fields that a client sends; `data`: a form field, or a JSON field if there are others of JSON."""
 Fields = Sequence[tuple[str, str]]
-"""Values that a client sends, by their keys: `[("post:username", "ada"), ("header:X-API-Key", "k1")]`."""
+"""Values that a client sends, and values of registered keys: `[("post:username", "ada"), ("tenant", "acme")]`."""
 
 
 def build_request(
@@ -44,10 +45,13 @@ def build_request(
     """
     sent: dict[str, list[tuple[str, str]]] = {kind: [] for kind in SENT_KINDS}
     sent["header"] += (headers or {}).items()
+    key_values = {field: value for field, value in fields if field in registered_keys()}
     for field, value in fields:
+        if field in key_values:
+            continue
         kind, _colon, name = field.removeprefix(EXACT).partition(":")
         if kind not in sent or not name:
-            raise LimitError(f"{field!r} is nothing that a client sends; use {', '.join(SENT_KINDS)} and a name")
+            raise LimitError(f"{field!r} is not a field of a request; use {', '.join(SENT_KINDS)} and a name")
         sent[kind].append((name, value))
     sent["json" if sent["json"] else "post"] += sent.pop("data")
     if sent["json"] and sent["post"]:
@@ -71,6 +75,7 @@ def build_request(
         request.COOKIES.get(settings.SESSION_COOKIE_NAME)
     )
     request.user = user or _user_of_session(request)
+    request_state(request).key_values |= key_values
     return request
 
 

@@ -18,7 +18,7 @@ from ..engine.decide import PlannedCharge, answered, build_call, decide, forgett
 from ..engine.run import run
 from ..exceptions import StoreError
 from ..extension import Finding, extensions
-from ..identity.keys import EXACT, read_fields
+from ..identity.keys import EXACT, read_fields, registered_keys
 from ..identity.request_state import request_state
 from ..identity.routes import resolved
 from ..limits.call import Charge
@@ -299,7 +299,8 @@ class _Looking:
             if field == "session":
                 field = f"cookie:{settings.SESSION_COOKIE_NAME}"
             with suppress(*REFUSED):
-                if field.partition(":")[0] in SENT_KINDS and not read_fields(field, self.request):
+                is_read = field.partition(":")[0] in SENT_KINDS or field in registered_keys()
+                if is_read and not read_fields(field, self.request):
                     missing.append(field)
         return missing
 

@@ -27,7 +27,7 @@ from ..extension import extensions
 from ..identity import Identity, digest, secrets_by_id
 from ..identity.address import address_as
 from ..identity.forwarded import parse_address, parse_network
-from ..identity.keys import EXACT, field_identity
+from ..identity.keys import EXACT, field_identity, registered_keys
 from ..identity.text import normalised
 from ..limits.algorithms.concurrency import Concurrency
 from ..limits.call import REGISTER, Charge
@@ -118,6 +118,8 @@ def _identities(subject: Subject) -> list[Identity]:
         return [("ip", network), ("ip", subject.address), *_throttled(str(network)), *_throttled(subject.address)]
     if not subject.field:
         return []
+    if subject.field in registered_keys():
+        return [field_identity(subject.field, subject.value)]
     kind, _colon, name = subject.field.removeprefix(EXACT).partition(":")
     kinds = (kind, "data") if kind in ("post", "json") else (kind,)
     fields = [f"{exact}{each}:{name}" for each in kinds for exact in ("", EXACT)]

@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..extension import FIELDS_OF_ANNEXES, PLACES, install, rule_fields
-from ..identity.keys import ALL_CALLERS
+from ..identity.keys import ALL_CALLERS, FIELDS, label_of
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
 
@@ -62,38 +62,23 @@ def whom(key: Any, otherwise: str = "") -> str:
     >>> whom("ip"), whom(["ip", "post:username"])
     ('address', 'address and post:username')
     """
-    names = {
-        "all": _("everybody together"),
-        "ip": _("address"),
-        "user": _("user"),
-        "user_or_ip": _("user or address"),
-        "session": _("session"),
-        "path": _("path"),
-        "route": _("route"),
-    }
     if isinstance(key, (list, tuple)):
         return _(" and ").join(map(whom, key))
     if not key:
         return otherwise or _("key in the code")
-    return names.get(key, key if isinstance(key, str) else getattr(key, "__qualname__", str(key)))
+    if isinstance(key, str):
+        return label_of(key)
+    return str(getattr(key, "__qualname__", key))
 
 
 def field_words(field: str) -> str:
-    """A field in words.
+    """Return the name of a field for operators.
 
     >>> field_words("post:username")
     'form field username'
     """
     kind, _colon, name = field.partition(":")
-    words = {
-        "header": _("header %s"),
-        "cookie": _("cookie %s"),
-        "get": _("query parameter %s"),
-        "post": _("form field %s"),
-        "json": _("JSON field %s"),
-        "data": _("form or JSON field %s"),
-    }
-    return words.get(kind, f"{kind}:%s") % name
+    return str(FIELDS[kind].label) % name if kind in FIELDS else label_of(field)
 
 
 def reading(given: Declared) -> str:

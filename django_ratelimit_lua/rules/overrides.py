@@ -294,10 +294,8 @@ def is_field(kind: str) -> bool:
     return split_field(kind) is not None
 
 
-@lru_cache(maxsize=1024)
 def is_kind(kind: object) -> bool:
-    """Whether that is a kind of subject: a user, a network, a field that a key can name, or a
-    client's digest.
+    """Whether that is a kind of subject: a user, a network, a field, a registered key, or a client's digest.
 
     >>> is_kind("ip4/24"), is_kind("header:X-API-Key"), is_kind("exact:get:q"), is_kind("os.system"), is_kind("ip4/99")
     (True, True, True, False, False)

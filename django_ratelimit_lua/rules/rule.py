@@ -134,8 +134,8 @@ class Rule:
 
     @property
     def keys(self) -> list[Key]:
-        """The keys that it reads from a request: those that it counts and bans by."""
-        keys = () if self.template is None else (self.template.key, self.template.ban_key)
+        """The keys that it reads from a request: those that it counts and bans by, and those of its tiers."""
+        keys = () if self.template is None else (self.template.key, self.template.ban_key, *self.template.tier_keys)
         return [key for key in keys if key is not None]
 
     @property
@@ -144,7 +144,7 @@ class Rule:
         if self.template is None:
             return False
         of_key = any(key.needs_user for key in self.keys)
-        return of_key or bool(self.template.tiers) or EVERYONE not in self.audience
+        return of_key or self.template.has_group_tiers or EVERYONE not in self.audience
 
     @property
     def needs_session(self) -> bool:
@@ -433,7 +433,8 @@ class _Reader:
 
     def tier(self, group: Any, tier: Any, compiled: Callable[[Any, Any], LimitTemplate]) -> LimitTemplate:
         if not isinstance(group, str) or not group or "rate" not in tier or set(tier) - set(TIER_FIELDS):
-            raise LimitError(f"tier {tier!r}; write {{'group': NAME, 'rate': '1000/m'}}, if need be with 'burst'")
+            right = "{'group': NAME, 'rate': '1000/m'}, with the name of a group or KEY:VALUE, and optionally 'burst'"
+            raise LimitError(f"tier {tier!r}; write {right}")
         rates = self.rates(tier["rate"])
         if not all(isinstance(rate, Rate) for rate in rates) or not rates:
             raise LimitError(f"rate is {tier['rate']!r}: a tier has constant rates")

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_noop as _
 
 from ..conf import conf
 from ..conf.callables import lazily
-from ..identity.keys import ALL_CALLERS, Key, KeyLike, compile_key
+from ..identity.keys import ALL_CALLERS, Key, KeyLike, compile_key, registered_keys
 from ..limits import algorithms, calendar
 from ..limits.call import MOST_COST, whole_cost
 from ..limits.limit import Limit
@@ -61,6 +61,12 @@ def ban_key(given: Any) -> Key:
     return key
 
 
+def tier_key(name: str) -> Key | None:
+    """Return the registered key of a tier such as `plan:pro`, or None if the tier is for a Django group."""
+    key, colon, value = name.partition(":")
+    return registered_keys().get(key) if colon and value else None
+
+
 @dataclass(frozen=True, slots=True)
 class LimitTemplate:
     """The amount and the key.
@@ -69,7 +75,8 @@ class LimitTemplate:
       (by default, a cost of 1);
     - `rates`: units per time, or functions that return them; `options`: of each limit;
     - `ban_key`: the key to ban by; None: the same;
-    - `tiers`: what replaces it for the members of Django groups, the most favourable first;
+    - `tiers`: what replaces it for the members of a Django group, or for a value of a registered key (`plan:pro`), the
+      most favourable first; `tier_keys`: these keys; `has_group_tiers`: whether any is for a group;
     - `label`: distinguishes its limits from others of the same name, in addition to the rate. Empty: a rate is
       identified by its period alone, the longest by nothing: so a changed rate keeps its count, and so does one that
       gets a shorter one next to it (one that is not the longest any more starts a new count). A rate from a function
@@ -85,12 +92,17 @@ class LimitTemplate:
     tiers: tuple[tuple[str, LimitTemplate], ...] = ()
     counted: tuple[tuple[tuple[int, str], str], ...] = ()
     ban_key: Key | None = field(init=False, repr=False, compare=False)
+    tier_keys: tuple[Key, ...] = field(init=False, repr=False, compare=False)
+    has_group_tiers: bool = field(init=False, repr=False, compare=False)
     _limits: dict[Any, Limit] = field(default_factory=dict, repr=False, compare=False)
     _in_place: dict[Any, LimitTemplate] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         given = self.options.get("ban_key")
         object.__setattr__(self, "ban_key", ban_key(given) if given else None)
+        keys = [tier_key(name) for name, _ in self.tiers]
+        object.__setattr__(self, "tier_keys", tuple({key.name: key for key in keys if key is not None}.values()))
+        object.__setattr__(self, "has_group_tiers", None in keys)
 
     @classmethod
     def compiled(

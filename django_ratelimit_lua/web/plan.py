@@ -312,20 +312,30 @@ class RequestPlanner(Planner):
         return user
 
     def _numbers_for(self, rule: Rule, numbers: LimitTemplate) -> Waiting[LimitTemplate | None]:
-        """The numbers for a user: of the most favourable tier, or the rule's own; None if it is not about the user."""
-        user = yield from self._user()
-        is_about = _is_about(rule, user)
-        names: Collection[str] = ()
-        # The database is asked only if the user's groups matter.
-        if user.is_authenticated and (numbers.tiers if is_about else _names_groups(rule)):
-            if self.state.groups[0] is not user:
-                groups = user.groups.values_list("name", flat=True) if hasattr(user, "groups") else None
-                found = () if groups is None else (yield Wait(partial(tuple, groups), partial(_alist, groups)))
-                self.state.groups = (user, frozenset(found))
-            names = self.state.groups[1]
-        if not is_about and not any(f"group:{name}" in rule.audience for name in names):
-            return None
+        """Return the numbers of the most favourable tier, or the rule's own; None if the audience does not match."""
+        names: frozenset[str] = frozenset()
+        if numbers.has_group_tiers or "everyone" not in rule.audience:
+            user = yield from self._user()
+            is_about = _is_about(rule, user)
+            # The database is asked only if the user's groups matter.
+            if user.is_authenticated and (numbers.has_group_tiers if is_about else _names_groups(rule)):
+                names = yield from self._group_names(user)
+            if not is_about and not any(f"group:{name}" in rule.audience for name in names):
+                return None
+        for key in numbers.tier_keys:
+            identity = yield from self._read(key, rule.name)
+            if identity[-1] is not None:
+                names |= {f"{key.name}:{identity[-1]}"}
         return next((tier for name, tier in numbers.tiers if name in names), numbers)
+
+    def _group_names(self, user: Any) -> Waiting[frozenset[str]]:
+        if self.state.groups[0] is not user:
+            found: Collection[str] = ()
+            if hasattr(user, "groups"):
+                groups = user.groups.values_list("name", flat=True)
+                found = yield Wait(partial(tuple, groups), partial(_alist, groups))
+            self.state.groups = (user, frozenset(found))
+        return self.state.groups[1]
 
     def _fail(self, rule: Rule, place: Place, error: Exception) -> None:
         """Leave out a rule that cannot be applied to this request, and log it. The call sites that it replaces apply

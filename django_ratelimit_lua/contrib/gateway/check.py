@@ -128,6 +128,6 @@ def _rules(found: DescribedRequest, ruleset: Ruleset) -> Sequence[Rule] | None:
 
 
 def _goes_by_groups(rule: Rule) -> bool:
-    """Whether it asks of a user what only the database knows."""
-    tiers = rule.template.tiers if rule.template is not None else ()
-    return bool(tiers) or not set(rule.audience) <= set(_OF_USER)
+    """Return whether it needs data of the user from the database."""
+    has_group_tiers = rule.template is not None and rule.template.has_group_tiers
+    return has_group_tiers or not set(rule.audience) <= set(_OF_USER)

@@ -16,8 +16,9 @@ from django import forms
 from django.utils.translation import gettext, gettext_lazy
 from django.utils.translation import gettext_noop as _
 
+from ...conf.changes import on_change
 from ...extension import RuleField
-from ...identity.keys import ALL_CALLERS, EXACT
+from ...identity.keys import ALL_CALLERS, EXACT, registered_keys
 from ...limits.rate import LimitError, Rate
 from ...rules.rule import Rule
 from ...rules.ruleset import Ruleset
@@ -180,8 +181,11 @@ def entry_of(part: str) -> str:
     if part in ("ip", "user_or_ip"):  # A client without a signed-in user has only an address.
         return ADDRESS
     kind, _, name = part.removeprefix(EXACT).partition(":")
-    is_read = part in ("user", "path") or (kind in READ_KINDS and name)
+    is_read = part in ("user", "path") or part in registered_keys() or (kind in READ_KINDS and name)
     return spelt(part.removeprefix(EXACT)) if is_read else ""
+
+
+on_change(("RATELIMIT_KEYS",), entry_of.cache_clear)
 
 
 @lru_cache(maxsize=1024)

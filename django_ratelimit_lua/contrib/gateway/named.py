@@ -54,7 +54,8 @@ class Named:
             return (key, value)
         if split_field(key) is None:
             raise LimitError(
-                f"identity: {key[:100]!r} is no key; use ip, user, session, path, route, header:NAME and the like"
+                f"identity: unknown key {key[:100]!r}; use ip, user, session, path, route, a field such as "
+                f"header:NAME, or a key of RATELIMIT_KEYS"
             )
         return field_identity(key, value)
 

@@ -24,6 +24,7 @@ def unknown(rule: Rule, *, is_user_known: bool) -> list[str]:
         "session": rule.needs_session,
         "body": any(key.needs_body for key in rule.keys),
         "end": any(isinstance(rate, Rate) and rate.is_slots for rate in rates),
+        "key": not all(key.known_to_proxies for key in rule.keys),
     }
     return [what for what, is_needed in needs.items() if is_needed]
 
@@ -48,5 +49,6 @@ def lacking(rule: Rule) -> str:
         "session": _("the session"),
         "body": _("fields of the body"),
         "end": _("when the request is over"),
+        "key": ", ".join(str(key.label) for key in rule.keys if not key.known_to_proxies),
     }
     return ", ".join(words[what] for what in unknown(rule, is_user_known=settings.GATEWAY_USER_HEADER is not None))

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from ...conf import conf
 from ...conf.callables import name_of
 from ...identity.forwarded import parse_address
-from ...identity.keys import EXACT
+from ...identity.keys import EXACT, registered_keys
 from ...identity.routes import resolved
 from ...limits.call import Charge
 from ...limits.rate import Rate
@@ -216,7 +216,8 @@ def why_unseen(rule: Rule, knows: frozenset[str]) -> str:
 def _why_unknown(part: str, knows: frozenset[str]) -> str:
     """Why a part of a key cannot be read from a log; empty: it can."""
     kind, _colon, name = part.removeprefix(EXACT).partition(":")
-    if kind in _UNKNOWN:
+    registered = registered_keys().get(part)
+    if kind in _UNKNOWN or (registered is not None and not registered.known_to_proxies):
         return _("it counts by %(part)s, which no log has") % {"part": part}
     if kind != "header" or "headers" in knows:
         return ""

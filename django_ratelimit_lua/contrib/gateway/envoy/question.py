@@ -15,6 +15,8 @@ from google.protobuf.message import DecodeError
 from ....conf import conf
 from ....identity import Identity
 from ....identity.address import address_as
+from ....identity.keys import registered_keys
+from ....identity.request_state import request_state
 from ....limits.call import MOST_COST
 from ....limits.rate import SECOND, LimitError, Rate
 from ..descriptors import ADDRESS, CHARGE, Entries
@@ -133,6 +135,8 @@ class DescribedRequest(HttpRequest):
                 self.COOKIES[name] = value
             elif kind == "get" and name:
                 query[name] = value
+            elif key in registered_keys():
+                request_state(self).key_values[key] = value
         # Envoy reports the client's address. No header of the client is used.
         source = conf.IP_META_KEY if isinstance(conf.IP_META_KEY, str) else "REMOTE_ADDR"
         for name in (*_ADDRESS_HEADERS, source):
