@@ -2,6 +2,7 @@
 
 from .decorators import ratelimit
 from .exceptions import LimitError, Ratelimited
+from .identity.keys import Key
 from .limiter import RateLimiter
 from .limits.decision import Decision, LimitState
 from .limits.limit import Limit
@@ -14,6 +15,7 @@ __all__ = [
     "ALL",
     "UNSAFE",
     "Decision",
+    "Key",
     "Limit",
     "LimitError",
     "LimitState",

@@ -16,6 +16,7 @@ from .conf import SETTINGS, callables, conf
 from .exceptions import StoreError
 from .extension import FIELDS_OF_ANNEXES, SETTINGS_OF_ANNEXES, install, is_installed, rule_fields
 from .identity import secrets_by_id
+from .identity.keys import registered_keys
 from .limits.limit import Limit
 from .limits.rate import LimitError, Rate
 from .models import RateLimitOverride, RateLimitRevision, RateLimitRule
@@ -92,11 +93,15 @@ EARLIER_KEY = Problem(Info, "I015", "Enter their values again before you remove 
 @register(Tags.caches)
 def check_settings(**kwargs: Any) -> Iterator[CheckMessage]:
     """Check that all settings are valid, and that no setting is misspelt."""
-    for setting in SETTINGS.values():
+    problems: dict[str, None] = {}
+    for name, setting in SETTINGS.items():
         try:
             setting.read()
+            if name == "KEYS":
+                registered_keys()
         except ImproperlyConfigured as error:
-            yield BAD_SETTING.message(str(error))
+            problems[str(error)] = None
+    yield from map(BAD_SETTING.message, problems)
     for name in sorted(dir(settings)):
         word = name.removeprefix("RATELIMIT_")
         annex = SETTINGS_OF_ANNEXES.get(word)

@@ -71,6 +71,9 @@ RATELIMIT_VIEW = "example_project.views.blocked"
 RATELIMIT_HEADERS = "draft-10"
 RATELIMIT_NEVER_BAN: list[str] = []  # Else this host is never banned, from which you look at it.
 
+# What this site counts by, in addition to the built-in keys: see the rule "tenants" in `rules.yaml`.
+RATELIMIT_KEYS = {"tenant": "example_project.keys.tenant", "plan": "example_project.keys.plan"}
+
 # What the middleware applies to every request, before any view. Paths that lead nowhere are limited as well.
 # Those that an operator may change while the site runs are in the admin; `rules.yaml` is what it begins with.
 RATELIMIT_RULES = [

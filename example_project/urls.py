@@ -14,6 +14,7 @@ urlpatterns = [
     path("webhook/", views.webhook, name="webhook"),
     path("clock/", views.clock, name="clock"),
     path("api/", api.Orders.as_view(), name="api"),
+    path("orders/", views.orders, name="orders"),
     path("address/", views.address, name="address"),
     path("payments/", views.payment_desk, name="payments"),
     path("payments/pay/", views.pay, name="pay"),

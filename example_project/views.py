@@ -1,4 +1,4 @@
-"""Five things worth limiting, each limited in its own way."""
+"""Six things worth limiting, each limited in its own way."""
 
 from __future__ import annotations
 
@@ -97,6 +97,15 @@ async def clock(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"time": time.time(), "limits": numbers(request.ratelimit)})
 
 
+# 6. A page of a tenant. The rule "tenants" in the admin counts by the key "tenant" of `RATELIMIT_KEYS`: 10 a minute for
+#    each tenant, and 30 on the plan "pro".
+
+
+@require_GET
+def orders(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"tenant": request.GET.get("tenant"), "limits": numbers(request.ratelimit)})
+
+
 # Whose address counts? Open this page from outside to see whether your proxies are set up as you think.
 
 
@@ -147,6 +156,7 @@ TARGETS = [
     ("webhook", "Webhook", "POST", "/webhook/", "the receiver; those over it wait their turn"),
     ("clock", "Async view", "GET", "/clock/", "each address, exactly"),
     ("api", "REST framework", "GET", "/api/", "throttle classes"),
+    ("orders/?tenant=acme", "Tenant", "GET", "/orders/?tenant=acme", "each tenant; acme is on the plan “pro”"),
     ("wp-login.php", "Nowhere", "GET", "/wp-login.php", "each address, by a rule: scanners look for it"),
 ]
 

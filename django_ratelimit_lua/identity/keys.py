@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from inspect import isawaitable
+from inspect import isawaitable, iscoroutinefunction
 from typing import Any, NamedTuple, Union
 from uuid import UUID
 
@@ -68,6 +68,7 @@ class Key:
         needs_body: Whether it reads the body.
         lumps_strangers: Whether it has one identity for all requests without a signed-in user.
         functions: The names of the functions of the project that it calls.
+        is_async: Whether `read` is a coroutine function; set for registered keys.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Key:
     needs_body: bool = False
     lumps_strangers: bool = False
     functions: tuple[str, ...] = ()
+    is_async: bool = False
 
 
 def _kwarg(request: HttpRequest, name: str) -> str | None:
@@ -192,7 +194,7 @@ def _registered(name: str, source: Any) -> Key:
         return registered_identity(name, value)
 
     label = key.label or name.replace("_", " ")
-    return replace(key, name=name, read=read, label=label)
+    return replace(key, name=name, read=read, label=label, is_async=iscoroutinefunction(key.read))
 
 
 def _registered_value(name: str, key: Key, request: HttpRequest, user: Any) -> Any:
@@ -285,10 +287,10 @@ def read_fields(field: str, request: HttpRequest) -> list[tuple[str | None, ...]
         raise _no_field(field)
     kind, name, _ = parts
     if not name:
-        identity = registered_keys()[kind].read("", request, getattr(request, "user", None))
-        if isawaitable(identity):
-            identity.close()  # type: ignore[attr-defined] # It is our coroutine.
+        key = registered_keys()[kind]
+        if key.is_async and kind not in request_state(request).key_values:
             raise LimitError(f"Overrides cannot use the key {kind}: its function is a coroutine function", "field")
+        identity = key.read("", request, getattr(request, "user", None))
         return [] if identity[-1] is None else [identity]
     if kind == "kwarg":
         resolved(request)

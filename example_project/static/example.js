@@ -21,6 +21,7 @@ function request(target, rows) {
   }
   if (target === "webhook") return fetch("/webhook/", { method: "POST", headers });
   if (target === "wp-login.php") return fetch("/wp-login.php", { headers });
+  if (target.includes("?")) return fetch(`/${target}`, { headers });
   return fetch(target === "export" ? `/export/?rows=${rows}` : `/${target}/`, { headers });
 }
 

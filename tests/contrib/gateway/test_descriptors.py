@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratelimit_lua.contrib.gateway.descriptors import DescriptorPattern, ValuePattern, rule_for
+from django_ratelimit_lua.contrib.gateway.envoy.question import Asked, DescribedRequest
+from django_ratelimit_lua.identity.keys import compile_key
 from django_ratelimit_lua.rules.describe import reading
 from django_ratelimit_lua.rules.rule import Rule, RuleError, compile_rule
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
@@ -133,3 +135,14 @@ def test_a_rule_says_which_descriptors_it_is_for() -> None:
     assert reading(LOGIN) == "5 per minute per descriptor, for Envoy's descriptor generic_key=login, remote_address"
     assert isinstance(compile_rule({**LOGIN, "descriptor": "generic_key=login"}), Rule)
     assert compile_rule({**LOGIN, "exempt": True, "rate": None}).template is None
+
+
+def test_an_entry_has_the_value_of_a_key_of_the_site(settings: Any) -> None:
+    """By the name of the key; without such an entry, the rule is refused."""
+    settings.RATELIMIT_KEYS = {"tenant": lambda request: None}
+    rule = {"name": "tenants", "descriptor": ["generic_key=api", "tenant"], "key": "tenant", "rate": "5/m"}
+    assert met(rule, entries="generic_key=api,tenant=acme") == "tenants"
+    asked = Asked("edge", (("generic_key", "api"), ("tenant", "acme")))
+    assert compile_key("tenant").read("", DescribedRequest(asked), None) == ("tenant", "acme")
+    with pytest.raises(RuleError, match="needs an entry tenant"):
+        compile_rule({**rule, "descriptor": ["generic_key=api"]})

@@ -21,6 +21,7 @@ from redis import Redis
 from django_ratelimit_lua.contrib.gateway.asgi import application as alone
 from django_ratelimit_lua.contrib.gateway.check import check as check_view
 from django_ratelimit_lua.contrib.gateway.vouched import DIALECTS
+from django_ratelimit_lua.identity.keys import Key
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from tests.contrib.gateway.asgi import aask, ask
 from tests.contrib.gateway.proxies import SECRET, Answer
@@ -473,3 +474,21 @@ def test_no_header_is_an_error(odd_rules: None, more: list[tuple[str, bytes]]) -
     answer = ask(alone, "/ratelimit/check", [(name.lower().encode(), value) for name, value in pairs])
     assert answer.status in (200, 403)
     assert as_client(answer).status in (200, 400, 403, 429, 431)
+
+
+def tenant(request: Any) -> str:
+    return str(request.get_host().partition(".")[0])
+
+
+def test_a_key_of_the_site_applies_if_a_proxy_knows_it(check: Check, settings: Any) -> None:
+    """Otherwise its rules are left out, and the check of the site names them."""
+    settings.ALLOWED_HOSTS = ["*"]
+    settings.RATELIMIT_RULES = [{"name": "tenants", "path": "/", "key": "tenant", "rate": "1/d"}]
+    settings.RATELIMIT_KEYS = {"tenant": Key("tenant", tenant, known_to_proxies=True)}
+    host = DIALECTS["nginx"].host.replace("-", "_")
+    assert [check(**{host: f"{name}.example"}).status for name in ("acme", "acme", "globex")] == [200, 429, 200]
+    settings.RATELIMIT_KEYS = {"tenant": tenant}
+    assert [check(**{host: "acme.example"}).status for _ in range(2)] == [200, 200]
+    (note,) = [message for message in run_checks() if "'tenants'" in str(message.msg)]
+    assert note.id == "django_ratelimit_lua.I020"
+    assert note.msg.endswith("it does not know tenant.")

@@ -9,6 +9,7 @@ import pytest
 from django.test import RequestFactory
 
 from django_ratelimit_lua.contrib.gateway.named import Named
+from django_ratelimit_lua.identity.keys import compile_key
 from django_ratelimit_lua.limits.rate import LimitError
 from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.web.overrides import Sender, override_subjects
@@ -56,5 +57,19 @@ def test_who_is_named_is_who_a_request_is_of(rf: RequestFactory, named: dict[str
 def test_what_is_no_key_names_nobody() -> None:
     """It is said which are."""
     for key in ("id", "header", "header:", "IP", "user_or_ip", "exact:ip"):
-        with pytest.raises(LimitError, match="is no key; use ip, user"):
+        with pytest.raises(LimitError, match=r"unknown key .*; use ip, user"):
             Named({key: "1"}).identity()
+
+
+def acme(request: Any) -> str:
+    return "acme"
+
+
+def test_a_key_of_the_site_names_the_same_client(rf: RequestFactory, settings: Any) -> None:
+    """As in a request, alone and in a combination, and for overrides."""
+    settings.RATELIMIT_KEYS = {"tenant": acme}
+    assert Named({"tenant": "acme"}).identity() == compile_key("tenant").read("", rf.get("/"), None)
+    assert Named({"tenant": "acme", "ip": "192.0.2.9"}).identity() == (("tenant", "acme"), ("ip", "192.0.2.9"))
+    found = override_subjects(Named({"tenant": "acme"}), NO_RULES, ["tenant"])
+    assert found == override_subjects(Sender(rf.get("/"), lambda: None), NO_RULES, ["tenant"])
+    assert len(found) == 1

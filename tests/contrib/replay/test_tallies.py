@@ -39,6 +39,7 @@ from django_ratelimit_lua.contrib.replay.places import RefusalCounter
 from django_ratelimit_lua.contrib.replay.planning import LinePlanner, why_unseen
 from django_ratelimit_lua.contrib.replay.reading import Reading, ordered, sorted_lines
 from django_ratelimit_lua.contrib.replay.requests import LoggedRequest, address_for, client_of
+from django_ratelimit_lua.identity.keys import Key
 from django_ratelimit_lua.rules.rule import compile_rule
 from django_ratelimit_lua.rules.ruleset import Ruleset
 
@@ -496,10 +497,13 @@ def test_the_address_is_what_trusted_proxies_have_written() -> None:
         ({"key": "ip", "audience": ["group:gold"]}, "group:gold"),
         ({"key": "ip", "group": "login"}, "login"),
         ({"key": lambda group, request: "x"}, "lambda"),
+        ({"key": ["ip", "tenant"]}, "tenant"),
+        ({"key": "shop"}, ""),
     ],
 )
-def test_what_a_log_cannot_know_is_not_looked_at(given_rule: dict[str, Any], reason: str) -> None:
+def test_what_a_log_cannot_know_is_not_looked_at(given_rule: dict[str, Any], reason: str, settings: Any) -> None:
     """And the reason names it."""
+    settings.RATELIMIT_KEYS = {"tenant": len, "shop": Key("shop", len, known_to_proxies=True)}
     rule = compile_rule({"name": "r", "path": "/", "rate": "5/m", **given_rule})
     found = why_unseen(rule, frozenset({"agent"}))
     assert reason in found

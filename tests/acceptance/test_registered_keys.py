@@ -1,0 +1,329 @@
+"""A key of the site in `RATELIMIT_KEYS` works wherever a built-in key does."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import io
+from typing import Any
+
+import pytest
+import redis
+from django.contrib import admin
+from django.contrib.auth.models import Group, User
+from django.core.exceptions import ImproperlyConfigured, ValidationError
+from django.core.management import CommandError, call_command
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+
+from django_ratelimit_lua import LimitError, ratelimit
+from django_ratelimit_lua.checks import check_settings
+from django_ratelimit_lua.engine.bans import bans_active
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.identity.keys import Key, compile_key, registered_keys
+from django_ratelimit_lua.identity.names import shown
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule, RateLimitTier
+from django_ratelimit_lua.operations import forgetting
+from django_ratelimit_lua.operations.described import build_request
+from django_ratelimit_lua.operations.explain import explain
+from django_ratelimit_lua.operations.rules_yaml import export, plan
+from tests.acceptance.test_admin import RULES, errors, given
+from tests.acceptance.test_forget import traces
+from tests.acceptance.test_inspector import pressed
+from tests.acceptance.test_inspector import shown as inspected
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ADDRESS = "203.0.113.9"
+reads: list[str] = []
+
+
+def tenant(request: HttpRequest) -> str | None:
+    """The first part of the host, as of acme.example.org; or a header."""
+    reads.append(request.get_host())
+    name, dot, _ = request.get_host().partition(".")
+    return name if dot else request.headers.get("x-tenant")
+
+
+def plan_of(request: HttpRequest, user: Any) -> str:
+    return "pro" if user.is_authenticated and user.username.startswith("pro") else "free"
+
+
+async def later(request: HttpRequest) -> int:
+    await asyncio.sleep(0)
+    return 7
+
+
+def broken(request: HttpRequest) -> Any:
+    return object()
+
+
+PLAN = Key("plan", plan_of, label="plan", mask=lambda value: "secret", needs_user=True)
+
+
+def ok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+async def aok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+urlpatterns = [path("ok/", ok), path("aok/", aok), path("free/", ok), path("admin/", admin.site.urls)]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.ALLOWED_HOSTS = ["*"]
+    settings.RATELIMIT_KEYS = {
+        "tenant": f"{__name__}.tenant", "plan": f"{__name__}.PLAN", "later": later, "broken": broken,
+    }  # fmt: skip
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ]
+    reads.clear()
+
+
+def get(host: str, url: str = "/ok/", client: Client | None = None) -> int:
+    client = client or Client(REMOTE_ADDR=ADDRESS)
+    return int(client.get(url, headers={"host": f"{host}.example.org"}).status_code)
+
+
+def rule(**fields: Any) -> RateLimitRule:
+    return RateLimitRule.objects.create(**{"name": "api", "path": "/ok/", "key": "tenant", "limit": 2, **fields})
+
+
+def test_a_rule_counts_by_tenant() -> None:
+    """From its save on, and each tenant by itself; the function is called once for each request."""
+    rule()
+    rule(name="other", limit=100)
+    assert [get("acme") for _ in range(3)] == [200, 200, 429]
+    assert get("globex") == 200
+    assert len(reads) == 4
+
+
+def test_a_view_counts_by_tenant_and_address(rf: Any) -> None:
+    """Alone and in a combination, plain and async. Without a value, requests share a count."""
+
+    def view(name: str) -> Any:
+        return ratelimit(name, key=("tenant", "ip"), rate="1/h")(ok)
+
+    one, other = rf.get("/", headers={"host": "acme.example.org"}), rf.get("/", headers={"host": "globex.example.org"})
+    limited = view("both")
+    assert [limited(request).status_code for request in (one, one, other)] == [200, 429, 200]
+    alone = ratelimit("alone", key="tenant", rate="1/h")(ok)
+    assert [alone(rf.get("/", headers={"host": host})).status_code for host in ("a", "b")] == [200, 429]
+    waiting = ratelimit("later", key="later", rate="1/h")
+    assert [waiting(ok)(rf.get("/")).status_code for _ in range(2)] == [200, 429]
+    found = [asyncio.run(waiting(aok)(rf.get("/"))) for _ in range(1)]
+    assert [response.status_code for response in found] == [429]
+
+
+def test_a_value_of_another_type_is_an_error_that_names_the_key(rf: Any) -> None:
+    """To the developer of the view; a rule of the admin is left out, and the request goes on."""
+    with pytest.raises(LimitError, match=r"RATELIMIT_KEYS\['broken'\] returned a object"):
+        ratelimit("broken", key="broken", rate="1/h")(ok)(rf.get("/"))
+    rule(key="broken", limit=0)
+    assert get("acme") == 200
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        (["tenant"], "must be a dict"),
+        ({"Tenant": tenant}, "has the name 'Tenant'"),
+        ({"a:b": tenant}, "has the name 'a:b'"),
+        ({"ip": tenant}, "built-in key"),
+        ({"header": tenant}, "built-in key"),
+        ({"exact": tenant}, "built-in key"),
+        ({"tenant": "nowhere.tenant"}, "cannot be imported"),
+        ({"tenant": 7}, "use a function"),
+    ],
+)
+def test_a_wrong_setting_is_an_error_of_the_check(keys: Any, problem: str, settings: Any) -> None:
+    """It names the setting, and the key."""
+    settings.RATELIMIT_KEYS = keys
+    with pytest.raises(ImproperlyConfigured, match=problem):
+        registered_keys()
+    (message,) = check_settings()
+    assert message.id == "django_ratelimit_lua.E001"
+    assert problem in message.msg
+    assert compile_key("ip").name == "ip"
+
+
+def test_the_rule_form_offers_the_keys_of_the_site(operator: Client) -> None:
+    """With their labels; an unknown key is an error."""
+    page = operator.get(f"{RULES}add/").content.decode()
+    assert '<option value="tenant">Tenant</option>' in page
+    assert '<option value="plan">Plan</option>' in page
+    assert operator.post(f"{RULES}add/", given(path="/ok/", key="tenant", limit=1)).status_code == 302
+    assert get("acme") == 200
+    assert get("acme") == 429
+    assert "Unknown key" in str(errors(operator.post(f"{RULES}add/", given(name="x", path="/", key="tenat", limit=1))))
+
+
+def test_no_migration_follows_from_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fields of models have no choices of keys."""
+    call_command("makemigrations", check=True, dry_run=True, verbosity=0)
+
+
+def test_rules_go_round_in_yaml() -> None:
+    """With their key, and tiers for its values."""
+    row = rule()
+    RateLimitTier.objects.create(rule=row, group="plan:pro", limit=5)
+    text = export()
+    assert "plan:pro" in text
+    assert plan(text) == []
+
+
+def test_a_tenant_is_blocked_and_exempt_by_overrides() -> None:
+    """Also at rules that count by something else, and where no rule is."""
+    rule(key="ip", limit=100)
+    block = RateLimitOverride(field="tenant", effect="block")
+    block.set_value("acme")
+    block.full_clean()
+    block.save()
+    assert [get("acme"), get("globex"), get("acme", "/free/")] == [429, 200, 429]
+    block.delete()
+    assert get("acme") == 200
+
+
+def test_an_override_needs_a_key_and_a_value() -> None:
+    """The error lists the keys of the site."""
+    with pytest.raises(ValidationError, match=r"kwarg:NAME, tenant, plan"):
+        RateLimitOverride(field="tenat", effect="block").full_clean(exclude=["subject", "kind"])
+    with pytest.raises(ValidationError, match="value is missing"):
+        RateLimitOverride(field="tenant", effect="block").full_clean(exclude=["subject", "kind"])
+
+
+def test_an_override_cannot_ask_a_coroutine_function(caplog: pytest.LogCaptureFixture) -> None:
+    """The log says so once, and the request goes on."""
+    block = RateLimitOverride(field="later", effect="block")
+    block.set_value("7")
+    block.save()
+    assert [get("acme"), get("acme")] == [200, 200]
+    assert caplog.text.count("Overrides by later are not applied") == 1
+
+
+def test_a_plan_is_the_audience_of_a_tier() -> None:
+    """Without a Django group, and beside one."""
+    row = rule(key="user_or_ip", limit=1)
+    RateLimitTier.objects.create(rule=row, group="plan:pro", limit=3)
+    RateLimitTier.objects.create(rule=row, group="gold", limit=4)
+    clients = {}
+    for name in ("free", "pro", "pro-gold"):
+        clients[name] = Client(REMOTE_ADDR=ADDRESS)
+        clients[name].force_login(User.objects.create(username=name))
+    User.objects.get(username="pro-gold").groups.add(Group.objects.create(name="gold"))
+    admitted = {
+        name: [get("acme", client=client) for _ in range(5)].count(200) for name, client in clients.items()
+    }  # fmt: skip
+    assert admitted == {"free": 1, "pro": 3, "pro-gold": 4}
+    assert [get("acme") for _ in range(2)] == [200, 429]
+
+
+def test_a_tier_by_tenant_needs_no_user(settings: Any) -> None:
+    """Nor a middleware that finds one; async as well."""
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    row = rule(key="ip", path="/aok/", limit=1)
+    RateLimitTier.objects.create(rule=row, group="tenant:acme", limit=3)
+
+    async def admitted(host: str) -> int:
+        client = AsyncClient()
+        return [(await client.get("/aok/", headers={"x-tenant": host})).status_code for _ in range(5)].count(200)
+
+    assert asyncio.run(admitted("globex")) == 1
+    row.delete()
+    row = rule(name="again", key="ip", path="/aok/", limit=1)
+    RateLimitTier.objects.create(rule=row, group="tenant:acme", limit=3)
+    assert asyncio.run(admitted("acme")) == 3
+
+
+def test_tiers_are_given_by_key_in_the_form(operator: Client) -> None:
+    """An unknown group or key is an error."""
+    tiers = {"tiers-INITIAL_FORMS": 0, "tiers-TOTAL_FORMS": 1, "tiers-0-limit": 9, "tiers-0-period": 1}
+    form = {**given(path="/ok/", key="ip", limit=1), **tiers, "tiers-0-unit": "h"}
+    page = operator.post(f"{RULES}add/", {**form, "tiers-0-group": "plam:pro"}).content.decode()
+    assert "keys are: tenant, plan" in page
+    assert operator.post(f"{RULES}add/", {**form, "tiers-0-group": "plan:pro"}).status_code == 302
+    assert RateLimitRule.objects.get().declared()["tiers"] == [{"group": "plan:pro", "rate": "9/h"}]
+
+
+def test_the_inspector_takes_the_value_of_a_key(operator: Client) -> None:
+    """A block holds for it; without a value, the page names the key."""
+    rule(limit=1)
+    get("acme")
+    asked = {"path": "/ok/", "keys": "tenant=acme"}
+    assert "would be refused" in inspected(operator, asked)
+    assert "would be allowed" in inspected(operator, {"path": "/ok/", "keys": "tenant=globex"})
+    assert "tenant" in inspected(operator, {"path": "/ok/"})
+    asked = {"path": "/ok/", "keys": "tenant=globex", "address": "203.0.113.77"}
+    page = pressed(operator, asked, action="block", subject="tenant", duration="3600")
+    assert "Block tenant = globex for 1 hour?" in page
+    pressed(operator, asked, action="block", subject="tenant", duration="3600", confirm="yes")
+    assert [get("globex"), get("initech")] == [429, 200]
+    explanation = explain(build_request("/ok/", fields=[("tenant", "acme")]))
+    assert not explanation.decision.allowed
+
+
+def test_commands_name_a_tenant(direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ratelimit explain`, `block` and `forget`."""
+
+    def said(*arguments: str) -> str:
+        output = io.StringIO()
+        call_command("ratelimit", *arguments, stdout=output, stderr=output)
+        return output.getvalue()
+
+    monkeypatch.setattr(forgetting, "IN_FLIGHT_SECONDS", 0.0)
+    rule(limit=1)
+    assert get("acme") == 200
+    assert "add --key tenant=VALUE" in said("rules", "explain", "--path=/ok/", "--host=plain")
+    assert "would be refused" in said("rules", "explain", "--path=/ok/", "--key", "tenant=acme")
+    said("block", "--key", "tenant=globex", "--for", "1h")
+    assert get("globex") == 429
+    with pytest.raises(CommandError, match="--key 'tenat' is not in RATELIMIT_KEYS: tenant, plan"):
+        said("block", "--key", "tenat=acme", "--for", "1h")
+    client = digest(("tenant", "acme")).decode()
+    assert traces(direct, prefix, client)
+    said("forget", "--key", "tenant=acme")
+    assert traces(direct, prefix, client) == []
+    assert get("acme") == 200
+
+
+def test_a_tenant_is_banned_and_shown(operator: Client) -> None:
+    """By its offences, and by an operator who enters the value."""
+    rule(limit=1, ban_after=2, ban_for="10m")
+    assert [get("acme") for _ in range(4)] == [200, 429, 429, 429]
+    assert sum(bans_active().values()) == 1
+    assert shown(("tenant", "acme")) == [("tenant", "ac…")]
+    page = operator.get("/admin/django_ratelimit_lua/bans/").content.decode()
+    assert "tenant ac…" in page
+
+
+def test_a_key_masks_its_values(settings: Any) -> None:
+    """Where identities are masked; a value that is missing stays missing."""
+    assert shown(("plan", "pro")) == [("plan", "secret")]
+    assert shown(("plan", None)) == [("plan", "—")]
+    settings.RATELIMIT_SHOW_IDENTITIES = "plain"
+    assert shown(("plan", "pro")) == [("plan", "pro")]
+
+
+def test_a_key_that_is_removed_leaves_its_rules_out_loudly(caplog: pytest.LogCaptureFixture, settings: Any) -> None:
+    """Others go on, and the check of the site names nothing else."""
+    rule()
+    rule(name="plain", key="ip", limit=1)
+    settings.RATELIMIT_KEYS = {}
+    assert [get("acme"), get("acme")] == [200, 429]
+    assert "Unknown key 'tenant'" in caplog.text
+
+
+def test_an_ended_override_of_a_tenant_is_over() -> None:
+    """As of any subject."""
+    block = RateLimitOverride(field="tenant", effect="block", ends=datetime.datetime.now(datetime.UTC))
+    block.set_value("acme")
+    block.save()
+    assert get("acme") == 200
