@@ -349,7 +349,7 @@ class RateLimiter:
 
     def _acquiring(self, identity: Identity, cost: int, timeout: float | timedelta | None, debt: bool) -> _HitPlanner:
         for limit in self.limits if debt else ():
-            if limit.algorithm != "token_bucket":
+            if not limit.kind.allows_debt:
                 problem = f"debt needs algorithm='token_bucket', not {limit.algorithm!r}"
                 raise LimitError(f"RateLimiter {self.name!r}: {problem}", "debt")
             if whole_cost(cost) > (most := most_units(limit.rate)):

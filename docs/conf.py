@@ -15,7 +15,9 @@ from django_ratelimit_lua.version import __version__  # noqa: E402
 project = "django_ratelimit_lua"
 copyright = "2026, the django_ratelimit_lua authors"
 version = release = __version__
-extensions = ["sphinx.ext.autodoc"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 html_theme = "furo"

@@ -22,6 +22,7 @@ from ..identity import digest, secrets_by_id
 from ..identity.address import client_address
 from ..identity.forwarded import covers, parse_address, parse_network
 from ..identity.keys import registered_keys
+from ..limits.algorithms import ALGORITHMS
 from ..limits.rate import LimitError
 from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
 from ..models.rate_fields import problem_text, written
@@ -100,6 +101,10 @@ class AskingForm(forms.ModelForm):  # type: ignore[type-arg]
             self.add_error(field if field in self.fields else None, problem)
 
 
+def algorithm_choices() -> list[tuple[str, Any]]:
+    return [("", "---------"), *((name, _(kind.label)) for name, kind in ALGORITHMS.items())]
+
+
 class RuleForm(AskingForm, VersionedForm):
     """A rule. What would refuse or admit everybody has to be confirmed."""
 
@@ -117,6 +122,9 @@ class RuleForm(AskingForm, VersionedForm):
     methods = forms.MultipleChoiceField(
         label=_("Methods"), required=False, choices=methods,
         widget=forms.CheckboxSelectMultiple, help_text=_("None selected: all methods. GET includes HEAD."),
+    )  # fmt: skip
+    algorithm = forms.ChoiceField(
+        label=_("Algorithm"), required=False, choices=algorithm_choices, help_text=_("Empty: as in the settings."),
     )  # fmt: skip
     groups = forms.MultipleChoiceField(
         label=_("Groups"), required=False, widget=forms.CheckboxSelectMultiple, help_text=_(

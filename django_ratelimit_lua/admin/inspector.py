@@ -363,9 +363,11 @@ def _moment(microseconds: int) -> datetime.datetime:
 
 def _counted_since(met: ExplainedLimit, state: LimitState) -> datetime.datetime | None:
     """The moment from which the units count; None if they drain continuously, as from a bucket."""
-    window = {"fixed_window": state.reset_after - state.period, "sliding_window": -state.period,
-              "sliding_log": -state.period}.get(met.charge.limit.algorithm)  # fmt: skip
-    return None if window is None else timezone.now() + datetime.timedelta(seconds=window)
+    kind = met.charge.limit.kind
+    if kind.is_bucket or kind.holds:
+        return None
+    seconds = state.period - state.reset_after if kind.ends_together else state.period
+    return timezone.now() - datetime.timedelta(seconds=seconds)
 
 
 def _history(met: ExplainedLimit) -> str:

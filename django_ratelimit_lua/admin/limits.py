@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
 from ..extension import Column, extensions
+from ..limits.algorithms import OF_SLOTS
 from ..limits.rate import LimitError, Rate
 from ..models import RateLimitRule
 from ..models.rate_fields import problem_text
@@ -120,7 +121,7 @@ def _of_code(instead: str, beside: str, which: str) -> dict[str, Any]:
         row.rate = rates
         values |= {name: value for name, value in row.numbers().items() if name != "burst"}
         if alike[0].is_slots:
-            values["algorithm"] = "concurrency"
+            values["algorithm"] = OF_SLOTS
     return values
 
 

@@ -69,7 +69,7 @@ class Counter:
     @property
     def whole(self) -> int:
         """The units of all processes together."""
-        return self.limit.rate.limit
+        return self.limit.capacity
 
     def used(self, now: float) -> float:
         raise NotImplementedError
@@ -199,15 +199,8 @@ class Bucket(Counter):
         self._speed = share.speed(limit.rate.limit) / limit.rate.period
 
     @property
-    def whole(self) -> int:
-        limit = self.limit
-        if not limit.rate.limit:
-            return 0
-        return limit.burst or (limit.rate.limit if limit.queue is None else limit.queue + 1)
-
-    @property
     def _paces(self) -> bool:
-        return self.limit.algorithm == "leaky_bucket"
+        return self.limit.kind.waits_anyway
 
     def used(self, now: float) -> float:
         self._level = max(0.0, self._level - max(0.0, now - self._at) * self._speed)
@@ -303,7 +296,7 @@ class Uncounted(Counter):
 def _new_counter(limit: Limit, share: ProcessShare) -> Counter:
     if limit.holds:
         return Slots(limit, share)
-    return (Bucket if limit.algorithm in ("token_bucket", "leaky_bucket") else Window)(limit, share)
+    return (Bucket if limit.kind.is_bucket else Window)(limit, share)
 
 
 class Counters:
@@ -471,12 +464,12 @@ def _affordable(call: Call, counters: Sequence[Counter], now: float) -> list[Cha
 
 def _verdict(call: Call, charge: Charge, counter: Counter, now: float) -> float | None:
     """Seconds until such a hit is admitted; None: never."""
-    may_owe = call.debt and charge.limit.algorithm == "token_bucket"
+    may_owe = call.debt and charge.limit.kind.allows_debt
     retry = counter.retry_after(now, 0 if may_owe else max(charge.cost, 1))
     longest = call.max_wait_us_of(charge.limit)
     if charge.limit.holds:
         return retry  # A caller that waits for a slot asks again.
-    if charge.limit.algorithm == "leaky_bucket":
+    if charge.limit.kind.waits_anyway:
         if retry and charge.limit.wants_more and call.max_wait_us is not None:
             retry = 0.0  # A caller that sets its own maximum wait may wait in a queue of any length.
         if retry == 0.0 and longest >= 0:

@@ -134,7 +134,7 @@ class Lease:
                 self._dry_until = now + DRY
                 return
             until = asked_at + self.limit.lapse
-            if self.limit.algorithm == "fixed_window":
+            if self.limit.kind.ends_together:
                 until = min(until, asked_at + self._said.reset_after)
             moment = self._said.counted_at or decision.counted_at(self.digest)
             self._expire()

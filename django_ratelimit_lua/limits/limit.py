@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Any, Unpack
 
 from . import algorithms, calendar
-from .algorithms.algorithm import Numbers
+from .algorithms.algorithm import Algorithm, Numbers
 from .ban import BanOn, BanTerms
 from .decision import Mode
 from .options import OPTIONS, Align, Options, Policy, read_options
@@ -115,9 +115,19 @@ class Limit:
         return hash((self.name, self.key_part))  # Of all that is compared, what mostly differs.
 
     @property
+    def kind(self) -> Algorithm:
+        """The object of its algorithm."""
+        return algorithms.ALGORITHMS[self.algorithm]
+
+    @property
+    def capacity(self) -> int:
+        """The maximum number of units that are counted at once."""
+        return self.kind.capacity(self.rate, {"burst": self.burst, "queue": self.queue})
+
+    @property
     def lapse(self) -> float:
         """Seconds after which units that were taken ahead may not be spent any more."""
-        return algorithms.find(self.algorithm).lapse_us(self) / SECOND
+        return self.kind.lapse_us(self) / SECOND
 
     def advising(self) -> Limit:
         """The same limit, with the same state, whose verdict only advises (unless it is in shadow mode)."""
@@ -183,7 +193,7 @@ def other_rate(rate: Rate) -> LimitError:
         text = _(
             "%(limit)d is a number of slots, for the algorithm %(algorithm)s; others need a rate, such as %(limit)d/m"
         )
-    return LimitError(text, "rate", algorithm="concurrency", limit=rate.limit, rate=str(rate))
+    return LimitError(text, "rate", algorithm=algorithms.OF_SLOTS, limit=rate.limit, rate=str(rate))
 
 
 def _named(name: str) -> tuple[str, bytes]:

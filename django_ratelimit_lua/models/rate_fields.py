@@ -37,10 +37,13 @@ def named(values: Any) -> list[tuple[str, Any]]:
 
 
 def column(option: str) -> dict[str, Any]:
-    """The arguments of a field from the row of its option: label, help, choices and bounds."""
+    """Return the arguments of a field from the row of its option: label, help, choices and bounds.
+
+    Algorithms are no choices, so that another one needs no migration.
+    """
     row = OPTIONS[option]
     arguments: dict[str, Any] = {"verbose_name": _(row.label), "help_text": _(row.help)}
-    if row.names:
+    if row.names and option != "algorithm":
         arguments["choices"] = [(value, _(name)) for value, name in row.names.items()]
     if isinstance(row.check, (Whole, Number)):
         arguments["validators"] = [MinValueValidator(row.check.least), MaxValueValidator(row.check.most)]

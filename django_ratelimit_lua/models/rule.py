@@ -87,7 +87,7 @@ class RateLimitRule(RatesFields, AuditedModel):
         _("cost"), null=True, blank=True, validators=[MinValueValidator(0)],
         help_text=_("Units per request. Empty: 1, or the cost at the call site."),
     )  # fmt: skip
-    algorithm = models.CharField(max_length=16, blank=True, **column("algorithm"))
+    algorithm = models.CharField(max_length=50, blank=True, **column("algorithm"))
     initial = models.BigIntegerField(null=True, blank=True, **column("initial"))
     queue = models.BigIntegerField(null=True, blank=True, **column("queue"))
     segments = models.PositiveIntegerField(null=True, blank=True, **column("segments"))

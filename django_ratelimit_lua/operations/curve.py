@@ -90,12 +90,12 @@ class Curve:
     @property
     def is_burst(self) -> bool:
         """Whether N is the capacity of a bucket, at the rate that it has."""
-        return self.algorithm == "token_bucket"
+        return self.now is not None and self.now.kind.is_bucket
 
     @property
     def is_exact(self) -> bool:
         """Whether a limit below today's would have refused exactly as many, and not at most as many."""
-        return self.is_unit and self.algorithm == "fixed_window"
+        return self.is_unit and self.now is not None and self.now.kind.ends_together
 
     @property
     def today(self) -> int | None:

@@ -53,13 +53,9 @@ def _refuses_all(rule: Rule) -> str:
     template = rule.template
     if template is None:
         return ""
-    capacity = min(rate.limit for rate in template.rates if isinstance(rate, Rate))
-    algorithm = algorithms.find(template.options.get("algorithm") or conf.ALGORITHM).name
-    if capacity and algorithm == "token_bucket":
-        capacity = template.options.get("burst") or capacity
-    elif capacity and algorithm == "leaky_bucket":
-        queue = template.options.get("queue")
-        capacity = capacity if queue is None else queue + 1
+    algorithm = algorithms.find(template.options.get("algorithm") or conf.ALGORITHM)
+    rates = [rate for rate in template.rates if isinstance(rate, Rate)]
+    capacity = min(algorithm.capacity(rate, template.options) for rate in rates)
     if not capacity:
         return "limit"
     return "cost" if isinstance(template.cost, int) and capacity < template.cost else ""

@@ -202,7 +202,7 @@ class LimitTemplate:
         kinds = {each.is_slots for each in self.rates if isinstance(each, Rate)}
         if len(kinds) < 2:
             return cast(Options, options)
-        of_rates, of_slots = algorithms.find(algorithm), algorithms.find("concurrency")
+        of_rates, of_slots = algorithms.find(algorithm), algorithms.find(algorithms.OF_SLOTS)
         if of_rates.holds:
             of_rates = algorithms.find(conf.ALGORITHM)
         own, other = (of_slots, of_rates) if rate.is_slots else (of_rates, of_slots)

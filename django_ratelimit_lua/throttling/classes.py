@@ -25,6 +25,7 @@ from ..identity.address import address_as, client_address
 from ..identity.keys import Key
 from ..identity.names import own
 from ..identity.request_state import plain, request_state
+from ..limits import algorithms
 from ..limits.call import Charge, Operation, whole_cost
 from ..limits.decision import LimitState
 from ..limits.limit import Limit, other_rate
@@ -139,7 +140,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             return None, None
         try:
             parsed = Rate.parse(rate)
-            if parsed.is_slots != (throttle_algorithm(parsed, self.algorithm) == "concurrency"):
+            if parsed.is_slots != algorithms.find(throttle_algorithm(parsed, self.algorithm)).holds:
                 raise other_rate(parsed)
         except LimitError as error:
             raise ImproperlyConfigured(f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}") from None

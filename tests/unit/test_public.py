@@ -12,7 +12,7 @@ import pytest
 from tests.kept import is_available
 
 PUBLIC = {
-    "": "ALL Decision Limit LimitError LimitState Rate RateLimiter Ratelimited UNSAFE ratelimit ratelimit_exempt",
+    "": "ALL Decision Key Limit LimitError LimitState Rate RateLimiter Ratelimited UNSAFE ratelimit ratelimit_exempt",
     "asgi": "finish_at_shutdown",
     "core": "ALL UNSAFE Usage get_usage is_ratelimited",
     "decorators": "ALL UNSAFE ratelimit",

@@ -25,7 +25,6 @@ from itertools import accumulate
 
 from django.utils.translation import gettext as _
 
-from ...limits.algorithms import find
 from ...limits.limit import Limit
 from ...operations.curve import Between, Curve
 
@@ -77,8 +76,7 @@ class RefusalCounter:
         self._runs = 0  # Maximum number that is kept.
         self._places: dict[bytes, _Places] = {}
         self._period = limit.rate.period_us
-        self._kind = limit.algorithm
-        self._segment = round(limit.numbers(0)[2]) if limit.algorithm == "sliding_window" else 0
+        self._kind = limit.kind
 
     def add(self, digest: bytes, moment: int) -> bool:
         """Count a request; returns False if there was no room to."""
@@ -112,21 +110,17 @@ class RefusalCounter:
 
     def _until(self, places: _Places, moment: int) -> int:
         """Until when a request counts, at most."""
-        if self._segment:
-            return moment - moment % self._segment + self._segment + self._period
-        if self._kind != "fixed_window":
-            return moment + self._period
+        if not self._kind.ends_together:
+            return self._kind.expires_at(self.limit, moment)
         if moment >= places.ends:
-            _, period, align, _, _, following, *_ = map(round, self.limit.numbers(moment))
-            ends = {0: moment + period, 1: moment - moment % period + period}
-            places.ends = ends.get(align, following)
+            places.ends = self._kind.expires_at(self.limit, moment)
         return places.ends
 
     def curve(self, cost: int = 1) -> Curve:
         """Return the curve of the counts, of requests with this number of units."""
         by_place = {place * cost: count for place, count in enumerate(self._by_place) if count}
         by_peak = Counter(places.peak * cost for places in self._places.values())
-        now = Limit(self.limit.name, self.limit.rate, algorithm=self._kind)
+        now = Limit(self.limit.name, self.limit.rate, algorithm=self._kind.name)
         return Curve(
             self._period, now, sum(by_place.values()), len(self._places), _beyond(by_place), _beyond(by_peak),
             max(by_peak, default=0),
@@ -150,7 +144,7 @@ def why_no_curve(limits: Sequence[Limit], cost: int) -> str:
     limit = limits[0]
     if cost < 1:
         return _("a request costs 0 units")
-    if find(limit.algorithm).name == "leaky_bucket":
+    if limit.kind.waits_anyway:
         return _("a leaky bucket makes requests wait, and refuses by the length of its queue")
     if limit.count_denied:
         return _("it counts refused requests, too (count_denied)")

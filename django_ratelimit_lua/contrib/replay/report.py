@@ -72,7 +72,7 @@ def _curve(curve: Curve) -> dict[str, Any]:
         "period": curve.period_us / SECOND,
         "per": _per(curve),
         "today": curve.today,
-        "is_bound": curve.algorithm in ("token_bucket", "sliding_window"),
+        "is_bound": curve.now is not None and not curve.now.kind.is_exact,
         "requests": curve.requests,
         "identities": curve.people,
         "suggestions": [{"percent": percent, **_point(curve.enough_for(percent))} for percent in PERCENT],

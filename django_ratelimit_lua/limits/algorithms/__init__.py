@@ -19,6 +19,8 @@ ALGORITHMS: Mapping[str, Algorithm] = {
 }
 BY_RATE = tuple([name for name, algorithm in ALGORITHMS.items() if not algorithm.holds])
 """The algorithms for units per period."""
+OF_SLOTS = next(name for name, algorithm in ALGORITHMS.items() if algorithm.holds)
+"""The algorithm for a number of slots."""
 SYNONYMS = {"gcra": "token_bucket"}
 
 

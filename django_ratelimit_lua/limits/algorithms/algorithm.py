@@ -1,11 +1,11 @@
-"""What an algorithm is: its options, the key its state is under, and the numbers that its Lua is given."""
+"""The base class of algorithms. No other module of the package names one of them, except as a default."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..rate import SECOND
+from ..rate import SECOND, Rate
 
 if TYPE_CHECKING:
     from ..limit import Limit
@@ -20,9 +20,18 @@ Numbers = tuple[int, int, int, int, int, int, int, int]
 class Algorithm:
     """An algorithm. Its Lua is in a file of the same name.
 
-    `label`: its name in the admin; `suffix`: the end of its keys; `options`: those that it takes in addition to the
-    general ones; `waits_anyway`: hits are held until their turn, also without `max_wait`; `holds`: units are held until
-    they are released, and its rate is a number of slots.
+    Attributes:
+        name: Its name in options and files.
+        label: Its name in the admin.
+        suffix: The end of its keys.
+        options: The options that it takes in addition to the general ones.
+        waits_anyway: Whether hits wait for their turn, also without `max_wait`.
+        holds: Whether units are held until they are released. Its rate is a number of slots.
+        is_bucket: Whether the units drain at the rate, instead of expiring one period later. A process counts its
+            share of a limit in the same way.
+        allows_debt: Whether a hit may take more than there is, so that later hits wait.
+        ends_together: Whether all units of a window expire together.
+        is_exact: Whether a unit counts until exactly `expires_at`, or at the latest until then.
     """
 
     name: ClassVar[str]
@@ -31,6 +40,10 @@ class Algorithm:
     options: ClassVar[frozenset[str]]
     waits_anyway: ClassVar[bool] = False
     holds: ClassVar[bool] = False
+    is_bucket: ClassVar[bool] = False
+    allows_debt: ClassVar[bool] = False
+    ends_together: ClassVar[bool] = False
+    is_exact: ClassVar[bool] = False
 
     @property
     def lua_name(self) -> str:
@@ -41,6 +54,14 @@ class Algorithm:
         """The arguments of its Lua for a limit at a time in microseconds. Raises `LimitError` for a limit that it
         cannot keep exactly, and for options that contradict each other, or the rate."""
         raise NotImplementedError
+
+    def capacity(self, rate: Rate, options: Mapping[str, Any]) -> int:
+        """Return the maximum number of units that are counted at once."""
+        return rate.limit
+
+    def expires_at(self, limit: Limit, moment: int) -> int:
+        """Return the latest moment until which a hit counts that is the first at this moment, in microseconds."""
+        return moment + limit.rate.period_us
 
     def wants_more(self, limit: Limit) -> bool:
         """Whether its Lua is given something beyond the numbers, by `more`."""

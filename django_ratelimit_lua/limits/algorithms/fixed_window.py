@@ -22,6 +22,14 @@ class FixedWindow(Algorithm):
     label = _("fixed window: one count per window")
     suffix = b"fw"
     options = frozenset({"align", "time_zone", "max_wait", "count_denied", "lease", "split"})
+    ends_together = True
+    is_exact = True
+
+    def expires_at(self, limit: Limit, moment: int) -> int:
+        _, period, kind, _, _, following, *_ = map(round, self.numbers(limit, moment))
+        if kind == 2:  # A calendar.
+            return following
+        return moment - (moment % period if kind else 0) + period
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """The kind of window, and for a calendar four of its boundaries. Only a calendar has a time zone, and its rates

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from struct import pack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..rate import Rate
 from ..values import gettext_noop as _
 from .algorithm import Algorithm, Numbers
 from .token_bucket import bucket_numbers
@@ -22,12 +23,17 @@ class LeakyBucket(Algorithm):
     suffix = b"lb2"
     options = frozenset({"queue", "max_wait", "split"})
     waits_anyway = True
+    is_bucket = True
     lua_name = "token_bucket"
 
+    def capacity(self, rate: Rate, options: Mapping[str, Any]) -> int:
+        """Return the number of callers that wait, and the one being served."""
+        queue = options.get("queue")
+        return rate.limit if queue is None or not rate.limit else queue + 1
+
     def numbers(self, limit: Limit, now: int) -> Numbers:
-        """As the token bucket's, of one that holds those that wait and the one being served."""
-        queue = limit.rate.limit - 1 if limit.queue is None else limit.queue
-        return bucket_numbers(limit, queue + 1 if limit.rate.limit else 0, "queue")
+        """Return the numbers of a token bucket of this capacity."""
+        return bucket_numbers(limit, self.capacity(limit.rate, {"queue": limit.queue}), "queue")
 
     def wants_more(self, limit: Limit) -> bool:
         """Without a set length of the queue, a call may wait in any."""

@@ -20,6 +20,7 @@ class SlidingLog(Algorithm):
     label = _("sliding log: the same, exact to the microsecond")
     suffix = b"sl"
     options = frozenset({"max_wait", "count_denied", "split"})
+    is_exact = True
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """Limit and period are all it needs."""

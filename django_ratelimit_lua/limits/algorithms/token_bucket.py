@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import gcd
 from struct import pack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..rate import SECOND, LimitError, Rate
 from ..values import gettext_noop as _
@@ -22,6 +22,13 @@ class TokenBucket(Algorithm):
     label = _("token bucket: a steady rate with bursts")
     suffix = b"tb2"
     options = frozenset({"burst", "initial", "max_wait", "count_denied", "lease", "split"})
+    is_bucket = True
+    allows_debt = True
+
+    def capacity(self, rate: Rate, options: Mapping[str, Any]) -> int:
+        if not rate.limit:
+            return 0
+        return options.get("burst") or rate.limit
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """The rate in lowest terms, and an interval and a burst as whole microseconds and a rest."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from django.core import signing
 
 from ....engine.decide import DecidedCharge
+from ....limits.algorithms import OF_SLOTS
 from ....limits.call import Charge
 from ....limits.limit import Limit
 from ....limits.rate import Rate
@@ -53,7 +54,7 @@ def read_leases(text: str) -> list[Lease]:
         except signing.BadSignature:
             continue
         charges = [
-            Charge(Limit(name, Rate(slots, 0), algorithm="concurrency"), subject.encode(), cost)
+            Charge(Limit(name, Rate(slots, 0), algorithm=OF_SLOTS), subject.encode(), cost)
             for name, slots, subject, cost in told
         ]
         found.append(Lease(bytes.fromhex(slot), charges, needs_confirmation))

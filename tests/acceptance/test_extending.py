@@ -1,0 +1,125 @@
+"""The page "Extending" is followed to the letter: a made-up algorithm works in a copy of the package."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.server import url
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "django_ratelimit_lua"
+PAGE = (ROOT / "docs" / "extending.rst").read_text().partition("Add an algorithm\n")[2]
+SITE = """
+import django
+from django.conf import settings
+
+settings.configure(
+    SECRET_KEY="tests",
+    INSTALLED_APPS=[
+        "django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes", "django.contrib.messages",
+        "django_ratelimit_lua",
+    ],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": %r}},
+    RATELIMIT_CACHE_PREFIX="extending:%d:",
+    RATELIMIT_TIMEOUT=10,
+)
+django.setup()
+
+from django.core.management import call_command
+from django_ratelimit_lua import Limit, LimitError, RateLimiter
+from django_ratelimit_lua.admin.choices import choices
+from django_ratelimit_lua.models import RateLimitRule
+
+assert Limit.__module__ == "django_ratelimit_lua.limits.limit"
+call_command("migrate", verbosity=0)
+call_command("makemigrations", check=True, dry_run=True, verbosity=0)
+
+limiter = RateLimiter("clock", "3/d", algorithm="clock_window")
+decisions = [limiter.hit("ada") for _ in range(4)]
+assert [decision.allowed for decision in decisions] == [True, True, True, False]
+assert {decision.source for decision in decisions} <= {"redis", "deny-cache"}
+assert 0 < decisions[-1].retry_after <= 86_400
+assert limiter.hit("bob").allowed
+assert limiter.refund("ada").remaining == 1
+assert limiter.hit("ada").allowed
+
+rule = RateLimitRule(name="daily", path="/", key="ip", algorithm="clock_window", limit=3, unit="d")
+rule.full_clean()
+assert "clock_window" in choices()["takes"]
+try:
+    RateLimiter("burst", "3/d", algorithm="clock_window", burst=5)
+except LimitError as error:
+    assert "no option burst" in str(error)
+else:
+    raise AssertionError("it takes no burst")
+print("works")
+"""
+
+
+def code_blocks() -> list[str]:
+    """The code of the page's section about algorithms."""
+    found = re.findall(r"\.\. code-block:: text\n\n((?:      .*\n|\n)+)", PAGE)
+    return [textwrap.dedent(block).strip() + "\n" for block in found]
+
+
+def test_an_algorithm_is_added_as_the_page_says(tmp_path: Path) -> None:
+    """With two files and two lines, and without a migration: `RateLimiter`, rules and the rule form have it."""
+    copy = tmp_path / "django_ratelimit_lua"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    algorithms = copy / "limits" / "algorithms"
+    python, lua = code_blocks()
+    (algorithms / "clock_window.py").write_text(python)
+    (algorithms / "clock_window.lua").write_text(lua)
+    registry = algorithms / "__init__.py"
+    text = registry.read_text()
+    text = text.replace("from .concurrency", "from .clock_window import ClockWindow\nfrom .concurrency", 1)
+    registry.write_text(text.replace("SlidingLog(), ", "SlidingLog(), ClockWindow(), ", 1))
+    site = tmp_path / "run.py"
+    site.write_text(SITE % (url(), os.getpid()))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    found = subprocess.run(
+        [sys.executable, str(site)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert found.stdout.strip() == "works", found.stderr
+
+
+NAMES = ("token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency")
+DEFAULTS = {
+    "conf/__init__.py": {"sliding_window"},
+    "limits/options.py": {"sliding_window"},
+    "rules/callsite.py": {"sliding_window", "sliding_log"},
+    "store/sharded.py": {"fixed_window"},
+    "web/refusal_log.py": {"token_bucket"},
+}
+"""The modules that choose an algorithm for a limit."""
+
+
+def test_no_module_names_an_algorithm_except_as_a_default() -> None:
+    """What the others need to know is an attribute of the algorithm."""
+    found: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        place = path.relative_to(PACKAGE).as_posix()
+        lines = [line for line in path.read_text().splitlines() if not re.match(r"\s*(>>>|\.\.\. )", line)]
+        text = re.sub(r'"""(?:.|\n)*?"""|f"[^"\n]*"|\'[^\'\n]*\'', "", "\n".join(lines))
+        names = {name for name in NAMES if f'"{name}"' in text}
+        if names and not place.startswith("limits/algorithms/"):
+            found[place] = names
+    assert found == DEFAULTS
+
+
+@pytest.mark.parametrize("name", ["key", "algorithm"])
+def test_fields_of_models_have_no_choices_of_keys_or_algorithms(name: str) -> None:
+    """So neither a key of the site nor an algorithm needs a migration."""
+    from django_ratelimit_lua.models import RateLimitRule
+
+    assert RateLimitRule._meta.get_field(name).choices is None
