@@ -1,4 +1,8 @@
-"""Rules, overrides and their history in Django's admin."""
+"""The pages of the Django admin: rules, overrides, history, inspector, bans and slots.
+
+It shows what operations return, and saves models. It imports operations and whatever is below. It does not decide
+anything about a request itself.
+"""
 
 from django.contrib import admin
 from django.utils.translation import gettext_lazy as _

@@ -1,7 +1,7 @@
 """The settings: a table with one row for each, read when it is first used.
 
 A value is cached until Django signals a change of settings, as `override_settings` does. The settings page of the
-documentation is generated from this table, and `manage.py check` uses it.
+documentation and `manage.py check` read this table. It imports limits, and does not know where a setting is used.
 """
 
 from __future__ import annotations

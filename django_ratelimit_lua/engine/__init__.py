@@ -1,3 +1,7 @@
-"""From a call to its decision: what this process remembers, what Redis says, and what holds where Redis is away."""
+"""Decides a call: deny cache, leases, Redis, fallback; and keeps slots, bans and other background work.
+
+It turns a plan into an outcome, and loads newer rules if those of the plan were stale. It imports rules, identity and
+store. It does not know what a request is for: faces give it a planner.
+"""
 
 __all__ = ["bans", "decide", "listener", "run", "slots", "waiting"]

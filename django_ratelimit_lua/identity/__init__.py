@@ -1,6 +1,7 @@
-"""From a request to an identity to its digest.
+"""Reads the identity of a client from a request, and digests it.
 
-An identity is text, bytes, a number, a UUID, None, or a tuple of these. It is only ever stored as a digest.
+An identity is text, bytes, a number, a UUID, None, or a tuple of these, and is stored as a digest only. It imports the
+ground floor. It does not know limits in force, rules or Redis.
 """
 
 from __future__ import annotations

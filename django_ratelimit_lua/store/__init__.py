@@ -1,4 +1,8 @@
-"""The only room that talks to Redis: it performs a call, blocking or not, and raises an error if that fails."""
+"""Connections to Redis: performs one call within one deadline, and flushes what a process has collected.
+
+It sends commands over connections that django-redis configures, and routes them by Sentinel and hash slot. It imports
+the ground floor. It does not know requests, identities or rules: it gets calls and keys as bytes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Tools for the tests of projects: other settings, fresh counts, and a clock that can be moved."""
+"""Tools for the tests of projects: other settings, fresh counts, a clock that can be moved, a server.
+
+Projects import it in their tests, and pytest through its plugin. It imports engine and rules. No other room imports it,
+and it starts real servers instead of imitating Redis.
+"""
 
 from __future__ import annotations
 

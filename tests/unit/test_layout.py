@@ -221,6 +221,15 @@ def test_a_translation_is_whole(catalogue: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("room", sorted(set(ROOMS) - {"templatetags", "contrib"}))
+def test_a_room_says_what_it_is_for_and_what_it_does_not_know(room: str) -> None:
+    """At the top of its folder: in a summary and three sentences."""
+    summary, rest = (ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())) or "").split("\n\n", 1)
+    assert summary
+    assert "import" in rest
+    assert re.search(r"\bnot\b|No other room", rest)
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_can_be_learnt_from_its_tests(room: str) -> None:
     """Each folder of code has a folder of unit tests."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from ...conf import Setting, Table, header, tokens
 from ...limits.values import Choice, or_none
+from .dialects import DIALECTS
 
 
 class GatewaySettings(Table):
     """`RATELIMIT_*`. An attribute raises `ImproperlyConfigured` for a value it cannot take."""
 
     # fmt: off
-    GATEWAY_DIALECT = Setting(None, Choice((None, "nginx", "traefik", "caddy", "envoy", "ingress-nginx")),
+    GATEWAY_DIALECT = Setting(None, Choice((None, *DIALECTS)),
         "which proxy asks the gateway about requests, and so which headers describe them, see :doc:`gateway`")
     GATEWAY_SECRET = Setting(None, or_none(tokens),
         "what that proxy says as ``X-RateLimit-Secret``; a list while it is exchanged", is_secret=True)

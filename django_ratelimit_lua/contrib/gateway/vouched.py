@@ -12,7 +12,6 @@ import itertools
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from hmac import compare_digest
 from typing import Any
@@ -27,6 +26,7 @@ from ...identity.forwarded import parse_address
 from ...identity.request_state import request_state
 from ...identity.sent import LINES
 from .conf import settings as gateway_settings
+from .dialects import DIALECTS, Dialect
 from .paths import readings
 from .users import STRANGER, VouchedUser, log_in
 
@@ -53,31 +53,6 @@ _REFUSED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """The headers by which a proxy describes a request. `is_chain`: the address is the last of a list to which each
-    proxy adds one, `X-Forwarded-For`; otherwise it is a single one. `is_url`: the URI is a URL, with the host."""
-
-    method: str
-    uri: str
-    host: str
-    address: str
-    is_chain: bool = False
-    is_url: bool = False
-
-    @property
-    def headers(self) -> tuple[str, ...]:
-        return (self.method, self.uri, self.host, self.address)
-
-
-_ORIGINAL = Dialect("X-Original-Method", "X-Original-URI", "X-Original-Host", "X-Original-Address")
-_FORWARDED = Dialect("X-Forwarded-Method", "X-Forwarded-Uri", "X-Forwarded-Host", "X-Forwarded-For", is_chain=True)
-_INGRESS = Dialect("X-Original-Method", "X-Original-URL", "X-Original-URL", "X-Real-IP", is_url=True)
-DIALECTS = {
-    "nginx": _ORIGINAL, "envoy": _ORIGINAL, "traefik": _FORWARDED, "caddy": _FORWARDED, "ingress-nginx": _INGRESS,
-}  # fmt: skip
-
-
 @lru_cache(maxsize=64)
 def _key(header: str) -> str:
     """A header's key in `META`."""
@@ -88,7 +63,7 @@ _SECRET = _key(SECRET_HEADER)
 _HIDDEN = {
     _key(name)
     for name in (
-        *_ORIGINAL.headers, *_FORWARDED.headers, *_INGRESS.headers,
+        *(name for dialect in DIALECTS.values() for name in dialect.headers),
         "Forwarded", SECRET_HEADER, "Host", "Content-Length",
     )
 }  # fmt: skip

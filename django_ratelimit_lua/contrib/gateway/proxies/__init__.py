@@ -11,9 +11,10 @@ from django.template import Context, Engine, Template
 
 from ....conf import conf
 from ..conf import settings as gateway_settings
+from ..dialects import DIALECTS
 from ..vouched import SECRET_HEADER
 
-FILES = {"nginx": "nginx.conf", "traefik": "traefik.yaml", "caddy": "Caddyfile", "envoy": "envoy.yaml"}
+FILES = {name: dialect.file for name, dialect in DIALECTS.items() if dialect.file}
 GRPC = "envoy-grpc"
 """Envoy over gRPC, which `manage.py ratelimit grpc` answers."""
 LEFT: dict[str, tuple[str, ...]] = {
