@@ -159,6 +159,8 @@ FIELDS: Mapping[str, FieldKind] = {
     "kwarg": FieldKind(_kwarg, lambda request, name: (_kwarg(request, name),), gettext_lazy("part of the URL %s")),
 }
 FIELD_KINDS = tuple(FIELDS)
+RESERVED = frozenset({*BUILT_IN, *FIELDS, EXACT.rstrip(":"), "digest", "entry", "network"})
+"""Names that a registered key cannot have: other identities begin with them."""
 ACCEPTED = (
     f"{', '.join(BUILT_IN)}, {', '.join(f'{kind}:NAME' for kind in FIELDS)} (with the prefix exact: case-sensitive), "
     f"a key of RATELIMIT_KEYS, a callable (group, request), its dotted path, or a tuple of these"
@@ -176,8 +178,8 @@ on_change(("RATELIMIT_KEYS",), registered_keys.cache_clear)
 
 def _registered(name: str, source: Any) -> Key:
     setting = f"RATELIMIT_KEYS[{name!r}]"
-    if name in BUILT_IN or name in FIELDS or f"{name}:" == EXACT:
-        raise ImproperlyConfigured(f"{setting}: this is the name of a built-in key; choose another name")
+    if name in RESERVED:
+        raise ImproperlyConfigured(f"{setting}: this name is reserved; choose another one")
     if isinstance(source, str):
         try:
             source = import_string(source)
@@ -188,30 +190,18 @@ def _registered(name: str, source: Any) -> Key:
         raise ImproperlyConfigured(f"{setting} is {source!r}; use a function (request), a Key, or a dotted path of one")
 
     def read(group: str, request: HttpRequest, user: Any) -> Any:
-        value = _registered_value(name, key, request, user)
-        if isawaitable(value):
-            return _awaited_identity(name, value, request)
-        return registered_identity(name, value)
+        given = request_state(request).key_values
+        if name in given:
+            return registered_identity(name, given[name])
+        value = key.read(request, user) if key.needs_user else key.read(request)
+        return _awaited_identity(name, value) if isawaitable(value) else registered_identity(name, value)
 
     label = key.label or name.replace("_", " ")
     return replace(key, name=name, read=read, label=label, is_async=iscoroutinefunction(key.read))
 
 
-def _registered_value(name: str, key: Key, request: HttpRequest, user: Any) -> Any:
-    """Return the value of a request, which is read once."""
-    values = request_state(request).key_values
-    if name not in values:
-        value = key.read(request, user) if key.needs_user else key.read(request)
-        if isawaitable(value):
-            return value
-        values[name] = value
-    return values[name]
-
-
-async def _awaited_identity(name: str, value: Any, request: HttpRequest) -> Identity:
-    value = await value
-    request_state(request).key_values[name] = value
-    return registered_identity(name, value)
+async def _awaited_identity(name: str, value: Awaitable[Any]) -> Identity:
+    return registered_identity(name, await value)
 
 
 def registered_identity(name: str, value: Any) -> tuple[str, str | None]:

@@ -20,7 +20,7 @@ class RequestState:
     - `waits`: some rules wait until the user and the session are known;
     - `throttles`: the decision about all throttles of its DRF view; `held`: the slots that it holds;
     - `groups`: a user, and the names of the Django groups of this user;
-    - `key_values`: the values of registered keys, by name;
+    - `key_values`: values of registered keys, by name, that an operator or a service has given;
     - `looked_ahead`, `ahead`: its route, resolved before Django does;
     - `readings`: the results of parsing its body;
     - `refusal`: the content of the last refusal;
