@@ -26,8 +26,6 @@ from .slots import Key, held_slots
 MAX_IDENTITIES = 10_000
 SEGMENTS = 10
 """Parts of a window. The units of one expire together, a period after the last of them."""
-MAX_LOWS = 16
-"""Levels that a token bucket remembers for refunds."""
 RETRY_SECONDS = 1.0
 """Until a client may try again if the limit is closed, or this process's part of it is 0 at the moment."""
 SAME_SECONDS = 1e-5
@@ -180,16 +178,13 @@ class Window(Counter):
 class Bucket(Counter):
     """A token bucket or a leaky bucket: its level at a moment.
 
-    A refund may take off no more than the lowest level since the hit. Otherwise the time in which the bucket would have
-    been empty would count twice. So a token bucket stores its level before each hit. Of more than 16 levels, two
-    neighbours become the lower one, so that less may go back, never more.
+    Units that have drained since a hit are not given back: the bucket might have been empty in that time without it.
     """
 
     def __init__(self, limit: Limit, share: ProcessShare) -> None:
         self._level = 0.0
         self._at = 0.0
         self._speed = 0.0
-        self._lows: list[tuple[float, float]] = []
         super().__init__(limit, share)
 
     def resize(self, limit: Limit, share: ProcessShare, now: float) -> None:
@@ -214,19 +209,7 @@ class Bucket(Counter):
         return self.used(now) / self._speed if self._paces and self._speed else 0.0
 
     def take(self, moment: float, cost: int) -> None:
-        level = self.used(moment)
-        self._level = level + cost
-        if self._paces or not cost:
-            return
-        lows = self._lows
-        if not level:
-            lows.clear()
-        if not lows or lows[-1][0] != moment:
-            lows.append((moment, level))
-        if len(lows) > MAX_LOWS:
-            place = min(range(MAX_LOWS), key=lambda place: lows[place + 1][0] - lows[place][0])
-            (_, low), (moment, next_low) = lows[place : place + 2]
-            lows[place : place + 2] = [(moment, min(low, next_low))]
+        self._level = self.used(moment) + cost
 
     def give(self, now: float, cost: int, since: float | None = None) -> None:
         level = self.used(now)
@@ -236,8 +219,7 @@ class Bucket(Counter):
             if abs(now + (level - cost) / self._speed - since) >= SAME_SECONDS:
                 return
         elif since is not None:
-            back = min([back, *[low for moment, low in self._lows if moment > since]])
-            self._lows = [(moment, low - back if moment > since else low) for moment, low in self._lows]
+            back = min(back, self._left(now, cost, since))
         self._level = max(0.0, round(level - back, 9))
 
     def _left(self, now: float, units: int, since: float) -> float:
