@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 
-from ..extension import install, is_installed
+from ..extension import FIELDS_OF_ANNEXES, install, is_installed
 from ..identity.keys import KeyLike
 from ..limits.algorithms.sliding_log import LONGEST_LOG
 from ..limits.limit import Limit
@@ -194,9 +194,11 @@ def call_site(
 ) -> Rule:
     """The anonymous rule that a call site is. Its limits are named by group, methods, key and rate, so that no two
     share a count. Raises `LimitError` for whatever is wrong with it."""
+    for word in options.keys() & FIELDS_OF_ANNEXES.keys() - set(_ARGUMENTS):
+        raise LimitError(f"@ratelimit: {word} is a field of rules in the settings and in the admin", word)
     refuse_unknown(options, (*_ARGUMENTS, *OPTIONS), "@ratelimit: ")
     if not key:
-        raise LimitError("A rate limit needs a key: whom to count, such as key='ip'")
+        raise LimitError("A rate limit needs a key to count by, such as key='ip'")
     if group is not None and (not isinstance(group, str) or not group):
         raise LimitError(f"group is {group!r}: must be text")
     template = LimitTemplate.compiled("at this call site", key, rate, cost, options)

@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_noop as _
 
 from ..conf import conf
-from ..extension import FIELDS_OF_ANNEXES, PLACES, RuleField, install, rule_fields
+from ..extension import FIELDS_OF_ANNEXES, PLACES, WORDS_OF_ANNEXES, RuleField, install, rule_fields
 from ..identity.keys import Key, compile_key
 from ..identity.routes import resolved
 from ..limits.call import MOST_COST
@@ -491,7 +491,11 @@ def compile_rule(
     (('/api/',), 'ip')
     """
     if not isinstance(given, Mapping):
-        raise RuleError(where, "name", f"{given!r} is no rule; write a dict with {', '.join(FIELDS)}")
+        raise RuleError(where, "name", f"{given!r} is not a rule; write a dict with {', '.join(FIELDS)}")
+    for word in WORDS_OF_ANNEXES:
+        if word in given:
+            text = f"{word} {given[word]!r} is not a rule; it belongs in a file for `manage.py ratelimit rules import`"
+            raise RuleError(where, word, text)
     name = given.get("name")
     if not isinstance(name, str) or not name:
         raise RuleError(where, "name", f"the rule {dict(given)!r} needs a name")

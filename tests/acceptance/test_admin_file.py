@@ -112,7 +112,7 @@ def test_what_was_seen_is_what_is_done(operator: Client) -> None:
         ("# nothing\n", ["is empty; write []"]),
         (b"\xff", ["not text in UTF-8"]),
         ("#" * (LARGEST + 1), ["larger than 2 MiB"]),
-        ("- {name: a, key: id, rate: 5/m, path: /}\n- 5", ["line 1: rule", "Unknown key", "line 2: 5 is no rule"]),
+        ("- {name: a, key: id, rate: 5/m, path: /}\n- 5", ["line 1: rule", "Unknown key", "line 2: 5 is not a rule"]),
         ("- {name: <b>, key: id, rate: 5/m, path: /}", ["&lt;b&gt;"]),
     ],
 )

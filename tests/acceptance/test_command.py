@@ -109,15 +109,17 @@ def test_explain_says_what_a_request_would_meet(settings: Any) -> None:
             said("explain", *wrong)
 
 
-def test_export_and_import_go_round(tmp_path: Path) -> None:
+def test_export_and_import_go_round(tmp_path: Path, settings: Any) -> None:
     """What was exported is imported without a change; a dry run says in words what would be done, and does nothing."""
+    settings.RATELIMIT_KEYS = {"tenant": "example_project.keys.tenant", "plan": "example_project.keys.plan"}
     file = tmp_path / "rules.yaml"
     file.write_text((ROOT / "example_project/rules.yaml").read_text())
     assert said("import", str(file), "--dry-run").splitlines() == [
         "+ exports of a day: 20 per day per address, GET on /export/, shadow mode",
         "+ api: 60 per minute per user, bursts of 20, 600 per minute for pro, on /api/ for logged-in users",
+        "+ tenants: 10 per minute per tenant, 30 per minute for plan:pro, on /orders/",
         "+ reports at once: 2 at once per address, on /report/",
-        "3 rules would be changed",
+        "4 rules would be changed",
     ]
     assert not RateLimitRule.objects.exists()
     said("import", str(file))
@@ -141,7 +143,7 @@ def test_export_and_import_go_round(tmp_path: Path) -> None:
     [
         ("{", "not YAML"),
         ("name: x", "must be a list of rules"),
-        ("- 5", "is no rule"),
+        ("- 5", "is not a rule"),
         ("- {name: x}", "needs a limit"),
         ("- {name: x, key: os.system, rate: 1/m, path: /}", "callables can only be named in the settings"),
         ("- {name: x, key: ip, rate: [1/s, 2], path: /}", "or a list of rates"),
@@ -228,7 +230,7 @@ def test_check_reports_every_problem(tmp_path: Path, settings: Any) -> None:
     lines = str(raised.value).splitlines()
     wrong = [
         "line 1: rule 'a': path is 'api'", "line 1: rule 'a': mode is True", "line 2: rule 'c': unknown colour",
-        "Unknown key 'id'", "Rate '5/moon'", "line 5: 5 is no rule", "line 6: rule 'b': A rule needs a limit",
+        "Unknown key 'id'", "Rate '5/moon'", "line 5: 5 is not a rule", "line 6: rule 'b': A rule needs a limit",
         "has no option burst", "two rules are called good",
     ]  # fmt: skip
     assert [problem for problem in wrong if not any(problem in line for line in lines)] == [], lines
@@ -269,7 +271,7 @@ def test_the_command_runs_in_a_terminal() -> None:
     command = [sys.executable, "-m", "example_project.manage", *verb]
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "example_project.settings"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert (done.stdout, done.returncode) == ("3 rules: no problem found\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == ("4 rules: no problem found\n", 0), done.stderr
 
 
 names = st.text("abc /é:-", min_size=1, max_size=8).map(str.strip).filter(bool)

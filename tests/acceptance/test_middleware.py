@@ -296,7 +296,8 @@ def test_switched_off_no_rule_applies(settings: Any) -> None:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("text", "is no rule"),
+        ("text", "is not a rule"),
+        ({"breaker": "payments"}, "breaker .payments. is not a rule; it belongs in a file"),
         ({"key": "ip"}, "needs a name"),
         ({"name": "x", "keys": "ip"}, "unknown keys; known are name, description"),
         ({"name": "x", "key": "ip"}, "needs a limit"),

@@ -250,6 +250,7 @@ def test_a_proxy_that_nobody_trusts_is_said_once(
         ({"key": "get:", "rate": "5/m"}, "Unknown key 'get:'"),
         ({"key": (), "rate": "5/m"}, "needs a key"),
         ({"rate": "5/m"}, "needs a key"),
+        ({"key": "ip", "rate": "5/m", "descriptor": ["generic_key=x"]}, "descriptor is a field of rules"),
         ({"key": "ip", "rate": "5/m", "block": False, "fallback": ok}, "no effect with block=False"),
         ({"key": "ip", "rate": "5/m", "fallback": HttpResponse("later")}, "all requests would share"),
     ],
