@@ -12,14 +12,13 @@ from django.utils.translation import gettext_lazy as _
 
 from ...extension import require
 from ...models.audit import AuditedModel, AuditedQuerySet, Declared
-from ...models.override import microseconds, within
+from ...models.override import microseconds
 from ...models.rate_fields import problem_text
 from .rows import (  # fmt: skip
     BREAKER_FIELDS,
     TUNED,
     BreakerError,
     Thresholds,
-    read_row,
     row_problems,
     thresholds,
 )
@@ -93,15 +92,6 @@ class RateLimitBreaker(AuditedModel):
     def __str__(self) -> str:
         return self.name
 
-    def prepare(self) -> bool:
-        """Moments are such that every time zone can show them."""
-        before, self.until = self.until, within(self.until)
-        return before != self.until
-
-    def prepared(self) -> Declared:
-        """The fields that `prepare` fills in."""
-        return {"until": self.until}
-
     def declared(self) -> Declared:
         """The row in words that history and YAML can keep."""
         values = {field: getattr(self, field) for field in BREAKER_FIELDS}
@@ -128,16 +118,11 @@ class RateLimitBreaker(AuditedModel):
 
     def clean(self) -> None:
         """Raises `ValidationError` that names all fields that are wrong."""
-        published = self.published()
         wrong: dict[str, list[str]] = {}
-        for problem in row_problems(published):
+        for problem in row_problems(self.published()):
             wrong.setdefault(problem.field or NON_FIELD_ERRORS, []).append(problem_text(problem))
         if wrong:
             raise ValidationError(wrong)
-        try:
-            read_row(published)
-        except BreakerError as error:
-            raise ValidationError(problem_text(error)) from None
 
     def contradiction(self, base: Thresholds) -> tuple[str, str] | None:
         """The field that contradicts the code, and why; None: there is no contradiction."""

@@ -127,13 +127,11 @@ def test_a_row_retunes_it_and_keeps_what_was_counted(payments: Callable[..., str
 
 
 def test_a_row_that_cannot_be_understood_is_left_out(payments: Callable[..., str]) -> None:
-    """What somebody wrote by hand: the breaker goes on, by the code or by what was understood last."""
+    """A row that was edited by hand: the thresholds of the code hold."""
     RateLimitBreaker.objects.create(name="payments", minimum=7)
     until(lambda: circuits.by_name["payments"].by.minimum == 7)
     RateLimitBreaker.objects.update(window="soon")
-    until(lambda: payments() == "paid" and circuits.by_name["payments"].row is not None)
-    time.sleep(1.2)
-    assert circuits.by_name["payments"].by.minimum == 7
+    until(lambda: payments() == "paid" and circuits.by_name["payments"].by.minimum == 10)
 
 
 def test_what_operators_do_is_in_the_history(payments: Callable[..., str], operator: Client) -> None:
@@ -208,7 +206,7 @@ def test_who_may_not_force_only_looks(payments: Callable[..., str]) -> None:
 def test_thresholds_in_the_admin_are_checked(payments: Callable[..., str], admin_client: Client) -> None:
     """As in the code, with the problem at its field."""
     wrong = admin_client.post(f"{HERE}add/", {"name": "payments", "window": "soon", "failure_ratio": "0.5"})
-    assert "Enter a time from 1s to 1d" in wrong.content.decode()
+    assert "Enter a time from 10s to 1d" in wrong.content.decode()
     assert admin_client.post(f"{HERE}add/", {"name": "payments", "window": "1m"}).status_code == 302
     assert RateLimitBreaker.objects.get().thresholds() == {"window": "1m"}
 
@@ -236,10 +234,9 @@ def test_what_is_wrong_is_said_in_the_language_of_who_fills_it_in(
 
 def test_thresholds_that_contradict_the_code_are_refused(payments: Callable[..., str], admin_client: Client) -> None:
     """They would be left out by every process, and only the log would say so."""
-    for wrong, field in (({"open_max": "1s"}, "open_max"), ({"slow_ratio": "0.5"}, "slow_ratio")):
-        page = admin_client.post(f"{HERE}add/", {"name": "payments", **wrong})
-        assert page.status_code == 200
-        assert set(page.context["adminform"].form.errors) == {field}
+    page = admin_client.post(f"{HERE}add/", {"name": "payments", "open_max": "1s"})
+    assert page.status_code == 200
+    assert set(page.context["adminform"].form.errors) == {"open_max"}
     assert not RateLimitBreaker.objects.exists()
     assert admin_client.post(f"{HERE}add/", {"name": "payments", "open_for": "1s", "open_max": "1s"}).status_code == 302
 
@@ -358,7 +355,7 @@ def test_a_file_with_a_breaker_that_cannot_be_is_refused(wrong: str) -> None:
         ("minimum: '20'", "minimum is '20': Enter a whole number from 1"),
         ("failure_ratio: yes", "failure_ratio is True: Enter a number above 0"),
         ("slow: true", "slow is True: Enter a time of at most 1h"),
-        ("window: [30s]", "window is ['30s']: Enter a time from 1s to 1d"),
+        ("window: [30s]", "window is ['30s']: Enter a time from 10s to 1d"),
         ("description: 5", "description is 5: must be text"),
     ],
 )
@@ -485,7 +482,6 @@ def test_breakers_of_other_processes_are_listed(payments: Callable[..., str]) ->
     try:
         (found,) = [state for state in breakers() if state.name == "payments"]
         assert (found.by.minimum, found.state) == (10, "closed")
-        assert found.places == (f"{__name__}, line {found.places[0].rpartition(' ')[2]}",)
     finally:
         circuits.by_name["payments"] = of_others
 

@@ -86,7 +86,7 @@ SINCE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 )  # fmt: skip
 def test_a_breaker_says_what_it_would_do(state: Any, passes: bool | None, words: str) -> None:
     """By its state and by what is forced; what chance or other calls decide is not foretold."""
-    known = BreakerState("payments", (), Thresholds(), **{"row": None, "since": SINCE, **state})
+    known = BreakerState("payments", Thresholds(), **{"row": None, "since": SINCE, **state})
     explained = ExplainedBreaker(known, "raises")
     assert explained.passes is passes
     assert explained.words.endswith(words)
