@@ -24,9 +24,7 @@ class CircuitModel:
     'open'
     """
 
-    def __init__(
-        self, state: State = "closed", era: int = 0, ends: int = 0, share: int = 100
-    ) -> None:
+    def __init__(self, state: State = "closed", era: int = 0, ends: int = 0, share: int = 100) -> None:
         self.state, self.era = state, era
         self.since = self.successes = self.pause = 0
         self.ends = ends
