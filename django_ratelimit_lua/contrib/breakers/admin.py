@@ -14,7 +14,6 @@ from django.db import router, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import path, reverse
 from django.utils import timezone
-from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -29,7 +28,7 @@ from ...web.durations import duration_words
 from .document import notices
 from .models import RateLimitBreaker
 from .operations import BreakerState, breaker, breakers, force, in_code
-from .rows import COUNTS, MOST, MOST_PROBES, PPM, RATIOS
+from .rows import PPM
 
 FORCE = "ratelimit_breakers.force_breaker"
 STATES = {
@@ -104,22 +103,8 @@ class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
         for word, field in self.fields.items():
             if said.get(word) is not None:
                 field.widget.attrs["placeholder"] = said[word]
-            if word in COUNTS:
-                field.widget.attrs |= {"min": 1, "max": MOST_PROBES if word == "probes" else MOST}
-            elif word in RATIOS:
-                field.widget.attrs |= {"min": 0, "max": 1}
         if "name" in self.fields:
             self.fields["name"].widget.attrs["list"] = "ratelimit-breakers"
-
-    def clean_name(self) -> str:
-        """Raises `ValidationError` with a link to the row of that name, if there is one."""
-        name: str = self.cleaned_data["name"]
-        there = RateLimitBreaker.objects.filter(name=name).exclude(pk=self.instance.pk).first()
-        if there is not None:
-            words = _("This breaker is here already: its thresholds are changed there.")
-            url = reverse("admin:ratelimit_breakers_ratelimitbreaker_change", args=[there.pk])
-            raise ValidationError(format_html('{} <a href="{}">{}</a>', words, url, name))
-        return name
 
     def _post_clean(self) -> None:
         """If each field is valid, and the code has that breaker, check them together."""

@@ -189,17 +189,14 @@ class CircuitBreaker:
         def guard(*args: Any, **kwargs: Any) -> Any:
             call = Call(self)
             try:
-                call.__enter__()
+                with call:
+                    answer = function(*args, **kwargs)
+                    call.judge(answer)
+                    return answer
             except CircuitOpen as error:
+                if call.is_admitted:
+                    raise  # It is of another breaker.
                 return instead(error, *args, **kwargs)
-            try:
-                answer = function(*args, **kwargs)
-            except BaseException as error:
-                call.__exit__(type(error), error, None)
-                raise
-            call.judge(answer)
-            call.__exit__(None, None, None)
-            return answer
 
         return guard
 
@@ -212,17 +209,14 @@ class CircuitBreaker:
         async def guard(*args: Any, **kwargs: Any) -> Any:
             call = Call(self)
             try:
-                await call.__aenter__()
+                async with call:
+                    answer = await function(*args, **kwargs)
+                    call.judge(answer)
+                    return answer
             except CircuitOpen as error:
+                if call.is_admitted:
+                    raise  # It is of another breaker.
                 return await instead(error, *args, **kwargs)
-            try:
-                answer = await function(*args, **kwargs)
-            except BaseException as error:
-                await call.__aexit__(type(error), error, None)
-                raise
-            call.judge(answer)
-            await call.__aexit__(None, None, None)
-            return answer
 
         return guard
 
@@ -230,12 +224,13 @@ class CircuitBreaker:
 class Call:
     """One call of a resource: what happens inside `with` is judged when it ends."""
 
-    __slots__ = ("_began", "_circuit", "_failed", "_is_failure", "_number", "_ticket")
+    __slots__ = ("_began", "_circuit", "_failed", "_is_failure", "_number", "_ticket", "is_admitted")
 
     def __init__(self, breaker: CircuitBreaker) -> None:
         self._circuit = breaker._circuit
         self._is_failure = breaker.is_failure
         self._failed: bool | None = False
+        self.is_admitted = False
 
     def judge(self, answer: Any) -> None:
         """Judge an answer by what the breaker takes for a failure: a response, or whatever its callable knows."""
@@ -254,7 +249,7 @@ class Call:
         return self._begin(await arun(self._circuit.admitting()) if ticket is None else ticket)
 
     def _begin(self, ticket: Ticket) -> Call:
-        self._ticket = ticket
+        self._ticket, self.is_admitted = ticket, True
         self._began = time.monotonic()
         self._number = self._circuit.begin(ticket, self._began)
         return self

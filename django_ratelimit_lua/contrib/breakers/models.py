@@ -45,7 +45,7 @@ class RateLimitBreaker(AuditedModel):
         _("ratio of failures"), null=True, blank=True,
         help_text=_("It opens when so many of the calls fail: 0.5 is half of them. Empty: as in the code."),
     )  # fmt: skip
-    failures = models.BigIntegerField(
+    failures = models.PositiveIntegerField(
         _("failures"), null=True, blank=True,
         help_text=_("It opens at so many failures, however many calls there were. Empty: as in the code."),
     )  # fmt: skip
@@ -57,7 +57,7 @@ class RateLimitBreaker(AuditedModel):
         _("ratio of slow calls"), null=True, blank=True,
         help_text=_("It opens when so many of the calls are slow. Empty: as in the code."),
     )  # fmt: skip
-    minimum = models.BigIntegerField(
+    minimum = models.PositiveIntegerField(
         _("least calls"), null=True, blank=True,
         help_text=_("Ratios count from so many calls on. Empty: as in the code."),
     )  # fmt: skip
@@ -73,7 +73,7 @@ class RateLimitBreaker(AuditedModel):
         _("longest pause"), max_length=20, blank=True,
         help_text=_("Where it fails again, it is open twice as long, up to this. Empty: as in the code."),
     )  # fmt: skip
-    probes = models.BigIntegerField(
+    probes = models.PositiveIntegerField(
         _("probes"), null=True, blank=True,
         help_text=_("So many calls at a time try whether it is well again. Empty: as in the code."),
     )  # fmt: skip

@@ -242,14 +242,13 @@ def test_thresholds_that_contradict_the_code_are_refused(payments: Callable[...,
 
 
 def test_the_form_shows_what_the_code_says(payments: Callable[..., str], admin_client: Client) -> None:
-    """As what holds where a field is empty; with bounds that make sense, and the names of the breakers there are."""
+    """As what applies if a field is empty; and the names of the breakers there are."""
     force("payments", "open")
     row = RateLimitBreaker.objects.get()
     page = admin_client.get(f"{HERE}{row.pk}/change/")
     attributes = {name: field.widget.attrs for name, field in page.context["adminform"].form.fields.items()}
     shown = {word: attributes[word].get("placeholder") for word in ("failure_ratio", "failures", "minimum", "open_for")}
     assert shown == {"failure_ratio": 0.5, "failures": None, "minimum": 10, "open_for": "30s"}
-    assert (attributes["minimum"]["min"], attributes["probes"]["max"], attributes["slow_ratio"]["max"]) == (1, 1000, 1)
     html = page.content.decode()
     assert 'min="-' not in html
     assert '<option value="payments">' in html
@@ -262,7 +261,7 @@ def test_adding_a_breaker_that_is_there_leads_to_it(payments: Callable[..., str]
     there = f"{HERE}{RateLimitBreaker.objects.get().pk}/change/"
     assert admin_client.get(f"{HERE}add/?name=payments")["Location"] == there
     page = admin_client.post(f"{HERE}add/", {"name": "payments", "failures": "7"}).content.decode()
-    assert f'This breaker is here already: its thresholds are changed there. <a href="{there}">payments</a>' in page
+    assert "Breaker with this Name already exists." in page
     assert admin_client.post(there, {"name": "payments", "failures": "7"}).status_code == 302
     assert RateLimitBreaker.objects.get().thresholds() == {"failures": 7}
 
@@ -286,8 +285,6 @@ def test_the_command_lists_and_forces(payments: Callable[..., str]) -> None:
     assert "forced: open until " in run("open", "payments", "--for", "10m", "--why", "the bank is down")
     until(lambda: pays(payments, "forced"))
     assert RateLimitChange.objects.latest("pk").by == "ratelimit breakers open"
-    tomorrow = (timezone.now() + datetime.timedelta(days=1)).strftime("%Y-%m-%dT%H:%M")
-    assert "forced: open until " in run("open", "payments", "--until", tomorrow)
     assert "forced: closed until it is taken back" in run("close", "payments", "--for-good")
     assert "forced" not in run("auto", "payments")
     until(lambda: pays(payments, "paid"))
@@ -295,8 +292,6 @@ def test_the_command_lists_and_forces(payments: Callable[..., str]) -> None:
         ["open", "payment", "--for", "1h"],
         ["open", "payments", "--for", "soon"],
         ["open", "payments", "--for", ""],
-        ["open", "payments", "--until", "2001-01-01T00:00"],
-        ["open", "payments", "--until", "noon"],
         ["ajar", "payments", "--for", "1h"],
     ):
         with pytest.raises(CommandError):
@@ -536,18 +531,20 @@ def test_a_request_is_explained_by_the_breakers_of_its_view(client: Client) -> N
         client.get("/checkout/?who=ada&fails=")
     assert client.get("/checkout/?who=ada").status_code == 503
     told = explained()
-    pattern = r"breaker checkout: open since \d\d:\d\d, next probe in \d+ s; it would answer 503\n"
+    pattern = r"breaker checkout: open since \d\d:\d\d, next probe in \d+ s; a call that it stops is answered 503\n"
     assert re.search(pattern, told), told
     assert told.endswith("The next request like this would be stopped by a breaker.\n")
     assert client.get("/shop/?who=ada").content == b"recommended"
-    assert "; its fallback would answer\n" in explained("/shop/?who=ada")
+    assert "; its fallback answers a call that it stops\n" in explained("/shop/?who=ada")
     force("checkout", "closed")
     until(lambda: client.get("/checkout/?who=ada").status_code == 200)
     told = explained()
     assert "breaker checkout: forced closed until it is taken back; its own state: open since" in told
     assert "would be allowed" in told
     force("checkout", "open", until=timezone.now() + datetime.timedelta(days=400))
-    assert re.search(r"checkout: forced open until \d+ \w+ \d{4}, \d\d:\d\d; .*; it would answer 503\n", explained())
+    assert re.search(
+        r"checkout: forced open until \d+ \w+ \d{4}, \d\d:\d\d; .*; a call that it stops is answered 503\n", explained()
+    )
 
 
 @pytest.mark.usefixtures("guarded")
@@ -561,7 +558,10 @@ def test_the_inspector_shows_the_breakers_of_a_view(client: Client) -> None:
     force("checkout", "open")
     page = client.get(inspector, asked).content.decode()
     assert "The next request like this would be stopped by a breaker" in page
-    assert "checkout: forced open until it is taken back; its own state: closed; it would answer 503" in page
+    assert (
+        "checkout: forced open until it is taken back; its own state: closed; a call that it stops is answered 503"
+        in page
+    )
     viewer = User.objects.create_user("viewer", is_staff=True)
     viewer.user_permissions.add(Permission.objects.get(codename="view_ratelimitrule"))
     client.force_login(viewer)
