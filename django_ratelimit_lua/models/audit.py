@@ -81,12 +81,13 @@ class AuditedQuerySet(models.QuerySet[M]):
         return self._db or router.db_for_write(self.model, **self._hints)  # type: ignore[attr-defined]
 
     def update(self, **changes: Any) -> int:
-        keys = list(self.order_by().values_list("pk", flat=True))
-        rows = self.model._base_manager.using(self.db).in_bulk(keys).values()
-        for row in rows:
-            for name, value in changes.items():
-                setattr(row, name, value)
-        return self.bulk_update(rows, changes)
+        with one_change(self.db):
+            keys = list(self.order_by().values_list("pk", flat=True))
+            rows = self.model._base_manager.using(self.db).in_bulk(keys).values()
+            for row in rows:
+                for name, value in changes.items():
+                    setattr(row, name, value)
+            return self.bulk_update(rows, changes)
 
     update.alters_data = True  # type: ignore[attr-defined]
 
@@ -116,9 +117,12 @@ class AuditedQuerySet(models.QuerySet[M]):
             row.prepare()
         with one_change(self.db):
             stored = self.model._base_manager.using(self.db)
-            both = [*stored.in_bulk([row.pk for row in rows]).values(), *rows]
+            old = stored.in_bulk([row.pk for row in rows])
+            both = [*old.values(), *rows]
             before = declare(self.model, both, self.db)
-            count = stored.bulk_update(rows, {*fields, *self.model.PREPARED}, batch_size or BATCH)
+            pairs = [(old[row.pk], row) for row in rows if row.pk in old]
+            prepared = {name for one, row in pairs for name in row.PREPARED if getattr(one, name) != getattr(row, name)}
+            count = stored.bulk_update(rows, {*fields, *prepared}, batch_size or BATCH)
             record_changes(self.db, before, declare(self.model, both, self.db))
         return count
 
