@@ -244,6 +244,7 @@ def compare_and_publish(
         b"%d" % take_over, b"%d" % FORMAT,
         get_store().channel(conf.CACHE_PREFIX), b"%d" % len(removed), *(digest.encode() for digest in removed), *pairs,
     ]  # fmt: skip
+    provider.written.add(keys[0])
     reply: bytes = get_store(background=True).execute(b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *arguments)
     return reply
 

@@ -69,6 +69,9 @@ REMEDY = (
     "`manage.py ratelimit rules adopt`."
 )
 
+written: set[bytes] = set()
+"""The keys under which this process has published."""
+
 is_answered = True
 """Whether Redis has answered when rules were loaded last."""
 

@@ -542,7 +542,7 @@ class Circuits:
         ruleset = provider.in_force()
         if ruleset is None:
             return
-        rows = ruleset.parts["breakers"]
+        rows = ruleset.parts.get("breakers", {})
         self.has_doubts = rows is self._rows
         self._rows = rows
         for circuit in list(self.by_name.values()):
