@@ -148,16 +148,6 @@ class BreakerAdmin(ActingAdmin):
     def has_module_permission(self, request: HttpRequest) -> bool:
         return super().has_module_permission(request) or self.has_force_permission(request)
 
-    def add_view(self, request: HttpRequest, form_url: str = "", extra_context: Any = None) -> HttpResponse:
-        """A row for a breaker; or the one that there is, as of a breaker that was forced once."""
-        asked = request.GET.get("name", "")
-        row = RateLimitBreaker.objects.filter(name=asked).first() if asked.isprintable() else None
-        if request.method == "GET" and row is not None and self.has_view_or_change_permission(request, row):
-            name = "admin:ratelimit_breakers_ratelimitbreaker_change"
-            return HttpResponseRedirect(reverse(name, args=[row.pk], current_app=self.admin_site.name))
-        response: HttpResponse = super().add_view(request, form_url, extra_context)
-        return response
-
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         super().save_model(request, obj, form, change)
         for notice in notices(obj.name):

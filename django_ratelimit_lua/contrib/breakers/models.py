@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Any
 
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
@@ -106,11 +105,6 @@ class RateLimitBreaker(AuditedModel):
         if "until" in published and self.until is not None:
             published["until"] = microseconds(self.until)
         return published
-
-    def force(self, how: str, until: datetime.datetime | None, why: str) -> None:
-        """Force it, or no more where `how` is empty, and save."""
-        self.forced, self.until, self.why = how, until, why
-        self.save()
 
     def is_forced(self) -> bool:
         """Whether anything is forced now."""

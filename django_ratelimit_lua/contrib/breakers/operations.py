@@ -140,5 +140,5 @@ def force(name: str, how: str, *, until: datetime.datetime | None = None, why: s
             raise ValidationError("the end has to be in the future")
         row.forced, row.until, row.why = how, until, why
         row.full_clean(validate_unique=False)
-        row.force(how, until, why)
+        row.save()
     return row
