@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from django.apps import AppConfig
-from django.db.models.signals import post_migrate, pre_migrate
+from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
 
@@ -27,15 +27,7 @@ class RatelimitConfig(AppConfig):
         _answer_in_drf()
         audit.connect()
         triggers.connect()
-        pre_migrate.connect(_migrating, sender=self, dispatch_uid="django_ratelimit_lua.migrating")
         post_migrate.connect(_migrated, sender=self, dispatch_uid="django_ratelimit_lua.migrated")
-
-
-def _migrating(using: str, plan: Any = (), **kwargs: Any) -> None:
-    from .publishing import triggers
-
-    if plan:
-        triggers.before_migration(using)
 
 
 def _answer_in_drf() -> None:

@@ -23,8 +23,7 @@ from ..extension import extensions
 from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..rules import provider
-from ..rules.snapshot import can_publish_over
-from ..store import ANNEX, RESET, RULES, UNPUBLISHED, Patience, Subscription, get_store, read_reset
+from ..store import ANNEX, RESET, RULES, Patience, Subscription, get_store, read_reset
 from .bans import known_bans
 from .deny_cache import deny_cache
 from .leases import leases
@@ -193,9 +192,6 @@ class Listener:
                 reset |= {digest: max(moment, reset.get(digest, 0)) for digest in digests}
             elif kind == ANNEX and words:
                 of_annexes.setdefault(words[0], set()).update(words[1:])
-            elif kind == UNPUBLISHED:
-                if provider.compare is not None and can_publish_over(b"".join(words)):
-                    provider.compare()
             elif message != current:  # Other rules; or what only another version understands.
                 if not self._is_told:  # Before the check, which may take a while if this thread waits for others.
                     provider.doubt()

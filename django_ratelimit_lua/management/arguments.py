@@ -54,15 +54,13 @@ def add_request(parser: Any) -> None:
     _add_fields(parser)
 
 
-def add_length(*, default: str | None = None, until: bool = False) -> Callable[[Any], None]:
-    """Add the options for a duration; `until`: or for an end."""
+def add_length(*, default: str | None = None) -> Callable[[Any], None]:
+    """Add the options for a duration."""
 
     def add(parser: Any) -> None:
         group = parser.add_mutually_exclusive_group(required=default is None)
         shown = "30m, 1h, 7d …" if default is None else f"30m, 7d …; {default} by default"
         group.add_argument("--for", dest="period", default=default, metavar="TIME", help=shown)
-        if until:
-            group.add_argument("--until", metavar="MOMENT", help="2026-11-23T12:00, in the time zone of the site")
         group.add_argument("--for-good", action="store_true", help="until it is ended by hand")
 
     return add

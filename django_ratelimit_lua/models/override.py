@@ -22,7 +22,7 @@ from ..limits.decision import PLAIN_BLOCK, Block
 from ..limits.rate import LimitError, Rate
 from ..rules.overrides import DIGEST, USER, Effect, Override, client_identity, network_identity, network_kind
 from ..rules.rule import RuleError
-from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion
+from .audit import AuditedModel, AuditedQuerySet, Declared
 from .change import RateLimitChange
 from .rate_fields import RateFields, problem_text
 from .rule import RateLimitRule
@@ -58,6 +58,7 @@ class RateLimitOverride(RateFields, AuditedModel):
     `field` and `client_digest` is filled in. `set_value` takes the value of a field."""
 
     CHANGE_KIND = RateLimitChange.Kind.OVERRIDE
+    PREPARED = ("kind", "subject", "network", "digested_by", "starts", "ends")
 
     class Effects(models.TextChoices):
         LIMIT = "limit", _("another limit")
@@ -153,12 +154,11 @@ class RateLimitOverride(RateFields, AuditedModel):
         }  # fmt: skip
         return [name for name, value in values.items() if value not in (None, "")]
 
-    def prepare(self) -> bool:
+    def prepare(self) -> None:
         """Set the kind and the digest from the subject. Every time zone can represent the times.
 
         Raises `ValueError` unless it names one subject.
         """
-        before = self.prepared()
         if len(self.named()) != 1:
             raise ValueError(str(ONE_SUBJECT))
         self.starts, self.ends = within(self.starts), within(self.ends)
@@ -172,14 +172,6 @@ class RateLimitOverride(RateFields, AuditedModel):
         elif not self.has_value():
             self.subject = ""
         self.kind = kind
-        return before != self.prepared()
-
-    def prepared(self) -> Declared:
-        """The fields that `prepare` fills in."""
-        return {
-            "kind": self.kind, "subject": self.subject, "network": self.network, "digested_by": self.digested_by,
-            "starts": self.starts, "ends": self.ends,
-        }  # fmt: skip
 
     def has_value(self) -> bool:
         """Whether the digest of the field's value is there, and not that of another subject of
@@ -214,15 +206,6 @@ class RateLimitOverride(RateFields, AuditedModel):
         users = get_user_model()._base_manager.using(using)
         rules = RateLimitRule._base_manager.using(using)
         models.prefetch_related_objects(rows, models.Prefetch("rule", rules), models.Prefetch("user", users))
-
-    @classmethod
-    def deleted(cls, rows: Sequence[Any], deletion: Deletion, using: str) -> list[Change]:
-        """Overrides, also those that went with their rule."""
-        rules = deletion.rows(RateLimitRule)
-        for row in rows:
-            if row.rule_id in rules:
-                row.rule = rules[row.rule_id]
-        return super().deleted(rows, deletion, using)
 
     def override(self) -> Override:
         """As the rules' room knows it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Collection
 from typing import Any
 
@@ -22,8 +21,6 @@ from ..rules.rule import UNWRITABLE
 MOST = Rate.MOST_UNITS
 _OWN = ("limit", "period", "unit", "more_rates", "burst")
 _TRIMMED = ("name", "route", "group")
-JOINERS = "\u200c\u200d"
-"""Invisible as well, but letters of some scripts are written with them."""
 _NAMES = {
     "enforce": _("enforce"), "shadow": _("shadow mode"), "off": _("off"),
     "everyone": _("everyone"), "anonymous": _("not logged in"), "authenticated": _("logged in"),
@@ -89,11 +86,9 @@ class RateFields(models.Model):
                 continue
             if UNWRITABLE.search(value):
                 problems.setdefault(field.name, []).append(ValidationError(_("Enter text without control characters.")))
-            elif field.name in _TRIMMED and value != value.strip():  # As forms trim it, it would be another name.
-                problems.setdefault(field.name, []).append(ValidationError(_("Enter it without spaces around it.")))
-            elif field.name in _TRIMMED and (hidden := _hidden_in(value)):
-                problem = _("Enter it without characters that cannot be seen: %(characters)s.")
-                problems.setdefault(field.name, []).append(ValidationError(problem % {"characters": hidden}))
+            elif field.name in _TRIMMED and (value != value.strip() or not value.isprintable()):
+                problem = _("Enter it without spaces around it, and without invisible characters.")
+                problems.setdefault(field.name, []).append(ValidationError(problem))
         self.wrong = frozenset(problems)
         if problems:
             raise ValidationError(problems)
@@ -145,12 +140,6 @@ def written(rate: Any) -> str:
     ('500/h', '5/60s')
     """
     return rate_text(*_parts(rate))
-
-
-def _hidden_in(text: str) -> str:
-    """Invisible characters, which make two texts look the same."""
-    found = [char for char in text if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") and char not in JOINERS]
-    return ", ".join(f"U+{ord(char):04X}" for char in dict.fromkeys(found))
 
 
 def problem_text(problem: LimitError) -> str:

@@ -15,7 +15,7 @@ from ..extension import FIELDS_OF_ANNEXES, PLACES, rule_fields
 from ..limits.options import OPTIONS
 from ..rules.describe import reading
 from ..rules.rule import AUDIENCES, FIELDS, MODES, UNWRITABLE, Rule, RuleError, compile_rule
-from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion
+from .audit import AuditedModel, AuditedQuerySet, Declared
 from .change import RateLimitChange
 from .rate_fields import RatesFields, column, named, problem_text
 
@@ -127,24 +127,10 @@ class RateLimitRule(RatesFields, AuditedModel):
         tiers = cls.tiers.rel.related_model._base_manager.using(using)
         models.prefetch_related_objects([row for row in rows if row.pk], models.Prefetch("tiers", tiers))
 
-    @classmethod
-    def deleted(cls, rows: Sequence[Any], deletion: Deletion, using: str) -> list[Change]:
-        """Rules, as they were with the tiers that went with them."""
-        tiers = deletion.rows(cls.tiers.rel.related_model).values()
-        for row in rows:
-            row.has_tiers([tier for tier in tiers if tier.rule_id == row.pk])
-        return super().deleted(rows, deletion, using)
-
     def switch(self, mode: str) -> None:
         """Save the mode and nothing else: if the row was edited by hand, the rest may be invalid."""
         self.mode = mode
         self.save(update_fields=["mode"])
-
-    def has_tiers(self, tiers: Sequence[Any]) -> None:
-        """Use these tiers, whatever the database has."""
-        rows: Any = self.tiers.none()
-        rows._result_cache = list(tiers)
-        vars(self)["_prefetched_objects_cache"] = {"tiers": rows}
 
     def reading(self) -> str:
         """The rule in one sentence."""
@@ -187,21 +173,13 @@ class RateLimitRule(RatesFields, AuditedModel):
 
     def annexed(self) -> dict[str, Any]:
         """The values of the fields that annexes add, by name."""
-        parts = self.extra if isinstance(self.extra, Mapping) else {}
-        found = {}
-        for word, annex in FIELDS_OF_ANNEXES.items():
-            part = parts.get(annex)
-            if isinstance(part, Mapping) and part.get(word):
-                found[word] = part[word]
-        return found
+        values = {word: self.extra.get(annex, {}).get(word) for word, annex in FIELDS_OF_ANNEXES.items()}
+        return {word: value for word, value in values.items() if value}
 
     def annex(self, word: str, value: Any) -> None:
         """Set the value of a field that an annex adds."""
-        parts = dict(self.extra) if isinstance(self.extra, Mapping) else {}
         annex = FIELDS_OF_ANNEXES[word]
-        others = {name: other for name, other in dict(parts.pop(annex, {})).items() if name != word}
-        own = {**others, word: value} if value else others
-        self.extra = {**parts, annex: own} if own else parts
+        self.extra = {**self.extra, annex: {**self.extra.get(annex, {}), word: value}}
 
     @staticmethod
     def ordered(given: Mapping[str, Any]) -> Declared:

@@ -10,7 +10,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..rules.rule import TIER_FIELDS, RuleError
-from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion, declare
+from .audit import AuditedModel, AuditedQuerySet, Declared
 from .change import RateLimitChange
 from .rate_fields import RatesFields, problem_text
 from .rule import RateLimitRule
@@ -40,18 +40,7 @@ class RateLimitTier(RatesFields, AuditedModel):
     @classmethod
     def owners(cls, rows: Sequence[Any], using: str) -> list[Any]:
         """A change of a tier is a change of its rule."""
-        return list(RateLimitRule._base_manager.using(using).filter(pk__in={row.rule_id for row in rows}))
-
-    @classmethod
-    def deleted(cls, rows: Sequence[Any], deletion: Deletion, using: str) -> list[Change]:
-        """The rules that are without them now; those of a rule that goes as well are a part of it."""
-        rules = deletion.rows(RateLimitRule)
-        changes: list[Change] = []
-        remaining = cls.owners([row for row in rows if row.rule_id not in rules], using)
-        for rule, after in declare(remaining, using).items():
-            rule.has_tiers([*rule.tiers.all(), *(row for row in rows if row.rule_id == rule.pk)])
-            changes.append((rule, rule.declared(), after))
-        return changes
+        return list(RateLimitRule._base_manager.using(using).in_bulk({row.rule_id for row in rows}).values())
 
     def declared(self) -> Declared:
         """The tier as `RATELIMIT_RULES` would have it."""

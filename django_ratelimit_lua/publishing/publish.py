@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,7 +28,7 @@ from django.utils import timezone
 from ..conf import conf
 from ..engine.deny_cache import deny_cache
 from ..exceptions import LimitError, StoreError
-from ..extension import Extension, extensions
+from ..extension import extensions
 from ..identity import key_ids, secrets_by_id
 from ..limits import program
 from ..limits.call import NO_RULES, Revision
@@ -46,7 +45,7 @@ from ..rules import provider
 from ..rules.freshness import freshness
 from ..rules.overrides import Override, is_field, write_record
 from ..rules.ruleset import EVERY_RULE
-from ..rules.snapshot import FORMAT, UnreadableError, parse_snapshot
+from ..rules.snapshot import FORMAT
 from ..store import PATIENCE, get_store, rules_key
 from .cleanup import ended, sweep
 
@@ -60,9 +59,6 @@ BATCH = 1000
 STAGED_SECONDS = 600
 SWEPT = b"swept"
 """The field with the moment until which ended overrides were removed, in microseconds since 1970."""
-ANNEXES = b"annexes"
-"""The field with the names of annexes whose parts are published."""
-_IS_TIME = re.compile(rb"[0-9]{1,16}")
 
 
 class DatabaseErrand(Errand):
@@ -87,7 +83,7 @@ class Published:
     """The state of the published snapshot.
 
     Its revision, the id of its database (empty: none), the ids of the keys that subjects were digested with, its format
-    (0: none), until when ended overrides were removed (None: unknown), and the annexes whose parts it has.
+    (0: none), and until when ended overrides were removed (None: unknown).
     """
 
     revision: Revision = NO_RULES
@@ -95,38 +91,27 @@ class Published:
     keys: str = ""
     format: int = 0
     swept: datetime | None = None
-    annexes: frozenset[str] = frozenset()
 
 
 class OwnerError(StoreError):
-    """Another database owns the prefix; what is published is left alone."""
+    """Another database, or a newer version of this package, has published; what is published is left alone."""
 
 
-class NewerFormatError(StoreError):
-    """A newer version of this package has published, in a `format` that this one cannot write; it is left alone."""
-
-    def __init__(self, form: int) -> None:
-        super().__init__(
-            f"a newer version of django_ratelimit_lua has published the rules, in format {form}; this one writes "
-            f"{FORMAT}. A process of the newer version will publish what was saved; if none runs any more, run "
-            "`manage.py ratelimit rules adopt`"
-        )
-        self.format = form
+def _newer_problem(form: int) -> str:
+    return (
+        f"a newer version of django_ratelimit_lua has published the rules, in format {form}; this one writes {FORMAT}. "
+        "A process of the newer version will publish what was saved; if none runs any more, run `manage.py ratelimit "
+        "rules adopt`"
+    )
 
 
 def read_published() -> Published:
     """Read it. Raises `StoreError`."""
-    fields = (provider.REVISION, provider.DATABASE, provider.KEYS, provider.FORMAT, SWEPT, ANNEXES)
-    text, database, keys, form, swept, annexes = get_store(background=True).execute(b"HMGET", rules_key(), *fields)
-    try:
-        revision = Revision.read(text or b"0")
-    except ValueError:
-        revision = Revision(0, text)  # Edited by hand, so it is replaced.
+    fields = (provider.REVISION, provider.DATABASE, provider.KEYS, provider.FORMAT, SWEPT)
+    text, database, keys, form, swept = get_store(background=True).execute(b"HMGET", rules_key(), *fields)
     return Published(
-        revision, (database or b"").decode(errors="replace"), (keys or b"").decode(errors="replace"),
-        int(form) if form is not None and form.isdigit() else 0,
-        _moment(int(swept)) if swept is not None and _IS_TIME.fullmatch(swept) else None,
-        frozenset((annexes or b"").decode(errors="replace").split()),
+        Revision.read(text or b"0"), (database or b"").decode(), (keys or b"").decode(), int(form or 0),
+        None if swept is None else _moment(int(swept)),
     )  # fmt: skip
 
 
@@ -171,19 +156,17 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
     if is_in_transaction(using):
         return _in_a_thread(rebuild=rebuild, take_over=take_over)
     for _ in range(ATTEMPTS):
-        provider.note_database(RateLimitRevision.read(using).database)
         # Redis first: what is there was committed before, so the database can only be level or ahead.
         published = read_published()
-        if not take_over and not provider.note_owner(published.database):
-            raise OwnerError(provider.owner_problem(published.database))
         with transaction.atomic(using, durable=True):
             row = RateLimitRevision.read(using)
-            if row.database != provider.database:
-                continue
+            provider.note_database(row.database)
+            if not take_over and not provider.note_owner(published.database):
+                raise OwnerError(provider.owner_problem(published.database))
             if published.format > FORMAT and not take_over:
                 if row.text == published.revision.text:
                     return row.number
-                raise NewerFormatError(published.format)
+                raise OwnerError(_newer_problem(published.format))
             if _has_to_rise(row, published, rebuild):
                 RateLimitRevision.rise(using, rebuild=True, beyond=published.revision.number, seen=row)
                 continue
@@ -193,8 +176,7 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
             changed = None if rebuild else _changed_since(using, row, published, moment)
             if changed is None:
                 _digest_anew(using)
-            parts = _kept_parts(published, row) | _own_parts(using)
-            snapshot = {**_snapshot(using, row), "parts": parts}
+            snapshot = _snapshot(using, row)
             overrides = RateLimitOverride.objects.using(using).lasting()
             if changed is None:
                 staged, removed, written = stage(overrides, row), [], {}
@@ -202,7 +184,6 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
                 staged, written = None, dict(_records(overrides.filter(subject__in=changed)))
                 removed = [digest for digest in changed if digest.encode() not in written]
             written[SWEPT] = b"%d" % microseconds(moment)
-            written[ANNEXES] = " ".join(sorted({*parts, *_names()})).encode()
             # If each statement sees later commits, these may be the rules of two revisions.
             if RateLimitRevision.read(using) != row:
                 continue
@@ -228,7 +209,6 @@ def _has_to_rise(row: Risen, published: Published, rebuild: bool) -> bool:
         return row.number <= published.revision.number
     # An older version may have left something out; and by a key that no subject was digested with, none is found.
     is_lacking = published.format != FORMAT or next(iter(secrets_by_id())) not in published.keys.split(",")
-    is_lacking = is_lacking or not published.annexes.issuperset(_names())
     return rebuild or (bool(row.number) and is_lacking)
 
 
@@ -272,7 +252,7 @@ def compare_and_publish(
 def snapshot_of(using: str) -> Mapping[str, Any]:
     """The contents of a database, as they would be published."""
     row = RateLimitRevision.read(using)
-    snapshot: dict[str, Any] = json.loads(_written({**_snapshot(using, row), "parts": _own_parts(using)}))
+    snapshot: dict[str, Any] = json.loads(_written(_snapshot(using, row)))
     return snapshot
 
 
@@ -301,27 +281,16 @@ def _snapshot(using: str, row: Risen) -> Mapping[str, Any]:
         "blocks": sorted(blocks),
         "keys": list(secrets_by_id()),
         "field_keys": {kind: sorted(of) for kind, of in sorted(field_keys.items())},
+        "parts": _parts(using),
     }
 
 
 def _rules(using: str) -> list[dict[str, Any]]:
-    """All rules as declared. Unreadable ones are skipped, which is logged."""
     rows = RateLimitRule.objects.using(using).prefetch_related("tiers")
-    try:
-        with transaction.atomic(using):
-            return [{**rule.declared(), "id": rule.pk} for rule in rows]
-    except Exception:  # A row was edited by hand: find it.
-        return [
-            rule for pk in RateLimitRule.objects.using(using).values_list("pk", flat=True) for rule in _one(using, pk)
-        ]
+    return [{**rule.declared(), "id": rule.pk} for rule in rows]
 
 
-def _names() -> set[str]:
-    """The annexes of this process that publish a part."""
-    return {each.name for each in extensions if type(each).snapshot is not Extension.snapshot}
-
-
-def _own_parts(using: str) -> dict[str, Any]:
+def _parts(using: str) -> dict[str, Any]:
     """The parts of the annexes of this process, by name. Rules are published even if an annex is not migrated."""
     parts = {}
     for extension in extensions:
@@ -334,27 +303,6 @@ def _own_parts(using: str) -> dict[str, Any]:
         if part is not None:
             parts[extension.name] = part
     return parts
-
-
-def _kept_parts(published: Published, row: Risen) -> dict[str, Any]:
-    """The parts of annexes that other processes of this site have, and this one has not: they stay as published."""
-    if published.database != row.database or published.annexes <= _names():
-        return {}
-    text = get_store(background=True).execute(b"HGET", rules_key(), provider.SNAPSHOT)
-    try:
-        parts = parse_snapshot(text or b"{}").get("parts")
-    except UnreadableError:
-        return {}
-    return dict(parts) if isinstance(parts, dict) else {}
-
-
-def _one(using: str, pk: int) -> list[dict[str, Any]]:
-    try:
-        with transaction.atomic(using):
-            return [{**RateLimitRule.objects.using(using).get(pk=pk).declared(), "id": pk}]
-    except Exception as error:
-        logger.error("Skipped: the rule of row %d cannot be read: %s: %s", pk, type(error).__name__, error)
-        return []
 
 
 def _changed_since(using: str, row: Risen, published: Published, moment: datetime) -> list[str] | None:
@@ -407,16 +355,8 @@ def _digest_anew(using: str) -> None:
     rows = forgotten.iterator(chunk_size=BATCH)
     while chunk := list(islice(rows, BATCH)):
         for row in chunk:
-            _prepare(row)
+            row.prepare()
         RateLimitOverride._base_manager.using(using).bulk_update(chunk, ["subject", "digested_by"])
-
-
-def _prepare(row: RateLimitOverride) -> None:
-    """Fill in what follows from the rest of a row, unless it cannot be understood."""
-    try:
-        row.prepare()
-    except ValueError as error:  # A row was edited by hand.
-        logger.error("Skipped: the override of row %d cannot be understood: %s", row.pk, error)
 
 
 def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:

@@ -9,38 +9,30 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.db.migrations.loader import MigrationLoader
 
-from ..conf import conf
-from ..exceptions import StoreError
 from ..extension import extensions
-from ..models import RateLimitOverride, RateLimitRevision
-from ..models.change import Risen, new_tag
+from ..models import RateLimitRevision
 from ..process.tasks import Task
 from ..rules import provider
 from ..rules.overrides import override_cache
 from ..rules.problems import problems
-from ..rules.snapshot import FORMAT
 from ..signals import rules_changed
-from ..store import UNPUBLISHED, get_store, rules_key, take_turn
+from ..store import get_store, rules_key, take_turn
 from .publish import (
     DatabaseErrand,
-    NewerFormatError,
     OwnerError,
-    compare_and_publish,
     first_records,
     healing,
     is_in_transaction,
     primary,
     publish,
-    read_published,
     snapshot_of,
-    stage,
 )
 
 logger = logging.getLogger("django_ratelimit_lua")
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+RETRY_SECONDS = 2.0
 UNMIGRATED = (
     "django_ratelimit_lua is installed, but not migrated: no rules can be edited, and requests go by those of the "
     "settings and of Redis. Run `manage.py migrate`."
@@ -75,14 +67,14 @@ def _publish(failure: str, *, rebuild: bool = False) -> bool:
     global unpublished, _pause
     try:
         publish(rebuild=rebuild)
-    except NewerFormatError as error:
-        _leave_to_newer(error)
-    except OwnerError as error:  # It is logged, and trying again does not help.
-        unpublished = str(error)
+    except OwnerError as error:  # Trying again does not help.
+        problems.unpublished = unpublished = str(error)
+        if not problems.owner:  # Otherwise it is logged.
+            _warn("A change of the rules is saved, but not published by this process: %s", error)
     except Exception as error:
         unpublished = str(error)
         if _failed(failure, error):
-            _pause = min(max(FIRST_PAUSE, _pause * 2), LONGEST_PAUSE)
+            _pause = RETRY_SECONDS
             publishing.start()
     else:
         _mended()
@@ -159,48 +151,19 @@ def _turn_key() -> bytes:
     return rules_key() + b":" + (provider.database or "").encode() + b":looked"
 
 
-def _leave_to_newer(error: NewerFormatError) -> None:
-    """Let a process of the newer version publish: one that receives the message checks at once, otherwise the next one
-    with a turn does."""
-    global unpublished
-    problems.unpublished = unpublished = str(error)
-    _warn("A change of the rules is saved, but not published by this process: %s", error)
-    store = get_store(background=True)
-    with suppress(StoreError):
-        store.execute(b"DEL", _turn_key())
-        store.execute(b"PUBLISH", store.channel(conf.CACHE_PREFIX), b"%b %d" % (UNPUBLISHED, error.format))
-
-
-def before_migration(using: str) -> None:
-    """Learn which database this is, as long as it can be asked: a migration may take the tables away."""
-    if using == primary() and _is_there(using):
-        try:
-            provider.note_database(RateLimitRevision.read(using).database)
-        except DatabaseError:
-            return  # It is of an earlier version, and has no id yet.
-
-
 def after_migration(using: str) -> None:
     """Publish the changes of migrations to the rules; if they removed the tables, that there are none."""
     if using != primary():
         return
     try:
-        if _is_there(using):
-            row = RateLimitRevision.read(using)
-            provider.note_database(row.database)
-            # Processes of an older version go on publishing until one of this version serves requests.
-            if row.number and read_published().format in (0, FORMAT):
-                publish(rebuild=True)
-            _mended()
+        if not _is_there(using):
+            get_store(background=True).execute(b"DEL", rules_key())
             return
-        published = read_published()
-        if published.revision.number and published.database in ("", provider.database):
-            # Of no database: whichever comes next may have the place.
-            row = Risen(published.revision.number + 1, tag=new_tag())
-            nothing = {"format": FORMAT, "revision": row.text.decode()}
-            compare_and_publish(
-                published, row, nothing, stage(RateLimitOverride.objects.none(), row), [], {}, take_over=True
-            )
+        row = RateLimitRevision.read(using)
+        provider.note_database(row.database)
+        if row.number:
+            publish(rebuild=True)
+        _mended()
     except Exception as error:  # Whatever it is, the migration is done.
         logger.error(
             "The rules are migrated, but not published: %s; `manage.py ratelimit rules publish` does it", error

@@ -143,11 +143,6 @@ def is_of_older_format(snapshot: Mapping[str, Any]) -> bool:
     return not isinstance(form, int) or form < FORMAT
 
 
-def can_publish_over(form: bytes) -> bool:
-    """Whether this version may publish over a snapshot of that format."""
-    return form.isdigit() and len(form) < 10 and int(form) <= FORMAT
-
-
 def parse_snapshot(text: bytes) -> Mapping[str, Any]:
     """The snapshot that is written so, with its `Revision`. Raises `UnreadableError`."""
     try:

@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import conf
 from ..conf.changes import on_change
-from .commands import ANNEX, FOREVER, RESET, RULES, UNPUBLISHED, read_reset
+from .commands import ANNEX, FOREVER, RESET, RULES, read_reset
 from .connection_params import ConnectionParams, why_unusable
 from .factory import ClusterConnectionFactory
 from .failures import KINDS as FAILURES
@@ -31,7 +31,6 @@ __all__ = [
     "FOREVER",
     "RESET",
     "RULES",
-    "UNPUBLISHED",
     "ClusterConnectionFactory",
     "Patience",
     "Store",

@@ -135,7 +135,7 @@ def _form(rest: tuple[Any, ...], limits: tuple[tuple[Limit, int, bool], ...]) ->
     return form + b"%b\r\n"
 
 
-RULES, RESET, ANNEX, UNPUBLISHED = b"rules", b"reset", b"annex", b"unpublished"
+RULES, RESET, ANNEX = b"rules", b"reset", b"annex"
 # A user who may not publish can still delete. The register, if there is one, lists all bans: these leave it.
 # If a server forbids TIME in scripts, the message has no moment.
 _DELETE = b"""local last = #KEYS - tonumber(ARGV[3])

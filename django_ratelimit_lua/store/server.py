@@ -189,8 +189,8 @@ class Store:
 
     def channel(self, prefix: bytes) -> bytes:
         """The channel of processes that share a database and a prefix. Its messages are: new rules (`RULES
-        <revision>`), resets (`RESET <digest> <digest> ... @<moment>`), messages of an annex (`ANNEX <annex> <word>
-        <word> ...`), and rules saved by a process whose format is too old to publish them (`UNPUBLISHED <format>`)."""
+        <revision>`), resets (`RESET <digest> <digest> ... @<moment>`), and messages of an annex (`ANNEX <annex> <word>
+        <word> ...`)."""
         return b"%bchanges:%d" % (prefix, self._params.database)  # A channel is the same in all databases.
 
     def delete(self, call: Call) -> int:

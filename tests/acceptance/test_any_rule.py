@@ -201,7 +201,7 @@ def test_a_rule_that_is_accepted_can_be_applied(
     [
         ({"cost": 2**53 + 1}, "whole number from 0 to 9007199254740992"),
         ({"name": "a\x00b"}, "control characters"),
-        ({"name": "a\nb"}, "characters that cannot be seen: U+000A"),
+        ({"name": "a\nb"}, "invisible characters"),
         ({"path": "/a\tb"}, "one line"),
         ({"key": "header:X+Y"}, "Unknown key 'Y'"),
         ({"name": "a\ud800", "key": "nonsense"}, "control characters"),

@@ -20,7 +20,7 @@ from django_ratelimit_lua.publishing.publish import publish
 from tests.acceptance.test_rules import get, rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
-FIELDS = {b"revision", b"rules", b"annexes", b"database", b"keys", b"format", b"swept"}
+FIELDS = {b"revision", b"rules", b"database", b"keys", b"format", b"swept"}
 
 
 class Clock:

@@ -41,8 +41,7 @@ def unmigrated(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
 
     monkeypatch.setattr(triggers, "publish", counting)
     monkeypatch.setattr(triggers, "_warned", False)
-    monkeypatch.setattr(triggers, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(triggers, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(triggers, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(provider, "COMPARE_SECONDS", 0.0)
     provider.problems.clear()
     another_process()

@@ -14,7 +14,6 @@ from django.db import router, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import path, reverse
 from django.utils import timezone
-from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -29,7 +28,7 @@ from ...web.durations import duration_words
 from .document import notices
 from .models import RateLimitBreaker
 from .operations import BreakerState, breaker, breakers, force, in_code
-from .rows import COUNTS, MOST, MOST_PROBES, PPM, RATIOS
+from .rows import PPM
 
 FORCE = "ratelimit_breakers.force_breaker"
 STATES = {
@@ -104,22 +103,8 @@ class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
         for word, field in self.fields.items():
             if said.get(word) is not None:
                 field.widget.attrs["placeholder"] = said[word]
-            if word in COUNTS:
-                field.widget.attrs |= {"min": 1, "max": MOST_PROBES if word == "probes" else MOST}
-            elif word in RATIOS:
-                field.widget.attrs |= {"min": 0, "max": 1}
         if "name" in self.fields:
             self.fields["name"].widget.attrs["list"] = "ratelimit-breakers"
-
-    def clean_name(self) -> str:
-        """Raises `ValidationError` with a link to the row of that name, if there is one."""
-        name: str = self.cleaned_data["name"]
-        there = RateLimitBreaker.objects.filter(name=name).exclude(pk=self.instance.pk).first()
-        if there is not None:
-            words = _("This breaker is here already: its thresholds are changed there.")
-            url = reverse("admin:ratelimit_breakers_ratelimitbreaker_change", args=[there.pk])
-            raise ValidationError(format_html('{} <a href="{}">{}</a>', words, url, name))
-        return name
 
     def _post_clean(self) -> None:
         """If each field is valid, and the code has that breaker, check them together."""
@@ -162,16 +147,6 @@ class BreakerAdmin(ActingAdmin):
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         return super().has_module_permission(request) or self.has_force_permission(request)
-
-    def add_view(self, request: HttpRequest, form_url: str = "", extra_context: Any = None) -> HttpResponse:
-        """A row for a breaker; or the one that there is, as of a breaker that was forced once."""
-        asked = request.GET.get("name", "")
-        row = RateLimitBreaker.objects.filter(name=asked).first() if asked.isprintable() else None
-        if request.method == "GET" and row is not None and self.has_view_or_change_permission(request, row):
-            name = "admin:ratelimit_breakers_ratelimitbreaker_change"
-            return HttpResponseRedirect(reverse(name, args=[row.pk], current_app=self.admin_site.name))
-        response: HttpResponse = super().add_view(request, form_url, extra_context)
-        return response
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         super().save_model(request, obj, form, change)

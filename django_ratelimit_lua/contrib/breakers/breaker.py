@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import sys
 import time
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
@@ -110,22 +109,14 @@ class CircuitBreaker:
             raise ImproperlyConfigured(f"{install('breakers')}, to use circuit breakers.")
         self.name = breaker_name(name)
         given: dict[str, Any] = {
-            "failure_ratio": failure_ratio, "failures": failures, "slow": slow, "minimum": minimum, "window": window,
-            "open_for": open_for, "probes": probes,
+            "failure_ratio": failure_ratio, "failures": failures, "slow": slow, "slow_ratio": slow_ratio,
+            "minimum": minimum, "window": window, "open_for": open_for, "probes": probes,
         }  # fmt: skip
-        if slow is not None or slow_ratio != 0.8:
-            given["slow_ratio"] = slow_ratio
         if open_max is not None:
             given["open_max"] = open_max
         self.fallback = fallback
         self.is_failure = _judge(name, failure)
-        place = "unknown"
-        for depth in (1, 2, 3):
-            caller = sys._getframe(depth)
-            if caller.f_globals.get("__name__") != f"{__package__}.decorators":
-                place = f"{caller.f_globals.get('__name__')}, line {caller.f_lineno}"
-                break
-        self._circuit = circuits.get(name, thresholds(name, given), place)
+        self._circuit = circuits.get(name, thresholds(name, given))
 
     def __repr__(self) -> str:
         forced = f", forced {self.forced}" if self.forced else ""
@@ -198,17 +189,14 @@ class CircuitBreaker:
         def guard(*args: Any, **kwargs: Any) -> Any:
             call = Call(self)
             try:
-                call.__enter__()
+                with call:
+                    answer = function(*args, **kwargs)
+                    call.judge(answer)
+                    return answer
             except CircuitOpen as error:
+                if call.is_admitted:
+                    raise  # It is of another breaker.
                 return instead(error, *args, **kwargs)
-            try:
-                answer = function(*args, **kwargs)
-            except BaseException as error:
-                call.__exit__(type(error), error, None)
-                raise
-            call.judge(answer)
-            call.__exit__(None, None, None)
-            return answer
 
         return guard
 
@@ -221,17 +209,14 @@ class CircuitBreaker:
         async def guard(*args: Any, **kwargs: Any) -> Any:
             call = Call(self)
             try:
-                await call.__aenter__()
+                async with call:
+                    answer = await function(*args, **kwargs)
+                    call.judge(answer)
+                    return answer
             except CircuitOpen as error:
+                if call.is_admitted:
+                    raise  # It is of another breaker.
                 return await instead(error, *args, **kwargs)
-            try:
-                answer = await function(*args, **kwargs)
-            except BaseException as error:
-                await call.__aexit__(type(error), error, None)
-                raise
-            call.judge(answer)
-            await call.__aexit__(None, None, None)
-            return answer
 
         return guard
 
@@ -239,25 +224,13 @@ class CircuitBreaker:
 class Call:
     """One call of a resource: what happens inside `with` is judged when it ends."""
 
-    __slots__ = ("_began", "_circuit", "_failed", "_is_failure", "_number", "_ticket")
+    __slots__ = ("_began", "_circuit", "_failed", "_is_failure", "_number", "_ticket", "is_admitted")
 
     def __init__(self, breaker: CircuitBreaker) -> None:
         self._circuit = breaker._circuit
         self._is_failure = breaker.is_failure
-        self._ticket: Ticket | None = None
         self._failed: bool | None = False
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it is over, and counted.
-
-        >>> with CircuitBreaker("post").call() as call:
-        ...     call.has_ended
-        False
-        >>> call.has_ended
-        True
-        """
-        return self._ticket is None
+        self.is_admitted = False
 
     def judge(self, answer: Any) -> None:
         """Judge an answer by what the breaker takes for a failure: a response, or whatever its callable knows."""
@@ -276,11 +249,9 @@ class Call:
         return self._begin(await arun(self._circuit.admitting()) if ticket is None else ticket)
 
     def _begin(self, ticket: Ticket) -> Call:
-        circuit = self._circuit
-        self._ticket = ticket
+        self._ticket, self.is_admitted = ticket, True
         self._began = time.monotonic()
-        is_noted = circuit.slow_seconds is not None or ticket.probe
-        self._number = circuit.begin(ticket, self._began) if is_noted else 0
+        self._number = self._circuit.begin(ticket, self._began)
         return self
 
     def __exit__(
@@ -297,20 +268,10 @@ class Call:
         if waiting is not None:
             await to_the_end(arun(waiting))
 
-    def _end(self, error: BaseException | None) -> Waiting[None] | None:
+    def _end(self, error: BaseException | None) -> Waiting[Any] | None:
         """Count what came of it; return what is to be done at once, if anything is."""
-        ticket, self._ticket = self._ticket, None
-        assert ticket is not None, "this call has ended"
-        circuit, number, began = self._circuit, self._number, self._began
         failed = self._failed if error is None or self._failed else self._is_failure(error)
-        has_more = number != 0 and circuit.end(ticket, number, began)
-        if failed is None:
-            circuit.drop(ticket, number=number, slow=circuit.is_slow(began))
-        elif failed or has_more:
-            return circuit.settling(ticket, number, failed=failed, slow=circuit.is_slow(began))
-        else:
-            ticket.passed(None)
-        return None
+        return self._circuit.end(self._ticket, self._number, self._began, failed)
 
 
 def _judge(name: str, failure: Failure) -> Callable[[Any], bool | None]:

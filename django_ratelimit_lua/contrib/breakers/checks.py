@@ -19,8 +19,5 @@ def check_breakers(**kwargs: Any) -> Iterator[CheckMessage]:
     """No breaker is declared twice with other numbers: those that were imported last would hold."""
     list(url_patterns())  # What views declare is known when they are imported.
     for name, circuit in sorted(circuits.by_name.items()):
-        if circuit.conflicts:
-            first, *_ = [place for place in circuit.places if place not in circuit.conflicts] or circuit.places
-            yield TWO_BREAKERS.message(
-                f"The breaker {name!r} has other numbers in {', '.join(circuit.conflicts)} than in {first}."
-            )
+        if circuit.is_ambiguous:
+            yield TWO_BREAKERS.message(f"The breaker {name!r} is declared twice, with different thresholds.")

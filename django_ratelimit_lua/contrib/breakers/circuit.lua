@@ -4,7 +4,6 @@ each change happens once, by the server's clock.
 
 KEYS[1]         the state, a hash (below)
 KEYS[2]         probes that are on their way, a sorted set: unguessable id, by the moment at which it ends by itself
-KEYS[3]         what this very call has changed, for a process that has not heard the answer and sends it again
 ARGV[1]         the moment, in microseconds; empty: by the server's clock
 ARGV[2]         what to do: `tell` (count, and answer), `ask` (for a probe), `done` (a probe has ended), `hung` (a probe is
                 slow and has not ended: it is judged, and keeps its slot)
@@ -16,12 +15,12 @@ ARGV[15..16]    the channel on which changes are told, and what is told there
 ARGV[17..18]    of `ask`: the id of the probe; of `done` and `hung`: that id, and the result: `ok`, `failed` or `none`; of
                 `tell`: the ids of the probes that run in this process, with spaces between them: their slots are renewed
 ARGV[19]        how often the breaker had opened when these calls were let through; what was before does not count
-ARGV[20..]      outcomes, four numbers each: how long ago, calls, failures, slow ones
-keeps           `state` (closed, open, half, ramp), `era` (how often it has opened), `version` (changes), `since`, `until`,
+ARGV[20..22]    outcomes since the last report of the process: calls, failures, slow ones
+keeps           `state` (closed, open, half, ramp), `era` (how often it has opened), `since`, `until`,
                 `pause`, `step`, `successes`, `seen` and `shift` (a clock that steps backwards goes on from where it was),
                 `why` and `opened` (reason and numbers of the last opening), and buckets: `b<start>:<width>` = its last
                 moment, calls, failures, slow ones
-returns         state, era, version, microseconds until it changes or a probe may be asked for, percent of calls that are
+returns         state, era, microseconds until it changes or a probe may be asked for, percent of calls that are
                 let through, calls, failures and slow ones in the window, 1 if the probe was granted; then, for each change
                 made by this call, five: opened, half_open, ramp or closed; calls, failures, slow ones; the reason
 ]]
@@ -38,33 +37,21 @@ if not now then
   now = time[1] * 1000000 + time[2]
 end
 local kept, buckets = {}, {}
--- What this program has not written is no more ours to keep than a key of another type.
-for i, kind in ipairs({'hash', 'zset'}) do
-  local found = redis.call('TYPE', KEYS[i]).ok
-  if found ~= kind and found ~= 'none' then redis.call('DEL', KEYS[i]) end
-end
 local pairs_of = redis.call('HGETALL', KEYS[1])
 for i = 1, #pairs_of, 2 do
   local name, value = pairs_of[i], pairs_of[i + 1]
   if string.sub(name, 1, 1) == 'b' then
     local last, calls, failures, slow = string.match(value, '^(%d+) (%d+) (%d+) (%d+)$')
-    if last then buckets[name] = {tonumber(last), tonumber(calls), tonumber(failures), tonumber(slow)} end
+    buckets[name] = {tonumber(last), tonumber(calls), tonumber(failures), tonumber(slow)}
   else
     kept[name] = value
   end
 end
-local function number(name)
-  local found = tonumber(kept[name] or '0') or 0
-  return found >= 0 and found < 9007199254740992 and found or 0
-end
-local state, era, version, since, ends = kept.state or 'closed', number('era'), number('version'), number('since'),
-  number('until')
+local function number(name) return tonumber(kept[name] or '0') end
+local state, era, since, ends = kept.state or 'closed', number('era'), number('since'), number('until')
 local pause, step, successes, seen, shift = number('pause'), number('step'), number('successes'), number('seen'),
   number('shift')
-local why, opened = kept.why or '', kept.opened or ''
-if state ~= 'open' and state ~= 'half' and not (state == 'ramp' and SHARES[step]) then
-  state, step, pause, ends = 'closed', 0, 0, 0
-end
+local why, opened, has_changed = kept.why or '', kept.opened or '', false
 now = now + shift
 if now < seen then
   -- Clocks of several processes differ by some seconds, which must not add up.
@@ -74,7 +61,6 @@ end
 seen = now
 
 local changed, gone, events = {}, {}, {}
-local told = redis.call('GET', KEYS[3])
 local function whole(value) return string.format('%.0f', value) end
 local function later(time) return now + time + math.floor(time * chance / 10000) end
 
@@ -98,7 +84,7 @@ end
 
 local function event(name, calls, failures, slow, reason)
   for _, value in ipairs({name, whole(calls), whole(failures), whole(slow), reason}) do events[#events + 1] = value end
-  version = version + 1
+  has_changed = true
 end
 
 local function open(reason, calls, failures, slow)
@@ -135,21 +121,17 @@ while state == 'ramp' and now >= ends do
     event('closed', calls, failures, slow, '')
   else
     ends = ends + step_time + math.floor(step_time * chance / 10000)
-    version = version + 1
+    has_changed = true
   end
 end
 
-if not told and tonumber(ARGV[19]) == era and (state == 'closed' or state == 'ramp') then
-  for i = 20, #ARGV, 4 do
-    local moment = now - tonumber(ARGV[i])
-    if moment > now - window then
-      local start = math.floor(moment / width) * width
-      local name = 'b' .. whole(start) .. ':' .. whole(width)
-      local bucket = buckets[name] or {0, 0, 0, 0}
-      bucket[1] = math.max(bucket[1], moment)
-      for field = 1, 3 do bucket[field + 1] = bucket[field + 1] + tonumber(ARGV[i + field]) end
-      buckets[name], changed[name] = bucket, true
-    end
+if tonumber(ARGV[19]) == era and (state == 'closed' or state == 'ramp') then
+  if tonumber(ARGV[20]) + tonumber(ARGV[21]) + tonumber(ARGV[22]) > 0 then
+    local name = 'b' .. whole(math.floor(now / width) * width) .. ':' .. whole(width)
+    local bucket = buckets[name] or {0, 0, 0, 0}
+    bucket[1] = now
+    for field = 1, 3 do bucket[field + 1] = bucket[field + 1] + tonumber(ARGV[19 + field]) end
+    buckets[name], changed[name] = bucket, true
   end
   local calls, failures, slow = sums()
   local reason = reason_of(calls, failures, slow)
@@ -157,9 +139,8 @@ if not told and tonumber(ARGV[19]) == era and (state == 'closed' or state == 'ra
 end
 
 local granted = 0
--- Also if this has been done before: a question with the same token may have been answered in between.
 if ARGV[2] == 'done' then redis.call('ZREM', KEYS[2], ARGV[17]) end
-if (ARGV[2] == 'done' or ARGV[2] == 'hung') and not told then
+if ARGV[2] == 'done' or ARGV[2] == 'hung' then
   if state == 'half' and tonumber(ARGV[19]) == era then
     if ARGV[18] == 'failed' then
       open('probe', successes + 1, 1, 0)
@@ -172,7 +153,7 @@ if (ARGV[2] == 'done' or ARGV[2] == 'hung') and not told then
       end
     end
   end
-elseif ARGV[2] == 'ask' and not told then
+elseif ARGV[2] == 'ask' then
   if state == 'open' and now >= ends then
     state, since, ends, successes = 'half', now, 0, 0
     event('half_open', 0, 0, 0, '')
@@ -203,7 +184,7 @@ elseif state == 'ramp' then
 end
 
 local calls, failures, slow = sums()
-local written = {'state', state, 'era', whole(era), 'version', whole(version), 'since', whole(since), 'until', whole(ends),
+local written = {'state', state, 'era', whole(era), 'since', whole(since), 'until', whole(ends),
   'pause', whole(pause), 'step', whole(step), 'successes', whole(successes), 'seen', whole(seen), 'shift', whole(shift),
   'why', why, 'opened', opened}
 for name in pairs(changed) do
@@ -219,14 +200,5 @@ if #gone > 0 then redis.call('HDEL', KEYS[1], unpack(gone)) end
 -- names may be made of data, until nobody has asked for a week.
 redis.call('PEXPIRE', KEYS[1], state == 'closed' and math.ceil(window / 500) + 86400000
   or math.ceil(math.max(0, ends - now) / 1000) + 604800000)
-if told then
-  events = {}
-  for value in string.gmatch(told, '([^\n]*)\n') do events[#events + 1] = value end
-else
-  if version ~= number('version') then redis.pcall('PUBLISH', ARGV[15], ARGV[16]) end
-  if #events > 0 or #ARGV > 19 or ARGV[2] == 'done' then
-    redis.call('SET', KEYS[3], #events > 0 and table.concat(events, '\n') .. '\n' or '', 'EX',
-      math.min(math.ceil(window / 1000000), 60) + 20)
-  end
-end
-return {state, era, version, math.max(0, wait), share, calls, failures, slow, granted, unpack(events)}
+if has_changed then redis.pcall('PUBLISH', ARGV[15], ARGV[16]) end
+return {state, era, math.max(0, wait), share, calls, failures, slow, granted, unpack(events)}

@@ -1,10 +1,10 @@
-"""The answers of `circuit.lua`, and a breaker as one process decides about it alone, while Redis cannot be asked."""
+"""The answers of `circuit.lua`, and a breaker as one process decides about it alone, while Redis is unavailable."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 from ...conf import conf
 from .rows import Thresholds
@@ -29,18 +29,19 @@ def circuit_key(name: str) -> bytes:
 
 
 def circuits_key() -> bytes:
-    """The key of the hash of all breakers in any process: their names, and their declarations in the code."""
+    """The key of the sorted set of all breakers in any process: names and declarations, by when they were noted."""
     return conf.CACHE_PREFIX + b"{circuits}"
 
 
 class Outcomes(NamedTuple):
-    """Outcomes of calls: how many microseconds ago the last one ended, how many there are, how many failed and were
-    slow."""
+    """Outcomes of calls: how many there are, how many failed and were slow."""
 
-    age: int
-    calls: int
-    failures: int
-    slow: int
+    calls: int = 0
+    failures: int = 0
+    slow: int = 0
+
+
+NO_OUTCOMES = Outcomes()
 
 
 class Event(NamedTuple):
@@ -54,13 +55,12 @@ class Event(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A breaker after an operation: its state; how often it has opened (`era`) and changed (`version`); in how many
-    microseconds it changes, or a probe may be requested; the percentage of admitted calls; the counts of the window;
-    whether the requested probe was `granted`; and the change that this operation made."""
+    """A breaker after an operation: its state; how often it has opened (`era`); in how many microseconds it changes, or
+    a probe may be requested; the percentage of admitted calls; the counts of the window; whether the probe was
+    `granted`; and the changes that this operation made."""
 
     state: State
     era: int
-    version: int
     wait: int
     share: int
     calls: int
@@ -70,53 +70,47 @@ class Answer(NamedTuple):
     events: tuple[Event, ...] = ()
 
     @classmethod
-    def read(cls, reply: Sequence[bytes | int]) -> Answer:
-        """The answer in a reply of the script. Raises `ValueError` or `IndexError` if it is invalid."""
-        state, *numbers = reply[:9]
-        texts = [part.decode() if isinstance(part, bytes) else str(part) for part in reply[9:]]
+    def read(cls, reply: Sequence[Any]) -> Answer:
+        """The answer in a reply of the script."""
+        state, era, wait, share, calls, failures, slow, granted, *texts = reply
         events = [
-            Event(name, int(calls), int(failures), int(slow), reason)
+            Event(name.decode(), int(calls), int(failures), int(slow), reason.decode())
             for name, calls, failures, slow, reason in zip(*[iter(texts)] * 5, strict=True)
         ]
-        era, version, wait, share, calls, failures, slow, granted = map(int, numbers)
-        named = state.decode() if isinstance(state, bytes) else str(state)
-        if named not in ("closed", "open", "half", "ramp"):
-            raise ValueError(f"no state: {named!r}")
-        return cls(named, era, version, wait, share, calls, failures, slow, granted == 1, tuple(events))  # type: ignore[arg-type]
+        return cls(state.decode(), era, wait, share, calls, failures, slow, granted == 1, tuple(events))
 
 
 class LoneCircuit:
-    """A breaker of one process, while Redis cannot be asked. Times are microseconds of any clock that goes forward.
+    """A breaker of one process, while Redis is unavailable. Times are microseconds of any clock that goes forward.
 
     It opens by the same thresholds as the shared one. Then it is simpler: after `open_for` it lets one call at a time
     try, and a success closes it at once.
 
     >>> circuit = LoneCircuit()
-    >>> circuit.call(0, Thresholds(minimum=2), outcomes=[Outcomes(0, 2, 2, 0)]).state
+    >>> circuit.call(0, Thresholds(minimum=2), outcomes=Outcomes(2, 2)).state
     'open'
     """
 
-    def __init__(self, state: State = "closed", era: int = 0, version: int = 0, ends: int = 0) -> None:
+    def __init__(self, state: State = "closed", era: int = 0, ends: int = 0) -> None:
         self.state: State = "closed" if state == "ramp" else state
         self.era = era
-        self.version = version
         self.ends = ends
         self.probes: dict[str, int] = {}
         """When the slots of calls that try end."""
-        self._buckets: dict[int, list[int]] = {}
-        """Calls, failures and slow ones, by part of the window."""
+        self._buckets: dict[int, Outcomes] = {}
+        """Outcomes, by part of the window."""
 
     def call(
         self, now: int, by: Thresholds, operation: Operation = "tell", *, probe: str = "", result: Result = "",
-        era: int | None = None, outcomes: Sequence[Outcomes] = (),
+        era: int | None = None, outcomes: Outcomes = NO_OUTCOMES,
     ) -> Answer:  # fmt: skip
         """Do one operation at a moment, as the script does it for all processes."""
         events: list[Event] = []
         is_current = era in (None, self.era)
-        calls, failures, slow = self._count(now, by, outcomes if is_current else ())
-        if self.state == "closed" and (reason := by.reason(calls, failures, slow)):
+        counts = self._count(now, by, outcomes if is_current else NO_OUTCOMES)
+        if self.state == "closed" and (reason := by.reason(*counts)):
             self._open(now, by)
-            events.append(Event("opened", calls, failures, slow, reason))
+            events.append(Event("opened", *counts, reason))
         granted = False
         if operation == "done":
             self.probes.pop(probe, None)
@@ -134,22 +128,24 @@ class LoneCircuit:
         elif self.state == "half" and is_current and result == "ok":
             self.state = "closed"
             events.append(Event("closed", 1, 0, 0, ""))
-        self.version += len(events)
         ends = max([self.ends, *self.probes.values()])
         wait, share = (0, 100) if self.state == "closed" else (max(0, ends - now), 0)
-        return Answer(self.state, self.era, self.version, wait, share, calls, failures, slow, granted, tuple(events))
+        return Answer(self.state, self.era, wait, share, *counts, granted, tuple(events))
 
-    def _count(self, now: int, by: Thresholds, outcomes: Sequence[Outcomes]) -> list[int]:
+    def _count(self, now: int, by: Thresholds, outcomes: Outcomes) -> Outcomes:
         """Count outcomes; return the sums of the window."""
-        for age, *numbers in outcomes:
-            bucket = self._buckets.setdefault((now - age) // by.width_us, [0, 0, 0])
-            bucket[:] = map(sum, zip(bucket, numbers, strict=True))
+        part = now // by.width_us
+        self._buckets[part] = _sum([self._buckets.get(part, NO_OUTCOMES), outcomes])
         oldest = (now - by.window_us) // by.width_us
         self._buckets = {part: bucket for part, bucket in self._buckets.items() if part > oldest}
-        return [sum(column) for column in zip([0, 0, 0], *self._buckets.values(), strict=True)]
+        return _sum(self._buckets.values())
 
     def _open(self, now: int, by: Thresholds) -> None:
         self.state = "open"
         self.era += 1
         self.ends = now + by.open_us
         self._buckets = {}
+
+
+def _sum(outcomes: Iterable[Outcomes]) -> Outcomes:
+    return Outcomes(*(sum(column) for column in zip(NO_OUTCOMES, *outcomes, strict=True)))

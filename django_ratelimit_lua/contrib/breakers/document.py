@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from django.core.exceptions import ValidationError
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ...extension import Document
 from ...limits.rate import time_text, time_us
-from ...operations.rules_yaml import of_fields
 from ...rules.rule import RuleError
 from .models import RateLimitBreaker
 from .operations import in_code, meant_by
@@ -44,10 +42,6 @@ def build(given: Declared, where: str) -> Declared:
     for word, value in words.items():
         is_number = word in TIMES and not isinstance(value, str)
         setattr(row, word, time_text(time_us(value)) if is_number else value)
-    try:
-        row.full_clean(validate_unique=False)
-    except ValidationError as error:
-        raise of_fields(where, error) from None
     return row.thresholds_declared()
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 
-from django.core.exceptions import ImproperlyConfigured
-
-from ...conf import conf
 from ...engine.decide import now_us
 from ...extension import Metric
 from ...rules import provider
 from ...store import Patience, get_store
-from .circuit import circuit_key, circuits_key
+from .circuit import circuit_key
+from .circuits import noted
 from .rows import FORCED, BreakerRow, Forced
 
 MAX_LABELS = 200
@@ -26,10 +23,9 @@ def states() -> dict[str, str]:
     """The state of each breaker that any process has noted, by name. Raises `StoreError`."""
     store, patience = get_store(background=True), Patience(SECONDS)
     found = {}
-    for name in sorted(store.execute(b"HKEYS", circuits_key(), patience=patience))[:MAX_LABELS]:
-        text = name.decode(errors="replace")
-        state = store.execute(b"HGET", circuit_key(text), b"state", patience=patience)
-        found[text] = STATES.get(state or b"closed", "closed")
+    for name in sorted(noted(patience))[:MAX_LABELS]:
+        state = store.execute(b"HGET", circuit_key(name), b"state", patience=patience)
+        found[name] = STATES[state or b"closed"]
     return found
 
 
@@ -41,8 +37,7 @@ def read_states() -> dict[tuple[str, ...], float]:
 def forced() -> dict[str, Forced]:
     """What operators have forced that lasts, by the names of breakers, as it is published now. Raises `StoreError`."""
     if provider.in_force() is None:
-        with suppress(ImproperlyConfigured):  # Errors in the rules of the settings are reported by decisions.
-            provider.load(None, Patience(conf.TIMEOUT))
+        provider.load()
     provider.compare_with_published(loads=True)
     ruleset, now = provider.in_force(), now_us()
     rows: Mapping[str, BreakerRow] = {} if ruleset is None else ruleset.parts["breakers"]

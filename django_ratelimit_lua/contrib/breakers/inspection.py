@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlencode
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from ...extension import Finding
 from ...operations.words import moment_words, share_words
@@ -19,6 +21,12 @@ SEE = [
     f"ratelimit_breakers.{action}" for action in ("view_ratelimitbreaker", "change_ratelimitbreaker", "force_breaker")
 ]
 """Users with one of these see the page of a breaker."""
+
+OUTCOMES: dict[Instead, Any] = {
+    "503": gettext_lazy("a call that it stops is answered 503"),
+    "fallback": gettext_lazy("its fallback answers a call that it stops"),
+    "raises": gettext_lazy("a call that it stops raises CircuitOpen"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,7 @@ class ExplainedBreaker:
         """How it is, and what it does with such a request, in one line."""
         parts = [self._forced(), self._own()] if self.state.forced else [self._own()]
         if self.passes is not True:
-            parts.append(self._outcome())
+            parts.append(str(OUTCOMES[self.instead]))
         return f"{self.state.name}: {'; '.join(parts)}"
 
     def _forced(self) -> str:
@@ -77,14 +85,6 @@ class ExplainedBreaker:
         }
         text: str = texts[state.state] % words
         return _("its own state: %s") % text if state.forced and state.state is not None else text
-
-    def _outcome(self) -> str:
-        texts = {
-            "503": _("it would answer 503") if self.passes is False else _("it may answer 503"),
-            "fallback": _("its fallback would answer") if self.passes is False else _("its fallback may answer"),
-            "raises": _("it would raise CircuitOpen") if self.passes is False else _("it may raise CircuitOpen"),
-        }
-        return texts[self.instead]
 
 
 def inspect(marks: Sequence[Mark], has_handler: bool) -> list[Finding]:

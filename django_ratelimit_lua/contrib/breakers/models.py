@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Any
 
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
@@ -12,14 +11,13 @@ from django.utils.translation import gettext_lazy as _
 
 from ...extension import require
 from ...models.audit import AuditedModel, AuditedQuerySet, Declared
-from ...models.override import microseconds, within
+from ...models.override import microseconds
 from ...models.rate_fields import problem_text
 from .rows import (  # fmt: skip
     BREAKER_FIELDS,
     TUNED,
     BreakerError,
     Thresholds,
-    read_row,
     row_problems,
     thresholds,
 )
@@ -46,7 +44,7 @@ class RateLimitBreaker(AuditedModel):
         _("ratio of failures"), null=True, blank=True,
         help_text=_("It opens when so many of the calls fail: 0.5 is half of them. Empty: as in the code."),
     )  # fmt: skip
-    failures = models.BigIntegerField(
+    failures = models.PositiveIntegerField(
         _("failures"), null=True, blank=True,
         help_text=_("It opens at so many failures, however many calls there were. Empty: as in the code."),
     )  # fmt: skip
@@ -58,7 +56,7 @@ class RateLimitBreaker(AuditedModel):
         _("ratio of slow calls"), null=True, blank=True,
         help_text=_("It opens when so many of the calls are slow. Empty: as in the code."),
     )  # fmt: skip
-    minimum = models.BigIntegerField(
+    minimum = models.PositiveIntegerField(
         _("least calls"), null=True, blank=True,
         help_text=_("Ratios count from so many calls on. Empty: as in the code."),
     )  # fmt: skip
@@ -74,7 +72,7 @@ class RateLimitBreaker(AuditedModel):
         _("longest pause"), max_length=20, blank=True,
         help_text=_("Where it fails again, it is open twice as long, up to this. Empty: as in the code."),
     )  # fmt: skip
-    probes = models.BigIntegerField(
+    probes = models.PositiveIntegerField(
         _("probes"), null=True, blank=True,
         help_text=_("So many calls at a time try whether it is well again. Empty: as in the code."),
     )  # fmt: skip
@@ -93,15 +91,6 @@ class RateLimitBreaker(AuditedModel):
     def __str__(self) -> str:
         return self.name
 
-    def prepare(self) -> bool:
-        """Moments are such that every time zone can show them."""
-        before, self.until = self.until, within(self.until)
-        return before != self.until
-
-    def prepared(self) -> Declared:
-        """The fields that `prepare` fills in."""
-        return {"until": self.until}
-
     def declared(self) -> Declared:
         """The row in words that history and YAML can keep."""
         values = {field: getattr(self, field) for field in BREAKER_FIELDS}
@@ -117,27 +106,17 @@ class RateLimitBreaker(AuditedModel):
             published["until"] = microseconds(self.until)
         return published
 
-    def force(self, how: str, until: datetime.datetime | None, why: str) -> None:
-        """Force it, or no more where `how` is empty, and save."""
-        self.forced, self.until, self.why = how, until, why
-        self.save()
-
     def is_forced(self) -> bool:
         """Whether anything is forced now."""
         return bool(self.forced) and (self.until is None or self.until > timezone.now())
 
     def clean(self) -> None:
         """Raises `ValidationError` that names all fields that are wrong."""
-        published = self.published()
         wrong: dict[str, list[str]] = {}
-        for problem in row_problems(published):
+        for problem in row_problems(self.published()):
             wrong.setdefault(problem.field or NON_FIELD_ERRORS, []).append(problem_text(problem))
         if wrong:
             raise ValidationError(wrong)
-        try:
-            read_row(published)
-        except BreakerError as error:
-            raise ValidationError(problem_text(error)) from None
 
     def contradiction(self, base: Thresholds) -> tuple[str, str] | None:
         """The field that contradicts the code, and why; None: there is no contradiction."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
-import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,23 +13,23 @@ from django.core.exceptions import ValidationError
 from django.db import router, transaction
 from django.utils import timezone
 
+from ...engine.decide import now_us
 from ...exceptions import StoreError
 from ...limits.rate import SECOND
 from ...rules.places import look_for_call_sites
 from ...store import Patience, get_store
-from .circuit import SHARES, circuit_key, circuits_key
-from .circuits import WORDS, circuits
+from .circuit import SHARES, circuit_key
+from .circuits import WORDS, circuits, noted
 from .models import RateLimitBreaker
 from .rows import BreakerError, Thresholds, thresholds
 
 PATIENCE = 2.0
 """Seconds for which all that is asked of Redis for one page may take."""
-_BUCKET = re.compile(rb"([0-9]+) ([0-9]+) ([0-9]+) ([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerState:
-    """A breaker as it is now: its name, its places in the code, its thresholds, and its row (None: there is none).
+    """A breaker as it is now: its name, its thresholds, and its row (None: there is none).
 
     `state`: closed, open, half-open or ramp; None if Redis does not answer. `since`: when that began (None: it has
     always been closed, or for long); `seconds`: until it changes, or may be probed; `share`: percentage of admitted
@@ -40,7 +38,6 @@ class BreakerState:
     """
 
     name: str
-    places: tuple[str, ...]
     by: Thresholds
     row: RateLimitBreaker | None
     state: str | None = None
@@ -63,17 +60,11 @@ class BreakerState:
 def breakers(only: Collection[str] | None = None) -> list[BreakerState]:
     """All breakers: those of the code, as far as this process or any other has them, and those of rows; or `only`
     those of these names."""
-    look_for_call_sites()
     rows = {row.name: row for row in RateLimitBreaker.objects.all()}
-    noted, now, patience = {}, 0, Patience(PATIENCE)
-    try:
-        noted = _noted(patience)
-        seconds, microseconds = get_store(background=True).execute(b"TIME", patience=patience)
-        now = int(seconds) * SECOND + int(microseconds)
-    except (StoreError, IndexError):  # A cluster has no clock of its own; each key's node has.
-        now = round(timezone.now().timestamp() * SECOND)
-    names = sorted(name for name in {*rows, *noted, *circuits.by_name} if only is None or name in only)
-    return [_state(name, rows.get(name), noted.get(name, {}), now, patience) for name in names]
+    patience = Patience(PATIENCE)
+    declared = in_code(patience)
+    names = sorted(name for name in {*rows, *declared} if only is None or name in only)
+    return [_state(name, rows.get(name), declared.get(name, Thresholds()), patience) for name in names]
 
 
 def breaker(name: str) -> BreakerState | None:
@@ -88,88 +79,52 @@ def meant_by(name: str, names: Collection[str] | None = None) -> str:
     return next(iter(get_close_matches(name, there, n=1, cutoff=0.6)), "")
 
 
-def in_code() -> dict[str, Thresholds]:
-    """The declarations of breakers, by name: those of this process, and those that others have recorded in Redis."""
+def in_code(patience: Patience | None = None) -> dict[str, Thresholds]:
+    """The declarations of breakers, by name: those of this process, and those that others have noted in Redis."""
     look_for_call_sites()
-    noted: Mapping[str, Mapping[str, Any]] = {}
+    found: dict[str, Thresholds] = {}
     with suppress(StoreError):
-        noted = _noted(Patience(PATIENCE))
-    return {name: _in_code(name, noted.get(name, {})) for name in sorted({*noted, *circuits.by_name})}
+        for name, declared in noted(patience or Patience(PATIENCE)).items():
+            found[name] = thresholds(name, declared)
+    return found | {name: circuit.declared for name, circuit in circuits.by_name.items()}
 
 
-def _in_code(name: str, noted: Mapping[str, Any]) -> Thresholds:
-    own = circuits.by_name.get(name)
-    try:
-        return own.declared if own is not None else thresholds(name, _without_nothing(noted.get("declared", {})))
-    except (BreakerError, AttributeError, TypeError):  # The value was edited by hand.
-        return Thresholds()
-
-
-def _noted(patience: Patience) -> dict[str, Mapping[str, Any]]:
-    """What processes have noted of their breakers, by name."""
-    found: dict[str, Mapping[str, Any]] = {}
-    reply = get_store(background=True).execute(b"HGETALL", circuits_key(), patience=patience)
-    for name, text in zip(reply[::2], reply[1::2], strict=True):
-        try:
-            noted = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(noted, dict):
-            found[name.decode(errors="replace")] = noted
-    return found
-
-
-def _state(
-    name: str, row: RateLimitBreaker | None, noted: Mapping[str, Any], now: int, patience: Patience
-) -> BreakerState:
-    own = circuits.by_name.get(name)
-    by, places = _in_code(name, noted), [str(place) for place in noted.get("places", ())]
-    with suppress(BreakerError):  # The value was edited by hand.
+def _state(name: str, row: RateLimitBreaker | None, by: Thresholds, patience: Patience) -> BreakerState:
+    with suppress(BreakerError):  # The row contradicts the code, so processes ignore it.
         by = by if row is None else thresholds(name, row.thresholds(), by)
-    known = BreakerState(name, tuple(dict.fromkeys([*(own.places if own else ()), *places])), by, row)
+    known = BreakerState(name, by, row)
     try:
         key, store = circuit_key(name), get_store(background=True)
-        kept = _pairs(store.execute(b"HGETALL", key, patience=patience))
-        shift = int(kept.get(b"shift", 0))
-        probes = store.execute(b"ZCOUNT", key + b":probes", b"%d" % (now + shift), b"+inf", patience=patience)
-    except (StoreError, ValueError):
+        reply = store.execute(b"HGETALL", key, patience=patience)
+        probes = store.execute(b"ZRANGE", key + b":probes", b"0", b"-1", b"WITHSCORES", patience=patience)
+    except StoreError:
         return known
-    return _with_numbers(known, kept, now + shift, probes)
-
-
-def _without_nothing(declared: Mapping[str, Any]) -> dict[str, Any]:
-    given = dict(declared)
-    if given.get("slow") is None:
-        given.pop("slow_ratio", None)
-    return given
+    return _with_numbers(known, _pairs(reply), _pairs(probes))
 
 
 def _pairs(reply: Any) -> dict[bytes, bytes]:
     return dict(zip(reply[::2], reply[1::2], strict=True))
 
 
-def _with_numbers(known: BreakerState, kept: Mapping[bytes, bytes], now: int, probes: int) -> BreakerState:
+def _with_numbers(known: BreakerState, kept: Mapping[bytes, bytes], probes: Mapping[bytes, bytes]) -> BreakerState:
     def number(name: bytes) -> int:
-        text = kept.get(name, b"0")
-        return int(text) if text.isdigit() else 0
+        return int(kept.get(name, 0))
 
-    state = kept.get(b"state", b"closed").decode(errors="replace")
-    step = min(max(number(b"step"), 1), len(SHARES))
-    calls = failures = slow = 0
-    for name, text in kept.items():
-        match = _BUCKET.fullmatch(text) if name.startswith(b"b") else None
-        if match and int(match[1]) > now - known.by.window_us:
-            calls, failures, slow = calls + int(match[2]), failures + int(match[3]), slow + int(match[4])
+    now = now_us() + number(b"shift")
+    state = kept.get(b"state", b"closed").decode()
+    buckets = [[int(part) for part in text.split()] for name, text in kept.items() if name.startswith(b"b")]
+    counts = [bucket[1:] for bucket in buckets if bucket[0] > now - known.by.window_us]
+    calls, failures, slow = (sum(column) for column in zip((0, 0, 0), *counts, strict=True))
     words = {str(state): word for state, word in WORDS.items()}
     return replace(
         known,
-        state=words.get(state, "closed"),
+        state=words[state],
         since=None if state == "closed" else timezone.now() - datetime.timedelta(microseconds=now - number(b"since")),
         seconds=max(0, number(b"until") - now) / SECOND if state in ("open", "ramp") else 0.0,
-        share={"open": 0, "half": 0, "ramp": SHARES[step - 1]}.get(state, 100),
-        calls=calls, failures=failures, slow=slow, probes=int(probes),
-        why=kept.get(b"why", b"").decode(errors="replace"),
-        opened=tuple(int(part) for part in kept.get(b"opened", b"").split() if part.isdigit()),
+        share={"open": 0, "half": 0, "ramp": SHARES[number(b"step") - 1]}.get(state, 100),
+        calls=calls, failures=failures, slow=slow, probes=sum(int(ends) > now for ends in probes.values()),
+        why=kept.get(b"why", b"").decode(),
+        opened=tuple(int(part) for part in kept.get(b"opened", b"").split()),
     )  # fmt: skip
 
 
@@ -185,5 +140,5 @@ def force(name: str, how: str, *, until: datetime.datetime | None = None, why: s
             raise ValidationError("the end has to be in the future")
         row.forced, row.until, row.why = how, until, why
         row.full_clean(validate_unique=False)
-        row.force(how, until, why)
+        row.save()
     return row

@@ -21,7 +21,7 @@ BUCKETS = 10
 """Parts of a window: the oldest, partly expired one counts whole."""
 PPM = 1_000_000
 """Ratios are compared as whole parts of a million."""
-SHORTEST_WINDOW_US, LONGEST_WINDOW_US = SECOND, 86_400 * SECOND
+SHORTEST_WINDOW_US, LONGEST_WINDOW_US = 10 * SECOND, 86_400 * SECOND
 SHORTEST_OPEN_US, LONGEST_OPEN_US = SECOND // 10, 86_400 * SECOND
 LONGEST_PROBE_US = 3600 * SECOND
 SHORTEST_PROBE_US = 10 * SECOND
@@ -145,9 +145,6 @@ def thresholds(name: str, given: Mapping[str, Any], base: Thresholds | None = No
         raise BreakerError(name, "open_max", _("The longest pause must not be shorter than what it is “open for”."))
     if found.failure_ppm is None and found.failures is None and (found.slow_us is None or found.slow_ppm is None):
         raise BreakerError(name, "", "would never open: say failure_ratio, failures, or slow and slow_ratio")
-    if "slow_ratio" in given and given["slow_ratio"] is not None and found.slow_us is None:
-        text = _("This needs “slow from”: the time from which on a call is slow, for example 2s.")
-        raise BreakerError(name, "slow_ratio", text)
     return found
 
 
@@ -210,8 +207,8 @@ class BreakerRow:
         return thresholds(self.name, self.tuned, base)
 
 
-def row_problems(given: Mapping[str, Any], *, strict: bool = True) -> Iterator[BreakerError]:
-    """All that is wrong with the name and the thresholds of a row; `strict` as in `read_row`.
+def row_problems(given: Mapping[str, Any]) -> Iterator[BreakerError]:
+    """All that is wrong with the name and the thresholds of a row.
 
     >>> [problem.field for problem in row_problems({"name": "x", "failures": 1.5, "probes": True, "window": "1m"})]
     ['failures', 'probes']
@@ -221,8 +218,6 @@ def row_problems(given: Mapping[str, Any], *, strict: bool = True) -> Iterator[B
         breaker_name(given.get("name"))
     except BreakerError as error:
         yield error
-    if strict and (unknown := sorted(map(str, set(given) - set(BREAKER_FIELDS)))):
-        yield BreakerError(name, "", f"unknown {', '.join(unknown)}; there are {', '.join(BREAKER_FIELDS)}")
     for word in (word for word in TUNED if given.get(word) is not None):
         try:
             _read(name, word, given[word])
@@ -230,39 +225,25 @@ def row_problems(given: Mapping[str, Any], *, strict: bool = True) -> Iterator[B
             yield error
 
 
-def read_row(given: Any, *, strict: bool = True) -> BreakerRow:
-    """A row from its declaration. Raises `BreakerError`. Without `strict`, as for rows that a newer version may have
-    published, unknown words are left out.
+def read_row(given: Mapping[str, Any]) -> BreakerRow:
+    """A row as it is published. Raises `BreakerError`.
 
     >>> read_row({"name": "payments", "forced": "open", "until": 1_900_000_000_000_000}).force.how
     'open'
     """
-    if not isinstance(given, Mapping):
-        raise BreakerError(str(given)[:50], "", "is no mapping")
-    for problem in row_problems(given, strict=strict):
+    for problem in row_problems(given):
         raise problem
-    name, tuned = given["name"], {word: given[word] for word in TUNED if given.get(word) is not None}
-    how, until = given.get("forced"), given.get("until")
-    if not how:
-        return BreakerRow(name, tuned)
-    if how not in FORCED:
-        raise BreakerError(name, "forced", f"is {how!r}: choose one of {', '.join(FORCED)}")
-    if until is not None and (not isinstance(until, int) or isinstance(until, bool) or until < 0):
-        raise BreakerError(name, "until", f"is {until!r}: must be microseconds since 1970")
-    return BreakerRow(name, tuned, Force(how, until))
+    tuned = {word: given[word] for word in TUNED if given.get(word) is not None}
+    force = Force(given["forced"], given.get("until")) if given.get("forced") else None
+    return BreakerRow(given["name"], tuned, force)
 
 
-def read_rows(part: Iterable[Any], before: Mapping[str, BreakerRow], problems: list[str]) -> dict[str, BreakerRow]:
-    """The rows as they are published, by name; of one that cannot be read, what was read `before` stays in force."""
+def read_rows(part: Iterable[Mapping[str, Any]], problems: list[str]) -> dict[str, BreakerRow]:
+    """The rows as they are published, by name. Those that are invalid are left out."""
     rows = {}
     for given in part:
         try:
-            row = read_row(given, strict=False)
+            rows[given["name"]] = read_row(given)
         except BreakerError as error:
             problems.append(str(error))
-            name = given.get("name") if isinstance(given, dict) else None
-            if not isinstance(name, str) or name not in before:
-                continue
-            row = before[name]
-        rows[row.name] = row
     return rows

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from django_ratelimit_lua.contrib.breakers.circuit import (
     MOST_JITTER,
+    NO_OUTCOMES,
     SHARES,
     Answer,
     Event,
@@ -21,14 +20,12 @@ class CircuitModel:
     """A breaker. Times are microseconds of any clock that goes forward.
 
     >>> circuit = CircuitModel()
-    >>> circuit.call(0, Thresholds(minimum=2), outcomes=[Outcomes(0, 2, 2, 0)]).state
+    >>> circuit.call(0, Thresholds(minimum=2), outcomes=Outcomes(2, 2)).state
     'open'
     """
 
-    def __init__(
-        self, state: State = "closed", era: int = 0, version: int = 0, ends: int = 0, share: int = 100
-    ) -> None:
-        self.state, self.era, self.version = state, era, version
+    def __init__(self, state: State = "closed", era: int = 0, ends: int = 0, share: int = 100) -> None:
+        self.state, self.era = state, era
         self.since = self.successes = self.pause = 0
         self.ends = ends
         self.step = SHARES.index(share) + 1 if state == "ramp" and share in SHARES else 0
@@ -46,7 +43,7 @@ class CircuitModel:
         probe: str = "",
         result: Result = "",
         era: int | None = None,
-        outcomes: Sequence[Outcomes] = (),
+        outcomes: Outcomes = NO_OUTCOMES,
     ) -> Answer:
         """Do one operation at a moment, as the script does it for all processes."""
         self._events = []
@@ -71,13 +68,12 @@ class CircuitModel:
         wait = {"open": self.ends - now, "ramp": self.ends - now, "half": min(self.probes.values(), default=now) - now}
         shares = {"closed": 100, "open": 0, "half": 0, "ramp": SHARES[self.step - 1]}
         return Answer(
-            self.state, self.era, self.version, max(0, wait.get(self.state, 0)), shares[self.state],
+            self.state, self.era, max(0, wait.get(self.state, 0)), shares[self.state],
             *self._sums(now, by), granted, tuple(self._events),
         )  # fmt: skip
 
     def _event(self, name: str, calls: int, failures: int, slow: int, reason: str = "") -> None:
         self._events.append(Event(name, calls, failures, slow, reason))
-        self.version += 1
 
     def _climb(self, now: int, by: Thresholds, chance: int) -> None:
         while self.state == "ramp" and now >= self.ends:
@@ -87,15 +83,12 @@ class CircuitModel:
                 self._event("closed", *self._sums(now, by))
             else:
                 self.ends += _longer(by.step_us, chance)
-                self.version += 1
 
-    def _count(self, now: int, by: Thresholds, outcomes: Sequence[Outcomes]) -> None:
-        for age, *numbers in outcomes:
-            moment = now - age
-            if moment > now - by.window_us:
-                bucket = self.buckets.setdefault((moment // by.width_us, by.width_us), [moment, 0, 0, 0])
-                bucket[0] = max(bucket[0], moment)
-                bucket[1:] = [one + more for one, more in zip(bucket[1:], numbers, strict=True)]
+    def _count(self, now: int, by: Thresholds, outcomes: Outcomes) -> None:
+        if any(outcomes):
+            bucket = self.buckets.setdefault((now // by.width_us, by.width_us), [now, 0, 0, 0])
+            bucket[0] = now
+            bucket[1:] = [one + more for one, more in zip(bucket[1:], outcomes, strict=True)]
 
     def _sums(self, now: int, by: Thresholds) -> tuple[int, int, int]:
         self.buckets = {key: bucket for key, bucket in self.buckets.items() if bucket[0] > now - by.window_us}

@@ -127,13 +127,11 @@ def test_a_row_retunes_it_and_keeps_what_was_counted(payments: Callable[..., str
 
 
 def test_a_row_that_cannot_be_understood_is_left_out(payments: Callable[..., str]) -> None:
-    """What somebody wrote by hand: the breaker goes on, by the code or by what was understood last."""
+    """A row that was edited by hand: the thresholds of the code hold."""
     RateLimitBreaker.objects.create(name="payments", minimum=7)
     until(lambda: circuits.by_name["payments"].by.minimum == 7)
     RateLimitBreaker.objects.update(window="soon")
-    until(lambda: payments() == "paid" and circuits.by_name["payments"].row is not None)
-    time.sleep(1.2)
-    assert circuits.by_name["payments"].by.minimum == 7
+    until(lambda: payments() == "paid" and circuits.by_name["payments"].by.minimum == 10)
 
 
 def test_what_operators_do_is_in_the_history(payments: Callable[..., str], operator: Client) -> None:
@@ -208,7 +206,7 @@ def test_who_may_not_force_only_looks(payments: Callable[..., str]) -> None:
 def test_thresholds_in_the_admin_are_checked(payments: Callable[..., str], admin_client: Client) -> None:
     """As in the code, with the problem at its field."""
     wrong = admin_client.post(f"{HERE}add/", {"name": "payments", "window": "soon", "failure_ratio": "0.5"})
-    assert "Enter a time from 1s to 1d" in wrong.content.decode()
+    assert "Enter a time from 10s to 1d" in wrong.content.decode()
     assert admin_client.post(f"{HERE}add/", {"name": "payments", "window": "1m"}).status_code == 302
     assert RateLimitBreaker.objects.get().thresholds() == {"window": "1m"}
 
@@ -236,36 +234,33 @@ def test_what_is_wrong_is_said_in_the_language_of_who_fills_it_in(
 
 def test_thresholds_that_contradict_the_code_are_refused(payments: Callable[..., str], admin_client: Client) -> None:
     """They would be left out by every process, and only the log would say so."""
-    for wrong, field in (({"open_max": "1s"}, "open_max"), ({"slow_ratio": "0.5"}, "slow_ratio")):
-        page = admin_client.post(f"{HERE}add/", {"name": "payments", **wrong})
-        assert page.status_code == 200
-        assert set(page.context["adminform"].form.errors) == {field}
+    page = admin_client.post(f"{HERE}add/", {"name": "payments", "open_max": "1s"})
+    assert page.status_code == 200
+    assert set(page.context["adminform"].form.errors) == {"open_max"}
     assert not RateLimitBreaker.objects.exists()
     assert admin_client.post(f"{HERE}add/", {"name": "payments", "open_for": "1s", "open_max": "1s"}).status_code == 302
 
 
 def test_the_form_shows_what_the_code_says(payments: Callable[..., str], admin_client: Client) -> None:
-    """As what holds where a field is empty; with bounds that make sense, and the names of the breakers there are."""
+    """As what applies if a field is empty; and the names of the breakers there are."""
     force("payments", "open")
     row = RateLimitBreaker.objects.get()
     page = admin_client.get(f"{HERE}{row.pk}/change/")
     attributes = {name: field.widget.attrs for name, field in page.context["adminform"].form.fields.items()}
     shown = {word: attributes[word].get("placeholder") for word in ("failure_ratio", "failures", "minimum", "open_for")}
     assert shown == {"failure_ratio": 0.5, "failures": None, "minimum": 10, "open_for": "30s"}
-    assert (attributes["minimum"]["min"], attributes["probes"]["max"], attributes["slow_ratio"]["max"]) == (1, 1000, 1)
     html = page.content.decode()
     assert 'min="-' not in html
     assert '<option value="payments">' in html
 
 
-def test_adding_a_breaker_that_is_there_leads_to_it(payments: Callable[..., str], admin_client: Client) -> None:
+def test_a_breaker_has_one_row(payments: Callable[..., str], admin_client: Client) -> None:
     """One that was forced once has a row, and no threshold in it yet."""
     force("payments", "open")
     force("payments", "")
     there = f"{HERE}{RateLimitBreaker.objects.get().pk}/change/"
-    assert admin_client.get(f"{HERE}add/?name=payments")["Location"] == there
     page = admin_client.post(f"{HERE}add/", {"name": "payments", "failures": "7"}).content.decode()
-    assert f'This breaker is here already: its thresholds are changed there. <a href="{there}">payments</a>' in page
+    assert "Breaker with this Name already exists." in page
     assert admin_client.post(there, {"name": "payments", "failures": "7"}).status_code == 302
     assert RateLimitBreaker.objects.get().thresholds() == {"failures": 7}
 
@@ -289,8 +284,6 @@ def test_the_command_lists_and_forces(payments: Callable[..., str]) -> None:
     assert "forced: open until " in run("open", "payments", "--for", "10m", "--why", "the bank is down")
     until(lambda: pays(payments, "forced"))
     assert RateLimitChange.objects.latest("pk").by == "ratelimit breakers open"
-    tomorrow = (timezone.now() + datetime.timedelta(days=1)).strftime("%Y-%m-%dT%H:%M")
-    assert "forced: open until " in run("open", "payments", "--until", tomorrow)
     assert "forced: closed until it is taken back" in run("close", "payments", "--for-good")
     assert "forced" not in run("auto", "payments")
     until(lambda: pays(payments, "paid"))
@@ -298,8 +291,6 @@ def test_the_command_lists_and_forces(payments: Callable[..., str]) -> None:
         ["open", "payment", "--for", "1h"],
         ["open", "payments", "--for", "soon"],
         ["open", "payments", "--for", ""],
-        ["open", "payments", "--until", "2001-01-01T00:00"],
-        ["open", "payments", "--until", "noon"],
         ["ajar", "payments", "--for", "1h"],
     ):
         with pytest.raises(CommandError):
@@ -358,7 +349,7 @@ def test_a_file_with_a_breaker_that_cannot_be_is_refused(wrong: str) -> None:
         ("minimum: '20'", "minimum is '20': Enter a whole number from 1"),
         ("failure_ratio: yes", "failure_ratio is True: Enter a number above 0"),
         ("slow: true", "slow is True: Enter a time of at most 1h"),
-        ("window: [30s]", "window is ['30s']: Enter a time from 1s to 1d"),
+        ("window: [30s]", "window is ['30s']: Enter a time from 10s to 1d"),
         ("description: 5", "description is 5: must be text"),
     ],
 )
@@ -485,7 +476,6 @@ def test_breakers_of_other_processes_are_listed(payments: Callable[..., str]) ->
     try:
         (found,) = [state for state in breakers() if state.name == "payments"]
         assert (found.by.minimum, found.state) == (10, "closed")
-        assert found.places == (f"{__name__}, line {found.places[0].rpartition(' ')[2]}",)
     finally:
         circuits.by_name["payments"] = of_others
 
@@ -540,18 +530,20 @@ def test_a_request_is_explained_by_the_breakers_of_its_view(client: Client) -> N
         client.get("/checkout/?who=ada&fails=")
     assert client.get("/checkout/?who=ada").status_code == 503
     told = explained()
-    pattern = r"breaker checkout: open since \d\d:\d\d, next probe in \d+ s; it would answer 503\n"
+    pattern = r"breaker checkout: open since \d\d:\d\d, next probe in \d+ s; a call that it stops is answered 503\n"
     assert re.search(pattern, told), told
     assert told.endswith("The next request like this would be stopped by a breaker.\n")
     assert client.get("/shop/?who=ada").content == b"recommended"
-    assert "; its fallback would answer\n" in explained("/shop/?who=ada")
+    assert "; its fallback answers a call that it stops\n" in explained("/shop/?who=ada")
     force("checkout", "closed")
     until(lambda: client.get("/checkout/?who=ada").status_code == 200)
     told = explained()
     assert "breaker checkout: forced closed until it is taken back; its own state: open since" in told
     assert "would be allowed" in told
     force("checkout", "open", until=timezone.now() + datetime.timedelta(days=400))
-    assert re.search(r"checkout: forced open until \d+ \w+ \d{4}, \d\d:\d\d; .*; it would answer 503\n", explained())
+    assert re.search(
+        r"checkout: forced open until \d+ \w+ \d{4}, \d\d:\d\d; .*; a call that it stops is answered 503\n", explained()
+    )
 
 
 @pytest.mark.usefixtures("guarded")
@@ -565,7 +557,10 @@ def test_the_inspector_shows_the_breakers_of_a_view(client: Client) -> None:
     force("checkout", "open")
     page = client.get(inspector, asked).content.decode()
     assert "The next request like this would be stopped by a breaker" in page
-    assert "checkout: forced open until it is taken back; its own state: closed; it would answer 503" in page
+    assert (
+        "checkout: forced open until it is taken back; its own state: closed; a call that it stops is answered 503"
+        in page
+    )
     viewer = User.objects.create_user("viewer", is_staff=True)
     viewer.user_permissions.add(Permission.objects.get(codename="view_ratelimitrule"))
     client.force_login(viewer)

@@ -225,7 +225,7 @@ def test_without_redis_a_probe_that_hangs_keeps_its_place(start: Start) -> None:
         kill(server)
         assert worker("pay('failed')") == "failed"
         begin = "threading.Thread(target=pay, kwargs={'seconds': 3}, daemon=True).start()"
-        until(lambda: worker(f"{begin} ;; circuits.by_name['payments'].is_probing"))
+        until(lambda: worker(f"{begin} ;; bool(circuits.by_name['payments']._probes)"))
         end = time.monotonic() + 2.0  # Longer than its slot lasts without the process.
         while time.monotonic() < end:
             assert worker("pay()") == "open"

@@ -268,7 +268,7 @@ def test_a_call_that_is_cancelled_after_it_was_slow_counts_as_slow() -> None:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(pay(), after)
 
-    async_to_sync(cancelled)(1)  # The state of the breaker is read first.
+    async_to_sync(cancelled)(0.4)  # The state of the breaker is read first.
     for after in (0.001, 0.05, 0.001, 0.05):
         async_to_sync(cancelled)(after)
     assert numbers_of("payments") == (3, 0, 3)
@@ -559,29 +559,28 @@ def test_a_coroutine_may_be_the_fallback(service: Service) -> None:
 
 def test_generators_of_one_thread_are_judged_each_by_its_own() -> None:
     """They take turns in the blocks that they are in: what one of them raises, or judges, is counted for its call."""
-    breaker = CircuitBreaker("payments")
+    breaker = CircuitBreaker("generators")
 
     def parts() -> Iterator[Any]:
         with breaker.call() as call:
             yield call
 
     first, second = parts(), parts()
-    calls = [next(first), next(second)]
+    next(first)
+    next(second).fail()
     with pytest.raises(StopIteration):
         next(first)
-    assert [call.has_ended for call in calls] == [True, False]
-    third = parts()
-    call = next(third)
-    del third
-    gc.collect()
-    assert call.has_ended
+    assert numbers_of("generators") == (1, 0, 0)
+    with pytest.raises(StopIteration):
+        next(second)
+    assert numbers_of("generators") == (2, 1, 0)
 
 
 def test_names_that_are_made_of_data_are_forgotten(direct: redis.Redis, prefix: str, monkeypatch: Any) -> None:
-    """By the process, when nothing in the code has them any more and nobody calls them, but for the last ones; in Redis
-    those are listed that were noted last. One that the code has stays."""
-    monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.circuits.MOST_HELD", 20)
-    monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.circuits.MOST_LISTED", 30)
+    """By the process, when nothing in the code has them any more, except the last ones; in Redis those are listed that
+    were noted last. One that the code has stays."""
+    monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.circuits.MAX_HELD", 20)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.circuits.MAX_LISTED", 30)
     payments = CircuitBreaker("payments")(lambda: "paid")
 
     def shops() -> int:
@@ -590,13 +589,14 @@ def test_names_that_are_made_of_data_are_forgotten(direct: redis.Redis, prefix: 
 
     for number in range(100):
         assert CircuitBreaker(f"shop {number}")(lambda: "sold")() == "sold"
-    assert (payments(), shops()) == ("paid", 100)  # They are to be told first.
-    until(lambda: circuits.by_name["payments"].noted_at > 0 and circuits.by_name["shop 99"].noted_at > 0)
-    assert direct.hlen(f"{prefix}{{circuits}}") <= 33
-    monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.circuits.USED_SECONDS", 0.0)
-    until(lambda: CircuitBreaker("another").state == "closed" and circuits.by_name.pop("another") and shops() <= 20)
-    monkeypatch.undo()
-    until(lambda: payments() == "paid" and circuits.by_name["payments"].answer.calls > 1)
+        if number % 20 == 0:
+            circuits.flush()
+    assert (payments(), shops()) == ("paid", 20)
+    circuits.flush()
+    assert circuits.by_name["payments"].noted_at > 0
+    assert circuits.by_name["shop 99"].noted_at > 0
+    assert direct.zcard(f"{prefix}{{circuits}}") == 30
+    assert payments() == "paid"
 
 
 def test_what_is_forced_while_a_call_is_let_through_holds_for_the_next(service: Service, monkeypatch: Any) -> None:
@@ -761,10 +761,9 @@ def test_a_cluster_keeps_each_breaker_in_one_slot(service: Service, settings: An
     [
         ({"failure_ratio": 0}, "above 0"),
         ({"failure_ratio": None}, "would never open"),
-        ({"slow_ratio": 0.5}, "This needs “slow from”"),
         ({"minimum": 0}, "whole number"),
         ({"window": "soon"}, "Enter a time"),
-        ({"window": "0.1s"}, "from 1s"),
+        ({"window": "1s"}, "from 10s"),
         ({"open_for": "1m", "open_max": "1s"}, "must not be shorter"),
         ({"probes": True}, "whole number"),
         ({"failure": "OSError"}, "classes of exceptions"),

@@ -15,8 +15,7 @@ def test_what_is_declared_is_read_again() -> None:
     for by in (Thresholds(), odd):
         declared = by.declared()
         assert tuple(declared) == TUNED
-        given = {word: value for word, value in declared.items() if word != "slow_ratio" or declared["slow"]}
-        assert thresholds("x", given) == by
+        assert thresholds("x", declared) == by
 
 
 def test_a_row_says_some_and_the_code_the_rest() -> None:
@@ -38,19 +37,11 @@ def test_force_is_read() -> None:
         {},
         {"name": ""},
         {"name": "a\nb"},
-        {"name": "x", "forced": "ajar"},
-        {"name": "x", "forced": "open", "until": "noon"},
         {"name": "x", "minimum": "20"},
         {"name": "x", "window": "2d"},
-        {"name": "x", "minimums": 5},
     ],
 )
 def test_what_is_wrong_is_refused(given: dict[str, Any]) -> None:
     """With the name of what is wrong."""
     with pytest.raises(BreakerError):
         read_row(given)
-
-
-def test_a_newer_version_may_say_more() -> None:
-    """What is not known of a published row is left out."""
-    assert read_row({"name": "x", "minimum": 5, "mood": "blue"}, strict=False).tuned == {"minimum": 5}

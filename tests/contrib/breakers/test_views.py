@@ -76,17 +76,17 @@ SINCE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     ("state", "passes", "words"),
     [
         ({"state": "closed"}, True, "closed"),
-        ({"state": "open", "seconds": 8.0}, False, "next probe in 8.0 s; it would raise CircuitOpen"),
+        ({"state": "open", "seconds": 8.0}, False, "probe in 8.0 s; a call that it stops raises CircuitOpen"),
         ({"state": "open"}, True, "the next call is a probe"),
-        ({"state": "half-open", "probes": 3}, False, "3 of 3 probes on their way; it would raise CircuitOpen"),
-        ({"state": "half-open", "probes": 1}, None, "1 of 3 probes on their way; it may raise CircuitOpen"),
-        ({"state": "ramp", "share": 25}, None, "25% of the calls are let through; it may raise CircuitOpen"),
-        ({}, None, "not known, as Redis does not answer; it may raise CircuitOpen"),
+        ({"state": "half-open", "probes": 3}, False, "on their way; a call that it stops raises CircuitOpen"),
+        ({"state": "half-open", "probes": 1}, None, "on their way; a call that it stops raises CircuitOpen"),
+        ({"state": "ramp", "share": 25}, None, "let through; a call that it stops raises CircuitOpen"),
+        ({}, None, "Redis does not answer; a call that it stops raises CircuitOpen"),
     ],
 )  # fmt: skip
 def test_a_breaker_says_what_it_would_do(state: Any, passes: bool | None, words: str) -> None:
     """By its state and by what is forced; what chance or other calls decide is not foretold."""
-    known = BreakerState("payments", (), Thresholds(), **{"row": None, "since": SINCE, **state})
+    known = BreakerState("payments", Thresholds(), **{"row": None, "since": SINCE, **state})
     explained = ExplainedBreaker(known, "raises")
     assert explained.passes is passes
     assert explained.words.endswith(words)

@@ -7,7 +7,6 @@ from typing import Any
 
 from django.core.management.base import CommandError
 from django.utils import timezone
-from django.utils.dateparse import parse_datetime
 
 from ....management.arguments import add_length, format_moment, seconds_of
 from ....management.verbs import Argument, Printer, argument, verb
@@ -29,35 +28,21 @@ def _declare_force(action: str, forced: str, text: str, *arguments: Argument) ->
         if breaker(name) is None:
             meant = meant_by(name)
             raise CommandError(f"no breaker {name!r} is known" + (f"; do you mean {meant!r}?" if meant else ""))
-        force(name, forced, until=_until(options) if forced else None, why=options["why"])
+        until = None
+        if forced and not options["for_good"]:
+            seconds = seconds_of("--for", options["period"], "; or --for-good")
+            until = timezone.now() + datetime.timedelta(seconds=seconds)
+        force(name, forced, until=until, why=options["why"])
         state = breaker(name)
         assert state is not None
         command.say(line(state))
         command.warn_if_unpublished()
 
 
-_UNTIL = add_length(until=True)
-_declare_force("open", "open", "ask the resource no more", _UNTIL)
-_declare_force("close", "closed", "ask it whatever happens", _UNTIL)
+_LENGTH = add_length()
+_declare_force("open", "open", "ask the resource no more", _LENGTH)
+_declare_force("close", "closed", "ask it whatever happens", _LENGTH)
 _declare_force("auto", "", "go by its own state again")
-
-
-def _until(options: dict[str, Any]) -> datetime.datetime | None:
-    if options["for_good"]:
-        return None
-    if options["until"] is None:
-        seconds = seconds_of("--for", options["period"], "; or --for-good")
-        return timezone.now() + datetime.timedelta(seconds=seconds)
-    try:
-        moment = parse_datetime(options["until"])
-    except ValueError:
-        moment = None
-    if moment is None:
-        raise CommandError(f"--until {options['until']!r}: write a moment such as 2026-11-23T12:00")
-    is_naive = timezone.is_naive(moment)
-    if is_naive == timezone.is_naive(timezone.now()):
-        return moment
-    return timezone.make_aware(moment) if is_naive else timezone.make_naive(moment)
 
 
 def line(state: BreakerState) -> str:
