@@ -276,10 +276,10 @@ def test_the_form_of_a_rule_speaks_in_words(browser: Any, demo: str) -> None:
             one for one in browser.find_elements("css selector", f".ratelimit-key {selector}") if one.is_displayed()
         ]
 
-    Select(parts("select")[0]).select_by_visible_text("client address")
+    Select(parts("select")[0]).select_by_visible_text("Address")
     assert (key(), parts("input")) == ("ip", [])
     browser.find_element("css selector", ".ratelimit-key + .button").click()
-    Select(parts("select")[1]).select_by_visible_text("value of a form field …")
+    Select(parts("select")[1]).select_by_visible_text("Form field …")
     parts("input")[0].send_keys("username")
     assert key() == "ip+post:username"
     parts("button")[0].click()
@@ -484,10 +484,10 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
 
 LONG_PAGES = {
     "rules": RULES, "overrides": OVERRIDES, "changes": "admin/django_ratelimit_lua/ratelimitchange/",
-    "history": f"{RULES}4/history/", "rule": f"{RULES}4/change/", "override": f"{OVERRIDES}2/change/",
+    "history": f"{RULES}5/history/", "rule": f"{RULES}5/change/", "override": f"{OVERRIDES}2/change/",
     "inspector": f"{OVERRIDES}inspect/?path=/login/&method=POST&address=203.0.113.9&post=username%3Dada",
     "network": f"{OVERRIDES}inspect/?path=/search/&address=10.1.0.0/16",
-    "add": f"{RULES}add/", "delete": f"{RULES}4/delete/", "limits": f"{RULES}limits/", "file": f"{RULES}file/",
+    "add": f"{RULES}add/", "delete": f"{RULES}5/delete/", "limits": f"{RULES}limits/", "file": f"{RULES}file/",
 }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def test_a_limiter_without_an_identity_counts_all_callers(settings: Any) -> None
     limiter.reset()
     assert limiter.acquire().allowed
     for offence in (limiter.ban, limiter.unban, limiter.offend):
-        with pytest.raises(LimitError, match="would ban everybody"):
+        with pytest.raises(LimitError, match="a ban needs an identity"):
             offence(None)
 
 
@@ -52,7 +52,7 @@ def test_operators_use_it(settings: Any) -> None:
     """In the admin's words and checks; and a block needs a client."""
     rule = RateLimitRule(name="database", path="/ok", key="all", limit=500, unit="s")
     rule.full_clean()
-    assert reading(rule.declared()) == "500 per second for everybody together, on /ok"
+    assert reading(rule.declared()) == "500 per second for all clients together, on /ok"
     for wrong in ({"key": "all+ip"}, {"ban_after": 3, "ban_for": "1h"}):
         with pytest.raises(ValidationError):
             RateLimitRule(**{"name": "x", "path": "/ok", "key": "all", "limit": 5, "unit": "s", **wrong}).full_clean()

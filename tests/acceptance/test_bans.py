@@ -102,7 +102,7 @@ def test_a_ban_by_hand_and_its_end() -> None:
     for wrong in ("soon", "0s", timedelta(days=-1)):
         with pytest.raises(LimitError, match="write a number and a unit"):
             limiter.ban("ada", wrong)
-    with pytest.raises(LimitError, match="'free' does not ban: say ban_after and ban_for"):
+    with pytest.raises(LimitError, match="'free' does not ban; set ban_after and ban_for"):
         RateLimiter("free", "5/m").ban("ada")
 
 
@@ -314,9 +314,9 @@ def test_whom_a_ban_is_of_is_a_key(wrong: Any, message: str) -> None:
     bans: Any = {"ban_after": 3, "ban_for": "1h"}
     with pytest.raises(LimitError, match=message):
         ratelimit(key="ip", rate="1/m", ban_key=wrong, **bans)
-    with pytest.raises(LimitError, match="has no request to read ban_key from"):
+    with pytest.raises(LimitError, match="ban_key needs a request"):
         RateLimiter("x", "1/m", ban_key="ip", **bans)
-    with pytest.raises(LimitError, match="for rules and decorators"):
+    with pytest.raises(LimitError, match="ban_key is not supported"):
         type("Throttle", (UserRateThrottle,), {"options": {**bans, "ban_key": "ip"}})
     with pytest.raises(LimitError, match="ban_key needs ban_after"):
         ratelimit(key="ip", rate="1/m", ban_key="ip")

@@ -279,7 +279,7 @@ def test_coroutines_may_owe_as_well() -> None:
 
 def test_a_debt_is_for_token_buckets_and_for_what_is_exact() -> None:
     """Else the error says what is right, before anything is taken."""
-    with pytest.raises(LimitError, match="debt is for algorithm='token_bucket', and this limit is a sliding_window"):
+    with pytest.raises(LimitError, match="debt needs algorithm='token_bucket', not 'sliding_window'"):
         RateLimiter("window", "10/h").acquire("ada", 20, debt=True)
     limiter = RateLimiter("large", "7/11s", algorithm="token_bucket")
     most = most_units(limiter.limits[0].rate)

@@ -174,13 +174,13 @@ def test_a_cost_that_is_none_is_the_developers_error_and_no_free_pass(cost: Any)
     assert served == []
 
 
-def test_a_tenant_is_one_however_its_host_is_spelled() -> None:
+def test_a_host_is_one_however_it_is_spelled() -> None:
     """Capitals, a port, a dot at the end: one count."""
-    tenant = recipe("keys.rst", "tenant")["tenant"]
+    by_host = recipe("keys.rst", "by_host")["by_host"]
     hosts = ["site.example", "Site.EXAMPLE", "site.example:8000", "SITE.example:1", "site.example.", "site.example.:80"]
-    assert {tenant("", RequestFactory().get("/", HTTP_HOST=host)) for host in hosts} == {"site.example"}
-    assert tenant("", RequestFactory().get("/", HTTP_HOST="[::1]:8000")) == "[::1]"
-    assert tenant("", RequestFactory().get("/", HTTP_HOST="other.example")) == "other.example"
+    assert {by_host("", RequestFactory().get("/", HTTP_HOST=host)) for host in hosts} == {"site.example"}
+    assert by_host("", RequestFactory().get("/", HTTP_HOST="[::1]:8000")) == "[::1]"
+    assert by_host("", RequestFactory().get("/", HTTP_HOST="other.example")) == "other.example"
 
 
 def test_text_that_a_callable_returns_counts_letter_by_letter() -> None:

@@ -160,7 +160,7 @@ def test_the_rule_form_offers_the_keys_of_the_site(operator: Client) -> None:
     page = operator.get(f"{RULES}add/").content.decode()
     assert '<option value="tenant">Tenant</option>' in page
     assert '<option value="plan">Plan</option>' in page
-    assert operator.post(f"{RULES}add/", given(path="/ok/", key="tenant", limit=1)).status_code == 302
+    assert operator.post(f"{RULES}add/", given(name="form", path="/ok/", key="tenant", limit=1)).status_code == 302
     assert get("acme") == 200
     assert get("acme") == 429
     assert "Unknown key" in str(errors(operator.post(f"{RULES}add/", given(name="x", path="/", key="tenat", limit=1))))
