@@ -251,7 +251,8 @@ class Call:
     def _begin(self, ticket: Ticket) -> Call:
         self._ticket, self.is_admitted = ticket, True
         self._began = time.monotonic()
-        self._number = self._circuit.begin(ticket, self._began)
+        is_noted = self._circuit.slow_seconds is not None or ticket.probe
+        self._number = self._circuit.begin(ticket, self._began) if is_noted else 0
         return self
 
     def __exit__(

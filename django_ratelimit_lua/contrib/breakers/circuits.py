@@ -126,8 +126,8 @@ class Circuit:
         self.calm = Ticket(-1)
         self.calm_until = self.known_at = self.used_at = self.noted_at = NEVER
         self._sent_at = self._changes_at = NEVER
-        self._counts = NO_OUTCOMES
-        """Unreported outcomes."""
+        self._counts = [0, 0, 0]
+        """Unreported outcomes: calls, failures, slow ones."""
         self._queued: deque[Report] = deque(maxlen=MAX_QUEUED)
         self.running: dict[int, tuple[float, Ticket]] = {}
         """Calls that are not slow yet, by their numbers, the oldest first: when they began (monotonic)."""
@@ -259,9 +259,6 @@ class Circuit:
 
     def begin(self, ticket: Ticket, began: float) -> int:
         """Note that a call runs that may become slow, or is a probe. Returns its number; 0 without `slow`."""
-        if began >= self.used_at + 1.0:
-            self.used_at = began
-            flusher.start()  # Its thread reports what comes of the call, also if it hangs.
         if ticket.probe:
             self._probes[ticket.probe] = began
         if self.slow_seconds is None:
@@ -288,7 +285,7 @@ class Circuit:
             if ticket.probe:
                 self._queued.append(Report("hung", ticket.probe, "failed", ticket.era))
             else:
-                self._count(ticket, Outcomes(1, 0, 1))
+                self._count(ticket, 1, 0, 1)
         return self._may_open()
 
     def in_use(self) -> bool:
@@ -312,11 +309,13 @@ class Circuit:
         is_counted = number != 0 and self.running.pop(number, None) is None
         if ticket.probe:
             return self._end_probe(ticket, failed, slow)
-        if failed is None and not slow:
+        if is_counted:  # As slow, while it hung.
+            self._count(ticket, 0, bool(failed), 0)
+        elif failed is not None or slow:
+            self._count(ticket, 1, bool(failed), slow)
+        if failed is None or not (failed or slow) or not self._may_open():
             return None
-        # One that hung was counted as slow then.
-        self._count(ticket, Outcomes(0, bool(failed), 0) if is_counted else Outcomes(1, bool(failed), slow))
-        return self._reporting() if (failed or (slow and failed is not None)) and self._may_open() else None
+        return self._reporting()
 
     def _end_probe(self, ticket: Ticket, failed: bool | None, slow: bool) -> Waiting[Any] | None:
         self._probes.pop(ticket.probe, None)
@@ -333,20 +332,22 @@ class Circuit:
         self._queued.append(Report("done", probe, "none"))
         flusher.start()
 
-    def _count(self, ticket: Ticket, outcomes: Outcomes) -> None:
+    def _count(self, ticket: Ticket, calls: int, failures: int, slow: int) -> None:
         with self._lock:
             if ticket.era == self.answer.era >= 0:  # Otherwise it was let through before the breaker opened last.
-                calls, failures, slow = self._counts
-                self._counts = Outcomes(calls + outcomes[0], failures + outcomes[1], slow + outcomes[2])
+                counts = self._counts
+                counts[0] += calls
+                counts[1] += failures
+                counts[2] += slow
 
     def _may_open(self) -> bool:
         """Whether it opens by what this process knows: the window as it was heard last, and what was counted since."""
         with self._lock:
-            _, failures, slow = self._counts
+            calls, failures, slow = self._counts
             if not failures and not slow:
                 return False
             known = self.answer
-            counts = (known.calls + self._counts.calls, known.failures + failures, known.slow + slow)
+            counts = (known.calls + calls, known.failures + failures, known.slow + slow)
             return self.by.reason(*counts, known.share or 100) != ""
 
     # With Redis
@@ -357,8 +358,10 @@ class Circuit:
 
     def _taken(self) -> Report:
         with self._lock:
-            counts, self._counts = self._counts, NO_OUTCOMES
-            return Report("tell", era=self.answer.era, outcomes=counts)
+            counts, self._counts = self._counts, [0, 0, 0]
+            if any(counts):
+                self.used_at = time.monotonic()
+            return Report("tell", era=self.answer.era, outcomes=Outcomes(*counts))
 
     def _exchanging(self, report: Report, background: Patience | None = None) -> Waiting[Answer]:
         """Ask Redis, and use its answer. While it is unavailable, judge by the counts of this process. With the
@@ -410,7 +413,7 @@ class Circuit:
     @property
     def is_owing(self) -> bool:
         """Whether there is something to report."""
-        return bool(self._queued) or self._counts != NO_OUTCOMES
+        return bool(self._queued) or any(self._counts)
 
     def _command(self, report: Report) -> tuple[list[bytes], list[bytes]]:
         key, by = circuit_key(self.name), self.by
@@ -431,7 +434,7 @@ class Circuit:
     def _hold(self, answer: Answer, asked_at: float) -> None:
         self.calm_until = NEVER  # First, so that a caller that sees the new state is not admitted by the old one.
         if answer.era != self.answer.era:
-            self.calm, self._counts = Ticket(answer.era), NO_OUTCOMES
+            self.calm, self._counts = Ticket(answer.era), [0, 0, 0]
         self.answer, self.known_at = answer, asked_at
         now = time.monotonic()
         self._changes_at = now + answer.wait / SECOND
@@ -579,6 +582,7 @@ class Circuits:
         for circuit in list(self.by_name.values()):
             circuit.count_hanging()  # It is reported below.
             if not circuit.is_owing and (last is not None or not circuit.in_use()):
+                circuit.calm_until = NEVER  # The next call starts the flusher again.
                 continue
             try:
                 circuit.tell(last)
