@@ -283,7 +283,7 @@ def test_a_debt_is_for_token_buckets_and_for_what_is_exact() -> None:
         RateLimiter("window", "10/h").acquire("ada", 20, debt=True)
     limiter = RateLimiter("large", "7/11s", algorithm="token_bucket")
     most = most_units(limiter.limits[0].rate)
-    with pytest.raises(LimitError, match=f"up to a cost of {most}"):
+    with pytest.raises(LimitError, match=f"the maximum with debt at 7/11s is {most}"):
         limiter.acquire("ada", most + 1, debt=True)
     with pytest.raises(LimitError, match="whole number"):
         limiter.acquire("ada", -1, debt=True)
