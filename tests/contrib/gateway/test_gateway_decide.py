@@ -401,7 +401,7 @@ def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
         (b'{"charges": [{"identity": 1, "limit": "a", "rule": "a"}]}', 422, "the name of one limit or rule"),
         (b'{"charges": [{"identity": 1.5, "limit": "mail"}]}', 422, "charges[0].identity is 1.5. An identity is text"),
         (b'{"charges": [{"identity": [[[[1]]]], "limit": "mail"}]}', 422, "lists at most 3 deep"),
-        (b'{"charges": [{"identity": {"id": 1}, "limit": "mail"}]}', 422, "'id' is no key"),
+        (b'{"charges": [{"identity": {"id": 1}, "limit": "mail"}]}', 422, "unknown key 'id'"),
         (b'{"charges": [{"identity": {"ip": [1]}, "limit": "mail"}]}', 422, "identity.ip is an array. Text of at most"),
         (b'{"charges": [{"identity": {"ip": "no address"}, "limit": "mail"}]}', 422, "charges[0]: identity: 'ip'"),
         (b'{"charges": [{"identity": {"user": 7, "ip": ""}, "limit": "mail"}]}', 422, "'ip' must be an address"),
