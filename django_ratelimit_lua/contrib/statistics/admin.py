@@ -410,7 +410,7 @@ def _shown_curve(place: int, shown: Curve, page: Report, asked: str, form_url: s
         "svg": drawn.svg(),
         "chosen": looked_at,
         "at": "" if at is None else _point_words(at, told),
-        "others": _others_words(told, page),
+        "others": _others_words(shown),
         "field": f"limit{place}",
         "top": top,
         "form_url": form_url and f"{form_url}{_fills_in(told, page)}",
@@ -425,23 +425,22 @@ def _shown_curve(place: int, shown: Curve, page: Report, asked: str, form_url: s
     }
 
 
-def _others_words(told: Mapping[str, Any], page: Report) -> str:
-    """Why the curve differs from the refusals: another limit applied to some clients, or refused as well."""
-    if told["others"]:
-        names = {"tiers": _("tiers"), "overrides": _("overrides"), "changes": _("changes")}
-        why = _("Not everybody had this limit all the time (%(why)s): the curve is as if one limit held for all.")
-        words = why % {"why": ", ".join(names[each] for each in told["others"])}
-    elif not told["is_alone"]:
-        words = _("There are limits for other periods beside this one: the curve is as if this one stood alone.")
-    else:
+def _others_words(shown: Curve) -> str:
+    """Why the curve differs from the refusals."""
+    if not shown.others:
         return ""
-    at = next((point["requests"] for point in told["points"] if point["limit"] == told["today"]), None)
-    number = page.counts_since.refusals
-    if at is not None and not at[0] <= number <= at[1]:
-        text = _("At today's %(limit)s it has %(curve)s refusals; in fact there were %(number)s.")
-        counts = {"limit": number_words(told["today"]), "number": number_words(number)}
-        words += " " + text % {**counts, "curve": _range_words(at)}
-    return words
+    names = {
+        "changes": _("changes"),
+        "overrides": _("overrides"),
+        "tiers": _("tiers"),
+        "periods": _("limits for other periods"),
+    }
+    text = _(
+        "Requests met other limits as well (%(why)s): the curve is as if this one had applied to all, alone. "
+        "%(number)s requests were refused."
+    )
+    why = ", ".join(names[reason] for reason in shown.others)
+    return text % {"why": why, "number": number_words(shown.refused)}
 
 
 def _range_words(bounds: Sequence[int]) -> str:

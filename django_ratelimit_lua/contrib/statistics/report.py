@@ -20,10 +20,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...conf import conf
-from ...limits import algorithms
 from ...limits.limit import Limit
-from ...limits.rate import LimitError, Rate
+from ...limits.rate import Rate
 from ...models import RateLimitChange, RateLimitOverride, RateLimitRule
 from ...operations.call_sites import call_sites_of
 from ...operations.curve import Between, Curve
@@ -470,32 +468,19 @@ def curves(what: Named, span: Span, histograms: Detail, whole: Total) -> list[Cu
     by_period: dict[int, Limit] = {}
     for limit in what.limits:
         by_period.setdefault(limit.rate.period_us, limit)
-    others = _other_limits(what, Span(histograms.since, span.end, 3600))
-    refused = whole.refused + whole.would_be_refused
-    periods = sorted(period_us for period_us in histograms.used if period_us)
-    is_alone = len(histograms.used) == 1
-    found = []
-    for period_us in periods:
-        curve = counted_curve(period_us, by_period.get(period_us), histograms, stats.marks(what.name, period_us, span))
-        known = set() if curve.today is None else {curve.today}
-        why = set()
-        for reason, algorithm, rate, burst in others:
-            if rate.period_us != period_us:
-                continue
-            of = curve.of(rate, burst)
-            known.add(of)
-            if curve.now is None or (of, rate.limit, algorithm) != (
-                curve.today, curve.now.rate.limit, curve.now.algorithm,
-            ):  # fmt: skip
-                why.add(reason)
-        found.append(
-            replace(
-                curve, lowest=min(known) if known and refused else None, refused=refused,
-                is_alone=is_alone, others=tuple(sorted(why)),
-                is_steady=is_alone and bool(known) and not why, is_unit=whole.units == whole.allowed,
-            )
-        )  # fmt: skip
-    return found
+    others = _other_limits(what, Span(histograms.since, span.end, HOUR))
+    if len(histograms.used) > 1:
+        others = (*others, "periods")
+    return [
+        replace(
+            counted_curve(period_us, by_period.get(period_us), histograms, stats.marks(what.name, period_us, span)),
+            refused=whole.refused + whole.would_be_refused,
+            others=others,
+            is_unit=whole.units == whole.allowed,
+        )
+        for period_us in sorted(histograms.used)
+        if period_us
+    ]
 
 
 def counted_curve(period_us: int, now: Limit | None, detail: Detail, marks: Marks) -> Curve:
@@ -517,38 +502,18 @@ def counted_curve(period_us: int, now: Limit | None, detail: Detail, marks: Mark
     )
 
 
-def _other_limits(what: Named, span: Span) -> list[tuple[str, str, Rate, int | None]]:
-    """Limits that held for some, or for some of the time: by what ("changes", "overrides", "tiers"), the algorithm,
-    the rate and the burst."""
-    given: list[tuple[str, str | None, Any, int | None]] = []
-    for change in changes_of(what, span):
-        for declared in (change.before, change.after):
-            if isinstance(declared, Mapping):
-                # Overrides without their own burst have that of the rule.
-                algorithm, burst = declared.get("algorithm"), declared.get("burst")
-                given.append(("changes", algorithm, declared.get("rate"), burst))
-                tiers = declared.get("tiers") or ()
-                given += [("changes", algorithm, tier.get("rate"), tier.get("burst") or burst) for tier in tiers]
-            else:  # Before the rule existed, or after it, the limit of the code applied.
-                of_code = _in_code(what.name).limits
-                given += [("changes", limit.algorithm, str(limit.rate), limit.burst) for limit in of_code]
-    algorithm, burst = (what.limits[0].algorithm, what.limits[0].burst) if what.limits else (None, None)
-    if what.row is not None:
-        algorithm, burst = what.row.algorithm or None, what.row.burst
-        of_tiers = [(algorithm, row.declared().get("rate"), row.burst or burst) for row in what.row.tiers.all()]
-        given = [one for one in given if one[1:] not in of_tiers] + [("tiers", *one) for one in of_tiers]
-    about = Q(rule=None) if what.row is None else Q(rule=None) | Q(rule=what.row)
-    for override in RateLimitOverride.objects.between(*_moments(span)).filter(about, effect="limit"):
-        given.append(("overrides", algorithm, override.rate, override.burst or burst))
-    found = []
-    for reason, algorithm, rates, burst in given:
-        name = algorithms.find(algorithm or conf.ALGORITHM).name
-        for text in rates if isinstance(rates, list) else [rates]:
-            try:
-                found += [(reason, name, Rate.parse(text), burst)] if text else []
-            except LimitError:
-                continue
-    return found
+def _other_limits(what: Named, span: Span) -> tuple[str, ...]:
+    """Why some clients had another limit, or all for some of the time."""
+    overrides = RateLimitOverride.objects.between(*_moments(span)).filter(effect="limit")
+    overrides = overrides.filter(Q(rule=None) | Q(rule=what.rule))
+    changes = changes_of(what, span)
+    has_changed = any(change.action != RateLimitChange.Action.CREATED for change in changes)
+    reasons = {
+        "changes": has_changed or (bool(changes) and bool(_in_code(what.name).limits)),
+        "overrides": overrides.exists(),
+        "tiers": what.row is not None and bool(what.row.tiers.all()),
+    }
+    return tuple(reason for reason, holds in reasons.items() if holds)
 
 
 def curve_members(curve: Curve) -> dict[str, Any]:
@@ -559,9 +524,7 @@ def curve_members(curve: Curve) -> dict[str, Any]:
         "of": "burst" if curve.is_burst else "limit",
         "today": curve.today,
         "is_exact": curve.is_exact,
-        "is_of_one_limit": not curve.others,
         "others": list(curve.others),
-        "is_alone": curve.is_alone,
         "requests": curve.requests,
         "people": curve.people,
         "people_are_estimated": curve.is_sampled,

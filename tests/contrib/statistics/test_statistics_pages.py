@@ -209,19 +209,19 @@ def test_the_curve_is_what_would_have_been_refused(operator: Client) -> None:
 
 
 def test_a_curve_of_several_limits_says_so(operator: Client) -> None:
-    """With a tier, or where the limit was another one for a part of the time, it is as if one limit held for all; and
-    what the lower one has refused may be any part of what is above it."""
+    """If the limit was another one for a part of the time, the curve is as if today's had applied to all; what was
+    refused may be any part of what is above it."""
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=6, unit="d", algorithm="fixed_window")
     assert visits(9, "203.0.113.1").count(429) == 3
     curve = told(operator, ONE, name="site")["curves"][0]
-    assert curve["is_of_one_limit"]
-    assert "as if one limit held for all" not in text(operator, ONE, name="site")
+    assert curve["others"] == []
+    assert "as if this one had applied to all" not in text(operator, ONE, name="site")
     rule.limit = 4
     rule.save()
     assert visits(7, "203.0.113.2").count(429) == 3
     curve = told(operator, ONE, name="site")["curves"][0]
-    assert not curve["is_of_one_limit"]
-    assert "as if one limit held for all" in text(operator, ONE, name="site")
+    assert curve["others"] == ["changes"]
+    assert "as if this one had applied to all" in text(operator, ONE, name="site")
     by_limit = {point["limit"]: point["requests"] for point in curve["points"]}
     assert (by_limit[2], by_limit[4], by_limit[5]) == ([12, 12], [8, 8], [4, 8])
     assert who(operator, "90d") == who(operator, "day") == [3, 3]
@@ -237,10 +237,9 @@ def test_a_bucket_with_tiers_says_why_the_curve_is_another(operator: Client) -> 
     plain.force_login(User.objects.create_user("ada"))
     assert [plain.get("/ok").status_code for _ in range(5)].count(429) == 2
     of = told(operator, ONE, name="site")["curves"][0]
-    assert (of["today"], of["is_of_one_limit"], of["others"]) == (3, True, [])
+    assert (of["today"], of["others"]) == (3, [])
     page = unescape(text(operator, ONE, name="site"))
-    assert "as if one limit held for all" not in page
-    assert "in fact there were" not in page
+    assert "as if this one had applied to all" not in page
     RateLimitTier.objects.create(rule=rule, group="pro", limit=60, unit="d", burst=50)
     user = User.objects.create_user("carol")
     user.groups.add(Group.objects.create(name="pro"))
@@ -248,23 +247,21 @@ def test_a_bucket_with_tiers_says_why_the_curve_is_another(operator: Client) -> 
     paying.force_login(user)
     assert [paying.get("/ok").status_code for _ in range(20)].count(429) == 0
     of = told(operator, ONE, name="site")["curves"][0]
-    assert (of["today"], of["others"]) == (3, ["tiers"])
+    assert (of["today"], of["others"]) == (3, ["changes", "tiers"])
     page = unescape(text(operator, ONE, name="site"))
-    assert "Not everybody had this limit all the time (tiers): the curve is as if one limit held for all." in page
-    assert "At today's 3 it has 19 refusals; in fact there were 2." in page
+    assert (
+        "Requests met other limits as well (changes, tiers): the curve is as if this one had applied to all, alone."
+        in page
+    )
+    assert "2 requests were refused." in page
 
 
-def test_a_curve_knows_all_limits_that_held_since_it_begins(
-    operator: Client,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is drawn from whole hours: a change, an override or a tier that was ended in the hour's first minutes, another
-    algorithm, each is a reason why it is not of one limit; and what was ended before, or begins later, is none."""
+def test_a_curve_names_why_requests_met_other_limits(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the beginning of the hour in which it begins: changes of the rule, overrides and tiers."""
     began = int(time.time()) // 3600 * 3600 + 600.0
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=6, unit="h", algorithm="fixed_window")
     RateLimitChange.objects.all().delete()
     assert visits(9, "203.0.113.1").count(429) == 3
-    recorder.flush()
 
     def others() -> list[str]:
         recorder.flush()
@@ -286,18 +283,14 @@ def test_a_curve_knows_all_limits_that_held_since_it_begins(
         moments.update(starts=starts, ends=ends, created_at=created)
         assert others() == found, (starts, ends)
     override.delete()
-    RateLimitChange.objects.all().delete()
-    for change in ({"limit": 60}, {"limit": 6, "algorithm": "sliding_log"}, {"algorithm": "fixed_window"}):
-        RateLimitRule.objects.filter(pk=rule.pk).update(**change)
-        RateLimitChange.objects.update(at=start - minute)
-        assert others() == ["changes"], change
-        RateLimitChange.objects.all().delete()
-    assert others() == []
-    tier = RateLimitTier.objects.create(rule=rule, group="pro", limit=60, unit="h")
-    assert "tiers" in others()
-    tier.delete()
+    rule.limit = 7
+    rule.save()
     RateLimitChange.objects.update(at=start - minute)
     assert others() == ["changes"]
+    RateLimitChange.objects.update(at=start - 11 * minute)
+    assert others() == []
+    RateLimitTier.objects.create(rule=rule, group="pro", limit=60, unit="h")
+    assert "tiers" in others()
 
 
 def test_a_curve_knows_what_the_code_said_before_a_rule_took_its_place(operator: Client) -> None:
@@ -347,7 +340,7 @@ def test_a_curve_beside_others_says_so(operator: Client) -> None:
     """What the other limit refused is not what this one would have."""
     limiter = RateLimiter("of.both", ["2/h", "100/d"])
     assert [limiter.hit("ada").allowed for _ in range(5)].count(False) == 3
-    assert "There are limits for other periods beside this one" in text(operator, ONE, name="of.both")
+    assert "Requests met other limits as well (limits for other periods)" in text(operator, ONE, name="of.both")
 
 
 def who(client: Client, period: str) -> list[int]:
