@@ -21,7 +21,7 @@ from ...admin.history import WHO, changed_words
 from ...admin.identities import ReadablePart, readable_parts
 from ...admin.inspector import may_inspect
 from ...admin.pages import Page, page_response, register_page
-from ...admin.times import moment_element, moment_text
+from ...admin.times import moment_element
 from ...conf import conf
 from ...exceptions import StoreError
 from ...identity.names import name_words
@@ -48,7 +48,6 @@ from .report import (  # fmt: skip
     one,
     overview,
     why_uncounted,
-    without_numbers,
 )
 
 APP = "django_ratelimit_lua"
@@ -67,10 +66,8 @@ COLUMNS = {
     "people": gettext_lazy("clients refused"),
     "p95": gettext_lazy("95 of 100 decided within"),
 }
-LARGEST_FIRST = frozenset(SORTS) - {"name"}
 HEALTH = ("ok", "seconds", "error", "revision", "is_paused", "problems")
 """The overview's part about `Health`."""
-LAST_CHANGES = 8
 LONGEST_TITLE = 120
 
 
@@ -111,26 +108,16 @@ class StatisticsPages(Page):
             _ask_first(state)
             found |= vars(overview(sort, query, page))
         except StoreError as error:
-            found |= {"error": str(error), "rows": without_numbers(query), "query": query}
-        changes = self._last_changes(request)
+            found |= {"error": str(error), "query": query}
         if asked.get("format") == "json":
-            found["changes"] = [
-                {"at": moment_text(change.at), "by": change.by, "kind": change.kind,
-                 "name": change.name, "action": change.action}
-                for change in changes
-            ]  # fmt: skip
             return _json(found)
-        is_known = "error" not in found
-        context = {
-            **found,
-            "title": _("Statistics"),
-            "is_known": is_known,
-            "columns": _columns(asked, found["sort"]) if is_known else [],
-            "changes": _shown_changes(changes),
-            "page_queries": [(number, _query(asked, page=str(number))) for number in range(1, found["pages"] + 1)]
-            if found.get("pages", 1) > 1 else [],
-            "fallback": _fallback(found["site"].sources) if is_known else "",
-        }  # fmt: skip
+        context = {**found, "title": _("Statistics")}
+        if "error" not in found:
+            context["columns"] = _columns(asked, found["sort"])
+            context["fallback"] = _fallback(found["site"].sources)
+            if found["pages"] > 1:
+                numbers = range(1, found["pages"] + 1)
+                context["page_queries"] = [(number, _query(asked, page=str(number))) for number in numbers]
         return self._answer(request, "overview.html", context)
 
     def one_view(self, request: HttpRequest) -> HttpResponse:
@@ -223,12 +210,6 @@ class StatisticsPages(Page):
             "shows": conf.SHOW_IDENTITIES,
         }  # fmt: skip
 
-    def _last_changes(self, request: HttpRequest) -> list[RateLimitChange]:
-        kinds = [RateLimitChange.Kind.RULE]
-        if request.user.has_perm(f"{APP}.view_ratelimitoverride"):
-            kinds += [RateLimitChange.Kind.OVERRIDE, RateLimitChange.Kind.IDENTITY]
-        return list(RateLimitChange.objects.filter(kind__in=kinds)[:LAST_CHANGES])
-
     def _url(self, name: str, **query: str) -> str:
         url = reverse(f"admin:ratelimit_statistics_statistics_{name}", current_app=self.admin_site.name)
         return f"{url}?{urlencode(query)}" if query else url
@@ -280,17 +261,14 @@ def _query(asked: Mapping[str, str], **changes: str | None) -> str:
     return urlencode({name: readable(value) for name, value in query.items()})
 
 
-def _columns(asked: Mapping[str, str], sort: str) -> list[dict[str, Any]]:
+def _columns(asked: Mapping[str, str], sort: str) -> list[dict[str, str]]:
     """The columns: of those that sort, the query that sorts by them, or the other way round."""
     columns = []
     for name, words in COLUMNS.items():
-        is_sorted = sort.removeprefix("-") == name
-        other = sort.removeprefix("-") if sort.startswith("-") else f"-{name}"
-        first = f"-{name}" if name in LARGEST_FIRST else name
-        columns.append(
-            {"name": name, "words": words, "query": _query(asked, sort=other if is_sorted else first, page=None),
-             "order": ("descending" if sort.startswith("-") else "ascending") if is_sorted else ""}
-        )  # fmt: skip
+        is_ascending_next = sort == f"-{name}" or (name == "name" and sort != "name")
+        query = _query(asked, sort=name if is_ascending_next else f"-{name}", page=None)
+        order = {name: "ascending", f"-{name}": "descending"}.get(sort, "")
+        columns.append({"name": name, "words": words, "query": query if name in SORTS else "", "order": order})
     return columns
 
 
@@ -313,40 +291,32 @@ def _summary(page: Report) -> str:
     """The refusals, and their clients, in a sentence or two."""
     if not page.requests:
         return _("No requests in this time.")
-    number, is_shadow = page.refusals, not page.refused
-    if not number:
-        return _("Refused: none of %(requests)s requests.") % {"requests": number_words(page.requests)}
-    number_since = page.counts_since.would_be_refused if is_shadow else page.counts_since.refused
-    if number_since != number and not is_shadow:
-        text = _(
-            "Refused: %(number)s of %(requests)s requests (%(share)s). "
-            "Since %(since)s: %(number_since)s, from %(clients)s."
-        )
-    elif number_since != number:
-        text = _(
-            "Would be refused: %(number)s of %(requests)s requests (%(share)s). "
-            "Since %(since)s: %(number_since)s, from %(clients)s."
-        )
-    elif is_shadow:
-        text = _("Would be refused: %(number)s of %(requests)s requests (%(share)s), from %(clients)s.")
+    if page.refused:
+        text = _("Refused: %(number)s of %(requests)s requests (%(share)s).")
+        number_since = page.counts_since.refused
+    elif page.would_be_refused:
+        text = _("Would be refused: %(number)s of %(requests)s requests (%(share)s).")
+        number_since = page.counts_since.would_be_refused
     else:
-        text = _("Refused: %(number)s of %(requests)s requests (%(share)s), from %(clients)s.")
-    words = text % {
-        "requests": number_words(page.requests),
-        "number": number_words(number),
-        "share": share_words(number / page.requests),
-        "clients": clients_words(page.people_refused),
-        "number_since": number_words(number_since),
-        "since": moment_words(page.since),
-    }
+        return _("Refused: none of %(requests)s requests.") % {"requests": number_words(page.requests)}
+    number = page.refusals
+    sentences = [
+        text
+        % {
+            "number": number_words(number),
+            "requests": number_words(page.requests),
+            "share": share_words(number / page.requests),
+        },
+        _("Since %(since)s: %(number)s, from %(clients)s.")
+        % {
+            "since": moment_words(page.since),
+            "number": number_words(number_since),
+            "clients": clients_words(page.people_refused),
+        },
+    ]
     if page.banned:
-        words += " " + _("By bans: %(number)s.") % {"number": number_words(page.banned)}
-    first = (page.identities or {}).get("refused", ())[:3]
-    at_least = sum(each["least"] for each in first)
-    if first and page.people_refused > 3 and page.period in ("hour", "day") and at_least >= 2:
-        share = share_words(min(1.0, at_least / number_since))
-        words += " " + _("The first three of them account for %(share)s of that.") % {"share": share}
-    return words
+        sentences.append(_("By bans: %(number)s.") % {"number": number_words(page.banned)})
+    return " ".join(sentences)
 
 
 def _step_words(moment: datetime.datetime, period: str) -> str:
@@ -358,20 +328,20 @@ def _step_words(moment: datetime.datetime, period: str) -> str:
 
 def _axis(points: Sequence[Point], period: str) -> list[tuple[float, str]]:
     """The moments that the time axis names, as shares of its length."""
+    # Translators: formats of Django's date filter
+    every, date_format = {
+        "hour": (10, "H:i"),
+        "day": (6, "H:i"),
+        "week": (8, _("D j")),
+        "90d": (14, _("j M")),
+    }[period]
+    step = PERIODS[period][1]
     axis = []
-    for place, point in enumerate(points):
-        moment = point.at
-        if moment.minute % (10 if period == "hour" else 60) == 0 and (
-            period == "hour" or (period == "day" and moment.hour % 3 == 0)
-        ):
-            axis.append((place / len(points), formats.date_format(moment, "H:i")))
-        elif period == "week" and moment.hour < 3:
-            # Translators: a format of Django's date filter
-            axis.append((place / len(points), formats.date_format(moment, _("D j"))))
-        elif period == "90d" and moment.weekday() == 0 and moment.isocalendar().week % 2 == 0:
-            # Translators: a format of Django's date filter
-            axis.append((place / len(points), formats.date_format(moment, _("j M"))))
-    return [(at, words) for at, words in axis if 0.01 < at < 0.98]
+    for place, point in enumerate(points[1:-1], start=1):
+        steps_since_1970 = point.at.replace(tzinfo=datetime.UTC).timestamp() // step  # By the clocks of the site.
+        if steps_since_1970 % every == 0:
+            axis.append((place / len(points), formats.date_format(point.at, date_format)))
+    return axis
 
 
 def _chart(page: Report, hovers: Sequence[str], marks: Sequence[Mark], words: str, kind: str, width: int) -> SafeString:

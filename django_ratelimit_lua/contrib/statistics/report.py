@@ -323,46 +323,27 @@ def _present() -> tuple[dict[str, RateLimitRule], set[str]]:
     return rules, {*rules, *in_settings, *known_call_sites.names()}
 
 
-def without_numbers(query: str = "") -> list[What]:
-    """The page if Redis is unavailable."""
-    rules, names = _present()
-    wanted = query.strip().casefold()
-    found = [_what(rules, name) for name in names if wanted in name.casefold()]
-    return sorted((What(**what.shown) for what in found), key=lambda what: what.name.casefold())
-
-
 def _what(rules: Mapping[str, RateLimitRule], name: str) -> Named:
     return _of_row(rules[name]) if name in rules else _in_code(name)
 
 
-def _read_now(names: Sequence[str]) -> dict[str, Any]:
+def _lately(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The fields of `Numbers` that are about the last minutes, of each name."""
     seconds, counts = stats.lately(names)
-    return {name: _per_minute(of, seconds) for name, of in counts.items()}
+    histograms = stats.details_of(names, Span.last(2 * HOUR, HOUR))
+    return {
+        name: {"per_minute": _per_minute(counts[name], seconds), "p95_seconds": _p95(histograms[name])}
+        for name in names
+    }
 
 
-def _read_p95(names: Sequence[str]) -> dict[str, Any]:
-    return {name: _p95(of) for name, of in stats.details_of(names, Span.last(2 * HOUR, HOUR)).items()}
-
-
-def _read_people(names: Sequence[str]) -> dict[str, Any]:
-    return stats.refused_people(names, Span.last(DAY, HOUR))
-
-
-READ: dict[str, tuple[str, Callable[[Sequence[str]], dict[str, Any]]]] = {
-    "now": ("per_minute", _read_now),
-    "people": ("people_refused", _read_people),
-    "p95": ("p95_seconds", _read_p95),
-}
-"""The columns that are read for the names of a page alone, unless it is sorted by them: the field of each."""
 SORTS: dict[str, Callable[[Row], Any]] = {
     "name": lambda row: row.name.casefold(),
     "requests": lambda row: row.requests,
     "refused": lambda row: (row.refused, row.would_be_refused, row.requests),
     "share": lambda row: (row.share_refused or 0.0, row.refused),
-    "people": lambda row: (row.people_refused, row.refused),
-    "now": lambda row: row.per_minute.requests,
-    "p95": lambda row: row.p95_seconds or 0.0,
 }
+"""The columns that are counted by the day. The others are read for the names of a page alone."""
 
 
 def overview(sort: str = "-refused", query: str = "", page: int = 1, size: int = 50) -> Overview:
@@ -379,21 +360,23 @@ def overview(sort: str = "-refused", query: str = "", page: int = 1, size: int =
     shown = sorted(name for name in names | counted if wanted in name.casefold())
     totals = stats.totals_of([name for name in shown if name in counted], span)
     rows = [Row(name=name, **_of_total(totals.get(name, Total()))) for name in shown]
-    if by in READ:
-        rows = _completed(rows, by, counted)
     rows.sort(key=SORTS[by], reverse=is_down)
     pages = max(1, -(-len(rows) // size))
     page = min(max(page, 1), pages)
     rows = rows[(page - 1) * size : page * size]
-    for column in READ:
-        if column != by:
-            rows = _completed(rows, column, counted)
-    of_site = Site(**_of_total(stats.total(SITE, span)))
+    names_read = [row.name for row in rows if row.name in counted]
+    lately = _lately([SITE, *names_read])
+    people = stats.refused_people(names_read, span)
     return Overview(
         at=moment_of(now),
-        site=replace(of_site, per_minute=_read_now([SITE])[SITE], p95_seconds=_read_p95([SITE])[SITE]),
+        site=Site(**_of_total(stats.total(SITE, span)), **lately[SITE]),
         rows=[
-            replace(row, **{**_what(rules, row.name).shown, "hours": row.hours if row.name in counted else ()})
+            replace(
+                row,
+                **_what(rules, row.name).shown,
+                **lately.get(row.name, {}),
+                people_refused=people.get(row.name, 0),
+            )
             for row in rows
         ],
         names=len(shown),
@@ -403,13 +386,6 @@ def overview(sort: str = "-refused", query: str = "", page: int = 1, size: int =
         query=query,
         dropped=stats.dropped(),
     )
-
-
-def _completed(rows: Sequence[Row], column: str, counted: set[str]) -> list[Row]:
-    attribute, read = READ[column]
-    names = [row.name for row in rows if row.name in counted and (column != "people" or row.refusals)]
-    values = read(names)
-    return [replace(row, **{attribute: values[row.name]}) if row.name in values else row for row in rows]
 
 
 def last_days(names: Sequence[str]) -> dict[str, Day]:
@@ -448,7 +424,7 @@ def one(name: str, period: str, now: float | None = None) -> Report:
         step_seconds=span.step,
         share_refused=_share(counts),
         people_refused=stats.people_refused(name, span),
-        per_minute=_read_now([name])[name],
+        per_minute=_lately([name])[name]["per_minute"],
         p95_seconds=_p95(histograms),
         sources=dict(whole.sources),
         units=whole.units,

@@ -132,7 +132,7 @@ def test_a_page_says_what_its_json_says(operator: Client) -> None:
     visits(5, "203.0.113.1")
     page = text(operator, ONE, name="site")
     json_page = told(operator, ONE, name="site")
-    assert "Refused: 3 of 5 requests (60%), from about 1 client." in page
+    assert re.search(r"Refused: 3 of 5 requests \(60%\)\. Since [^.]*: 3, from about 1 client\.", page)
     assert (json_page["requests"], json_page["refused"], json_page["people_refused"]) == (5, 3, 1)
     assert json_page["identities"]["refused"] == [
         {"digest": json_page["identities"]["refused"][0]["digest"], "least": 3, "most": 3,
@@ -514,18 +514,16 @@ def test_changes_are_marks_on_the_time_axis(operator: Client) -> None:
 
 
 def test_without_redis_the_pages_open_and_say_so(operator: Client, settings: Any) -> None:
-    """With the names of what there is, and no numbers."""
+    """On both pages, and as JSON with the reason."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
     settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
     shown = text(operator)
     assert "Redis is unavailable" in shown
-    assert "site" in shown
     assert "Redis is unavailable" in text(operator, ONE, name="site")
     for page in (STATISTICS, ONE):
         response = operator.get(page, {"format": "json", "name": "site"})
         assert response.status_code == 503
         assert response.json()["error"]
-    assert [row["name"] for row in response.json().get("rows", [])] in ([], ["site"])
 
 
 @pytest.mark.usefixtures("no_others")
@@ -552,7 +550,7 @@ def test_a_thousand_names_are_read_in_few_trips(operator: Client, monkeypatch: p
     reading.known_names()
     monkeypatch.setattr(store, "execute", one)
     monkeypatch.setattr(store, "execute_all", several)
-    for sort in ("-refused", "name", "-people", "-now", "-p95"):
+    for sort in ("-refused", "name", "-requests", "-share"):
         trips.clear()
         found = overview(sort)
         assert len(found.rows) == 50
@@ -727,7 +725,7 @@ def test_what_reaches_further_back_says_since_when(
     assert f"Refused: 1 of 1 requests (100%). Since {moment_words(since)}: 4, from about 3 clients." in page
     of = told(operator, ONE, name="spans", period="day")
     assert (of["requests"], of["counts_since"]["requests"]) == (10, 10)
-    assert "Refused: 4 of 10 requests (40%), from about 3 clients." in text(operator, ONE, name="spans")
+    assert "Refused: 4 of 10 requests (40%). Since" in text(operator, ONE, name="spans")
 
 
 def test_the_curves_of_the_sample_are_of_its_limits() -> None:
