@@ -261,7 +261,7 @@ def _query(asked: Mapping[str, str], **changes: str | None) -> str:
     return urlencode({name: readable(value) for name, value in query.items()})
 
 
-def _columns(asked: Mapping[str, str], sort: str) -> list[dict[str, str]]:
+def _columns(asked: Mapping[str, str], sort: str) -> list[dict[str, Any]]:
     """The columns: of those that sort, the query that sorts by them, or the other way round."""
     columns = []
     for name, words in COLUMNS.items():

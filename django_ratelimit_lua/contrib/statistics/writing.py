@@ -7,7 +7,7 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...exceptions import StoreError
@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from .recorder import Person, Tables
 
 WRITE, NOTE = (program.Program.of(program.source(f"contrib/statistics/{name}")) for name in ("write", "note"))
-MAX_PENDING = 50_000
-"""Numbers that are kept while nothing can be written, about. Beyond, minutes, histograms and clients are dropped, and
-beyond twice as many whatever is counted; how many requests that was is counted."""
+MAX_PENDING = 100_000
+"""Numbers that are kept while nothing can be written, about. Beyond, requests are only counted as dropped."""
 MAX_MARKS = 100_000
 """Marks that a process remembers to have written; the others it may write again."""
 STEADY_SECONDS = 60.0
@@ -181,18 +180,16 @@ class Writer:
             self._of(SITE).add(totals, b"E" + kind.encode(), number)
         if not tables.kinds:
             return
-        size = sum(map(len, self._pending.values()))
-        if size > 2 * MAX_PENDING:
+        if sum(map(len, self._pending.values())) > MAX_PENDING:
             self._drop(sum(hits.number for kind, hits in tables.kinds.items() if kind[1]))
             return
-        is_full = size > MAX_PENDING
         at = int(tables.began)
         hour, day = at // HOUR, at // DAY
         if hour != self._hour:
             self._begin_hour(hour)
         minute, hour_of_day = b"%02d" % (at % HOUR // MINUTE), b"%02d" % (at % DAY // HOUR)
         minutes, hours = _buckets_of(at)
-        details = () if is_full else ((b"hour:%d" % hour, MINUTES_KEPT), (b"day:%d" % day, HOURS_KEPT))
+        details = ((b"hour:%d" % hour, MINUTES_KEPT), (b"day:%d" % day, HOURS_KEPT))
         for (name, result, source, time_bucket, period, used, is_near, is_whole), hits in tables.kinds.items():
             number, units = hits.number, hits.units
             rule, letter, word = self._of(name), SOURCES.get(source, "").encode(), result.encode()
@@ -209,8 +206,7 @@ class Writer:
                 rule.add(totals, b"n", number)
             for of in (rule, self._of(SITE)) if is_whole else (rule,) if result else ():
                 of.add(hours, word + hour_of_day, number)
-                if not is_full:
-                    of.add(minutes, word + minute, number)
+                of.add(minutes, word + minute, number)
                 if letter:
                     of.add(hours, b"S" + letter + hour_of_day, number)
                     for bucket in details:
@@ -222,8 +218,7 @@ class Writer:
                 rule.add(bucket, b"U%d:%d" % (period, used), number)
         for (minute_since_1970, result), number in tables.corrections.items():
             self._correct(minute_since_1970 * MINUTE, result.encode(), number)
-        if not is_full:
-            self._take_people(tables, hour, day)
+        self._take_people(tables, hour, day)
 
     def _correct(self, at: int, result: bytes, number: int) -> None:
         """Add to the requests of the whole site that were counted at that moment, or take from them."""
@@ -231,22 +226,12 @@ class Writer:
         self._of(SITE).add(minutes, b"%b%02d" % (result, at % HOUR // MINUTE), number)
         self._of(SITE).add(hours, b"%b%02d" % (result, at % DAY // HOUR), number)
 
-    def forget(self, digests: Collection[bytes]) -> None:
-        """Remove clients from what is kept in memory."""
-        for top in self._tops.values():
-            for summary in top.summaries.values():
-                summary.forget(digests)
-        tops = {top.field: top.written() for top in self._tops.values()}
-        kept: list[dict[bytes, Any]] = [*self._samples.values()]
+    def forget(self) -> None:
+        """Drop all clients from what is kept in memory. Lists that were written stay, as others go on beside them."""
+        self._tops.clear()
+        self._samples.clear()
         for pending in (*self._pending.values(), *self._batches.values()):
-            for (command, _bucket), words in pending.writes.items():
-                if command == b"say":
-                    words.update({field: tops.get(field) or Top(field, 1).written() for field in words})
-                elif command != b"add":
-                    kept.append(words)
-        for words in kept:
-            for digest in digests:
-                words.pop(digest, None)
+            pending.writes = {to: words for to, words in pending.writes.items() if to[0] == b"add"}
 
     def _drop(self, number: int) -> None:
         """Count requests that are counted nowhere else."""
@@ -258,9 +243,8 @@ class Writer:
         marks: dict[tuple[str, int], dict[bytes, int]] = {}
         for (given, period, digest), person in tables.people.items():
             name = self._counted_as(given)
-            if digest:
-                of = marks.setdefault((name, period), {})
-                of[digest] = max(person.mark, of.get(digest, 0))
+            of = marks.setdefault((name, period), {})
+            of[digest] = max(person.mark, of.get(digest, 0))
             if person.allowed or person.refused:
                 by_name.setdefault(name, {})[digest] = person
         for (name, period), of in marks.items():

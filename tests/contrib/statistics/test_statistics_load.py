@@ -216,34 +216,6 @@ def of_these(names: set[str]) -> dict[str, int]:
     return dict(found)
 
 
-def test_what_somebody_else_has_written_keeps_nothing_back(direct: Any, prefix: str) -> None:
-    """A text, or another kind of thing, in the place of each key: it is replaced, every page can be read meanwhile, and
-    no decision is another."""
-    limiter = RateLimiter("odd.keys", ["2/h", "100/d"])
-    decided = [limiter.hit("ada").allowed for _ in range(3)]
-    recorder.flush()
-    keys = sorted(direct.keys(f"{prefix}{{stats*"))
-    assert len(keys) > 15
-    for make in (
-        lambda key: direct.set(key, "gibberish"),
-        lambda key: direct.rpush(key, "gibberish"),
-        lambda key: direct.hset(key, mapping={"a00": "x", "r05": "9" * 30, "uxx": "1", "é": "2"}),
-    ):
-        for key in keys:
-            direct.delete(key)
-            make(key)
-        assert [limiter.hit("ada").allowed for _ in range(3)] == [False] * 3
-        recorder._writer._begin_hour(0)  # It is an hour later.
-        assert not recorder.flush()
-        assert total("odd.keys", day()).refused == 3
-        assert top("odd.keys", day())[0].times >= 3
-        assert marks("odd.keys", 3600 * 10**6, day()).people <= 1
-        assert list(known_names()) == ["odd.keys"]
-        assert reading.people_refused("odd.keys", day()) == 1
-        assert dropped() == 0
-    assert decided == [True, True, False]
-
-
 def test_a_server_without_memory_is_written_to_later(settings: Any) -> None:
     """Decisions are made as the policy says, and nothing that was counted is lost."""
     with Server(os.environ.get("RATELIMIT_TEST_BINARY"), "--maxmemory-policy", "noeviction") as server:
@@ -327,8 +299,7 @@ def test_what_cannot_be_written_is_told(
 
 
 def test_what_is_kept_is_bounded_and_what_is_dropped_is_known(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """First minutes and histograms are left out, then whatever is counted; how many requests that was is reported, and
-    a hit is dropped once and only if it is counted nowhere."""
+    """Beyond the bound, nothing is counted; how many requests that was is reported."""
     monkeypatch.setattr(writing, "MAX_PENDING", 100)
     use(settings, "redis://127.0.0.1:1/0")
     settings.RATELIMIT_ON_STORE_ERROR = "open"
@@ -339,8 +310,7 @@ def test_what_is_kept_is_bounded_and_what_is_dropped_is_known(settings: Any, mon
     use(settings, url())
     assert not recorder.flush()
     counts = sum(total(name, day()).requests for name in known_names())
-    minutes = sum(sum(point.counts.values()) for name in known_names() for point in series(name, Span.last(3600, 60)))
-    assert 0 < minutes < counts < 60
+    assert 0 < counts < 60
     assert total("", day()).requests == counts
     assert counts + dropped() == 60
 
