@@ -363,23 +363,22 @@ def _chart(page: Report, hovers: Sequence[str], marks: Sequence[Mark], words: st
 def _shown_curve(place: int, shown: Curve, page: Report, asked: str, form_url: str) -> dict[str, Any]:
     """A refusal curve for the template."""
     told = curve_members(shown)
-    points, today = told["points"], shown.today
-    top = points[-1]["limit"] if points else 1
-    chosen = int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < 14 else None
-    if chosen is not None:
-        chosen = min(chosen, top)
-    looked_at = chosen if chosen is not None else today if today is not None else top
-    at = ([point for point in points if point["limit"] <= looked_at][-1:] or points[:1] or [None])[0]
-    drawn = plot_curve(shown.points(), shown.requests, shown.people, told["per"], today=today)
-    drawn.marks = [*drawn.marks, Mark(scale(looked_at, top), kind="chosen")]
+    points = told["points"]
+    top = points[-1]["limit"]
+    chosen = top if shown.today is None else shown.today
+    if asked.isascii() and asked.isdecimal() and len(asked) < 14:
+        chosen = min(int(asked), top)
+    at = [point for point in points if point["limit"] <= chosen][-1]
+    drawn = plot_curve(shown.points(), shown.requests, shown.people, told["per"], today=shown.today)
+    drawn.marks = [*drawn.marks, Mark(scale(chosen, top), kind="chosen")]
     if shown.is_burst:
         drawn.axis = _("burst")
     return {
         "place": place,
         "told": told,
         "svg": drawn.svg(),
-        "chosen": looked_at,
-        "at": "" if at is None else _point_words(at, told),
+        "chosen": chosen,
+        "at": _point_words(at, told),
         "others": _others_words(shown),
         "field": f"limit{place}",
         "top": top,

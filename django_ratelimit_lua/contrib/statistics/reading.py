@@ -32,8 +32,6 @@ MAX_LISTED = 100_000
 """More than all lists of two hours have."""
 Counts = Counter[str]
 """Requests by result: see `results`."""
-Moments = Iterator[tuple[int, str, int]]
-"""What was counted: the beginning of its minute or hour, in seconds since 1970; what; and how often."""
 _SOURCES = {letter: source for source, letter in SOURCES.items()}
 
 
@@ -198,7 +196,7 @@ def durable_names() -> dict[str, int]:
 
 def totals_of(names: Sequence[str], span: Span) -> dict[str, Total]:
     """What was counted of each name, in whole hours; the hour that is going on is one of them."""
-    return {name: _total(span, of) for name, of in _counted(names, span.parts(DAY), HOUR).items()}
+    return {name: _total(span, by_hour) for name, by_hour in _counted(names, span.parts(DAY), HOUR).items()}
 
 
 def total(name: str, span: Span) -> Total:
@@ -206,31 +204,29 @@ def total(name: str, span: Span) -> Total:
     return totals_of([name], span)[name]
 
 
-def _total(span: Span, counted: Moments) -> Total:
-    hours: dict[int, Counts] = {hour * HOUR: Counter() for hour in span.parts(HOUR)}
-    counts: Counts = Counter()
-    others: Counts = Counter()
-    for hour, word, number in counted:
-        if hour not in hours:
-            continue
-        if word in LABELS:
-            counts[word] += number
-            hours[hour][word] += number
-        else:
-            others[word] += number
-    sources = Counter({_SOURCES[word[1:]]: of for word, of in others.items() if word[0] == "S"})
-    return Total(counts, sources, others["u"], others["n"], [Point(hour, of) for hour, of in hours.items()])
+def _total(span: Span, by_hour: Mapping[int, Counts]) -> Total:
+    counted = [(hour * HOUR, by_hour.get(hour * HOUR, Counter())) for hour in span.parts(HOUR)]
+    whole: Counts = Counter()
+    for _, of in counted:
+        whole.update(of)
+    sources = Counter({_SOURCES[word[1:]]: number for word, number in whole.items() if word[0] == "S"})
+    hours_of_span = [Point(moment, _results(of)) for moment, of in counted]
+    return Total(_results(whole), sources, whole["u"], whole["n"], hours_of_span)
+
+
+def _results(counted: Counts) -> Counts:
+    """The requests by result, among all that was counted."""
+    return Counter({word: number for word, number in counted.items() if word in LABELS})
 
 
 def lately(names: Sequence[str]) -> tuple[float, dict[str, Counts]]:
     """What was counted of each name in the minute that is going on and the one before; and how many seconds that is."""
     now = time.time()
     span = Span.last(2 * MINUTE, MINUTE, now)
-    counts = {}
-    for name, counted in _counted(names, span.parts(HOUR), MINUTE).items():
-        of = counts[name] = Counter[str]()
-        for moment, result, number in counted:
-            of[result] += number if moment >= span.start else 0
+    counts = {
+        name: sum((of for minute, of in by_minute.items() if minute >= span.start), Counter[str]())
+        for name, by_minute in _counted(names, span.parts(HOUR), MINUTE).items()
+    }
     return now - span.start, counts
 
 
@@ -245,26 +241,22 @@ def series(name: str, span: Span) -> list[Point]:
     """What was counted of one name, step by step."""
     step, begin = (MINUTE, HOUR) if span.step < HOUR else (HOUR, DAY)
     counts: dict[int, Counts] = {moment: Counter() for moment in span.moments}
-    for at, result, number in _counted([name], span.parts(begin), step)[name]:
+    for at, counted in _counted([name], span.parts(begin), step)[name].items():
         moment = span.start if at < span.start < at + step else at
         moment -= (moment - span.start) % span.step
-        if result in LABELS and moment in counts:
-            counts[moment][result] += number
+        if moment in counts:
+            counts[moment] += _results(counted)
     return [Point(moment, of) for moment, of in counts.items()]
 
 
 def hours(name: str, days: Sequence[int]) -> Iterator[Hour]:
     """What was counted of one name in each hour of these days (numbered since 1970) in which it was."""
     people_since = time.time() - MINUTES_KEPT + HOUR
-    by_hour: dict[int, Counts] = {}
-    for hour, word, number in _counted([name], days, HOUR)[name]:
-        by_hour.setdefault(hour, Counter())[word] += number
-    for moment, found in sorted(by_hour.items()):
+    for moment, found in sorted(_counted([name], days, HOUR)[name].items()):
         people = None
         if moment > people_since:
             people = people_refused(name, Span(moment, moment + HOUR, HOUR))
-        counts = Counter({word: number for word, number in found.items() if word in LABELS})
-        yield Hour(moment, counts, found["u"], found["n"], people)
+        yield Hour(moment, _results(found), found["u"], found["n"], people)
 
 
 def details_of(names: Sequence[str], span: Span) -> dict[str, Detail]:
@@ -388,18 +380,18 @@ def _hours_of(suffix: bytes, patience: Patience | None = None) -> dict[str, int]
     return {name.decode("utf-8", "surrogatepass"): int(float(hour)) for name, hour in pairs}
 
 
-def _counted(names: Sequence[str], numbers: Sequence[int], step: int) -> dict[str, Moments]:
-    """What was counted of each name in these hours, by minutes, or in these days, by hours."""
+def _counted(names: Sequence[str], numbers: Sequence[int], step: int) -> dict[str, dict[int, Counts]]:
+    """All that was counted of each name in these hours, by minutes, or in these days, by hours: by the moment at which
+    each begins, in seconds since 1970."""
     suffix, begin = (b"minutes:%d", HOUR) if step == MINUTE else (b"hours:%d", DAY)
     hashes = iter(_hashes([key_of(name, suffix % number) for name in names for number in numbers]))
-    found = {name: [(number * begin, next(hashes)) for number in numbers] for name in names}
-
-    def moments(of: Sequence[tuple[int, Mapping[str, int]]]) -> Moments:
-        for begins, counts in of:
-            for written, count in counts.items():
-                yield begins + int(written[-2:]) * step, written[:-2], count
-
-    return {name: moments(of) for name, of in found.items()}
+    found: dict[str, dict[int, Counts]] = {name: {} for name in names}
+    for by_moment in found.values():
+        for number in numbers:
+            for written, count in next(hashes).items():
+                moment = number * begin + int(written[-2:]) * step
+                by_moment.setdefault(moment, Counter())[written[:-2]] += count
+    return found
 
 
 def _hashes(keys: Sequence[bytes], patience: Patience | None = None) -> list[dict[str, int]]:

@@ -10,6 +10,7 @@ import datetime
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -50,8 +51,7 @@ KINDS = {
     "code": gettext_lazy("limit in the code"),
     "block": gettext_lazy("blocks without a rule"),
     "other": gettext_lazy("further names, counted as one"),
-    "unknown": gettext_lazy("limit in the code, or not there any more"),
-    "gone": gettext_lazy("not there any more"),
+    "gone": gettext_lazy("limit in the code, or not there any more"),
 }
 RESULTS = {
     "allowed": "adh", "refused": "rvg", "would_be_refused": "s", "blocked": "b", "exempt": "x", "policy": "e",
@@ -303,16 +303,14 @@ def _in_code(name: str) -> Named:
         return Named(name=name, kind="code", reading="; ".join(site.words() for site in sites), limits=limits)
     if name in (BLOCK, OTHER):
         kind = "block" if name == BLOCK else "other"
-    elif known_call_sites.knows(name):
-        kind = "code"
     else:
-        kind = "unknown" if name in known_call_sites else "gone"  # Of long names, and beyond the first, it is unknown.
+        kind = "code" if known_call_sites.knows(name) else "gone"  # Or of a long name, which is not known.
     return Named(name=name, kind=kind)
 
 
 def is_seen(what: What) -> bool:
     """Whether there is something of that name, or was in the last ninety days. Raises `StoreError`."""
-    return what.kind not in ("unknown", "gone") or stats.was_counted(what.name)
+    return what.kind != "gone" or stats.was_counted(what.name)
 
 
 def _present() -> tuple[dict[str, RateLimitRule], set[str]]:
@@ -447,35 +445,37 @@ def curves(what: Named, span: Span, histograms: Detail, whole: Total) -> list[Cu
     others = _other_limits(what, Span(histograms.since, span.end, HOUR))
     if len(histograms.used) > 1:
         others = (*others, "periods")
-    return [
-        replace(
-            counted_curve(period_us, by_period.get(period_us), histograms, stats.marks(what.name, period_us, span)),
-            refused=whole.refused + whole.would_be_refused,
-            others=others,
-            is_unit=whole.units == whole.allowed,
+    refused = whole.refused + whole.would_be_refused
+    found = []
+    for period_us in sorted(histograms.used):
+        if not period_us:
+            continue
+        marks = stats.marks(what.name, period_us, span)
+        found.append(
+            Curve(
+                period_us,
+                by_period.get(period_us),
+                requests=sum(histograms.used[period_us].values()),
+                people=marks.people,
+                find_requests=partial(_requests_beyond, histograms, period_us),
+                find_people=partial(_people_beyond, marks),
+                most=max(marks.marks, default=0),
+                refused=refused,
+                others=others,
+                is_unit=whole.units == whole.allowed,
+                is_sampled=not marks.is_exact,
+            )
         )
-        for period_us in sorted(histograms.used)
-        if period_us
-    ]
+    return found
 
 
-def counted_curve(period_us: int, now: Limit | None, detail: Detail, marks: Marks) -> Curve:
-    """The curve of what was counted; `now`: the limit that is in force, if it is known."""
+def _requests_beyond(histograms: Detail, period_us: int, units: int) -> Between:
+    return Between(*histograms.beyond(period_us, units))
 
-    def find_people(units: int) -> Between:
-        count, error = marks.beyond(units)
-        return Between(max(0, count - error), count + error)
 
-    return Curve(
-        period_us,
-        now,
-        sum(detail.used.get(period_us, {}).values()),
-        marks.people,
-        lambda units: Between(*detail.beyond(period_us, units)),
-        find_people,
-        max(marks.marks, default=0),
-        is_sampled=not marks.is_exact,
-    )
+def _people_beyond(marks: Marks, units: int) -> Between:
+    count, error = marks.beyond(units)
+    return Between(max(0, count - error), count + error)
 
 
 def _other_limits(what: Named, span: Span) -> tuple[str, ...]:

@@ -62,15 +62,13 @@ Bucket = tuple[bytes, int]
 
 class Pending:
     """The unwritten counts of one name: by command (see `write.lua`) and bucket, the fields and their numbers or
-    values. `requests`: how many are counted by it; `number`: of the batch, once it is one, and `sent_at`: when it was
-    first sent without an answer (monotonic; 0: never)."""
+    values. `number`: of the batch, once it is one."""
 
-    __slots__ = ("number", "requests", "sent_at", "writes")
+    __slots__ = ("number", "writes")
 
     def __init__(self) -> None:
         self.writes: dict[tuple[bytes, Bucket], dict[bytes, Any]] = {}
-        self.requests = self.number = 0
-        self.sent_at = 0.0
+        self.number = 0
 
     def __len__(self) -> int:
         return sum(map(len, self.writes.values()))
@@ -88,7 +86,6 @@ class Pending:
 
     def merge(self, other: Pending) -> None:
         """Take in what is pending of another name."""
-        self.requests += other.requests
         for (command, bucket), words in other.writes.items():
             self.to(command, bucket).update(words)  # A `Counter` adds.
 
@@ -181,7 +178,8 @@ class Writer:
         if not tables.kinds:
             return
         if sum(map(len, self._pending.values())) > MAX_PENDING:
-            self._drop(sum(hits.number for kind, hits in tables.kinds.items() if kind[1]))
+            dropped = sum(hits.number for kind, hits in tables.kinds.items() if kind[1])
+            self._of(SITE).add((DROPPED, HOURS_KEPT), b"%d" % (int(time.time()) // DAY), dropped)
             return
         at = int(tables.began)
         hour, day = at // HOUR, at // DAY
@@ -195,7 +193,6 @@ class Writer:
             rule, letter, word = self._of(name), SOURCES.get(source, "").encode(), result.encode()
             took = b"t%b%d" % (letter, time_bucket)
             if result:
-                rule.requests += number
                 rule.add(totals, word, number)
                 if units:
                     rule.add(totals, b"u" if result in FREE else b"w", units)
@@ -232,11 +229,6 @@ class Writer:
         self._samples.clear()
         for pending in (*self._pending.values(), *self._batches.values()):
             pending.writes = {to: words for to, words in pending.writes.items() if to[0] == b"add"}
-
-    def _drop(self, number: int) -> None:
-        """Count requests that are counted nowhere else."""
-        if number:
-            self._of(SITE).add((DROPPED, HOURS_KEPT), b"%d" % (int(time.time()) // DAY), number)
 
     def _take_people(self, tables: Tables, hour: int, day: int) -> None:
         by_name: dict[str, dict[bytes, Person]] = {}
@@ -307,7 +299,7 @@ class Writer:
             failures, failed = 1, error
         began = time.monotonic()
         names = [name for name in self._pending if name in self._known and name not in self._batches]
-        # First those that have not failed, or not lately; all together last, with what the others drop.
+        # First those that have not failed, or not lately; all together last.
         for name in sorted([*names, *self._batches], key=lambda name: name == SITE):
             if failures >= MAX_FAILURES or time.monotonic() - began > ROUND_SECONDS:
                 break
@@ -333,19 +325,8 @@ class Writer:
             yield batch
 
     def _send(self, name: str, batch: Pending, store: Any, patience: Patience | None) -> None:
-        now = time.monotonic()
-        if batch.sent_at and now - batch.sent_at > BATCH_KEPT - MINUTE:
-            # Redis does not know any more whether it has it: rather not at all than twice.
-            self._drop(batch.requests if name != SITE else 0)
-            return
-        try:
-            problems = store.run(WRITE, *batch.arguments(name, self._process), patience)
-        except StoreError as error:
-            if not error.was_answered:
-                batch.sent_at = batch.sent_at or now
-            raise
-        for problem in problems:
-            self.error, self._refused_at = StoreError(problem.decode(errors="replace")), now
+        for problem in store.run(WRITE, *batch.arguments(name, self._process), patience):
+            self.error, self._refused_at = StoreError(problem.decode(errors="replace")), time.monotonic()
 
     def _note_names(self, store: Any, patience: Patience | None) -> None:
         """Note once an hour of each name that it counts. Names for which there is no room are counted together."""

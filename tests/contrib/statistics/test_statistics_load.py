@@ -29,13 +29,12 @@ from django_ratelimit_lua.contrib.statistics.reading import Span, dropped, known
 from django_ratelimit_lua.contrib.statistics.recorder import Hits, Person, Tables, recorder
 from django_ratelimit_lua.contrib.statistics.report import why_uncounted
 from django_ratelimit_lua.engine.decide import PlannedCharge
-from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.process.tasks import stop
-from django_ratelimit_lua.store import flusher, get_store
+from django_ratelimit_lua.store import flusher
 from django_ratelimit_lua.testing.server import Server
 from tests import clusters
 from tests.acceptance.test_forks import child_of, ended
@@ -542,32 +541,11 @@ def test_what_a_process_remembers_of_marks_is_bounded(direct: Any, monkeypatch: 
     assert {marks(f"known.{rule}", 3600 * 10**6, day()).people for rule in range(20)} == {300}
 
 
-def test_a_batch_that_redis_may_have_forgotten_is_dropped(
-    direct: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rather not at all than twice; how much it was is reported for as long as hours are kept."""
-    monkeypatch.setattr(writing, "BATCH_KEPT", writing.MINUTE)
-    store, limiter = get_store(background=True), RateLimiter("late", "1000/h")
-    limiter.hit("ada")
-    recorder.flush()
-    limiter.hit("ada")
-
-    def lost(*arguments: Any) -> Any:
-        raise StoreError("no answer")
-
-    monkeypatch.setattr(store, "run", lost)
-    assert recorder.flush()
-    monkeypatch.undo()
-    monkeypatch.setattr(writing, "BATCH_KEPT", writing.MINUTE)
-    until(lambda: not recorder.flush(), "it is written")
-    assert (dropped(), total("late", day()).requests) == (1, 1)
-    assert 0 < direct.ttl(writing.key_of("", b"dropped")) <= writing.HOURS_KEPT
-
-
-def test_drops_alone_are_still_to_be_written() -> None:
+def test_drops_alone_are_still_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a process that ends would forget them."""
+    monkeypatch.setattr(writing, "MAX_PENDING", -1)
     writer = writing.Writer()
-    writer._drop(3)
+    writer.take(crowd("dropped", "x", 3, time.time()), {})
     assert not writer.is_empty
     assert writer.write()
     assert writer.is_empty

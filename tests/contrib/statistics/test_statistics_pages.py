@@ -640,7 +640,7 @@ def test_odd_names_fit_their_cells(operator: Client, name: str, cell: str) -> No
     assert f">{cell}</a>" in page
     assert "not there any more" not in page.replace("limit in the code, or not there any more", "")
     of = told(operator, ONE, name=name)
-    assert (of["name"], of["kind"], of["requests"]) == (name, "unknown" if len(name) > 200 else "code", 1)
+    assert (of["name"], of["kind"], of["requests"]) == (name, "gone" if len(name) > 200 else "code", 1)
     out = io.StringIO()
     call_command("ratelimit", "stats", "show", stdout=out)
     lines = out.getvalue().splitlines()
