@@ -82,30 +82,27 @@ def _numbers(hour: Hour) -> Numbers:
     return {**counts, "units": hour.units, "near": hour.near, "people_refused": hour.people_refused}
 
 
-_has_turn = False
-"""Whether this process has taken the turn to write, and has not written yet."""
-_looks_left = LAST_LOOKS
+_looks_left = 0
 
 
 def look() -> None:
     """Start to write hours in a thread of its own, unless another process is at it."""
-    global _has_turn, _looks_left
-    if take_turn(_turn_key(), KEEP_SECONDS):
-        _has_turn, _looks_left = True, LAST_LOOKS
+    global _looks_left
+    if take_turn(_turn_key(), 2 * KEEP_SECONDS):
+        _looks_left = LAST_LOOKS
         keeping.start()
 
 
 def _step() -> float | None:
     """Write hours, and come again: the last requests of a quiet site are written without a further one."""
-    global _has_turn, _looks_left
-    if not (_has_turn or take_turn(_turn_key(), KEEP_SECONDS)):
-        return None  # Another process goes on.
-    _has_turn = True  # Also of a look that fails, which is repeated.
-    found = _keep()
-    _has_turn, _looks_left = False, LAST_LOOKS if found else _looks_left - 1
+    global _looks_left
+    store = get_store(background=True)
+    # Until the next look, so that no other process begins.
+    store.execute(b"SET", _turn_key(), b"1", b"PX", b"%d" % (2000 * KEEP_SECONDS))
+    _looks_left = LAST_LOOKS if _keep() else _looks_left - 1
     if _looks_left > 0:
-        return KEEP_SECONDS * 1.01  # When the turn of this look is over.
-    get_store(background=True).execute(b"DEL", _turn_key())
+        return KEEP_SECONDS
+    store.execute(b"DEL", _turn_key())
     return None
 
 
