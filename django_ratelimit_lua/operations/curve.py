@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 
-from ..limits.algorithms import find
 from ..limits.limit import Limit
 from ..limits.rate import Rate
 from .plot import Mark, Plot
@@ -75,11 +74,6 @@ class Curve:
     others: tuple[str, ...] = ()
     is_unit: bool = False
     is_sampled: bool = False
-
-    @property
-    def algorithm(self) -> str:
-        """The algorithm of the limit that is in force; empty if that is not known."""
-        return "" if self.now is None else find(self.now.algorithm).name
 
     @property
     def is_burst(self) -> bool:
