@@ -10,12 +10,7 @@ from django.utils.safestring import SafeString
 from ..operations.words import local_moment, moment_words
 
 
-def moment_text(moment: datetime.datetime) -> str:
-    """ISO 8601, for programs; without a time zone if the site has none."""
-    return local_moment(moment).isoformat()
-
-
 def moment_element(moment: datetime.datetime) -> SafeString:
-    """The same for a page, with the exact moment for programs and as a tooltip."""
+    """A moment for a page, with the exact moment for programs and as a tooltip."""
     exact = local_moment(moment).isoformat(sep=" ", timespec="seconds")
     return format_html('<time datetime="{}" title="{}">{}</time>', exact, exact, moment_words(moment))

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 
-from ..limits.algorithms import find
 from ..limits.limit import Limit
 from ..limits.rate import Rate
 from .plot import Mark, Plot
@@ -53,11 +52,8 @@ class Curve:
         find_requests: Returns how many requests found more than a number of units used.
         find_people: Returns how many identities used, or wanted, more than a number of units.
         most: The most that an identity used.
-        lowest: The lowest limit that has refused in that time, if any.
         refused: The number of refused requests.
-        is_alone: No other period was counted, so this limit has refused them.
-        others: Why another limit applied to some clients, or for some of the time.
-        is_steady: It is alone, and there are no others.
+        others: Why requests met other limits than this one.
         is_unit: Each request took one unit.
         is_sampled: The number of identities is estimated.
 
@@ -74,18 +70,10 @@ class Curve:
     find_requests: Callable[[int], Between]
     find_people: Callable[[int], Between]
     most: int
-    lowest: int | None = None
     refused: int = 0
-    is_alone: bool = False
-    is_steady: bool = False
     others: tuple[str, ...] = ()
     is_unit: bool = False
     is_sampled: bool = False
-
-    @property
-    def algorithm(self) -> str:
-        """The algorithm of the limit that is in force; empty if that is not known."""
-        return "" if self.now is None else find(self.now.algorithm).name
 
     @property
     def is_burst(self) -> bool:
@@ -109,19 +97,19 @@ class Curve:
     def at(self, limit: int) -> CurvePoint:
         """Return what a limit would have refused."""
         requests, people = self.find_requests(limit), self.find_people(limit)
-        lowest, refused = self.lowest, self.refused
-        if lowest is None:
+        today, refused = self.today, self.refused
+        if today is None or not refused:
             return CurvePoint(limit, requests, people)
-        if limit > lowest:
+        if limit > today:
             # How much more the refused requests would have taken is not known.
-            most = min(self.find_requests(lowest).most, requests.most + refused)
+            most = min(self.find_requests(today).most, requests.most + refused)
             requests = Between(requests.least, most)
-            people = Between(people.least, self.find_people(lowest).most)
-            if self.is_steady:
+            people = Between(people.least, self.find_people(today).most)
+            if not self.others:
                 requests = Between(0, min(most, refused))
-        elif self.is_steady and limit == lowest:
+        elif not self.others and limit == today:
             requests = Between(refused, refused)
-        elif self.is_alone:  # Every request that was refused would have been refused.
+        elif not self.others:  # Every request that was refused would have been refused.
             requests = Between(max(requests.least, refused), max(requests.most, refused))
         return CurvePoint(limit, requests, people)
 

@@ -21,7 +21,7 @@ from ...admin.history import WHO, changed_words
 from ...admin.identities import ReadablePart, readable_parts
 from ...admin.inspector import may_inspect
 from ...admin.pages import Page, page_response, register_page
-from ...admin.times import moment_element, moment_text
+from ...admin.times import moment_element
 from ...conf import conf
 from ...exceptions import StoreError
 from ...identity.names import name_words
@@ -48,7 +48,6 @@ from .report import (  # fmt: skip
     one,
     overview,
     why_uncounted,
-    without_numbers,
 )
 
 APP = "django_ratelimit_lua"
@@ -67,10 +66,8 @@ COLUMNS = {
     "people": gettext_lazy("clients refused"),
     "p95": gettext_lazy("95 of 100 decided within"),
 }
-LARGEST_FIRST = frozenset(SORTS) - {"name"}
 HEALTH = ("ok", "seconds", "error", "revision", "is_paused", "problems")
 """The overview's part about `Health`."""
-LAST_CHANGES = 8
 LONGEST_TITLE = 120
 
 
@@ -111,26 +108,16 @@ class StatisticsPages(Page):
             _ask_first(state)
             found |= vars(overview(sort, query, page))
         except StoreError as error:
-            found |= {"error": str(error), "rows": without_numbers(query), "query": query}
-        changes = self._last_changes(request)
+            found |= {"error": str(error), "query": query}
         if asked.get("format") == "json":
-            found["changes"] = [
-                {"at": moment_text(change.at), "by": change.by, "kind": change.kind,
-                 "name": change.name, "action": change.action}
-                for change in changes
-            ]  # fmt: skip
             return _json(found)
-        is_known = "error" not in found
-        context = {
-            **found,
-            "title": _("Statistics"),
-            "is_known": is_known,
-            "columns": _columns(asked, found["sort"]) if is_known else [],
-            "changes": _shown_changes(changes),
-            "page_queries": [(number, _query(asked, page=str(number))) for number in range(1, found["pages"] + 1)]
-            if found.get("pages", 1) > 1 else [],
-            "fallback": _fallback(found["site"].sources) if is_known else "",
-        }  # fmt: skip
+        context = {**found, "title": _("Statistics")}
+        if "error" not in found:
+            context["columns"] = _columns(asked, found["sort"])
+            context["fallback"] = _fallback(found["site"].sources)
+            if found["pages"] > 1:
+                numbers = range(1, found["pages"] + 1)
+                context["page_queries"] = [(number, _query(asked, page=str(number))) for number in numbers]
         return self._answer(request, "overview.html", context)
 
     def one_view(self, request: HttpRequest) -> HttpResponse:
@@ -223,12 +210,6 @@ class StatisticsPages(Page):
             "shows": conf.SHOW_IDENTITIES,
         }  # fmt: skip
 
-    def _last_changes(self, request: HttpRequest) -> list[RateLimitChange]:
-        kinds = [RateLimitChange.Kind.RULE]
-        if request.user.has_perm(f"{APP}.view_ratelimitoverride"):
-            kinds += [RateLimitChange.Kind.OVERRIDE, RateLimitChange.Kind.IDENTITY]
-        return list(RateLimitChange.objects.filter(kind__in=kinds)[:LAST_CHANGES])
-
     def _url(self, name: str, **query: str) -> str:
         url = reverse(f"admin:ratelimit_statistics_statistics_{name}", current_app=self.admin_site.name)
         return f"{url}?{urlencode(query)}" if query else url
@@ -284,13 +265,10 @@ def _columns(asked: Mapping[str, str], sort: str) -> list[dict[str, Any]]:
     """The columns: of those that sort, the query that sorts by them, or the other way round."""
     columns = []
     for name, words in COLUMNS.items():
-        is_sorted = sort.removeprefix("-") == name
-        other = sort.removeprefix("-") if sort.startswith("-") else f"-{name}"
-        first = f"-{name}" if name in LARGEST_FIRST else name
-        columns.append(
-            {"name": name, "words": words, "query": _query(asked, sort=other if is_sorted else first, page=None),
-             "order": ("descending" if sort.startswith("-") else "ascending") if is_sorted else ""}
-        )  # fmt: skip
+        is_ascending_next = sort == f"-{name}" or (name == "name" and sort != "name")
+        query = _query(asked, sort=name if is_ascending_next else f"-{name}", page=None)
+        order = {name: "ascending", f"-{name}": "descending"}.get(sort, "")
+        columns.append({"name": name, "words": words, "query": query if name in SORTS else "", "order": order})
     return columns
 
 
@@ -313,40 +291,32 @@ def _summary(page: Report) -> str:
     """The refusals, and their clients, in a sentence or two."""
     if not page.requests:
         return _("No requests in this time.")
-    number, is_shadow = page.refusals, not page.refused
-    if not number:
-        return _("Refused: none of %(requests)s requests.") % {"requests": number_words(page.requests)}
-    number_since = page.counts_since.would_be_refused if is_shadow else page.counts_since.refused
-    if number_since != number and not is_shadow:
-        text = _(
-            "Refused: %(number)s of %(requests)s requests (%(share)s). "
-            "Since %(since)s: %(number_since)s, from %(clients)s."
-        )
-    elif number_since != number:
-        text = _(
-            "Would be refused: %(number)s of %(requests)s requests (%(share)s). "
-            "Since %(since)s: %(number_since)s, from %(clients)s."
-        )
-    elif is_shadow:
-        text = _("Would be refused: %(number)s of %(requests)s requests (%(share)s), from %(clients)s.")
+    if page.refused:
+        text = _("Refused: %(number)s of %(requests)s requests (%(share)s).")
+        number_since = page.counts_since.refused
+    elif page.would_be_refused:
+        text = _("Would be refused: %(number)s of %(requests)s requests (%(share)s).")
+        number_since = page.counts_since.would_be_refused
     else:
-        text = _("Refused: %(number)s of %(requests)s requests (%(share)s), from %(clients)s.")
-    words = text % {
-        "requests": number_words(page.requests),
-        "number": number_words(number),
-        "share": share_words(number / page.requests),
-        "clients": clients_words(page.people_refused),
-        "number_since": number_words(number_since),
-        "since": moment_words(page.since),
-    }
+        return _("Refused: none of %(requests)s requests.") % {"requests": number_words(page.requests)}
+    number = page.refusals
+    sentences = [
+        text
+        % {
+            "number": number_words(number),
+            "requests": number_words(page.requests),
+            "share": share_words(number / page.requests),
+        },
+        _("Since %(since)s: %(number)s, from %(clients)s.")
+        % {
+            "since": moment_words(page.since),
+            "number": number_words(number_since),
+            "clients": clients_words(page.people_refused),
+        },
+    ]
     if page.banned:
-        words += " " + _("By bans: %(number)s.") % {"number": number_words(page.banned)}
-    first = (page.identities or {}).get("refused", ())[:3]
-    at_least = sum(each["least"] for each in first)
-    if first and page.people_refused > 3 and page.period in ("hour", "day") and at_least >= 2:
-        share = share_words(min(1.0, at_least / number_since))
-        words += " " + _("The first three of them account for %(share)s of that.") % {"share": share}
-    return words
+        sentences.append(_("By bans: %(number)s.") % {"number": number_words(page.banned)})
+    return " ".join(sentences)
 
 
 def _step_words(moment: datetime.datetime, period: str) -> str:
@@ -358,20 +328,20 @@ def _step_words(moment: datetime.datetime, period: str) -> str:
 
 def _axis(points: Sequence[Point], period: str) -> list[tuple[float, str]]:
     """The moments that the time axis names, as shares of its length."""
+    # Translators: formats of Django's date filter
+    every, date_format = {
+        "hour": (10, "H:i"),
+        "day": (6, "H:i"),
+        "week": (8, _("D j")),
+        "90d": (14, _("j M")),
+    }[period]
+    step = PERIODS[period][1]
     axis = []
-    for place, point in enumerate(points):
-        moment = point.at
-        if moment.minute % (10 if period == "hour" else 60) == 0 and (
-            period == "hour" or (period == "day" and moment.hour % 3 == 0)
-        ):
-            axis.append((place / len(points), formats.date_format(moment, "H:i")))
-        elif period == "week" and moment.hour < 3:
-            # Translators: a format of Django's date filter
-            axis.append((place / len(points), formats.date_format(moment, _("D j"))))
-        elif period == "90d" and moment.weekday() == 0 and moment.isocalendar().week % 2 == 0:
-            # Translators: a format of Django's date filter
-            axis.append((place / len(points), formats.date_format(moment, _("j M"))))
-    return [(at, words) for at, words in axis if 0.01 < at < 0.98]
+    for place, point in enumerate(points[1:-1], start=1):
+        steps_since_1970 = point.at.replace(tzinfo=datetime.UTC).timestamp() // step  # By the clocks of the site.
+        if steps_since_1970 % every == 0:
+            axis.append((place / len(points), formats.date_format(point.at, date_format)))
+    return axis
 
 
 def _chart(page: Report, hovers: Sequence[str], marks: Sequence[Mark], words: str, kind: str, width: int) -> SafeString:
@@ -393,24 +363,23 @@ def _chart(page: Report, hovers: Sequence[str], marks: Sequence[Mark], words: st
 def _shown_curve(place: int, shown: Curve, page: Report, asked: str, form_url: str) -> dict[str, Any]:
     """A refusal curve for the template."""
     told = curve_members(shown)
-    points, today = told["points"], shown.today
-    top = points[-1]["limit"] if points else 1
-    chosen = int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < 14 else None
-    if chosen is not None:
-        chosen = min(chosen, top)
-    looked_at = chosen if chosen is not None else today if today is not None else top
-    at = ([point for point in points if point["limit"] <= looked_at][-1:] or points[:1] or [None])[0]
-    drawn = plot_curve(shown.points(), shown.requests, shown.people, told["per"], today=today)
-    drawn.marks = [*drawn.marks, Mark(scale(looked_at, top), kind="chosen")]
+    points = told["points"]
+    top = points[-1]["limit"]
+    chosen = top if shown.today is None else shown.today
+    if asked.isascii() and asked.isdecimal() and len(asked) < 14:
+        chosen = min(int(asked), top)
+    at = [point for point in points if point["limit"] <= chosen][-1]
+    drawn = plot_curve(shown.points(), shown.requests, shown.people, told["per"], today=shown.today)
+    drawn.marks = [*drawn.marks, Mark(scale(chosen, top), kind="chosen")]
     if shown.is_burst:
         drawn.axis = _("burst")
     return {
         "place": place,
         "told": told,
         "svg": drawn.svg(),
-        "chosen": looked_at,
-        "at": "" if at is None else _point_words(at, told),
-        "others": _others_words(told, page),
+        "chosen": chosen,
+        "at": _point_words(at, told),
+        "others": _others_words(shown),
         "field": f"limit{place}",
         "top": top,
         "form_url": form_url and f"{form_url}{_fills_in(told, page)}",
@@ -425,23 +394,22 @@ def _shown_curve(place: int, shown: Curve, page: Report, asked: str, form_url: s
     }
 
 
-def _others_words(told: Mapping[str, Any], page: Report) -> str:
-    """Why the curve differs from the refusals: another limit applied to some clients, or refused as well."""
-    if told["others"]:
-        names = {"tiers": _("tiers"), "overrides": _("overrides"), "changes": _("changes")}
-        why = _("Not everybody had this limit all the time (%(why)s): the curve is as if one limit held for all.")
-        words = why % {"why": ", ".join(names[each] for each in told["others"])}
-    elif not told["is_alone"]:
-        words = _("There are limits for other periods beside this one: the curve is as if this one stood alone.")
-    else:
+def _others_words(shown: Curve) -> str:
+    """Why the curve differs from the refusals."""
+    if not shown.others:
         return ""
-    at = next((point["requests"] for point in told["points"] if point["limit"] == told["today"]), None)
-    number = page.counts_since.refusals
-    if at is not None and not at[0] <= number <= at[1]:
-        text = _("At today's %(limit)s it has %(curve)s refusals; in fact there were %(number)s.")
-        counts = {"limit": number_words(told["today"]), "number": number_words(number)}
-        words += " " + text % {**counts, "curve": _range_words(at)}
-    return words
+    names = {
+        "changes": _("changes"),
+        "overrides": _("overrides"),
+        "tiers": _("tiers"),
+        "periods": _("limits for other periods"),
+    }
+    text = _(
+        "Requests met other limits as well (%(why)s): the curve is as if this one had applied to all, alone. "
+        "%(number)s requests were refused."
+    )
+    why = ", ".join(names[reason] for reason in shown.others)
+    return text % {"why": why, "number": number_words(shown.refused)}
 
 
 def _range_words(bounds: Sequence[int]) -> str:

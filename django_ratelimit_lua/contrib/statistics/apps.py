@@ -68,7 +68,7 @@ class StatisticsExtension(Extension):
         recorder.add_failed(name)
 
     def on_message(self, words: Collection[bytes]) -> None:
-        recorder.forget(words)
+        recorder.forget()
 
     def forget(self, digests: Collection[bytes]) -> Mapping[str, int]:
         return forget(digests)

@@ -4,6 +4,7 @@ shadow mode would have made, and the last hour of a limit's client."""
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlencode
 
@@ -18,8 +19,10 @@ from ...exceptions import StoreError
 from ...models import RateLimitRule
 from ...operations.explain import ExplainedLimit
 from ...operations.words import between_words, clients_words, moment_words, number_words, share_words
-from .reading import history, refusal_counts, shadow_numbers
+from .keys import DAY, HOUR
+from .reading import Span, history, known_names, shadow_numbers, totals_of
 from .report import last_days
+from .results import FAILED
 from .writing import why_unwritable
 
 VIEW = "django_ratelimit_lua.view_ratelimitrule"
@@ -95,8 +98,9 @@ def health_warnings() -> Iterator[str]:
     error = why_unwritable()
     if error is not None:
         yield f"statistics cannot be written, or not all: {error}"
-    for name, counts in sorted(refusal_counts(1).items()):
-        number = counts.get("failed", 0)
+    today = int(time.time()) // DAY * DAY
+    for name, total in sorted(totals_of(list(known_names()), Span(today, today + DAY, HOUR)).items()):
+        number = total.counts[FAILED]
         if number:
             requests = "request" if number == 1 else "requests"
             yield f"rule {name!r} could not be applied to {number} {requests} today; see the log"

@@ -15,9 +15,9 @@ from .recorder import recorder
 
 def forget(digests: Collection[bytes]) -> Mapping[str, int]:
     """Erase it in Redis, and have all processes drop what they have not written yet. Raises `StoreError`."""
-    recorder.forget(digests)
+    recorder.forget()
     store = get_store(background=True)
-    message = b" ".join([ANNEX, b"statistics", *digests])
+    message = ANNEX + b" statistics"
     store.execute(b"PUBLISH", store.channel(conf.CACHE_PREFIX), message)
     marks = 0
     for key in store.find_keys(conf.CACHE_PREFIX + b"{stats:", b"*:marks:*"):

@@ -2,7 +2,7 @@
 
 One of all processes does it, every few minutes, until there is nothing new for a while. Numbers are absolute and only
 raise existing ones, so it makes no difference how often they are written, by how many processes, or when one was
-killed. The last two days are read each time; everything in Redis, once a day, and after a failure.
+killed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from datetime import datetime
 
 from django.db import connections
-from django.db.models import QuerySet
+from django.db.models import Max, QuerySet
 
 from ...conf import conf
 from ...models import RateLimitRule
@@ -33,6 +33,7 @@ LONGEST_NAME = 200
 COLUMNS = {
     results.ALLOWED: "allowed",
     results.REFUSED: "refused",
+    results.BANNED: "banned",
     results.ALLOWED_ADVISING: "advised_allowed",
     results.ADVISED: "advised_refused",
     results.ALLOWED_IN_SHADOW: "shadow_allowed",
@@ -42,7 +43,7 @@ COLUMNS = {
     results.POLICY: "policy",
     results.FAILED: "failed",
 }
-"""The column of each result. A ban counts as a refusal."""
+"""The column of each result."""
 
 
 def names_to_keep(using: str) -> dict[str, int | None]:
@@ -55,76 +56,65 @@ def names_to_keep(using: str) -> dict[str, int | None]:
     return {name: until for name, until in names.items() if len(name) <= LONGEST_NAME and not UNWRITABLE.search(name)}
 
 
-def keep_hours(*, everything: bool = False) -> int:
-    """Write to the database what it does not have yet of the last two days, or of everything that Redis has; but
-    nothing that is older than `RATELIMIT_HISTORY_DAYS`. Returns how many rows were made or raised. Raises `StoreError`,
-    and whatever the database raises."""
-    using, today = primary(), int(time.time()) // DAY
-    since = 0 if conf.HISTORY_DAYS is None else int(time.time() - conf.HISTORY_DAYS * DAY)
-    days = range(max(since // DAY, today - (HOURS_KEPT // DAY if everything else 1)), today + 1)
+def keep_hours() -> int:
+    """Write to the database what it does not have yet of each name: from a day before its last row on, or all that
+    Redis has; but nothing that is older than `RATELIMIT_HISTORY_DAYS`. Returns how many rows were made or raised.
+    Raises `StoreError`, and whatever the database raises."""
+    using, now = primary(), int(time.time())
+    oldest = now - HOURS_KEPT
+    if conf.HISTORY_DAYS is not None:
+        oldest = max(oldest, int(now - conf.HISTORY_DAYS * DAY))
     written = 0
     for name, until in sorted(names_to_keep(using).items()):
+        last = RateLimitHour.objects.using(using).filter(name=name).aggregate(moment=Max("moment"))["moment"]
+        since = oldest if last is None else max(oldest, last - DAY)
         found = {
             hour.moment: _numbers(hour)
-            for hour in hours(name, days)
-            if hour.moment >= since and (until is None or hour.moment < until)
+            for hour in hours(name, range(since // DAY, now // DAY + 1))
+            if hour.moment >= oldest and (until is None or hour.moment < until)
         }
         written += RateLimitHour.keep(using, name, found)
     return written
 
 
 def _numbers(hour: Hour) -> Numbers:
-    counts = {COLUMNS[result]: number for result, number in hour.counts.items() if result in COLUMNS}
-    if hour.counts[results.BANNED]:
-        counts["refused"] = results.refused_of(hour.counts)
+    counts = {COLUMNS[result]: number for result, number in hour.counts.items()}
     return {**counts, "units": hour.units, "near": hour.near, "people_refused": hour.people_refused}
 
 
-_has_turn = False
-"""Whether this process has taken the turn to write, and has not written yet."""
-_looks_left = LAST_LOOKS
+_looks_left = 0
 
 
 def look() -> None:
     """Start to write hours in a thread of its own, unless another process is at it."""
-    global _has_turn, _looks_left
-    if take_turn(_key(b"turn"), KEEP_SECONDS):
-        _has_turn, _looks_left = True, LAST_LOOKS
+    global _looks_left
+    if take_turn(_turn_key(), 2 * KEEP_SECONDS):
+        _looks_left = LAST_LOOKS
         keeping.start()
 
 
 def _step() -> float | None:
     """Write hours, and come again: the last requests of a quiet site are written without a further one."""
-    global _has_turn, _looks_left
-    if not (_has_turn or take_turn(_key(b"turn"), KEEP_SECONDS)):
-        return None  # Another process goes on.
-    _has_turn = True  # Also of a look that fails, which is repeated.
-    found = _keep()
-    _has_turn, _looks_left = False, LAST_LOOKS if found else _looks_left - 1
+    global _looks_left
+    store = get_store(background=True)
+    # Until the next look, so that no other process begins.
+    store.execute(b"SET", _turn_key(), b"1", b"PX", b"%d" % (2000 * KEEP_SECONDS))
+    _looks_left = LAST_LOOKS if _keep() else _looks_left - 1
     if _looks_left > 0:
-        return KEEP_SECONDS * 1.01  # When the turn of this look is over.
-    get_store(background=True).execute(b"DEL", _key(b"turn"))
+        return KEEP_SECONDS
+    store.execute(b"DEL", _turn_key())
     return None
 
 
-def _key(word: bytes) -> bytes:
-    return rules_key() + b":hours:" + word
+def _turn_key() -> bytes:
+    return rules_key() + b":hours:turn"
 
 
 def _keep() -> int:
     """Returns how many rows were made or raised."""
-    store, today = get_store(background=True), b"%d" % (int(time.time()) // DAY)
     try:
-        is_done_today = store.execute(b"GET", _key(b"all")) == today
-        found = keep_hours(everything=not is_done_today)
-        if not is_done_today:
-            sweep(primary())
-            store.execute(b"SET", _key(b"all"), today, b"EX", b"%d" % DAY)
-        return found
-    except BaseException:
-        # The next process with a turn looks for missed hours.
-        store.execute(b"DEL", _key(b"all"))
-        raise
+        sweep(primary())
+        return keep_hours()
     finally:
         connections[primary()].close()
 

@@ -13,7 +13,6 @@ from .hours import COLUMNS
 from .keys import DAY, HOUR, HOURS_KEPT
 from .models import RateLimitHour
 from .reading import Counts, Point, Span, series
-from .results import BANNED, REFUSED
 
 
 def kept_series(name: str, span: Span) -> list[Point]:
@@ -26,12 +25,7 @@ def kept_series(name: str, span: Span) -> list[Point]:
         by_hour[row.moment] = Counter({result: getattr(row, column) for result, column in COLUMNS.items()})
     first = max(begin, (int(time.time()) // DAY - HOURS_KEPT // DAY) * DAY)
     for point in series(name, Span(first, span.end, HOUR)) if first < span.end else ():
-        found = Counter(point.counts)
-        banned = found.pop(BANNED, 0)
-        found[REFUSED] += banned  # As in the database, which does not distinguish them.
-        counted = by_hour[point.moment] = by_hour.get(point.moment, Counter()) | found  # The larger of both.
-        if banned:
-            counted += Counter({BANNED: banned, REFUSED: -banned})
+        by_hour[point.moment] = by_hour.get(point.moment, Counter()) | point.counts  # The larger of both.
     counts: dict[int, Counts] = {moment: Counter() for moment in span.moments}
     for hour, found in by_hour.items():
         moment = max(hour, span.start)  # An hour that is in it in part is in it as a whole, as in `series`.

@@ -19,7 +19,7 @@ and for each name, after `<prefix>{stats:<name>}:`
   histograms of times as above, their sums in microseconds (`T`, source), and failures of the store (`E`, kind). These
   never fall, and expire 91 days after the last decision;
 - `dropped`, for all together, a hash: by day, requests of rules that are counted nowhere, for 91 days;
-- `batch:<process>`: the number of the last batch that this process wrote, for an hour.
+- `batch:<process>`: the number of the last batch that this process wrote, for six hours.
 
 `<name>` is a digest of the name; the name of all together is empty. Hours and days are numbered since 1970, in UTC.
 """
@@ -32,7 +32,7 @@ from functools import lru_cache
 from ...conf import conf
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
-MINUTES_KEPT, HOURS_KEPT, TOP_KEPT, VERSIONS_KEPT, BATCH_KEPT = 49 * HOUR, 91 * DAY, 25 * HOUR, 8 * DAY, HOUR
+MINUTES_KEPT, HOURS_KEPT, TOP_KEPT, VERSIONS_KEPT, BATCH_KEPT = 49 * HOUR, 91 * DAY, 25 * HOUR, 8 * DAY, 6 * HOUR
 SITE = ""
 """The name of the whole site: every request counts once there, and every decision once by its source and its time."""
 OTHER = "(other)"

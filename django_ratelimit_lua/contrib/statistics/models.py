@@ -23,6 +23,7 @@ class RateLimitHour(models.Model):
     moment = models.BigIntegerField()
     allowed = models.BigIntegerField(default=0)
     refused = models.BigIntegerField(default=0)
+    banned = models.BigIntegerField(default=0)
     advised_allowed = models.BigIntegerField(default=0)
     advised_refused = models.BigIntegerField(default=0)
     shadow_allowed = models.BigIntegerField(default=0)

@@ -20,11 +20,7 @@ local since = math.min(own, hour) - ARGV[2]
 hour = math.max(own, hour)
 
 for number = 1, 2 do
-  local reply = redis.pcall('ZREMRANGEBYSCORE', KEYS[number], '-inf', '(' .. since)
-  if type(reply) == 'table' and reply.err then
-    if not string.find(reply.err, 'WRONGTYPE', 1, true) then return reply end
-    redis.call('DEL', KEYS[number]) -- Not ours.
-  end
+  redis.call('ZREMRANGEBYSCORE', KEYS[number], '-inf', '(' .. since)
 end
 
 local noted = {}

@@ -4,14 +4,12 @@ raise `StoreError`; what this process has not written yet is written first."""
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ...exceptions import StoreError
 from ...store import Patience, get_store, rules_key
 from .buckets import quantile, units_range
 from .keys import DAY, DROPPED, HOUR, HOURS_KEPT, MINUTE, MINUTES_KEPT, SITE, TOTALS, key_of, site_key
@@ -22,10 +20,7 @@ from .results import (
     ALLOWED,
     ALLOWED_ADVISING,
     ALLOWED_IN_SHADOW,
-    BANNED,
-    FAILED,
     LABELS,
-    REFUSED,
     SHADOW,
     SOURCES,
     refused_of,
@@ -37,8 +32,6 @@ MAX_LISTED = 100_000
 """More than all lists of two hours have."""
 Counts = Counter[str]
 """Requests by result: see `results`."""
-Moments = Iterator[tuple[int, str, int]]
-"""What was counted: the beginning of its minute or hour, in seconds since 1970; what; and how often."""
 _SOURCES = {letter: source for source, letter in SOURCES.items()}
 
 
@@ -203,7 +196,7 @@ def durable_names() -> dict[str, int]:
 
 def totals_of(names: Sequence[str], span: Span) -> dict[str, Total]:
     """What was counted of each name, in whole hours; the hour that is going on is one of them."""
-    return {name: _total(span, of) for name, of in _counted(names, span.parts(DAY), HOUR).items()}
+    return {name: _total(span, by_hour) for name, by_hour in _counted(names, span.parts(DAY), HOUR).items()}
 
 
 def total(name: str, span: Span) -> Total:
@@ -211,65 +204,59 @@ def total(name: str, span: Span) -> Total:
     return totals_of([name], span)[name]
 
 
-def _total(span: Span, counted: Moments) -> Total:
-    hours: dict[int, Counts] = {hour * HOUR: Counter() for hour in span.parts(HOUR)}
-    counts: Counts = Counter()
-    others: Counts = Counter()
-    for hour, word, number in counted:
-        if hour not in hours:
-            continue
-        if word in LABELS:
-            counts[word] += number
-            hours[hour][word] += number
-        else:
-            others[word] += number
-    sources = Counter({_SOURCES.get(word[1:], word[1:]): of for word, of in others.items() if word[0] == "S"})
-    return Total(counts, sources, others["u"], others["n"], [Point(hour, of) for hour, of in hours.items()])
+def _total(span: Span, by_hour: Mapping[int, Counts]) -> Total:
+    counted = [(hour * HOUR, by_hour.get(hour * HOUR, Counter())) for hour in span.parts(HOUR)]
+    whole: Counts = Counter()
+    for _, of in counted:
+        whole.update(of)
+    sources = Counter({_SOURCES[word[1:]]: number for word, number in whole.items() if word[0] == "S"})
+    hours_of_span = [Point(moment, _results(of)) for moment, of in counted]
+    return Total(_results(whole), sources, whole["u"], whole["n"], hours_of_span)
+
+
+def _results(counted: Counts) -> Counts:
+    """The requests by result, among all that was counted."""
+    return Counter({word: number for word, number in counted.items() if word in LABELS})
 
 
 def lately(names: Sequence[str]) -> tuple[float, dict[str, Counts]]:
     """What was counted of each name in the minute that is going on and the one before; and how many seconds that is."""
     now = time.time()
     span = Span.last(2 * MINUTE, MINUTE, now)
-    counts = {}
-    for name, counted in _counted(names, span.parts(HOUR), MINUTE).items():
-        of = counts[name] = Counter[str]()
-        for moment, result, number in counted:
-            of[result] += number if moment >= span.start else 0
+    counts = {
+        name: sum((of for minute, of in by_minute.items() if minute >= span.start), Counter[str]())
+        for name, by_minute in _counted(names, span.parts(HOUR), MINUTE).items()
+    }
     return now - span.start, counts
 
 
-def dropped(days: int = 7) -> int:
-    """Requests of rules that were counted nowhere in the last days, each once for each rule."""
-    first = int(time.time()) // DAY - days
+def dropped() -> int:
+    """Requests of rules that were counted nowhere in the last seven days, each once for each rule."""
+    first = int(time.time()) // DAY - 7
     (counts,) = _hashes([key_of(SITE, DROPPED)])
-    return sum(number for day, number in counts.items() if day.isdecimal() and int(day) > first)
+    return sum(number for day, number in counts.items() if int(day) > first)
 
 
 def series(name: str, span: Span) -> list[Point]:
     """What was counted of one name, step by step."""
     step, begin = (MINUTE, HOUR) if span.step < HOUR else (HOUR, DAY)
     counts: dict[int, Counts] = {moment: Counter() for moment in span.moments}
-    for at, result, number in _counted([name], span.parts(begin), step)[name]:
+    for at, counted in _counted([name], span.parts(begin), step)[name].items():
         moment = span.start if at < span.start < at + step else at
         moment -= (moment - span.start) % span.step
-        if result in LABELS and moment in counts:
-            counts[moment][result] += number
+        if moment in counts:
+            counts[moment] += _results(counted)
     return [Point(moment, of) for moment, of in counts.items()]
 
 
 def hours(name: str, days: Sequence[int]) -> Iterator[Hour]:
     """What was counted of one name in each hour of these days (numbered since 1970) in which it was."""
     people_since = time.time() - MINUTES_KEPT + HOUR
-    by_hour: dict[int, Counts] = {}
-    for hour, word, number in _counted([name], days, HOUR)[name]:
-        by_hour.setdefault(hour, Counter())[word] += number
-    for moment, found in sorted(by_hour.items()):
+    for moment, found in sorted(_counted([name], days, HOUR)[name].items()):
         people = None
         if moment > people_since:
             people = people_refused(name, Span(moment, moment + HOUR, HOUR))
-        counts = Counter({word: number for word, number in found.items() if word in LABELS})
-        yield Hour(moment, counts, found["u"], found["n"], people)
+        yield Hour(moment, _results(found), found["u"], found["n"], people)
 
 
 def details_of(names: Sequence[str], span: Span) -> dict[str, Detail]:
@@ -290,13 +277,10 @@ def _detail(since: int, hashes: Iterable[Mapping[str, int]]) -> Detail:
     used: dict[int, Counter[int]] = {}
     for counts in hashes:
         for written, number in counts.items():
-            match = _BUCKET.fullmatch(written)
-            if match is None:
-                continue
-            source, time_bucket, period, units_bucket = match.groups()
-            if source:
-                times.setdefault(_SOURCES.get(source, source), Counter())[int(time_bucket)] += number
+            if written[0] == "t":
+                times.setdefault(_SOURCES[written[1]], Counter())[int(written[2:])] += number
             else:
+                period, _, units_bucket = written[1:].partition(":")
                 used.setdefault(int(period), Counter())[int(units_bucket)] += number
     return Detail(since, times, used)
 
@@ -343,20 +327,16 @@ def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Es
 
 
 def listed(written: bytes, word: str) -> tuple[int, list[Estimate]]:
-    """A list of `writing.Top`: the maximum count of clients that are not in it, and those that are. Empty if there is
-    none, or if it is of another version or was edited by hand.
+    """A list of `writing.Top`: the maximum count of clients that are not in it, and those that are.
 
-    >>> listed(b'{"used":[0,[["a",2,1,[["ip","::1"]]]]]}', "used"), listed(b'{"used":[0,[["a",2,1]]]}', "used")
-    ((0, [Estimate(digest='a', times=2, error=1, name=[('ip', '::1')])]), (0, []))
+    >>> listed(b'{"used":[0,[["a",2,1,[["ip","::1"]]]]]}', "used")
+    (0, [Estimate(digest='a', times=2, error=1, name=[('ip', '::1')])])
     """
-    try:
-        least, rows = json.loads(written)[word]
-        return int(least), [
-            Estimate(str(row[0]), int(row[1]), int(row[2]), [(str(kind), str(value)) for kind, value in row[3]])
-            for row in rows
-        ]
-    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError):
-        return 0, []
+    least, rows = json.loads(written)[word]
+    clients = [
+        Estimate(digest, times, error, [(kind, value) for kind, value in name]) for digest, times, error, name in rows
+    ]
+    return least, clients
 
 
 def history(name: str, digest: bytes) -> History:
@@ -389,27 +369,6 @@ def shadow_numbers(given: Mapping[str, Any]) -> ShadowNumbers:
     return ShadowNumbers(counts.get("seen", 0), counts.get("refused", 0), people, refused)
 
 
-def refusal_counts(days: int = 7, names: Iterable[str] | None = None) -> dict[str, dict[str, int]]:
-    """By rule or call site, how often it refused (`"enforce"`), informed the view (`"advise"`), would have refused
-    (`"shadow"`) or could not be applied (`"failed"`) in the last days, today (UTC) included.
-
-    `names`: only of these.
-    """
-    today, counts = int(time.time()) // DAY, {}
-    wanted = list(known_names() if names is None else names)
-    for name, counted in _counted(wanted, range(today - days + 1, today + 1), HOUR).items():
-        found: Counts = Counter()
-        for _, result, number in counted:
-            if result in _REFUSALS:
-                found[_REFUSALS[result]] += number
-        if found:
-            counts[name] = dict(found)
-    return counts
-
-
-_IS_NUMBER = re.compile(rb"-?[0-9]{1,19}").fullmatch
-_REFUSALS = {REFUSED: "enforce", BANNED: "enforce", ADVISED: "advise", SHADOW: "shadow", FAILED: "failed"}
-_BUCKET = re.compile("t([a-z])([0-9]{1,3})|U([0-9]{1,16}):([0-9]{1,4})")
 _AT_ONCE = 200
 """Commands of one round trip: their replies are made and read in a few milliseconds."""
 
@@ -421,48 +380,31 @@ def _hours_of(suffix: bytes, patience: Patience | None = None) -> dict[str, int]
     return {name.decode("utf-8", "surrogatepass"): int(float(hour)) for name, hour in pairs}
 
 
-def _counted(names: Sequence[str], numbers: Sequence[int], step: int) -> dict[str, Moments]:
-    """What was counted of each name in these hours, by minutes, or in these days, by hours."""
+def _counted(names: Sequence[str], numbers: Sequence[int], step: int) -> dict[str, dict[int, Counts]]:
+    """All that was counted of each name in these hours, by minutes, or in these days, by hours: by the moment at which
+    each begins, in seconds since 1970."""
     suffix, begin = (b"minutes:%d", HOUR) if step == MINUTE else (b"hours:%d", DAY)
     hashes = iter(_hashes([key_of(name, suffix % number) for name in names for number in numbers]))
-    found = {name: [(number * begin, next(hashes)) for number in numbers] for name in names}
-
-    def moments(of: Sequence[tuple[int, Mapping[str, int]]]) -> Moments:
-        for begins, counts in of:
-            for written, count in counts.items():
-                if written[-2:].isdecimal() and written[:-2]:
-                    yield begins + int(written[-2:]) * step, written[:-2], count
-
-    return {name: moments(of) for name, of in found.items()}
+    found: dict[str, dict[int, Counts]] = {name: {} for name in names}
+    for by_moment in found.values():
+        for number in numbers:
+            for written, count in next(hashes).items():
+                moment = number * begin + int(written[-2:]) * step
+                by_moment.setdefault(moment, Counter())[written[:-2]] += count
+    return found
 
 
 def _hashes(keys: Sequence[bytes], patience: Patience | None = None) -> list[dict[str, int]]:
     return [
-        # The value may have been edited by hand.
-        {field.decode(errors="replace"): int(number) for field, number in zip(reply[::2], reply[1::2], strict=True)
-         if _IS_NUMBER(number)}
+        {field.decode(): int(number) for field, number in zip(reply[::2], reply[1::2], strict=True)}
         for reply in _ask([(b"HGETALL", key) for key in keys], patience)
-    ]  # fmt: skip
+    ]
 
 
 def _ask(commands: Sequence[Sequence[bytes]], patience: Patience | None = None) -> list[Any]:
     recorder.flush(patience)
-    store, found = get_store(background=True), []
+    store = get_store(background=True)
+    replies: list[Any] = []
     for at in range(0, len(commands), _AT_ONCE):
-        some = commands[at : at + _AT_ONCE]
-        try:
-            found += store.execute_all(some, patience)
-        except StoreError as error:
-            if not error.was_answered:
-                raise
-            found += [_ask_one(store, parts, patience) for parts in some]  # One of them was no good.
-    return found
-
-
-def _ask_one(store: Any, parts: Sequence[bytes], patience: Patience | None) -> Any:
-    try:
-        return store.execute(*parts, patience=patience)
-    except StoreError as error:
-        if error.was_answered and ("WRONGTYPE" in str(error) or "INVALIDOBJ" in str(error)):
-            return 0 if parts[0] == b"PFCOUNT" else []  # The value was edited by hand.
-        raise
+        replies += store.execute_all(commands[at : at + _AT_ONCE], patience)
+    return replies

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock, RLock
 from typing import Any
@@ -24,7 +24,7 @@ from ...limits.limit import shortened
 from ...process.forks import renew_after_fork
 from ...store import FLUSH_SECONDS, Patience, failures, flusher, get_store
 from .buckets import TIME_BOUNDS, units_bucket
-from .keys import MAX_NAMES, MINUTE, OTHER
+from .keys import MINUTE, OTHER
 from .results import ALLOWED, FAILED, FREE, result_of, results_of
 from .writing import Writer
 
@@ -36,7 +36,7 @@ processor's caches then, and that what they hold of requests is little."""
 MAX_KINDS = 100_000
 """Maximum number of kinds between two flushes. Further names, which may be made at run time, are counted as `OTHER`."""
 MAX_PEOPLE = 10_000
-"""Maximum number of clients between two flushes."""
+"""Maximum number of clients between two flushes. Further ones are not listed."""
 
 Kind = tuple[str, str, str, int, int, int, bool, bool]
 """What hits have in common that are counted together: (name, result, source, time, period, used, is_near, is_whole).
@@ -66,10 +66,10 @@ class Person:
 
     __slots__ = ("_identity", "_name", "allowed", "is_client", "mark", "refused", "rule", "units")
 
-    def __init__(self, planned: PlannedCharge, *, is_client: bool = True) -> None:
+    def __init__(self, planned: PlannedCharge) -> None:
         identity = planned.identity
         self._identity, self._name = identity, None
-        self.is_client = is_client and identity is not None
+        self.is_client = identity is not None
         # Only these have versions that are judged.
         self.rule: Any = planned.rule if planned.charge.limit.mode == "shadow" else None
         if not is_short(identity):  # It is kept for a second, and may be as long as a request.
@@ -261,24 +261,17 @@ class Recorder:
 
     def _meet(self, counted: PlannedCharge, period: int) -> Person:
         people = self._tables.people
-        name = shortened(counted.name)
-        digest = counted.charge.digest
-        is_full = len(people) >= MAX_PEOPLE
-        if is_full:  # The other clients of each name are counted together.
-            period = 0
-            digest = b""
-            if len(people) >= MAX_PEOPLE + MAX_NAMES:
-                name = OTHER
-        return people.setdefault((name, period, digest), Person(counted, is_client=not is_full))
+        person = Person(counted)
+        if len(people) >= MAX_PEOPLE:
+            return person  # Its numbers are dropped.
+        return people.setdefault((shortened(counted.name), period, counted.charge.digest), person)
 
-    def forget(self, digests: Collection[bytes]) -> None:
-        """Drop what is not written yet about these clients."""
+    def forget(self) -> None:
+        """Drop what is not written yet about clients, of whom one is to be forgotten. Requests stay counted."""
         with self._flushing, self._lock:
             self._count_queue()
-            people = self._tables.people
-            for key in [key for key in people if key[2] in digests]:
-                del people[key]
-            self._writer.forget(digests)
+            self._tables.people.clear()
+            self._writer.forget()
 
     def clear(self) -> None:
         """Drop unwritten counts; for tests, whose servers come and go."""

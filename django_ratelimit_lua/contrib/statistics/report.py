@@ -10,6 +10,7 @@ import datetime
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -20,10 +21,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...conf import conf
-from ...limits import algorithms
 from ...limits.limit import Limit
-from ...limits.rate import LimitError, Rate
+from ...limits.rate import Rate
 from ...models import RateLimitChange, RateLimitOverride, RateLimitRule
 from ...operations.call_sites import call_sites_of
 from ...operations.curve import Between, Curve
@@ -52,8 +51,7 @@ KINDS = {
     "code": gettext_lazy("limit in the code"),
     "block": gettext_lazy("blocks without a rule"),
     "other": gettext_lazy("further names, counted as one"),
-    "unknown": gettext_lazy("limit in the code, or not there any more"),
-    "gone": gettext_lazy("not there any more"),
+    "gone": gettext_lazy("limit in the code, or not there any more"),
 }
 RESULTS = {
     "allowed": "adh", "refused": "rvg", "would_be_refused": "s", "blocked": "b", "exempt": "x", "policy": "e",
@@ -305,16 +303,14 @@ def _in_code(name: str) -> Named:
         return Named(name=name, kind="code", reading="; ".join(site.words() for site in sites), limits=limits)
     if name in (BLOCK, OTHER):
         kind = "block" if name == BLOCK else "other"
-    elif known_call_sites.knows(name):
-        kind = "code"
     else:
-        kind = "unknown" if name in known_call_sites else "gone"  # Of long names, and beyond the first, it is unknown.
+        kind = "code" if known_call_sites.knows(name) else "gone"  # Or of a long name, which is not known.
     return Named(name=name, kind=kind)
 
 
 def is_seen(what: What) -> bool:
     """Whether there is something of that name, or was in the last ninety days. Raises `StoreError`."""
-    return what.kind not in ("unknown", "gone") or stats.was_counted(what.name)
+    return what.kind != "gone" or stats.was_counted(what.name)
 
 
 def _present() -> tuple[dict[str, RateLimitRule], set[str]]:
@@ -325,46 +321,27 @@ def _present() -> tuple[dict[str, RateLimitRule], set[str]]:
     return rules, {*rules, *in_settings, *known_call_sites.names()}
 
 
-def without_numbers(query: str = "") -> list[What]:
-    """The page if Redis is unavailable."""
-    rules, names = _present()
-    wanted = query.strip().casefold()
-    found = [_what(rules, name) for name in names if wanted in name.casefold()]
-    return sorted((What(**what.shown) for what in found), key=lambda what: what.name.casefold())
-
-
 def _what(rules: Mapping[str, RateLimitRule], name: str) -> Named:
     return _of_row(rules[name]) if name in rules else _in_code(name)
 
 
-def _read_now(names: Sequence[str]) -> dict[str, Any]:
+def _lately(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The fields of `Numbers` that are about the last minutes, of each name."""
     seconds, counts = stats.lately(names)
-    return {name: _per_minute(of, seconds) for name, of in counts.items()}
+    histograms = stats.details_of(names, Span.last(2 * HOUR, HOUR))
+    return {
+        name: {"per_minute": _per_minute(counts[name], seconds), "p95_seconds": _p95(histograms[name])}
+        for name in names
+    }
 
 
-def _read_p95(names: Sequence[str]) -> dict[str, Any]:
-    return {name: _p95(of) for name, of in stats.details_of(names, Span.last(2 * HOUR, HOUR)).items()}
-
-
-def _read_people(names: Sequence[str]) -> dict[str, Any]:
-    return stats.refused_people(names, Span.last(DAY, HOUR))
-
-
-READ: dict[str, tuple[str, Callable[[Sequence[str]], dict[str, Any]]]] = {
-    "now": ("per_minute", _read_now),
-    "people": ("people_refused", _read_people),
-    "p95": ("p95_seconds", _read_p95),
-}
-"""The columns that are read for the names of a page alone, unless it is sorted by them: the field of each."""
 SORTS: dict[str, Callable[[Row], Any]] = {
     "name": lambda row: row.name.casefold(),
     "requests": lambda row: row.requests,
     "refused": lambda row: (row.refused, row.would_be_refused, row.requests),
     "share": lambda row: (row.share_refused or 0.0, row.refused),
-    "people": lambda row: (row.people_refused, row.refused),
-    "now": lambda row: row.per_minute.requests,
-    "p95": lambda row: row.p95_seconds or 0.0,
 }
+"""The columns that are counted by the day. The others are read for the names of a page alone."""
 
 
 def overview(sort: str = "-refused", query: str = "", page: int = 1, size: int = 50) -> Overview:
@@ -381,21 +358,23 @@ def overview(sort: str = "-refused", query: str = "", page: int = 1, size: int =
     shown = sorted(name for name in names | counted if wanted in name.casefold())
     totals = stats.totals_of([name for name in shown if name in counted], span)
     rows = [Row(name=name, **_of_total(totals.get(name, Total()))) for name in shown]
-    if by in READ:
-        rows = _completed(rows, by, counted)
     rows.sort(key=SORTS[by], reverse=is_down)
     pages = max(1, -(-len(rows) // size))
     page = min(max(page, 1), pages)
     rows = rows[(page - 1) * size : page * size]
-    for column in READ:
-        if column != by:
-            rows = _completed(rows, column, counted)
-    of_site = Site(**_of_total(stats.total(SITE, span)))
+    names_read = [row.name for row in rows if row.name in counted]
+    lately = _lately([SITE, *names_read])
+    people = stats.refused_people(names_read, span)
     return Overview(
         at=moment_of(now),
-        site=replace(of_site, per_minute=_read_now([SITE])[SITE], p95_seconds=_read_p95([SITE])[SITE]),
+        site=Site(**_of_total(stats.total(SITE, span)), **lately[SITE]),
         rows=[
-            replace(row, **{**_what(rules, row.name).shown, "hours": row.hours if row.name in counted else ()})
+            replace(
+                row,
+                **_what(rules, row.name).shown,
+                **lately.get(row.name, {}),
+                people_refused=people.get(row.name, 0),
+            )
             for row in rows
         ],
         names=len(shown),
@@ -405,13 +384,6 @@ def overview(sort: str = "-refused", query: str = "", page: int = 1, size: int =
         query=query,
         dropped=stats.dropped(),
     )
-
-
-def _completed(rows: Sequence[Row], column: str, counted: set[str]) -> list[Row]:
-    attribute, read = READ[column]
-    names = [row.name for row in rows if row.name in counted and (column != "people" or row.refusals)]
-    values = read(names)
-    return [replace(row, **{attribute: values[row.name]}) if row.name in values else row for row in rows]
 
 
 def last_days(names: Sequence[str]) -> dict[str, Day]:
@@ -450,7 +422,7 @@ def one(name: str, period: str, now: float | None = None) -> Report:
         step_seconds=span.step,
         share_refused=_share(counts),
         people_refused=stats.people_refused(name, span),
-        per_minute=_read_now([name])[name],
+        per_minute=_lately([name])[name]["per_minute"],
         p95_seconds=_p95(histograms),
         sources=dict(whole.sources),
         units=whole.units,
@@ -470,85 +442,54 @@ def curves(what: Named, span: Span, histograms: Detail, whole: Total) -> list[Cu
     by_period: dict[int, Limit] = {}
     for limit in what.limits:
         by_period.setdefault(limit.rate.period_us, limit)
-    others = _other_limits(what, Span(histograms.since, span.end, 3600))
+    others = _other_limits(what, Span(histograms.since, span.end, HOUR))
+    if len(histograms.used) > 1:
+        others = (*others, "periods")
     refused = whole.refused + whole.would_be_refused
-    periods = sorted(period_us for period_us in histograms.used if period_us)
-    is_alone = len(histograms.used) == 1
     found = []
-    for period_us in periods:
-        curve = counted_curve(period_us, by_period.get(period_us), histograms, stats.marks(what.name, period_us, span))
-        known = set() if curve.today is None else {curve.today}
-        why = set()
-        for reason, algorithm, rate, burst in others:
-            if rate.period_us != period_us:
-                continue
-            of = curve.of(rate, burst)
-            known.add(of)
-            if curve.now is None or (of, rate.limit, algorithm) != (
-                curve.today, curve.now.rate.limit, curve.now.algorithm,
-            ):  # fmt: skip
-                why.add(reason)
+    for period_us in sorted(histograms.used):
+        if not period_us:
+            continue
+        marks = stats.marks(what.name, period_us, span)
         found.append(
-            replace(
-                curve, lowest=min(known) if known and refused else None, refused=refused,
-                is_alone=is_alone, others=tuple(sorted(why)),
-                is_steady=is_alone and bool(known) and not why, is_unit=whole.units == whole.allowed,
+            Curve(
+                period_us,
+                by_period.get(period_us),
+                requests=sum(histograms.used[period_us].values()),
+                people=marks.people,
+                find_requests=partial(_requests_beyond, histograms, period_us),
+                find_people=partial(_people_beyond, marks),
+                most=max(marks.marks, default=0),
+                refused=refused,
+                others=others,
+                is_unit=whole.units == whole.allowed,
+                is_sampled=not marks.is_exact,
             )
-        )  # fmt: skip
+        )
     return found
 
 
-def counted_curve(period_us: int, now: Limit | None, detail: Detail, marks: Marks) -> Curve:
-    """The curve of what was counted; `now`: the limit that is in force, if it is known."""
-
-    def find_people(units: int) -> Between:
-        count, error = marks.beyond(units)
-        return Between(max(0, count - error), count + error)
-
-    return Curve(
-        period_us,
-        now,
-        sum(detail.used.get(period_us, {}).values()),
-        marks.people,
-        lambda units: Between(*detail.beyond(period_us, units)),
-        find_people,
-        max(marks.marks, default=0),
-        is_sampled=not marks.is_exact,
-    )
+def _requests_beyond(histograms: Detail, period_us: int, units: int) -> Between:
+    return Between(*histograms.beyond(period_us, units))
 
 
-def _other_limits(what: Named, span: Span) -> list[tuple[str, str, Rate, int | None]]:
-    """Limits that held for some, or for some of the time: by what ("changes", "overrides", "tiers"), the algorithm,
-    the rate and the burst."""
-    given: list[tuple[str, str | None, Any, int | None]] = []
-    for change in changes_of(what, span):
-        for declared in (change.before, change.after):
-            if isinstance(declared, Mapping):
-                # Overrides without their own burst have that of the rule.
-                algorithm, burst = declared.get("algorithm"), declared.get("burst")
-                given.append(("changes", algorithm, declared.get("rate"), burst))
-                tiers = declared.get("tiers") or ()
-                given += [("changes", algorithm, tier.get("rate"), tier.get("burst") or burst) for tier in tiers]
-            else:  # Before the rule existed, or after it, the limit of the code applied.
-                of_code = _in_code(what.name).limits
-                given += [("changes", limit.algorithm, str(limit.rate), limit.burst) for limit in of_code]
-    algorithm, burst = (what.limits[0].algorithm, what.limits[0].burst) if what.limits else (None, None)
-    if what.row is not None:
-        algorithm, burst = what.row.algorithm or None, what.row.burst
-        of_tiers = [(algorithm, row.declared().get("rate"), row.burst or burst) for row in what.row.tiers.all()]
-        given = [one for one in given if one[1:] not in of_tiers] + [("tiers", *one) for one in of_tiers]
-    about = Q(rule=None) if what.row is None else Q(rule=None) | Q(rule=what.row)
-    for override in RateLimitOverride.objects.between(*_moments(span)).filter(about, effect="limit"):
-        given.append(("overrides", algorithm, override.rate, override.burst or burst))
-    found = []
-    for reason, algorithm, rates, burst in given:
-        name = algorithms.find(algorithm or conf.ALGORITHM).name
-        for text in rates if isinstance(rates, list) else [rates]:
-            try:
-                found += [(reason, name, Rate.parse(text), burst)] if text else []
-            except LimitError:
-                continue
-    return found
+def _people_beyond(marks: Marks, units: int) -> Between:
+    count, error = marks.beyond(units)
+    return Between(max(0, count - error), count + error)
+
+
+def _other_limits(what: Named, span: Span) -> tuple[str, ...]:
+    """Why some clients had another limit, or all for some of the time."""
+    overrides = RateLimitOverride.objects.between(*_moments(span)).filter(effect="limit")
+    overrides = overrides.filter(Q(rule=None) | Q(rule=what.rule))
+    changes = changes_of(what, span)
+    has_changed = any(change.action != RateLimitChange.Action.CREATED for change in changes)
+    reasons = {
+        "changes": has_changed or (bool(changes) and bool(_in_code(what.name).limits)),
+        "overrides": overrides.exists(),
+        "tiers": what.row is not None and bool(what.row.tiers.all()),
+    }
+    return tuple(reason for reason, holds in reasons.items() if holds)
 
 
 def curve_members(curve: Curve) -> dict[str, Any]:
@@ -559,9 +500,7 @@ def curve_members(curve: Curve) -> dict[str, Any]:
         "of": "burst" if curve.is_burst else "limit",
         "today": curve.today,
         "is_exact": curve.is_exact,
-        "is_of_one_limit": not curve.others,
         "others": list(curve.others),
-        "is_alone": curve.is_alone,
         "requests": curve.requests,
         "people": curve.people,
         "people_are_estimated": curve.is_sampled,

@@ -6,7 +6,7 @@ Metwally, Agrawal, El Abbadi, "Efficient Computation of Frequent and Top-k Eleme
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ...identity.names import Name
@@ -39,7 +39,6 @@ class Summary:
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.capacity = capacity
         self._estimates: dict[bytes, Estimate] = {}
-        self._floor = 0  # The least by which clients that are not here can have come, if there is room.
 
     def __len__(self) -> int:
         return len(self._estimates)
@@ -48,7 +47,7 @@ class Summary:
     def least(self) -> int:
         """How often any client that is not here can have come, at most."""
         if len(self._estimates) < self.capacity:
-            return self._floor
+            return 0
         return min(estimate.times for estimate in self._estimates.values())
 
     def add(self, times: Mapping[bytes, int], name_of: Callable[[bytes], Name]) -> None:
@@ -64,7 +63,7 @@ class Summary:
                 estimates[digest] = known._replace(times=known.times + number)
         room = self.capacity - len(estimates)
         for digest, number in strangers[:room]:
-            estimates[digest] = Estimate(digest.decode(), self._floor + number, self._floor, name_of(digest))
+            estimates[digest] = Estimate(digest.decode(), number, 0, name_of(digest))
         if len(strangers) <= room:
             return
         heap = [(estimate.times, digest) for digest, estimate in estimates.items()]
@@ -74,12 +73,6 @@ class Summary:
             del estimates[other]
             estimates[digest] = Estimate(digest.decode(), least + number, least, name_of(digest))
             heapq.heapreplace(heap, (least + number, digest))
-
-    def forget(self, digests: Collection[bytes]) -> None:
-        """Remove clients; what is promised about the others holds."""
-        self._floor = self.least
-        for digest in digests:
-            self._estimates.pop(digest, None)
 
     def top(self, number: int) -> list[Estimate]:
         """Those that came most often, the most frequent first."""

@@ -10,7 +10,7 @@ ARGV[4..]       for each further key: what is done, seconds that it is kept, how
                 `add` (to a hash: field, number, ...), `say` (in a hash: field, value, ...),
                 `meet` (a HyperLogLog: member, ...), `mark` (a sorted set: number, member, ...; the largest stays, and
                 if there are half as many again as the sample and one more, those with the largest members are removed)
-keeps           a key of another type is deleted first, as it is not ours; a command that fails keeps back no other one
+keeps           a command that fails keeps back no other one
 returns         why something could not be written, if so
 ]]
 
@@ -20,18 +20,8 @@ if type(known) == 'string' and (tonumber(known) or 0) >= tonumber(ARGV[1]) then 
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
 local problems = {}
 
-local function is_foreign(reply)
-  return type(reply) == 'table' and reply.err
-    and (string.find(reply.err, 'WRONGTYPE', 1, true) or string.find(reply.err, 'not an integer', 1, true)
-      or string.find(reply.err, 'overflow', 1, true) or string.find(reply.err, 'INVALIDOBJ', 1, true))
-end
-
 local function write(command, key, ...)
   local reply = redis.pcall(command, key, ...)
-  if is_foreign(reply) then
-    if command ~= 'HINCRBY' or is_foreign(redis.pcall('HDEL', key, (...))) then redis.pcall('DEL', key) end
-    reply = redis.pcall(command, key, ...)
-  end
   if type(reply) == 'table' and reply.err then problems[1] = reply.err end
 end
 

@@ -7,7 +7,7 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...exceptions import StoreError
@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from .recorder import Person, Tables
 
 WRITE, NOTE = (program.Program.of(program.source(f"contrib/statistics/{name}")) for name in ("write", "note"))
-MAX_PENDING = 50_000
-"""Numbers that are kept while nothing can be written, about. Beyond, minutes, histograms and clients are dropped, and
-beyond twice as many whatever is counted; how many requests that was is counted."""
+MAX_PENDING = 100_000
+"""Numbers that are kept while nothing can be written, about. Beyond, requests are only counted as dropped."""
 MAX_MARKS = 100_000
 """Marks that a process remembers to have written; the others it may write again."""
 STEADY_SECONDS = 60.0
@@ -63,15 +62,13 @@ Bucket = tuple[bytes, int]
 
 class Pending:
     """The unwritten counts of one name: by command (see `write.lua`) and bucket, the fields and their numbers or
-    values. `requests`: how many are counted by it; `number`: of the batch, once it is one, and `sent_at`: when it was
-    first sent without an answer (monotonic; 0: never)."""
+    values. `number`: of the batch, once it is one."""
 
-    __slots__ = ("number", "requests", "sent_at", "writes")
+    __slots__ = ("number", "writes")
 
     def __init__(self) -> None:
         self.writes: dict[tuple[bytes, Bucket], dict[bytes, Any]] = {}
-        self.requests = self.number = 0
-        self.sent_at = 0.0
+        self.number = 0
 
     def __len__(self) -> int:
         return sum(map(len, self.writes.values()))
@@ -89,7 +86,6 @@ class Pending:
 
     def merge(self, other: Pending) -> None:
         """Take in what is pending of another name."""
-        self.requests += other.requests
         for (command, bucket), words in other.writes.items():
             self.to(command, bucket).update(words)  # A `Counter` adds.
 
@@ -181,24 +177,22 @@ class Writer:
             self._of(SITE).add(totals, b"E" + kind.encode(), number)
         if not tables.kinds:
             return
-        size = sum(map(len, self._pending.values()))
-        if size > 2 * MAX_PENDING:
-            self._drop(sum(hits.number for kind, hits in tables.kinds.items() if kind[1]))
+        if sum(map(len, self._pending.values())) > MAX_PENDING:
+            dropped = sum(hits.number for kind, hits in tables.kinds.items() if kind[1])
+            self._of(SITE).add((DROPPED, HOURS_KEPT), b"%d" % (int(time.time()) // DAY), dropped)
             return
-        is_full = size > MAX_PENDING
         at = int(tables.began)
         hour, day = at // HOUR, at // DAY
         if hour != self._hour:
             self._begin_hour(hour)
         minute, hour_of_day = b"%02d" % (at % HOUR // MINUTE), b"%02d" % (at % DAY // HOUR)
         minutes, hours = _buckets_of(at)
-        details = () if is_full else ((b"hour:%d" % hour, MINUTES_KEPT), (b"day:%d" % day, HOURS_KEPT))
+        details = ((b"hour:%d" % hour, MINUTES_KEPT), (b"day:%d" % day, HOURS_KEPT))
         for (name, result, source, time_bucket, period, used, is_near, is_whole), hits in tables.kinds.items():
             number, units = hits.number, hits.units
             rule, letter, word = self._of(name), SOURCES.get(source, "").encode(), result.encode()
             took = b"t%b%d" % (letter, time_bucket)
             if result:
-                rule.requests += number
                 rule.add(totals, word, number)
                 if units:
                     rule.add(totals, b"u" if result in FREE else b"w", units)
@@ -209,8 +203,7 @@ class Writer:
                 rule.add(totals, b"n", number)
             for of in (rule, self._of(SITE)) if is_whole else (rule,) if result else ():
                 of.add(hours, word + hour_of_day, number)
-                if not is_full:
-                    of.add(minutes, word + minute, number)
+                of.add(minutes, word + minute, number)
                 if letter:
                     of.add(hours, b"S" + letter + hour_of_day, number)
                     for bucket in details:
@@ -222,8 +215,7 @@ class Writer:
                 rule.add(bucket, b"U%d:%d" % (period, used), number)
         for (minute_since_1970, result), number in tables.corrections.items():
             self._correct(minute_since_1970 * MINUTE, result.encode(), number)
-        if not is_full:
-            self._take_people(tables, hour, day)
+        self._take_people(tables, hour, day)
 
     def _correct(self, at: int, result: bytes, number: int) -> None:
         """Add to the requests of the whole site that were counted at that moment, or take from them."""
@@ -231,36 +223,20 @@ class Writer:
         self._of(SITE).add(minutes, b"%b%02d" % (result, at % HOUR // MINUTE), number)
         self._of(SITE).add(hours, b"%b%02d" % (result, at % DAY // HOUR), number)
 
-    def forget(self, digests: Collection[bytes]) -> None:
-        """Remove clients from what is kept in memory."""
-        for top in self._tops.values():
-            for summary in top.summaries.values():
-                summary.forget(digests)
-        tops = {top.field: top.written() for top in self._tops.values()}
-        kept: list[dict[bytes, Any]] = [*self._samples.values()]
+    def forget(self) -> None:
+        """Drop all clients from what is kept in memory. Lists that were written stay, as others go on beside them."""
+        self._tops.clear()
+        self._samples.clear()
         for pending in (*self._pending.values(), *self._batches.values()):
-            for (command, _bucket), words in pending.writes.items():
-                if command == b"say":
-                    words.update({field: tops.get(field) or Top(field, 1).written() for field in words})
-                elif command != b"add":
-                    kept.append(words)
-        for words in kept:
-            for digest in digests:
-                words.pop(digest, None)
-
-    def _drop(self, number: int) -> None:
-        """Count requests that are counted nowhere else."""
-        if number:
-            self._of(SITE).add((DROPPED, HOURS_KEPT), b"%d" % (int(time.time()) // DAY), number)
+            pending.writes = {to: words for to, words in pending.writes.items() if to[0] == b"add"}
 
     def _take_people(self, tables: Tables, hour: int, day: int) -> None:
         by_name: dict[str, dict[bytes, Person]] = {}
         marks: dict[tuple[str, int], dict[bytes, int]] = {}
         for (given, period, digest), person in tables.people.items():
             name = self._counted_as(given)
-            if digest:
-                of = marks.setdefault((name, period), {})
-                of[digest] = max(person.mark, of.get(digest, 0))
+            of = marks.setdefault((name, period), {})
+            of[digest] = max(person.mark, of.get(digest, 0))
             if person.allowed or person.refused:
                 by_name.setdefault(name, {})[digest] = person
         for (name, period), of in marks.items():
@@ -323,7 +299,7 @@ class Writer:
             failures, failed = 1, error
         began = time.monotonic()
         names = [name for name in self._pending if name in self._known and name not in self._batches]
-        # First those that have not failed, or not lately; all together last, with what the others drop.
+        # First those that have not failed, or not lately; all together last.
         for name in sorted([*names, *self._batches], key=lambda name: name == SITE):
             if failures >= MAX_FAILURES or time.monotonic() - began > ROUND_SECONDS:
                 break
@@ -349,19 +325,8 @@ class Writer:
             yield batch
 
     def _send(self, name: str, batch: Pending, store: Any, patience: Patience | None) -> None:
-        now = time.monotonic()
-        if batch.sent_at and now - batch.sent_at > BATCH_KEPT - MINUTE:
-            # Redis does not know any more whether it has it: rather not at all than twice.
-            self._drop(batch.requests if name != SITE else 0)
-            return
-        try:
-            problems = store.run(WRITE, *batch.arguments(name, self._process), patience)
-        except StoreError as error:
-            if not error.was_answered:
-                batch.sent_at = batch.sent_at or now
-            raise
-        for problem in problems:
-            self.error, self._refused_at = StoreError(problem.decode(errors="replace")), now
+        for problem in store.run(WRITE, *batch.arguments(name, self._process), patience):
+            self.error, self._refused_at = StoreError(problem.decode(errors="replace")), time.monotonic()
 
     def _note_names(self, store: Any, patience: Patience | None) -> None:
         """Note once an hour of each name that it counts. Names for which there is no room are counted together."""

@@ -66,7 +66,7 @@ def test_the_focus_stays_where_it_is(browser: Any, demo: str) -> None:
     """When what has it is replaced."""
     sign_in(browser, demo)
     browser.get(demo + OVERVIEW)
-    link = browser.find_element("css selector", "#ratelimit-live thead .column-people a")
+    link = browser.find_element("css selector", "#ratelimit-live thead .column-refused a")
     browser.execute_script("arguments[0].focus()", link)
     href = browser.execute_script("return document.activeElement.getAttribute('href')")
     browser.execute_script(SOON)

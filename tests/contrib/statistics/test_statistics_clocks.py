@@ -24,7 +24,7 @@ def test_a_turn_to_keep_hours_ends_though_the_servers_clock_was_set_back(
     """One process has it, for no longer than ever."""
     done: list[str] = []
     monkeypatch.setattr(hours.keeping, "start", lambda: done.append("hours"))
-    assert_turn_ends(hours.look, hours._key(b"turn"), done, direct)
+    assert_turn_ends(hours.look, hours._turn_key(), done, direct)
 
 
 def test_a_process_without_threads_counts_requests_in_their_hour(monkeypatch: pytest.MonkeyPatch) -> None:

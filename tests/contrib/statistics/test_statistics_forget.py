@@ -10,7 +10,6 @@ import redis
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.statistics.report import one
-from django_ratelimit_lua.contrib.statistics.space_saving import Summary
 from tests.acceptance.test_forget import ADDRESS, IP, OTHER, erased, forget_what_another_process_knows
 from tests.acceptance.test_reset_and_block import said
 
@@ -34,15 +33,3 @@ def test_others_stay_in_the_lists_of_clients(settings: object) -> None:
     assert found["rows in lists of clients"] == 2
     page = one("searched", "hour")
     assert sum(point.refused for point in page.points) == 4
-
-
-def test_a_list_of_clients_keeps_its_bound() -> None:
-    """After one was removed, any client that is not in it may still have come as often as before."""
-    summary = Summary(capacity=2)
-    for times in ({b"a": 5, b"b": 3}, {b"c": 2}):
-        summary.add(times, lambda digest: [])
-    assert summary.least == 5
-    summary.forget([b"c"])
-    assert (len(summary), summary.least) == (1, 5)
-    summary.add({b"d": 1}, lambda digest: [])
-    assert [(row.digest, row.times, row.error) for row in summary.top(2)] == [("d", 6, 5), ("a", 5, 0)]

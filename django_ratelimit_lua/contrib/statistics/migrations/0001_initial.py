@@ -17,6 +17,7 @@ class Migration(migrations.Migration):
                 ('moment', models.BigIntegerField()),
                 ('allowed', models.BigIntegerField(default=0)),
                 ('refused', models.BigIntegerField(default=0)),
+                ('banned', models.BigIntegerField(default=0)),
                 ('advised_allowed', models.BigIntegerField(default=0)),
                 ('advised_refused', models.BigIntegerField(default=0)),
                 ('shadow_allowed', models.BigIntegerField(default=0)),

@@ -7,12 +7,19 @@ from typing import Any
 
 from ....identity.names import name_words
 from ....management.verbs import Printer, argument, verb
-from ..keys import SITE
-from ..reading import Span, dropped, known_names, people_refused, total
-from ..results import BANNED, BLOCKED, EXEMPT, FAILED, POLICY
+from ..keys import MAX_NAMES
+from ..report import Day, Encoder, overview
 
 _TITLE = "last 24 hours"
-_SHOWN = ("allowed", "refused", "shadow", "blocked", "exempt", "policy", "failed")
+_COLUMNS = {
+    "allowed": "allowed",
+    "refused": "refused",
+    "shadow": "would_be_refused",
+    "blocked": "blocked",
+    "exempt": "exempt",
+    "policy": "policy",
+    "failed": "failed",
+}
 
 
 @verb(
@@ -20,38 +27,24 @@ _SHOWN = ("allowed", "refused", "shadow", "blocked", "exempt", "policy", "failed
     argument("--json", action="store_true", help="for machines"),
 )  # fmt: skip
 def show(command: Printer, options: dict[str, Any]) -> None:
-    span = Span.last(86_400, 3600)
-    rows = [_row(name, span) for name in (*sorted(known_names()), SITE)]
+    found = overview("-requests", size=MAX_NAMES + 1)  # And the further names, counted as one.
+    rows = [row for row in found.rows if row.requests]
     if options["json"]:
-        command.say(json.dumps({"rules": rows[:-1], "all": rows[-1], "dropped": dropped(2)}, indent=2))
+        members = {"rows": rows, "site": found.site, "dropped": found.dropped}
+        command.say(json.dumps(members, indent=2, cls=Encoder))
         return
-    if len(rows) == 1:
+    if not rows:
         command.say("nothing was counted yet")
         return
-    names = [*(name_words(row["name"]) for row in rows[:-1]), "all requests"]
-    width = max(len(name) for name in (*names, _TITLE))
-    command.say(f"{_TITLE:{width}}" + "".join(f"{word:>12}" for word in (*_SHOWN, "people")))
+    names = [name_words(row.name) for row in rows]
+    width = max(map(len, (*names, "all requests")))
+    command.say(f"{_TITLE:{width}}" + "".join(f"{word:>12}" for word in (*_COLUMNS, "people")))
     for name, row in zip(names, rows, strict=True):
-        numbers = "".join(f"{row[word]:>12,}" for word in (*_SHOWN, "people_refused"))
-        command.say(f"{name:{width}}{numbers}")
-    lost = dropped(2)  # They are counted by days of UTC.
-    if lost:
-        command.warn(f"{lost:,} counts of yesterday and today (UTC) could not be written, and are missing")
+        command.say(f"{name:{width}}{_numbers(row)}{row.people_refused:>12,}")
+    command.say(f"{'all requests':{width}}{_numbers(found.site)}")
+    if found.dropped:
+        command.warn(f"{found.dropped:,} counts of the last 7 days could not be written, and are missing")
 
 
-def _row(name: str, span: Span) -> dict[str, Any]:
-    of = total(name, span)
-    return {
-        "name": name,
-        "allowed": of.allowed,
-        "refused": of.refused,
-        "banned": of.counts[BANNED],
-        "shadow": of.would_be_refused,
-        "blocked": of.counts[BLOCKED],
-        "exempt": of.counts[EXEMPT],
-        "policy": of.counts[POLICY],
-        "failed": of.counts[FAILED],
-        "units": of.units,
-        "near": of.near,
-        "people_refused": people_refused(name, span) if name else 0,
-    }
+def _numbers(day: Day) -> str:
+    return "".join(f"{getattr(day, attribute):>12,}" for attribute in _COLUMNS.values())
