@@ -36,7 +36,7 @@ LIBRARIES = (
     "yaml",
 )
 """None reads settings when it is imported."""
-LONGEST = 1_000_000
+MAX_LENGTH = 1_000_000
 
 
 class Nursery:
@@ -121,7 +121,7 @@ def main() -> None:
     gc.freeze()  # What all have in common, none has to look through.
     with socket.socket(fileno=os.dup(0)) as asked:
         while True:
-            text, files, _, _ = socket.recv_fds(asked, LONGEST, 3)
+            text, files, _, _ = socket.recv_fds(asked, MAX_LENGTH, 3)
             if not text:
                 return
             with suppress(ChildProcessError):

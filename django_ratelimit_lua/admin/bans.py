@@ -22,7 +22,7 @@ from ..limits.rate import SECOND, LimitError
 from ..models import RateLimitRule
 from ..models.audit import acting
 from ..operations.bans import (
-    MOST,
+    MAX_ENTRIES,
     ActiveBan,
     active_bans,
     ban_somebody,
@@ -185,7 +185,9 @@ class BanPage(Page):
     def _act(self, request: HttpRequest) -> dict[str, Any] | None:
         """Perform the action of a button, or return what needs confirmation first."""
         action, _colon, key = request.POST.get("action", "").partition(":")
-        active = next((active for active in active_bans(MOST) if active.key.decode(errors="replace") == key), None)
+        active = next(
+            (active for active in active_bans(MAX_ENTRIES) if active.key.decode(errors="replace") == key), None
+        )
         if action not in ("lift", "forget", "block"):
             raise PermissionDenied
         if active is None:

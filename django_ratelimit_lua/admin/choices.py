@@ -13,7 +13,7 @@ from ..limits import algorithms
 from ..rules.callsite import known_call_sites
 from ..rules.places import look_for_call_sites, route_names
 
-MOST_NAMES = 1000
+MAX_NAMES = 1000
 """Maximum number of names on a page. More would make it slow, and are not read."""
 
 
@@ -33,7 +33,7 @@ def choices() -> dict[str, Any]:
     takes = {name: sorted(algorithm.options) for name, algorithm in algorithms.ALGORITHMS.items()}
     return {
         "keys": key_choices(),
-        "names": known_call_sites.names()[:MOST_NAMES],
-        "routes": sorted(route_names())[:MOST_NAMES],
+        "names": known_call_sites.names()[:MAX_NAMES],
+        "routes": sorted(route_names())[:MAX_NAMES],
         "takes": {**takes, "": takes[algorithms.find(conf.ALGORITHM).name]},
     }

@@ -331,7 +331,7 @@ class OverrideForm(AskingForm, VersionedForm):
 
     more_columns = ("subject",)  # A value is kept as that.
     request: Any = None
-    MOST_NETWORKS = 1000
+    MAX_NETWORKS = 1000
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"label_suffix": "", **kwargs})
@@ -388,8 +388,8 @@ class OverrideForm(AskingForm, VersionedForm):
             raise ValidationError(problem % {"texts": listed})
         if len(texts) > 1 and self.instance.pk is not None:
             raise ValidationError(_("This override is for one network. Add a new one for several."))
-        if len(texts) > self.MOST_NETWORKS:
-            raise ValidationError(_("Enter at most %(number)d networks at once.") % {"number": self.MOST_NETWORKS})
+        if len(texts) > self.MAX_NETWORKS:
+            raise ValidationError(_("Enter at most %(number)d networks at once.") % {"number": self.MAX_NETWORKS})
         self.networks = list(dict.fromkeys(str(parse_network(text)) for text in texts))
         return texts[0] if texts else ""
 

@@ -22,7 +22,7 @@ from ..extension import rule_fields
 from ..models import RateLimitChange, RateLimitRule
 from ..models.audit import model_of
 from ..operations.rules_yaml import build_rule, save_rule
-from ..operations.whose import MOST_NAMED
+from ..operations.whose import MAX_NAMED
 from ..operations.words import moment_words
 from ..rules.describe import rate_words, reading, whom
 from ..rules.rule import RuleError
@@ -75,7 +75,7 @@ def _done(change: RateLimitChange, *, may_see_who: bool) -> list[str]:
         return [gettext("Counts are reset."), *reason]
     digests, names = after.get("digests") or ["—"], after.get("who") or {}
     named = []
-    for digest in digests[:MOST_NAMED]:
+    for digest in digests[:MAX_NAMED]:
         parts = names.get(digest) if may_see_who else None
         words = ", ".join(f"{whom(kind)} {value}" if kind else value for kind, value in parts or ())
         named.append(f"{words} ({digest[:LETTERS]})" if words else digest[:LETTERS])

@@ -23,7 +23,7 @@ from ..publishing.publish import primary
 from ..rules.rule import RuleError
 from .pages import page_response
 
-LARGEST = 2 * 1024 * 1024
+MAX_VALUE = 2 * 1024 * 1024
 """Bytes of a file: it is sent again to be confirmed, and Django takes two and a half million in a form."""
 
 
@@ -40,7 +40,7 @@ class FileForm(forms.Form):
         given: dict[str, Any] = super().clean() or {}
         file = given.get("file")
         if file is not None:
-            if file.size > LARGEST:
+            if file.size > MAX_VALUE:
                 raise ValidationError({"file": _("The file is larger than 2 MiB. Use ratelimit rules import.")})
             try:
                 given["text"] = file.read().decode()

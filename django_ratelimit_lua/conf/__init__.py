@@ -26,7 +26,7 @@ __all__ = ["Setting", "Table", "callables", "changes", "conf", "header", "proxie
 T = TypeVar("T")
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-LEAST_SLOT_SECONDS = 0.5
+MIN_SLOT_SECONDS = 0.5
 _LONE = re.compile("[\ud800-\udfff]")
 """Half a character, which UTF-8 has no bytes for."""
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")
@@ -80,8 +80,8 @@ def _rate_algorithm(value: Any) -> str:
 
 def _slot_seconds(value: Any) -> float:
     seconds = Number(3600, "number of seconds", " to 3600, such as 10", is_above_0=True)(value)
-    if seconds < LEAST_SLOT_SECONDS:
-        raise ValueError(f"must be at least {LEAST_SLOT_SECONDS:g}: slots are renewed four times in that time")
+    if seconds < MIN_SLOT_SECONDS:
+        raise ValueError(f"must be at least {MIN_SLOT_SECONDS:g}: slots are renewed four times in that time")
     return seconds
 
 

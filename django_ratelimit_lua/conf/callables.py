@@ -10,7 +10,7 @@ from django.utils.module_loading import import_string
 
 known: dict[str, str] = {}
 """Every path that call sites name, with what it is for; the first ones, and none that is too long to be one."""
-MOST, LONGEST = 10_000, 300
+MAX_ENTRIES, MAX_LENGTH = 10_000, 300
 
 
 def find(path: str, purpose: str) -> Callable[..., Any]:
@@ -26,7 +26,7 @@ def find(path: str, purpose: str) -> Callable[..., Any]:
 
 def lazily(path: str, purpose: str) -> Callable[..., Any]:
     """A function that calls what the path names, imported when it is first called."""
-    if len(known) < MOST and len(path) <= LONGEST:
+    if len(known) < MAX_ENTRIES and len(path) <= MAX_LENGTH:
         known[path] = purpose
 
     def call(*args: Any) -> Any:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .decide import PlannedCharge
 
 logger = logging.getLogger("django_ratelimit_lua.banned")
-MOST = 10_000
+MAX_ENTRIES = 10_000
 """Maximum number of known bans. The latest are kept."""
 _Key = tuple[bytes, bytes, bytes]
 
@@ -54,7 +54,7 @@ class KnownBans:
     """The bans in force that this process knows."""
 
     def __init__(self) -> None:
-        self._bans: BoundedMap[_Key, KnownBan] = BoundedMap(MOST, labels_of=lambda key: (key[1],))
+        self._bans: BoundedMap[_Key, KnownBan] = BoundedMap(MAX_ENTRIES, labels_of=lambda key: (key[1],))
 
     def note(self, call: Call, decision: Decision) -> None:
         """Store the bans that Redis has returned."""
@@ -176,7 +176,7 @@ def _write(call: Call, ban: Ban, told: dict[str, Any]) -> None:
             register = call.prefix + REGISTER
             store.execute(b"ZADD", register, b"%d" % ban.until, key)
             store.execute(b"ZREMRANGEBYSCORE", register, b"-inf", b"%d" % ban.since)
-            store.execute(b"ZREMRANGEBYRANK", register, b"0", b"%d" % (-MOST - 1))
+            store.execute(b"ZREMRANGEBYRANK", register, b"0", b"%d" % (-MAX_ENTRIES - 1))
 
 
 def clock_of_bans() -> int:

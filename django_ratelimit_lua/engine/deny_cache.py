@@ -28,7 +28,7 @@ from ..rules import provider
 UNHEARD_SECONDS = 1.0
 """How long a refusal may be repeated after the last moment up to which all messages are known to have arrived."""
 
-MOST, MOST_BYTES = 10_000, 32 * 2**20
+MAX_ENTRIES, MAX_BYTES = 10_000, 32 * 2**20
 """Refusals that are remembered: the latest."""
 
 
@@ -55,7 +55,7 @@ class DenyCache:
 
     def __init__(self) -> None:
         self.generation = 0
-        self._denials: BoundedMap[Any, CachedDenial] = BoundedMap(MOST, MOST_BYTES, _weight, labels_of=_digests)
+        self._denials: BoundedMap[Any, CachedDenial] = BoundedMap(MAX_ENTRIES, MAX_BYTES, _weight, labels_of=_digests)
         self._renew()
         renew_after_fork(self._renew)
 

@@ -25,9 +25,9 @@ from ..limits.rate import SECOND
 from ..process.forks import renew_after_fork
 from ..store import PATIENCE, Patience, Store, flusher, get_store
 
-MOST_OFFENCES = 10
+MAX_OFFENCES = 10
 """Of one ban: the last ones."""
-MOST_NOTED = 1000
+MAX_NOTED = 1000
 """Maximum number of identities with unwritten offences. Those of further identities are dropped for that second."""
 MAX_METHOD_BYTES, MAX_PATH_BYTES, MAX_AGENT_BYTES = 20, 120, 150
 """Bytes that are kept of what a client has sent in one request, with what is escaped."""
@@ -59,7 +59,7 @@ class _Noted:
 
     def __init__(self, key: bytes) -> None:
         self.key, self.until = key, 0.0
-        self.offences: deque[tuple[str, Offence]] = deque(maxlen=MOST_OFFENCES)
+        self.offences: deque[tuple[str, Offence]] = deque(maxlen=MAX_OFFENCES)
 
     def record(self, now: float) -> bytes:
         """The arguments of the program."""
@@ -99,7 +99,7 @@ class EvidenceNotes:
         with self._lock:  # A note added while its table is being written would be lost.
             noted = self._noted.get(key)
             if noted is None:
-                if len(self._noted) >= MOST_NOTED:
+                if len(self._noted) >= MAX_NOTED:
                     return
                 noted = self._noted[key] = _Noted(key)
             noted.offences.append((f"{ban.last:017d}:{next(_numbers) % 10**9:09d}", offence))
@@ -121,12 +121,12 @@ class EvidenceNotes:
         items = [(each.key, each.record(now)) for each in noted.values() if each.until > now]
         if not items:
             return True
-        common = (b"%d" % MOST_OFFENCES, b"%d" % MAX_BYTES)
+        common = (b"%d" % MAX_OFFENCES, b"%d" % MAX_BYTES)
         store = get_store(background=True)
         answers = store.run_each(_PROGRAM, common, items, patience)
         late = {key for (key, _), answer in zip(items, answers, strict=True) if answer is None}
         for key in late:
-            if len(self._noted) < MOST_NOTED:
+            if len(self._noted) < MAX_NOTED:
                 self._noted.setdefault(key, noted[key])  # What has come since is newer.
         self._writing = {}
         return not late
@@ -191,7 +191,7 @@ def _last(offences: Mapping[str, Offence]) -> list[Offence]:
     """The offences that are kept when all of these are written: the last ones that fit."""
     kept: list[Offence] = []
     size = 0
-    for name, offence in sorted(offences.items(), reverse=True)[:MOST_OFFENCES]:
+    for name, offence in sorted(offences.items(), reverse=True)[:MAX_OFFENCES]:
         size += len(name) + len(_text(offence))
         if size <= MAX_BYTES:
             kept.append(offence)

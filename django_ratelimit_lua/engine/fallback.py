@@ -36,7 +36,7 @@ BACK_SECONDS = 1.5
 """Seconds within which all processes are back after Redis is: the interval of their breakers' trials."""
 TELL_SECONDS = 0.2
 """Seconds between two attempts to report admitted units to Redis, with a jitter of a quarter."""
-MOST_ERRORS = 10
+MAX_ERRORS = 10
 """Maximum number of errors that Redis answers in one attempt, for example because it is full. The next attempt starts
 with others."""
 
@@ -141,7 +141,7 @@ class FallbackLimiter:
                 _tell_of(counter)
             except StoreError as error:
                 errors += 1
-                if not error.was_answered or errors >= MOST_ERRORS:
+                if not error.was_answered or errors >= MAX_ERRORS:
                     return
 
 

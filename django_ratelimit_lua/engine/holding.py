@@ -27,7 +27,7 @@ from .evidence import printable
 from .run import Wait, Waiting, arun, in_thread, run, settling, to_the_end
 from .slots import HeldSlot, held_slots
 
-FIRST_PAUSE, PAUSE, LONGEST_PAUSE = 0.02, 0.1, 0.5
+FIRST_PAUSE, PAUSE, MAX_PAUSE = 0.02, 0.1, 0.5
 """Seconds until a waiting caller asks again: the first time, normally, and far behind in the queue. All are well below
 the two seconds after which it loses its place."""
 
@@ -149,7 +149,7 @@ class Seeking:
             left = self._until - time.monotonic()
             if place is None or left <= 0:
                 break
-            longest = min(PAUSE * max(1.0, place / 10), LONGEST_PAUSE)
+            longest = min(PAUSE * max(1.0, place / 10), MAX_PAUSE)
             pause = min(pause, longest)
             seconds = min(pause * chance.uniform(0.9, 1.1), left)
             yield Wait(partial(time.sleep, seconds), partial(asyncio.sleep, seconds))

@@ -41,9 +41,9 @@ IDLE = 0.25
 """Seconds without a hit after which units go back."""
 DRY = 0.05
 """Seconds without a new request for a batch after Redis had none."""
-SHORTEST = 0.0005
+MIN_LENGTH = 0.0005
 """Seconds over which speed is measured at least."""
-MOST, MOST_BYTES, LEASE_BYTES = 10_000, 32 * 2**20, 2500
+MAX_ENTRIES, MAX_BYTES, LEASE_BYTES = 10_000, 32 * 2**20, 2500
 """Leases that are remembered: the latest; and what one of them takes, about."""
 SWEEP_SECONDS = 0.1
 EVERYTHING = 2**63
@@ -112,7 +112,7 @@ class Lease:
             if self._is_asking or self._closed_until >= 0 or now < self._dry_until:
                 return 0
             elapsed = now - self._since
-            if elapsed >= SHORTEST:
+            if elapsed >= MIN_LENGTH:
                 speed = self._spent / elapsed
                 self._speed = speed if elapsed > IDLE else (self._speed + speed) / 2
                 self._since, self._spent = now, 0
@@ -207,7 +207,10 @@ class Leases:
 
     def __init__(self) -> None:
         self._leases: BoundedMap[Any, Lease] = BoundedMap(
-            MOST, MOST_BYTES, lambda key, lease: LEASE_BYTES + len(lease.limit.name), labels_of=lambda key: (key[1],)
+            MAX_ENTRIES,
+            MAX_BYTES,
+            lambda key, lease: LEASE_BYTES + len(lease.limit.name),
+            labels_of=lambda key: (key[1],),
         )
         self._holding: set[Lease] = set()
         self._begin()

@@ -35,13 +35,13 @@ ASK_SECONDS = 0.5
 LOOK_SECONDS = 0.005
 """How often a thread that answers from memory looks whether the listener has something to hear: as long as Python lets
 a thread go on while others wait. The listener may have to wait for all of them."""
-SHORTEST = 0.01
+MIN_LENGTH = 0.01
 """Seconds between two of these questions, however many messages come."""
 NEVER = float("inf")
 SPREAD_SECONDS = 0.5
 """Within how long rules that are new are loaded by a process that has no requests."""
 CONNECT_SECONDS = 1.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
+FIRST_PAUSE, MAX_PAUSE = 0.25, 5.0
 """Seconds until the next try to connect: twice as long after each, and a quarter more or less by chance."""
 
 
@@ -102,7 +102,7 @@ class Listener:
         self.start()
         end = time.monotonic() + seconds
         while self.task.is_running and not (self.is_listening or self.error) and time.monotonic() < end:
-            time.sleep(SHORTEST)
+            time.sleep(MIN_LENGTH)
         return self.is_listening
 
     def renew(self) -> None:
@@ -129,7 +129,7 @@ class Listener:
             self._ask()
         seconds = self._ask_at - time.monotonic()
         if self._subscription is None:
-            return max(min(seconds, self._connect_at - time.monotonic()), SHORTEST)
+            return max(min(seconds, self._connect_at - time.monotonic()), MIN_LENGTH)
         try:
             self._hear(self._subscription, self._subscription.receive(seconds))
         except StoreError as error:
@@ -157,12 +157,12 @@ class Listener:
         self._was_told = True
         self._subscription, self.error = None, str(error)
         self._connect_at = time.monotonic() + self._pause * chance.uniform(0.75, 1.25)
-        self._pause = min(self._pause * 2, LONGEST_PAUSE)
+        self._pause = min(self._pause * 2, MAX_PAUSE)
 
     def _ask(self) -> None:
         now = self._asked_at = time.monotonic()
         self._ask_at = now + ASK_SECONDS
-        if self._was_told and self._subscription is not None and now - self._connected_at >= LONGEST_PAUSE:
+        if self._was_told and self._subscription is not None and now - self._connected_at >= MAX_PAUSE:
             self._pause, self._was_told = FIRST_PAUSE, False
             logger.info("Changes of rules are heard of again")
         try:
@@ -197,7 +197,7 @@ class Listener:
                     provider.doubt()
                     leases.renew()
                 self._is_told = True
-                self._ask_at = min(self._ask_at, self._asked_at + SHORTEST)
+                self._ask_at = min(self._ask_at, self._asked_at + MIN_LENGTH)
                 if kind != RULES:
                     deny_cache.clear()
         if reset:

@@ -52,12 +52,12 @@ SOON_SECONDS = 0.25
 """Seconds between two attempts if Redis is unavailable, or does not have slots yet that were given without it."""
 LINGER_SECONDS = 30.0
 """For how long the thread waits for the next slot when none is held any more: to start one is dear."""
-MOST_SHOWN = 1000
+MAX_SHOWN = 1000
 """Slots of one process that operators are shown: those that are held for longest."""
-MOST_LATE = 10_000
+MAX_LATE = 10_000
 """Slots that are to be released when Redis can be asked again; others end by themselves."""
 SHOWN_LETTERS = 200
-MOST_NAMES = 200
+MAX_NAMES = 200
 """Number of limits for which a process reports how many slots it holds: those with the most."""
 _NUMBERS = Struct("<2d")
 _PROGRAM = Program.of(source("engine/renew"))
@@ -166,7 +166,7 @@ class HeldSlots:
         # A child neither renews nor releases the slots of its parent.
         self._lock = threading.Lock()
         self._held: dict[Key, dict[bytes, HeldSlot]] = {}
-        self._late: deque[HeldSlot] = deque(maxlen=MOST_LATE)
+        self._late: deque[HeldSlot] = deque(maxlen=MAX_LATE)
         self._abandoned: deque[HeldSlot] = deque()
         self._process = uuid.uuid4().hex.encode()
         self._is_listed = False
@@ -330,7 +330,7 @@ class HeldSlots:
         before, in_flight = time.monotonic() - self.interval, Counter[str]()
         for slot in held:
             in_flight[slot.charge.limit.name] += slot.charge.cost
-        old = sorted((slot for slot in held if slot.held_at <= before), key=lambda slot: slot.held_at)[:MOST_SHOWN]
+        old = sorted((slot for slot in held if slot.held_at <= before), key=lambda slot: slot.held_at)[:MAX_SHOWN]
         key = _process_key(self._process)
         if held:
             entries = [
@@ -339,7 +339,7 @@ class HeldSlots:
                  slot.what[:SHOWN_LETTERS]]
                 for slot in old
             ]  # fmt: skip
-            most = dict(in_flight.most_common(MOST_NAMES))
+            most = dict(in_flight.most_common(MAX_NAMES))
             told = json.dumps(
                 {"host": socket.gethostname(), "pid": os.getpid(), "slots": entries, "in_flight": most}
             ).encode()
@@ -348,7 +348,7 @@ class HeldSlots:
                 [
                     (b"SET", key, told, b"PX", lasts),
                     (b"ZADD", _processes_key(), b"%d" % time.time(), self._process),
-                    (b"ZREMRANGEBYRANK", _processes_key(), b"0", b"%d" % (-1 - MOST_LATE)),
+                    (b"ZREMRANGEBYRANK", _processes_key(), b"0", b"%d" % (-1 - MAX_LATE)),
                     (b"EXPIRE", _processes_key(), b"7200"),
                 ],
                 self._patience(),

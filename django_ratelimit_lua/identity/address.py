@@ -11,7 +11,7 @@ from functools import lru_cache
 from django.http import HttpRequest
 
 from ..conf import Network, conf
-from .forwarded import LONGEST_ADDRESS, Address, entries, parse_address
+from .forwarded import MAX_ADDRESS_LENGTH, Address, entries, parse_address
 
 UNKNOWN = "unknown"
 """The identity of every invalid address. All share it, so garbage does not create new identities."""
@@ -76,7 +76,7 @@ def address_as(text: object, why: str) -> ClientAddress:
     """
     if not text:
         return ClientAddress(None, f"{why}, and is empty")
-    return _understood(str(text).strip()[: LONGEST_ADDRESS + 1], why, conf.IPV4_MASK, conf.IPV6_MASK)
+    return _understood(str(text).strip()[: MAX_ADDRESS_LENGTH + 1], why, conf.IPV4_MASK, conf.IPV6_MASK)
 
 
 @lru_cache(maxsize=4096)

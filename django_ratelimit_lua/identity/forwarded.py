@@ -15,11 +15,11 @@ from ..conf import Network, unmapped
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-MOST_HOPS = 32
+MAX_HOPS = 32
 """Entries that are looked at, from the right."""
-LONGEST = 2048
+MAX_LENGTH = 2048
 """Characters of a header that are looked at, from the right."""
-LONGEST_ADDRESS = 128
+MAX_ADDRESS_LENGTH = 128
 """Characters of an address as proxies write it, with its port, brackets, quotes and zone."""
 
 _TOKEN = r"[!#$%&'*+.^`|~\w-]++"
@@ -38,7 +38,7 @@ def parse_address(text: str) -> Address | None:
     (IPv6Address('2001:db8::1'), IPv4Address('192.0.2.1'), None)
     """
     text = text.strip()
-    return _parsed(text) if len(text) <= LONGEST_ADDRESS else None
+    return _parsed(text) if len(text) <= MAX_ADDRESS_LENGTH else None
 
 
 @lru_cache(maxsize=4096)
@@ -82,7 +82,7 @@ def covers(network: str, address: str) -> bool:
 
 
 def entries(header: str, kind: str) -> Iterator[str]:
-    """The entries of a header from the right, of `kind` "x-forwarded-for" or "forwarded"; at most `MOST_HOPS`.
+    """The entries of a header from the right, of `kind` "x-forwarded-for" or "forwarded"; at most `MAX_HOPS`.
 
     A malformed `Forwarded` element, or one without `for`, is an empty entry, and the last.
 
@@ -91,8 +91,8 @@ def entries(header: str, kind: str) -> Iterator[str]:
     >>> list(entries('for="[2001:db8::1]:80";proto=https, for=10.0.0.1;by=_x', "forwarded"))
     ['10.0.0.1', '"[2001:db8::1]:80"']
     """
-    header = header[-LONGEST:]
-    for _ in range(MOST_HOPS):
+    header = header[-MAX_LENGTH:]
+    for _ in range(MAX_HOPS):
         if kind == "x-forwarded-for":
             header, comma, entry = header.rpartition(",")
             yield entry.strip()

@@ -15,8 +15,8 @@ Name = list[Part]
 
 SHOWN_LETTERS = 2
 """Letters of a masked value that are shown."""
-LONGEST, SHORT = 60, 256
-MOST_PARTS = 8
+MAX_LENGTH, SHORT = 60, 256
+MAX_PARTS = 8
 NOTHING = "—"
 """Stands for a missing value: no signed-in user, no such header."""
 _OWN = "\0own"
@@ -46,7 +46,7 @@ def is_short(identity: Any) -> bool:
     (True, False, False)
     """
     if type(identity) is tuple:
-        return len(identity) <= MOST_PARTS and all(map(is_short, identity))
+        return len(identity) <= MAX_PARTS and all(map(is_short, identity))
     if type(identity) is str:
         return len(identity) <= SHORT
     return identity is None or type(identity) is int
@@ -67,7 +67,7 @@ def shown(identity: Identity) -> Name:
     if conf.SHOW_IDENTITIES == "off":
         return []
     try:
-        return _parts(identity, is_masked=conf.SHOW_IDENTITIES == "masked")[:MOST_PARTS]
+        return _parts(identity, is_masked=conf.SHOW_IDENTITIES == "masked")[:MAX_PARTS]
     except Exception:
         return [("", NOTHING)]
 
@@ -107,15 +107,15 @@ def _parts(identity: Any, *, is_masked: bool) -> Name:
         if len(rest) == 1 and kind in registered_keys():
             return [(kind, _registered(kind, rest[0], is_masked=is_masked))]
         if len(rest) == 2 and (kind in FIELDS or kind == "entry"):
-            return [(f"{kind}:{rest[0]}"[:LONGEST], _value(rest[1], is_masked=is_masked or kind == "cookie"))]
-    return [part for item in identity[:MOST_PARTS] for part in _parts(item, is_masked=is_masked)]
+            return [(f"{kind}:{rest[0]}"[:MAX_LENGTH], _value(rest[1], is_masked=is_masked or kind == "cookie"))]
+    return [part for item in identity[:MAX_PARTS] for part in _parts(item, is_masked=is_masked)]
 
 
 def _flat(values: Any) -> list[Any]:
     found: list[Any] = []
-    for value in values[:MOST_PARTS]:
+    for value in values[:MAX_PARTS]:
         found += _flat(value) if isinstance(value, (tuple, list)) else [value]
-    return found[:MOST_PARTS]
+    return found[:MAX_PARTS]
 
 
 def _registered(name: str, value: Any, *, is_masked: bool) -> str:
@@ -146,8 +146,8 @@ def _address(value: Any, *, is_masked: bool) -> str:
 def _value(value: Any, *, is_masked: bool) -> str:
     if value is None:
         return NOTHING
-    text = bytes(value[: LONGEST + 1]).hex() if isinstance(value, (bytes, bytearray, memoryview)) else str(value)
-    text = "".join(letter if letter.isprintable() else "�" for letter in text[: LONGEST + 1])
+    text = bytes(value[: MAX_LENGTH + 1]).hex() if isinstance(value, (bytes, bytearray, memoryview)) else str(value)
+    text = "".join(letter if letter.isprintable() else "�" for letter in text[: MAX_LENGTH + 1])
     if is_masked:
         return text[:SHOWN_LETTERS] + "…"
-    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
+    return text if len(text) <= MAX_LENGTH else text[:MAX_LENGTH] + "…"

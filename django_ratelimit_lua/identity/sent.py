@@ -23,11 +23,11 @@ the proxy has joined them already."""
 _JOINT = re.compile(r",(?! )")
 """The separator of joined lines. A comma within a line is usually followed by a space, and no line begins with one."""
 _JOINT_OF_COOKIES = re.compile(r",(?=[!#$%&'*+.^_`|~\w-]+=)", re.ASCII)
-LONGEST_HEADER = 64 * 1024
+MAX_HEADER_LENGTH = 64 * 1024
 """Characters of a header that are looked at; common servers take 8 to 64 KiB."""
-LONGEST_QUERY = 16 * 1024
+MAX_QUERY_LENGTH = 16 * 1024
 """Characters of a query that are parsed; common servers take 4 to 8 KiB."""
-MOST_COOKIES = 1000
+MAX_COOKIES = 1000
 """Cookies that are parsed; browsers send at most 180."""
 
 
@@ -62,8 +62,8 @@ def header_values(request: HttpRequest, name: str) -> Values:
 def cookie_values(request: HttpRequest, name: str) -> Values:
     """What servers may find in a cookie."""
     cookies = _header(request, "Cookie")
-    if cookies is not None and cookies.count(";") >= MOST_COOKIES:
-        raise RequestDataTooBig(f"The request has more than {MOST_COOKIES} cookies")
+    if cookies is not None and cookies.count(";") >= MAX_COOKIES:
+        raise RequestDataTooBig(f"The request has more than {MAX_COOKIES} cookies")
     if cookies is None or LINES not in request.META:
         return (request.COOKIES.get(name),)
     if request.META[LINES] is None:
@@ -74,7 +74,7 @@ def cookie_values(request: HttpRequest, name: str) -> Values:
 
 def query_values(request: HttpRequest, name: str) -> Values:
     """What servers may find in a parameter of the query."""
-    _check_length("query", str(request.META.get("QUERY_STRING") or ""), LONGEST_QUERY)
+    _check_length("query", str(request.META.get("QUERY_STRING") or ""), MAX_QUERY_LENGTH)
     return (request.GET.get(name),) if LINES not in request.META else _ends(request.GET.getlist(name))
 
 
@@ -87,7 +87,7 @@ def _header(request: HttpRequest, name: str) -> str | None:
     # Not by request.headers, which looks at every header there is.
     value: str | None = request.META.get(HttpHeaders.to_wsgi_name(name))
     if value is not None:
-        _check_length(f"header {name}", value, LONGEST_HEADER)
+        _check_length(f"header {name}", value, MAX_HEADER_LENGTH)
     return value
 
 

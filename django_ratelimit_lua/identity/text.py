@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 
-LONGEST = 1024
+MAX_LENGTH = 1024
 """Characters beyond which text that is not ASCII is only stripped: NFKC takes quadratic time for some of it."""
 _ROUNDS = 10
 
@@ -23,7 +23,7 @@ def normalised(text: str) -> str:
     text = text.strip()
     if text.isascii():
         return text.lower()
-    if len(text) > LONGEST:
+    if len(text) > MAX_LENGTH:
         return text
     for _ in range(_ROUNDS):  # Two are enough for every single character; folding may make what NFKC joins, and so on.
         # Through capitals, because some databases compare capitals: the dotless i has no other form in common with i.

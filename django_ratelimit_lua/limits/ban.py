@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from .limit import Limit
 
 BanOn = Literal["refused", "counted", "reported"]
-MOST_OFFENCES = 1000
+MAX_OFFENCES = 1000
 """Before a ban: each of them is remembered by its moment."""
-MOST_LENGTHS = 8
+MAX_LENGTHS = 8
 """Entries of `ban_for`."""
 _STATE_PARTS = ((0, 7), (7, 7), (14, 7), (21, 7), (28, 7), (35, 4), (39, 4), (43, 1))
 _STATE_SIZE = 44
@@ -42,9 +42,9 @@ def ban_lengths(value: Any) -> str:
         entries = [entry.strip() for entry in value.split(",")]
     elif not isinstance(value, (list, tuple)):
         entries = [value]
-    if not 1 <= len(entries) <= MOST_LENGTHS:
+    if not 1 <= len(entries) <= MAX_LENGTHS:
         raise LimitError(
-            _("%(lengths)r: write 1 to %(most)d durations, such as 10m,1h,1d"), lengths=value, most=MOST_LENGTHS
+            _("%(lengths)r: write 1 to %(most)d durations, such as 10m,1h,1d"), lengths=value, most=MAX_LENGTHS
         )
     return ",".join(map(duration, entries))
 

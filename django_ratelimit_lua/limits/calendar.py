@@ -15,7 +15,7 @@ PERIODS = {"day": (DAY, DAY), "week": (7 * DAY, 7 * DAY), "month": (28 * DAY, 31
 """The shortest and the longest period, in microseconds, that a rate counted by that calendar unit may name."""
 
 
-MOST_AHEAD = 100
+MAX_AHEAD = 100
 """Windows for which a hit can be reserved ahead: of days, three months."""
 
 
@@ -50,7 +50,7 @@ def boundaries(unit: str, time_zone: str, now: int) -> tuple[int, int, int, int]
 
 
 def boundaries_ahead(unit: str, time_zone: str, now: int, until: int | None) -> tuple[tuple[int, ...], bool]:
-    """The starts of `unit` that follow `boundaries`, up to the first one after `until`, but only `MOST_AHEAD` later
+    """The starts of `unit` that follow `boundaries`, up to the first one after `until`, but only `MAX_AHEAD` later
     than `now`; and whether these are all (None: there is always another).
 
     >>> ahead, is_all = boundaries_ahead("month", "UTC", 0, 80 * DAY)
@@ -58,7 +58,7 @@ def boundaries_ahead(unit: str, time_zone: str, now: int, until: int | None) -> 
     (['1970-04-01'], True)
     """
     current = _current(unit, zone(time_zone), now)
-    starts = _starts(unit, time_zone, current, MOST_AHEAD + 1)
+    starts = _starts(unit, time_zone, current, MAX_AHEAD + 1)
     if until is None or starts[-1] <= until:
         return starts[3:], False
     return starts[3 : bisect_right(starts, until) + 1], True

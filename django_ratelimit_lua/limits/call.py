@@ -35,9 +35,9 @@ _PER_LIMIT = 7
 _PER_BAN = 8
 REGISTER = b"{bans}"
 """Behind the prefix, the key of the bans that there are."""
-LONGEST_WHY = 200
+MAX_WHY_LENGTH = 200
 """Maximum length of the reason for a ban by hand."""
-MOST_COST = 2**53
+MAX_COST = 2**53
 """Units of one hit; beyond that the Lua program's numbers would not be exact."""
 MAX_HOLD_US = 5 * SECOND
 """How long a request may be held by a limit that names no `max_wait` and makes callers wait, as a leaky bucket does."""
@@ -51,16 +51,16 @@ def whole_cost(cost: object, what: str = "cost is") -> int:
     ...
     django_ratelimit_lua.limits.rate.LimitError: cost is 1152921504606846976: must be a whole number from 0 to ...
     """
-    if isinstance(cost, bool) or not isinstance(cost, int) or not 0 <= cost <= MOST_COST:
+    if isinstance(cost, bool) or not isinstance(cost, int) or not 0 <= cost <= MAX_COST:
         # Python refuses to write out very large integers.
         huge = isinstance(cost, int) and cost.bit_length() > 256
         shown = "a number of more than 256 bits" if huge else repr(cost)[:200]
-        raise LimitError(f"{what} {shown}: must be a whole number from 0 to {MOST_COST}", "cost")
+        raise LimitError(f"{what} {shown}: must be a whole number from 0 to {MAX_COST}", "cost")
     return cost
 
 
 class Charge(NamedTuple):
-    """A number of units, from 0 to `MOST_COST`, for one identity (by its digest) under one limit.
+    """A number of units, from 0 to `MAX_COST`, for one identity (by its digest) under one limit.
 
     - `cost`: of `offend`, offences; of `ban`, its length in microseconds, 0 for the length of an automatic one; of
       `unban`, 1 to forget earlier bans as well, or 0;
@@ -236,7 +236,7 @@ class Call(NamedTuple):
         if self.operation == "refund":
             args[3] = b"%d" % self.hit_at if self.hit_at else b""
         elif self.operation == "ban":
-            args[3] = self.why[:LONGEST_WHY].encode("utf-8", "replace")
+            args[3] = self.why[:MAX_WHY_LENGTH].encode("utf-8", "replace")
         if self.slack_us is not None:
             args[2] += b" %d" % self.slack_us
         now = time.time_ns() // 1000 if self.now is None else self.now

@@ -18,8 +18,8 @@ from .options import OPTIONS, Align, Options, Policy, read_options
 from .rate import SECOND, LimitError, Rate
 from .values import gettext_noop as _
 
-_LONGEST_ID = 64
-_LONGEST_NAME = 500
+_MAX_ID_LENGTH = 64
+_MAX_NAME_LENGTH = 500
 _NUMBERS = Struct("<8d")
 _PLAIN = re.compile(r"[\w.,:/@+*=-]+", re.ASCII)
 
@@ -199,11 +199,11 @@ def other_rate(rate: Rate) -> LimitError:
 def _named(name: str) -> tuple[str, bytes]:
     """The name in decisions and in caches, and its form in keys: itself if it is short and plain, otherwise its
     beginning and a digest."""
-    if len(name) > _LONGEST_NAME:
+    if len(name) > _MAX_NAME_LENGTH:
         name = shortened(name)
-    if len(name) <= _LONGEST_ID and _PLAIN.fullmatch(name):
+    if len(name) <= _MAX_ID_LENGTH and _PLAIN.fullmatch(name):
         return name, name.encode()
-    readable = re.sub(r"[^\w.,:/@+*=-]+", "_", name[: _LONGEST_ID - 25], flags=re.ASCII)
+    readable = re.sub(r"[^\w.,:/@+*=-]+", "_", name[: _MAX_ID_LENGTH - 25], flags=re.ASCII)
     return name, f"{readable}~{_digest(name)}".encode()
 
 
@@ -213,7 +213,7 @@ def shortened(name: str) -> str:
     >>> shortened("api"), len(shortened("x" * 1000))
     ('api', 500)
     """
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 25] + "~" + _digest(name)
+    return name if len(name) <= _MAX_NAME_LENGTH else name[: _MAX_NAME_LENGTH - 25] + "~" + _digest(name)
 
 
 def _digest(name: str) -> str:

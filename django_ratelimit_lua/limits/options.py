@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
 from . import algorithms, calendar
-from .ban import MOST_OFFENCES, BanOn, ban_lengths
+from .ban import MAX_OFFENCES, BanOn, ban_lengths
 from .rate import SECOND, LimitError, Rate, duration
 from .values import Choice, Number, Whole
 from .values import gettext_noop as _
@@ -19,7 +19,7 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 EQUAL = "equal"
 MAX_WEIGHT = 1000
 _WEIGHT = re.compile(r"([\w.-]+) ?= ?([1-9][0-9]{0,2}|1000)", re.ASCII)
-_LONGEST_WAIT = Rate.LONGEST_US // SECOND
+_MAX_WAIT = Rate.MAX_US // SECOND
 
 
 class _Seconds(Number):
@@ -27,7 +27,7 @@ class _Seconds(Number):
         return super().__call__(value.total_seconds() if isinstance(value, timedelta) else value)
 
 
-_seconds = _Seconds(_LONGEST_WAIT, "number of seconds", f" to {_LONGEST_WAIT}")
+_seconds = _Seconds(_MAX_WAIT, "number of seconds", f" to {_MAX_WAIT}")
 
 
 def wait_us(seconds: float | timedelta, what: str) -> int:
@@ -122,15 +122,15 @@ class Options(TypedDict, total=False):
         names={name: algorithm.label for name, algorithm in algorithms.ALGORITHMS.items()},
     )]
     burst: Annotated[int | None, Option(
-        None, Whole(1, Rate.MOST_UNITS), _("burst"), _("Token bucket: requests allowed at once. Empty: the limit."),
+        None, Whole(1, Rate.MAX_UNITS), _("burst"), _("Token bucket: requests allowed at once. Empty: the limit."),
         words=_("bursts of %(burst)s"),
     )]
     initial: Annotated[int | None, Option(
-        None, Whole(0, Rate.MOST_UNITS), _("initial units"),
+        None, Whole(0, Rate.MAX_UNITS), _("initial units"),
         _("Token bucket: units that a new client has. The bucket fills up from there. Empty: the burst."),
     )]
     queue: Annotated[int | None, Option(
-        None, Whole(0, Rate.MOST_UNITS),
+        None, Whole(0, Rate.MAX_UNITS),
         _("queue"),
         _(
             "Leaky bucket: how many requests may wait. Empty: the limit minus 1. Concurrency: how many may wait for a "
@@ -173,7 +173,7 @@ class Options(TypedDict, total=False):
         },
     )]
     lease: Annotated[int | None, Option(
-        None, Whole(1, Rate.MOST_UNITS), _("lease"),
+        None, Whole(1, Rate.MAX_UNITS), _("lease"),
         _(
             "Token bucket and fixed window: units that a process takes at once and spends without asking Redis, for "
             "keys that are used very often."
@@ -190,7 +190,7 @@ class Options(TypedDict, total=False):
         words=_("split among processes"), excludes=("lease", "align", *_NEEDS_REDIS),
     )]
     ban_after: Annotated[int | None, Option(
-        None, Whole(1, MOST_OFFENCES), _("ban after"), _("Offences that earn a ban. Empty: there are no bans."),
+        None, Whole(1, MAX_OFFENCES), _("ban after"), _("Offences that earn a ban. Empty: there are no bans."),
         words=_("banned for %(ban_for)s after %(ban_after)s offences"), needs="ban_for",
         is_general=True,
     )]

@@ -84,16 +84,16 @@ class Rate:
     limit: int
     period_us: int
 
-    MOST_UNITS: ClassVar[int] = 10**12
-    LONGEST_US: ClassVar[int] = 3653 * 86_400 * SECOND
+    MAX_UNITS: ClassVar[int] = 10**12
+    MAX_US: ClassVar[int] = 3653 * 86_400 * SECOND
 
     def __post_init__(self) -> None:
-        if not 0 <= self.limit <= self.MOST_UNITS:
-            raise LimitError(f"Rate of {self.limit} units: must be from 0 to {self.MOST_UNITS}")
-        if not 0 <= self.period_us <= self.LONGEST_US:
+        if not 0 <= self.limit <= self.MAX_UNITS:
+            raise LimitError(f"Rate of {self.limit} units: must be from 0 to {self.MAX_UNITS}")
+        if not 0 <= self.period_us <= self.MAX_US:
             raise LimitError(
                 f"Rate with a period of {self.period_us / SECOND:g} seconds: "
-                f"must be from 0.000001 to {self.LONGEST_US // SECOND} (ten years)"
+                f"must be from 0.000001 to {self.MAX_US // SECOND} (ten years)"
             )
 
     @property
@@ -127,7 +127,7 @@ class Rate:
             raise LimitError(_BAD_RATE, rate=value)
         count, times, unit = match.groups()
         if len(count) > 15 or len(times) > 15:
-            raise LimitError(_TOO_LARGE, rate=value, most=cls.MOST_UNITS)
+            raise LimitError(_TOO_LARGE, rate=value, most=cls.MAX_UNITS)
         period = int(times or 1) * _UNITS[unit]
         if not period:
             raise LimitError(_NO_PERIOD, rate=value)
@@ -139,7 +139,7 @@ class Rate:
             return cls(count, period)
         except LimitError as error:
             if isinstance(value, str):
-                raise LimitError(_TOO_LARGE, rate=value, most=cls.MOST_UNITS) from None
+                raise LimitError(_TOO_LARGE, rate=value, most=cls.MAX_UNITS) from None
             raise LimitError(f"Rate {value!r}: {error}") from None
 
     @classmethod
@@ -211,7 +211,7 @@ def time_us(value: str | float | timedelta) -> int:
         microseconds = Fraction(value) * SECOND
     if microseconds is None:
         raise LimitError(f"{value!r} is no time: write '30s', '10m', '500ms', or seconds as a number")
-    if not 1 <= round(microseconds) <= Rate.LONGEST_US:
+    if not 1 <= round(microseconds) <= Rate.MAX_US:
         raise LimitError(f"{value!r}: a time must be above 0, and at most ten years")
     return round(microseconds)
 

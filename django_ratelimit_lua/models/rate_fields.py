@@ -18,7 +18,7 @@ from ..limits.rate import LimitError, Rate
 from ..limits.values import Number, Whole
 from ..rules.rule import UNWRITABLE
 
-MOST = Rate.MOST_UNITS
+MAX_ENTRIES = Rate.MAX_UNITS
 _OWN = ("limit", "period", "unit", "more_rates", "burst")
 _TRIMMED = ("name", "route", "group")
 _NAMES = {
@@ -61,7 +61,7 @@ class RateFields(models.Model):
         AT_ONCE = "x", _("at once")
 
     limit = models.BigIntegerField(
-        _("limit"), null=True, blank=True, validators=[MinValueValidator(0), MaxValueValidator(MOST)]
+        _("limit"), null=True, blank=True, validators=[MinValueValidator(0), MaxValueValidator(MAX_ENTRIES)]
     )
     period = models.PositiveIntegerField(_("per"), default=1, validators=[MinValueValidator(1)])
     unit = models.CharField(_("unit"), max_length=1, choices=Unit.choices, default=Unit.MINUTE)

@@ -37,7 +37,7 @@ from .described import find_user
 from .reference import known_limits
 from .whose import whose
 
-MOST = 1000
+MAX_ENTRIES = 1000
 """Default number of listed bans: those that end last."""
 _KEY = re.compile(rb"\{([0-9a-f]{32})\}:(.+:ban)", re.DOTALL)
 
@@ -69,7 +69,7 @@ class ActiveBan:
         return None if self.terms is None else self.terms.duration_us(self.ban.times)
 
 
-def active_bans(most: int = MOST) -> list[ActiveBan]:
+def active_bans(most: int = MAX_ENTRIES) -> list[ActiveBan]:
     """The bans in force, those that end first before the others. Raises `StoreError`."""
     store, now = get_store(background=True), clock_of_bans()
     register = conf.CACHE_PREFIX + REGISTER

@@ -23,7 +23,7 @@ Declared = Mapping[str, Any]
 Built = tuple[RateLimitRule, list[RateLimitTier]]
 RULE = "rule"
 """Stands for rules among the words that begin items of annexes."""
-LONGEST_TEXT = 4 * 1024 * 1024
+MAX_TEXT_LENGTH = 4 * 1024 * 1024
 
 
 def dump(rules: Sequence[Declared]) -> str:

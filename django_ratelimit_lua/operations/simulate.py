@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from ..engine.decide import build_call
 from ..identity import digest
-from ..limits.call import MOST_COST, Charge
+from ..limits.call import MAX_COST, Charge
 from ..limits.limit import Limit
 from ..limits.rate import SECOND, Rate
 from ..store import get_store
 
-MOST_CALLS = 300
+MAX_CALLS = 300
 START_US = 1_767_225_600 * SECOND
 """2026-01-01 00:00 UTC: the clock of every preview, so that windows of the calendar begin with it."""
 PERIODS = 3
@@ -50,14 +50,14 @@ def simulate(limits: Sequence[Limit], burst: int, flow: Rate | None, cost: int =
     counts are deleted afterwards. Raises `StoreError`.
     """
     shortest, longest = (by(limit.rate.period for limit in limits) * PERIODS for by in (min, max))
-    one_by_one = MOST_CALLS * flow.period / flow.limit if flow is not None and flow.limit else 0.0
+    one_by_one = MAX_CALLS * flow.period / flow.limit if flow is not None and flow.limit else 0.0
     seconds = max(shortest, min(longest, one_by_one)) if one_by_one else longest
-    step = max(1, -(-burst // (MOST_CALLS // 3)))
+    step = max(1, -(-burst // (MAX_CALLS // 3)))
     moments = [(0.0, min(step, burst - done)) for done in range(0, burst, step)]
     in_burst = len(moments)
     if flow is not None and flow.limit:
         total = int(seconds * flow.limit / flow.period)
-        step = max(1, -(-total // MOST_CALLS))
+        step = max(1, -(-total // MAX_CALLS))
         moments += [(number * flow.period / flow.limit, step) for number in range(1, total + 1, step)]
     name = uuid.uuid4().hex
     limits = [limit.renamed(f"preview:{name}:{number}") for number, limit in enumerate(limits)]
@@ -78,7 +78,7 @@ def _send(limits: Sequence[Limit], at: float, count: int, cost: int) -> Simulate
     now = START_US + round(at * SECOND)
     identity = digest("preview")
     # No limit holds as many units as a call can ask for, so more would be granted no more.
-    units = min(count * cost, MOST_COST)
+    units = min(count * cost, MAX_COST)
     decision = get_store().decide(
         build_call([Charge(limit, identity, units) for limit in limits], partial=count > 1, now=now)._replace(
             registers=False
@@ -87,7 +87,7 @@ def _send(limits: Sequence[Limit], at: float, count: int, cost: int) -> Simulate
     # In one decision, requests that do not fit are not counted. Here they are, as when they come one by one.
     refused = count * cost - max(decision.granted, 1)
     if limits[0].count_denied and count > 1 and refused > 0:
-        more = [Charge(limit, identity, min(refused, MOST_COST)) for limit in limits]
+        more = [Charge(limit, identity, min(refused, MAX_COST)) for limit in limits]
         get_store().decide(build_call(more, now=now)._replace(registers=False))
     granted = decision.granted // cost if cost else count * decision.allowed
     return SimulatedHit(at, count, granted, decision.wait)

@@ -23,7 +23,7 @@ from .described import Fields
 from .surprises import override_surprises
 
 _EFFECT = attrgetter("kind", "rule_id", "effect", "rate", "burst", "forbids", "message")
-MOST_SHOWN = 50
+MAX_SHOWN = 50
 """Maximum number of reported overrides about a network: the largest first."""
 
 
@@ -114,7 +114,7 @@ class Subject(NamedTuple):
                 other = parse_network(text)
                 if own.overlaps(other):
                     near.append((other.prefixlen - own.prefixlen, pk))
-        rows = RateLimitOverride.objects.select_related("rule").in_bulk([pk for _bits, pk in sorted(near)[:MOST_SHOWN]])
+        rows = RateLimitOverride.objects.select_related("rule").in_bulk([pk for _bits, pk in sorted(near)[:MAX_SHOWN]])
         found = [(bits, rows[pk]) for bits, pk in sorted(near) if pk in rows]
         whole = [(bits, -EFFECTS.index(one.effect), one.pk) for bits, one in found if bits <= 0 and one.rule_id is None]
         strongest = max(whole, default=(0, -1, 0))

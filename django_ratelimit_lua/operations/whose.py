@@ -7,7 +7,7 @@ from typing import Any
 
 from ..identity.names import Part
 
-MOST_NAMED = 10
+MAX_NAMED = 10
 """Maximum number of names if bans are lifted together."""
 
 
@@ -19,5 +19,5 @@ def whose(names: Mapping[str, Sequence[Part]]) -> dict[str, Any]:
     {'digests': ['07ab', '9d4e'], 'who': {'9d4e': [['ip', '203.0.113.0/24']]}}
     """
     digests = sorted(names)
-    named = {digest: [list(part) for part in names[digest]] for digest in digests[:MOST_NAMED]}
+    named = {digest: [list(part) for part in names[digest]] for digest in digests[:MAX_NAMED]}
     return {"digests": digests, "who": {digest: parts for digest, parts in named.items() if parts}}

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from ..rules.rule import RuleError
-from .rules_yaml import LONGEST_TEXT
+from .rules_yaml import MAX_TEXT_LENGTH
 
 MAX_DEPTH = 20
 
@@ -54,8 +54,8 @@ def dump_list(values: list[Any]) -> str:
 
 def read_items(text: str, source: str) -> Iterator[tuple[int, Any]]:
     """Return the items of the YAML list in a text, each with the number of its first line. Raises `RuleError`."""
-    if len(text) > LONGEST_TEXT:
-        raise RuleError(source, "yaml", f"more than {LONGEST_TEXT} characters")
+    if len(text) > MAX_TEXT_LENGTH:
+        raise RuleError(source, "yaml", f"more than {MAX_TEXT_LENGTH} characters")
     try:
         loader = _Loader(text)
         node: Any = loader.get_single_node()

@@ -18,7 +18,7 @@ from ..extension import extensions
 from ..models import RateLimitChange, RateLimitOverride
 
 BATCH = 1000
-MOST = 100_000
+MAX_ENTRIES = 100_000
 """Rows that one publication takes from the database, and subjects that it takes from Redis one by one."""
 
 
@@ -43,7 +43,7 @@ def outdated(using: str, before: datetime) -> dict[str, QuerySet[Any]]:
 def sweep(using: str) -> None:
     """Delete what `RATELIMIT_HISTORY_DAYS` does not keep. Nothing that is in force changes, so nothing is noted."""
     if conf.HISTORY_DAYS is not None:
-        prune(using, timezone.now() - timedelta(days=conf.HISTORY_DAYS), MOST)
+        prune(using, timezone.now() - timedelta(days=conf.HISTORY_DAYS), MAX_ENTRIES)
 
 
 def prune(using: str, before: datetime, most: int | None = None) -> dict[str, int]:

@@ -53,7 +53,7 @@ logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
 SCRIPT = program.source("publishing/publish").encode()
 ATTEMPTS = 50
-MOST_SUBJECTS = 5000
+MAX_SUBJECTS = 5000
 """Maximum number of changed subjects that are written one by one; beyond that, all are written."""
 BATCH = 1000
 STAGED_SECONDS = 600
@@ -329,7 +329,7 @@ def _changed_since(using: str, row: Risen, published: Published, moment: datetim
         return None
     digests = {digest for subjects in noted.values_list("subjects", flat=True) for digest in subjects.split(",")}
     digests |= {digest for override in over for digest in override.digests()}
-    return sorted(digests) if len(digests) <= MOST_SUBJECTS else None
+    return sorted(digests) if len(digests) <= MAX_SUBJECTS else None
 
 
 def values_by_key(using: str) -> dict[str, int]:
@@ -382,9 +382,9 @@ def first_records(using: str) -> dict[bytes, bytes]:
     """The records of subjects: of all, or, if there are many, of a number of blocked ones. For a process that begins
     while Redis is unavailable."""
     overrides = RateLimitOverride.objects.using(using).lasting()
-    if overrides.count() > MOST_SUBJECTS:
+    if overrides.count() > MAX_SUBJECTS:
         overrides = overrides.filter(effect=RateLimitOverride.Effects.BLOCK)
-    return dict(islice(_records(overrides), MOST_SUBJECTS))
+    return dict(islice(_records(overrides), MAX_SUBJECTS))
 
 
 def _override(row: RateLimitOverride) -> list[Override]:

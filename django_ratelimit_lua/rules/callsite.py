@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from ..extension import FIELDS_OF_ANNEXES, install, is_installed
 from ..identity.keys import KeyLike
-from ..limits.algorithms.sliding_log import LONGEST_LOG
+from ..limits.algorithms.sliding_log import MAX_LOG_LENGTH
 from ..limits.limit import Limit
 from ..limits.options import OPTIONS, Options, refuse_unknown
 from ..limits.rate import LimitError, Rate
@@ -74,7 +74,7 @@ def _limit_of_throttle(name: str, rate: Rate, algorithm: str) -> Limit:
 
 def throttle_algorithm(rate: Rate, named: str | None) -> str:
     """The algorithm of a throttle, if it is `named`; otherwise a log, if that keeps the rate."""
-    return named or ("sliding_window" if rate.limit > LONGEST_LOG else "sliding_log")
+    return named or ("sliding_window" if rate.limit > MAX_LOG_LENGTH else "sliding_log")
 
 
 def rate_text(rate: Any) -> str:
@@ -91,7 +91,7 @@ class KnownCallSites:
     a call site.
     """
 
-    MOST, LONGEST, MOST_OF_A_NAME = 10_000, 200, 50
+    MAX_ENTRIES, MAX_LENGTH, MAX_PER_NAME = 10_000, 200, 50
 
     def __init__(self) -> None:
         self._by_name: dict[str, tuple[CallSite, ...]] = {}
@@ -102,7 +102,7 @@ class KnownCallSites:
         return len(self._by_name)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._by_name or len(name) > self.LONGEST or len(self._by_name) >= self.MOST
+        return name in self._by_name or len(name) > self.MAX_LENGTH or len(self._by_name) >= self.MAX_ENTRIES
 
     def knows(self, name: str) -> bool:
         """Whether there is a call site of that name for certain."""
@@ -117,20 +117,20 @@ class KnownCallSites:
         one takes."""
         present = self._by_name.get(name)
         if present is None:
-            if len(name) > self.LONGEST or len(self._by_name) >= self.MOST:
+            if len(name) > self.MAX_LENGTH or len(self._by_name) >= self.MAX_ENTRIES:
                 return
             present = self._by_name[name] = ()
-        if site is not None and site not in present and len(present) < self.MOST_OF_A_NAME:
+        if site is not None and site not in present and len(present) < self.MAX_PER_NAME:
             self._by_name[name] = (site, *present)
 
     def keep_statistics(self, name: str) -> None:
         """Call sites of that name are `durable`. Raises `LimitError` if the database cannot keep their statistics."""
         if not is_installed("statistics"):
             raise LimitError(f"durable=True on {name!r} keeps statistics. {install('statistics')}")
-        if len(name) > self.LONGEST or UNWRITABLE.search(name):
-            right = f"write a name of at most {self.LONGEST} letters that a database takes"
+        if len(name) > self.MAX_LENGTH or UNWRITABLE.search(name):
+            right = f"write a name of at most {self.MAX_LENGTH} letters that a database takes"
             raise LimitError(f"The statistics of {name!r} cannot be durable: {right}")
-        if len(self.durable) < self.MOST:
+        if len(self.durable) < self.MAX_ENTRIES:
             self.durable.add(name)
 
     def of(self, name: str) -> tuple[CallSite, ...]:

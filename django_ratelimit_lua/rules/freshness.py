@@ -18,7 +18,7 @@ MAX_AGE = 1.0
 """Maximum age in seconds of rules that are used without a comparison."""
 EARLY = 0.9
 """From this age on, one request compares for all, and the others continue until `MAX_AGE`."""
-MOST = 10_000
+MAX_ENTRIES = 10_000
 """Subjects that are remembered: the latest."""
 
 Known = tuple[bytes, Revision, float]
@@ -34,7 +34,7 @@ class Freshness:
 
     def __init__(self) -> None:
         self._known: Known | None = None
-        self._subjects: BoundedMap[tuple[bytes, bytes, bytes], bool] = BoundedMap(MOST)
+        self._subjects: BoundedMap[tuple[bytes, bytes, bytes], bool] = BoundedMap(MAX_ENTRIES)
         self._expired_at = self._asked_for = float("-inf")
 
     def expire(self) -> None:

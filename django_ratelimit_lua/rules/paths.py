@@ -13,10 +13,10 @@ from ..process.bounded_map import BoundedMap
 if TYPE_CHECKING:
     from .rule import Rule
 
-LONGEST = 10_000
+MAX_LENGTH = 10_000
 """Characters of a path that a glob looks at."""
 _REMEMBERED, _REMEMBERED_BYTES = 4096, 4 * 2**20
-_LONGEST_REMEMBERED = 300
+_MAX_REMEMBERED_LENGTH = 300
 """Characters of a path that an index remembers; longer ones are looked up each time."""
 
 
@@ -26,7 +26,7 @@ class PathPattern:
 
     Matching a glob keeps all possible positions in the bits of one number, so it takes one step for each character of
     the path: no backtracking, whatever the pattern (Thompson, 1968, "Regular expression search algorithm"). After
-    `LONGEST` characters the answer is `undecided`, unless nothing can match any more.
+    `MAX_LENGTH` characters the answer is `undecided`, unless nothing can match any more.
 
     >>> PathPattern("/api/").matches("/api/v1")
     True
@@ -62,12 +62,12 @@ class PathPattern:
             return True
         stars = self._within | self._across
         positions = self._skip(1, stars)
-        for letter in path[:LONGEST]:
+        for letter in path[:MAX_LENGTH]:
             stay = positions & (self._across if letter == "/" else stars)
             positions = self._skip(stay | (positions & self._letters.get(letter, 0)) << 1, stars)
             if not positions:
                 return False
-        return bool(positions & self._end) if len(path) <= LONGEST else undecided
+        return bool(positions & self._end) if len(path) <= MAX_LENGTH else undecided
 
     @staticmethod
     def _skip(positions: int, stars: int) -> int:
@@ -109,6 +109,6 @@ class PathIndex:
                     break
                 places.update(self._by_prefix.get(path[:length], ()))
             rules = tuple(self._rules[place] for place in sorted(places) if self._rules[place].matches_path(path))
-            if len(path) <= _LONGEST_REMEMBERED:
+            if len(path) <= _MAX_REMEMBERED_LENGTH:
                 self._remembered.put(path, rules)
         return rules

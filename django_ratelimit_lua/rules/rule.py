@@ -16,7 +16,7 @@ from ..conf import conf
 from ..extension import FIELDS_OF_ANNEXES, PLACES, WORDS_OF_ANNEXES, RuleField, install, rule_fields
 from ..identity.keys import Key, compile_key
 from ..identity.routes import resolved
-from ..limits.call import MOST_COST
+from ..limits.call import MAX_COST
 from ..limits.options import OPTIONS, read_options
 from ..limits.rate import LimitError, Rate
 from .methods import parse_methods
@@ -31,9 +31,9 @@ FIELDS = (
 _KNOWN = frozenset((*FIELDS, "id"))
 TIER_FIELDS = ("group", "rate", "burst")
 MODES = ("enforce", "shadow", "off")
-LONGEST_PATTERN = 1000
-MOST_PATTERNS = 50
-MOST_RATES = 10
+MAX_PATTERN_LENGTH = 1000
+MAX_PATTERNS = 50
+MAX_RATES = 10
 UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 """What no database takes."""
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -317,9 +317,9 @@ class _Reader:
                     _("path is %(path)r: write a prefix or pattern that begins with / or **, without ? and #"),
                     path=path,
                 )
-        if len(paths) > MOST_PATTERNS or len(max(paths, key=len, default="")) > LONGEST_PATTERN:
+        if len(paths) > MAX_PATTERNS or len(max(paths, key=len, default="")) > MAX_PATTERN_LENGTH:
             text = _("Write at most %(number)d paths, each of at most %(length)d characters")
-            raise LimitError(text, number=MOST_PATTERNS, length=LONGEST_PATTERN)
+            raise LimitError(text, number=MAX_PATTERNS, length=MAX_PATTERN_LENGTH)
         return tuple(paths)
 
     def annexed(self, added: RuleField) -> Any:
@@ -383,7 +383,7 @@ class _Reader:
     def cost(self) -> Any:
         value = self.given.get("cost")
         if self.plain and value is not None and type(value) is not int:
-            self.refuse("cost", f"; write a whole number from 0 to {MOST_COST}")
+            self.refuse("cost", f"; write a whole number from 0 to {MAX_COST}")
         return None if value is None else compile_cost(value)
 
     def rates(self, value: Any) -> list[Any]:
@@ -394,8 +394,8 @@ class _Reader:
         rates = value if isinstance(value, list) else [value]
         if self.plain and not (rates and all(isinstance(rate, str) for rate in rates)):
             raise LimitError(f"rate is {value!r}; write a rate, such as '100/m', or a list of rates")
-        if len(rates) > MOST_RATES:
-            raise LimitError(_("A rule has at most %(number)d limits."), number=MOST_RATES)
+        if len(rates) > MAX_RATES:
+            raise LimitError(_("A rule has at most %(number)d limits."), number=MAX_RATES)
         compiled = [Rate.parse(rate) for rate in rates] if self.plain else [compile_rate(rate) for rate in rates]
         periods: dict[int, Rate] = {}
         for rate in compiled:

@@ -13,7 +13,7 @@ from ..conf import conf
 from ..conf.callables import lazily
 from ..identity.keys import ALL_CALLERS, Key, KeyLike, compile_key, registered_keys
 from ..limits import algorithms, calendar
-from ..limits.call import MOST_COST, whole_cost
+from ..limits.call import MAX_COST, whole_cost
 from ..limits.limit import Limit
 from ..limits.options import OPTIONS, Options
 from ..limits.rate import SECOND, LimitError, Rate
@@ -42,7 +42,7 @@ def compile_cost(cost: CostLike) -> int | CostFunction:
             return lazily(cost, "Cost")
     elif isinstance(cost, int):
         return whole_cost(cost, "Cost")
-    right = f"must be a whole number from 0 to {MOST_COST}, a callable (group, request) or its dotted path"
+    right = f"must be a whole number from 0 to {MAX_COST}, a callable (group, request) or its dotted path"
     raise LimitError(f"Cost {cost!r}: {right}", "cost")
 
 

@@ -12,7 +12,7 @@ from django.http import HttpResponseBase
 from ..conf import conf
 from ..limits.decision import Decision
 
-_MOST = 10**15 - 1
+_MAX_INTEGER = 10**15 - 1
 """The largest integer of a structured field."""
 
 
@@ -47,7 +47,7 @@ def limit_headers(decision: Decision, style: str | None = None) -> dict[str, str
         }
     policy, names = _policy(tuple([(state.name, state.limit, state.period, state.is_block) for state in states]))
     items = [
-        f"{name};r={min(state.remaining, _MOST)};t={min(math.ceil(state.reset_after), _MOST)}"
+        f"{name};r={min(state.remaining, _MAX_INTEGER)};t={min(math.ceil(state.reset_after), _MAX_INTEGER)}"
         for name, state in zip(names, states, strict=True)
     ]
     return {"RateLimit-Policy": policy, "RateLimit": ", ".join(items)}
@@ -66,7 +66,7 @@ def _policy(limits: Sequence[tuple[str, int, float, bool]]) -> tuple[str, list[s
     write. For each limit: the name, the number, the period in seconds (0.0: slots), and whether a block replaces it."""
     items: list[Any] = []
     for name, (_, limit, period, is_block) in zip(_names([name for name, *_ in limits]), limits, strict=True):
-        quota: dict[str, int | str] = {"q": min(limit, _MOST), "w": max(1, math.ceil(period))}
+        quota: dict[str, int | str] = {"q": min(limit, _MAX_INTEGER), "w": max(1, math.ceil(period))}
         if is_block:
             quota = {"q": 0}
         elif period == 0.0:  # A quota of this unit is of no time.

@@ -31,7 +31,7 @@ from ..engine.run import Waiting, run
 from ..engine.waiting import in_thread, settled, to_the_end, unmasked
 from ..identity.request_state import plain, request_state
 
-LONGEST_PATH = 180
+MAX_PATH_LENGTH = 180
 """Letters of a path that operators are shown."""
 
 
@@ -54,7 +54,7 @@ def hold_slots(request: Any, outcome: Outcome) -> Held | None:
         return None
     request = plain(request)
     # Escaped: no line break of a client's gets into a log.
-    held = Held(outcome, f"{request.method} {escape_uri_path(request.path)[:LONGEST_PATH]}")
+    held = Held(outcome, f"{request.method} {escape_uri_path(request.path)[:MAX_PATH_LENGTH]}")
     of_request = request_state(request).held
     if not of_request:
         _release_when_closed(request, of_request)

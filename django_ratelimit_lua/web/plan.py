@@ -23,7 +23,7 @@ from ..identity.keys import Key, user_missing
 from ..identity.names import own
 from ..identity.request_state import RequestState, request_state
 from ..identity.session import aload
-from ..limits.call import MAX_HOLD_US, MOST_COST, Call, Charge, Operation, Subject, whole_cost
+from ..limits.call import MAX_COST, MAX_HOLD_US, Call, Charge, Operation, Subject, whole_cost
 from ..limits.decision import Decision
 from ..limits.rate import Rate
 from ..rules.overrides import USER, SubjectRef, override_cache
@@ -450,7 +450,7 @@ def one_of_each(charges: Sequence[PlannedCharge], *, adds_up: bool = False) -> l
         while (other := by_counter.get((charge.digest, limit.key_part))) is not None:
             if adds_up and other.charge.limit == limit:
                 planned = planned._replace(owner=(*other.owner, *planned.owner))  # type: ignore[misc]
-                charge = charge._replace(cost=min(charge.cost + other.charge.cost, MOST_COST))
+                charge = charge._replace(cost=min(charge.cost + other.charge.cost, MAX_COST))
                 break
             limit = charge.limit.renamed(f"{charge.limit.name}:{charge.limit.rate}" + f"*{number}" * (number > 1))
             number += 1

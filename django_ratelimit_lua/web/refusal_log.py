@@ -29,8 +29,8 @@ FOR_ALL = Limit("records about all limits", "60/m", algorithm="token_bucket")
 """How many records a process writes."""
 AGAIN_SECONDS = 60.0
 """Seconds until another refusal of the same identity by the same limit is logged."""
-_MOST_LIMITS, _MOST_IDENTITIES = 1_000, 10_000
-_LONGEST_PATH = 200
+_MAX_LIMITS, _MAX_IDENTITIES = 1_000, 10_000
+_MAX_PATH_LENGTH = 200
 _SHOWN_BITS = {4: 24, 6: 48}
 """The prefix of an address in the log: it shows the origin, and does not identify the client."""
 
@@ -45,8 +45,8 @@ class RefusalLog:
     def clear(self) -> None:
         self._lock = Lock()
         self._for_all = _bucket(FOR_ALL)
-        self._by_limit: BoundedMap[str, _Tally] = BoundedMap(_MOST_LIMITS)
-        self._written: BoundedMap[tuple[str, bytes], float] = BoundedMap(_MOST_IDENTITIES)
+        self._by_limit: BoundedMap[str, _Tally] = BoundedMap(_MAX_LIMITS)
+        self._written: BoundedMap[tuple[str, bytes], float] = BoundedMap(_MAX_IDENTITIES)
 
     def write(self, request: HttpRequest, decision: Decision, rule: str | None, reference: str) -> None:
         """Write one record, if there were not too many."""
@@ -62,7 +62,7 @@ class RefusalLog:
             "identity": decision.identity[:8].decode(),
             "client": _masked_address(request),
             "method": (request.method or "")[:20],
-            "path": request.path[:_LONGEST_PATH].encode("unicode_escape").decode(),  # No line breaks of a client's.
+            "path": request.path[:_MAX_PATH_LENGTH].encode("unicode_escape").decode(),  # No line breaks of a client's.
             "reference": reference or None,
             "banned_until": str(decision.banned_until) if decision.banned_until else None,
             "left_out": left_out,

@@ -27,9 +27,9 @@ PROBLEM = "application/problem+json"
 _TEXT = "text/plain"
 _HTML = "text/html"
 _JSON = (PROBLEM, "application/json")
-LONGEST_ACCEPT = 1024
+MAX_ACCEPT_LENGTH = 1024
 """Characters of an `Accept` header that are looked at; a longer one is answered with plain text."""
-MOST_TYPES = 32
+MAX_TYPES = 32
 """Types in an `Accept` header that are looked at; one with more is answered with plain text."""
 _OURS = "django_ratelimit_lua"
 
@@ -64,7 +64,7 @@ def asked_for(request: HttpRequest) -> Literal["problem", "page", "text"]:
     """The form of the answer, by what the client accepts."""
     accept = request.META.get("HTTP_ACCEPT", "")
     # More is not needed, and a refusal must not cost more than the request.
-    return _preferred(accept) if len(accept) <= LONGEST_ACCEPT and accept.count(",") < MOST_TYPES else "text"
+    return _preferred(accept) if len(accept) <= MAX_ACCEPT_LENGTH and accept.count(",") < MAX_TYPES else "text"
 
 
 @lru_cache(maxsize=256)

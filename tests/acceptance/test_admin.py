@@ -252,7 +252,7 @@ def test_a_preview_of_many_at_once_is_that_of_one_by_one(monkeypatch: Any, algor
     """Where several are asked about together, as many are refused and counted as if each had come by itself."""
     limit = Limit("many", "9/m", algorithm=algorithm, count_denied=True)
     one_by_one = simulate([limit], 30, Rate.parse("60/m"), cost)
-    monkeypatch.setattr("django_ratelimit_lua.operations.simulate.MOST_CALLS", 15)
+    monkeypatch.setattr("django_ratelimit_lua.operations.simulate.MAX_CALLS", 15)
     assert simulate([limit], 30, None, cost).burst_granted == one_by_one.burst_granted == 9 // cost
 
 

@@ -9,7 +9,7 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
-from django_ratelimit_lua.admin.rules_file import LARGEST
+from django_ratelimit_lua.admin.rules_file import MAX_VALUE
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.operations.rules_yaml import export
 from tests.acceptance import test_admin
@@ -111,7 +111,7 @@ def test_what_was_seen_is_what_is_done(operator: Client) -> None:
         ("", ["The submitted file is empty"]),
         ("# nothing\n", ["is empty; write []"]),
         (b"\xff", ["not text in UTF-8"]),
-        ("#" * (LARGEST + 1), ["larger than 2 MiB"]),
+        ("#" * (MAX_VALUE + 1), ["larger than 2 MiB"]),
         ("- {name: a, key: id, rate: 5/m, path: /}\n- 5", ["line 1: rule", "Unknown key", "line 2: 5 is not a rule"]),
         ("- {name: <b>, key: id, rate: 5/m, path: /}", ["&lt;b&gt;"]),
     ],

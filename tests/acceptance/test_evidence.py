@@ -21,7 +21,7 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.engine.evidence import (
     MAX_AGENT_BYTES,
     MAX_BYTES,
-    MOST_OFFENCES,
+    MAX_OFFENCES,
     Offence,
     _Noted,
     evidence_key,
@@ -154,7 +154,7 @@ def test_ten_are_kept_whichever_process_saw_them(direct: redis.Redis, prefix: st
     key = only_key(direct, prefix)
     (offences,) = evidence_of([(key, Ban())])
     assert [offence.path for offence in offences] == [f"/{number}" for number in range(15, 25)]
-    assert direct.hlen(evidence_key(key)) == MOST_OFFENCES
+    assert direct.hlen(evidence_key(key)) == MAX_OFFENCES
 
 
 def test_what_clients_send_harms_nobody_who_reads_it(direct: redis.Redis, prefix: str) -> None:
@@ -191,7 +191,7 @@ def test_evidence_of_a_ban_has_a_maximum_in_bytes(direct: redis.Redis, prefix: s
     kept = direct.hgetall(evidence_key(key))
     assert sum(len(name) + len(text) for name, text in kept.items()) <= MAX_BYTES
     assert evidence_of([(key, Ban())]) == [noted]
-    assert 3 <= len(noted) <= MOST_OFFENCES
+    assert 3 <= len(noted) <= MAX_OFFENCES
     last = range(25 - len(noted), 25)
     assert [int("".join(re.findall(r"^/([0-9]+)", offence.path))) for offence in noted] == list(last)
     assert all(offence.agent.startswith(str(number)) for offence, number in zip(noted, last, strict=True))
@@ -259,7 +259,7 @@ def test_a_limiter_tells_when_alone(direct: redis.Redis, prefix: str) -> None:
 
 def test_without_redis_it_waits_and_is_bounded(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What could not be written is written later; of too many identities, some are left out."""
-    monkeypatch.setattr("django_ratelimit_lua.engine.evidence.MOST_NOTED", 3)
+    monkeypatch.setattr("django_ratelimit_lua.engine.evidence.MAX_NOTED", 3)
     limiter = RateLimiter("mail", "0/s", ban_after=2, ban_for="1m")
     for number in range(5):
         limiter.hit(number)

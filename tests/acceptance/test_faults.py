@@ -198,7 +198,7 @@ def test_who_hears_of_no_changes_says_so_once_and_once_that_it_hears_again(
     own: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as it has gone well for a while."""
-    monkeypatch.setattr("django_ratelimit_lua.engine.listener.LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr("django_ratelimit_lua.engine.listener.MAX_PAUSE", 0.2)
     RateLimiter("x", "100/m").hit("x")
     until(lambda: listener.is_listening, "it listens")
     with caplog.at_level("INFO"):

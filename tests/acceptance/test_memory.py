@@ -35,9 +35,9 @@ from tests.parts import set_part
 MANY, BOUND, FEW = 1_500, 500, 400
 """So many are sent of each kind, and there is room for so many; `FEW` where only an `lru_cache` bounds them."""
 LONG = "sent" * 5_000  # As no setting of another test is.
-LONGEST = 3_000
+MAX_LENGTH = 3_000
 """Characters of a text that may be kept."""
-MOST_BYTES = 24 * 2**20
+MAX_BYTES = 24 * 2**20
 more_room: dict[str, int] = {}
 """How many entries there may be where a way leads through these words."""
 before_weighing: list[Callable[[], object]] = []
@@ -85,8 +85,8 @@ def set_small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_ratelimit_lua.engine.counters.MAX_IDENTITIES", BOUND)
     monkeypatch.setattr("django_ratelimit_lua.rules.paths._REMEMBERED", BOUND)
     monkeypatch.setattr(callables, "known", dict(callables.known))  # What is named here is checked by no other test.
-    monkeypatch.setattr("django_ratelimit_lua.conf.callables.MOST", max(BOUND, len(callables.known)))
-    monkeypatch.setattr(KnownCallSites, "MOST", max(BOUND, len(known_call_sites)))
+    monkeypatch.setattr("django_ratelimit_lua.conf.callables.MAX_ENTRIES", max(BOUND, len(callables.known)))
+    monkeypatch.setattr(KnownCallSites, "MAX_ENTRIES", max(BOUND, len(known_call_sites)))
 
 
 def limiter(name: str, rate: str, **options: Any) -> RateLimiter:
@@ -196,7 +196,7 @@ def weigh(sizes: dict[int, int]) -> tuple[int, list[str]]:
         if entries is not None and entries > sizes.get(id(found), 0) + room:
             large.append(f"{way}: {entries} entries")
         text = found.decode("latin-1") if isinstance(found, bytes) else found
-        if isinstance(text, str) and text is not LONG and LONG[:LONGEST] in text:
+        if isinstance(text, str) and text is not LONG and LONG[:MAX_LENGTH] in text:
             large.append(f"{way}: {len(text)} characters of what was sent")
     return total, large
 
@@ -220,7 +220,7 @@ def test_whatever_is_sent_what_is_kept_is_bounded(attacks: tuple[Callable[[], No
         attack()
     after, large = weigh(sizes)
     assert large == []
-    assert after - before < MOST_BYTES
+    assert after - before < MAX_BYTES
 
 
 def test_a_long_name_is_shortened_and_none_is_another() -> None:

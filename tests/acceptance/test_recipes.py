@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import LimitError, ratelimit
-from django_ratelimit_lua.limits.call import MOST_COST
+from django_ratelimit_lua.limits.call import MAX_COST
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.testing import override_ratelimits
 from tests.examples import examples
@@ -146,7 +146,7 @@ def test_odd_rows_run_out_as_others_do() -> None:
         assert found.count(200) < 65
 
 
-@pytest.mark.parametrize("cost", [-1, -(10**40), 0.5, 1.0, "1", None, True, MOST_COST + 1, [], float("nan")])
+@pytest.mark.parametrize("cost", [-1, -(10**40), 0.5, 1.0, "1", None, True, MAX_COST + 1, [], float("nan")])
 def test_a_cost_that_is_none_is_the_developers_error_and_no_free_pass(cost: Any) -> None:
     """Of a callable, of a throttle and of a view: nothing is served, and the message says what is right."""
     from rest_framework.test import APIRequestFactory

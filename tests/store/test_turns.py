@@ -19,7 +19,7 @@ from tests.clusters import until
 from tests.store.test_deadline import at_once
 from tests.store.test_replies import call
 
-MOST = 3
+MAX_ENTRIES = 3
 WAITERS = 50
 DEADLINE = 0.05
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="a process is stopped by a signal of POSIX")
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="a process is stopped by
 
 def limited(settings: Any, server: Server) -> Store:
     """A store with three connections, which asks on whatever fails."""
-    options = {"CONNECTION_POOL_KWARGS": {"max_connections": MOST}}
+    options = {"CONNECTION_POOL_KWARGS": {"max_connections": MAX_ENTRIES}}
     settings.CACHES = {
         "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url, "OPTIONS": options}
     }
@@ -53,7 +53,7 @@ def test_threads_have_no_connection_more_after_an_outage(settings: Any) -> None:
                 os.kill(server.pid, signal.SIGCONT)
             assert all(isinstance(decided, StoreError) for decided, _ in found)
             until(lambda: not failures(at_once(store, "sync", WAITERS)), "all are answered", 5)
-            until(lambda: connections(direct) <= MOST, "three connections", 5)
+            until(lambda: connections(direct) <= MAX_ENTRIES, "three connections", 5)
         store.close()
 
 
@@ -84,7 +84,7 @@ def test_turns_come_back_exactly(settings: Any) -> None:
                 await asyncio.wait(asking)
             os.kill(server.pid, signal.SIGCONT)
             await asyncio.wait(asking)
-            assert connections(direct) <= MOST
+            assert connections(direct) <= MAX_ENTRIES
             for one in asking:
                 assert one.cancelled() or one.exception() is not None or one.result() is not None
 

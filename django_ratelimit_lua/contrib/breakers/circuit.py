@@ -14,7 +14,7 @@ Operation = Literal["tell", "ask", "done", "hung"]
 Result = Literal["ok", "failed", "none", ""]
 SHARES = (10, 25, 50)
 """Percent of the calls that are let through, step by step, before all are."""
-MOST_JITTER = 1000
+MAX_JITTER = 1000
 """Random numbers are below this; a pause is up to a tenth longer by chance."""
 
 

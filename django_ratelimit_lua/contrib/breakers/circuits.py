@@ -38,7 +38,7 @@ from ...process.forks import chance, renew_after_fork
 from ...rules import provider
 from ...store import ANNEX, Patience, flusher, get_store
 from .circuit import (
-    MOST_JITTER,
+    MAX_JITTER,
     NO_OUTCOMES,
     Answer,
     Event,
@@ -420,7 +420,7 @@ class Circuit:
         numbers = [
             by.window_us, by.width_us, by.open_us, by.open_max_us, by.probe_us, by.step_us, by.probes, by.minimum,
             by.failures or 0, by.failure_ppm or 0, (by.slow_ppm or 0) if by.slow_us else 0,
-            chance.randrange(MOST_JITTER),
+            chance.randrange(MAX_JITTER),
         ]  # fmt: skip
         moment = b"%d" % now_us() if conf.CLOCK == "client" else b""
         probe = self._running_probes() if report.operation == "tell" else report.probe

@@ -16,17 +16,17 @@ from ...limits.rate import SECOND, LimitError, time_text, time_us
 
 Forced = Literal["open", "closed"]
 FORCED: tuple[Forced, ...] = get_args(Forced)
-LONGEST_NAME = 200
+MAX_NAME_LENGTH = 200
 BUCKETS = 10
 """Parts of a window: the oldest, partly expired one counts whole."""
 PPM = 1_000_000
 """Ratios are compared as whole parts of a million."""
-SHORTEST_WINDOW_US, LONGEST_WINDOW_US = 10 * SECOND, 86_400 * SECOND
-SHORTEST_OPEN_US, LONGEST_OPEN_US = SECOND // 10, 86_400 * SECOND
-LONGEST_PROBE_US = 3600 * SECOND
-SHORTEST_PROBE_US = 10 * SECOND
-MOST_PROBES = 1000
-MOST = 10**9
+MIN_WINDOW_US, MAX_WINDOW_US = 10 * SECOND, 86_400 * SECOND
+MIN_OPEN_US, MAX_OPEN_US = SECOND // 10, 86_400 * SECOND
+MAX_PROBE_US = 3600 * SECOND
+MIN_PROBE_US = 10 * SECOND
+MAX_PROBES = 1000
+MAX_ENTRIES = 10**9
 """Of other numbers."""
 RATIOS, COUNTS, TIMES = ("failure_ratio", "slow_ratio"), ("failures", "minimum", "probes"), (
     "slow", "window", "open_for", "open_max",
@@ -34,10 +34,10 @@ RATIOS, COUNTS, TIMES = ("failure_ratio", "slow_ratio"), ("failures", "minimum",
 TUNED = ("failure_ratio", "failures", "slow", "slow_ratio", "minimum", "window", "open_for", "open_max", "probes")
 """The fields of a breaker, in the order in which they are written."""
 BOUNDS = {
-    "window": (SHORTEST_WINDOW_US, LONGEST_WINDOW_US),
-    "open_for": (SHORTEST_OPEN_US, LONGEST_OPEN_US),
-    "open_max": (SHORTEST_OPEN_US, LONGEST_OPEN_US),
-    "slow": (1, LONGEST_PROBE_US),
+    "window": (MIN_WINDOW_US, MAX_WINDOW_US),
+    "open_for": (MIN_OPEN_US, MAX_OPEN_US),
+    "open_max": (MIN_OPEN_US, MAX_OPEN_US),
+    "slow": (1, MAX_PROBE_US),
 }
 """Between which each time has to be, in microseconds."""
 BREAKER_FIELDS = ("name", "description", *TUNED, "forced", "until", "why")
@@ -76,7 +76,7 @@ class Thresholds:
     @property
     def probe_us(self) -> int:
         """For how long a probe holds its slot without news of its process: one that was killed renews none."""
-        return min(max(2 * (self.slow_us or 0), self.open_us, SHORTEST_PROBE_US), LONGEST_PROBE_US)
+        return min(max(2 * (self.slow_us or 0), self.open_us, MIN_PROBE_US), MAX_PROBE_US)
 
     @property
     def longest_probe_us(self) -> int:
@@ -157,7 +157,7 @@ def _read(name: str, word: str, value: Any) -> Any:
             raise BreakerError(name, word, _("Enter a number above 0 and at most 1, for example 0.5."), value=value)
         return max(1, round(value * PPM))
     if word in COUNTS:
-        most = MOST_PROBES if word == "probes" else MOST
+        most = MAX_PROBES if word == "probes" else MAX_ENTRIES
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
             raise BreakerError(name, word, _("Enter a whole number from 1 to %(most)s."), value=value, most=str(most))
         return value
@@ -176,9 +176,9 @@ def _read(name: str, word: str, value: Any) -> Any:
 
 def breaker_name(name: Any) -> str:
     """The name of a breaker. Raises `BreakerError`."""
-    if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME or not name.isprintable():
+    if not isinstance(name, str) or not name.strip() or len(name) > MAX_NAME_LENGTH or not name.isprintable():
         text = _("Enter text of 1 to %(most)s characters.")
-        raise BreakerError(str(name)[:LONGEST_NAME], "name", text, most=LONGEST_NAME)
+        raise BreakerError(str(name)[:MAX_NAME_LENGTH], "name", text, most=MAX_NAME_LENGTH)
     return name
 
 
@@ -213,7 +213,7 @@ def row_problems(given: Mapping[str, Any]) -> Iterator[BreakerError]:
     >>> [problem.field for problem in row_problems({"name": "x", "failures": 1.5, "probes": True, "window": "1m"})]
     ['failures', 'probes']
     """
-    name = str(given.get("name"))[:LONGEST_NAME]
+    name = str(given.get("name"))[:MAX_NAME_LENGTH]
     try:
         breaker_name(given.get("name"))
     except BreakerError as error:

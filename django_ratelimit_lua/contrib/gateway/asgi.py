@@ -27,7 +27,7 @@ if not is_installed("gateway"):
 
 from ...asgi import finish_at_shutdown
 from .answer import Answer
-from .asked import MOST_BYTES
+from .asked import MAX_BYTES
 from .check import answer_scope
 from .decide import answer_decide
 from .health import answer_health
@@ -78,7 +78,7 @@ async def _body(receive: Receive) -> bytes:
     parts, size = [], 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            while size <= MOST_BYTES:
+            while size <= MAX_BYTES:
                 event = await receive()
                 part = event.get("body", b"")
                 size += len(part)

@@ -15,7 +15,7 @@ from .openapi import check, refuse, schema_of
 from .problems import ProblemError
 
 WAITING = ("reserve", "acquire")
-MOST_BYTES = 64 * 1024
+MAX_BYTES = 64 * 1024
 MAX_DEPTH = 3
 """How deep the parts of an identity may be in one another."""
 _BELONGS = {"timeout": WAITING, "seconds": ("slot",), "slot": ("release",)}
@@ -52,8 +52,8 @@ def read_asked(body: bytes) -> Asked:
     >>> read_asked(b'{"charges": [{"limit": "mail", "identity": "ada"}]}').charges
     (AskedCharge(limit='mail', identity='ada', cost=1, who=None, partial=False),)
     """
-    if len(body) > MOST_BYTES:
-        raise ProblemError(413, f"The body has more than {MOST_BYTES} bytes.")
+    if len(body) > MAX_BYTES:
+        raise ProblemError(413, f"The body has more than {MAX_BYTES} bytes.")
     try:
         given = _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
     except (ValueError, RecursionError) as error:

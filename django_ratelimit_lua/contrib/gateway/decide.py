@@ -28,7 +28,7 @@ from ...publishing.publish import DatabaseErrand, primary
 from ...rules.exempt import ratelimit_exempt
 from ...rules.provider import current
 from .answer import Answer
-from .asked import MOST_BYTES, Asked, read_asked
+from .asked import MAX_BYTES, Asked, read_asked
 from .clients import clients_of
 from .models import RateLimitClient, token_digest
 from .planned import AskedPlanner, Caller, unauthorised
@@ -40,7 +40,7 @@ NOTE_SECONDS = 60
 Gone = Callable[[], Awaitable[Any]]
 _HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store"}
 _noted: dict[str, float] = {}
-MOST_NOTED = 10_000
+MAX_NOTED = 10_000
 noting = DatabaseErrand()
 
 
@@ -50,7 +50,7 @@ noting = DatabaseErrand()
 async def decide(request: HttpRequest) -> HttpResponse:
     """`answer_decide` for Django, which cancels a view whose client has disconnected."""
     try:
-        body = request.read(MOST_BYTES + 1)  # Not `request.body`: what is sent in chunks may have any size.
+        body = request.read(MAX_BYTES + 1)  # Not `request.body`: what is sent in chunks may have any size.
     except UnreadablePostError:
         body = b""  # The client has gone.
     answer = await answer_decide(str(request.method), request.META, body)
@@ -133,7 +133,7 @@ def _note(client: str) -> None:
     """Record the use of a token, in the background."""
     now = time.monotonic()
     if now - _noted.get(client, -NOTE_SECONDS) >= NOTE_SECONDS and not noting.is_busy:
-        if len(_noted) >= MOST_NOTED:
+        if len(_noted) >= MAX_NOTED:
             _noted.clear()
         _noted[client] = now
         noting.give(partial(_write_use, client))

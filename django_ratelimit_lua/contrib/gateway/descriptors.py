@@ -34,8 +34,8 @@ READ_KINDS = ("header", "cookie", "get")
 """The kinds of fields that an entry can stand for."""
 CHARGE: Entry = ("charge", "after")
 """The entry by which Envoy's configuration reports units that were used already."""
-MOST_ENTRIES = 20
-LONGEST_ENTRY = 500
+MAX_ENTRIES = 20
+MAX_ENTRY_LENGTH = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,9 @@ class DescriptorPattern:
             domain = pairs.pop(0)[1]
         if not pairs:
             raise LimitError(_("A descriptor needs at least one entry, such as generic_key=login"))
-        if len(pairs) > MOST_ENTRIES or len(max(texts, key=len)) > LONGEST_ENTRY:
+        if len(pairs) > MAX_ENTRIES or len(max(texts, key=len)) > MAX_ENTRY_LENGTH:
             problem = _("Write at most %(number)d entries, each of at most %(length)d characters")
-            raise LimitError(problem, number=MOST_ENTRIES, length=LONGEST_ENTRY)
+            raise LimitError(problem, number=MAX_ENTRIES, length=MAX_ENTRY_LENGTH)
         return cls(domain, tuple(pairs))
 
     @property

@@ -14,7 +14,7 @@ from ...identity.address import ClientAddress, address_as
 from ...identity.forwarded import Address
 from ...identity.keys import field_identity, split_field
 from ...limits.rate import LimitError
-from .users import LONGEST_USER, VouchedUser, primary_key
+from .users import MAX_USER_LENGTH, VouchedUser, primary_key
 
 _BODY = ("post", "json")
 """What `data:NAME` reads either of."""
@@ -85,7 +85,7 @@ def _may_be_user(text: str) -> bool:
         return False
     except ImproperlyConfigured:
         pass
-    return 0 < len(text) <= LONGEST_USER
+    return 0 < len(text) <= MAX_USER_LENGTH
 
 
 def _place(key: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote_to_bytes
 
-MOST_SEGMENTS, LONGEST = 100, 4096
+MAX_SEGMENTS, MAX_LENGTH = 100, 4096
 """Segments and characters of a path that can be read in several ways, each of which is looked at."""
 _SEVERAL = re.compile(r"[;\\#]|%2f|%5c|//|/\.|/%2e|^[^/]|^$", re.IGNORECASE)
 _SEPARATOR = re.compile(r"%(2f|5c)", re.IGNORECASE)
@@ -29,8 +29,8 @@ def readings(path: str) -> tuple[str, ...]:
     - what follows `#` is no part of the path, or it is;
     - empty segments count (the URL Standard, again), or not.
 
-    Raises `ValueError` for a path that can be read in several ways and is longer than `LONGEST`, or has more than
-    `MOST_SEGMENTS`.
+    Raises `ValueError` for a path that can be read in several ways and is longer than `MAX_LENGTH`, or has more than
+    `MAX_SEGMENTS`.
 
     >>> readings("/api/v1/")
     ('/api/v1/',)
@@ -42,8 +42,10 @@ def readings(path: str) -> tuple[str, ...]:
     path = path.encode("latin-1", "replace").decode("latin-1")
     if not _SEVERAL.search(path):
         return (_decoded(path),)
-    if len(path) > LONGEST or len(re.findall(r"[/\\]|%2f|%5c", path, re.IGNORECASE)) > MOST_SEGMENTS:
-        raise ValueError(f"more than {MOST_SEGMENTS} segments or {LONGEST} characters, and may be read in several ways")
+    if len(path) > MAX_LENGTH or len(re.findall(r"[/\\]|%2f|%5c", path, re.IGNORECASE)) > MAX_SEGMENTS:
+        raise ValueError(
+            f"more than {MAX_SEGMENTS} segments or {MAX_LENGTH} characters, and may be read in several ways"
+        )
     kept = [_SEPARATOR.sub(_letter, path.partition("#")[0]), _SEPARATOR.sub(_letter, path)]
     sent, whole = map(_decoded, kept)
     plain, ways = _separated(sent), {sent, whole}

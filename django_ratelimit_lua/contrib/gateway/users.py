@@ -11,7 +11,7 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist, ValidationError
 from django.db import DatabaseError, close_old_connections
 
-LONGEST_USER = 255
+MAX_USER_LENGTH = 255
 logger = logging.getLogger("django_ratelimit_lua")
 _unheard = itertools.count()
 
@@ -29,7 +29,7 @@ class VouchedUser:
     is_authenticated, is_anonymous, is_active, is_staff = True, False, True, False
 
     def __init__(self, said: str) -> None:
-        self.pk: Any = said[:LONGEST_USER]
+        self.pk: Any = said[:MAX_USER_LENGTH]
         with suppress(ValidationError, ValueError, ImproperlyConfigured):
             self.pk = primary_key(self.pk)
 

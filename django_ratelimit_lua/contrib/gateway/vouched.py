@@ -34,11 +34,11 @@ logger = logging.getLogger("django_ratelimit_lua")
 Meta = Mapping[str, Any]
 """The headers of a request and its peer, as `HttpRequest.META` has them."""
 SECRET_HEADER = "X-RateLimit-Secret"
-LONGEST_URI = 16 * 1024
+MAX_URI_LENGTH = 16 * 1024
 """Characters of a URI that are looked at; common servers take 4 to 8 KiB."""
 MAX_HEADERS, MAX_HEADER_BYTES = 256, 64 * 1024
 """Header lines of a question, and bytes of all of them; common servers take 100 lines and 8 to 64 KiB."""
-LONGEST_KNOWN = 64
+MAX_KNOWN_LENGTH = 64
 """Bytes of a header's name that is remembered."""
 _METHOD = re.compile(r"[!#$%&'*+.^`|~\w-]{1,32}", re.ASCII)
 _ABSOLUTE = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
@@ -101,7 +101,7 @@ def meta_of(scope: Mapping[str, Any]) -> dict[str, Any]:
     lines: dict[str, list[str]] = {}
     meta: dict[str, Any] = {LINES: lines}
     for name, value in headers:
-        key = _known_key(name) if len(name) <= LONGEST_KNOWN else _meta_key(name)
+        key = _known_key(name) if len(name) <= MAX_KNOWN_LENGTH else _meta_key(name)
         if key is None:
             continue
         text = value.decode("latin-1")
@@ -165,7 +165,7 @@ def described(asked: Meta) -> DescribedRequest:
             raise BadRequest(f"{dialect.uri} is no URL")
         host, uri = url.groups()
     uri = uri[absolute.end() :] or "/" if (absolute := _ABSOLUTE.match(uri)) else uri
-    if not _METHOD.fullmatch(method) or not uri.startswith(("/", "?", "*")) or len(uri) > LONGEST_URI:
+    if not _METHOD.fullmatch(method) or not uri.startswith(("/", "?", "*")) or len(uri) > MAX_URI_LENGTH:
         raise BadRequest(f"{dialect.method} or {dialect.uri} is no method or URI")
     path, _mark, query = uri.partition("?")
     try:

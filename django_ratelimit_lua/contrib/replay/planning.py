@@ -29,7 +29,7 @@ from .requests import LoggedRequest, client_of
 
 REMEMBERED = 50_000
 """Paths, and identities by rule, that are found out once; then all are forgotten, and found out again."""
-LONGEST_REMEMBERED = 512
+MAX_REMEMBERED_LENGTH = 512
 """Characters of such a path or identity; what is longer is found out each time, and not kept."""
 _SEEN_IN_LOGS = {"user-agent": "agent", "referer": "referer", "host": "host"}
 _BY_CLIENT = ("ip", "user", "user_or_ip")
@@ -89,7 +89,7 @@ class LinePlanner:
             rules = self._matching(line)
             if len(self._rules) >= REMEMBERED:
                 self._rules.clear()
-            if len(target) <= LONGEST_REMEMBERED:
+            if len(target) <= MAX_REMEMBERED_LENGTH:
                 self._rules[place] = rules
         found = []
         request = None
@@ -102,7 +102,7 @@ class LinePlanner:
                     if len(self._charges) >= REMEMBERED:
                         self._charges.clear()
                     charge = self._charged(rule, line, self._request(line))
-                    if sum(len(read or "") for read in who[1]) <= LONGEST_REMEMBERED:
+                    if sum(len(read or "") for read in who[1]) <= MAX_REMEMBERED_LENGTH:
                         self._charges[who] = charge
             else:
                 request = request or self._request(line)

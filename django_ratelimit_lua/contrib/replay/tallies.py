@@ -18,9 +18,9 @@ from .planning import LineCharge
 
 TOO_MANY = 429
 MINUTE = 60 * SECOND
-MOST_AGENTS = 3
+MAX_AGENTS = 3
 """User agents that are kept of one identity: the first ones, each with how often it was refused."""
-LONGEST_KEPT = 512
+MAX_KEPT_LENGTH = 512
 """Characters that are kept of a user agent, and of a refused identity."""
 
 
@@ -100,11 +100,11 @@ class Tally:
     def _refuse(self, digest: bytes, whom: str, agent: str | None) -> None:
         known = self._offenders.get(digest)
         agents = {} if known is None else known.agents
-        agent = None if agent is None else excerpt(agent, LONGEST_KEPT)
-        if agent is not None and (agent in agents or len(agents) < MOST_AGENTS):
+        agent = None if agent is None else excerpt(agent, MAX_KEPT_LENGTH)
+        if agent is not None and (agent in agents or len(agents) < MAX_AGENTS):
             agents[agent] = agents.get(agent, 0) + 1
         self._offenders[digest] = Offender(
-            excerpt(whom, LONGEST_KEPT), 1 if known is None else known.refused + 1, agents
+            excerpt(whom, MAX_KEPT_LENGTH), 1 if known is None else known.refused + 1, agents
         )
 
     def expect(self, charged: LineCharge, *, draws: bool) -> None:

@@ -68,7 +68,7 @@ COLUMNS = {
 }
 HEALTH = ("ok", "seconds", "error", "revision", "is_paused", "problems")
 """The overview's part about `Health`."""
-LONGEST_TITLE = 120
+MAX_TITLE_LENGTH = 120
 
 
 def may_see(request: HttpRequest) -> bool:
@@ -134,7 +134,7 @@ class StatisticsPages(Page):
             period = "day"
         what = named(name)
         context: dict[str, Any] = {
-            "title": name_words(name, LONGEST_TITLE),
+            "title": name_words(name, MAX_TITLE_LENGTH),
             "what": what,
             "period": period,
             "may_see_who": request.user.has_perm(WHO),

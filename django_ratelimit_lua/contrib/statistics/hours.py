@@ -29,7 +29,7 @@ from .reading import Hour, durable_names, hours
 KEEP_SECONDS = 300.0
 LAST_LOOKS = 3
 """Number of looks in a row without news after which the task ends. The next request starts it again."""
-LONGEST_NAME = 200
+MAX_NAME_LENGTH = 200
 COLUMNS = {
     results.ALLOWED: "allowed",
     results.REFUSED: "refused",
@@ -53,7 +53,9 @@ def names_to_keep(using: str) -> dict[str, int | None]:
         names |= dict.fromkeys(rule.name for rule in settings_rules() if (rule.given or {}).get("durable"))
     rules = RateLimitRule._base_manager.using(using).filter(extra__statistics__durable=True)
     names |= dict.fromkeys(rules.values_list("name", flat=True))
-    return {name: until for name, until in names.items() if len(name) <= LONGEST_NAME and not UNWRITABLE.search(name)}
+    return {
+        name: until for name, until in names.items() if len(name) <= MAX_NAME_LENGTH and not UNWRITABLE.search(name)
+    }
 
 
 def keep_hours() -> int:

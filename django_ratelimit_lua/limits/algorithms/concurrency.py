@@ -13,7 +13,7 @@ from .algorithm import Algorithm, Numbers
 if TYPE_CHECKING:
     from ..limit import Limit
 
-MOST_SLOTS = 100_000
+MAX_SLOTS = 100_000
 """Slots of a limit. One call that took or renewed them all would keep the server busy for a tenth of a second."""
 QUEUE_PER_SLOT = 10
 """Default number of callers that may wait for each slot."""
@@ -34,8 +34,8 @@ class Concurrency(Algorithm):
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         slots = limit.rate.limit
-        if slots > MOST_SLOTS:
-            raise LimitError(_("At most %(most)d slots"), "rate", most=MOST_SLOTS)
+        if slots > MAX_SLOTS:
+            raise LimitError(_("At most %(most)d slots"), "rate", most=MAX_SLOTS)
         queue = QUEUE_PER_SLOT * slots if limit.queue is None else limit.queue
         return (slots, 0, queue, 0, 0, 0, 0, 0)
 

@@ -11,7 +11,7 @@ from .algorithm import Algorithm, Numbers
 if TYPE_CHECKING:
     from ..limit import Limit
 
-LONGEST_LOG = 100_000
+MAX_LOG_LENGTH = 100_000
 """Units. One call that took them all would keep the server busy for a tenth of a second."""
 
 
@@ -24,9 +24,9 @@ class SlidingLog(Algorithm):
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """Limit and period are all it needs."""
-        if limit.rate.limit > LONGEST_LOG:
+        if limit.rate.limit > MAX_LOG_LENGTH:
             raise LimitError(
                 _("A sliding log remembers every unit, so its limit is at most %(most)d; other algorithms take any"),
-                most=LONGEST_LOG,
+                most=MAX_LOG_LENGTH,
             )
         return (limit.rate.limit, limit.rate.period_us, 0, 0, 0, 0, 0, 0)

@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 from ...engine.evidence import Offence
 from ...identity.names import name_words
 from ...limits.rate import SECOND, LimitError
-from ...operations.bans import MOST, ActiveBan, active_bans, ban, evidence_of_bans, lift_bans
+from ...operations.bans import MAX_ENTRIES, ActiveBan, active_bans, ban, evidence_of_bans, lift_bans
 from ...operations.explain import explain
 from ...web.durations import duration_words
 from ..arguments import add_request, described, format_moment
@@ -20,7 +20,7 @@ from . import Printer, argument, verb
 
 LISTED = 10_000
 """Bans of which Redis keeps a list."""
-SHORTEST = 6
+MIN_LENGTH = 6
 """Letters of a digest that identify a client."""
 
 
@@ -30,7 +30,7 @@ _LIMIT = argument("--limit", metavar="NAME", help="only bans of this limit")
 @verb(
     "bans list", "who is banned, by which limit, since when and until when",
     _LIMIT,
-    argument("--most", type=int, default=MOST, metavar="N", help=f"at most so many ({MOST})"),
+    argument("--most", type=int, default=MAX_ENTRIES, metavar="N", help=f"at most so many ({MAX_ENTRIES})"),
     argument("--json", action="store_true", help="for programs: one object for each ban, one a line"),
     argument("--evidence", action="store_true", help="with the last offences"),
 )  # fmt: skip
@@ -64,8 +64,8 @@ def list_bans(command: Printer, options: dict[str, Any]) -> None:
 def lift(command: Printer, options: dict[str, Any]) -> None:
     begin = options["identity"] or ""
     limit = options["limit"]
-    if bool(begin) == options["all"] or (begin and len(begin) < SHORTEST):
-        raise CommandError(f"say whose: the identity, or its first {SHORTEST} letters or more; or --all")
+    if bool(begin) == options["all"] or (begin and len(begin) < MIN_LENGTH):
+        raise CommandError(f"say whose: the identity, or its first {MIN_LENGTH} letters or more; or --all")
     found = [
         active for active in active_bans(LISTED) if active.identity.startswith(begin) and limit in (None, active.limit)
     ]

@@ -242,8 +242,8 @@ def _source(file: str) -> str:
 def _read(file: str) -> str:
     try:
         if file == "-":
-            return sys.stdin.read(rules_yaml.LONGEST_TEXT + 1)
+            return sys.stdin.read(rules_yaml.MAX_TEXT_LENGTH + 1)
         with Path(file).open(encoding="utf-8") as opened:
-            return opened.read(rules_yaml.LONGEST_TEXT + 1)
+            return opened.read(rules_yaml.MAX_TEXT_LENGTH + 1)
     except (OSError, ValueError) as error:
         raise CommandError(f"{file}: {error}") from error

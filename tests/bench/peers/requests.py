@@ -16,7 +16,7 @@ from tests.bench.peers.load import Load, load
 from tests.bench.peers.rounds import IDENTITIES, Failed, failure
 from tests.demo import await_port, free_port
 
-CONNECTIONS, SECONDS, MOST = 8, 1.0, 4000
+CONNECTIONS, SECONDS, MAX_ENTRIES = 8, 1.0, 4000
 SERVERS = {
     "gunicorn, 8 threads": ("gunicorn", "tests.bench.peers.site:wsgi", "--threads=8", "--keep-alive=60", "--bind"),
     "uvicorn": ("uvicorn", "tests.bench.peers.site:asgi", "--port"),
@@ -73,7 +73,7 @@ def _measure(command: tuple[str, ...], pages: dict[str, tuple[str, str]], rounds
             for name, (path, _) in pages.items():
                 if name in failed:
                     continue
-                seconds, most = (SECONDS, MOST) if turn else (SECONDS / 4, 200)
+                seconds, most = (SECONDS, MAX_ENTRIES) if turn else (SECONDS / 4, 200)
                 try:
                     found = asyncio.run(load(port, path, IDENTITIES, CONNECTIONS, seconds, most))
                 except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django_ratelimit_lua.contrib.breakers.circuit import (
-    MOST_JITTER,
+    MAX_JITTER,
     NO_OUTCOMES,
     SHARES,
     Answer,
@@ -129,4 +129,4 @@ class CircuitModel:
 
 
 def _longer(time: int, chance: int) -> int:
-    return time + time * chance // (10 * MOST_JITTER)
+    return time + time * chance // (10 * MAX_JITTER)

@@ -21,7 +21,7 @@ OPEN_SECONDS, PROBE_SECONDS, AWAY_SECONDS = 1.0, 2.0, 1.0
 OPTIONS = f"failures=1, open_for={OPEN_SECONDS}, probes=1"
 _BEGIN = f"""
 from django_ratelimit_lua.contrib.breakers import rows as breakers
-breakers.SHORTEST_PROBE_US = {PROBE_SECONDS * 1e6:.0f}
+breakers.MIN_PROBE_US = {PROBE_SECONDS * 1e6:.0f}
 def go_on():
     began, first, wrong = time.monotonic(), None, 0
     while True:

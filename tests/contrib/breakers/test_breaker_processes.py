@@ -120,7 +120,7 @@ def test_a_killed_prober_does_not_keep_it_half_open(start: Start) -> None:
     workers = start(3, f"pay({options})")
     victim, *others = workers
     for worker in workers:  # So that nobody waits for ten seconds here.
-        worker("from django_ratelimit_lua.contrib.breakers import rows ;; rows.SHORTEST_PROBE_US = 1_500_000")
+        worker("from django_ratelimit_lua.contrib.breakers import rows ;; rows.MIN_PROBE_US = 1_500_000")
     others[0]("pay('failed')")
     until(lambda: victim("state()") == "open")
     time.sleep(0.25)
@@ -221,7 +221,7 @@ def test_without_redis_a_probe_that_hangs_keeps_its_place(start: Start) -> None:
     """It counts as failed, and the next call is made when it has ended."""
     with Server() as server:
         (worker,) = start(1, "pay(failures=1, slow='50ms', open_for='0.1s', probes=1)", at=server.url)
-        worker("from django_ratelimit_lua.contrib.breakers import rows ;; rows.SHORTEST_PROBE_US = 1_500_000")
+        worker("from django_ratelimit_lua.contrib.breakers import rows ;; rows.MIN_PROBE_US = 1_500_000")
         kill(server)
         assert worker("pay('failed')") == "failed"
         begin = "threading.Thread(target=pay, kwargs={'seconds': 3}, daemon=True).start()"

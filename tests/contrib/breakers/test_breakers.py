@@ -310,7 +310,7 @@ def test_probes_that_hang_keep_their_places(
 ) -> None:
     """With one probe, one call runs at a time, for as long as it hangs: longer than its slot lasts without its process,
     and after it was counted as slow. When it ends, another is made at once."""
-    monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.rows.SHORTEST_PROBE_US", 1_500_000)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.rows.MIN_PROBE_US", 1_500_000)
     breaker = CircuitBreaker("payments", failures=1, slow=slow, open_for="0.1s", probes=1)
     pay = breaker(hanging)
     with pytest.raises(ConnectionError), breaker.call():
@@ -329,7 +329,7 @@ def test_probes_that_hang_keep_their_places(
 
 def test_a_probe_that_never_ends_loses_its_place(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
     """When it has lasted `open_max`; so the breaker cannot stick."""
-    monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.rows.SHORTEST_PROBE_US", 300_000)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.rows.MIN_PROBE_US", 300_000)
     breaker = CircuitBreaker("payments", failures=1, open_for="0.1s", open_max="0.2s", probes=1)
     with pytest.raises(ConnectionError), breaker.call():
         raise ConnectionError

@@ -20,9 +20,9 @@ from django_ratelimit_lua.contrib.gateway.envoy import answer as answers
 from django_ratelimit_lua.contrib.gateway.envoy import messages
 from django_ratelimit_lua.contrib.gateway.envoy.answer import UNLIMITED, SlotEndedError, answer
 from django_ratelimit_lua.contrib.gateway.envoy.question import (
-    LONGEST_VALUE,
-    MOST_DESCRIPTORS,
-    MOST_ENTRIES,
+    MAX_DESCRIPTORS,
+    MAX_ENTRIES,
+    MAX_VALUE_LENGTH,
     QuestionError,
     read_question,
 )
@@ -503,8 +503,8 @@ def test_switched_off_everything_goes(settings: Any) -> None:
         (b"\xff", "no RateLimitRequest"), (b"", "domain"), (question(domain="edge"), "0 descriptors"),
         (question([LOGIN], domain=""), "domain"), (question([]), "0 entries"), (question([("", "x")]), "no key"),
         (question([("charge", "after")]), "no key"),
-        (question(*[[LOGIN]] * (MOST_DESCRIPTORS + 1)), "descriptors"),
-        (question([LOGIN] * (MOST_ENTRIES + 1)), "entries"),
+        (question(*[[LOGIN]] * (MAX_DESCRIPTORS + 1)), "descriptors"),
+        (question([LOGIN] * (MAX_ENTRIES + 1)), "entries"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_said(data: bytes, problem: str) -> None:
@@ -516,7 +516,7 @@ def test_what_makes_no_sense_is_said(data: bytes, problem: str) -> None:
 def test_no_client_gets_past_a_limit_by_what_it_sends(settings: Any) -> None:
     """A value that is no text, or very long, is counted: an error would let it through."""
     settings.RATELIMIT_RULES = [{"name": "by key", "descriptor": ["header:x-api-key"], "rate": "1/h"}]
-    for value in (b"\xff\xfe", b"x" * 1_000_000, b"\x00", "é" * LONGEST_VALUE, ""):
+    for value in (b"\xff\xfe", b"x" * 1_000_000, b"\x00", "é" * MAX_VALUE_LENGTH, ""):
         assert [code([("header:x-api-key", value)]) for _ in range(2)] == [OK, OVER]
     settings.RATELIMIT_RULES = [{"name": "k", "descriptor": ["header:x"], "key": "header:x", "rate": "1/h"}]
     assert [code([("header:x", b"y" * 1_000_000)]) for _ in range(2)] == [OK, OVER]

@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from django_ratelimit_lua.contrib.gateway.envoy import messages, server
 from django_ratelimit_lua.contrib.gateway.envoy.answer import SlotEndedError
 from django_ratelimit_lua.contrib.gateway.envoy.processes import reserved
-from django_ratelimit_lua.contrib.gateway.envoy.question import MOST_BYTES
+from django_ratelimit_lua.contrib.gateway.envoy.question import MAX_BYTES
 from django_ratelimit_lua.contrib.gateway.verbs import grpc as grpc_verb
 from tests.contrib.gateway.grpc_gateway import Gateway, question
 
@@ -59,7 +59,7 @@ def test_it_answers(gateway: Gateway) -> None:
     [
         (f"/{messages.SERVICE}/{messages.METHOD}", b"\xff", grpc.StatusCode.INVALID_ARGUMENT),
         (f"/{messages.SERVICE}/{messages.METHOD}", question(), grpc.StatusCode.INVALID_ARGUMENT),
-        (f"/{messages.SERVICE}/{messages.METHOD}", bytes(MOST_BYTES + 1), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (f"/{messages.SERVICE}/{messages.METHOD}", bytes(MAX_BYTES + 1), grpc.StatusCode.RESOURCE_EXHAUSTED),
         (f"/{messages.SERVICE}/Other", b"", grpc.StatusCode.UNIMPLEMENTED),
         ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", b"", grpc.StatusCode.UNIMPLEMENTED),
     ],

@@ -27,7 +27,7 @@ from django_ratelimit_lua.contrib.gateway.decide import noting
 from django_ratelimit_lua.contrib.gateway.models import RateLimitClient, token_digest
 from django_ratelimit_lua.contrib.gateway.openapi import document
 from django_ratelimit_lua.contrib.gateway.problems import ProblemError
-from django_ratelimit_lua.limits.call import MOST_COST, Call
+from django_ratelimit_lua.limits.call import MAX_COST, Call
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.store import Patience, Store
@@ -295,7 +295,7 @@ def test_a_body_is_read_no_further_than_it_counts(settings: Any) -> None:
     body = io.BytesIO(bytes(1_000_000))
     scope = {"type": "http", "method": "POST", "path": "/decide", "query_string": b"", "headers": []}
     assert asyncio.run(deciding.decide(ASGIRequest(scope, body))).status_code == 401
-    assert body.tell() <= asked.MOST_BYTES + 1
+    assert body.tell() <= asked.MAX_BYTES + 1
 
 
 def test_a_rule_that_is_off_or_in_shadow_refuses_nobody(decide: Decide) -> None:
@@ -473,7 +473,7 @@ def test_the_document_describes_what_is_asked_and_answered() -> None:
         Draft202012Validator.check_schema(schema(name).schema)
     references = re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document()))
     assert set(references) <= set(document()["components"]["schemas"])
-    assert schema("Charge").schema["properties"]["cost"]["maximum"] == MOST_COST
+    assert schema("Charge").schema["properties"]["cost"]["maximum"] == MAX_COST
 
 
 parts = st.one_of(st.none(), st.text(max_size=5), st.integers(-(2**62), 2**62))

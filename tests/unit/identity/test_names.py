@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.identity.names import LONGEST, MOST_PARTS, NOTHING, is_short, own, shown
+from django_ratelimit_lua.identity.names import MAX_LENGTH, MAX_PARTS, NOTHING, is_short, own, shown
 
 SCALARS = st.one_of(st.text(), st.binary(), st.integers(), st.none(), st.uuids())
 IDENTITIES = st.recursive(SCALARS, lambda parts: st.lists(parts, max_size=4).map(tuple), max_leaves=12)
@@ -46,8 +46,8 @@ def test_identities_are_shown_as_the_settings_say(identity: Any, masked: Any, pl
 def test_whatever_an_identity_is_it_is_shown_short(identity: Any) -> None:
     """And nothing raises."""
     name = shown(identity)
-    assert len(name) <= MOST_PARTS
-    assert all(len(value) <= LONGEST + 1 and value.isprintable() for _, value in name)
+    assert len(name) <= MAX_PARTS
+    assert all(len(value) <= MAX_LENGTH + 1 and value.isprintable() for _, value in name)
 
 
 class Odd(str):

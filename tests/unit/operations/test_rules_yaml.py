@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_ratelimit_lua.operations.rules_yaml import LONGEST_TEXT, RuleChange, build_rule, dump, load
+from django_ratelimit_lua.operations.rules_yaml import MAX_TEXT_LENGTH, RuleChange, build_rule, dump, load
 from django_ratelimit_lua.rules.rule import RuleError
 
 RULE = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
@@ -66,7 +66,7 @@ def test_a_rule_comes_with_its_tiers() -> None:
         ),
         ("- 2026-99-99", "not YAML"),
         ("- \x01", "not YAML"),
-        ("#" * (LONGEST_TEXT + 1), "more than"),
+        ("#" * (MAX_TEXT_LENGTH + 1), "more than"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(text: str, problem: str) -> None:
@@ -106,7 +106,9 @@ def test_a_word_that_there_is_not_is_said_with_the_one_that_may_be_meant() -> No
     assert second.endswith("did you mean path?")
 
 
-@pytest.mark.parametrize("text", ["- {name: a, path: /", "{}", "", "- \x01", "- 2026-99-99", "#" * (LONGEST_TEXT + 1)])
+@pytest.mark.parametrize(
+    "text", ["- {name: a, path: /", "{}", "", "- \x01", "- 2026-99-99", "#" * (MAX_TEXT_LENGTH + 1)]
+)
 def test_a_text_that_is_no_list_of_rules_is_called_by_its_name(text: str) -> None:
     """That of its file, also in what the reader of YAML says."""
     with pytest.raises(RuleError) as raised:

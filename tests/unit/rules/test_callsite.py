@@ -18,9 +18,9 @@ def test_a_name_may_be_one_where_not_all_are_known() -> None:
     names.add("login")
     names.add("y" * 300)
     assert ("login" in names, "logout" in names, "y" * 300 in names, len(names)) == (True, False, True, 1)
-    for number in range(KnownCallSites.MOST):
+    for number in range(KnownCallSites.MAX_ENTRIES):
         names.add(f"made up {number}")
-    assert ("login" in names, "logout" in names, len(names)) == (True, True, KnownCallSites.MOST)
+    assert ("login" in names, "logout" in names, len(names)) == (True, True, KnownCallSites.MAX_ENTRIES)
 
 
 def view(request: Any) -> None:

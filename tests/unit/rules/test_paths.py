@@ -9,8 +9,8 @@ from django.test import RequestFactory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.rules.paths import LONGEST, PathIndex, PathPattern
-from django_ratelimit_lua.rules.paths import LONGEST as LONGEST_PATH
+from django_ratelimit_lua.rules.paths import MAX_LENGTH, PathIndex, PathPattern
+from django_ratelimit_lua.rules.paths import MAX_LENGTH as MAX_PATH_LENGTH
 from django_ratelimit_lua.rules.rule import Rule, compile_rule
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 
@@ -48,7 +48,7 @@ def test_the_worst_glob_takes_no_time_to_speak_of() -> None:
 @pytest.mark.parametrize("undecided", [True, False])
 def test_a_glob_does_not_read_on_for_ever(undecided: bool) -> None:
     """Of a longer path than it looks at, the answer is what the caller says, unless its beginning is wrong already."""
-    long = "/a/" + "b" * LONGEST
+    long = "/a/" + "b" * MAX_LENGTH
     assert PathPattern("/a/**").matches(long, undecided) is undecided
     assert PathPattern("/a/*/c").matches(long, undecided) is False
     assert PathPattern("/a/").matches(long, undecided) is True
@@ -86,7 +86,7 @@ def test_a_path_too_long_for_a_glob_is_limited_and_not_exempt(rf: RequestFactory
             {"name": "exempt", "path": "/a/**.php", "exempt": True},
         ])
     )  # fmt: skip
-    within = "/a/" + "x" * (LONGEST_PATH - 7) + ".php"
+    within = "/a/" + "x" * (MAX_PATH_LENGTH - 7) + ".php"
     assert [rule.name for rule in rules.matching(rf.get(within))] == ["limit", "one segment", "exempt"]
     assert [rule.name for rule in rules.matching(rf.get(within + ".php"))] == ["limit", "one segment"]
     assert [rule.name for rule in rules.matching(rf.get("/a/b/" + "x" * 60_000 + ".php"))] == ["limit"]

@@ -14,7 +14,7 @@ from ....engine.run import Wait, arun
 from ....engine.waiting import ahold
 from ....identity import digest
 from ....limits.algorithms.concurrency import new_slot
-from ....limits.call import MAX_HOLD_US, MOST_COST, Charge, Operation
+from ....limits.call import MAX_COST, MAX_HOLD_US, Charge, Operation
 from ....limits.decision import Decision, LimitState
 from ....limits.limit import Limit
 from ....limits.rate import SECOND, LimitError, Rate
@@ -173,7 +173,7 @@ def _charges_by(rule: Rule, met: Met) -> list[PlannedCharge]:
         if missing:
             raise UnreadableKeyError(f"the descriptor has nothing to count by {', '.join(missing)}")
         identity = key.read(rule.name, met.request, getattr(met.request, "user", STRANGER))
-    subject, cost = digest(identity), min((1 if template.cost is None else template.cost) * asked.hits, MOST_COST)
+    subject, cost = digest(identity), min((1 if template.cost is None else template.cost) * asked.hits, MAX_COST)
     planned = []
     for rate in rates:
         charge = Charge(_limit(template, rule.name, rate), subject, cost)

@@ -25,7 +25,7 @@ LEASE = "x-ratelimit-lease"
 """The header of the request, and the key of the entry that brings it back."""
 CONFIRM = "x-ratelimit-confirm"
 """The key of the entry that brings the same header to confirm the lease."""
-MOST_LEASES = 10
+MAX_LEASES = 10
 _SALT = "django_ratelimit_lua.contrib.gateway.lease"
 
 
@@ -48,7 +48,7 @@ def read_leases(text: str) -> list[Lease]:
     """The slots of leases, and what they are of. Clients may have sent others under that name, which a proxy joins by
     commas: what this site has not signed is passed over."""
     found = []
-    for lease in text.split(",")[-MOST_LEASES:]:  # What Envoy has added stands last.
+    for lease in text.split(",")[-MAX_LEASES:]:  # What Envoy has added stands last.
         try:
             slot, told, needs_confirmation = signing.loads(lease.strip(), salt=_SALT)
         except signing.BadSignature:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 logger = logging.getLogger("django_ratelimit_lua")
-SHORTEST_SECONDS = 2.0
+MIN_SECONDS = 2.0
 """A process that ends sooner than this has failed to start, and is not restarted."""
 
 
@@ -85,7 +85,7 @@ class _Watch:
             if began is None or self._is_stopping:
                 continue
             code = os.waitstatus_to_exitcode(status)
-            if time.monotonic() - began < SHORTEST_SECONDS:
+            if time.monotonic() - began < MIN_SECONDS:
                 self._is_stopping = True
                 self._tell_all()
                 while self._began:

@@ -17,17 +17,17 @@ from ....identity import Identity
 from ....identity.address import address_as
 from ....identity.keys import registered_keys
 from ....identity.request_state import request_state
-from ....limits.call import MOST_COST
+from ....limits.call import MAX_COST
 from ....limits.rate import SECOND, LimitError, Rate
 from ..descriptors import ADDRESS, CHARGE, Entries
 from ..users import VouchedUser, log_in
 from . import messages
 from .lease import CONFIRM, LEASE
 
-MOST_BYTES = 4 * 1024 * 1024
+MAX_BYTES = 4 * 1024 * 1024
 """Maximum size of a request; gRPC refuses more. Envoy accepts 60 KiB of headers from a client by default."""
-MOST_DESCRIPTORS, MOST_ENTRIES = 100, 100
-LONGEST_VALUE = 16 * 1024
+MAX_DESCRIPTORS, MAX_ENTRIES = 100, 100
+MAX_VALUE_LENGTH = 16 * 1024
 """Characters of a value that count; of a longer one, also a digest of the whole."""
 _DAY = 86_400 * SECOND
 PERIODS = {
@@ -74,14 +74,14 @@ def read_question(data: bytes) -> list[Asked]:
     domain = _text(request.domain)
     if not domain:
         raise QuestionError("the domain is empty")
-    if not 0 < len(request.descriptors) <= MOST_DESCRIPTORS:
-        raise QuestionError(f"there are {len(request.descriptors)} descriptors; 1 to {MOST_DESCRIPTORS} are taken")
+    if not 0 < len(request.descriptors) <= MAX_DESCRIPTORS:
+        raise QuestionError(f"there are {len(request.descriptors)} descriptors; 1 to {MAX_DESCRIPTORS} are taken")
     return [_asked(domain, descriptor, request.hits_addend or 1) for descriptor in request.descriptors]
 
 
 def _asked(domain: str, descriptor: Any, hits: int) -> Asked:
-    if not 0 < len(descriptor.entries) <= MOST_ENTRIES:
-        raise QuestionError(f"a descriptor has {len(descriptor.entries)} entries; 1 to {MOST_ENTRIES} are taken")
+    if not 0 < len(descriptor.entries) <= MAX_ENTRIES:
+        raise QuestionError(f"a descriptor has {len(descriptor.entries)} entries; 1 to {MAX_ENTRIES} are taken")
     entries = tuple([(_text(entry.key), _text(entry.value)) for entry in descriptor.entries])
     purpose: Purpose = "hit"
     if CHARGE in entries:
@@ -89,7 +89,7 @@ def _asked(domain: str, descriptor: Any, hits: int) -> Asked:
     if not all(key for key, _ in entries) or not entries:
         raise QuestionError("an entry of a descriptor has no key")
     if descriptor.HasField("hits_addend"):
-        hits = min(descriptor.hits_addend.value, MOST_COST)  # An explicit 0 takes nothing: it peeks.
+        hits = min(descriptor.hits_addend.value, MAX_COST)  # An explicit 0 takes nothing: it peeks.
     if descriptor.is_negative_hits:
         purpose = "refund"
     if any(key == LEASE for key, _ in entries):
@@ -110,8 +110,8 @@ def _rate(limit: Any) -> Rate:
 
 def _text(value: bytes) -> str:
     text = value.decode(errors="backslashreplace")
-    if len(text) > LONGEST_VALUE:
-        text = text[:LONGEST_VALUE] + hashlib.blake2b(value, digest_size=16).hexdigest()
+    if len(text) > MAX_VALUE_LENGTH:
+        text = text[:MAX_VALUE_LENGTH] + hashlib.blake2b(value, digest_size=16).hexdigest()
     return text
 
 

@@ -16,10 +16,10 @@ from grpc_health.v1.health import aio as health
 
 from . import messages
 from .answer import SlotEndedError, answer
-from .question import MOST_BYTES, QuestionError
+from .question import MAX_BYTES, QuestionError
 
 logger = logging.getLogger("django_ratelimit_lua")
-MOST_AT_ONCE = 1000
+MAX_AT_ONCE = 1000
 """Maximum number of concurrent requests in a process. Further ones are refused, to be repeated."""
 GRACE_SECONDS = 5.0
 """How long running requests are still answered when the server stops."""
@@ -27,8 +27,8 @@ HEALTH_SECONDS = 1.0
 """How often it is looked whether limits can be decided."""
 OPTIONS = [
     ("grpc.so_reuseport", 1),
-    ("grpc.max_receive_message_length", MOST_BYTES),
-    ("grpc.max_concurrent_streams", MOST_AT_ONCE),
+    ("grpc.max_receive_message_length", MAX_BYTES),
+    ("grpc.max_concurrent_streams", MAX_AT_ONCE),
 ]
 
 
@@ -66,7 +66,7 @@ class Server:
     """
 
     def __init__(self, address: str, is_healthy: Callable[[], Awaitable[bool]], tls: Tls | None = None) -> None:
-        self._server = aio.server(options=OPTIONS, maximum_concurrent_rpcs=MOST_AT_ONCE)
+        self._server = aio.server(options=OPTIONS, maximum_concurrent_rpcs=MAX_AT_ONCE)
         # As bytes, both ways: what cannot be read is a status of ours.
         handler: Any = grpc.unary_unary_rpc_method_handler(_should_rate_limit)
         service = grpc.method_handlers_generic_handler(messages.SERVICE, {messages.METHOD: handler})

@@ -16,7 +16,7 @@ from django.db import connections
 from ....management.verbs import Printer, argument, verb
 from ....operations.health import ahealth
 
-MOST_PROCESSES = 256
+MAX_PROCESSES = 256
 
 
 def _port(text: str) -> int:
@@ -24,7 +24,7 @@ def _port(text: str) -> int:
 
 
 def _count(text: str) -> int:
-    return _whole(text, 1, MOST_PROCESSES)
+    return _whole(text, 1, MAX_PROCESSES)
 
 
 def _whole(text: str, least: int, most: int) -> int:
