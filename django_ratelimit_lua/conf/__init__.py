@@ -254,60 +254,64 @@ class Conf(Table):
     """`RATELIMIT_*`. An attribute raises `ImproperlyConfigured` for a value it cannot take."""
 
     # fmt: off
-    ENABLE = Setting(True, bool, "``False`` lets everything through, without asking Redis")
+    ENABLE = Setting(True, bool, "``False`` allows everything, without a call to Redis")
     USE_CACHE = Setting("default", _cache_alias, "the alias in ``CACHES``; must be ``django_redis.cache.RedisCache``")
-    CACHE_PREFIX = Setting("rl:", _prefix, "what every key in Redis begins with; no braces")
-    ALGORITHM = Setting("sliding_window", _rate_algorithm, "the algorithm of limits that name none")
+    CACHE_PREFIX = Setting("rl:", _prefix, "the prefix of all keys in Redis, without braces")
+    ALGORITHM = Setting("sliding_window", _rate_algorithm, "the default algorithm")
     TIMEOUT = Setting(0.1, Number(3600, "number of seconds", ", such as 0.1", is_above_0=True),
-        "seconds that Redis may keep one decision waiting: connecting, sending and reading, see :doc:`failures`")
+        "the deadline of one decision in seconds: to connect, send and read, see :doc:`failures`")
     ON_STORE_ERROR = Setting(None, _policy,
-        'what a decision is when Redis cannot be asked: ``"local"``, ``"open"`` or ``"closed"``, see :doc:`failures`',
+        'the policy while Redis is unavailable: ``"local"``, ``"open"`` or ``"closed"``, see :doc:`failures`',
         shown='``"local"``')
     FAIL_OPEN = Setting(None, or_none(bool),
-        "django-ratelimit's: ``True`` is ``\"open\"``, ``False`` is ``\"closed\"``; the setting above goes first")
+        "as in django-ratelimit: ``True`` is ``\"open\"``, ``False`` is ``\"closed\"``. "
+        "``RATELIMIT_ON_STORE_ERROR`` has precedence")
     DENY_CACHE_SECONDS = Setting(1, Number(3600, "number of seconds", ", such as 1"),
-        "seconds that a refusal may be repeated without asking Redis, see :doc:`how-it-works`; ``0``: never; more than "
-        "a second only while this process hears of changes, and not in a cluster")
+        "the maximum number of seconds for which a process repeats a refusal without a call to Redis, see "
+        ":doc:`how-it-works`; ``0``: never. More than one second applies only while the process receives changes, and "
+        "not in a cluster")
     SLOT_SECONDS = Setting(10, _slot_seconds,
-        "seconds after which the slots of a process that was killed end; while it lives, they are renewed four times "
-        "in that time, see :doc:`concurrency`")
+        "seconds after which slots expire that are not renewed, because their process was killed; a running process "
+        "renews them four times in that time, see :doc:`concurrency`")
     CLOCK = Setting("redis", Choice(("redis", "client")),
-        '``"client"`` for servers that refuse ``TIME`` in scripts; keep the clocks of your hosts together then')
+        '``"client"`` for servers that refuse ``TIME`` in scripts. Then synchronize the clocks of your hosts')
     TRUSTED_PROXIES = Setting(None, or_none(proxies),
-        "whose word is taken for the client's address: a list of networks, or how many proxies there are; ``0``: "
-        "nobody's, as no proxy stands before the site; see :doc:`proxies`")
+        "the proxies that may report the client's address: a list of networks, or the number of proxies; ``0``: there "
+        "is no proxy; see :doc:`proxies`")
     PROXY_HEADER = Setting("X-Forwarded-For",
         lambda header: Choice(("X-Forwarded-For", "Forwarded"))(str(header).title()),
-        'the header that these proxies write, or ``"Forwarded"``; never both, as clients could write the other one')
+        'the header that these proxies write, or ``"Forwarded"``. Only one is read, because clients could write the '
+        "other one")
     IP_META_KEY = Setting(None, or_none(_meta_key),
-        "where the address is, instead: a key of ``request.META``, a callable ``(request)``, or its dotted path")
-    IPV4_MASK = Setting(32, Whole(0, 32, "prefix length"), "how many leading bits of an IPv4 address count")
-    IPV6_MASK = Setting(64, Whole(0, 128, "prefix length"), "how many leading bits of an IPv6 address count")
+        "another source of the address: a key of ``request.META``, a callable ``(request)``, or its dotted path")
+    IPV4_MASK = Setting(32, Whole(0, 32, "prefix length"), "the prefix length to which IPv4 addresses are masked")
+    IPV6_MASK = Setting(64, Whole(0, 128, "prefix length"), "the prefix length to which IPv6 addresses are masked")
     NEVER_BAN = Setting(None, _never_ban,
-        "networks whose requests earn no ban and are not banned, see :doc:`bans`. By default private ones and this "
-        "host, as long as nothing says where addresses come from: a ban would be of a proxy, and of all behind it",
-        shown="private networks where ``RATELIMIT_TRUSTED_PROXIES`` is not set, else ``[]``")
-    RULES = Setting[Any]([], lambda rules: rules, "what the middleware applies, see :doc:`middleware`")
+        "networks that are never banned, see :doc:`bans`. Without a proxy setting, the default is private networks and "
+        "this host: a ban would be of a proxy, and of all clients behind it",
+        shown="private networks if ``RATELIMIT_TRUSTED_PROXIES`` is not set, otherwise ``[]``")
+    RULES = Setting[Any]([], lambda rules: rules, "the rules that the middleware applies, see :doc:`middleware`")
     KEYS = Setting({}, _keys,
         "keys of this site by name, usable like the built-in ones: a function ``(request)``, a ``Key``, or the dotted "
         "path of one, see :doc:`keys`")
     HISTORY_DAYS = Setting(365, or_none(Number(36_500, "number of days", ", such as 365, or None", is_above_0=True)),
-        "days that the database keeps the history of rules, overrides that have ended, and the hours of durable "
-        ":doc:`statistics`, if they are installed; ``None``: for good, see :doc:`rules`")
+        "days for which the database keeps the history of rules, expired overrides, and durable :doc:`statistics`; "
+        "``None``: without end, see :doc:`rules`")
     HEADERS = Setting(None, Choice((None, "draft-10", "x")),
-        'which headers tell clients what is left: ``"draft-10"`` or ``"x"``, see :doc:`headers`', shown="``None``")
+        'the format of rate-limit headers: ``"draft-10"`` or ``"x"``, see :doc:`headers`', shown="``None``")
     KEY_SECRET = Setting(None, _secrets,
-        "what digests of identities are keyed with; or a list whose others are earlier ones, by which overrides are "
-        "still found, see :doc:`production`", shown="``SECRET_KEY`` and ``SECRET_KEY_FALLBACKS``", is_secret=True)
+        "the secret for digests of identities, or a list: the current one, then earlier ones, with which overrides "
+        "still match, see :doc:`production`", shown="``SECRET_KEY`` and ``SECRET_KEY_FALLBACKS``", is_secret=True)
     EXCEPTION_CLASS = Setting(None, or_none(_exception),
         "an exception, or its dotted path, to raise instead of answering 429")
     VIEW = Setting(None, or_none(_function),
-        "a callable ``(request, exception)``, plain or ``async``, or its dotted path, that makes the answer to a "
-        "blocked request; ``exception.decision`` has the numbers. ``Cache-Control: no-store`` and ``Retry-After`` "
-        "are added where it does not set them")
+        "a view ``(request, exception)``, plain or ``async``, or its dotted path, that returns the response to a "
+        "refused request; ``exception.decision`` has the numbers. ``Cache-Control: no-store`` and ``Retry-After`` "
+        "are added if it does not set them")
     SHOW_IDENTITIES = Setting("masked", Choice(("masked", "plain", "off")),
-        'how those who are refused most, or use most, are kept for a day: ``"masked"`` (addresses as /24 and /56, the '
-        'first letters of other values), ``"plain"`` or ``"off"``: not at all; see :doc:`statistics`')
+        'how the names of the clients that are refused most, or use most, are stored for a day: ``"masked"`` '
+        '(addresses as /24 and /56, the first letters of other values), ``"plain"``, or ``"off"``: not at all; see '
+        ":doc:`statistics`")
     # fmt: on
 
     @cached_property

@@ -12,11 +12,11 @@ class GatewaySettings(Table):
 
     # fmt: off
     GATEWAY_DIALECT = Setting(None, Choice((None, *DIALECTS)),
-        "which proxy asks the gateway about requests, and so which headers describe them, see :doc:`gateway`")
+        "the proxy that uses the gateway, which defines the headers that describe a request, see :doc:`gateway`")
     GATEWAY_SECRET = Setting(None, or_none(tokens),
-        "what that proxy says as ``X-RateLimit-Secret``; a list while it is exchanged", is_secret=True)
+        "the secret that the proxy sends as ``X-RateLimit-Secret``; a list while it is rotated", is_secret=True)
     GATEWAY_USER_HEADER = Setting(None, or_none(header),
-        "the header in which that proxy names who is logged in, by primary key; not set: nobody is known to be")
+        "the header in which the proxy sends the primary key of the signed-in user. If it is not set, no user is known")
     # fmt: on
 
 

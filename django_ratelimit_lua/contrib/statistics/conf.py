@@ -11,11 +11,10 @@ class StatisticsSettings(Table):
 
     # fmt: off
     METRICS_TOKEN = Setting(None, or_none(token),
-        "what Prometheus says as ``Authorization: Bearer …`` to read the metrics; not set: only users who may view "
-        "rules read them, see :doc:`metrics`", is_secret=True)
+        "the token that Prometheus sends as ``Authorization: Bearer …`` to read the metrics. If it is not set, only "
+        "users with permission to view rules can read them, see :doc:`metrics`", is_secret=True)
     OPENTELEMETRY = Setting(False, bool,
-        "whether OpenTelemetry is told of every decision: as metrics, and as spans, see "
-        ":doc:`metrics`")
+        "record every decision with OpenTelemetry, as metrics and as spans, see :doc:`metrics`")
     # fmt: on
 
 
