@@ -20,22 +20,22 @@ from ..operations.subjects import Subject
 from ..rules.describe import field_words
 
 _FIELDS = {
-    "header": ("header", ":", "may be repeated, for others"),
-    "cookie": ("cookie", "=", "may be repeated, for others"),
-    "query": ("get", "=", "a parameter of the query; may be repeated, for others"),
-    "field": ("post", "=", "a field of a form; may be repeated, for others"),
-    "json": ("json", "=", "a field of a JSON body, user.name for one inside another; may be repeated, for others"),
-    "key": ("", "=", "a key of RATELIMIT_KEYS; may be repeated, for others"),
+    "header": ("header", ":", "may be repeated"),
+    "cookie": ("cookie", "=", "may be repeated"),
+    "query": ("get", "=", "a parameter of the query; may be repeated"),
+    "field": ("post", "=", "a field of a form; may be repeated"),
+    "json": ("json", "=", "a field of a JSON body (user.name: a nested one); may be repeated"),
+    "key": ("", "=", "a key of RATELIMIT_KEYS; may be repeated"),
 }
 """By option: the kind of the field in a key (empty: it is a key), the separator of name and value, and the help."""
 
 
 def add_subject(parser: Any) -> None:
-    """The options that name the subject."""
-    group = parser.add_argument_group("who", "One of these.")
+    """Add the options that name the subject."""
+    group = parser.add_argument_group("client", "One of these.")
     group.add_argument("--user", help="name or primary key")
     group.add_argument("--ip", help="address or network")
-    group.add_argument("--digest", help="digest of a client, as pages and the log show it: 32 hexadecimal digits")
+    group.add_argument("--digest", help="digest of a client, as on pages and in the log: 32 hexadecimal digits")
     _add_fields(group)
 
 
@@ -45,11 +45,11 @@ def _add_fields(group: Any) -> None:
 
 
 def add_request(parser: Any) -> None:
-    """The options that describe a request."""
+    """Add the options that describe a request."""
     parser.add_argument("--path", help="path and query, for example /api/?q=x (/)")
     parser.add_argument("--method", default="GET", type=str.upper)
-    parser.add_argument("--host", help="the host that it is for")
-    parser.add_argument("--user", help="name or primary key; without it, not logged in")
+    parser.add_argument("--host", help="host name")
+    parser.add_argument("--user", help="name or primary key; default: no user is signed in")
     parser.add_argument("--ip", help="client address (127.0.0.1)")
     _add_fields(parser)
 
@@ -61,7 +61,7 @@ def add_length(*, default: str | None = None) -> Callable[[Any], None]:
         group = parser.add_mutually_exclusive_group(required=default is None)
         shown = "30m, 1h, 7d …" if default is None else f"30m, 7d …; {default} by default"
         group.add_argument("--for", dest="period", default=default, metavar="TIME", help=shown)
-        group.add_argument("--for-good", action="store_true", help="until it is ended by hand")
+        group.add_argument("--for-good", action="store_true", help="without an end")
 
     return add
 
@@ -132,7 +132,7 @@ def _fields(options: dict[str, Any]) -> list[tuple[str, str]]:
         for given in options[option]:
             name, found, value = given.partition(mark)
             if not found or not name.strip():
-                raise CommandError(f"--{option} {given!r}: write NAME{mark}VALUE")
+                raise CommandError(f"--{option} {given!r}: use NAME{mark}VALUE")
             name = name.strip()
             if not kind and name not in registered_keys():
                 raise CommandError(
@@ -152,25 +152,23 @@ def _user(name: str | None) -> Any:
 
 
 def hints(explanation: Explanation) -> list[str]:
-    """What would show more limits, or the right counts."""
+    """Return options that would show more limits, or the right counts."""
     options = {kind: f"--{option} NAME{mark}VALUE" for option, (kind, mark, _help) in _FIELDS.items()}
     options["data"] = options["post"]
     lines = []
     for field in explanation.missing:
         kind, colon, name = field.partition(":")
         option = options[kind].replace("NAME", name) if colon else f"--key {field}=VALUE"
-        lines.append(f"its limits count by the {field_words(field)}: add {option}")
+        lines.append(f"limits count by the {field_words(field)}: add {option}")
     if explanation.other_methods:
-        lines.append(
-            f"requests of other methods meet more limits here: --method {' or '.join(explanation.other_methods)}"
-        )
+        lines.append(f"other methods have more limits here: --method {' or '.join(explanation.other_methods)}")
     return lines
 
 
 def verdict(explanation: Explanation) -> str:
-    """What comes of the next such request."""
+    """Return the result of the next such request, in a sentence."""
     if explanation.stopped_by is not None:
         return f"{explanation.stopped_by.verdict}."
     if explanation.decision.allowed and explanation.unknown:
-        return "The next request like this would be allowed, as far as is known."
+        return "The next request like this would be allowed, as far as known."
     return f"The next request like this would be {'allowed' if explanation.decision.allowed else 'refused'}."

@@ -173,13 +173,16 @@ class RateLimitRule(RatesFields, AuditedModel):
 
     def annexed(self) -> dict[str, Any]:
         """The values of the fields that annexes add, by name."""
-        values = {word: self.extra.get(annex, {}).get(word) for word, annex in FIELDS_OF_ANNEXES.items()}
+        values = {word: self._part(annex).get(word) for word, annex in FIELDS_OF_ANNEXES.items()}
         return {word: value for word, value in values.items() if value}
 
     def annex(self, word: str, value: Any) -> None:
         """Set the value of a field that an annex adds."""
         annex = FIELDS_OF_ANNEXES[word]
-        self.extra = {**self.extra, annex: {**self.extra.get(annex, {}), word: value}}
+        self.extra = {**_mapping(self.extra), annex: {**self._part(annex), word: value}}
+
+    def _part(self, annex: str) -> dict[str, Any]:
+        return _mapping(_mapping(self.extra).get(annex))
 
     @staticmethod
     def ordered(given: Mapping[str, Any]) -> Declared:
@@ -236,3 +239,8 @@ def _is_lower(name: str) -> bool:
 
 
 _ZEROS = ("cost", *(option for option, row in OPTIONS.items() if getattr(row.check, "least", None) == 0))
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """Return a JSON value if it is a mapping; a fixture may have anything."""
+    return value if isinstance(value, dict) else {}

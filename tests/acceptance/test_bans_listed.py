@@ -67,7 +67,7 @@ def visit(url: str = "/login", address: str = ADDRESS, times: int = 1) -> int:
 def test_bans_are_listed() -> None:
     """By which limit, of whom as far as that may be shown, since when, until when, why, and how long the next would be;
     those that end first come first."""
-    assert said("list") == "Nobody is banned.\n"
+    assert said("list") == "No bans.\n"
     visit(times=4)
     limiter = RateLimiter("mail", "1/h", ban_after=1, ban_for="1m,2m")
     limiter.ban("ada@example.org", why="spam")
@@ -81,7 +81,7 @@ def test_bans_are_listed() -> None:
     lines = said("list").splitlines()
     until = f"{timezone.localtime(first.ban.ends_at):%Y-%m-%d %H:%M:%S %Z}"
     assert lines[0].startswith(f"{first.identity[:12]} mail until {until}")
-    assert lines[0].endswith(" (ad…): by hand: spam, ban number 1, the next for 2 min 0 s")
+    assert lines[0].endswith(" (ad…): by an operator: spam, ban number 1, the next for 2 min 0 s")
     assert lines[1].endswith(" (ip=203.0.113.0/24): 2 offences, ban number 1, the next for 10 min 0 s")
     objects = [json.loads(line) for line in said("list", "--json", "--limit", "mail").splitlines()]
     assert [one["identity"] for one in objects] == [first.identity]
@@ -89,7 +89,7 @@ def test_bans_are_listed() -> None:
     assert len(said("list", "--most", "1").splitlines()) == 1
     assert said("list", "--most", "1", "--limit", "mail").startswith(first.identity[:12])
     for none in ("0", "-1"):
-        with pytest.raises(CommandError, match="write a whole number from 1"):
+        with pytest.raises(CommandError, match="use a whole number from 1"):
             said("list", f"--most={none}")
 
 
@@ -122,13 +122,13 @@ def test_a_ban_is_lifted_by_its_identity() -> None:
     visit(times=4)
     visit(address="203.0.113.10", times=4)
     ban, _other = active_bans()
-    with pytest.raises(CommandError, match="say whose"):
+    with pytest.raises(CommandError, match="name the identity"):
         said("lift", ban.identity[:5])
     for wrong in ((), (ban.identity, "--all")):
-        with pytest.raises(CommandError, match="say whose"):
+        with pytest.raises(CommandError, match="name the identity"):
             said("lift", *wrong)
-    assert said("lift", "0" * 32) == "Nothing was lifted: there is no such ban.\n"
-    assert said("lift", ban.identity, "--limit", "another") == "Nothing was lifted: there is no such ban.\n"
+    assert said("lift", "0" * 32) == "Nothing was lifted: no such ban.\n"
+    assert said("lift", ban.identity, "--limit", "another") == "Nothing was lifted: no such ban.\n"
     assert said("lift", ban.identity[:12]).startswith(f"lifted: {ban.identity[:12]} login:")
     assert len(active_bans()) == 1
     change = RateLimitChange.objects.get()
@@ -167,7 +167,7 @@ def test_a_ban_that_refuses_nobody_is_said_to() -> None:
     assert visit(times=4) == 200
     (active,) = active_bans()
     assert (active.is_shadow, active.rule, active.who) == (True, "login", [("ip", "203.0.113.0/24")])
-    assert "in shadow mode, so nobody is refused" in said("list")
+    assert "in shadow mode, which refuses no request" in said("list")
     assert json.loads(said("list", "--json"))["shadow"] is True
     rule.mode = "enforce"
     rule.save()
@@ -248,9 +248,9 @@ def test_somebody_is_banned_from_a_terminal() -> None:
     assert ban.ban.until - ban.ban.since == 30 * 86400 * 10**6
     with pytest.raises(CommandError, match="--for 'soon'"):
         said("add", *described, "--for", "soon")
-    with pytest.raises(CommandError, match=r"meets no limit that could ban it \(none\)"):
+    with pytest.raises(CommandError, match=r"no limit with bans applies to this request \(none\)"):
         said("add", "--path", "/ok", "--ip", ADDRESS)
-    with pytest.raises(CommandError, match=r"could ban it \(login:.*RATELIMIT_NEVER_BAN"):
+    with pytest.raises(CommandError, match=r"applies to this request \(login:.*RATELIMIT_NEVER_BAN"):
         said("add", "--path", "/login")
     with pytest.raises(CommandError, match="could ban it"):
         said("add", *described, "--limit", "another")

@@ -104,7 +104,7 @@ def test_explain_says_what_a_request_would_meet(settings: Any) -> None:
     assert text == f"{blocked}The next request like this would be refused.\n"
     assert said("explain", "--path", "/ok") == "no rule applies\nThe next request like this would be allowed.\n"
     assert "exempt: static" in said("explain", "--path", "/static/x.css", "--method", "post")
-    for wrong, problem in ((("--header", "key"), "write NAME:VALUE"), (("--user", "nobody"), "no user has this")):
+    for wrong, problem in ((("--header", "key"), "use NAME:VALUE"), (("--user", "nobody"), "no user has this")):
         with pytest.raises(CommandError, match=problem):
             said("explain", *wrong)
 
@@ -182,7 +182,7 @@ def test_an_import_deletes_rules_only_where_that_is_said(tmp_path: Path) -> None
     assert said("export") == whole
     dry = said("import", str(file), "--dry-run")
     assert "- second" in dry
-    assert "takes --delete: second, third" in dry
+    assert "with --delete: second, third" in dry
     for empty in ("", "\n# nothing\n", "[]"):
         file.write_text(empty)
         with pytest.raises(CommandError, match=r"is empty|would be deleted"):
@@ -202,12 +202,12 @@ def test_an_import_surprises_only_where_that_is_said(tmp_path: Path) -> None:
         said("import", str(file))
     assert str(raised.value).splitlines() == [
         "imported one: A limit of 0, or one below the cost, refuses every request that the rule applies to.",
-        "Nothing was changed; --confirm says that this is meant.",
+        "Nothing was changed. Use --confirm to change it anyway.",
     ]
     dry = said("import", str(file), "--dry-run")
     assert "imported one: A limit of 0, or one below the cost" in dry
     assert "imported one: All clients that are not logged in share one count." in dry
-    assert "takes --confirm" in dry
+    assert "Use --confirm" in dry
     assert not RateLimitRule.objects.exists()
     assert "imported one: A limit of 0, or one below the cost" in said("import", str(file), "--confirm")
     assert RateLimitRule.objects.count() == 2
@@ -255,7 +255,7 @@ def test_a_rule_that_locks_the_admin_out_is_switched_off_from_a_terminal() -> No
     assert said("mode", "all", "off") == "all: 0 per minute per address, on /, off\n"
     assert Client().get("/ok").status_code == 200
     assert RateLimitChange.objects.order_by("-pk")[0].by == "ratelimit rules mode"
-    with pytest.raises(CommandError, match="there are: all"):
+    with pytest.raises(CommandError, match="it has: all"):
         said("mode", "every", "off")
 
 

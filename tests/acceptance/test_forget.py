@@ -214,7 +214,7 @@ def test_values_of_fields_and_combinations_are_forgotten(soon: None, direct: red
     [
         ((), "name the identity, such as --user ada"),
         (("--ip", "203.0.113.0/24"), "is a network; name one address"),
-        (("--digest", "a" * 32, "--ip", ADDRESS), "name nothing beside it"),
+        (("--digest", "a" * 32, "--ip", ADDRESS), "use no other option with it"),
         (("--digest", "7"), "32 hexadecimal digits"),
     ],
 )

@@ -28,16 +28,16 @@ _LIMIT = argument("--limit", metavar="NAME", help="only bans of this limit")
 
 
 @verb(
-    "bans list", "who is banned, by which limit, since when and until when",
+    "bans list", "list the bans in force: client, limit, start and end",
     _LIMIT,
-    argument("--most", type=int, default=MAX_ENTRIES, metavar="N", help=f"at most so many ({MAX_ENTRIES})"),
-    argument("--json", action="store_true", help="for programs: one object for each ban, one a line"),
-    argument("--evidence", action="store_true", help="with the last offences"),
+    argument("--most", type=int, default=MAX_ENTRIES, metavar="N", help=f"maximum number of bans ({MAX_ENTRIES})"),
+    argument("--json", action="store_true", help="print one JSON object per line"),
+    argument("--evidence", action="store_true", help="print the last offences as well"),
 )  # fmt: skip
 def list_bans(command: Printer, options: dict[str, Any]) -> None:
     limit, most = options["limit"], options["most"]
     if most < 1:
-        raise CommandError(f"--most {most}: write a whole number from 1")
+        raise CommandError(f"--most {most}: use a whole number from 1")
     found = [one for one in active_bans(most if limit is None else LISTED) if limit in (None, one.limit)][-most:]
     known: Sequence[tuple[Offence, ...] | None] = [None] * len(found)
     if options["evidence"]:
@@ -51,21 +51,21 @@ def list_bans(command: Printer, options: dict[str, Any]) -> None:
             at = format_moment(datetime.fromtimestamp(offence.moment / SECOND, UTC))
             command.say(f"    {at} {offence.method} {offence.path} {offence.agent}".rstrip())
     if not found and not options["json"]:
-        command.say("Nobody is banned.")
+        command.say("No bans.")
 
 
 @verb(
-    "bans lift", "end a ban now, in all processes",
-    argument("identity", nargs="?", help="the identity as it is listed, or how it begins"),
-    argument("--all", action="store_true", help="everybody's"),
+    "bans lift", "end bans, in all processes",
+    argument("identity", nargs="?", help="the identity as listed, or its beginning"),
+    argument("--all", action="store_true", help="all bans"),
     _LIMIT,
-    argument("--forget", action="store_true", help="forget earlier bans: the next is the first again"),
+    argument("--forget", action="store_true", help="forget earlier bans: the next one is as short as the first"),
 )  # fmt: skip
 def lift(command: Printer, options: dict[str, Any]) -> None:
     begin = options["identity"] or ""
     limit = options["limit"]
     if bool(begin) == options["all"] or (begin and len(begin) < MIN_LENGTH):
-        raise CommandError(f"say whose: the identity, or its first {MIN_LENGTH} letters or more; or --all")
+        raise CommandError(f"name the identity (at least its first {MIN_LENGTH} letters), or use --all")
     found = [
         active for active in active_bans(LISTED) if active.identity.startswith(begin) and limit in (None, active.limit)
     ]
@@ -73,15 +73,15 @@ def lift(command: Printer, options: dict[str, Any]) -> None:
     for active in found:
         command.say(f"lifted: {_line(active)}")
     if not found:
-        command.say(command.style.WARNING("Nothing was lifted: there is no such ban."))
+        command.say(command.style.WARNING("Nothing was lifted: no such ban."))
 
 
 @verb(
-    "bans add", "ban whoever would be counted for a request like the one described",
+    "bans add", "ban the client of a request like the one described",
     add_request,
-    argument("--limit", action="append", metavar="NAME", help="only by this one; may be repeated"),
-    argument("--for", dest="length", metavar="TIME", help="30m, 7d …; else as long as the next one"),
-    argument("--why", default="", help="kept with the ban, and in the history"),
+    argument("--limit", action="append", metavar="NAME", help="only for this limit; may be repeated"),
+    argument("--for", dest="length", metavar="TIME", help="30m, 7d …; default: as long as the next ban"),
+    argument("--why", default="", help="the reason, stored with the ban and in the history"),
 )  # fmt: skip
 def add(command: Printer, options: dict[str, Any]) -> None:
     met = [limit.planned for limit in explain(described(options)).met if limit.planned is not None]
@@ -91,8 +91,7 @@ def add(command: Printer, options: dict[str, Any]) -> None:
     if not charges:
         names = ", ".join(planned.charge.limit.name for planned in met) or "none"
         raise CommandError(
-            f"such a request meets no limit that could ban it ({names}); or it is of a network that "
-            f"RATELIMIT_NEVER_BAN names"
+            f"no limit with bans applies to this request ({names}), or its network is in RATELIMIT_NEVER_BAN"
         )
     try:
         bans = ban(charges, options["length"], options["why"])
@@ -128,10 +127,10 @@ def _evidence(evidence: tuple[Offence, ...]) -> dict[str, Any]:
 def _line(active: ActiveBan) -> str:
     made = active.ban
     who = " ".join(f"{kind}={value}" if kind else value for kind, value in active.who)
-    reason = f"by hand{': ' if active.why else ''}{active.why}" if made.by_hand else f"{made.offences} offences"
+    reason = f"by an operator{': ' if active.why else ''}{active.why}" if made.by_hand else f"{made.offences} offences"
     following = "" if active.next_us is None else f", the next for {duration_words(active.next_us / SECOND)}"
     return (
         f"{active.identity[:12]} {name_words(active.limit)} until {format_moment(made.ends_at)}"
         f"{f' ({who})' if who else ''}: {reason}, ban number {made.times}{following}"
-        f"{'; in shadow mode, so nobody is refused' if active.is_shadow else ''}"
+        f"{'; in shadow mode, which refuses no request' if active.is_shadow else ''}"
     )

@@ -14,29 +14,28 @@ from . import Printer, argument, verb
 
 _DIGEST = re.compile("[0-9a-f]{32}")
 NOT_ERASED = (
-    "log files, and what receivers of signals have stored",
-    "references on error pages, and digests in copies: they are one-way, and name nobody",
-    "counts of limits that count it together with something else: name all parts of such a key together",
-    "requests and numbers of clients in statistics, from which no identity can be read",
+    "log files, and data that receivers of signals have stored",
+    "references on error pages, and digests in copies, which are one-way",
+    "counts of keys that combine it with other values: name all parts of such a key together",
+    "totals in statistics, which contain no identity",
 )
 
 
 @verb(
     "forget",
-    "erase everything that is stored about one identity; several options together name the identity of a key that "
-    "combines them",
+    "erase everything that is stored about one identity. Several options together name the identity of a combined key",
     add_subject,
-    argument("--overrides", action="store_true", help="delete the overrides about it, without asking"),
+    argument("--overrides", action="store_true", help="delete its overrides without asking"),
 )  # fmt: skip
 def forget_identity(command: Printer, options: dict[str, Any]) -> None:
     subjects = subjects_of(options)
     if not subjects:
         raise CommandError("name the identity, such as --user ada, --ip 203.0.113.9 or --header 'X-API-Key: k1'")
     if len(subjects) > 1 and any(subject.digest for subject in subjects):
-        raise CommandError("--digest is the digest of a whole identity; name nothing beside it")
+        raise CommandError("--digest names a whole identity; use no other option with it")
     for place, subject in enumerate(subjects):
         if subject.digest and not _DIGEST.fullmatch(subject.digest):
-            raise CommandError(f"--digest {subject.digest!r}: write 32 hexadecimal digits")
+            raise CommandError(f"--digest {subject.digest!r}: use 32 hexadecimal digits")
         if subject.address:
             try:
                 subjects[place] = subject._replace(address=single_address(subject.address))
@@ -46,7 +45,7 @@ def forget_identity(command: Printer, options: dict[str, Any]) -> None:
     with_overrides = options["overrides"]
     number = identity.overrides().count()
     if number and not with_overrides and sys.stdin is not None and sys.stdin.isatty():
-        answer = input(f"{number} overrides are about it. Delete them, too? [y/N] ")
+        answer = input(f"There are {number} overrides for it. Delete them as well? [y/N] ")
         with_overrides = answer.strip().lower() in ("y", "yes")
     forgotten = forget(identity, with_overrides=with_overrides)
     for kind, erased in forgotten.erased.items():

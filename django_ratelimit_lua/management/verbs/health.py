@@ -22,14 +22,14 @@ LISTEN_SECONDS = 2.0
 """How long the check waits for a message about changes."""
 
 
-@verb("health", "ask Redis for a decision, counting nothing, and list what runs in the background; 1 if that fails")
+@verb(
+    "health", "let Redis make a decision without counting it, and list the background tasks; exit with 1 if that fails"
+)
 def health(command: Printer, options: dict[str, Any]) -> None:
     status_of()  # The first decision has to connect.
     status = status_of()
     if not status.ok:
-        raise CommandError(
-            f"limits cannot be decided: {status.error}; RATELIMIT_ON_STORE_ERROR is {conf.ON_STORE_ERROR!r}"
-        )
+        raise CommandError(f"Redis is unavailable: {status.error}; RATELIMIT_ON_STORE_ERROR is {conf.ON_STORE_ERROR!r}")
     revision = provider.reload().revision.number
     rules = f"rules of revision {revision} are published" if revision else "no rules are published"
     command.say(f"a decision takes {status.seconds * 1000:.2f} ms; {rules}")
@@ -44,11 +44,11 @@ def health(command: Printer, options: dict[str, Any]) -> None:
         )
         command.say(f"process {process.pid} on {process.host}, for {age}: {parts or 'no split limit'}")
     if not listener.wait(LISTEN_SECONDS):
-        reason = listener.error or "no thread runs for it"
-        command.warn(f"changes of rules are not heard of, but asked for: {reason}")
+        reason = listener.error or "its thread is not running"
+        command.warn(f"changes of rules are not pushed, but polled: {reason}")
     for extension in extensions:
         for warning in extension.health():
             command.warn(warning)
     for problem in dict.fromkeys(filter(None, (migration_problem(with_annexes=True), *problems.found()))):
         is_left_out = problem != problems.owner
-        command.warn(f"left out: {problem}" if is_left_out else problem)
+        command.warn(f"skipped: {problem}" if is_left_out else problem)

@@ -14,8 +14,8 @@ from . import Printer, argument, verb
 
 
 @verb(
-    "history prune", "delete ended overrides, changes and other old rows from the database",
-    argument("--older", required=True, metavar="TIME", help="the minimum age of what is deleted, such as 400d"),
+    "history prune", "delete expired overrides, changes and other old rows from the database",
+    argument("--older", required=True, metavar="TIME", help="the minimum age of deleted rows, such as 400d"),
     argument("--dry-run", action="store_true", help="only count the rows"),
 )  # fmt: skip
 def prune(command: Printer, options: dict[str, Any]) -> None:
@@ -28,4 +28,4 @@ def prune(command: Printer, options: dict[str, Any]) -> None:
         action = "deleted"
         counts = cleanup.prune(primary(), before)
     numbers = ", ".join(f"{name} {number:,}" for name, number in counts.items())
-    command.say(f"{action}, from before {moment}: {numbers}")
+    command.say(f"{action} rows from before {moment}: {numbers}")

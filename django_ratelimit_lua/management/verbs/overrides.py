@@ -14,12 +14,12 @@ from . import Printer, argument, verb
 
 @verb(
     "block",
-    "refuse every request of a user, of an address or network, with a value in a field, or of the client with a digest",
+    "refuse all requests of a user, an address or network, a value of a field or key, or a client with a digest",
     add_subject,
     add_length(default="1h"),
-    argument("--rule", metavar="NAME", help="only where this rule of the admin applies; without it: always"),
-    argument("--confirm", action="store_true", help="block it although there are warnings"),
-    argument("--reason", default="", help="kept with the override"),
+    argument("--rule", metavar="NAME", help="only if this rule of the admin applies; default: always"),
+    argument("--confirm", action="store_true", help="block despite warnings"),
+    argument("--reason", default="", help="the reason, stored with the override"),
 )
 def block(command: Printer, options: dict[str, Any]) -> None:
     subject = subject_of(options)
@@ -31,11 +31,11 @@ def block(command: Printer, options: dict[str, Any]) -> None:
     override = subject.override("block", seconds, rule=named, reason=options["reason"])
     warnings = [] if options["confirm"] else subject.surprises("block")
     if warnings:
-        raise CommandError("\n".join([*warnings, "Nothing is blocked; --confirm says that this is meant."]))
+        raise CommandError("\n".join([*warnings, "Nothing was blocked. Use --confirm to block anyway."]))
     (there,) = add([override])
     ends = override.ends
     until = "for good" if ends is None else f"until {format_moment(ends)}"
-    known = "" if there is override else ", which was there already"
+    known = "" if there is override else ", which existed already"
     where = "" if named is None else f" by the rule {named.name}"
     command.say(f"{subject} is blocked{where} {until}: override {there.pk}{known}")
     command.warn_if_unpublished()
@@ -43,7 +43,7 @@ def block(command: Printer, options: dict[str, Any]) -> None:
 
 @verb(
     "unblock",
-    "end the blocks of exactly this user, address or network, value of a field, or digest",
+    "end the blocks of exactly this user, address or network, value, or digest",
     add_subject,
 )
 def unblock(command: Printer, options: dict[str, Any]) -> None:
@@ -51,9 +51,9 @@ def unblock(command: Printer, options: dict[str, Any]) -> None:
     blocks = subject.blocks()
     end(blocks)
     for ended in blocks:
-        command.say(f"ended: override {ended.pk}, of {subject}")
+        command.say(f"ended: override {ended.pk} for {subject}")
     if not blocks:
-        command.say(command.style.WARNING(f"Nothing was ended: no block is about {subject}."))
+        command.say(command.style.WARNING(f"Nothing was ended: there is no block for {subject}."))
     for wider in subject.wider_blocks():
-        command.say(command.style.WARNING(f"{wider} is blocked, and with it {subject}: override {wider.pk}"))
+        command.say(command.style.WARNING(f"{subject} is still blocked, because {wider} is: override {wider.pk}"))
     command.warn_if_unpublished()

@@ -14,9 +14,9 @@ from . import Printer, argument, verb
 
 
 @verb(
-    "reset", "forget what limits have counted for a request like the one described, and say what the next one meets",
+    "reset", "reset the counts of a request like the one described, and show the limits of the next one",
     add_request,
-    argument("--limit", action="append", metavar="NAME", help="only this one; may be repeated"),
+    argument("--limit", action="append", metavar="NAME", help="only this limit; may be repeated"),
 )  # fmt: skip
 def reset(command: Printer, options: dict[str, Any]) -> None:
     limit = options["limit"]
@@ -24,7 +24,9 @@ def reset(command: Printer, options: dict[str, Any]) -> None:
     names = [met.name for met in explanation.met]
     if unknown := set(limit or ()) - set(names):
         asked = ", ".join(map(repr, sorted(unknown)))
-        raise CommandError(f"such a request does not meet the limit {asked}; it meets: {', '.join(names) or 'none'}")
+        raise CommandError(
+            f"the limit {asked} does not apply to this request; these apply: {', '.join(names) or 'none'}"
+        )
     try:
         done = reset_limits(explanation, set(limit) if limit else None)
     except StoreError as error:
@@ -33,7 +35,7 @@ def reset(command: Printer, options: dict[str, Any]) -> None:
         command.say(f"reset: {name}")
     if not done:
         asked = ", ".join(limit or names)
-        why = f"nothing is counted for it under {asked}" if asked else "such a request meets no limit"
+        why = f"its count under {asked} is empty" if asked else "no limit applies to this request"
         command.say(command.style.WARNING(f"Nothing was reset: {why}."))
     after = explain(described(options))
     for line in hints(after):

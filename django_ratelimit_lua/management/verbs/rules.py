@@ -28,13 +28,13 @@ from ..arguments import add_request, described, format_moment, hints, require_ur
 from . import Printer, argument, verb
 
 _COMPARED = {
-    True: "It was this client: the request is counted as the refused one was.",
-    False: "It was another client: the request is counted apart from the refused one.",
-    None: "The request cannot be compared: it does not meet what refused, or the secret has changed.",
+    True: "The request is from the same client as the refused one.",
+    False: "The request is from another client than the refused one.",
+    None: "The request cannot be compared: the limit that refused does not apply to it, or the secret has changed.",
 }
 
 
-@verb("rules list", "the rules that apply, in their order, and where each is defined")
+@verb("rules list", "list the rules in force, in their order, and where each is defined")
 def list_rules(command: Printer, options: dict[str, Any]) -> None:
     ruleset = provider.reload()
     if not provider.is_answered:
@@ -48,11 +48,11 @@ def list_rules(command: Printer, options: dict[str, Any]) -> None:
 
 
 @verb(
-    "rules explain", "why a request is allowed or refused; counts nothing",
+    "rules explain", "explain why a request is allowed or refused, without counting it",
     add_request,
     argument(
         "--reference", metavar="REFERENCE",
-        help="what refused the client that was shown this; with a request, whether it came from the same client",
+        help="the reference of a 429; with a request, whether it is from the same client",
     ),
 )  # fmt: skip
 def explain(command: Printer, options: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ def explain(command: Printer, options: dict[str, Any]) -> None:
             skipped = "; skipped, as it does not fit this limit" if limit.is_skipped else ""
             command.say(f"    override {limit.override.pk} ({limit.override}): {effect}{skipped}")
         if limit.state is not None:
-            told = ", but only the view is told" if limit.is_advice and not limit.state.allowed else ""
+            told = ", but the view decides" if limit.is_advice and not limit.state.allowed else ""
             command.say(f"    {_words(limit.state)}{told}")
     for finding in explanation.findings:
         command.say(f"{finding.label.lower()} {finding.words}")
@@ -102,26 +102,26 @@ def _open(command: Printer, text: str) -> OpenedReference:
     what = "a block refused" if opened.is_block else "refused"
     command.say(f"{what} at {format_moment(opened.at)}, identity {opened.digest_prefix}…")
     if opened.is_of_earlier_key:
-        command.warn("It was made with an earlier secret: it cannot be compared, and counts began afresh.")
+        command.warn("It was made with an earlier secret, so it cannot be compared.")
     for override in opened.overrides:
         ends = "for good" if override.ends is None else f"until {format_moment(override.ends)}"
         command.say(f"override {override.pk} ({override}): {override.get_effect_display()}, {ends}")
     if opened.is_block and not opened.overrides:
-        command.say("there is no override about that subject any more")
+        command.say("the override does not exist any more")
     elif not opened.is_block and not opened.limits:
-        command.say("the limit is not known here: it is gone, or is made in code that is not imported")
+        command.say("unknown limit: it was removed, or its code is not imported")
     elif not opened.is_exact:
-        command.say("that limit is not there any more; in its place there is now:")
+        command.say("that limit was replaced by:")
     for limit in opened.limits:
         command.say(f"{limit.name} ({limit.source}): {limit.reading}")
     return opened
 
 
 @verb(
-    "rules mode", "change the mode of a rule, when the admin cannot be reached",
+    "rules mode", "change the mode of a rule, for example if the admin is locked out",
     argument("name"),
     argument("mode", choices=MODES),
-    argument("--confirm", action="store_true", help="enforce it, whatever it would have refused in shadow mode"),
+    argument("--confirm", action="store_true", help="enforce it despite warnings"),
 )  # fmt: skip
 def switch(command: Printer, options: dict[str, Any]) -> None:
     name = options["name"]
@@ -129,11 +129,11 @@ def switch(command: Printer, options: dict[str, Any]) -> None:
     rule = RateLimitRule.objects.named(name).first()
     if rule is None:
         names = ", ".join(RateLimitRule.objects.values_list("name", flat=True)) or "none"
-        raise CommandError(f"there is no rule {name!r} in the admin; there are: {names}")
+        raise CommandError(f"the admin has no rule {name!r}; it has: {names}")
     if mode == "enforce" != rule.mode and not options["confirm"]:
         asked = [str(problem) for _field, problem in enforcing(rule)]
         if asked:
-            raise CommandError("\n".join([*asked, "Nothing was changed; --confirm says that this is meant."]))
+            raise CommandError("\n".join([*asked, "Nothing was changed. Use --confirm to change it anyway."]))
     rule.switch(mode)
     command.say(f"{rule.name}: {rule.reading()}")
     command.warn_if_unpublished()
@@ -145,11 +145,11 @@ def export(command: Printer, options: dict[str, Any]) -> None:
 
 
 @verb(
-    "rules import", "replace the rules of the admin by those of a YAML file",
+    "rules import", "create and change the rules of the admin from a YAML file",
     argument("file", help="a file, or - for standard input"),
     argument("--dry-run", action="store_true", help="only show what would change"),
-    argument("--delete", action="store_true", help="delete the rules that the file does not have"),
-    argument("--confirm", action="store_true", help="change the rules although there are warnings"),
+    argument("--delete", action="store_true", help="delete rules that are not in the file"),
+    argument("--confirm", action="store_true", help="change the rules despite warnings"),
 )  # fmt: skip
 def import_rules(command: Printer, options: dict[str, Any]) -> None:
     file = options["file"]
@@ -160,7 +160,7 @@ def import_rules(command: Printer, options: dict[str, Any]) -> None:
     changes = rules_yaml.plan(text, _source(file))
     warnings = [f"{name}: {line}" for name, lines in changed_surprises(changes).items() for line in lines]
     if warnings and not (confirm or dry_run):
-        raise CommandError("\n".join([*warnings, "Nothing was changed; --confirm says that this is meant."]))
+        raise CommandError("\n".join([*warnings, "Nothing was changed. Use --confirm to change it anyway."]))
     notices = [f"{name}: {line}" for name, lines in changed_notices(changes).items() for line in lines]
     for line in [*warnings, *notices]:
         command.warn(line)
@@ -174,14 +174,14 @@ def import_rules(command: Printer, options: dict[str, Any]) -> None:
     if deleted:
         names = ", ".join(rules_yaml.deletions(deleted))
         number = rules_yaml.counted(change.word for change in deleted)
-        command.warn(f"{number} would be deleted, which takes --delete: {names}")
+        command.warn(f"{number} would be deleted with --delete: {names}")
     if warnings and dry_run and not confirm:
-        command.warn("The warnings have to be confirmed, which takes --confirm.")
+        command.warn("Use --confirm to change the rules despite these warnings.")
     if changes and not dry_run:
         command.warn_if_unpublished()
 
 
-@verb("rules check", "find problems in the rules that apply, or in a file", argument("file", nargs="?"))
+@verb("rules check", "check the rules in force, or a file", argument("file", nargs="?"))
 def check(command: Printer, options: dict[str, Any]) -> None:
     file = options["file"]
     if file is not None:
@@ -205,12 +205,12 @@ def publish_rules(command: Printer, options: dict[str, Any]) -> None:
     command.say(f"published revision {publish(rebuild=True)}")
 
 
-@verb("rules adopt", "publish this site's rules in place of those of another database or a newer version")
+@verb("rules adopt", "publish the rules of this database over those of another database or a newer version")
 def adopt(command: Printer, options: dict[str, Any]) -> None:
     command.say(f"published revision {publish(rebuild=True, take_over=True)}")
 
 
-@verb("rules new-id", "give this database its own id, if it is a copy of another site's")
+@verb("rules new-id", "give this database a new id, if it is a copy of another one")
 def new_id(command: Printer, options: dict[str, Any]) -> None:
     using = primary()
     with transaction.atomic(using):

@@ -13,21 +13,21 @@ from . import Printer, argument, verb
 
 
 @verb(
-    "slots list", "the slots of concurrency limits that are held, the longest first: since when, where and what for",
-    argument("--rule", default="", metavar="NAME", help="only those of this rule or call site"),
+    "slots list", "list the held slots of concurrency limits, the longest first",
+    argument("--rule", default="", metavar="NAME", help="only slots of this rule or call site"),
 )  # fmt: skip
 def list_slots(command: Printer, options: dict[str, Any]) -> None:
     held = slots_held(options["rule"])
     for holder in held:
         command.say(line(holder))
     if not held:
-        command.say("No slot is held.")
+        command.say("No slots are held.")
 
 
 @verb(
-    "slots release", "end a slot, whichever process holds it; what it is held for goes on",
-    argument("id", help="of the slot, or how it begins"),
-    argument("--why", default="", help="kept in the history"),
+    "slots release", "end a slot, in whichever process; its work continues",
+    argument("id", help="the id of the slot, or its beginning"),
+    argument("--why", default="", help="the reason, stored in the history"),
 )  # fmt: skip
 def release(command: Printer, options: dict[str, Any]) -> None:
     found = [holder for holder in slots_held() if holder.id.startswith(options["id"])]
@@ -35,7 +35,7 @@ def release(command: Printer, options: dict[str, Any]) -> None:
         raise CommandError(f"{len(found)} slots have an id that begins with {options['id']!r}")
     released = release_slot(found[0].id, options["why"])
     if released is None:
-        raise CommandError("nobody holds this slot any more")
+        raise CommandError("this slot is not held any more")
     command.say(f"released: {line(released)}")
 
 

@@ -35,8 +35,8 @@ def test_a_limit_is_told_in_one_line(state: LimitState, words: str) -> None:
     ("arguments", "problem"),
     [
         (["explain", "--ip", "nowhere"], "--ip 'nowhere' is not an address"),
-        (["explain", "--header", "X-Api-Key"], "write NAME:VALUE"),
-        (["explain", "--header", ": value"], "write NAME:VALUE"),
+        (["explain", "--header", "X-Api-Key"], "use NAME:VALUE"),
+        (["explain", "--header", ": value"], "use NAME:VALUE"),
         (["import", "missing.yaml"], "missing.yaml"),
         (["check", "missing.yaml"], "missing.yaml"),
     ],
