@@ -252,7 +252,7 @@ def test_somebody_is_banned_from_a_terminal() -> None:
         said("add", "--path", "/ok", "--ip", ADDRESS)
     with pytest.raises(CommandError, match=r"applies to this request \(login:.*RATELIMIT_NEVER_BAN"):
         said("add", "--path", "/login")
-    with pytest.raises(CommandError, match="could ban it"):
+    with pytest.raises(CommandError, match="no limit with bans applies"):
         said("add", *described, "--limit", "another")
 
 

@@ -58,7 +58,7 @@ def test_a_reset_that_removed_nothing_says_so() -> None:
     assert "Nothing was reset: its count under tests.acceptance" in text
     assert "limits count by the form field username: add --field username=VALUE" in text
     text = said("reset", "--path", "/posted/")
-    assert "Nothing was reset: such a request meets no limit." in text
+    assert "Nothing was reset: no limit applies to this request." in text
     assert "requests of other methods meet more limits here: --method POST" in text
     assert not RateLimitChange.objects.exists()
 

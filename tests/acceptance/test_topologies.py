@@ -32,7 +32,7 @@ IN_SCRIPTS = "time get mget set del hmget hset hdel hgetall exists pexpire"
 IN_SCRIPTS += " zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyrank zremrangebyscore zscore"
 LIMITS = "evalsha eval publish subscribe ping"
 RULES = (
-    "hget hset hdel hkeys expire persist pttl rename type hincrby hlen hgetall pfadd pfcount zscore zmscore "
+    "hget hset hdel hkeys expire persist pttl rename type hincrby hgetall pfadd pfcount zscore zmscore "
     "zrevrangebyscore scan"
 )
 # In a cluster, behind Sentinel, in another database than 0; and what any user may do, or a connection does without.
