@@ -352,7 +352,7 @@ def test_a_placement_that_is_not_seen_is_unknown() -> None:
     assert explanation.notes == (note,)
     out = io.StringIO()
     call_command("ratelimit", "rules", "explain", "--path", "/hides/", stdout=out)
-    assert out.getvalue().splitlines() == [note, "The next request like this would be allowed, as far as is known."]
+    assert out.getvalue().splitlines() == [note, "The next request like this would be allowed, as far as known."]
     assert [str(site.rates[0]) for site in call_sites_of(f"{__name__}.Hides.get")] == ["2/h", "5/h"]
 
 

@@ -90,7 +90,7 @@ def test_a_button_and_a_command_that_are_repeated_add_one(operator: Client) -> N
     assert RateLimitOverride.objects.count() == 2
     assert "203.0.113.10 is blocked until" in said("block", "--ip", "203.0.113.10")
     number = RateLimitOverride.objects.get(network="203.0.113.10").pk
-    assert said("block", "--ip", "203.0.113.10").endswith(f": override {number}, which was there already\n")
+    assert said("block", "--ip", "203.0.113.10").endswith(f": override {number}, which existed already\n")
 
 
 def test_what_is_ended_in_the_inspector_refuses_no_more(operator: Client) -> None:

@@ -59,7 +59,7 @@ def test_a_reset_that_removed_nothing_says_so() -> None:
     assert "limits count by the form field username: add --field username=VALUE" in text
     text = said("reset", "--path", "/posted/")
     assert "Nothing was reset: no limit applies to this request." in text
-    assert "requests of other methods meet more limits here: --method POST" in text
+    assert "other methods have more limits here: --method POST" in text
     assert not RateLimitChange.objects.exists()
 
 

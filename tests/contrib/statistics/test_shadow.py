@@ -159,7 +159,7 @@ def test_enforcing_by_the_command_repeats_the_numbers_and_takes_confirm() -> Non
     with pytest.raises(CommandError) as refused:
         said("mode", "site", "enforce")
     assert "Seen: 3 requests, from about 1 client. Would have refused: 1" in str(refused.value)
-    assert "Nothing was changed; --confirm says that this is meant." in str(refused.value)
+    assert "Nothing was changed. Use --confirm to change it anyway." in str(refused.value)
     assert visits() == [200]
     for arguments in (("enforce", "--confirm"), ("enforce",)):
         assert said("mode", "site", *arguments) == "site: 2 per hour per address, on /ok\n"
