@@ -50,34 +50,15 @@ Values = tuple[str | Unread | None, ...]
 """What views may find in one field, each once: most often one value, none where the body has no fields."""
 
 
-def form_field(request: HttpRequest, name: str) -> str | Unread | None:
-    """A field of a form, whatever the method: Django parses only what is posted, others parse PUT and PATCH as well.
-
-    >>> from django.test import RequestFactory
-    >>> form_field(RequestFactory().post("/", {"name": "ada"}), "name")
-    'ada'
-    """
-    return agreed(form_values(request, name))
-
-
-def json_field(request: HttpRequest, path: str) -> str | Unread | None:
-    """A field of a JSON object, by its name or by names joined with dots; text as it is, anything else as JSON.
-
-    >>> from django.test import RequestFactory
-    >>> request = RequestFactory().post("/", {"user": {"name": "ada"}}, content_type="application/json")
-    >>> json_field(request, "user.name"), json_field(request, "user"), json_field(request, "age")
-    ('ada', '{"name":"ada"}', None)
-    """
-    return agreed(json_values(request, path))
-
-
-def data_field(request: HttpRequest, path: str) -> str | Unread | None:
-    """A field of the body as Django REST framework parses it: of a form or of a JSON object."""
-    return agreed(data_values(request, path))
-
-
 def form_values(request: HttpRequest, name: str) -> Values:
-    """What views may find in a field of a form."""
+    """Return the values that views may find in a field of a form, whatever the method.
+
+    Django parses only what is posted; other views parse PUT and PATCH as well.
+
+    >>> from django.test import RequestFactory
+    >>> form_values(RequestFactory().post("/", {"name": "ada"}), "name")
+    ('ada',)
+    """
     posted = vars(plain(request)).get("_post")  # Set if it was parsed already, for example by Django's CSRF check.
     if posted:
         return (_text(posted, name),)
@@ -85,12 +66,20 @@ def form_values(request: HttpRequest, name: str) -> Values:
 
 
 def json_values(request: HttpRequest, path: str) -> Values:
-    """What views may find in a field of a JSON object."""
+    """Return the values that views may find in a field of a JSON object, by its name or by names joined with dots.
+
+    Text is returned as it is, anything else as JSON.
+
+    >>> from django.test import RequestFactory
+    >>> request = RequestFactory().post("/", {"user": {"name": "ada"}}, content_type="application/json")
+    >>> json_values(request, "user.name"), json_values(request, "user"), json_values(request, "age")
+    (('ada',), ('{"name":"ada"}',), (None,))
+    """
     return _values(request, (JSON,), lambda fields: _at(fields, path))
 
 
 def data_values(request: HttpRequest, path: str) -> Values:
-    """What views of Django REST framework may find in a field of the body."""
+    """Return the values that views of Django REST framework may find in a field of a form or of a JSON object."""
     return tuple(dict.fromkeys((*json_values(request, path), *form_values(request, path))))
 
 

@@ -30,10 +30,10 @@ from ..conf.changes import on_change
 from ..limits.rate import LimitError
 from . import Identity
 from .address import client_address
-from .body import UNREAD, Unread, Values, data_field, data_values, form_field, form_values, json_field, json_values
+from .body import UNREAD, Values, agreed, data_values, form_values, json_values
 from .request_state import request_state
 from .routes import known_match, resolved
-from .sent import cookie_value, cookie_values, header_value, header_values, query_value, query_values
+from .sent import cookie_values, header_values, query_values
 from .session import session_key
 from .text import normalised
 
@@ -85,10 +85,10 @@ class Key:
     is_async: bool = False
 
 
-def _kwarg(request: HttpRequest, name: str) -> str | None:
+def _kwarg(request: HttpRequest, name: str) -> Values:
     match = known_match(request)
     value = None if match is None else match.kwargs.get(name)
-    return None if value is None else str(value)
+    return (None if value is None else str(value),)
 
 
 def _user(group: str, request: HttpRequest, user: Any) -> Identity:
@@ -135,28 +135,26 @@ BUILT_IN = {
 class FieldKind(NamedTuple):
     """A kind of fields, as in `header:NAME`.
 
-    - `read`: returns the value of a field, `UNREAD` if it is unknown, or None;
-    - `read_all`: returns all values that views may find in the field;
+    - `read`: returns the values that views may find in a field, see `agreed`;
     - `label`: its name for operators, with `%s` for the name of the field;
     - `in_body`: whether it is a part of the body; `is_exact`: whether its values are never normalized.
     """
 
-    read: Callable[[HttpRequest, str], str | Unread | None]
-    read_all: Callable[[HttpRequest, str], Values]
+    read: Callable[[HttpRequest, str], Values]
     label: Any
     in_body: bool = False
     is_exact: bool = False
 
 
 FIELDS: Mapping[str, FieldKind] = {
-    "header": FieldKind(header_value, header_values, gettext_lazy("header %s")),
+    "header": FieldKind(header_values, gettext_lazy("header %s")),
     # The site has written a cookie, and only the site reads it.
-    "cookie": FieldKind(cookie_value, cookie_values, gettext_lazy("cookie %s"), is_exact=True),
-    "get": FieldKind(query_value, query_values, gettext_lazy("query parameter %s")),
-    "post": FieldKind(form_field, form_values, gettext_lazy("form field %s"), in_body=True),
-    "json": FieldKind(json_field, json_values, gettext_lazy("JSON field %s"), in_body=True),
-    "data": FieldKind(data_field, data_values, gettext_lazy("form or JSON field %s"), in_body=True),
-    "kwarg": FieldKind(_kwarg, lambda request, name: (_kwarg(request, name),), gettext_lazy("part of the URL %s")),
+    "cookie": FieldKind(cookie_values, gettext_lazy("cookie %s"), is_exact=True),
+    "get": FieldKind(query_values, gettext_lazy("query parameter %s")),
+    "post": FieldKind(form_values, gettext_lazy("form field %s"), in_body=True),
+    "json": FieldKind(json_values, gettext_lazy("JSON field %s"), in_body=True),
+    "data": FieldKind(data_values, gettext_lazy("form or JSON field %s"), in_body=True),
+    "kwarg": FieldKind(_kwarg, gettext_lazy("part of the URL %s")),
 }
 FIELD_KINDS = tuple(FIELDS)
 RESERVED = frozenset({*BUILT_IN, *FIELDS, EXACT.rstrip(":"), "digest", "entry", "network"})
@@ -251,7 +249,7 @@ def _field(field: str, kind: str, name: str) -> Key:
     get = FIELDS[kind].read
 
     def read(group: str, request: HttpRequest, user: Any) -> Identity:
-        value = get(request, name)
+        value = agreed(get(request, name))
         return _ip(group, request, user) if value is UNREAD else field_identity(field, value)
 
     is_kwarg = kind == "kwarg"
@@ -284,7 +282,7 @@ def read_fields(field: str, request: HttpRequest) -> list[tuple[str | None, ...]
         return [] if identity[-1] is None else [identity]
     if kind == "kwarg":
         resolved(request)
-    identities = [field_identity(field, value) for value in FIELDS[kind].read_all(request, name) if value is not UNREAD]
+    identities = [field_identity(field, value) for value in FIELDS[kind].read(request, name) if value is not UNREAD]
     return [identity for identity in identities if identity[-1] is not None]
 
 

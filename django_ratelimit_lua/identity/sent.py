@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from django.core.exceptions import RequestDataTooBig
 from django.http import HttpHeaders, HttpRequest, parse_cookie
 
-from .body import Unread, Values, agreed
+from .body import Values
 
 LINES = "ratelimit.lines"
 """In `META` of a request to another server: the lines of headers that were sent more than once, by their keys. None:
@@ -31,26 +31,8 @@ MAX_COOKIES = 1000
 """Cookies that are parsed; browsers send at most 180."""
 
 
-def header_value(request: HttpRequest, name: str) -> str | Unread | None:
-    """A header, or None. Raises `RequestDataTooBig`."""
-    return agreed(header_values(request, name))
-
-
-def cookie_value(request: HttpRequest, name: str) -> str | Unread | None:
-    """A cookie, or None. Raises `RequestDataTooBig`."""
-    return agreed(cookie_values(request, name))
-
-
-def query_value(request: HttpRequest, name: str) -> str | Unread | None:
-    """A parameter of the query, or None.
-
-    Raises `RequestDataTooBig`, and the errors of Django for more than `DATA_UPLOAD_MAX_NUMBER_FIELDS`.
-    """
-    return agreed(query_values(request, name))
-
-
 def header_values(request: HttpRequest, name: str) -> Values:
-    """What servers may find in a header."""
+    """Return the values that servers may find in a header. Raises `RequestDataTooBig`."""
     value = _header(request, name)
     if value is None or LINES not in request.META:
         return (value,)

@@ -24,11 +24,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.identity.body import MAX_BYTES, UNREAD, data_field, form_field, json_field
+from django_ratelimit_lua.identity.body import MAX_BYTES, UNREAD
 from django_ratelimit_lua.identity.keys import compile_key
 from django_ratelimit_lua.models import RateLimitOverride
 from tests.bodies_site import TAKES
 from tests.demo import await_port, free_port
+from tests.unit.identity.test_body import data_field, form_field, json_field
 
 ROOT = Path(__file__).parents[2]
 FORM = "application/x-www-form-urlencoded"

@@ -17,15 +17,7 @@ from hypothesis import strategies as st
 from rest_framework.parsers import FormParser, JSONParser, MultiPartParser
 from rest_framework.request import Request
 
-from django_ratelimit_lua.identity.body import (
-    UNREAD,
-    data_field,
-    data_values,
-    form_field,
-    form_values,
-    json_field,
-    json_values,
-)
+from django_ratelimit_lua.identity.body import UNREAD, agreed, data_values, form_values, json_values
 
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = f"multipart/form-data; boundary={BOUNDARY}"
@@ -33,6 +25,18 @@ CHARSETS = sorted({*aliases, *aliases.values(), "idna", "punycode", "undefined",
 KINDS = ["application/json", "Application/JSON", "application/*", "*/*", "*/json", "application/vnd.api+json",
          "text/json", "application/x-json", FORM, "*/x-www-form-urlencoded", MULTIPART,
          f"multipart/*; boundary={BOUNDARY}", "text/plain", "*", ""]  # fmt: skip
+
+
+def form_field(request: Any, name: str) -> Any:
+    return agreed(form_values(request, name))
+
+
+def json_field(request: Any, name: str) -> Any:
+    return agreed(json_values(request, name))
+
+
+def data_field(request: Any, name: str) -> Any:
+    return agreed(data_values(request, name))
 
 
 def found(read: Any) -> Any:
