@@ -271,7 +271,7 @@ def check_throttles(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 def _throttle_problem(throttle: Any, scope: Any, bad_scopes: Collection[Any]) -> str:
-    """Return the problem of a throttle of this package; empty if it has none, or if its scope was reported."""
+    """Return the problem of a throttle of this package; empty if it works, or if its scope was reported."""
     throttling = sys.modules.get(f"{__package__}.throttling")
     if throttling is None or not isinstance(throttle, type) or not issubclass(throttle, throttling.SimpleRateThrottle):
         return ""

@@ -146,7 +146,7 @@ class Extension:
     """Its rows in the rules' YAML file."""
 
     def snapshot(self, using: str) -> Any:
-        """Its part of the published snapshot, as JSON, from this database; None: it has none. A process without the
+        """Its part of the published snapshot, as JSON, from this database, or None. A process without the
         annex leaves the published part as it is."""
 
     def load(self, part: Any, before: Any, problems: list[str]) -> Any:
@@ -160,7 +160,7 @@ class Extension:
 
         - `planned`: the `PlannedCharge` of each of the decision's limits; `exempt`: those that an override removed;
         - `seconds`: how long the decision took;
-        - `state`: the `RequestState` of the request, about which there may be other decisions; None: there is none.
+        - `state`: the `RequestState` of the request, about which there may be other decisions, or None.
         """
 
     def on_failed_rule(self, name: str) -> None:
@@ -193,7 +193,7 @@ class Extension:
         return ()
 
     def limit_url(self, request: Any, name: str) -> str:
-        """The URL of its page about the limit of this name; empty: it has none."""
+        """The URL of its page about the limit of this name, or an empty text."""
         return ""
 
     def rehearsal(self, rule: Any) -> str:

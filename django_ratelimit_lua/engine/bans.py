@@ -190,8 +190,8 @@ def clock_of_bans() -> int:
 
 
 def bans_active() -> Counter[str]:
-    """Return how many bans are in force, by the names of their limits as in keys. A limit in shadow mode has none.
-    Raises `StoreError`."""
+    """Return how many bans are in force, by the names of their limits as in keys. Limits in shadow mode are not
+    included. Raises `StoreError`."""
     now = b"(%d" % clock_of_bans()
     keys = get_store(background=True).execute(b"ZRANGEBYSCORE", conf.CACHE_PREFIX + REGISTER, now, b"+inf")
     shadow = _in_shadow()

@@ -39,7 +39,7 @@ class Held:
     """The slots of one outcome, which this process renews until they are released.
 
     `what`: their purpose, for operators: a path, or any text. If it is dropped without a release, the background
-    releases it. A child process has none of its parent's.
+    releases it. A child process holds nothing of its parent.
     """
 
     def __init__(self, outcome: Outcome, what: str = "") -> None:

@@ -27,8 +27,8 @@ _unheard = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class ClientAddress:
-    """The address that counts. `network`: the masked address as text; None if there is none (a Unix socket), `UNKNOWN`
-    if it is invalid. `why`: how it was found, in words. `address`: the full address, if it is valid."""
+    """The address that counts. `network`: the masked address as text; None without an address (a Unix socket),
+    `UNKNOWN` if it is invalid. `why`: how it was found, in words. `address`: the full address, if it is valid."""
 
     network: str | None
     why: str

@@ -23,13 +23,13 @@ def resolver_of(request: HttpRequest) -> URLResolver:
 
 
 def known_match(request: HttpRequest) -> ResolverMatch | None:
-    """The route of a request: as Django resolved it, or as it was resolved before. None if there is none, or it was not
-    resolved."""
+    """The route of a request: as Django resolved it, or as it was resolved before. None if no route matches, or it was
+    not resolved."""
     return request.resolver_match or request_state(request).ahead
 
 
 def resolved(request: HttpRequest) -> ResolverMatch | None:
-    """The route of a request: as Django resolved it, or resolved here, once. None if there is none."""
+    """The route of a request: as Django resolved it, or resolved here, once. None if no route matches."""
     if request.resolver_match is not None:
         return request.resolver_match
     state = request_state(request)

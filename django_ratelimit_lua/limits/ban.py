@@ -110,8 +110,8 @@ class Ban(NamedTuple):
 
     @classmethod
     def of_state(cls, state: bytes, now: int) -> tuple[Ban, str] | None:
-        """The ban in a state as Redis keeps it, with the reason if it was made by hand; None: there is none at that
-        time."""
+        """The ban in a state as Redis keeps it, with the reason if it was made by hand; None: no ban is in force at
+        that time."""
         if len(state) < _STATE_SIZE:
             return None
         clock, until, since, first, last, offences, times, by_hand = (

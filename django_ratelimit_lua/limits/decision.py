@@ -121,7 +121,7 @@ class LimitState(NamedTuple):
 
     @property
     def banned_until(self) -> datetime | None:
-        """When the ban in force ends; None: there is none."""
+        """When the ban in force ends, or None."""
         return None if self.ban is None else self.ban.ends_at
 
     @property

@@ -75,7 +75,7 @@ def seconds_of(option: str, period: str, otherwise: str = "") -> int:
 
 
 def format_moment(moment: datetime.datetime | None) -> str:
-    """A moment in the current time zone, with its name; empty if there is none."""
+    """A moment in the current time zone, with its name; an empty text for None."""
     if moment is None:
         return ""
     local = timezone.localtime(moment) if timezone.is_aware(moment) else moment

@@ -82,7 +82,7 @@ class RateLimitRevision(models.Model):
 
     @classmethod
     def read(cls, using: str) -> Risen:
-        """The row. If there is none yet, no rule was ever saved."""
+        """The row. Without it, no rule was ever saved."""
         row = cls.objects.using(using).filter(pk=cls.ROW).values_list(*Risen._fields).first()
         return Risen() if row is None else Risen(*row)
 

@@ -141,7 +141,7 @@ class RateLimitOverride(RateFields, AuditedModel):
     def set_value(self, value: str) -> None:
         """Set the digest of the field's value, in the spelling in which requests are compared.
 
-        There is none if the value is empty, or the field is invalid; `clean` reports which.
+        It is empty if the value is empty or the field is invalid; `clean` reports which.
         """
         identity = (None,) if split_field(self.field) is None else field_identity(self.field, value)
         self.subject = "" if identity[-1] is None else digest(identity).decode()

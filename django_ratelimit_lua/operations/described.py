@@ -125,7 +125,7 @@ def _user_of_session(request: HttpRequest) -> Any:
 
 
 def find_user(name: str) -> Any:
-    """The user of that name or primary key; None if there is none."""
+    """Return the user of that name or primary key, or None."""
     if UNWRITABLE.search(name):
         return None
     model = get_user_model()

@@ -59,7 +59,7 @@ def export() -> str:
 
 @dataclass(frozen=True, slots=True)
 class RuleChange:
-    """A change of a rule, or of a row of an annex: before and after it (None: there is none)."""
+    """A change of a rule, or of a row of an annex: before and after it, or None."""
 
     name: str
     before: Declared | None

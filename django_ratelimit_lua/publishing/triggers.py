@@ -152,7 +152,7 @@ def _turn_key() -> bytes:
 
 
 def after_migration(using: str) -> None:
-    """Publish the changes of migrations to the rules; if they removed the tables, that there are none."""
+    """Publish the changes of migrations to the rules; if they removed the tables, delete the published rules."""
     if using != primary():
         return
     try:

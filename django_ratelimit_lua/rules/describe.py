@@ -37,7 +37,7 @@ def rate_words(rate: Any) -> str:
 
 
 def period_words(rate: Rate) -> str:
-    """The period of a rate, after "per"; slots have none.
+    """The period of a rate, after "per"; empty for slots.
 
     >>> period_words(Rate.parse("5/m")), period_words(Rate.parse("5/15m"))
     ('minute', '15 minutes')

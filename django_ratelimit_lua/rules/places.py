@@ -36,7 +36,7 @@ def look_for_call_sites() -> None:
 
 
 def meant_by(name: str) -> str:
-    """The closest match for an unknown name of a call site; empty if there is none."""
+    """The closest match for an unknown name of a call site, or an empty text."""
     if not name or name in known_call_sites:
         return ""
     return next(iter(get_close_matches(name, known_call_sites.names(), n=1, cutoff=0.7)), "")

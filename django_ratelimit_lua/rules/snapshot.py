@@ -8,7 +8,7 @@ No request may fail because of that, and no limit may be lifted:
   default; without a mode, a rule enforces;
 - a rule that lifts limits (`exempt`, `mode: "off"`), refuses all requests (a rate of 0) or has no known place would do
   harm beyond its intention, and one with an unknown key has no identity. Of these, and of invalid rules, the last
-  understood version stays; if this process has none, they are left out.
+  understood version stays; otherwise they are skipped.
 
 A snapshot of a higher `FORMAT` is read in the same way. One without a list of rules is not read at all: see
 `rules.provider`.

@@ -166,8 +166,8 @@ def read_reset(words: Iterable[bytes]) -> tuple[set[bytes], int]:
     """Read what follows `RESET` in a message.
 
     Returns:
-        The digests, and the moment up to which their units do not count any more: `FOREVER` if the message has none.
-    """
+        The digests, and the moment up to which their units do not count any more: `FOREVER` if the message has no
+        moment."""
     digests = set(words)
     moments = {word for word in digests if word.startswith(b"@")}
     number = b"".join(moments)[1:]

@@ -98,7 +98,7 @@ def override_subjects(
 
 
 def _digests(who: Who, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]:
-    """The client's subjects of one kind, one for each known secret; empty if it has none."""
+    """The client's subjects of one kind, one for each known secret."""
     if kind == USER:
         user = who.user()
         identities: Sequence[Identity] = [] if user is None else [(USER, user)]

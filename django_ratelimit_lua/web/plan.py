@@ -41,7 +41,7 @@ OnError = Callable[[str, Exception], None]
 class Place:
     """A place with rules, including those of call sites, and its charges.
 
-    - `rules`: the rules; `group`: the name if there are none;
+    - `rules`: the rules; `group`: the name without rules;
     - `charges`: charges that do not depend on rules; `owner`: the face that gets the answer.
     """
 
@@ -165,7 +165,7 @@ class Planner:
         return Plan(call, charges, exempt)
 
     def request_of(self, planned: PlannedCharge) -> HttpRequest | None:
-        """The request of a charge. None: there is none, so `limit_exceeded` is not sent."""
+        """The request of a charge. Without one, `limit_exceeded` is not sent."""
         return self.request
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:

@@ -138,7 +138,7 @@ class Refusal(ErrorDetails):
 
     @property
     def banned_until(self) -> str:
-        """The end of the ban that refuses, for programs (RFC 3339). Empty if there is none, or it is not disclosed."""
+        """The end of the ban that refuses, for programs (RFC 3339). Empty without a ban, or if it is not disclosed."""
         until = None if self.retry_after is None else self.decision.banned_until
         return "" if until is None else until.isoformat().replace("+00:00", "Z")
 

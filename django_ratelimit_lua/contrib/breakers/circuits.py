@@ -145,7 +145,7 @@ class Circuit:
     # Settings
 
     def retune(self, row: BreakerRow | None) -> None:
-        """Apply a row (None: there is none). The state and the counts stay."""
+        """Apply a row, or None for the thresholds of the code. The state and the counts stay."""
         by = self.declared
         if row is not None:
             try:

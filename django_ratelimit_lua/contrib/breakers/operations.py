@@ -29,7 +29,7 @@ PATIENCE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class BreakerState:
-    """A breaker as it is now: its name, its thresholds, and its row (None: there is none).
+    """A breaker as it is now: its name, its thresholds, and its row, or None.
 
     `state`: closed, open, half-open or ramp; None if Redis does not answer. `since`: when that began (None: it has
     always been closed, or for long); `seconds`: until it changes, or may be probed; `share`: percentage of admitted
@@ -73,7 +73,7 @@ def breaker(name: str) -> BreakerState | None:
 
 
 def meant_by(name: str, names: Collection[str] | None = None) -> str:
-    """The closest match for an unknown name; empty if there is none. `names`: the existing names, if they are not to be
+    """The closest match for an unknown name; or an empty text. `names`: the existing names, if they are not to be
     looked up."""
     there = [state.name for state in breakers()] if names is None else names
     return next(iter(get_close_matches(name, there, n=1, cutoff=0.6)), "")

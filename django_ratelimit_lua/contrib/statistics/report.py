@@ -437,7 +437,7 @@ def one(name: str, period: str, now: float | None = None) -> Report:
 
 
 def curves(what: Named, span: Span, histograms: Detail, whole: Total) -> list[Curve]:
-    """The refusal curves of a name: one for each counted period, the shortest first. Slots have none, because with
+    """The refusal curves of a name: one for each counted period, the shortest first. Slots have no curve, because with
     other limits requests would have met other ones. `whole`: the counts since the histograms begin."""
     by_period: dict[int, Limit] = {}
     for limit in what.limits:

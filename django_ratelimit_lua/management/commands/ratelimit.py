@@ -32,7 +32,7 @@ from ..verbs import (  # noqa: F401 - each module declares its verbs
 
 
 class Command(Printer):
-    """Runs a verb, or prints the verbs if there is none."""
+    """Runs a verb, or prints all verbs."""
 
     help = "Shows and changes rate limits, and what they have counted."
 
