@@ -163,7 +163,7 @@ def test_the_command_prunes_what_is_older(clock: Clock, settings: Any) -> None:
         output = io.StringIO()
         call_command("ratelimit", "history", "prune", "--older", "400d", *more, stdout=output)
         said.append(output.getvalue())
-    assert said[0].startswith("would delete, from before 20")
+    assert said[0].startswith("would delete rows from before 20")
     assert "ended overrides 1, changes 1" in said[0]
     assert "ended overrides 1, changes 1" in said[1]
     assert "ended overrides 0, changes 0" in said[2]

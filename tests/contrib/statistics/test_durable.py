@@ -476,7 +476,7 @@ def test_the_command_shows_and_prunes(settings: Any) -> None:
         RateLimitOverride.objects.create(network="203.0.113.1", effect="block", ends=at)
     RateLimitChange.objects.filter(pk=RateLimitChange.objects.first().pk).update(at=old)
     said = command("history", "prune", "--older", "400d", "--dry-run")
-    assert said.startswith("would delete, from before 20")
+    assert said.startswith("would delete rows from before 20")
     assert said.endswith(": ended overrides 1, changes 1, hours of statistics 1\n")
     assert command("history", "prune", "--older", "400d").startswith("deleted")
     assert (RateLimitHour.objects.count(), RateLimitOverride.objects.count()) == (1, 1)
