@@ -262,6 +262,7 @@ class RequestPlanner(Planner):
             if self.is_hit and self.state.held:
                 charges = self._without_held(charges)
             self.charges = charges
+        self.parties = ()  # Older rules may have had overrides.
         if ruleset.kinds:
             yield from self._find_subjects(ruleset, self._has_blocks and places is not None)
 

@@ -96,6 +96,47 @@ def test_a_new_rule_holds_for_the_next_request() -> None:
     assert get(times=3) == [200, 200, 429]
 
 
+def _no_overrides() -> None:
+    RateLimitOverride.objects.all().delete()
+
+
+def _another_override() -> None:
+    RateLimitOverride.objects.update(network="198.51.100.0/24")
+
+
+def _one_override() -> None:
+    RateLimitOverride.objects.create(network="198.51.100.1", effect="block")
+
+
+@pytest.mark.usefixtures("quiet")  # It has not heard of the change.
+@pytest.mark.parametrize("address", ["/search", "/ok"], ids=["a call site", "a path"])
+@pytest.mark.parametrize("overrides", [None, _no_overrides, _another_override, _one_override])
+@pytest.mark.parametrize("change", ["a new rule", "a stricter rule", "a deleted rule"])
+def test_rules_and_overrides_that_change_together_hold_for_the_next_request(
+    address: str, overrides: Any, change: str
+) -> None:
+    """Whether there were overrides before, and whether there are any after it. None of them is about this client."""
+    place = {"path": "", "name": "search"} if address == "/search" else {"path": "/ok", "name": "site"}
+    if change != "a new rule":
+        rule(**place, limit=1 if change == "a deleted rule" else 50)
+    if overrides not in (None, _one_override):
+        _one_override()
+    assert get(address) == [200]
+
+    def edit() -> None:
+        if change == "a new rule":
+            rule(**place, limit=0)
+        elif change == "a stricter rule":
+            RateLimitRule.objects.update(limit=0)
+        else:
+            RateLimitRule.objects.all().delete()
+        if overrides is not None:
+            overrides()
+
+    stale_process(edit)
+    assert get(address) == [200 if change == "a deleted rule" else 429]
+
+
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_every_kind_of_change_holds_for_the_next_request(kind: str) -> None:

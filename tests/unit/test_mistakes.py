@@ -27,6 +27,7 @@ from django_ratelimit_lua.identity.address import client_address
 from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.options import OPTIONS
+from django_ratelimit_lua.rules import callsite
 from django_ratelimit_lua.rules.rule import FIELDS, RuleError, compile_rule
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 
@@ -50,7 +51,7 @@ def ok(request: HttpRequest) -> HttpResponse:
 
 
 words = st.text(st.characters(categories=["Ll", "Nd"], include_characters="_"), min_size=1).filter(
-    lambda word: word not in (*FIELDS, "id", "self", "name", "key", "block", "count_if", "reset_if", "cost_after")
+    lambda word: word not in (*FIELDS, *callsite._ARGUMENTS, "id", "self", "name")
 )
 
 
