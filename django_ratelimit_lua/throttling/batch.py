@@ -28,8 +28,7 @@ class BatchDecision:
         planner = caller.planner(throttles, request, view)
         outcome = decide(planner)
         held = hold_slots(request, outcome)
-        name = request.method.lower()
-        if held is not None and hasattr(view, name):
+        if held is not None and hasattr(view, name := request.method.lower()):
             # DRF calls it next. It converts exceptions, but an interruption would leave the slot held.
             setattr(view, name, watched_method(request, held, getattr(view, name)))
         decision = outcome.decision
