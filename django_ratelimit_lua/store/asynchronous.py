@@ -245,7 +245,8 @@ class Link:
 
     async def _reply(self) -> Any:
         try:
-            return await self._connection.read_response(disable_decoding=True)
+            # redis-py would close it with a TLS farewell, for which an event loop that ends has no time. `close` aborts.
+            return await self._connection.read_response(disable_decoding=True, disconnect_on_error=False)
         except ResponseError as error:
             return error
 
