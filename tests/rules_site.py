@@ -34,17 +34,17 @@ from django.http import HttpRequest, JsonResponse  # noqa: E402
 from django.urls import path  # noqa: E402
 
 
-def _told(request: HttpRequest) -> JsonResponse:
+def _report_call(request: HttpRequest) -> JsonResponse:
     decision = request.ratelimit
     return JsonResponse({"revision": decision.revision, "limit": decision.limits[0].limit, "process": os.getpid()})
 
 
 def tell(request: HttpRequest) -> JsonResponse:
-    return _told(request)
+    return _report_call(request)
 
 
 async def atell(request: HttpRequest) -> JsonResponse:
-    return _told(request)
+    return _report_call(request)
 
 
 urlpatterns = [path("tell", tell), path("atell", atell)]

@@ -25,14 +25,14 @@ from ..operations.bans import (
     MAX_ENTRIES,
     ActiveBan,
     active_bans,
-    ban_somebody,
+    ban_client,
     banning_limits,
     evidence_of_bans,
     lift_bans,
     number_of_bans,
 )
+from ..operations.formatting import breakable, moment_words
 from ..operations.subjects import Subject, add
-from ..operations.words import breakable, moment_words
 from ..publishing import triggers
 from ..web.durations import duration_words
 from .forms import DURATIONS, own_digests
@@ -96,7 +96,7 @@ class HandForm(forms.Form):
         super().__init__(data, label_suffix="")
         self.limits = banning_limits()
         field: Any = self.fields["limit"]
-        field.choices = [(name, f"{name} ({banning.whom})") for name, banning in self.limits.items()]
+        field.choices = [(name, f"{name} ({banning.key_label})") for name, banning in self.limits.items()]
 
 
 class BanPage(Page):
@@ -193,13 +193,13 @@ class BanPage(Page):
         if active is None:
             messages.warning(request, _("This ban has ended already."))
             return None
-        words: dict[str, Any] = {"whom": _whom(request, active), "limit": active.limit}
+        words: dict[str, Any] = {"client": _client_words(request, active), "limit": active.limit}
         if action != "block":
             lift_bans([active], forget=action == "forget")
             if action == "forget":
-                text = _("The ban of %(whom)s by %(limit)s is lifted; the next one is as short as the first.")
+                text = _("The ban of %(client)s by %(limit)s is lifted; the next one is as short as the first.")
             else:
-                text = _("The ban of %(whom)s by %(limit)s is lifted.")
+                text = _("The ban of %(client)s by %(limit)s is lifted.")
             messages.success(request, text % words)
             return None
         if active.identity in own_digests(request):
@@ -208,7 +208,7 @@ class BanPage(Page):
         rule, duration = RateLimitRule.objects.named(active.rule).first(), request.POST.get("duration", "")
         if duration not in BLOCKED_FOR:  # It has to be chosen first, which confirms the block.
             name = "" if rule is None else rule.name
-            return {"subject": words["whom"], "rule": name, "key": key, "durations": BLOCKED_FOR.items()}
+            return {"subject": words["client"], "rule": name, "key": key, "durations": BLOCKED_FOR.items()}
         subject = Subject(digest=active.identity)
         reason = (_("from a ban by %(limit)s") % words)[:300]
         (there,) = add([override := subject.override("block", int(duration), rule=rule, reason=reason)])
@@ -216,7 +216,7 @@ class BanPage(Page):
             messages.info(request, _("The same override is there already, so none was added."))
         else:
             words["duration"] = BLOCKED_FOR[duration]
-            messages.success(request, _("%(whom)s is blocked %(duration)s.") % words)
+            messages.success(request, _("%(client)s is blocked %(duration)s.") % words)
         if triggers.unpublished:
             messages.warning(request, _("Saved, but not live yet: %s") % triggers.unpublished)
         return None
@@ -226,7 +226,7 @@ class BanPage(Page):
             return False
         given = form.cleaned_data
         try:
-            made = ban_somebody(
+            made = ban_client(
                 form.limits[given["limit"]], given["address"], given["user"], given["value"],
                 length=given["length"] or None, why=given["why"],
                 spared=own_digests(request),
@@ -238,7 +238,7 @@ class BanPage(Page):
         return True
 
 
-def _whom(request: HttpRequest, active: ActiveBan) -> str:
+def _client_words(request: HttpRequest, active: ActiveBan) -> str:
     (parts,) = readable_parts(request, [active.who if request.user.has_perm(WHO) else []])
     return _words(parts, active)
 

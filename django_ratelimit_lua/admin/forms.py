@@ -27,7 +27,7 @@ from ..limits.rate import LimitError
 from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
 from ..models.rate_fields import problem_text, written
 from ..models.rule import METHODS
-from ..operations.surprises import enforcing, notices, override_surprises, surprises
+from ..operations.confirmations import confirmations, enforcing, notices, override_confirmations
 from ..rules.template import tier_key
 from .versioned import VersionedForm
 
@@ -193,7 +193,7 @@ class RuleForm(AskingForm, VersionedForm):
         if self.errors or "path" not in self.fields or not self.is_asking:
             return  # No warnings until the form is valid.
         rule = self.instance  # As it would be saved.
-        found = surprises(rule)
+        found = confirmations(rule)
         meant = [text for _field, text in found]
         if rule.pk is not None and self.initial.get("mode") != rule.mode == "enforce":
             found += enforcing(rule)
@@ -368,7 +368,7 @@ class OverrideForm(AskingForm, VersionedForm):
                 given["ends"] = start + datetime.timedelta(seconds=int(given["duration"]))
         if given.get("effect") == "block":
             self._refuse_own(given)
-        self.ask(override_surprises({**given, "networks": self.networks}, own_proxy(self.request)))
+        self.ask(override_confirmations({**given, "networks": self.networks}, own_proxy(self.request)))
         self.refuse_if_outdated()
         return given
 

@@ -21,17 +21,17 @@ from django.utils.translation import gettext_lazy as _
 from ..extension import rule_fields
 from ..models import RateLimitChange, RateLimitRule
 from ..models.audit import model_of
+from ..operations.formatting import moment_words
+from ..operations.history_names import MAX_NAMED
 from ..operations.rules_yaml import build_rule, save_rule
-from ..operations.whose import MAX_NAMED
-from ..operations.words import moment_words
-from ..rules.describe import rate_words, reading, whom
+from ..rules.describe import key_label, rate_words, reading
 from ..rules.rule import RuleError
 from .base import ActingAdmin
 from .times import moment_element
 
 COLUMNS = {"rate": "limit", "method": "methods"}
 """What declarations call otherwise than forms do."""
-NAMES = {"tiers": _("tiers"), "whom": _("who")}
+NAMES = {"tiers": _("tiers"), "client": _("who")}
 """Words that are not columns."""
 DIGESTS = {"subject", "digests"}
 MOMENTS = ("starts", "ends", "until")
@@ -49,14 +49,14 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
     before, after = (declared if isinstance(declared, Mapping) else {} for declared in (change.before, change.after))
     model = model_of(change.kind)  # None: of an annex that was removed.
     columns = {column.name: column for column in model._meta.concrete_fields} if model is not None else {}
-    order = ["whom", *columns]
+    order = ["client", *columns]
     labels = {**NAMES, **{name: added.label for name, added in rule_fields().items()}}
     names = {COLUMNS.get(name, name): name for name in {*before, *after} - DIGESTS}
     lines = []
     for own in sorted(names, key=lambda own: (order.index(own) if own in order else len(order), own)):
         name, column = names[own], columns.get(own)
         old, new = before.get(name), after.get(name)
-        if old == new or (own == "whom" and change.name in (old, new)):
+        if old == new or (own == "client" and change.name in (old, new)):
             continue
         label = capfirst(str(labels.get(own) or (own if column is None else column.verbose_name)))
         values = [_value(name, column, value) for value, side in ((old, before), (new, after)) if side]
@@ -77,20 +77,20 @@ def _done(change: RateLimitChange, *, may_see_who: bool) -> list[str]:
     named = []
     for digest in digests[:MAX_NAMED]:
         parts = names.get(digest) if may_see_who else None
-        words = ", ".join(f"{whom(kind)} {value}" if kind else value for kind, value in parts or ())
+        words = ", ".join(f"{key_label(kind)} {value}" if kind else value for kind, value in parts or ())
         named.append(f"{words} ({digest[:LETTERS]})" if words else digest[:LETTERS])
     more = len(digests) - len(named)
     if more:
         named.append(ngettext("%(number)s more", "%(number)s more", more) % {"number": more})
-    told = {"whose": ", ".join(named), "what": slot}
+    placeholders = {"client": ", ".join(named), "what": slot}
     if slot:
-        text = gettext("A slot of %(whose)s is released: %(what)s")
+        text = gettext("A slot of %(client)s is released: %(what)s")
     elif change.action == RateLimitChange.Action.BANNED:
-        text = gettext("Banned by hand: %(whose)s.")
+        text = gettext("Banned by hand: %(client)s.")
     else:
-        text = ngettext("The ban of %(whose)s is lifted.", "The bans of %(whose)s are lifted.", len(digests))
+        text = ngettext("The ban of %(client)s is lifted.", "The bans of %(client)s are lifted.", len(digests))
     forgotten = [gettext("Earlier bans are forgotten.")] if after.get("forget") else []
-    return [text % told, *forgotten, *reason]
+    return [text % placeholders, *forgotten, *reason]
 
 
 def _value(name: str, column: Any, value: Any) -> str:

@@ -12,8 +12,8 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
 
 from ..identity.names import NOTHING, Name
-from ..operations.words import readable
-from ..rules.describe import whom
+from ..operations.formatting import readable
+from ..rules.describe import key_label
 
 
 class ReadablePart(NamedTuple):
@@ -49,8 +49,8 @@ def _readable(request: HttpRequest, kind: str, value: str, users: Mapping[str, A
     if kind == "ip" or not kind:
         return ReadablePart(value)
     if value == NOTHING:
-        return ReadablePart(_("no %(kind)s") % {"kind": whom(kind)})
-    return ReadablePart(f"{whom(kind)} {value}")
+        return ReadablePart(_("no %(kind)s") % {"kind": key_label(kind)})
+    return ReadablePart(f"{key_label(kind)} {value}")
 
 
 def _user_url(request: HttpRequest, user: Any) -> str:

@@ -26,17 +26,17 @@ from ..limits.decision import LimitState
 from ..models import RateLimitOverride, RateLimitRule
 from ..models.audit import acting
 from ..operations.explain import ExplainedLimit, Explanation, explain, reset
+from ..operations.formatting import moment_words
 from ..operations.identity import ExplainedIdentity, explain_identity
 from ..operations.subjects import Subject, add, end
-from ..operations.words import moment_words
 from ..publishing import triggers
-from ..rules.describe import field_words, whom
+from ..rules.describe import field_words, key_label
 from ..web.durations import duration_words
-from ..web.overrides import is_nobody
+from ..web.overrides import is_unknown
 from .forms import DURATIONS, own_address, own_digests, own_proxy
 from .history import WHO
 from .pages import Page, page_response
-from .request_form import Asked, ReferenceForm, RequestForm
+from .request_form import ReferenceForm, RequestDescription, RequestForm
 from .times import moment_element
 
 BLOCK_PERMISSION = "django_ratelimit_lua.block_identity"
@@ -125,25 +125,25 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                     self._reset_found(request, identity.found, "")
                 return HttpResponseRedirect(request.get_full_path())
             context |= _identified(request, identity)
-        asked = form.asked if form.is_bound and form.is_valid() else None
-        if asked is not None:
+        description = form.description if form.is_bound and form.is_valid() else None
+        if description is not None:
             if request.POST.get("action"):
                 if not may_act:
                     raise PermissionDenied
                 with acting(request.user):
-                    pending = self._act(request, asked)
+                    pending = self._act(request, description)
                 if pending is None:
                     return HttpResponseRedirect(f"{request.path}?{form.query}")
                 context["pending"] = pending
-            context |= self._found(request, asked)
+            context |= self._found(request, description)
             if "opened" in context:
                 context["is_of"] = context["opened"].is_of(context["found"])
         return page_response(self, request, "inspect.html", context)
 
-    def _found(self, request: HttpRequest, asked: Asked) -> dict[str, Any]:
+    def _found(self, request: HttpRequest, description: RequestDescription) -> dict[str, Any]:
         """The page's context for the request."""
-        found = explain(asked.request())
-        named = _subjects(asked, found)
+        found = explain(description.request())
+        named = _subjects(description, found)
         if found.decision.source == "fallback":
             messages.warning(request, _("Redis is unavailable: the counts are not known."))
         return {
@@ -155,25 +155,27 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             "subjects": [(name, str(subject)) for name, subject in named.items()],
             "may_label": any(subject.field or subject.digest for subject in named.values()),
             "counted": _counted(found, named),
-            "network": asked.address if asked.network_size > 1 else "",
-            "network_overrides": asked.network_overrides(),
-            "looked_at": asked.request().META.get("REMOTE_ADDR"),
+            "network": description.address if description.network_size > 1 else "",
+            "network_overrides": description.network_overrides(),
+            "looked_at": description.request().META.get("REMOTE_ADDR"),
         }
 
-    def _act(self, request: HttpRequest, asked: Asked) -> Pending | None:
+    def _act(self, request: HttpRequest, description: RequestDescription) -> Pending | None:
         """Perform the action of a button, or return what needs confirmation first."""
         action, _colon, target = request.POST["action"].partition(":")
         if action == "reset":
-            self._reset(request, asked, target)
+            self._reset(request, description, target)
         elif action == "end":
-            self._end(request, asked, target)
+            self._end(request, description, target)
         elif action in ("exempt", "block"):
-            return self._override(request, asked, action, target)
+            return self._override(request, description, action, target)
         else:
             raise PermissionDenied
         return None
 
-    def _override(self, request: HttpRequest, asked: Asked, action: Any, target: str) -> Pending | None:
+    def _override(
+        self, request: HttpRequest, description: RequestDescription, action: Any, target: str
+    ) -> Pending | None:
         kind, duration = request.POST.get("subject", ""), request.POST.get("duration", HOUR)
         if duration not in HOW_LONG:
             raise PermissionDenied
@@ -181,7 +183,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         if target and rule is None:  # Without a rule, it would be for all of them.
             messages.error(request, _("There is no rule “%(name)s” in the admin.") % {"name": target})
             return None
-        subject = _subjects(asked, explain(asked.request())).get(kind)
+        subject = _subjects(description, explain(description.request())).get(kind)
         if subject is None:
             messages.error(request, _("Enter who it is: a user, an address, or a field and its value."))
             return None
@@ -197,8 +199,8 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                 label = label_for_field(name, RateLimitOverride) if name != NON_FIELD_ERRORS else ""
                 messages.error(request, f"{label}: {' '.join(problems)}" if label else " ".join(problems))
             return None
-        words = {"whom": subject, "duration": HOW_LONG[duration]}
-        warnings = subject.surprises(action, own_proxy(request))
+        words = {"client": subject, "duration": HOW_LONG[duration]}
+        warnings = subject.confirmations(action, own_proxy(request))
         if request.POST.get("confirm") != "yes" and (action == "block" or duration == FOR_GOOD or warnings):
             return _pending(request.POST["action"], kind, duration, words, warnings)._replace(label=client)
         (there,) = add([override])
@@ -207,21 +209,21 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         else:
             messages.info(request, _("The same override is there already, so none was added."))
         if action == "block":
-            messages.success(request, _("%(whom)s is blocked %(duration)s.") % words)
+            messages.success(request, _("%(client)s is blocked %(duration)s.") % words)
         else:
-            messages.success(request, _("%(whom)s is exempt %(duration)s.") % words)
+            messages.success(request, _("%(client)s is exempt %(duration)s.") % words)
         if subject.user is not None:
-            text = _("This holds only while %(whom)s is logged in, not at a login form. Enter its field for that.")
+            text = _("This holds only while %(client)s is logged in, not at a login form. Enter its field for that.")
             messages.warning(request, text % words)
         if triggers.unpublished:
             messages.warning(request, _("Saved, but not live yet: %s") % triggers.unpublished)
         return None
 
-    def _end(self, request: HttpRequest, asked: Asked, target: str) -> None:
+    def _end(self, request: HttpRequest, description: RequestDescription, target: str) -> None:
         """End an override that the request meets."""
-        found = explain(asked.request())
+        found = explain(description.request())
         overrides = [found.block, *(met.override for met in found.met)]
-        overrides += [one.override for one in asked.network_overrides()]
+        overrides += [one.override for one in description.network_overrides()]
         ending = [override for override in overrides if override is not None and str(override.pk) == target][:1]
         ended = end(ending)
         for override in ended:
@@ -231,8 +233,8 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         if not ending:
             messages.warning(request, _("This has ended already, or this request does not meet it any more."))
 
-    def _reset(self, request: HttpRequest, asked: Asked, target: str) -> None:
-        self._reset_found(request, explain(asked.request()), target)
+    def _reset(self, request: HttpRequest, description: RequestDescription, target: str) -> None:
+        self._reset_found(request, explain(description.request()), target)
 
     def _reset_found(self, request: HttpRequest, explanation: Explanation, target: str) -> None:
         names = [met.name for met in explanation.met if target in ("", met.name)]
@@ -270,17 +272,17 @@ def _identified(request: HttpRequest, identity: ExplainedIdentity) -> dict[str, 
     }
 
 
-def _subjects(asked: Asked, found: Explanation) -> dict[str, Subject]:
+def _subjects(description: RequestDescription, found: Explanation) -> dict[str, Subject]:
     """The subjects that overrides can be about: each that was entered by itself, and the clients
     of the limits that the request meets, those first that refuse it. Of these, only the digest
     is known."""
-    named = asked.subjects
+    named = description.subjects
     known = {subject.client() for subject in named.values()}
     for met in sorted(found.met, key=lambda met: not met.refuses):
         client = met.charge.digest.decode()
         identity = original(None if met.planned is None else met.planned.identity)
-        if met.key and client not in known and asked.network_size == 1 and not is_nobody(identity):
-            named.setdefault(met.key, Subject(digest=client, label=whom(met.key.split("+"))))
+        if met.key and client not in known and description.network_size == 1 and not is_unknown(identity):
+            named.setdefault(met.key, Subject(digest=client, label=key_label(met.key.split("+"))))
     return named
 
 
@@ -299,16 +301,16 @@ def _is_oneself(request: HttpRequest, subject: Subject) -> bool:
 
 def _pending(action: str, subject: str, duration: str, words: dict[str, Any], warnings: list[str]) -> Pending:
     if action.startswith("block"):
-        title = _("Block %(whom)s %(duration)s?")
-        consequence = _("Until the block ends, every request of theirs is refused, whatever it asks for: %(whom)s.")
-        button = _("Block %(whom)s")
+        title = _("Block %(client)s %(duration)s?")
+        consequence = _("Until the block ends, every request of theirs is refused, whatever it asks for: %(client)s.")
+        button = _("Block %(client)s")
     else:
-        title = _("Exempt %(whom)s %(duration)s?")
-        consequence = _("No limit holds for them any more, until the exemption ends: %(whom)s.")
-        button = _("Exempt %(whom)s")
+        title = _("Exempt %(client)s %(duration)s?")
+        consequence = _("No limit holds for them any more, until the exemption ends: %(client)s.")
+        button = _("Exempt %(client)s")
         if duration == FOR_GOOD:
-            consequence = _("No limit holds for them any more, until somebody ends the exemption: %(whom)s.")
-            button = _("Exempt %(whom)s for good")
+            consequence = _("No limit holds for them any more, until somebody ends the exemption: %(client)s.")
+            button = _("Exempt %(client)s for good")
     return Pending(action, subject, duration, title % words, consequence % words, button % words, warnings, "")
 
 

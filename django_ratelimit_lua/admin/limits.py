@@ -19,7 +19,7 @@ from ..limits.rate import LimitError, Rate
 from ..models import RateLimitRule
 from ..models.rate_fields import problem_text
 from ..operations.call_sites import call_sites_of, limits_in_code, rule_words, taken_over
-from ..operations.words import breakable
+from ..operations.formatting import breakable
 from ..rules.rule import RuleError
 from .pages import page_response
 

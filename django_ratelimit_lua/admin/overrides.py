@@ -55,7 +55,7 @@ def end_now(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitO
 
 class OverrideAdmin(Inspector, ActingAdmin):
     form = OverrideForm
-    list_display = ("whom", "effect_summary", "of_rule", "lasts", "why")
+    list_display = ("client", "effect_summary", "of_rule", "lasts", "why")
     list_filter = (ActiveFilter, "effect", ("rule", admin.RelatedOnlyFieldListFilter))
     list_select_related = ("rule", "user")
     search_fields = ("network", "label", "reason", "field", "client_digest", "rule__name")
@@ -92,8 +92,8 @@ class OverrideAdmin(Inspector, ActingAdmin):
         return type(form.__name__, (form,), {"request": request})
 
     @admin.display(description=gettext_lazy("who"))
-    def whom(self, override: RateLimitOverride) -> str:
-        return override.whom()
+    def client(self, override: RateLimitOverride) -> str:
+        return override.client()
 
     @admin.display(description=gettext_lazy("effect"))
     def effect_summary(self, override: RateLimitOverride) -> str:

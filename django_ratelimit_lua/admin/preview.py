@@ -11,9 +11,9 @@ from ..limits.options import OPTIONS
 from ..limits.rate import Rate
 from ..models import RateLimitRule
 from ..models.rate_fields import problem_text
+from ..operations.confirmations import replaced_call_sites
 from ..operations.plot import Plot, labels, ticks
 from ..operations.simulate import Simulation, simulate
-from ..operations.surprises import replaced_call_sites
 from ..rules.rule import RuleError, compile_rule
 from .forms import PreviewForm, RuleForm
 

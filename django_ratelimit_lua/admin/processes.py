@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from ..engine.heartbeat import BEAT_SECONDS, USED_SECONDS, Process, processes
 from ..exceptions import StoreError
-from ..operations.words import breakable
+from ..operations.formatting import breakable
 from ..web.durations import duration_words
 from .pages import Page, page_response
 from .slots import may_see_slots

@@ -16,13 +16,13 @@ from ..identity.forwarded import parse_network
 from ..identity.keys import registered_keys
 from ..limits.rate import LimitError
 from ..models.rule import METHODS
-from ..operations.described import SENT_KINDS, Fields, build_request, find_user
 from ..operations.reference import BadReferenceError, OpenedReference, open_reference
+from ..operations.request_builder import SENT_KINDS, Fields, build_request, find_user
 from ..operations.subjects import NetworkOverride, Subject, subjects
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestDescription:
     """A described request. `own_address`: its address if none is given."""
 
     path: str
@@ -133,7 +133,7 @@ class RequestForm(forms.Form):
             None if data is None else _folded(data), label_suffix="", initial={} if initial is None else initial.dict()
         )
         self.own_address = own_address
-        self.asked: Asked | None = None
+        self.description: RequestDescription | None = None
         if not registered_keys():
             del self.fields["keys"]
 
@@ -174,14 +174,14 @@ class RequestForm(forms.Form):
         if given.get("user") and user is None:
             self.add_error("user", _("No user has this name or primary key."))
         if not self.errors:
-            asked = Asked(
+            description = RequestDescription(
                 given["path"], given["method"], given["host"], given["address"], self.own_address, user, fields
             )  # fmt: skip
             try:
-                asked.request()
+                description.request()
             except LimitError as error:
                 raise ValidationError(str(error)) from error
-            self.asked = asked
+            self.description = description
         return given
 
     @property

@@ -24,7 +24,7 @@ from ..limits.options import OPTIONS
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
 from ..models.audit import acting
 from ..operations.call_sites import call_sites_of, rule_words
-from ..operations.surprises import rehearsal
+from ..operations.confirmations import rehearsal
 from ..publishing.publish import primary, publish
 from ..rules.describe import reading
 from ..rules.places import meant_by

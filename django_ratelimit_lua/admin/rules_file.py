@@ -18,7 +18,7 @@ from ..extension import documents
 from ..models import RateLimitRevision, RateLimitRule
 from ..models.audit import acting
 from ..operations import rules_yaml
-from ..operations.surprises import changed_notices, changed_surprises
+from ..operations.confirmations import changed_confirmations, changed_notices
 from ..publishing.publish import primary
 from ..rules.rule import RuleError
 from .pages import page_response
@@ -99,9 +99,9 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
             revision = RateLimitRevision.read(primary()).text.decode()
             try:
                 changes = rules_yaml.plan(given["text"])
-                deleted, surprising = rules_yaml.deletions(changes), changed_surprises(changes)
+                deleted, to_confirm = rules_yaml.deletions(changes), changed_confirmations(changes)
                 is_seen = "confirm" in request.POST and given["revision"] == revision
-                if is_seen and (given["intended"] or not (deleted or surprising)):
+                if is_seen and (given["intended"] or not (deleted or to_confirm)):
                     if deleted and not self.has_delete_permission(request):
                         raise PermissionDenied
                     for word in _numbers(changes):
@@ -125,12 +125,12 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
             "changes": [
                 {
                     "words": change.words(),
-                    "warnings": [*surprising.get(change.label, ()), *notices.get(change.label, ())],
+                    "warnings": [*to_confirm.get(change.label, ()), *notices.get(change.label, ())],
                 }
                 for change in changes
             ],
             "is_planned": True,
-            "is_surprising": bool(surprising or deleted),
+            "must_confirm": bool(to_confirm or deleted),
             "may_apply": not deleted or self.has_delete_permission(request),
             "form": FileForm(initial={"text": given["text"], "revision": revision}),
         }

@@ -19,9 +19,9 @@ from ..engine.slots import Holder
 from ..exceptions import StoreError
 from ..models import RateLimitRule
 from ..models.audit import acting
+from ..operations.formatting import breakable
 from ..operations.slots import brief, is_named, names, release_slot, slots_held
-from ..operations.words import breakable
-from ..rules.describe import whom
+from ..rules.describe import key_label
 from ..web.durations import duration_words
 from .history import WHO
 from .inspector import BLOCK_PERMISSION
@@ -93,7 +93,7 @@ def _shown(request: HttpRequest, holder: Holder, rules: dict[str, int]) -> dict[
     since = datetime.datetime.fromtimestamp(holder.since, tz=datetime.UTC)
     if not timezone.is_aware(timezone.now()):
         since = timezone.make_naive(since)
-    words = ", ".join(f"{whom(kind)} {value}" if kind else value for kind, value in holder.identity)
+    words = ", ".join(f"{key_label(kind)} {value}" if kind else value for kind, value in holder.identity)
     if not words or not request.user.has_perm(WHO):
         words = _("hidden (%(digest)s)") % {"digest": holder.digest[:8]}
     rule, what = rules.get(holder.limit), _what(request, holder)
@@ -103,7 +103,7 @@ def _shown(request: HttpRequest, holder: Holder, rules: dict[str, int]) -> dict[
         "plain": what,
         "limit": breakable(holder.limit),
         "rule": "" if rule is None else reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[rule]),
-        "whose": words,
+        "client": words,
         "units": _("%(units)s of %(limit)s") % {"units": holder.units, "limit": holder.of},
         "since": moment_element(since),
         "lasts": duration_words(max(1.0, time.time() - holder.since)),

@@ -7,7 +7,7 @@ import datetime
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from ..operations.words import local_moment, moment_words
+from ..operations.formatting import local_moment, moment_words
 
 
 def moment_element(moment: datetime.datetime) -> SafeString:

@@ -107,7 +107,7 @@ def _key(call: Call, charge: Charge) -> _Key:
     return call.prefix, charge.ban_digest, b"" if charge.limit.ban is None else charge.limit.ban.key_part
 
 
-def told_key(ban_key: bytes) -> bytes:
+def details_key(ban_key: bytes) -> bytes:
     """The key that describes a ban while it lasts: a JSON object with `limit`, `rule` and `who`, the parts of the
     identity as `RATELIMIT_SHOW_IDENTITIES` allows them."""
     return ban_key + b":told"
@@ -129,7 +129,7 @@ def telling(planned: Sequence[PlannedCharge], decision: Decision, request: HttpR
         if ban.by_hand or state.mode == "shadow":
             continue
         identity = charge.ban_digest.decode()
-        told = {
+        details = {
             "limit": state.name,
             "rule": rule,
             "identity": identity[:8],
@@ -140,8 +140,8 @@ def telling(planned: Sequence[PlannedCharge], decision: Decision, request: HttpR
         logger.warning(
             "Banned by %(limit)s (rule: %(rule)s) until %(until)s: identity %(identity)s, after %(offences)s offences; "
             "ban number %(times)s",
-            told,
-            extra=told,
+            details,
+            extra=details,
         )
         if banned.receivers:
             arguments = {
@@ -166,12 +166,12 @@ async def _asend(find: Callable[[], tuple[Offence, ...]], arguments: dict[str, A
     await banned.asend_robust(Ban, evidence=await sync_to_async(find)(), **arguments)
 
 
-def _write(call: Call, ban: Ban, told: dict[str, Any]) -> None:
+def _write(call: Call, ban: Ban, details: dict[str, Any]) -> None:
     """Store the description of a ban. If Redis refuses it, the ban still holds."""
     store, (key,) = get_store(), call.ban_keys()
     seconds = (ban.until - ban.since) / SECOND
     with suppress(StoreError):
-        store.execute(b"SET", told_key(key), json.dumps(told).encode(), b"PX", b"%d" % (seconds * 1000 + 1000))
+        store.execute(b"SET", details_key(key), json.dumps(details).encode(), b"PX", b"%d" % (seconds * 1000 + 1000))
         if not store.compares_rules:  # In a cluster, the register lives elsewhere than the ban.
             register = call.prefix + REGISTER
             store.execute(b"ZADD", register, b"%d" % ban.until, key)

@@ -423,7 +423,7 @@ class Counters:
             self.is_owing = bool(owing)
             return owing
 
-    def told(self, counter: Counter, units: int, call: Call, states: Sequence[LimitState]) -> None:
+    def mark_reported(self, counter: Counter, units: int, call: Call, states: Sequence[LimitState]) -> None:
         """Record that Redis has counted this number of units, and its new states."""
         with self._lock:
             counter.owed = max(0, counter.owed - units)

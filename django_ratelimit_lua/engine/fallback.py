@@ -136,7 +136,7 @@ class FallbackLimiter:
         for counter in owing:
             try:
                 if not answers:  # A silent Redis might count, when it wakes up, what it was sent while it was silent.
-                    store.decide(_told(counter, "peek", 1), Patience(conf.TIMEOUT))
+                    store.decide(_report_call(counter, "peek", 1), Patience(conf.TIMEOUT))
                     answers = True
                 _tell_of(counter)
             except StoreError as error:
@@ -152,11 +152,11 @@ def _pause() -> float:
 def _tell_of(counter: Counter) -> None:
     units = counter.owed
     if units:
-        call = _told(counter, "charge", units)
-        counters.told(counter, units, call, get_store(background=True).decide(call).limits)
+        call = _report_call(counter, "charge", units)
+        counters.mark_reported(counter, units, call, get_store(background=True).decide(call).limits)
 
 
-def _told(counter: Counter, operation: Operation, units: int) -> Call:
+def _report_call(counter: Counter, operation: Operation, units: int) -> Call:
     assert counter.key is not None
     prefix, digest, _ = counter.key
     now = time.time_ns() // 1000 if conf.CLOCK == "client" else None

@@ -65,8 +65,8 @@ class Listener:
             self._subscription.close()
         self._subscription = None
         self._connect_at = self._ask_at = self._asked_at = self._connected_at = float("-inf")
-        self._pause, self._was_told = FIRST_PAUSE, False
-        self._is_told_to_renew = self._is_told = self._has_news = False
+        self._pause, self._is_polling = FIRST_PAUSE, False
+        self._is_renewed = self._is_outdated = self._has_news = False
         self._looked_at = float("-inf")
         self._load_at = NEVER
         self.error = ""
@@ -108,7 +108,7 @@ class Listener:
     def renew(self) -> None:
         """Other settings name another server, or another channel."""
         subscription = self._subscription  # Before it is stopped: what it connects after that uses the new settings.
-        self._is_told_to_renew = True
+        self._is_renewed = True
         if subscription is not None:
             subscription.hang_up()
 
@@ -118,9 +118,9 @@ class Listener:
             subscription.hang_up()
 
     def _step(self) -> float:
-        is_told_to_renew, self._is_told_to_renew = self._is_told_to_renew, False  # Before the settings are read.
+        is_renewed, self._is_renewed = self._is_renewed, False  # Before the settings are read.
         channel = get_store(background=True).channel(conf.CACHE_PREFIX)
-        if self._subscription is not None and (is_told_to_renew or self._subscription.channel != channel):
+        if self._subscription is not None and (is_renewed or self._subscription.channel != channel):
             self._subscription.close()
             self._subscription, self._connect_at = None, float("-inf")
         if self._subscription is None and time.monotonic() >= self._connect_at:
@@ -133,7 +133,7 @@ class Listener:
         try:
             self._hear(self._subscription, self._subscription.receive(seconds))
         except StoreError as error:
-            if not self._is_told_to_renew:  # Else it is not lost, but to be let go of.
+            if not self._is_renewed:  # Else it is not lost, but to be let go of.
                 self._lost(error)
         return 0.0
 
@@ -152,9 +152,9 @@ class Listener:
     def _lost(self, error: StoreError) -> None:
         if not self.task.is_running:
             return  # It is being stopped.
-        if not self._was_told:
+        if not self._is_polling:
             logger.info("Changes of rules are asked for, twice a second, as they cannot be heard of: %s", error)
-        self._was_told = True
+        self._is_polling = True
         self._subscription, self.error = None, str(error)
         self._connect_at = time.monotonic() + self._pause * chance.uniform(0.75, 1.25)
         self._pause = min(self._pause * 2, MAX_PAUSE)
@@ -162,15 +162,15 @@ class Listener:
     def _ask(self) -> None:
         now = self._asked_at = time.monotonic()
         self._ask_at = now + ASK_SECONDS
-        if self._was_told and self._subscription is not None and now - self._connected_at >= MAX_PAUSE:
-            self._pause, self._was_told = FIRST_PAUSE, False
+        if self._is_polling and self._subscription is not None and now - self._connected_at >= MAX_PAUSE:
+            self._pause, self._is_polling = FIRST_PAUSE, False
             logger.info("Changes of rules are heard of again")
         try:
             is_current = provider.compare_with_published(loads=now >= self._load_at)
         except Exception as error:  # Until then decisions check by themselves, and report the problem.
             logger.debug("It cannot be asked whether the rules are current: %s", error)
             return
-        self._is_told = False
+        self._is_outdated = False
         if is_current:
             self._load_at = NEVER
         else:
@@ -193,10 +193,10 @@ class Listener:
             elif kind == ANNEX and words:
                 of_annexes.setdefault(words[0], set()).update(words[1:])
             elif message != current:  # Other rules; or what only another version understands.
-                if not self._is_told:  # Before the check, which may take a while if this thread waits for others.
+                if not self._is_outdated:  # Before the check, which may take a while if this thread waits for others.
                     provider.doubt()
                     leases.renew()
-                self._is_told = True
+                self._is_outdated = True
                 self._ask_at = min(self._ask_at, self._asked_at + MIN_LENGTH)
                 if kind != RULES:
                     deny_cache.clear()
@@ -208,7 +208,7 @@ class Listener:
             if extension.name.encode() in of_annexes:
                 extension.on_message(of_annexes[extension.name.encode()])
         self._has_news = False
-        if not self._is_told:  # What was heard is done.
+        if not self._is_outdated:  # What was heard is done.
             deny_cache.heard_at = subscription.heard_at
 
 

@@ -252,7 +252,7 @@ class HeldSlots:
     def renew(self, held: Sequence[HeldSlot]) -> list[HeldSlot]:
         """Renew these once. Returns those of which Redis could not be asked."""
         known = {slot for slot in held if not slot.is_local}
-        told = {slot for slot in held if slot.is_late}
+        report = {slot for slot in held if slot.is_late}
         gone, unasked = self._perform(b"renew", held)
         if not gone:
             return unasked
@@ -268,7 +268,7 @@ class HeldSlots:
         lost = []
         for slot in known.intersection(gone).difference(later):
             slot.is_lost = slot not in again and bool(self.drop([slot]))
-            if slot not in told and (slot.is_lost or self._is_held(slot)):
+            if slot not in report and (slot.is_lost or self._is_held(slot)):
                 lost.append(slot)
         _report_lost(lost)
         return [*unasked, *later]
@@ -340,13 +340,13 @@ class HeldSlots:
                 for slot in old
             ]  # fmt: skip
             most = dict(in_flight.most_common(MAX_NAMES))
-            told = json.dumps(
+            report = json.dumps(
                 {"host": socket.gethostname(), "pid": os.getpid(), "slots": entries, "in_flight": most}
             ).encode()
             lasts = b"%d" % round(max(conf.SLOT_SECONDS, 1) * 1000)
             get_store(background=True).execute_all(
                 [
-                    (b"SET", key, told, b"PX", lasts),
+                    (b"SET", key, report, b"PX", lasts),
                     (b"ZADD", _processes_key(), b"%d" % time.time(), self._process),
                     (b"ZREMRANGEBYRANK", _processes_key(), b"0", b"%d" % (-1 - MAX_LATE)),
                     (b"EXPIRE", _processes_key(), b"7200"),
@@ -407,26 +407,26 @@ def _ended_key() -> bytes:
     return conf.CACHE_PREFIX + b"{rules}:ended-slots"
 
 
-def _told() -> Iterator[Any]:
+def _reports() -> Iterator[Any]:
     """The last report of each process."""
     store = get_store(background=True)
     processes = store.execute(b"ZRANGE", _processes_key(), b"0", b"-1")
     answers = store.execute_all([(b"GET", _process_key(process)) for process in processes])
     # Not by age: the clocks of hosts differ.
-    if gone := [process for process, told in zip(processes, answers, strict=True) if told is None]:
+    if gone := [process for process, report in zip(processes, answers, strict=True) if report is None]:
         with suppress(StoreError):
             store.execute(b"ZREM", _processes_key(), *gone)
-    for told in answers:
-        if told is not None:
+    for report in answers:
+        if report is not None:
             with suppress(ValueError):
-                yield json.loads(told)
+                yield json.loads(report)
 
 
 def in_flight() -> dict[str, int]:
     """How many slots of each limit are held in all processes, by its name: as of a quarter of `RATELIMIT_SLOT_SECONDS`
     ago, and of no more than 200 limits of a process. Raises `StoreError`."""
     found = Counter[str]()
-    for entry in _told():
+    for entry in _reports():
         with suppress(KeyError, TypeError, AttributeError):  # Of another version.
             found.update({str(name): int(units) for name, units in entry["in_flight"].items()})
     return dict(found)
@@ -435,7 +435,7 @@ def in_flight() -> dict[str, int]:
 def _listed() -> list[tuple[Holder, bytes, bytes]]:
     """The holders of slots, with the key and the slot of each."""
     found: list[tuple[Holder, bytes, bytes]] = []
-    for entry in _told():
+    for entry in _reports():
         with suppress(ValueError, KeyError, TypeError):  # Of another version.
             for name, key, slot, limit, units, of, identity, digest, since, what in entry["slots"]:
                 parts = tuple([(str(kind), str(value)) for kind, value in identity])
@@ -486,9 +486,9 @@ def forget_slots(key: bytes, digests: Collection[str]) -> int:
         _note_ended(_id_of(slot[:SLOT_SIZE], key))
     store.execute(b"DEL", key)
     for process in store.execute(b"ZRANGE", _processes_key(), b"0", b"-1"):
-        told = store.execute(b"GET", _process_key(process))
-        if told is not None and any(digest.encode() in told for digest in digests):
-            entry = json.loads(told)
+        report = store.execute(b"GET", _process_key(process))
+        if report is not None and any(digest.encode() in report for digest in digests):
+            entry = json.loads(report)
             entry["slots"] = [listed for listed in entry["slots"] if listed[7] not in digests]
             written = json.dumps(entry).encode()
             store.execute(b"SET", _process_key(process), written, b"XX", b"KEEPTTL")

@@ -16,7 +16,7 @@ from django.utils.functional import Promise
 
 from ..conf import conf
 
-__all__ = ["Identity", "address", "digest", "forwarded", "keys", "names", "request_state", "routes", "sent"]
+__all__ = ["Identity", "address", "digest", "forwarded", "keys", "names", "request_state", "request_values", "routes"]
 
 Identity = Union[str, bytes, int, float, uuid.UUID, None, Promise, tuple["Identity", ...], list["Identity"]]  # noqa: UP007
 DIGEST_SIZE = 16

@@ -32,8 +32,8 @@ from . import Identity
 from .address import client_address
 from .body import UNREAD, Values, agreed, data_values, form_values, json_values
 from .request_state import request_state
+from .request_values import cookie_values, header_values, query_values
 from .routes import known_match, resolved
-from .sent import cookie_values, header_values, query_values
 from .session import session_key
 from .text import normalised
 

@@ -73,9 +73,9 @@ class BanTerms:
         window = lengths[0] if limit.ban_window is None else time_us(limit.ban_window)
         return cls(key_name + b":ban", limit.ban_after, window, lengths, limit.ban_on)
 
-    def record(self, place: int, units: int, *, is_shadow: bool, is_told: bool = False) -> bytes:
+    def record(self, place: int, units: int, *, is_shadow: bool, reports: bool = False) -> bytes:
         """The arguments of the Lua; see `ban.lua`. `is_told`: offences are reported, whatever the limit does."""
-        on = 2 if is_told else _ON[self.on]
+        on = 2 if reports else _ON[self.on]
         numbers = (place, units, is_shadow, on, self.after, self.window_us, *self.lengths_us)
         return Struct(f"<{len(numbers)}d").pack(*numbers)
 

@@ -267,8 +267,8 @@ class Call(NamedTuple):
             if limit.ban is None:
                 continue
             units = 0 if takes else cost
-            is_shadow, is_told = limit.mode != "enforce", reports or self.waits
-            record = limit.ban.record(place + 1, units, is_shadow=is_shadow, is_told=is_told)
+            is_shadow = limit.mode != "enforce"
+            record = limit.ban.record(place + 1, units, is_shadow=is_shadow, reports=reports or self.waits)
             args += [b"ban", record]
         if bans and self.registers:
             args += [b"bans", b""]

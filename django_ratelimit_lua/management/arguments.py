@@ -14,8 +14,8 @@ from django.utils import timezone
 from ..identity.forwarded import parse_address, parse_network
 from ..identity.keys import registered_keys
 from ..limits.rate import SECOND, LimitError, duration, time_us
-from ..operations.described import build_request, find_user
 from ..operations.explain import Explanation
+from ..operations.request_builder import build_request, find_user
 from ..operations.subjects import Subject
 from ..rules.describe import field_words
 

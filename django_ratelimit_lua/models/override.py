@@ -124,9 +124,9 @@ class RateLimitOverride(RateFields, AuditedModel):
         )
 
     def __str__(self) -> str:
-        return self.whom()[:300]
+        return self.client()[:300]
 
-    def whom(self) -> str:
+    def client(self) -> str:
         """Whom it is about, in words; nothing secret."""
         if self.user_id is not None:
             user: Any = self.user_id
@@ -221,7 +221,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         """The override in words that history can keep."""
         values = {
             "rule": self._rule_name(),
-            "whom": self.whom(),
+            "client": self.client(),
             "subject": ",".join(self.digests()),
             "effect": self.effect,
             "rate": self.rate if self.effect == self.Effects.LIMIT else None,

@@ -32,6 +32,7 @@ __all__ = [
     "curve",
     "explain",
     "finish",
+    "formatting",
     "health",
     "lift_bans",
     "normalised",
@@ -40,5 +41,4 @@ __all__ = [
     "publish",
     "reading",
     "rules_yaml",
-    "words",
 ]

@@ -13,7 +13,7 @@ from django.core.exceptions import ValidationError
 from django.utils.translation import gettext as _
 
 from ..conf import conf
-from ..engine.bans import clock_of_bans, told_key
+from ..engine.bans import clock_of_bans, details_key
 from ..engine.decide import PlannedCharge, banning, unbanning
 from ..engine.evidence import Offence, evidence_of
 from ..engine.run import run
@@ -28,14 +28,14 @@ from ..models import RateLimitChange, RateLimitRevision
 from ..models.audit import current_actor
 from ..publishing.publish import primary
 from ..rules.callsite import known_call_sites
-from ..rules.describe import whom
+from ..rules.describe import key_label
 from ..rules.places import look_for_call_sites
 from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..store import get_store
-from .described import find_user
+from .history_names import history_names
 from .reference import known_limits
-from .whose import whose
+from .request_builder import find_user
 
 MAX_ENTRIES = 1000
 """Default number of listed bans: those that end last."""
@@ -76,7 +76,7 @@ def active_bans(most: int = MAX_ENTRIES) -> list[ActiveBan]:
     keys: list[bytes] = store.execute(
         b"ZREVRANGEBYSCORE", register, b"+inf", b"(%d" % now, b"LIMIT", b"0", b"%d" % most
     )
-    commands = [(b"GET", key) for ban_key in keys for key in (ban_key, told_key(ban_key))]
+    commands = [(b"GET", key) for ban_key in keys for key in (ban_key, details_key(ban_key))]
     replies = store.execute_all(commands)
     limits = [one.limit for one in known_limits() if one.limit is not None]
     known = [(limit, limit.ban) for limit in limits if limit.ban is not None]
@@ -84,7 +84,7 @@ def active_bans(most: int = MAX_ENTRIES) -> list[ActiveBan]:
     by_part = {terms.key_part: (terms, limit.mode == "shadow") for limit, terms in reversed(known)}
     found = []
     for place, key in enumerate(keys):
-        state, told = replies[2 * place : 2 * place + 2]
+        state, details = replies[2 * place : 2 * place + 2]
         parsed, match = Ban.of_state(state or b"", now), _KEY.search(key)
         if parsed is None or match is None:
             continue
@@ -93,17 +93,17 @@ def active_bans(most: int = MAX_ENTRIES) -> list[ActiveBan]:
         if terms is not None and not ban.by_hand:  # As the limit is now.
             ban = ban._replace(until=min(ban.until, ban.last + terms.duration_us(ban.times - 1)))
         if ban.until > now:
-            name, rule, who = _told(told)
+            name, rule, who = _details(details)
             name = name or match[2].removesuffix(b":ban").decode(errors="replace")
             found.append(ActiveBan(name, rule, match[1].decode(), who, ban, why, terms, key, is_shadow))
     return sorted(found, key=lambda active: active.ban.until)
 
 
-def _told(text: bytes | None) -> tuple[str, str, Name]:
+def _details(text: bytes | None) -> tuple[str, str, Name]:
     try:
-        told = json.loads(text or b"{}")
-        name, rule = (str(told.get(word) or "") for word in ("limit", "rule"))
-        return name, rule, [(str(a), str(b)) for a, b in told["who"]]
+        details = json.loads(text or b"{}")
+        name, rule = (str(details.get(word) or "") for word in ("limit", "rule"))
+        return name, rule, [(str(a), str(b)) for a, b in details["who"]]
     except (ValueError, TypeError, KeyError, AttributeError):  # Written by hand, or not at all.
         return "", "", []
 
@@ -138,7 +138,7 @@ def lift_bans(bans: Sequence[ActiveBan], *, forget: bool = False) -> None:
         if lifted:
             names = {one.identity: one.who for one in lifted}
             more = {"forget": True} if forget else {}
-            _record(RateLimitChange.Action.UNBANNED, [one.limit for one in lifted], {**whose(names), **more})
+            _record(RateLimitChange.Action.UNBANNED, [one.limit for one in lifted], {**history_names(names), **more})
 
 
 def ban(charges: Sequence[PlannedCharge], length: str | None = None, why: str = "") -> list[Ban]:
@@ -146,7 +146,7 @@ def ban(charges: Sequence[PlannedCharge], length: str | None = None, why: str = 
     decision = run(banning(charges, length, why))
     names = {planned.charge.ban_digest.decode(): _name(planned) for planned in charges}
     limits = [planned.charge.limit.name for planned in charges]
-    _record(RateLimitChange.Action.BANNED, limits, {**whose(names), **({"why": why} if why else {})})
+    _record(RateLimitChange.Action.BANNED, limits, {**history_names(names), **({"why": why} if why else {})})
     return [state.ban for state in decision.limits if state.ban is not None]
 
 
@@ -159,9 +159,9 @@ class BanningLimit:
     key: str
 
     @property
-    def whom(self) -> str:
+    def key_label(self) -> str:
         """Whom it bans, in words."""
-        return whom(self.key.split("+"))
+        return key_label(self.key.split("+"))
 
 
 def banning_limits() -> dict[str, BanningLimit]:
@@ -183,7 +183,7 @@ def banning_limits() -> dict[str, BanningLimit]:
     return found
 
 
-def ban_somebody(
+def ban_client(
     banning: BanningLimit,
     address: str,
     user: str,

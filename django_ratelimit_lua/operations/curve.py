@@ -18,8 +18,8 @@ from django.utils.translation import gettext as _
 
 from ..limits.limit import Limit
 from ..limits.rate import Rate
+from .formatting import number_words, share_words
 from .plot import Mark, Plot
-from .words import number_words, share_words
 
 MAX_POINTS = 200
 MAX_TICKS = 9

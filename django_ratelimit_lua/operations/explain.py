@@ -35,7 +35,7 @@ from ..rules.ruleset import Ruleset
 from ..rules.stacks import BEFORE_METHODS, OnView, Stack, is_behind_login, on_view
 from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, RequestPlanner
-from .described import SENT_KINDS
+from .request_builder import SENT_KINDS
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 

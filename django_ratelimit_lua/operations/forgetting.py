@@ -46,7 +46,7 @@ IN_FLIGHT_SECONDS = 1.5 * FLUSH_SECONDS
 """After this time, every process has received the push, and has written what it was writing."""
 _KINDS = (RateLimitChange.Kind.OVERRIDE, RateLimitChange.Kind.IDENTITY)
 """The entries of the history that are erased in. Others can be restored, so they stay as they are."""
-_NAMING = ("whom", "subject", "label", "reason", "message", "who", "why", "slot", "digests")
+_NAMING = ("client", "subject", "label", "reason", "message", "who", "why", "slot", "digests")
 """The texts about the identity in a change of an override, ban or slot."""
 
 
@@ -250,7 +250,7 @@ def _erase_in_change(identity: ForgottenIdentity, change: RateLimitChange) -> bo
             declared = {name: value for name, value in declared.items() if name not in _NAMING}
             gone |= digests
             if is_override:
-                declared["whom"] = change.name = ERASED
+                declared["client"] = change.name = ERASED
         setattr(change, side, identity.erase(declared))
     change.subjects = ",".join(each for each in change.subjects.split(",") if each not in gone)
     change.save(update_fields=["name", "before", "after", "subjects"])

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from django.template import Context, Engine
 from django.utils.safestring import SafeString, mark_safe
 
-from .words import number_words
+from .formatting import number_words
 
 PACKAGE = Path(__file__).parents[1]
 STACK = ("refused", "blocked", "would_be_refused", "allowed", "exempt", "policy", "failed")

@@ -9,7 +9,7 @@ from ..engine.slots import Holder, end_slot, holders
 from ..models import RateLimitChange, RateLimitRevision
 from ..models.audit import current_actor
 from ..publishing.publish import primary
-from .whose import whose
+from .history_names import history_names
 
 _FURTHER = re.compile(r"(/[^/]*/).+", re.DOTALL)
 """What stands behind the first part of a path."""
@@ -53,7 +53,7 @@ def release_slot(holder_id: str, why: str = "") -> Holder | None:
             by=current_actor(), kind=RateLimitChange.Kind.IDENTITY, action=RateLimitChange.Action.ENDED,
             name=holder.limit[:300],
             after={
-                **whose({holder.digest: holder.identity}),
+                **history_names({holder.digest: holder.identity}),
                 "slot": f"{brief(holder.what)} ({holder.host}, {holder.pid})", "why": why,
             },
         )  # fmt: skip

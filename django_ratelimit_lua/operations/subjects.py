@@ -19,8 +19,8 @@ from ..models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from ..models.audit import current_actor, one_change
 from ..rules.describe import field_words
 from ..rules.overrides import EFFECTS, Effect
-from .described import Fields
-from .surprises import override_surprises
+from .confirmations import override_confirmations
+from .request_builder import Fields
 
 _EFFECT = attrgetter("kind", "rule_id", "effect", "rate", "burst", "forbids", "message")
 MAX_SHOWN = 50
@@ -51,7 +51,7 @@ class Subject(NamedTuple):
     label: str = ""
 
     def __str__(self) -> str:
-        return f"{field_words(self.field)} = {self.value}" if self.field else self._about().whom()
+        return f"{field_words(self.field)} = {self.value}" if self.field else self._about().client()
 
     def client(self) -> str:
         """The digest of the client that a limit counts by this subject alone."""
@@ -80,10 +80,10 @@ class Subject(NamedTuple):
         override.full_clean(exclude=["subject", "kind"])
         return override
 
-    def surprises(self, effect: Effect, peer: str | None = None) -> list[str]:
-        """What has to be confirmed before an override about them is saved, as `override_surprises` has it."""
+    def confirmations(self, effect: Effect, peer: str | None = None) -> list[str]:
+        """What has to be confirmed before an override about them is saved, as `override_confirmations` has it."""
         given = {"effect": effect, "networks": [self.address] if self.address else []}
-        return [str(problem) for _field, problem in override_surprises(given, peer)]
+        return [str(problem) for _field, problem in override_confirmations(given, peer)]
 
     def blocks(self) -> list[RateLimitOverride]:
         """The blocks that are about exactly them and have not ended, those that have not begun among them."""

@@ -17,7 +17,7 @@ from ..limits.algorithms.sliding_log import MAX_LOG_LENGTH
 from ..limits.limit import Limit
 from ..limits.options import OPTIONS, Options, refuse_unknown
 from ..limits.rate import LimitError, Rate
-from .describe import rate_words, whom
+from .describe import key_label, rate_words
 from .methods import methods_label, parse_methods
 from .rule import UNWRITABLE, Outcome, Rule
 from .template import CostLike, LimitTemplate
@@ -61,9 +61,9 @@ class CallSite(NamedTuple):
 
     def words(self) -> str:
         """Its limits, and its place."""
-        return _("%(rates)s per %(whom)s, in %(place)s") % {
+        return _("%(rates)s per %(client)s, in %(place)s") % {
             "rates": rate_words([rate_text(rate) for rate in self.rates]),
-            "whom": whom(self.key.split("+")),
+            "client": key_label(self.key.split("+")),
             "place": self.place,
         }
 

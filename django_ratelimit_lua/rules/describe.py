@@ -56,14 +56,14 @@ def period_words(rate: Rate) -> str:
     return names[unit] % {"times": times}
 
 
-def whom(key: Any, otherwise: str = "") -> str:
-    """Whom a key counts; `otherwise`: what is counted if no key is given.
+def key_label(key: Any, otherwise: str = "") -> str:
+    """What a key counts by; `otherwise`: the text if no key is given.
 
-    >>> whom("ip"), whom(["ip", "post:username"])
+    >>> key_label("ip"), key_label(["ip", "post:username"])
     ('address', 'address and post:username')
     """
     if isinstance(key, (list, tuple)):
-        return _(" and ").join(map(whom, key))
+        return _(" and ").join(map(key_label, key))
     if not key:
         return otherwise or _("key in the code")
     if isinstance(key, str):
@@ -102,9 +102,9 @@ def _sentence(given: Declared) -> str:
     elif given.get("rate") is not None:
         rate = rate_words(given["rate"])
         places = [str(added.label) for word, added in rule_fields().items() if word in PLACES and given.get(word)]
-        who = whom(given.get("key"), "".join(places[:1]))
-        words = _("%(rate)s for %(whom)s") if given.get("key") == ALL_CALLERS else _("%(rate)s per %(whom)s")
-        parts.append(words % {"rate": rate, "whom": who})
+        who = key_label(given.get("key"), "".join(places[:1]))
+        words = _("%(rate)s for %(client)s") if given.get("key") == ALL_CALLERS else _("%(rate)s per %(client)s")
+        parts.append(words % {"rate": rate, "client": who})
     parts += [_(row.words) % given for option, row in OPTIONS.items() if row.words and given.get(option)]
     parts += [
         _("%(rate)s for %(group)s") % {**tier, "rate": rate_words(tier["rate"])} for tier in given.get("tiers") or ()

@@ -187,14 +187,14 @@ class OverrideCache:
             return _NOBODY
         return KnownOverrides(tuple([(ref, self._known.get(ref.digest) or self.NOTHING) for ref in subjects]))
 
-    def get_each(self, whose: Sequence[Sequence[SubjectRef]]) -> tuple[list[KnownOverrides], Sequence[Subject]]:
+    def get_each(self, groups: Sequence[Sequence[SubjectRef]]) -> tuple[list[KnownOverrides], Sequence[Subject]]:
         """The same for several, by one reading: the known overrides of each, and the subjects of the call that uses
         them."""
-        if not any(whose):
-            return [_NOBODY] * len(whose), ()
-        known = self.get_many(tuple(dict.fromkeys(ref for refs in whose for ref in refs)))
+        if not any(groups):
+            return [_NOBODY] * len(groups), ()
+        known = self.get_many(tuple(dict.fromkeys(ref for refs in groups for ref in refs)))
         records = dict(known.records)
-        each = [KnownOverrides(tuple([(ref, records[ref]) for ref in refs])) for refs in whose]
+        each = [KnownOverrides(tuple([(ref, records[ref]) for ref in refs])) for refs in groups]
         return each, known.call_subjects()
 
     def put_many(self, digests: Sequence[bytes], records: Sequence[bytes | None]) -> None:

@@ -245,7 +245,7 @@ class Link:
 
     async def _reply(self) -> Any:
         try:
-            # redis-py would close it with a TLS farewell, for which an event loop that ends has no time. `close` aborts.
+            # redis-py would wait for the server to end TLS, which an event loop that ends does not. `close` aborts.
             return await self._connection.read_response(disable_decoding=True, disconnect_on_error=False)
         except ResponseError as error:
             return error

@@ -125,23 +125,23 @@ def client_digests(charges: Sequence[PlannedCharge], secrets: Sequence[str | byt
             counted.append((planned.banned, planned.charge.ban_digest))
         for identity, client in counted:
             identity = original(identity)
-            if not is_nobody(identity):
+            if not is_unknown(identity):
                 clients[client] = None
                 clients |= dict.fromkeys(digest(identity, secret) for secret in earlier)
     return [digest(client_identity(client.decode()), secret) for client in clients for secret in secrets]
 
 
-def is_nobody(identity: Identity) -> bool:
+def is_unknown(identity: Identity) -> bool:
     """Whether an identity is shared: by all callers, by all requests for a path, or by all that lack the value that the
     key reads.
 
-    >>> is_nobody(("user", None)), is_nobody((("ip", "192.0.2.1"), ("path", "/")))
+    >>> is_unknown(("user", None)), is_unknown((("ip", "192.0.2.1"), ("path", "/")))
     (True, False)
     """
     if not isinstance(identity, tuple) or not identity:
         return identity is None
     if isinstance(identity[0], tuple):
-        return all(map(is_nobody, identity))
+        return all(map(is_unknown, identity))
     return identity[-1] is None or identity[0] in ("path", "route")
 
 

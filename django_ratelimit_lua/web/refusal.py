@@ -126,8 +126,8 @@ class Refusal(ErrorDetails):
             return "" if self.message else _("You are blocked.")
         if self.banned_until:
             until = f"{self.decision.banned_until:%Y-%m-%d %H:%M:%S} UTC"
-            told = {"until": until, "in_time": in_time(self.retry_after or 1)}
-            return _("You are banned until %(until)s. Try again %(in_time)s.") % told
+            words = {"until": until, "in_time": in_time(self.retry_after or 1)}
+            return _("You are banned until %(until)s. Try again %(in_time)s.") % words
         if self.retry_after is not None:
             return _("Try again %(in_time)s.") % {"in_time": in_time(self.retry_after)}
         return {

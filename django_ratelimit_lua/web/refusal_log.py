@@ -56,7 +56,7 @@ class RefusalLog:
         left_out = self.left_out(limit, decision.identity, time.monotonic())
         if left_out is None:
             return
-        told = {
+        details = {
             "limit": limit,
             "rule": rule,
             "identity": decision.identity[:8].decode(),
@@ -70,8 +70,8 @@ class RefusalLog:
         logger.warning(
             "Refused by %(limit)s (rule: %(rule)s): %(method)s %(path)s of %(client)s, identity %(identity)s, "
             "reference %(reference)s; left out before: %(left_out)s",
-            told,
-            extra=told,
+            details,
+            extra=details,
         )
 
     def write_wrong_token(self, request: HttpRequest, token_digest: str, charge: Charge) -> None:
@@ -81,11 +81,11 @@ class RefusalLog:
         left_out = self.left_out(charge.limit.name, charge.digest, time.monotonic())
         if left_out is None:
             return
-        told = {"client": _masked_address(request), "token": token_digest[:8], "left_out": left_out}
+        details = {"client": _masked_address(request), "token": token_digest[:8], "left_out": left_out}
         logger.warning(
             "Wrong token for the gateway from %(client)s, digest %(token)s; left out before: %(left_out)s",
-            told,
-            extra=told,
+            details,
+            extra=details,
         )
 
     def left_out(self, limit: str, identity: bytes, now: float) -> int | None:

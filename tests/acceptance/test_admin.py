@@ -362,7 +362,7 @@ def test_the_form_finds_users_and_rules(operator: Client) -> None:
     }
     assert operator.get("/admin/autocomplete/", query).json()["results"] == [{"id": str(user.pk), "text": "lovelace"}]
     operator.post(f"{OVERRIDES}add/", {"user": user.pk, "effect": "exempt", "period": 1, "unit": "m"})
-    assert RateLimitOverride.objects.get().whom() == "user lovelace"
+    assert RateLimitOverride.objects.get().client() == "user lovelace"
 
 
 def test_the_inspector_shows_and_acts(operator: Client) -> None:

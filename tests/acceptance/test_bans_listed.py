@@ -29,8 +29,8 @@ from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.models.audit import acting
 from django_ratelimit_lua.operations.bans import ActiveBan, active_bans, lift_bans, number_of_bans
-from django_ratelimit_lua.operations.described import build_request
 from django_ratelimit_lua.operations.explain import explain
+from django_ratelimit_lua.operations.request_builder import build_request
 from django_ratelimit_lua.operations.rules_yaml import export, plan
 from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until

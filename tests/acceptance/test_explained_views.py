@@ -30,8 +30,8 @@ from rest_framework.viewsets import ViewSet
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.operations.call_sites import call_sites_of
-from django_ratelimit_lua.operations.described import build_request
 from django_ratelimit_lua.operations.explain import explain, reset
+from django_ratelimit_lua.operations.request_builder import build_request
 from django_ratelimit_lua.rules.stacks import on_view
 from django_ratelimit_lua.throttling import AnonRateThrottle, RuleThrottle, ScopedRateThrottle, UserRateThrottle
 

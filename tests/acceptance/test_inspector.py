@@ -46,15 +46,15 @@ def text_of(response: Any) -> str:
     return unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page)))
 
 
-def shown(operator: Client, asked: dict[str, Any]) -> str:
-    response = operator.get(INSPECTOR, asked)
+def shown(operator: Client, description: dict[str, Any]) -> str:
+    response = operator.get(INSPECTOR, description)
     assert response.status_code == 200
     return text_of(response)
 
 
-def pressed(operator: Client, asked: dict[str, Any], **buttons: str) -> str:
+def pressed(operator: Client, description: dict[str, Any], **buttons: str) -> str:
     """What the page says after a button."""
-    return text_of(operator.post(f"{INSPECTOR}?{urlencode(asked)}", buttons, follow=True))
+    return text_of(operator.post(f"{INSPECTOR}?{urlencode(description)}", buttons, follow=True))
 
 
 def post(username: str = "ada", address: str = ADDRESS, **meta: Any) -> int:
@@ -66,14 +66,18 @@ def test_what_was_used_up_is_shown_and_what_is_reset_goes(name: str, operator: C
     """Of what was explained: real requests until one is refused, the page, its button, and the real request again."""
     User.objects.create(username="ada")
     case = VIEWS[name]
-    asked: dict[str, Any] = {"path": f"/{case.path or name + '/'}", "method": case.method.upper(), "address": ADDRESS}
-    asked |= dict(case.fields)
-    assert ALLOWED in shown(operator, asked)
+    description: dict[str, Any] = {
+        "path": f"/{case.path or name + '/'}",
+        "method": case.method.upper(),
+        "address": ADDRESS,
+    }
+    description |= dict(case.fields)
+    assert ALLOWED in shown(operator, description)
     assert 429 in [explained.visit(case, name) for _ in range(3)]
-    page = shown(operator, asked)
+    page = shown(operator, description)
     assert REFUSED in page
     assert "Refused; allowed again: in" in page
-    page = pressed(operator, asked, action="reset")
+    page = pressed(operator, description, action="reset")
     assert "Counts are reset: " in page
     assert ALLOWED in page
     assert explained.visit(case, name) == 200
@@ -107,12 +111,16 @@ def test_a_locked_out_customer_is_let_in(operator: Client) -> None:
 
 def test_a_link_shows_the_same_request(operator: Client) -> None:
     """After a button, the address of the page has what was entered, and nothing else."""
-    asked = {**POSTED, "header": "X-API-Key: k", "post": "username=ada\r\nq=1", "json": "", "host": "one.example"}
-    response = operator.post(INSPECTOR, {**asked, "action": "reset"})
+    description = {**POSTED, "header": "X-API-Key: k", "post": "username=ada\r\nq=1", "json": "", "host": "one.example"}
+    response = operator.post(INSPECTOR, {**description, "action": "reset"})
     assert response.status_code == 302
     page = operator.get(response["Location"])
-    assert page.context["form"].asked.fields == [("post:username", "ada"), ("post:q", "1"), ("header:X-API-Key", "k")]
-    assert page.context["form"].asked.host == "one.example"
+    assert page.context["form"].description.fields == [
+        ("post:username", "ada"),
+        ("post:q", "1"),
+        ("header:X-API-Key", "k"),
+    ]
+    assert page.context["form"].description.host == "one.example"
     assert "csrf" not in response["Location"]
     assert operator.get(INSPECTOR).status_code == 200
 
@@ -123,69 +131,72 @@ def test_an_exemption_shows_which_limits_it_applies_to(operator: Client) -> None
     User.objects.create(username="ada")
     RateLimitRule.objects.create(name="site", path="/posted/", key="user_or_ip", limit=100, unit="h")
     assert [post() for _ in range(3)] == [200, 200, 429]
-    asked = {**POSTED, "user": "ada", "post": "username=ada"}
-    page = pressed(operator, asked, action="exempt", subject="user", duration="3600")
+    description = {**POSTED, "user": "ada", "post": "username=ada"}
+    page = pressed(operator, description, action="exempt", subject="user", duration="3600")
     assert "User ada is exempt for 1 hour." in page
     assert "This holds only while user ada is logged in, not at a login form." in page
     assert post() == 429
-    asked = {**POSTED, "post": "username=ada"}
-    page = pressed(operator, asked, action="exempt", subject="post:username", duration="3600")
+    description = {**POSTED, "post": "username=ada"}
+    page = pressed(operator, description, action="exempt", subject="post:username", duration="3600")
     assert "Form field username = ada is exempt for 1 hour." in page
     assert "This holds only" not in page
     assert ALLOWED in page
     assert post() == 200
     RateLimitOverride.objects.all().delete()
-    page = pressed(operator, asked, action="exempt:site", subject="address", duration="3600")
-    assert [met.name for met in operator.get(INSPECTOR, asked).context["found"].met if met.override] == ["site"]
+    page = pressed(operator, description, action="exempt:site", subject="address", duration="3600")
+    assert [met.name for met in operator.get(INSPECTOR, description).context["found"].met if met.override] == ["site"]
 
 
 def test_blocks_and_exemptions_for_good_are_confirmed(operator: Client) -> None:
     """Nothing is done before; then it is done for as long as it says, and can be ended on the page."""
-    asked = {**POSTED, "address": "203.0.113.0/24", "post": "username=ada"}
+    description = {**POSTED, "address": "203.0.113.0/24", "post": "username=ada"}
     for action, duration, words in (
         ("block", "3600", "Block 203.0.113.0/24 for 1 hour?"),
         ("block", "", "Block 203.0.113.0/24 for good?"),
         ("exempt", "", "Exempt 203.0.113.0/24 for good?"),
     ):
-        page = pressed(operator, asked, action=action, subject="address", duration=duration)
+        page = pressed(operator, description, action=action, subject="address", duration=duration)
         assert words in page
         assert not RateLimitOverride.objects.exists()
     block = {"action": "block", "subject": "address", "confirm": "yes"}
-    page = pressed(operator, asked, **block)
+    page = pressed(operator, description, **block)
     assert "203.0.113.0/24 is blocked for 1 hour." in page
     assert REFUSED in page
     assert (post(), post(address="203.0.114.9")) == (429, 200)
     override = RateLimitOverride.objects.get()
     assert 3590 < (override.ends - override.created_at).total_seconds() < 3610
-    page = pressed(operator, asked, action=f"end:{override.pk}")
+    page = pressed(operator, description, action=f"end:{override.pk}")
     assert "Ended: 203.0.113.0/24." in page
     assert ALLOWED in page
     assert post() == 200
-    assert "has ended already" in pressed(operator, asked, action=f"end:{override.pk}")
-    pressed(operator, asked, **block, duration="")
+    assert "has ended already" in pressed(operator, description, action=f"end:{override.pk}")
+    pressed(operator, description, **block, duration="")
     assert RateLimitOverride.objects.lasting().get().ends is None
-    pressed(operator, asked, action="exempt", subject="address", duration="", confirm="yes")
+    pressed(operator, description, action="exempt", subject="address", duration="", confirm="yes")
     assert RateLimitOverride.objects.lasting().filter(effect="exempt").get().ends is None
 
 
 def test_what_is_about_everybody_has_to_be_confirmed(operator: Client) -> None:
     """A large part of the internet, also if it is exempt for an hour only."""
-    asked, button = {**POSTED, "address": "0.0.0.0/0"}, {"action": "exempt", "subject": "address", "duration": "3600"}
-    page = pressed(operator, asked, **button)
+    description, button = (
+        {**POSTED, "address": "0.0.0.0/0"},
+        {"action": "exempt", "subject": "address", "duration": "3600"},
+    )
+    page = pressed(operator, description, **button)
     assert "Exempt 0.0.0.0/0 for 1 hour?" in page
     assert "is a large part of the whole" in page
     assert not RateLimitOverride.objects.exists()
-    assert "is exempt for 1 hour" in pressed(operator, asked, **button, confirm="yes")
+    assert "is exempt for 1 hour" in pressed(operator, description, **button, confirm="yes")
     page = pressed(operator, {**POSTED, "address": "::/1"}, action="block", subject="address")
     assert "“::/1” is a large part of the whole" in page
 
 
 def test_who_the_refusing_limit_counts_is_chosen_already(operator: Client) -> None:
     """Two quick clicks free one customer, and not the whole office."""
-    asked = {**POSTED, "post": "username=ada"}
-    assert '<option value="address">203.0.113.9' in operator.get(INSPECTOR, asked).content.decode()
+    description = {**POSTED, "post": "username=ada"}
+    assert '<option value="address">203.0.113.9' in operator.get(INSPECTOR, description).content.decode()
     assert [post() for _ in range(3)] == [200, 200, 429]
-    page = operator.get(INSPECTOR, asked).content.decode()
+    page = operator.get(INSPECTOR, description).content.decode()
     chosen = re.findall(r'<option value="([^"]*)" selected>', page)
     assert "ip+post:username" in chosen
     assert "address" not in chosen
@@ -193,21 +204,21 @@ def test_who_the_refusing_limit_counts_is_chosen_already(operator: Client) -> No
 
 def test_a_value_that_is_not_kept_may_have_a_label(operator: Client) -> None:
     """It goes through the question, and stands in the list; an address needs none."""
-    asked = {**POSTED, "post": "username=ada"}
-    assert 'name="label"' in operator.get(INSPECTOR, asked).content.decode()
+    description = {**POSTED, "post": "username=ada"}
+    assert 'name="label"' in operator.get(INSPECTOR, description).content.decode()
     button = {"action": "block", "subject": "post:username", "label": " the partner "}
-    page = operator.post(f"{INSPECTOR}?{urlencode(asked)}", button).content.decode()
+    page = operator.post(f"{INSPECTOR}?{urlencode(description)}", button).content.decode()
     assert '<input type="hidden" name="label" value="the partner">' in page
-    pressed(operator, asked, **button, confirm="yes")
+    pressed(operator, description, **button, confirm="yes")
     assert str(RateLimitOverride.objects.get()) == "post:username (the partner)"
     assert 'name="label"' not in operator.get(INSPECTOR, {"path": "/ok/", "address": ADDRESS}).content.decode()
 
 
 def test_nobody_blocks_themselves(operator: Client) -> None:
     """By user, by address, or by a network around it."""
-    asked = {"path": "/ok/", "user": "grace", "address": "198.51.100.0/24"}
+    description = {"path": "/ok/", "user": "grace", "address": "198.51.100.0/24"}
     for subject in ("user", "address"):
-        page = pressed(operator, asked, action="block", subject=subject, confirm="yes")
+        page = pressed(operator, description, action="block", subject=subject, confirm="yes")
         assert "you would lock yourself out" in page
     assert not RateLimitOverride.objects.exists()
 
@@ -256,10 +267,10 @@ def test_what_is_done_is_in_the_log(operator: Client) -> None:
     """Overrides, ends of overrides and resets of rules, by whom."""
     RateLimitRule.objects.create(name="site", path="/ok/", key="ip", limit=1, unit="h")
     Client(REMOTE_ADDR=ADDRESS).get("/ok/")
-    asked = {"path": "/ok/", "address": ADDRESS}
-    pressed(operator, asked, action="reset:site")
-    pressed(operator, asked, action="block", subject="address", confirm="yes")
-    pressed(operator, asked, action=f"end:{RateLimitOverride.objects.get().pk}")
+    description = {"path": "/ok/", "address": ADDRESS}
+    pressed(operator, description, action="reset:site")
+    pressed(operator, description, action="block", subject="address", confirm="yes")
+    pressed(operator, description, action=f"end:{RateLimitOverride.objects.get().pk}")
     messages = [(entry.user.username, entry.change_message) for entry in LogEntry.objects.order_by("pk")]
     assert messages == [
         ("grace", "Reset counts in the inspector."), ("grace", "From the inspector."), ("grace", "Ended."),
@@ -295,7 +306,7 @@ def test_of_a_network_all_overrides_are_shown_that_are_about_it(operator: Client
     assert "its first address is looked at: 203.0.113.0" in page
     told = [
         "About a larger network: 203.0.112.0/20",
-        "All of 203.0.113.0/24 is blocked, but",
+        "All of 203.0.113.0/24 is blocked, except",
         "About a part of it: 203.0.113.9",
     ]
     assert [words for words in told if words not in page] == []

@@ -312,7 +312,7 @@ def test_a_form_keeps_no_value_and_refuses_to_overwrite_what_was_changed_meanwhi
     edited["version"] = operator.get(page).context["adminform"].form.initial["version"]
     assert operator.post(page, edited).status_code == 302
     row.refresh_from_db()
-    assert row.whom() == "post:username (quiet)"
+    assert row.client() == "post:username (quiet)"
     assert [post("/free/", username=name) for name in ("ada", "bob")] == [200, 429]
 
 

@@ -26,9 +26,9 @@ from rest_framework.views import APIView
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations import BadReferenceError, OpenedReference, open_reference
-from django_ratelimit_lua.operations.described import build_request
 from django_ratelimit_lua.operations.explain import explain
 from django_ratelimit_lua.operations.identity import explain_identity
+from django_ratelimit_lua.operations.request_builder import build_request
 from django_ratelimit_lua.throttling import ScopedRateThrottle, UserRateThrottle
 from tests.server import url
 from tests.worker import Worker, migrated

@@ -25,8 +25,8 @@ from django_ratelimit_lua.identity.keys import Key, compile_key, registered_keys
 from django_ratelimit_lua.identity.names import shown
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule, RateLimitTier
 from django_ratelimit_lua.operations import forgetting
-from django_ratelimit_lua.operations.described import build_request
 from django_ratelimit_lua.operations.explain import explain
+from django_ratelimit_lua.operations.request_builder import build_request
 from django_ratelimit_lua.operations.rules_yaml import export, plan
 from tests.acceptance.test_admin import RULES, errors, given
 from tests.acceptance.test_forget import traces

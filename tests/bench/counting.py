@@ -45,9 +45,9 @@ def counting() -> None:
     taken: dict[str, list[float]] = {way: [] for way in ways}
     hooks = list(decision_hooks)
     for round_number in range(ROUNDS + 1):
-        for way, (is_counted, is_told) in ways.items():
+        for way, (is_counted, reports) in ways.items():
             decision_hooks[:] = hooks if is_counted else []
-            vars(settings).update(OPENTELEMETRY=is_told)
+            vars(settings).update(OPENTELEMETRY=reports)
             recorder._is_awaited = True  # No thread writes meanwhile, in whosever turn.
             began = time.process_time()
             for number in range(HITS):

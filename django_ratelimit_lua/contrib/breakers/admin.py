@@ -23,7 +23,7 @@ from ...admin.pages import page_response
 from ...admin.times import moment_element
 from ...limits.rate import time_text, time_us
 from ...models.audit import acting
-from ...operations.words import number_words
+from ...operations.formatting import number_words
 from ...web.durations import duration_words
 from .document import notices
 from .models import RateLimitBreaker
@@ -157,11 +157,11 @@ class BreakerAdmin(ActingAdmin):
         """All breakers, as they are now."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        told = [_shown(state) for state in breakers()]
+        rows = [_shown(state) for state in breakers()]
         context = {
             "title": capfirst(str(self.opts.verbose_name_plural)),
-            "breakers": told,
-            "is_known": all(one["of"].state for one in told),
+            "breakers": rows,
+            "is_known": all(one["of"].state for one in rows),
             "has_add_permission": self.has_add_permission(request),
         }
         return page_response(self, request, "overview.html", context)

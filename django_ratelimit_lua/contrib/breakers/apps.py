@@ -12,7 +12,7 @@ from ...extension import Document, Extension, Finding, Metric, register
 from .circuits import circuits
 from .exceptions import CircuitOpen
 from .gauges import METRICS
-from .reduced import ReducedCapacity
+from .responses import ReducedCapacity
 from .rows import BreakerRow, read_rows
 
 

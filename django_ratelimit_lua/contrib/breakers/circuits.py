@@ -491,7 +491,7 @@ def _signal(name: str, event: Event, seconds: float, *, shared: bool) -> Waiting
     signal = SIGNALS.get(event.name)
     if signal is None:
         return
-    told: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "breaker": name, "calls": event.calls, "failures": event.failures, "slow": event.slow,
         "reason": event.reason, "seconds": seconds, "shared": shared,
     }  # fmt: skip
@@ -500,7 +500,7 @@ def _signal(name: str, event: Event, seconds: float, *, shared: bool) -> Waiting
         level, "The breaker %r %s: %d calls, %d failures, %d slow%s", name, event.name.replace("_", "-"),
         event.calls, event.failures, event.slow, f" ({event.reason})" if event.reason else "",
     )  # fmt: skip
-    yield Wait(partial(signal.send_robust, Circuit, **told), partial(signal.asend_robust, Circuit, **told))
+    yield Wait(partial(signal.send_robust, Circuit, **arguments), partial(signal.asend_robust, Circuit, **arguments))
 
 
 class Circuits:

@@ -12,7 +12,7 @@ from ...identity.request_state import plain
 from ...rules.fallbacks import NO_FALLBACK, async_mismatch
 from .breaker import CircuitBreaker, instead_of, mark
 from .exceptions import CircuitOpen
-from .reduced import areduced_capacity, reduced_capacity
+from .responses import areduced_capacity, reduced_capacity
 from .rows import BreakerError
 
 View = TypeVar("View", bound=Callable[..., Any])

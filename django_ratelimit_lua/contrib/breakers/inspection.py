@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ...extension import Finding
-from ...operations.words import moment_words, share_words
+from ...operations.formatting import moment_words, share_words
 from ...rules.stacks import Mark
 from ...web.durations import duration_words
 from .breaker import Instead

@@ -25,9 +25,9 @@ from ...web.plan import Place, RequestPlanner
 from ...web.responses import brief_refusal
 from .answer import Answer
 from .conf import settings as gateway_settings
-from .proxied import rules_at
+from .described_request import DescribedRequest, Meta, described, is_believed, meta_of
+from .proxy_rules import rules_at
 from .users import load_user
-from .vouched import DescribedRequest, Meta, described, is_believed, meta_of
 
 BODY_HEADER = "X-RateLimit-Body"
 """The body of a refusal once more, for nginx, which throws away that of a sub-request."""

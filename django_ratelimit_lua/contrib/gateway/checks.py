@@ -20,7 +20,7 @@ from ...rules.rule import Rule, RuleError
 from ...rules.ruleset import settings_rules
 from .conf import settings
 from .descriptors import WORD
-from .proxied import lacking
+from .proxy_rules import lacking
 
 NO_GRPC = Problem(Warning, "W017", "Install django-ratelimit-lua[grpc].")
 NO_GATEWAY = Problem(

@@ -28,12 +28,12 @@ from ...publishing.publish import DatabaseErrand, primary
 from ...rules.exempt import ratelimit_exempt
 from ...rules.provider import current
 from .answer import Answer
-from .asked import MAX_BYTES, Asked, read_asked
 from .clients import clients_of
+from .decide_planner import Caller, DecidePlanner, unauthorised
+from .decide_request import MAX_BYTES, DecideRequest, read_decide_request
+from .described_request import Meta
 from .models import RateLimitClient, token_digest
-from .planned import AskedPlanner, Caller, unauthorised
 from .problems import ProblemError
-from .vouched import Meta
 
 NOTE_SECONDS = 60
 """How often it is written down, by each process, that a token was used."""
@@ -70,8 +70,8 @@ async def answer_decide(method: str, meta: Meta, body: bytes, gone: Gone | None 
         # A client without rights learns nothing about the body. The decision checks again that it has them.
         ruleset = current()
         if ruleset is None or caller.client not in clients_of(ruleset):
-            await AskedPlanner(caller, Asked("peek", ())).decided()
-        asked = read_asked(body)
+            await DecidePlanner(caller, DecideRequest("peek", ())).decided()
+        asked = read_decide_request(body)
         if asked.operation == "release":
             answer = await _released(caller, asked)
         elif asked.together:
@@ -84,19 +84,19 @@ async def answer_decide(method: str, meta: Meta, body: bytes, gone: Gone | None 
     return Answer(200, _HEADERS, json.dumps(answer).encode())
 
 
-async def _together(caller: Caller, asked: Asked, gone: Gone | None) -> dict[str, Any]:
-    planner = AskedPlanner(caller, asked)
+async def _together(caller: Caller, asked: DecideRequest, gone: Gone | None) -> dict[str, Any]:
+    planner = DecidePlanner(caller, asked)
     outcome = await planner.decided()
     if asked.operation == "acquire" and outcome.decision and outcome.decision.wait > 0:
         await _turn(outcome, gone)
     return planner.answer(outcome)
 
 
-async def _apart(caller: Caller, asked: Asked, gone: Gone | None) -> dict[str, Any]:
+async def _apart(caller: Caller, asked: DecideRequest, gone: Gone | None) -> dict[str, Any]:
     """Each charge for itself; but what may not be asked at all is found out before any of them is made."""
     alone = [asked._replace(charges=(charge,)) for charge in asked.charges]
     for each in alone:
-        await AskedPlanner(caller, each).check()
+        await DecidePlanner(caller, each).check()
     answers = await asyncio.gather(*[_together(caller, each, gone) for each in alone])
     decisions = [
         {**decision, "slot": each["slot"]} if "slot" in each else decision
@@ -120,8 +120,8 @@ async def _turn(outcome: Outcome, gone: Gone | None) -> None:
             await turn
 
 
-async def _released(caller: Caller, asked: Asked) -> dict[str, Any]:
-    outcome = await AskedPlanner(caller, asked).decided()  # Only those of limits that it may use.
+async def _released(caller: Caller, asked: DecideRequest) -> dict[str, Any]:
+    outcome = await DecidePlanner(caller, asked).decided()  # Only those of limits that it may use.
     charges = [planned.charge for planned in outcome.planned if planned.charge.limit.holds]
     if not charges and conf.ENABLE:
         raise ProblemError(422, "None of these limits has slots.")

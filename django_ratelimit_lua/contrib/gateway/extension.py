@@ -12,7 +12,7 @@ from . import checks as checks
 from .clients import read_clients
 from .descriptors import DESCRIPTOR
 from .models import RateLimitClient
-from .proxied import lacking
+from .proxy_rules import lacking
 
 
 class GatewayExtension(Extension):

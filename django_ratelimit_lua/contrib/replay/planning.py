@@ -41,7 +41,7 @@ class LineCharge(NamedTuple):
 
     rule: Rule
     charges: Sequence[Charge]
-    whom: str
+    client: str
 
 
 class LinePlanner:
@@ -164,9 +164,9 @@ def _reads(rule: Rule, knows: frozenset[str]) -> Callable[[LogLine], tuple[str |
     """A function that reads the few values of a line on which the identity depends; None if they are not few."""
     fields = ["user", "address", "forwarded"]
     for part in rule.key.name.split("+") if rule.key is not None else ("",):
-        told = _SEEN_IN_LOGS.get(part.removeprefix(EXACT).removeprefix("header:").lower())
-        if told is not None and "headers" not in knows:
-            fields.append(told)
+        field = _SEEN_IN_LOGS.get(part.removeprefix(EXACT).removeprefix("header:").lower())
+        if field is not None and "headers" not in knows:
+            fields.append(field)
         elif part not in _BY_CLIENT:
             return None
     return attrgetter(*fields)
@@ -221,8 +221,8 @@ def _why_unknown(part: str, knows: frozenset[str]) -> str:
         return _("it counts by %(part)s, which no log has") % {"part": part}
     if kind != "header" or "headers" in knows:
         return ""
-    told = _SEEN_IN_LOGS.get(name.lower())
-    if told in knows:
+    field = _SEEN_IN_LOGS.get(name.lower())
+    if field in knows:
         return ""
     return _("it counts by %(part)s, which this log does not have") % {"part": part}
 

@@ -13,8 +13,8 @@ from ...limits.rate import SECOND
 from ...operations.curve import Curve
 from ...rules.rule import Rule
 from .formats import LogLine, excerpt
-from .places import RefusalCounter, why_no_curve
 from .planning import LineCharge
+from .refusal_counter import RefusalCounter, why_no_curve
 
 TOO_MANY = 429
 MINUTE = 60 * SECOND
@@ -27,7 +27,7 @@ MAX_KEPT_LENGTH = 512
 class Offender(NamedTuple):
     """Whom a rule refused, how often, and by which user agents: the first, each with a count."""
 
-    whom: str
+    client: str
     refused: int
     agents: dict[str, int]
 
@@ -92,19 +92,19 @@ class Tally:
         if refused:
             self.refused += 1
             self.refused_both += was_refused
-            self._refuse(digest, charged.whom, line.agent)
+            self._refuse(digest, charged.client, line.agent)
         if self._counter is not None and not self._counter.add(digest, moment):
             self._counter = None
             self.why_no_curve = _("too many requests count at once, and a curve of them would take too much memory")
 
-    def _refuse(self, digest: bytes, whom: str, agent: str | None) -> None:
+    def _refuse(self, digest: bytes, client: str, agent: str | None) -> None:
         known = self._offenders.get(digest)
         agents = {} if known is None else known.agents
         agent = None if agent is None else excerpt(agent, MAX_KEPT_LENGTH)
         if agent is not None and (agent in agents or len(agents) < MAX_AGENTS):
             agents[agent] = agents.get(agent, 0) + 1
         self._offenders[digest] = Offender(
-            excerpt(whom, MAX_KEPT_LENGTH), 1 if known is None else known.refused + 1, agents
+            excerpt(client, MAX_KEPT_LENGTH), 1 if known is None else known.refused + 1, agents
         )
 
     def expect(self, charged: LineCharge, *, draws: bool) -> None:
@@ -124,7 +124,7 @@ class Tally:
 
     def most_refused(self, most: int) -> list[Offender]:
         """The identities with most refusals, in alphabetical order for ties."""
-        return sorted(self._offenders.values(), key=lambda one: (-one.refused, one.whom))[:most]
+        return sorted(self._offenders.values(), key=lambda one: (-one.refused, one.client))[:most]
 
     def curve(self) -> Curve | None:
         """The refusal curve, if one was counted."""

@@ -29,9 +29,9 @@ from ...limits.rate import Rate
 from ...models import RateLimitChange
 from ...operations.call_sites import call_sites_of
 from ...operations.curve import Curve, plot_curve, scale
+from ...operations.formatting import between_words, clients_words, moment_words, number_words, readable, share_words
 from ...operations.health import Health, health
 from ...operations.plot import Mark, Plot, labels, largest, ticks
-from ...operations.words import between_words, clients_words, moment_words, number_words, readable, share_words
 from .core_pages import VIEW
 from .report import (  # fmt: skip
     PERIODS,
@@ -362,29 +362,29 @@ def _chart(page: Report, hovers: Sequence[str], marks: Sequence[Mark], words: st
 
 def _shown_curve(place: int, shown: Curve, page: Report, asked: str, form_url: str) -> dict[str, Any]:
     """A refusal curve for the template."""
-    told = curve_members(shown)
-    points = told["points"]
+    curve = curve_members(shown)
+    points = curve["points"]
     top = points[-1]["limit"]
     chosen = top if shown.today is None else shown.today
     if asked.isascii() and asked.isdecimal() and len(asked) < 14:
         chosen = min(int(asked), top)
     at = [point for point in points if point["limit"] <= chosen][-1]
-    drawn = plot_curve(shown.points(), shown.requests, shown.people, told["per"], today=shown.today)
+    drawn = plot_curve(shown.points(), shown.requests, shown.people, curve["per"], today=shown.today)
     drawn.marks = [*drawn.marks, Mark(scale(chosen, top), kind="chosen")]
     if shown.is_burst:
         drawn.axis = _("burst")
     return {
         "place": place,
-        "told": told,
+        "members": curve,
         "svg": drawn.svg(),
         "chosen": chosen,
-        "at": _point_words(at, told),
+        "at": _point_words(at, curve),
         "others": _others_words(shown),
         "field": f"limit{place}",
         "top": top,
-        "form_url": form_url and f"{form_url}{_fills_in(told, page)}",
+        "form_url": form_url and f"{form_url}{_fills_in(curve, page)}",
         "points": [
-            {**point, "x": drawn.x(scale(point["limit"], top)), "words": _point_words(point, told)} for point in points
+            {**point, "x": drawn.x(scale(point["limit"], top)), "words": _point_words(point, curve)} for point in points
         ],
         "rows": [
             (number_words(point["limit"]), _range_words(point["requests"]), _range_words(point["people"]))
@@ -418,32 +418,32 @@ def _range_words(bounds: Sequence[int]) -> str:
     return most if least == most else _("%(least)s to %(most)s") % {"least": least, "most": most}
 
 
-def _point_words(point: Mapping[str, Any], told: Mapping[str, Any]) -> str:
+def _point_words(point: Mapping[str, Any], curve: Mapping[str, Any]) -> str:
     """The refusals that a limit would have made, in a sentence."""
-    if told["of"] == "burst":
+    if curve["of"] == "burst":
         intro = _("A burst of %(limit)s, at the same rate, would have refused")
     else:
         intro = _("%(limit)s per %(per)s would have refused")
     rest = _("%(requests)s requests of %(all_requests)s, and %(people)s clients of %(all_people)s.")
-    requests, all_people = _range_words(point["requests"]), number_words(told["people"])
+    requests, all_people = _range_words(point["requests"]), number_words(curve["people"])
     values = {
         "limit": number_words(point["limit"]),
-        "per": told["per"],
-        "requests": requests if told["is_exact"] else f"{_('at most')} {requests}",
-        "all_requests": number_words(told["requests"]),
+        "per": curve["per"],
+        "requests": requests if curve["is_exact"] else f"{_('at most')} {requests}",
+        "all_requests": number_words(curve["requests"]),
         "people": _range_words(point["people"]),
-        "all_people": _("about %(number)s") % {"number": all_people} if told["people_are_estimated"] else all_people,
+        "all_people": _("about %(number)s") % {"number": all_people} if curve["people_are_estimated"] else all_people,
     }
     return f"{intro} {rest}" % values
 
 
-def _fills_in(told: Mapping[str, Any], page: Report) -> str:
+def _fills_in(curve: Mapping[str, Any], page: Report) -> str:
     """The query for the form, up to the number: see `limits.filled_in`."""
-    if told["of"] == "burst":
+    if curve["of"] == "burst":
         return "burst="
-    first = page.limits[0].rate.period if page.limits else told["period_seconds"]
-    if told["period_seconds"] != first:
-        return urlencode({"further": Rate.parse((1, told["period_seconds"])).per}) + "&further_limit="
+    first = page.limits[0].rate.period if page.limits else curve["period_seconds"]
+    if curve["period_seconds"] != first:
+        return urlencode({"further": Rate.parse((1, curve["period_seconds"])).per}) + "&further_limit="
     return "limit="
 
 

@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 from ...exceptions import StoreError
 from ...models import RateLimitRule
 from ...operations.explain import ExplainedLimit
-from ...operations.words import between_words, clients_words, moment_words, number_words, share_words
+from ...operations.formatting import between_words, clients_words, moment_words, number_words, share_words
 from .keys import DAY, HOUR
 from .reading import Span, history, known_names, shadow_numbers, totals_of
 from .report import last_days

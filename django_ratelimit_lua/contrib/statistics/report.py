@@ -26,8 +26,8 @@ from ...limits.rate import Rate
 from ...models import RateLimitChange, RateLimitOverride, RateLimitRule
 from ...operations.call_sites import call_sites_of
 from ...operations.curve import Between, Curve
+from ...operations.formatting import number_words, share_words
 from ...operations.plot import sparkline
-from ...operations.words import number_words, share_words
 from ...publishing.publish import primary
 from ...rules.callsite import known_call_sites
 from ...rules.describe import period_words, reading

@@ -96,14 +96,14 @@ class Pending:
         for (command, (suffix, kept)), words in self.writes.items():
             keys.append(key_of(name, suffix))
             if command == b"meet":
-                told = list(words)
+                fields = list(words)
             elif command == b"mark":
-                told = [word for member, mark in words.items() for word in (b"%d" % mark, member)]
+                fields = [word for member, mark in words.items() for word in (b"%d" % mark, member)]
             elif command == b"add":
-                told = [word for field, number in words.items() for word in (field, b"%d" % number)]
+                fields = [word for field, number in words.items() for word in (field, b"%d" % number)]
             else:
-                told = [word for pair in words.items() for word in pair]
-            arguments += [command, b"%d" % kept, b"%d" % len(told), *told]
+                fields = [word for pair in words.items() for word in pair]
+            arguments += [command, b"%d" % kept, b"%d" % len(fields), *fields]
         return keys, arguments
 
 

@@ -29,7 +29,7 @@ def block(command: Printer, options: dict[str, Any]) -> None:
         raise CommandError(f"--rule {rule!r}: the admin has no rule of this name")
     seconds = None if options["for_good"] else seconds_of("--for", options["period"], "; or --for-good")
     override = subject.override("block", seconds, rule=named, reason=options["reason"])
-    warnings = [] if options["confirm"] else subject.surprises("block")
+    warnings = [] if options["confirm"] else subject.confirmations("block")
     if warnings:
         raise CommandError("\n".join([*warnings, "Nothing was blocked. Use --confirm to block anyway."]))
     (there,) = add([override])

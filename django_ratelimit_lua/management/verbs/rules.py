@@ -14,9 +14,9 @@ from ...exceptions import StoreError
 from ...limits.decision import LimitState
 from ...models import RateLimitRevision, RateLimitRule
 from ...operations import rules_yaml
+from ...operations.confirmations import changed_confirmations, changed_notices, enforcing
 from ...operations.explain import explain as explain_request
 from ...operations.reference import BadReferenceError, OpenedReference, open_reference
-from ...operations.surprises import changed_notices, changed_surprises, enforcing
 from ...publishing.publish import OwnerError, primary, publish
 from ...publishing.triggers import migration_problem
 from ...rules import provider
@@ -78,8 +78,8 @@ def explain(command: Printer, options: dict[str, Any]) -> None:
             skipped = "; skipped, as it does not fit this limit" if limit.is_skipped else ""
             command.say(f"    override {limit.override.pk} ({limit.override}): {effect}{skipped}")
         if limit.state is not None:
-            told = ", but the view decides" if limit.is_advice and not limit.state.allowed else ""
-            command.say(f"    {_words(limit.state)}{told}")
+            note = ", but the view decides" if limit.is_advice and not limit.state.allowed else ""
+            command.say(f"    {_words(limit.state)}{note}")
     for finding in explanation.findings:
         command.say(f"{finding.label.lower()} {finding.words}")
     for problem in explanation.problems:
@@ -158,7 +158,7 @@ def import_rules(command: Printer, options: dict[str, Any]) -> None:
     require_urlconf()
     text = _read(file)
     changes = rules_yaml.plan(text, _source(file))
-    warnings = [f"{name}: {line}" for name, lines in changed_surprises(changes).items() for line in lines]
+    warnings = [f"{name}: {line}" for name, lines in changed_confirmations(changes).items() for line in lines]
     if warnings and not (confirm or dry_run):
         raise CommandError("\n".join([*warnings, "Nothing was changed. Use --confirm to change it anyway."]))
     notices = [f"{name}: {line}" for name, lines in changed_notices(changes).items() for line in lines]

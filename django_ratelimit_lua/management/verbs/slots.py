@@ -41,9 +41,9 @@ def release(command: Printer, options: dict[str, Any]) -> None:
 
 def line(holder: Holder) -> str:
     """A slot on one line."""
-    whose = ", ".join(f"{kind} {value}".strip() for kind, value in holder.identity) or holder.digest[:8]
+    client = ", ".join(f"{kind} {value}".strip() for kind, value in holder.identity) or holder.digest[:8]
     seconds = max(0.0, time.time() - holder.since)
     return (
-        f"{holder.id[:12]}  {holder.limit} ({holder.units} of {holder.of})  {whose}  for {seconds:.0f} s  "
+        f"{holder.id[:12]}  {holder.limit} ({holder.units} of {holder.of})  {client}  for {seconds:.0f} s  "
         f"{holder.host}:{holder.pid}  {holder.what}"
     )

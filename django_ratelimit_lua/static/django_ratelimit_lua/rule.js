@@ -1,9 +1,9 @@
 "use strict";
-// The form of a rule: whom it counts in words, only the options that its algorithm takes, and what it takes the place of.
+// The form of a rule: what it counts by, in words, only the options that its algorithm takes, and what it takes the place of.
 document.addEventListener("DOMContentLoaded", () => {
   const field = (name) => document.getElementById(`id_${name}`);
 
-  // Beside the name: the limits of the code whose place the rule takes, while the name is typed.
+  // Beside the name: the limits in code that the rule replaces, while the name is typed.
   const note = document.querySelector("[data-call-site-url]");
   const name = field("name");
   if (note && name) {

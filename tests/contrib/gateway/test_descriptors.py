@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratelimit_lua.contrib.gateway.descriptors import DescriptorPattern, ValuePattern, rule_for
-from django_ratelimit_lua.contrib.gateway.envoy.question import Asked, DescribedRequest
+from django_ratelimit_lua.contrib.gateway.envoy.question import DescribedRequest, DescriptorCharge
 from django_ratelimit_lua.identity.keys import compile_key
 from django_ratelimit_lua.rules.describe import reading
 from django_ratelimit_lua.rules.rule import Rule, RuleError, compile_rule
@@ -142,7 +142,7 @@ def test_an_entry_has_the_value_of_a_key_of_the_site(settings: Any) -> None:
     settings.RATELIMIT_KEYS = {"tenant": lambda request: None}
     rule = {"name": "tenants", "descriptor": ["generic_key=api", "tenant"], "key": "tenant", "rate": "5/m"}
     assert met(rule, entries="generic_key=api,tenant=acme") == "tenants"
-    asked = Asked("edge", (("generic_key", "api"), ("tenant", "acme")))
+    asked = DescriptorCharge("edge", (("generic_key", "api"), ("tenant", "acme")))
     assert compile_key("tenant").read("", DescribedRequest(asked), None) == ("tenant", "acme")
     with pytest.raises(RuleError, match="needs an entry tenant"):
         compile_rule({**rule, "descriptor": ["generic_key=api"]})

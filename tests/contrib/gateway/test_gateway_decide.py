@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.contrib.gateway import asgi, asked
+from django_ratelimit_lua.contrib.gateway import asgi, decide_request
 from django_ratelimit_lua.contrib.gateway import decide as deciding
 from django_ratelimit_lua.contrib.gateway.asgi import application as alone
-from django_ratelimit_lua.contrib.gateway.asked import read_asked
 from django_ratelimit_lua.contrib.gateway.decide import noting
+from django_ratelimit_lua.contrib.gateway.decide_request import read_decide_request
 from django_ratelimit_lua.contrib.gateway.models import RateLimitClient, token_digest
 from django_ratelimit_lua.contrib.gateway.openapi import document
 from django_ratelimit_lua.contrib.gateway.problems import ProblemError
@@ -295,7 +295,7 @@ def test_a_body_is_read_no_further_than_it_counts(settings: Any) -> None:
     body = io.BytesIO(bytes(1_000_000))
     scope = {"type": "http", "method": "POST", "path": "/decide", "query_string": b"", "headers": []}
     assert asyncio.run(deciding.decide(ASGIRequest(scope, body))).status_code == 401
-    assert body.tell() <= asked.MAX_BYTES + 1
+    assert body.tell() <= decide_request.MAX_BYTES + 1
 
 
 def test_a_rule_that_is_off_or_in_shadow_refuses_nobody(decide: Decide) -> None:
@@ -514,7 +514,7 @@ def test_no_body_is_an_error(token: str, body: bytes) -> None:
     answer = ask(alone, "/decide", headers, "POST", body=(body,))
     assert answer.status in (200, 400, 422), answer
     try:
-        read_asked(body)
+        read_decide_request(body)
     except ProblemError:
         return
     schema("Question").validate(json.loads(body))

@@ -34,8 +34,8 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua import Limit, ratelimit_exempt
 from django_ratelimit_lua.contrib.replay import Log, Replayed, ReplayTooSlowError, deciding, replay
-from django_ratelimit_lua.contrib.replay import places as places_module
-from django_ratelimit_lua.contrib.replay.places import RefusalCounter
+from django_ratelimit_lua.contrib.replay import refusal_counter as places_module
+from django_ratelimit_lua.contrib.replay.refusal_counter import RefusalCounter
 from django_ratelimit_lua.contrib.replay.report import as_json, as_text
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.curve import Curve
@@ -111,7 +111,7 @@ def test_a_real_log_is_decided_as_the_exact_model_decides_it(algorithm: str, rat
     assert (tally.lines, len(tally.identities)) == (len(rows()), len(models))
     assert tally.refused == sum(refused.values())
     assert tally.refused_identities == len(+refused)
-    assert [(one.whom, one.refused) for one in tally.most_refused(5)] == sorted(
+    assert [(one.client, one.refused) for one in tally.most_refused(5)] == sorted(
         (+refused).items(), key=lambda pair: (-pair[1], pair[0])
     )[:5]
     assert tally.refused or rate != "2/m"
@@ -379,7 +379,7 @@ def test_logs_are_merged_by_time(tmp_path: Path, prefix: str) -> None:
     assert (found["lines"], found["met"], found["refused"], found["broken"]) == (5, 4, 2, 1)
     assert [log["format"] for log in found["logs"]] == ["combined", "json"]
     (rule,) = found["rules"]
-    assert rule["most_refused"] == [{"whom": "192.0.2.1", "refused": 2, "agents": {"early": 2}}]
+    assert rule["most_refused"] == [{"client": "192.0.2.1", "refused": 2, "agents": {"early": 2}}]
     assert rule["busiest_minute"] == {"from": "2026-11-22T00:00:00Z", "lines": 4}
     assert rule["curve"]["suggestions"][0] == {"percent": 99, "limit": 4, "requests": 0, "identities": 0}
     text = command(*files, "--rate", "2/m", "--redis", url(), "--suggest")

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua import Limit
 from django_ratelimit_lua.contrib.replay import Log, UnreadableLogError
-from django_ratelimit_lua.contrib.replay import places as places_module
 from django_ratelimit_lua.contrib.replay import reading as reading_module
+from django_ratelimit_lua.contrib.replay import refusal_counter as places_module
 from django_ratelimit_lua.contrib.replay.formats import (
     MAX_LINE,
     LogLine,
@@ -35,9 +35,9 @@ from django_ratelimit_lua.contrib.replay.formats import (
     json_object,
     moment_of,
 )
-from django_ratelimit_lua.contrib.replay.places import RefusalCounter
 from django_ratelimit_lua.contrib.replay.planning import LinePlanner, why_unseen
 from django_ratelimit_lua.contrib.replay.reading import Reading, ordered, sorted_lines
+from django_ratelimit_lua.contrib.replay.refusal_counter import RefusalCounter
 from django_ratelimit_lua.contrib.replay.requests import LoggedRequest, address_for, client_of
 from django_ratelimit_lua.identity.keys import Key
 from django_ratelimit_lua.rules.rule import compile_rule

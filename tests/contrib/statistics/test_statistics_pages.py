@@ -32,7 +32,7 @@ from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.contrib.statistics.report import PERIODS, one, overview
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
-from django_ratelimit_lua.operations.words import moment_words, rate_words, share_words
+from django_ratelimit_lua.operations.formatting import moment_words, rate_words, share_words
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.store import get_store
 from example_project import sample

@@ -112,14 +112,14 @@ def test_threads_take_exactly_what_there_is() -> None:
     """Of limits of several identities, taken in any order by eight threads: all or nothing, and each exactly."""
     here = Counters()
     limits = [Limit(f"limit {number}", "400/h", split="equal") for number in range(3)]
-    whom = [digest(f"who {number}") for number in range(8)]
+    key_label = [digest(f"who {number}") for number in range(8)]
     admitted: list[tuple[int, int]] = []
 
     def hammer(seed: int) -> None:
         dice = random.Random(seed)
         for _ in range(600):
             chosen = dice.sample([(limit, who) for limit in range(3) for who in range(8)], 3)
-            if here.decide(Call([Charge(limits[limit], whom[who]) for limit, who in chosen])):
+            if here.decide(Call([Charge(limits[limit], key_label[who]) for limit, who in chosen])):
                 admitted.extend(chosen)
 
     threads = [threading.Thread(target=hammer, args=(seed,)) for seed in range(8)]
@@ -129,7 +129,7 @@ def test_threads_take_exactly_what_there_is() -> None:
         thread.join(60)
     for limit in range(3):
         for who in range(8):
-            state = here.decide(Call([Charge(limits[limit], whom[who])], "peek")).limits[0]
+            state = here.decide(Call([Charge(limits[limit], key_label[who])], "peek")).limits[0]
             assert state.used == admitted.count((limit, who)) <= 400
     assert sum(admitted.count((limit, who)) == 400 for limit in range(3) for who in range(8)) > 0
 
@@ -227,5 +227,5 @@ def test_something_is_owed_until_nothing_is(monkeypatch: pytest.MonkeyPatch) -> 
     owing = here.owing()
     assert (len(owing), here.is_owing) == (2, True)
     for counter, call in zip(owing, calls, strict=True):
-        here.told(counter, counter.owed, call, here.decide(call).limits)
+        here.mark_reported(counter, counter.owed, call, here.decide(call).limits)
     assert (here.owing(), here.is_owing) == ([], False)

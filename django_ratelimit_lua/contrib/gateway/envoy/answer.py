@@ -31,7 +31,7 @@ from ..descriptors import rule_for, unread
 from ..users import STRANGER
 from . import messages
 from .lease import CONFIRM, LEASE, Lease, read_leases, write_lease
-from .question import PERIODS, Asked, DescribedRequest, Purpose, read_question
+from .question import PERIODS, DescribedRequest, DescriptorCharge, Purpose, read_question
 
 UNLIMITED = 2**32 - 1
 _ACCEPT_HEADERS = {"header:accept": "HTTP_ACCEPT", "header:accept-language": "HTTP_ACCEPT_LANGUAGE"}
@@ -56,7 +56,7 @@ class UnreadableKeyError(LimitError):
 class Met:
     """The result for a descriptor: whether a rule exempts it from all limits, and its decision."""
 
-    asked: Asked
+    asked: DescriptorCharge
     is_unlimited: bool = False
     states: Sequence[LimitState] = ()
     _request: DescribedRequest | None = None

@@ -40,8 +40,8 @@ class Lease(NamedTuple):
 def write_lease(held: Sequence[DecidedCharge], *, needs_confirmation: bool) -> str:
     """The lease of slots that were taken in one call."""
     charges = [decided.charge for decided in held]
-    told = [(charge.limit.name, charge.limit.rate.limit, charge.digest.decode(), charge.cost) for charge in charges]
-    return signing.dumps((held[0].slot.hex(), told, needs_confirmation), salt=_SALT)
+    limits = [(charge.limit.name, charge.limit.rate.limit, charge.digest.decode(), charge.cost) for charge in charges]
+    return signing.dumps((held[0].slot.hex(), limits, needs_confirmation), salt=_SALT)
 
 
 def read_leases(text: str) -> list[Lease]:
@@ -50,12 +50,12 @@ def read_leases(text: str) -> list[Lease]:
     found = []
     for lease in text.split(",")[-MAX_LEASES:]:  # What Envoy has added stands last.
         try:
-            slot, told, needs_confirmation = signing.loads(lease.strip(), salt=_SALT)
+            slot, limits, needs_confirmation = signing.loads(lease.strip(), salt=_SALT)
         except signing.BadSignature:
             continue
         charges = [
             Charge(Limit(name, Rate(slots, 0), algorithm=OF_SLOTS), subject.encode(), cost)
-            for name, slots, subject, cost in told
+            for name, slots, subject, cost in limits
         ]
         found.append(Lease(bytes.fromhex(slot), charges, needs_confirmation))
     return found

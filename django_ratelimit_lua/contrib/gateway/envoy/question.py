@@ -45,7 +45,7 @@ class QuestionError(ValueError):
     """An invalid request; the message names the problem."""
 
 
-class Asked(NamedTuple):
+class DescriptorCharge(NamedTuple):
     """A descriptor that is asked about: its `domain` and `entries`; how many `hits`, and for what: to be allowed, or
     as units that were used already, or are given back, or to confirm or release a slot; and the rate that Envoy's
     configuration gives it (None: that of the rules)."""
@@ -65,7 +65,7 @@ class Asked(NamedTuple):
         return (("entry", "domain", self.domain), *parts)
 
 
-def read_question(data: bytes) -> list[Asked]:
+def read_question(data: bytes) -> list[DescriptorCharge]:
     """The descriptors of a `RateLimitRequest`. Raises `QuestionError`."""
     try:
         request = messages.Request.FromString(data)
@@ -79,7 +79,7 @@ def read_question(data: bytes) -> list[Asked]:
     return [_asked(domain, descriptor, request.hits_addend or 1) for descriptor in request.descriptors]
 
 
-def _asked(domain: str, descriptor: Any, hits: int) -> Asked:
+def _asked(domain: str, descriptor: Any, hits: int) -> DescriptorCharge:
     if not 0 < len(descriptor.entries) <= MAX_ENTRIES:
         raise QuestionError(f"a descriptor has {len(descriptor.entries)} entries; 1 to {MAX_ENTRIES} are taken")
     entries = tuple([(_text(entry.key), _text(entry.value)) for entry in descriptor.entries])
@@ -96,7 +96,9 @@ def _asked(domain: str, descriptor: Any, hits: int) -> Asked:
         purpose = "release"
     elif any(key == CONFIRM for key, _ in entries):
         purpose = "confirm"
-    return Asked(domain, entries, hits, purpose, _rate(descriptor.limit) if descriptor.HasField("limit") else None)
+    return DescriptorCharge(
+        domain, entries, hits, purpose, _rate(descriptor.limit) if descriptor.HasField("limit") else None
+    )
 
 
 def _rate(limit: Any) -> Rate:
@@ -118,7 +120,7 @@ def _text(value: bytes) -> str:
 class DescribedRequest(HttpRequest):
     """The values of a descriptor as a request, for keys and overrides that read requests."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: DescriptorCharge) -> None:
         super().__init__()
         self.path = asked.domain
         query: Any = self.GET

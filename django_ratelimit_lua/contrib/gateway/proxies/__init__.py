@@ -11,8 +11,8 @@ from django.template import Context, Engine, Template
 
 from ....conf import conf
 from ..conf import settings as gateway_settings
+from ..described_request import SECRET_HEADER
 from ..dialects import DIALECTS
-from ..vouched import SECRET_HEADER
 
 FILES = {name: dialect.file for name, dialect in DIALECTS.items() if dialect.file}
 GRPC = "envoy-grpc"

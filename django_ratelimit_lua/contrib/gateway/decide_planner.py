@@ -27,9 +27,9 @@ from ...rules.ruleset import Ruleset
 from ...web.overrides import NOTHING, override_kinds, override_subjects
 from ...web.plan import Party, Planner, is_spared
 from ...web.refusal_log import refusal_log
-from .asked import Asked, AskedCharge, write_slot
 from .clients import clients_of
-from .named import Named
+from .decide_request import DecideRequest, RequestedCharge, write_slot
+from .named_identities import NamedIdentities
 from .problems import ProblemError
 
 WRONG_TOKENS = Limit("gateway tokens", "10/m", on_store_error="open")
@@ -61,10 +61,10 @@ def _too_many_tokens(decision: Decision) -> ProblemError:
     return ProblemError(429, "Too many wrong tokens from this address.", math.ceil(decision.retry_after or 1))
 
 
-class AskedPlanner(Planner):
+class DecidePlanner(Planner):
     """Plans what a service asks, if its token is one that may ask that by the rules in force."""
 
-    def __init__(self, caller: Caller, asked: Asked) -> None:
+    def __init__(self, caller: Caller, asked: DecideRequest) -> None:
         charges = asked.charges
         super().__init__(_CALLS.get(asked.operation, "hit"), partial=any(charge.partial for charge in charges))
         if asked.operation == "slot":
@@ -161,7 +161,7 @@ class AskedPlanner(Planner):
             # A slot is released whatever overrides exist.
             if ruleset.kinds and rule is not None and self._asked.operation != "release":
                 kinds = override_kinds(ruleset, charges, has_blocks)
-                subjects = override_subjects(asked.who or Named({}), ruleset, kinds, charges)
+                subjects = override_subjects(asked.who or NamedIdentities({}), ruleset, kinds, charges)
             parties.append(Party(charges, subjects, has_blocks, asked))
         self.take(parties)
         self._check_slots([planned.charge.limit for planned in self.charges])
@@ -177,7 +177,7 @@ class AskedPlanner(Planner):
         if "slot" in self.options and not held:
             raise ProblemError(422, "None of these limits has slots.")
 
-    def _granted(self, charge: AskedCharge, limits: int, decision: Decision) -> int:
+    def _granted(self, charge: RequestedCharge, limits: int, decision: Decision) -> int:
         """The units that a charge of this number of limits took."""
         if not self._takes or not decision.allowed:
             return 0
@@ -198,7 +198,7 @@ class AskedPlanner(Planner):
         return answer
 
 
-def _decision(asked: AskedCharge, states: list[LimitState], granted: int, whole: Decision) -> dict[str, Any]:
+def _decision(asked: RequestedCharge, states: list[LimitState], granted: int, whole: Decision) -> dict[str, Any]:
     refusing = [state for state in states if state.refuses]
     own_states = Decision(not refusing, tuple(states))
     block = next((state.block for state in refusing if state.block is not None), None) if refusing else None
@@ -236,7 +236,7 @@ def _limits(ruleset: Ruleset, name: str) -> tuple[Sequence[Limit], Rule | None]:
     return found[0], None
 
 
-def _is_spared(who: Named | None) -> bool:
+def _is_spared(who: NamedIdentities | None) -> bool:
     """Whether the named address is never banned."""
     address = None if who is None else who.address()
     return address is not None and is_spared(address)

@@ -24,7 +24,7 @@ from ...conf import conf
 from ...identity.address import believed
 from ...identity.forwarded import parse_address
 from ...identity.request_state import request_state
-from ...identity.sent import LINES
+from ...identity.request_values import LINES
 from .conf import settings as gateway_settings
 from .dialects import DIALECTS, Dialect
 from .paths import readings

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.test import RequestFactory
 
-from django_ratelimit_lua.contrib.gateway.named import Named
+from django_ratelimit_lua.contrib.gateway.named_identities import NamedIdentities
 from django_ratelimit_lua.identity.keys import compile_key
 from django_ratelimit_lua.limits.rate import LimitError
 from django_ratelimit_lua.rules.ruleset import Ruleset
@@ -50,7 +50,7 @@ def test_who_is_named_is_who_a_request_is_of(rf: RequestFactory, named: dict[str
     request = rf.post("/", **{"REMOTE_ADDR": "", **sent}, query_params=query)
     who = None if user is None else SimpleNamespace(pk=user, is_authenticated=True)
     of_request = override_subjects(Sender(request, lambda: who), NO_RULES, KINDS)
-    assert override_subjects(Named(named), NO_RULES, KINDS) == of_request
+    assert override_subjects(NamedIdentities(named), NO_RULES, KINDS) == of_request
     assert of_request or "session" in named or "nowhere" in named.values()
 
 
@@ -58,7 +58,7 @@ def test_what_is_no_key_names_nobody() -> None:
     """It is said which are."""
     for key in ("id", "header", "header:", "IP", "user_or_ip", "exact:ip"):
         with pytest.raises(LimitError, match=r"unknown key .*; use ip, user"):
-            Named({key: "1"}).identity()
+            NamedIdentities({key: "1"}).identity()
 
 
 def acme(request: Any) -> str:
@@ -68,8 +68,11 @@ def acme(request: Any) -> str:
 def test_a_key_of_the_site_names_the_same_client(rf: RequestFactory, settings: Any) -> None:
     """As in a request, alone and in a combination, and for overrides."""
     settings.RATELIMIT_KEYS = {"tenant": acme}
-    assert Named({"tenant": "acme"}).identity() == compile_key("tenant").read("", rf.get("/"), None)
-    assert Named({"tenant": "acme", "ip": "192.0.2.9"}).identity() == (("tenant", "acme"), ("ip", "192.0.2.9"))
-    found = override_subjects(Named({"tenant": "acme"}), NO_RULES, ["tenant"])
+    assert NamedIdentities({"tenant": "acme"}).identity() == compile_key("tenant").read("", rf.get("/"), None)
+    assert NamedIdentities({"tenant": "acme", "ip": "192.0.2.9"}).identity() == (
+        ("tenant", "acme"),
+        ("ip", "192.0.2.9"),
+    )
+    found = override_subjects(NamedIdentities({"tenant": "acme"}), NO_RULES, ["tenant"])
     assert found == override_subjects(Sender(rf.get("/"), lambda: None), NO_RULES, ["tenant"])
     assert len(found) == 1

@@ -15,7 +15,7 @@ from ..limits import algorithms
 from ..limits.rate import Rate
 from ..models import RateLimitRule
 from ..rules.callsite import LIMITER, CallSite, limits_of, losses
-from ..rules.describe import rate_words, whom
+from ..rules.describe import key_label, rate_words
 from ..rules.paths import path_pattern
 from ..rules.places import place_problems
 from ..rules.rule import Rule, RuleError
@@ -27,7 +27,7 @@ WIDE = {4: 8, 6: 16}
 """By version of IP: the prefix length up to which a network is a large part of the internet."""
 
 
-def surprises(row: RateLimitRule, exempt: Sequence[str] | None = None) -> list[tuple[str, str]]:
+def confirmations(row: RateLimitRule, exempt: Sequence[str] | None = None) -> list[tuple[str, str]]:
     """What has to be confirmed before a rule is saved, each with the field that it is about.
 
     `exempt`: the paths that rules exempt, if they are not to be read.
@@ -97,12 +97,12 @@ def _lost_of_call_sites(row: RateLimitRule, rule: Rule) -> list[tuple[str, str]]
     """The limits of the call sites that a rule replaces and does not keep."""
     rates = [] if rule.template is None or rule.mode == "off" else rule.template.rates
     text = _(
-        "The code has %(rate)s per %(whom)s (%(place)s). This rule replaces that limit, and does not keep it. Add it, "
-        "or fill in “call site” instead: then this rule applies in addition."
+        "The code has %(rate)s per %(client)s (%(place)s). This rule replaces that limit, and does not keep it. Add "
+        "it, or fill in “call site” instead: then this rule applies in addition."
     )
     lost = losses(replaced_call_sites(row.name, row.group), "" if rule.key is None else rule.key.name, rates)
     return [
-        ("limit", text % {"rate": rate_words(str(rate)), "whom": whom(site.key.split("+")), "place": site.place})
+        ("limit", text % {"rate": rate_words(str(rate)), "client": key_label(site.key.split("+")), "place": site.place})
         for site, rate in lost
     ]
 
@@ -160,7 +160,7 @@ def rehearsal(rule: RateLimitRule) -> str:
     return " ".join(filter(None, (extension.rehearsal(rule) for extension in extensions)))
 
 
-def changed_surprises(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
+def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
     """What has to be confirmed of changes of rules, by their labels; what a rule does already is not in it."""
     changed = {change.name for change in changes if change.word == RULE}
     after = {change.name: _row(change.after) for change in changes if change.after and change.word == RULE}
@@ -171,8 +171,8 @@ def changed_surprises(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
         row, before = after.get(change.name), _row(change.before)
         if change.word != RULE or row is None:
             continue
-        known = [] if before is None else [text for _field, text in surprises(before, exempt_before)]
-        new = [text for _field, text in surprises(row, exempt) if text not in known]
+        known = [] if before is None else [text for _field, text in confirmations(before, exempt_before)]
+        new = [text for _field, text in confirmations(row, exempt) if text not in known]
         found |= {change.label: new} if new else {}
     return found
 
@@ -196,7 +196,7 @@ def _row(declared: Declared | None) -> RateLimitRule | None:
         return None  # The row was broken by hand.
 
 
-def override_surprises(given: Mapping[str, Any], peer: str | None = None) -> list[tuple[str, Any]]:
+def override_confirmations(given: Mapping[str, Any], peer: str | None = None) -> list[tuple[str, Any]]:
     """What has to be confirmed before an override is saved: it would be about everybody. `given`: the values of its
     fields, and its `networks`; `peer`: the proxy that the operator's own request came through, if it did."""
     warnings: list[tuple[str, Any]] = []

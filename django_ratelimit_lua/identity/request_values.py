@@ -36,8 +36,8 @@ def header_values(request: HttpRequest, name: str) -> Values:
     value = _header(request, name)
     if value is None or LINES not in request.META:
         return (value,)
-    told: dict[str, Sequence[str]] | None = request.META[LINES]
-    lines = _JOINT.split(value) if told is None else told.get(HttpHeaders.to_wsgi_name(name), ())
+    repeated: dict[str, Sequence[str]] | None = request.META[LINES]
+    lines = _JOINT.split(value) if repeated is None else repeated.get(HttpHeaders.to_wsgi_name(name), ())
     return tuple(dict.fromkeys((value, *_ends(lines))))
 
 

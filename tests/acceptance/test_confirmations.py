@@ -11,8 +11,8 @@ from django.utils import timezone
 
 from django_ratelimit_lua import ALL
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.operations.confirmations import changed_notices
 from django_ratelimit_lua.operations.rules_yaml import RuleChange
-from django_ratelimit_lua.operations.surprises import changed_notices
 from django_ratelimit_lua.rules.callsite import CallSite, call_site, known_call_sites
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import OPERATOR, OVERRIDES, RULES, confirmed, errors, given

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 from ...identity import Identity
 from ...limits.algorithms.concurrency import SLOT_SIZE
 from ...limits.rate import LimitError
-from .named import Named
+from .named_identities import NamedIdentities
 from .openapi import check, refuse, schema_of
 from .problems import ProblemError
 
@@ -21,32 +21,32 @@ MAX_DEPTH = 3
 _BELONGS = {"timeout": WAITING, "seconds": ("slot",), "slot": ("release",)}
 
 
-class AskedCharge(NamedTuple):
+class RequestedCharge(NamedTuple):
     """Units of the limit of that name, for one identity; `who`: the named client, if it is an object; `partial`: fewer
     units will do."""
 
     limit: str
     identity: Identity
     cost: int = 1
-    who: Named | None = None
+    who: NamedIdentities | None = None
     partial: bool = False
 
 
-class Asked(NamedTuple):
+class DecideRequest(NamedTuple):
     """A request: an operation on charges, all or nothing (`together`) or each by itself.
 
     `timeout`: maximum seconds until a turn; `seconds`: how long a slot is held; `slot`: the slot to release.
     """
 
     operation: str
-    charges: tuple[AskedCharge, ...]
+    charges: tuple[RequestedCharge, ...]
     together: bool = True
     timeout: float = 0.0
     seconds: float = 0.0
     slot: bytes = b""
 
 
-def read_asked(body: bytes) -> Asked:
+def read_decide_request(body: bytes) -> DecideRequest:
     """Read a request. Raises `ProblemError`.
 
     >>> read_asked(b'{"charges": [{"limit": "mail", "identity": "ada"}]}').charges
@@ -69,7 +69,7 @@ def read_asked(body: bytes) -> Asked:
     charges = tuple([_charge(charge, f"charges[{number}]") for number, charge in enumerate(given["charges"])])
     if operation != "hit" and any(charge.partial for charge in charges):
         refuse(f"partial belongs to hit, not to {operation}")
-    return Asked(
+    return DecideRequest(
         operation, charges, given.get("together", True), float(given.get("timeout", 0)), float(given.get("seconds", 0)),
         _slot(given["slot"]) if operation == "release" else b"",
     )  # fmt: skip
@@ -90,7 +90,7 @@ def _slot(text: str) -> bytes:
     return slot
 
 
-def _charge(given: dict[str, Any], where: str) -> AskedCharge:
+def _charge(given: dict[str, Any], where: str) -> RequestedCharge:
     """A charge that matches its schema."""
     if ("limit" in given) == ("rule" in given):
         refuse(f"{where} needs the name of one limit or rule")
@@ -99,11 +99,11 @@ def _charge(given: dict[str, Any], where: str) -> AskedCharge:
     who = None
     try:
         if isinstance(identity, dict):
-            who = Named({key: str(value) for key, value in identity.items()})
+            who = NamedIdentities({key: str(value) for key, value in identity.items()})
             identity = who.identity()
     except LimitError as error:
         refuse(f"{where}: {error}")
-    return AskedCharge(name, _identity(identity, where), given.get("cost", 1), who, given.get("partial", False))
+    return RequestedCharge(name, _identity(identity, where), given.get("cost", 1), who, given.get("partial", False))
 
 
 def _identity(given: Any, where: str, depth: int = 0) -> Any:

@@ -11,8 +11,8 @@ from django.urls import include, path
 from django_ratelimit_lua import ALL
 from django_ratelimit_lua.limits.rate import Rate
 from django_ratelimit_lua.models import RateLimitRule
+from django_ratelimit_lua.operations.confirmations import changed_confirmations, confirmations, notices
 from django_ratelimit_lua.operations.rules_yaml import apply, plan
-from django_ratelimit_lua.operations.surprises import changed_surprises, notices, surprises
 from django_ratelimit_lua.rules.callsite import CallSite, call_site, known_call_sites
 from django_ratelimit_lua.rules.places import meant_by, route_names
 
@@ -62,7 +62,7 @@ def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_refuses_or_admits_everybody_has_to_be_confirmed(words: dict[str, Any], fields: list[str]) -> None:
     """At its field; and nothing of what is as one would think."""
-    assert [field for field, _ in surprises(RateLimitRule(**{**RULE, **words}))] == fields
+    assert [field for field, _ in confirmations(RateLimitRule(**{**RULE, **words}))] == fields
 
 
 @pytest.mark.django_db
@@ -106,14 +106,14 @@ def test_what_has_no_effect_or_more_than_one_thinks_is_a_notice(words: dict[str,
     ],
 )
 def test_counts_that_start_again_are_a_notice(
-    before: dict[str, Any] | None, after: dict[str, Any], is_told: bool, monkeypatch: pytest.MonkeyPatch
+    before: dict[str, Any] | None, after: dict[str, Any], reports: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a rule that is changed, or comes in the place of the code: another key or algorithm."""
     rule = call_site("search", "ip", "500/h", ALL, 1, {})
     monkeypatch.setattr(known_call_sites, "_by_name", {"search": (CallSite.of(rule, "search"),)})
     was = None if before is None else RateLimitRule(**{**RULE, **before})
     found = notices(RateLimitRule(**{**RULE, **after}), was)
-    assert any("the counts of this limit start again" in text for text in found) is is_told, found
+    assert any("the counts of this limit start again" in text for text in found) is reports, found
 
 
 def test_routes_are_known_by_their_names_with_namespaces() -> None:
@@ -131,10 +131,10 @@ def test_of_changes_only_what_is_new_is_told(settings: Any) -> None:
     """Paths that the same file exempts are exempt, and those whose rule it deletes are not."""
     settings.ROOT_URLCONF = "tests.acceptance.test_admin"
     text = "- {name: all, path: /**, mode: 'off', key: ip, rate: 5/m}\n- {name: admin, path: /admin/, exempt: true}"
-    assert changed_surprises(plan(text)) == {}
+    assert changed_confirmations(plan(text)) == {}
     apply(text)
     on = text.replace("mode: 'off', ", "")
-    assert changed_surprises(plan(on)) == {}
-    lost = changed_surprises(plan(on.splitlines()[0]))
+    assert changed_confirmations(plan(on)) == {}
+    lost = changed_confirmations(plan(on.splitlines()[0]))
     assert [len(problems) for problems in lost.values()] == [1]
     assert "limits this admin" in lost["all"][0]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from django.core.handlers.wsgi import WSGIRequest
 
-from django_ratelimit_lua.contrib.gateway.vouched import described, meta_of
-from django_ratelimit_lua.identity.sent import LINES
+from django_ratelimit_lua.contrib.gateway.described_request import described, meta_of
+from django_ratelimit_lua.identity.request_values import LINES
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ _BODY = ("post", "json")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedIdentities:
     """The client that an object names, by key: all of it is one client, as a request is. For overrides, see
     `web.overrides.Who`.
 
