@@ -118,7 +118,7 @@ def is_async(view: Any) -> bool:
 
 
 def _check_function(view: Callable[..., Any]) -> None:
-    """Raise `LimitError` for a class and for a method, whose first argument is not a request."""
+    """Raise `LimitError` for a class and for a method: its first argument is not a request."""
     if isinstance(view, type):
         remedy = f"@method_decorator(ratelimit(...), name='dispatch') on {view.__name__}"
         raise LimitError(f"@ratelimit is for functions, and {view.__qualname__} is a class: use {remedy}")

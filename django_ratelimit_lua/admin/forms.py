@@ -263,7 +263,8 @@ class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
         gone = [form.cleaned_data.get("group", "") for form in self.forms if "id" in form.errors]
         if gone:
             problem = _(
-                "Somebody has deleted tiers meanwhile: %(groups)s. Open the rule anew, and add them if need be."
+                "Tiers were deleted while you were editing: %(groups)s. Reload the rule, and add them again if "
+                "necessary."
             )
             raise ValidationError(problem % {"groups": ", ".join(gone)})
 

@@ -43,7 +43,7 @@ WHO = "django_ratelimit_lua.view_identities"
 
 def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list[str]:
     """The differences of a change, field by field, old and new, in the words of the forms; of a created or deleted row,
-    its values. Digests are left out, unless they stand for a client whose name is hidden."""
+    its values. Digests are left out, unless the name of the client is hidden."""
     if change.kind == RateLimitChange.Kind.IDENTITY:
         return _done(change, may_see_who=may_see_who)
     before, after = (declared if isinstance(declared, Mapping) else {} for declared in (change.before, change.after))

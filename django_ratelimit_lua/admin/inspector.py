@@ -258,7 +258,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def _identified(request: HttpRequest, identity: ExplainedIdentity) -> dict[str, Any]:
-    """The page's context for an identity whose digest is known."""
+    """Return the page's context for the digest of an identity."""
     found = identity.found
     if found.decision.source == "fallback":
         messages.warning(request, _("Redis is unavailable: the counts are not known."))
@@ -306,10 +306,10 @@ def _pending(action: str, subject: str, duration: str, words: dict[str, Any], wa
         button = _("Block %(client)s")
     else:
         title = _("Exempt %(client)s %(duration)s?")
-        consequence = _("No limit holds for them any more, until the exemption ends: %(client)s.")
+        consequence = _("No limit applies to them until the exemption ends: %(client)s.")
         button = _("Exempt %(client)s")
         if duration == FOR_GOOD:
-            consequence = _("No limit holds for them any more, until somebody ends the exemption: %(client)s.")
+            consequence = _("No limit applies to them until the exemption is ended: %(client)s.")
             button = _("Exempt %(client)s for good")
     return Pending(action, subject, duration, title % words, consequence % words, button % words, warnings, "")
 
@@ -321,7 +321,7 @@ def _row(met: ExplainedLimit) -> Row:
     if state.allowed:
         return Row(met, "allowed", _("Allowed"), _resets(state))
     if not met.refuses:
-        return Row(met, "over", _("Over the limit, but refuses nobody"), _resets(state))
+        return Row(met, "over", _("Over the limit, but does not refuse"), _resets(state))
     if state.is_slots and state.retry_after is not None and state.banned_until is None:
         words = _("Refused: %(used)s of %(limit)s slots are in use") % {"used": state.used, "limit": state.limit}
         return Row(met, "refused", words, _resets(state))

@@ -25,7 +25,7 @@ VIEW_RULES = "django_ratelimit_lua.view_ratelimitrule"
 
 
 class Page(admin.ModelAdmin):  # type: ignore[type-arg]
-    """A page of its own: `view` answers requests of users for whom `may_see` is true."""
+    """A page of its own: `view` answers requests of users if `may_see` is true for them."""
 
     class Media:
         css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way

@@ -78,7 +78,7 @@ def notes(given: dict[str, Any]) -> list[str]:
     """The parts of the rule in the form that the preview ignores."""
     left_out = []
     if given.get("mode") == "shadow":
-        left_out.append(_("The rule is in shadow mode: it refuses nobody. The preview shows what it would refuse."))
+        left_out.append(_("The rule is in shadow mode: it does not refuse. The preview shows what it would refuse."))
     elif given.get("mode") == "off":
         left_out.append(_("The rule is off. The preview shows what it would do."))
     if given.get("lease"):

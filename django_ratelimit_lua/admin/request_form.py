@@ -113,7 +113,7 @@ class RequestForm(forms.Form):
     )
     user = forms.CharField(
         label=_("Logged-in user"), required=False,
-        help_text=_("Name or primary key. Empty: nobody is logged in, as at a login form."),
+        help_text=_("Name or primary key. Empty: no user is logged in, as at a login form."),
     )  # fmt: skip
     post = Lines(_("Form fields"), "=", _("One on each line, for example username=ada."))
     header = Lines(_("Headers"), ":", _("One on each line, for example X-API-Key: …"))

@@ -72,7 +72,7 @@ def enforce(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitR
     return None
 
 
-@admin.action(description=gettext_lazy("Shadow mode: count, refuse nobody"), permissions=["change"])
+@admin.action(description=gettext_lazy("Shadow mode: count, do not refuse"), permissions=["change"])
 def shadow(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> None:
     modeladmin.switch(request, queryset, "shadow")
 

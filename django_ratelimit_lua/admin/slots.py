@@ -77,10 +77,12 @@ class SlotPage(Page):
             messages.error(request, _("Redis is unavailable: %s") % error)
             return
         if holder is None:
-            messages.info(request, _("Nobody holds this slot any more."))
+            messages.info(request, _("This slot is no longer held."))
             return
         what = _what(request, holder)
-        words = _("Released: %(what)s, of %(limit)s. What it was held for goes on there, and somebody else may begin.")
+        words = _(
+            "Released: %(what)s, of %(limit)s. The work that held it goes on, and another client may take the slot."
+        )
         messages.success(request, words % {"what": what, "limit": holder.limit})
 
 

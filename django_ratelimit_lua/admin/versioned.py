@@ -51,7 +51,7 @@ class VersionedForm(forms.ModelForm):  # type: ignore[type-arg]
         sent = self.data.get(self.add_prefix("version"), "")
         if self._current and sent and sent != self._current:
             problem = _(
-                "Somebody else changed this while you were editing it, so your changes were not saved. Reload the page "
+                "Another user changed this while you were editing it, so your changes were not saved. Reload the page "
                 "to see the current values, then make your changes again."
             )
             self.add_error(None, problem)

@@ -130,7 +130,7 @@ class Outcome(NamedTuple):
 
     @property
     def held(self) -> list[DecidedCharge]:
-        """The charges whose slots are held. The caller has to release them, see `holding.Held`."""
+        """The charges that hold slots. The caller has to release them, see `holding.Held`."""
         return [decided for decided in self.charges if decided.slot] if self.slot else []
 
 

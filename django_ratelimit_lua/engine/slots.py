@@ -380,7 +380,7 @@ def _log_lost(slot: HeldSlot) -> dict[str, Any]:
     logger.warning(
         "A slot of %r ended after %.1f s while it was held%s, %s",
         limit, seconds, f" for {slot.what}" if slot.what else "",
-        "and was taken again" if retaken else "and is not held any more: somebody else may get it",
+        "and was taken again" if retaken else "and is no longer held: another client may take it",
     )  # fmt: skip
     digest = slot.charge.digest.decode()
     return {"limit": limit, "identity": digest, "what": slot.what, "seconds": seconds, "retaken": retaken}

@@ -18,7 +18,7 @@ UNKNOWN = "unknown"
 
 logger = logging.getLogger("django_ratelimit_lua")
 _UNTRUSTED = (
-    "A request from %s says by X-Forwarded-For or Forwarded that it comes from somebody else, and "
+    "A request from %s has X-Forwarded-For or Forwarded with another address, and "
     "RATELIMIT_TRUSTED_PROXIES is not set. If a proxy stands before this site, all its visitors share one count: set "
     "the setting. If none does, set it to 0. (Said once in each process.)"
 )

@@ -43,7 +43,7 @@ KeyLike = Union[str, KeyFunction, Sequence["KeyLike"]]  # noqa: UP007
 ALL_CALLERS = "all"
 """The key that counts all clients together."""
 EXACT = "exact:"
-"""Prefix of a field whose value is not normalized: the case of its letters counts."""
+"""Prefix of a field to compare exactly: its value is not normalized."""
 
 
 @dataclass(frozen=True, slots=True)

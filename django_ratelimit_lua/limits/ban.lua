@@ -171,7 +171,7 @@ local function open_ban(key, record)
     tell()
   end
 
-  -- Until when, since when, its first and its last offence, how many, how often before, by whom,
+  -- Until when, since when, its first and its last offence, how many, how often before, who made it,
   -- and 1 if it is new, 2 more if this call was an offence. Without a ban, the offences that count.
   function ban.report()
     if ban.ends then return pack('<dddddddd', ends, since, first, last, count, times, by, is_new + is_offence) end

@@ -94,7 +94,7 @@ class Ban(NamedTuple):
     - `until`: its end; 0: there is no ban, and `offences` are those that count towards one;
     - `since`: when it was earned, or made by hand; `first`, `last`: its first and its last offence;
     - `offences`: how many; `times`: how often there was one, this one included, as far as it is remembered;
-    - `by_hand`: somebody has made it; `is_new`: this very call has earned it;
+    - `by_hand`: an operator has made it; `is_new`: this very call has earned it;
     - `is_offence`: this very call was an offence that counts.
     """
 

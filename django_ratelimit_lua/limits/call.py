@@ -193,7 +193,7 @@ class Call(NamedTuple):
 
     @property
     def banning(self) -> list[tuple[int, Charge]]:
-        """The charges whose limits ban, with their places. Charges without a verdict and refunds are not included."""
+        """The charges of limits that ban, with their places. Charges without a verdict and refunds are not included."""
         for charge in self.charges:
             if charge.limit.ban is not None and self.operation not in ("charge", "refund"):
                 return [(place, each) for place, each in enumerate(self.charges) if each.limit.ban is not None]

@@ -162,7 +162,7 @@ class Options(TypedDict, total=False):
     )]
     mode: Annotated[Literal["enforce", "shadow"], Option(
         "enforce", Choice(("enforce", "shadow")), _("mode"),
-        _("Shadow mode counts but refuses nobody."),
+        _("Shadow mode counts but does not refuse."),
         is_general=True,
     )]
     on_store_error: Annotated[Policy | None, Option(

@@ -68,7 +68,7 @@ if clock == '' then
   local seconds = rcall('TIME')
   now = seconds[1] * 1000000 + seconds[2]
 else
-  -- Nobody promises that a caller's clock and the expiry clock agree: keep the state a minute longer, or as it says.
+  -- A caller's clock and the expiry clock may differ: keep the state a minute longer, or as it says.
   now, slack = tonumber(clock), 60000000
   if not now then
     local moment, longer = string.match(clock, '^(%d+) (%d+)$')

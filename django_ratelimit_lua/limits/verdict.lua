@@ -33,7 +33,7 @@ if not alone then
   elseif horizon and departs >= horizon then
     denied = true
   end
-  -- Other limits may hold it for longer than a calendar is told: nobody knows in which window it would limit_count.
+  -- Other limits may hold it for longer than the calendar in the arguments reaches: it is unknown in which window it would count.
   if known_until and moment and departs >= known_until and op ~= 'refund' then
     allowed, accepts = false, accepts > known_at and accepts or known_at
   end

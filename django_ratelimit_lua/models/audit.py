@@ -156,7 +156,7 @@ class AuditedModel(models.Model):
 
     @classmethod
     def owners(cls, rows: Sequence[Any], using: str) -> list[Any]:
-        """The stored rows whose declarations include these: these themselves."""
+        """Return the stored rows with declarations that include these: these themselves."""
         return list(cls._base_manager.using(using).in_bulk([row.pk for row in rows if row.pk is not None]).values())
 
     @classmethod

@@ -32,7 +32,7 @@ ONE_SUBJECT = _(
     "override for each."
 )
 MAX_DIGEST_DAYS = 30
-"""Maximum days of an override about a digest, whose client is unknown."""
+"""Maximum days of an override about a digest, because its client is unknown."""
 FIRST_YEAR, LAST_YEAR = 1972, 9600
 """Leap years, so that every day can be moved into them."""
 
@@ -87,7 +87,7 @@ class RateLimitOverride(RateFields, AuditedModel):
     )
     client_digest = models.CharField(
         _("digest of a client"), max_length=32, blank=True, default="", db_default="",
-        help_text=_("For a client whose name is hidden: 32 hexadecimal digits. Such an override ends within 30 days."),
+        help_text=_("For a client with a hidden name: 32 hexadecimal digits. Such an override ends within 30 days."),
     )  # fmt: skip
     kind = models.CharField(_("kind"), max_length=200, editable=False)
     subject = models.CharField(_("digest"), max_length=32, editable=False, db_index=True)

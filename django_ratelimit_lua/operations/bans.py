@@ -216,7 +216,7 @@ def _part(part: str, address: str, user: str, value: str) -> Identity:
         except ValueError:
             raise ValidationError(_("Enter an address: this limit counts by addresses.")) from None
         if any(own.version == network.version and own in network for network in conf.NEVER_BAN):
-            raise ValidationError(_("RATELIMIT_NEVER_BAN names this address: nobody there is banned."))
+            raise ValidationError(_("RATELIMIT_NEVER_BAN names this address: no client there is banned."))
         return ("ip", address_as(address, "").network)
     if split_field(part) is None:
         text = _("This limit counts by %(key)s, which cannot be entered here.")

@@ -215,7 +215,7 @@ class _Looking:
                 if not reads.__module__.startswith(f"{__package__.partition('.')[0]}."):
                     self._not_looked_at(name_of(reads), _("key"), throttle.name)
             elif hasattr(throttle, "is_decided_together"):
-                text = _("Not looked at: %(name)s, a throttle whose own allow_request decides whether it is asked.")
+                text = _("Not looked at: %(name)s, a throttle with an allow_request of its own.")
                 self.notes[text % {"name": name}] = None
             else:
                 self.notes[_("Not looked at: %(name)s, a throttle that counts elsewhere.") % {"name": name}] = None

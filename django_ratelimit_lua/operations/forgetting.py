@@ -182,7 +182,7 @@ def _erase_in_redis(identity: ForgottenIdentity, erased: Counter[str]) -> None:
     others = sorted(keys.difference(holding))
     bans = [key for key in others if key.endswith(b":ban")]
     store.delete_keys(others)
-    listed = store.execute(b"ZRANGE", prefix + REGISTER, b"0", b"-1")  # Also bans whose keys have expired.
+    listed = store.execute(b"ZRANGE", prefix + REGISTER, b"0", b"-1")  # Also bans with expired keys.
     gone = [key for key in listed if any(b"{%b}:" % each in key for each in identity.digests)]
     if gone:
         store.execute(b"ZREM", prefix + REGISTER, *gone)

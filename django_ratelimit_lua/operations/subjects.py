@@ -72,7 +72,7 @@ class Subject(NamedTuple):
         label: str = "",
     ) -> RateLimitOverride:
         """An unsaved override about the subject: for this number of seconds (None: for good), for a rule or for all.
-        `label`: a name for a client whose name is not stored. Raises `ValidationError`."""
+        `label`: a text for a client without a stored name. Raises `ValidationError`."""
         override = self._about()
         override.label = label or self.label
         override.effect, override.rule, override.reason, override.created_by = effect, rule, reason, current_actor()

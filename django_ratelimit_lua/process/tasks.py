@@ -250,7 +250,7 @@ def _hear_of_end() -> None:
 
 @atexit.register
 def finish() -> None:
-    """Do the last work of the process. For servers whose processes end without Python's `atexit`."""
+    """Do the last work of the process. For servers that end processes without Python's `atexit`."""
     with suppress(Exception):
         stop(LAST_SECONDS)
     for task in all_tasks():

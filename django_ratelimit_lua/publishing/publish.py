@@ -213,7 +213,7 @@ def _has_to_rise(row: Risen, published: Published, rebuild: bool) -> bool:
 
 
 def _in_a_thread(**options: bool) -> int:
-    """Publish in another thread, whose connection sees only committed rows."""
+    """Publish in another thread: its connection sees only committed rows."""
     published = committed.give(partial(publish, **options))
     if published is None:
         raise StoreError("no thread can be started to publish the rules")
@@ -341,7 +341,7 @@ def values_by_key(using: str) -> dict[str, int]:
 
 
 def _by_forgotten_keys(using: str) -> Any:
-    """Overrides for users, networks and digests of clients whose digest was made with an unknown key.
+    """Overrides for users, networks and digests of clients, digested with an unknown key.
 
     Read without recording changes, because nothing about them changes.
     """

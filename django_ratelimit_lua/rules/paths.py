@@ -100,7 +100,7 @@ class PathIndex:
         return BoundedMap(_REMEMBERED, _REMEMBERED_BYTES, lambda path, rules: 4 * len(path) + 8 * len(rules))
 
     def matching(self, path: str) -> tuple[Rule, ...]:
-        """The rules whose paths match this one, in their order."""
+        """Return the rules that match this path, in their order."""
         rules = self._remembered.get(path)
         if rules is None:
             places: set[int] = set()

@@ -58,5 +58,5 @@ def place_problems(rule: Rule) -> list[str]:
         found.append(f"{text} {_('Did you mean “%(name)s”?') % {'name': meant}}" if meant else text)
     sites = known_call_sites.of(rule.name) if rule.group == rule.name and rule.key is None else ()
     if rule.template.options.get("ban_after") and any(site.key == ALL_CALLERS for site in sites):
-        found.append(_("The limit in the code counts everybody together, so the rule bans nobody: give it a key."))
+        found.append(_("The limit in the code counts all clients together, so the rule never bans: give it a key."))
     return found

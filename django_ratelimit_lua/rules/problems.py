@@ -22,7 +22,7 @@ class Problems:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all; for tests, whose rules are new."""
+        """Forget all; for tests, which use new rules."""
         self.database = ""
         self.owner = ""
         self.unpublished = ""

@@ -345,7 +345,7 @@ def doubt() -> None:
 
 
 def start_fresh() -> None:
-    """Use the settings alone, until Redis has other rules; for tests, whose keys are new."""
+    """Use the settings alone, until Redis has other rules; for tests, which use new keys."""
     global _ruleset, _snapshot, _compare_at, _changes
     _ruleset, _snapshot, _compare_at = None, {}, float("-inf")
     _changes += 1

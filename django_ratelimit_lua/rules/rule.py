@@ -222,7 +222,7 @@ _TEXTS = {
     "description": "text",
     "message": "a sentence for refused clients",
 }
-"""The fields whose value is text, and its meaning."""
+"""The fields with text values, and the meaning of each."""
 _FLAG = (lambda value: value is None or isinstance(value, bool), "; write true or false")
 _PLAIN: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "mode": (lambda value: value in MODES, f"; choose one of: {', '.join(MODES)}"),

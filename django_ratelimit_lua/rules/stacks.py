@@ -163,7 +163,7 @@ def _outermost_first(placed: Placed) -> list[Stack | Mark]:
 
 
 def _stacks(placed: Placed) -> list[Stack]:
-    """The stacks, without those whose limits another one checks as well."""
+    """The stacks, without those that another one checks as well."""
     stacks: list[Stack] = []
     for each in _outermost_first(placed):
         if isinstance(each, Stack) and all(each.view is not other.view for other in stacks):

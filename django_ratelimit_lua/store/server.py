@@ -243,7 +243,7 @@ class Store:
         patience: Patience,
     ) -> list[int | None]:
         """The answers of a program that returns one for each key. Its arguments are the `common` ones and one for each
-        key. None for keys whose server did not answer."""
+        key. None for keys of a server that did not answer."""
         answers: list[int | None] = [None] * len(items)
         failing: set[Address | None] = set()  # A server that failed is not tried again.
         for places in self._portions([key for key, _ in items]):

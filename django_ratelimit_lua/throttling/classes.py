@@ -55,7 +55,7 @@ def _constant(rate: Any) -> tuple[Rate, ...]:
 class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed.
     """DRF's `SimpleRateThrottle`. Override `get_cache_key`, which returns the identity to count, or None.
 
-    A rule with the name of the scope replaces the rate and the options. A rule whose `group` is the scope is added.
+    A rule with the name of the scope replaces the rate and the options. A rule with the scope as its `group` is added.
 
     Attributes:
         rate: A value that `Rate.parse` accepts, None for no limit, or a dict of these by HTTP method. In a dict, "*" is

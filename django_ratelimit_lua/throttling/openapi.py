@@ -32,7 +32,7 @@ RESPONSE: dict[str, Any] = {
 
 
 def show_429(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
-    """Add the response to each operation whose view has one of these throttles."""
+    """Add the response to each operation with one of these throttles on its view."""
     for path, _, method, view in generator._get_paths_and_endpoints():
         operation = result["paths"].get(path, {}).get(method.lower())
         if operation and any(isinstance(throttle, SimpleRateThrottle) for throttle in view.get_throttles()):

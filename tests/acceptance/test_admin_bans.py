@@ -309,7 +309,7 @@ def test_bans_are_chosen_by_rule_and_bounded(operator: Client, monkeypatch: pyte
     text = text_of(operator.get(BANS, {"rule": "banned-by-ip"}))
     assert "5 bans are in force." in text
     assert OFFICE not in text
-    assert "Nobody is banned by nothing." in text_of(operator.get(BANS, {"rule": "nothing"}))
+    assert "No client is banned by nothing." in text_of(operator.get(BANS, {"rule": "nothing"}))
     page = operator.get(f"/admin/django_ratelimit_lua/ratelimitrule/{rule.pk}/change/").content.decode()
     assert f"{BANS}?rule=banned-by-ip" in page
 

@@ -56,7 +56,7 @@ def fields(page: Any) -> dict[str, Any]:
     return sent
 
 
-REFUSED = "Somebody else changed this while you were editing it, so your changes were not saved."
+REFUSED = "Another user changed this while you were editing it, so your changes were not saved."
 
 
 def test_a_form_is_refused_if_the_rule_was_changed_while_it_was_open(

@@ -397,7 +397,7 @@ def test_throttles_of_ones_own_are_named() -> None:
     """One that decides itself whether it asks is not asked; one that says whom it counts is, and its function named."""
     explanation = explain(build_request("/picky/"))
     assert explanation.met == ()
-    assert "Picky, a throttle whose own allow_request decides" in explanation.notes[0]
+    assert "Picky, a throttle with an allow_request of its own" in explanation.notes[0]
     assert [Client().get("/keyed/").status_code for _ in range(2)] == [200, 429]
     explanation = explain(build_request("/keyed/"))
     assert "Picky.get_cache_key goes by (key of anon)" in explanation.notes[0]

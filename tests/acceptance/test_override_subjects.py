@@ -308,7 +308,7 @@ def test_a_form_keeps_no_value_and_refuses_to_overwrite_what_was_changed_meanwhi
     edited = {**FORM, "field": "post:username", "label": "quiet", "version": version}
     row.set_value("bob")
     row.save()
-    assert "Somebody else changed this while you were editing it" in errors(operator.post(page, edited))
+    assert "Another user changed this while you were editing it" in errors(operator.post(page, edited))
     edited["version"] = operator.get(page).context["adminform"].form.initial["version"]
     assert operator.post(page, edited).status_code == 302
     row.refresh_from_db()

@@ -77,7 +77,7 @@ def test_a_tier_that_was_deleted_meanwhile_is_said_to_be(operator: Client) -> No
     form |= {"tiers-0-group": "pro", "tiers-0-limit": 60, "tiers-0-period": 1, "tiers-0-unit": "m"}
     tier.delete()
     page = operator.post(f"{RULES}{rule.pk}/change/", form).content.decode()
-    assert "Somebody has deleted tiers meanwhile: pro." in page
+    assert "Tiers were deleted while you were editing: pro." in page
 
 
 def test_the_browser_is_told_which_limits_there_are(operator: Client) -> None:

@@ -100,7 +100,7 @@ def test_one_is_released_everywhere(held: tuple[RateLimiter, RateLimiter]) -> No
     assert changed_words(change)[0].startswith(f"A slot of {digest[:12]} is released: GET /exports/… (")
     assert changed_words(change, may_see_who=True)[0].startswith(f"A slot of user, 7 ({digest[:12]}) is released: ")
     assert "exports/7" not in str(change.after)
-    assert "Nobody holds this slot any more." in ada.post(HERE, {"release": "0"}, follow=True).content.decode()
+    assert "This slot is no longer held." in ada.post(HERE, {"release": "0"}, follow=True).content.decode()
     until(lambda: len(slots_held()) == 2, "it is told no more", 20)
     assert exports.peek(("user", "7")).remaining == 3
     bob = staff("view_ratelimitrule", name="bob")
@@ -130,7 +130,7 @@ def test_a_slot_is_released_once(direct: redis.Redis) -> None:
 
 def _assert_nobody_holds(client: Client, slot: str) -> None:
     page = client.post(HERE, {"release": slot}, follow=True).content.decode()
-    assert "Nobody holds this slot any more." in page
+    assert "This slot is no longer held." in page
     assert "Released: " not in page
     with pytest.raises(CommandError, match="this slot is not held any more"):
         call_command("ratelimit", "slots", "release", slot)

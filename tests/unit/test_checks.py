@@ -330,7 +330,7 @@ def test_a_rule_that_counts_all_strangers_as_one_is_a_warning(more: Any, is_said
         ({"group": "serch"}, "No limit in the code has the name “serch”"),
         ({"route": "nowhere"}, "No URL pattern has the name “nowhere”: the rule matches nothing."),
         ({"route": "nowhere", "exempt": True, "rate": None}, "No URL pattern has the name “nowhere”"),
-        ({"name": "shared", "key": None, "ban_after": 5, "ban_for": "1h"}, "so the rule bans nobody"),
+        ({"name": "shared", "key": None, "ban_after": 5, "ban_for": "1h"}, "so the rule never bans"),
         ({"path": "/"}, ""),
         ({"name": "known"}, ""),
         ({"mode": "off"}, ""),

@@ -134,7 +134,7 @@ class BreakerAdmin(ActingAdmin):
         js = ("django_ratelimit_lua/refresh.js",)
 
     def get_urls(self) -> list[Any]:
-        """The URL of the page of one breaker, whose name is in the query, in addition to Django's."""
+        """Add the URL of the page of one breaker; its name is in the query."""
         view = self.admin_site.admin_view(self.one_view)
         return [path("one/", view, name="ratelimit_breakers_breaker"), *super().get_urls()]
 

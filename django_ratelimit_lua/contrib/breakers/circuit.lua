@@ -197,7 +197,7 @@ end
 redis.call('HSET', KEYS[1], unpack(written))
 if #gone > 0 then redis.call('HDEL', KEYS[1], unpack(gone)) end
 -- Closed, and nothing counted in the window, is what is said of no key at all. Every other state stays until it ends; or, as
--- names may be made of data, until nobody has asked for a week.
+-- names may be made of data, until they have not been used for a week.
 redis.call('PEXPIRE', KEYS[1], state == 'closed' and math.ceil(window / 500) + 86400000
   or math.ceil(math.max(0, ends - now) / 1000) + 604800000)
 if has_changed then redis.pcall('PUBLISH', ARGV[15], ARGV[16]) end

@@ -293,7 +293,7 @@ class Circuit:
         return bool(self.running or self._probes) or time.monotonic() - self.used_at < USED_SECONDS
 
     def _running_probes(self) -> str:
-        """The ids of the probes whose slots are renewed, separated by spaces."""
+        """The ids of the probes with slots to renew, separated by spaces."""
         longest, now = self.by.longest_probe_us / SECOND, time.monotonic()
         for probe, began in self._probes.copy().items():
             if now - began >= longest:

@@ -1,8 +1,8 @@
 """`decide`: for services that request decisions themselves.
 
-A service names limits and the identities to count. It has a token, whose client may use some limits. Clients are
-published with the rules, so a revoked token is refused from the first call by the newer rules on: the database is never
-read, and a revoked token is invalid at once.
+A service names limits and the identities to count. Its token belongs to a client, which may use some limits. Clients
+are published with the rules, so a revoked token is refused from the first call by the newer rules on: the database is
+never read, and a revoked token is invalid at once.
 """
 
 from __future__ import annotations

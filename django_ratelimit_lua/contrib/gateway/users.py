@@ -54,8 +54,8 @@ def log_in(request: Any, user: VouchedUser | Stranger) -> None:
 
 
 def load_user(request: Any) -> None:
-    """Read the reported user, whose groups a rule uses, from the database. An unknown user is in no group, and there is
-    no user while the database is unavailable. Blocks."""
+    """Read the reported user from the database, because a rule uses the user's groups. An unknown user is in no group,
+    and there is no user while the database is unavailable. Blocks."""
     if isinstance(request.user, VouchedUser):
         close_old_connections()  # The gateway's own server sends no signal with a request, by which Django does so.
         try:

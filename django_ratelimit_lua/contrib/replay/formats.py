@@ -323,7 +323,7 @@ _MAYBE = ("host", "referer", "agent", "forwarded", "headers")
 
 
 class UnknownFormatError(ValueError):
-    """A log whose format cannot be detected from its first lines."""
+    """The first lines of a log do not show its format."""
 
 
 def excerpt(text: str, most: int = MAX_EXCERPT) -> str:

@@ -101,7 +101,7 @@ class Log:
 
     @property
     def done(self) -> int:
-        """Bytes read of a log whose size is known."""
+        """Bytes read of a log of known size."""
         return int(self._raw.tell()) if self.size else 0
 
     def close(self) -> None:

@@ -267,14 +267,14 @@ class Recorder:
         return people.setdefault((shortened(counted.name), period, counted.charge.digest), person)
 
     def forget(self) -> None:
-        """Drop what is not written yet about clients, of whom one is to be forgotten. Requests stay counted."""
+        """Drop unwritten counts of clients, because one of them is to be forgotten. Requests stay counted."""
         with self._flushing, self._lock:
             self._count_queue()
             self._tables.people.clear()
             self._writer.forget()
 
     def clear(self) -> None:
-        """Drop unwritten counts; for tests, whose servers come and go."""
+        """Drop unwritten counts; for tests, which change servers."""
         with self._lock:
             failures.take()
             self._queue.clear()

@@ -80,7 +80,7 @@ if cost <= limit then
       for place = 1, #earlier do ahead = ahead + unpack('>I4', earlier[place], 21) end
     end
   end
-  -- When slots end that nobody renews: a guess, as they may be released before, and renewed as well.
+  -- When slots end if they are not renewed: a guess, as they may be released before, and renewed as well.
   local excess = held + ahead + cost - limit
   moment = now
   if excess > 0 and held > 0 then
@@ -96,7 +96,7 @@ end
 
 local deadline, leaves -- Of the slots that are taken or renewed, and whether the place in the queue is given up.
 if at and given < 20 then
-  at = 0 -- Nobody could release it.
+  at = 0 -- It could not be released.
 elseif at and op == 'charge' then
   -- A slot that is held lasts from now on for as long as it says. One that has ended is not taken again: it may have been
   -- released in the same moment.

@@ -78,7 +78,7 @@ def test_what_refuses_or_admits_everybody_has_to_be_confirmed(words: dict[str, A
         ({"key": "user+path", "audience": "anonymous"}, "All clients that are not logged in"),
         ({"key": "user", "audience": "authenticated"}, ""),
         ({"key": "user", "path": "/x", "exempt": True}, ""),
-        ({"path": "", "name": "together", "key": "", "ban_after": 5, "ban_for": "1h"}, "the rule bans nobody"),
+        ({"path": "", "name": "together", "key": "", "ban_after": 5, "ban_for": "1h"}, "the rule never bans"),
         ({"path": "", "name": "together", "key": "ip", "ban_after": 5, "ban_for": "1h"}, ""),
     ],
 )

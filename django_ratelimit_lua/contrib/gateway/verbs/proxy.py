@@ -45,7 +45,7 @@ from ..proxies import BESIDE, DEFAULT_TIMEOUT, FILES, GRPC, configuration, grpc_
     argument(
         "--user", default="",
         help="what goes into RATELIMIT_GATEWAY_USER_HEADER, in the words of the proxy; for traefik, the name of "
-        "the middleware that sets it. Without it, nobody is known to be logged in",
+        "the middleware that sets it. Without it, no user is known to be logged in",
     ),
 )  # fmt: skip
 def print_proxy(command: Printer, options: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ def print_proxy(command: Printer, options: dict[str, Any]) -> None:
     if proxy != gateway_settings.GATEWAY_DIALECT:
         command.stderr.write(f'Set RATELIMIT_GATEWAY_DIALECT = "{proxy}": it is {gateway_settings.GATEWAY_DIALECT!r}.')
     if user and gateway_settings.GATEWAY_USER_HEADER is None:
-        raise CommandError("Set RATELIMIT_GATEWAY_USER_HEADER: without it, nobody believes who the user is.")
+        raise CommandError("Set RATELIMIT_GATEWAY_USER_HEADER: without it, the user is not used.")
     try:
         text = configuration(
             proxy, listen=options["listen"], upstream=options["upstream"],

@@ -39,15 +39,14 @@ REFRESH_SECONDS = 0.2
     argument("logs", nargs="+", metavar="LOG", help="access logs, also gzipped; - is standard input; merged by time"),
     argument("--rules", metavar="FILE", help="rules as YAML, in place of those that apply now"),
     argument("--rate", action="append", metavar="60/m", help="a limit, in place of rules; may be repeated"),
-    argument("--key", metavar="ip", help="whom --rate counts: ip (the default), user, header:User-Agent …"),
+    argument("--key", metavar="ip", help="what --rate counts by: ip (the default), user, header:User-Agent …"),
     argument("--algorithm", choices=[*BY_RATE, *SYNONYMS], help="that of --rate"),
     argument("--burst", type=int, help="that of --rate, for a token bucket"),
     argument("--format", choices=FORMATS, help="of the logs; without it, it is told by their first lines"),
     argument(
         "--trusted-proxies",
         metavar="N|NETWORKS",
-        help="whose X-Forwarded-For is believed: how many proxies, or their networks with commas; "
-        "without it, RATELIMIT_TRUSTED_PROXIES",
+        help="trusted proxies: how many, or their networks with commas; without it, RATELIMIT_TRUSTED_PROXIES",
     ),
     argument(
         "--ties",
