@@ -91,7 +91,7 @@ def test_what_has_no_effect_or_more_than_one_thinks_is_a_notice(words: dict[str,
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
-    ("before", "after", "is_told"),
+    ("before", "after", "restarts"),
     [
         ({}, {"limit": 9}, False),
         ({}, {"unit": "h"}, False),
@@ -106,14 +106,14 @@ def test_what_has_no_effect_or_more_than_one_thinks_is_a_notice(words: dict[str,
     ],
 )
 def test_counts_that_start_again_are_a_notice(
-    before: dict[str, Any] | None, after: dict[str, Any], reports: bool, monkeypatch: pytest.MonkeyPatch
+    before: dict[str, Any] | None, after: dict[str, Any], restarts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a rule that is changed, or comes in the place of the code: another key or algorithm."""
     rule = call_site("search", "ip", "500/h", ALL, 1, {})
     monkeypatch.setattr(known_call_sites, "_by_name", {"search": (CallSite.of(rule, "search"),)})
     was = None if before is None else RateLimitRule(**{**RULE, **before})
     found = notices(RateLimitRule(**{**RULE, **after}), was)
-    assert any("the counts of this limit start again" in text for text in found) is reports, found
+    assert any("the counts of this limit start again" in text for text in found) is restarts, found
 
 
 def test_routes_are_known_by_their_names_with_namespaces() -> None:
