@@ -24,8 +24,9 @@ from .publishing.publish import primary, read_published, values_by_key
 from .rules import provider
 from .rules.callsite import LIMITER, group_of, known_call_sites
 from .rules.methods import method_name
+from .rules.overrides import is_kind
 from .rules.places import place_problems
-from .rules.rule import Rule
+from .rules.rule import Rule, RuleError
 from .rules.ruleset import settings_problems, settings_rules
 from .rules.stacks import BEFORE_METHODS, is_behind_login, on_view, url_patterns
 from .store import why_unusable
@@ -86,6 +87,7 @@ NO_PLACE = Problem(
 )
 TWO_LIMITERS = Problem(Error, "E028", "Import one RateLimiter in both places, or give them different names.")
 SETTING_OF_ANNEX = Problem(Warning, "W030", "{right}, or remove the setting.")
+BAD_ROW = Problem(Warning, "W031", "Correct it in the admin, or register the key in RATELIMIT_KEYS again.")
 ABSENT_ANNEX = Problem(Warning, "W029", "{right}, or delete these values from RateLimitRule.extra.")
 EARLIER_KEY = Problem(Info, "I015", "Enter their values again before you remove the key from the fallbacks.")
 
@@ -383,7 +385,7 @@ def check_annexes(databases: Sequence[str] | None = None, **kwargs: Any) -> Iter
 
 @register(Tags.database)
 def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
-    """Check that the published rules are of this database, and that overrides use known keys.
+    """Check that the rules of the admin are valid and published, and that overrides use known keys.
 
     With `manage.py check --database default`, and before migrations. Report nothing if a server is unavailable.
     """
@@ -393,7 +395,9 @@ def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> It
     try:
         own = RateLimitRevision.read(using).database
         by_key = values_by_key(using)
-        kinds = RateLimitOverride.objects.using(using).lasting().order_by().values("kind").distinct().count()
+        kinds = RateLimitOverride.objects.using(using).lasting().order_by().values_list("kind", flat=True).distinct()
+        odd = [kind for kind in kinds if not is_kind(kind)]
+        rules = list(RateLimitRule.objects.using(using).prefetch_related("tiers"))
         owner = read_published().database
     except (DatabaseError, StoreError, ImproperlyConfigured):
         return  # Not migrated yet, or unavailable: other checks report it.
@@ -403,6 +407,13 @@ def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> It
             f"The rules under RATELIMIT_CACHE_PREFIX {prefix!r} belong to the database {owner}; the id of this "
             f"database is {own or 'not set yet'}."
         )
+    for rule in rules:
+        try:
+            rule.compiled()
+        except RuleError as error:
+            yield BAD_ROW.message(f"A part of a rule is left out: {error}")
+    if odd:
+        yield BAD_ROW.message(f"Overrides apply to no request, because these are not keys: {', '.join(odd)}.")
     secrets = secrets_by_id()
     lost = sum(count for key, count in by_key.items() if key not in secrets)
     earlier = sum(by_key.values()) - lost
@@ -410,10 +421,10 @@ def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> It
         yield LOST_VALUES.message(
             f"{lost} overrides for values of fields match no client: the key of their digests was removed."
         )
-    if kinds > MAX_KINDS:
+    if len(kinds) > MAX_KINDS:
         yield MANY_KINDS.message(
-            f"There are overrides for {kinds} kinds of subjects (each name of a field is a kind). Each request looks "
-            "up all of them, which takes some microseconds per kind."
+            f"There are overrides for {len(kinds)} kinds of subjects (each name of a field is a kind). Each request "
+            "looks up all of them, which takes some microseconds per kind."
         )
     if earlier:
         yield EARLIER_KEY.message(f"{earlier} overrides for values of fields use an earlier secret key.")

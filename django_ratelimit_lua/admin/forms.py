@@ -28,7 +28,6 @@ from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
 from ..models.rate_fields import problem_text, written
 from ..models.rule import METHODS
 from ..operations.confirmations import confirmations, enforcing, notices, override_confirmations
-from ..rules.template import tier_key
 from .versioned import VersionedForm
 
 
@@ -293,11 +292,10 @@ class TierForm(VersionedForm):
         self.groups = {name for name, _label in groups}
 
     def clean_group(self) -> str:
-        """Raises `ValidationError` for an unknown group or key."""
+        """Raises `ValidationError` for an unknown group. The model checks KEY:VALUE."""
         name: str = self.cleaned_data["group"]
-        if name and name not in self.groups and tier_key(name) is None:
-            keys = ", ".join(registered_keys())
-            raise ValidationError(_("There is no such group, and no such key; keys are: %(keys)s.") % {"keys": keys})
+        if ":" not in name and name not in self.groups:
+            raise ValidationError(_("There is no such group."))
         return name
 
     def clean(self) -> dict[str, Any]:

@@ -28,6 +28,8 @@ from ..operations.confirmations import rehearsal
 from ..publishing.publish import primary, publish
 from ..rules.describe import reading
 from ..rules.places import meant_by
+from ..rules.problems import problems
+from ..rules.provider import reload
 from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
 from .base import ActingAdmin
@@ -44,6 +46,8 @@ _BANS = tuple(option for option in OPTIONS if option.startswith("ban_"))
 _PLACED = ("mode", "algorithm", "burst", "initial", "max_wait", "queue", "segments", "align", "time_zone", *_BANS)
 """Options that have their places in the form; the others follow them."""
 _SCOPE, _ADVANCED = gettext_lazy("Scope"), gettext_lazy("Advanced")
+MAX_PROBLEMS = 5
+"""Maximum number of problems of published rules on the list of rules."""
 _TOKEN = "csrfmiddlewaretoken"
 MODES = {"enforce": gettext_lazy("Enforce"), "shadow": gettext_lazy("Shadow mode"), "off": gettext_lazy("Switch off")}
 
@@ -249,6 +253,9 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         }
         try:
             context["published"] = publish()
+            reload()
+            for problem in problems.found()[:MAX_PROBLEMS]:
+                messages.warning(request, _("Not applied: %s") % problem)
         except StoreError as error:
             messages.warning(request, _("Redis is unavailable. Changes are published when it is back: %s") % error)
         return super().changelist_view(request, {**context, **(extra_context or {})}, **kwargs)

@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from inspect import isawaitable, iscoroutinefunction
+from inspect import iscoroutinefunction, signature
 from typing import Any, NamedTuple, Union
 from uuid import UUID
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
+from django.utils.functional import Promise
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy, gettext_noop
 
@@ -55,12 +56,12 @@ class Key:
     Attributes:
         name: Its name at call sites, in rules and in files.
         read: For a key in `RATELIMIT_KEYS`: a function `read(request)`, or `read(request, user)` with `needs_user`.
-            It returns text, a number, a UUID, or None if the request has no value. It may be a coroutine function;
-            then no override can be for its values. The `read` of other keys is called with the group of the call
-            site, the request and the user, and returns an identity.
+            It returns text, an integer, a UUID, or None if the request has no value. The `read` of other keys is
+            called with the group of the call site, the request and the user, and returns an identity.
         label: Its name for operators.
         mask: A function that shortens a value for pages on which identities are masked. Default: the first letters.
         needs_user: Whether it needs `request.user`.
+        blocks: Whether it may block, for example by a query. Then it runs in a thread under `async def`.
         known_to_proxies: Whether it can be read from a request that only has a method, a host, a path, headers and an
             address, such as those that proxies send to the gateway and those in access logs.
         needs_session: Whether it needs `request.session`.
@@ -68,7 +69,6 @@ class Key:
         needs_body: Whether it reads the body.
         lumps_strangers: Whether it has one identity for all requests without a signed-in user.
         functions: The names of the functions of the project that it calls.
-        is_async: Whether `read` is a coroutine function; set for registered keys.
     """
 
     name: str
@@ -76,13 +76,13 @@ class Key:
     label: Any = ""
     mask: Callable[[str], str] | None = None
     needs_user: bool = False
+    blocks: bool = False
     known_to_proxies: bool = False
     needs_session: bool = False
     needs_route: bool = False
     needs_body: bool = False
     lumps_strangers: bool = False
     functions: tuple[str, ...] = ()
-    is_async: bool = False
 
 
 def _kwarg(request: HttpRequest, name: str) -> Values:
@@ -159,10 +159,6 @@ FIELDS: Mapping[str, FieldKind] = {
 FIELD_KINDS = tuple(FIELDS)
 RESERVED = frozenset({*BUILT_IN, *FIELDS, EXACT.rstrip(":"), "digest", "entry", "network"})
 """Names that a registered key cannot have: other identities begin with them."""
-ACCEPTED = (
-    f"{', '.join(BUILT_IN)}, {', '.join(f'{kind}:NAME' for kind in FIELDS)} (with the prefix exact: case-sensitive), "
-    f"a key of RATELIMIT_KEYS, a callable (group, request), its dotted path, or a tuple of these"
-)
 
 
 @cache
@@ -186,29 +182,41 @@ def _registered(name: str, source: Any) -> Key:
     key = source if isinstance(source, Key) else Key(name, source)
     if not callable(key.read):
         raise ImproperlyConfigured(f"{setting} is {source!r}; use a function (request), a Key, or a dotted path of one")
+    _check_function(setting, key)
 
     def read(group: str, request: HttpRequest, user: Any) -> Any:
         given = request_state(request).key_values
         if name in given:
             return registered_identity(name, given[name])
-        value = key.read(request, user) if key.needs_user else key.read(request)
-        return _awaited_identity(name, value) if isawaitable(value) else registered_identity(name, value)
+        return registered_identity(name, key.read(request, user) if key.needs_user else key.read(request))
 
-    label = key.label or name.replace("_", " ")
-    return replace(key, name=name, read=read, label=label, is_async=iscoroutinefunction(key.read))
+    return replace(key, name=name, read=read, label=key.label or name.replace("_", " "))
 
 
-async def _awaited_identity(name: str, value: Awaitable[Any]) -> Identity:
-    return registered_identity(name, await value)
+def _check_function(setting: str, key: Key) -> None:
+    """Raise `ImproperlyConfigured` for a function that cannot be called as `RATELIMIT_KEYS` does."""
+    if iscoroutinefunction(key.read):
+        raise ImproperlyConfigured(
+            f"{setting} is a coroutine function; use a plain one, and register it as Key(..., blocks=True) if it "
+            f"queries the database"
+        )
+    arguments = ("request", "user") if key.needs_user else ("request",)
+    try:
+        signature(key.read).bind(*arguments)
+    except ValueError:
+        return  # A built-in function without a signature.
+    except TypeError:
+        form = ", ".join(arguments)
+        raise ImproperlyConfigured(f"{setting}: {name_of(key.read)} must accept ({form})") from None
 
 
 def registered_identity(name: str, value: Any) -> tuple[str, str | None]:
     """Return the identity for a value of a registered key. Raises `LimitError` for a value of another type."""
     if value is None or value == "":
         return (name, None)
-    if not isinstance(value, (str, int, UUID)):
+    if not isinstance(value, (str, int, UUID, Promise)):
         kind = type(value).__name__
-        raise LimitError(f"RATELIMIT_KEYS[{name!r}] returned a {kind}; return text, a number, a UUID or None", "key")
+        raise LimitError(f"RATELIMIT_KEYS[{name!r}] returned a {kind}; return text, an integer, a UUID or None", "key")
     return (name, str(value))
 
 
@@ -268,7 +276,7 @@ def read_fields(field: str, request: HttpRequest) -> list[tuple[str | None, ...]
     """Return the identities of a request by a field.
 
     There are several if views may read the field in more than one way, and none if it is missing or was not read.
-    Raises `LimitError` for an invalid field, and for a registered key whose function is a coroutine function.
+    Raises `LimitError` for an invalid field. Blocks if the function of a registered key does.
     """
     parts = split_field(field)
     if parts is None:
@@ -276,13 +284,18 @@ def read_fields(field: str, request: HttpRequest) -> list[tuple[str | None, ...]
     kind, name, _ = parts
     if not name:
         key = registered_keys()[kind]
-        if key.is_async and kind not in request_state(request).key_values:
-            raise LimitError(f"Overrides cannot use the key {kind}: its function is a coroutine function", "field")
-        identity = key.read("", request, getattr(request, "user", None))
-        return [] if identity[-1] is None else [identity]
+        user = getattr(request, "user", None) if key.needs_user else None
+        if key.needs_user and user is None:
+            raise user_missing()
+        return known_identities(key.read("", request, user))
     if kind == "kwarg":
         resolved(request)
     identities = [field_identity(field, value) for value in FIELDS[kind].read(request, name) if value is not UNREAD]
+    return known_identities(*identities)
+
+
+def known_identities(*identities: Any) -> list[tuple[str | None, ...]]:
+    """Return the identities that have a value."""
     return [identity for identity in identities if identity[-1] is not None]
 
 
@@ -321,6 +334,7 @@ def _joined(keys: tuple[Key, ...]) -> Key:
         "+".join(key.name for key in keys),
         read,
         needs_user=any(key.needs_user for key in keys),
+        blocks=any(key.blocks for key in keys),
         known_to_proxies=all(key.known_to_proxies for key in keys),
         needs_session=any(key.needs_session for key in keys),
         needs_route=any(key.needs_route for key in keys),
@@ -357,7 +371,13 @@ def compile_key(key: KeyLike) -> Key:
             text = gettext_noop("Key %(key)r: all counts every caller together; use it alone, or leave it out")
             raise LimitError(text, "key", key=key)
         return keys[0] if keys[0].name == ALL_CALLERS else _joined(keys)
-    raise LimitError(gettext_noop("Unknown key %(key)r; use %(accepted)s"), "key", key=key, accepted=ACCEPTED)
+    names = ", ".join([*BUILT_IN, *(f"{kind}:NAME" for kind in FIELDS)])
+    site = ", ".join(registered_keys()) or "none yet"
+    accepted = (
+        f"{names} (with the prefix exact: case-sensitive), a key of RATELIMIT_KEYS ({site}), a callable "
+        f"(group, request), its dotted path, or a tuple of these"
+    )
+    raise LimitError(gettext_noop("Unknown key %(key)r; use %(accepted)s"), "key", key=key, accepted=accepted)
 
 
 def user_missing() -> ImproperlyConfigured:

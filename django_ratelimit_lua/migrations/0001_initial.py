@@ -72,7 +72,7 @@ class Migration(migrations.Migration):
                 ('more_rates', models.JSONField(blank=True, db_default=models.Value([], models.JSONField()), default=list, help_text='One per line, for example 500/h. A request has to keep all of them, and the one above.', verbose_name='further limits')),
                 ('name', models.CharField(help_text="The name of the count: a new name starts a new count. A rule with the name of a decorator's group, a DRF scope or a RateLimiter replaces the limit in the code.", max_length=200, unique=True, verbose_name='name')),
                 ('description', models.TextField(blank=True, help_text='For colleagues: why this rule exists.', verbose_name='description')),
-                ('mode', models.CharField(choices=[('enforce', 'enforce'), ('shadow', 'shadow mode'), ('off', 'off')], default='enforce', help_text='Shadow mode counts but refuses nobody.', max_length=8, verbose_name='mode')),
+                ('mode', models.CharField(choices=[('enforce', 'enforce'), ('shadow', 'shadow mode'), ('off', 'off')], default='enforce', help_text='Shadow mode counts but does not refuse.', max_length=8, verbose_name='mode')),
                 ('order', models.IntegerField(default=0, help_text='Rules are listed and applied in this order, smallest first.', verbose_name='order')),
                 ('exempt', models.BooleanField(default=False, help_text='No rule applies to requests of these paths or this route.', verbose_name='exempt')),
                 ('path', models.TextField(blank=True, help_text='One per line: a prefix such as /api/, or a pattern. In patterns, * is any text without a slash, and ** is any text. A single / is every request. Empty: only where a limit in the code has the name of this rule.', verbose_name='paths')),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,6 +148,7 @@ class _Looking:
         self.problems: dict[str, str] = {}
         self.notes: dict[str, None] = {}
         self.findings: list[Finding] = []
+        self._rules: dict[str, Rule] = {}
         self._keys: dict[str, None] = {}
 
     def explanation(self, other_methods: tuple[str, ...], unknown: tuple[str, ...]) -> Explanation:
@@ -241,6 +241,7 @@ class _Looking:
 
     def _place(self, rules: Sequence[Rule], group: str) -> Place:
         for rule in rules:
+            self._rules[rule.name_at(group)] = rule
             self._note_functions(rule, rule.name_at(group))
         return Place(rules, group)
 
@@ -264,6 +265,11 @@ class _Looking:
 
     def _on_error(self, name: str, error: Exception) -> None:
         self.problems[name] = f"{name}: {type(error).__name__}: {error}"
+        if name in self._rules:  # A value that is entered is not read.
+            self._note_keys(self._rules[name])
+
+    def _note_keys(self, rule: Rule) -> None:
+        self._keys |= dict.fromkeys(name for key in rule.keys for name in key.name.split("+"))
 
     def _decide(self, planner: RequestPlanner, *, is_advice: bool = False) -> None:
         """One decision; what it meets is added."""
@@ -285,7 +291,7 @@ class _Looking:
             self.limits.append(explained_limit(planned, planner.ruleset, overrides, states, is_advice))
             if planned.rule is not None:
                 counted.add(planned.rule.name)  # A later decision does not count it again.
-                self._keys |= dict.fromkeys(planned.rule.key.name.split("+") if planned.rule.key is not None else ())
+                self._note_keys(planned.rule)
         is_away = "fallback" in (self.decision.source, decision.source)
         if self.decision.allowed and decision.limits and (decision.allowed or not is_advice):
             self.decision = decision
@@ -298,10 +304,17 @@ class _Looking:
         for field in dict.fromkeys(part.removeprefix(EXACT) for part in self._keys):
             if field == "session":
                 field = f"cookie:{settings.SESSION_COOKIE_NAME}"
-            with suppress(*REFUSED):
-                is_read = field.partition(":")[0] in SENT_KINDS or field in registered_keys()
-                if is_read and not read_fields(field, self.request):
-                    missing.append(field)
+            is_registered = field in registered_keys()
+            if not is_registered and field.partition(":")[0] not in SENT_KINDS:
+                continue
+            try:
+                is_missing = not read_fields(field, self.request)
+            except REFUSED:
+                continue
+            except Exception:  # The function needs more than a description has, such as what a middleware sets.
+                is_missing = is_registered
+            if is_missing:
+                missing.append(field)
         return missing
 
 

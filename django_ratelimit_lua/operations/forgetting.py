@@ -102,7 +102,7 @@ class ForgottenIdentity:
         if isinstance(value, dict):
             return {key: self.erase(item) for key, item in value.items() if key not in self.published}
         if isinstance(value, list):
-            return [self.erase(item) for item in value if item not in self.published]
+            return [self.erase(item) for item in value if not isinstance(item, str) or item not in self.published]
         return value
 
     def is_in(self, *values: Any) -> bool:

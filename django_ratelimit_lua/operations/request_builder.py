@@ -51,7 +51,7 @@ def build_request(
             continue
         kind, _colon, name = field.removeprefix(EXACT).partition(":")
         if kind not in sent or not name:
-            raise LimitError(f"{field!r} is not a field of a request; use {', '.join(SENT_KINDS)} and a name")
+            raise LimitError(f"{field!r} is not a field of a request; use {_accepted()}")
         sent[kind].append((name, value))
     sent["json" if sent["json"] else "post"] += sent.pop("data")
     if sent["json"] and sent["post"]:
@@ -77,6 +77,10 @@ def build_request(
     request.user = user or _user_of_session(request)
     request_state(request).key_values |= key_values
     return request
+
+
+def _accepted() -> str:
+    return ", ".join([*(f"{kind}:NAME" for kind in SENT_KINDS), *registered_keys()])
 
 
 def first_address(network: str) -> str:

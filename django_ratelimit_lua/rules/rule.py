@@ -21,7 +21,7 @@ from ..limits.options import OPTIONS, read_options
 from ..limits.rate import LimitError, Rate
 from .methods import parse_methods
 from .paths import path_pattern
-from .template import LimitTemplate, compile_cost, compile_rate
+from .template import LimitTemplate, compile_cost, compile_rate, tier_key
 
 FIELDS = (
     "name", "description", "order", "path", "route", "group", "method", "audience", "key", "rate",
@@ -435,6 +435,7 @@ class _Reader:
         if not isinstance(group, str) or not group or "rate" not in tier or set(tier) - set(TIER_FIELDS):
             right = "{'group': NAME, 'rate': '1000/m'}, with the name of a group or KEY:VALUE, and optionally 'burst'"
             raise LimitError(f"tier {tier!r}; write {right}")
+        tier_key(group)
         rates = self.rates(tier["rate"])
         if not all(isinstance(rate, Rate) for rate in rates) or not rates:
             raise LimitError(f"rate is {tier['rate']!r}: a tier has constant rates")

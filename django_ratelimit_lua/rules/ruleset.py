@@ -94,7 +94,7 @@ class Ruleset:
         self._secrets: dict[str, Sequence[str | bytes]] = {}
         kinds, blocks = self.snapshot.get("kinds", {}), self.snapshot.get("blocks", ())
         odd = {kind for of in (*kinds.values(), blocks) for kind in of if not is_kind(kind)}
-        self.problems += [f"overrides of the kind {kind!r}, which is none" for kind in sorted(odd)]
+        self.problems += [f"overrides by {kind!r}, which is not a key" for kind in sorted(odd)]
         self.kinds = {name: [kind for kind in of if kind not in odd] for name, of in kinds.items()}
         self.blocks = [kind for kind in blocks if kind not in odd]
         by_name = {rule.name: rule for rule in declared}

@@ -62,9 +62,18 @@ def ban_key(given: Any) -> Key:
 
 
 def tier_key(name: str) -> Key | None:
-    """Return the registered key of a tier such as `plan:pro`, or None if the tier is for a Django group."""
+    """Return the registered key of a tier such as `plan:pro`, or None if the tier is for a Django group.
+
+    Raises `LimitError` for a name with a colon that is not a registered key and a value.
+    """
     key, colon, value = name.partition(":")
-    return registered_keys().get(key) if colon and value else None
+    if not colon:
+        return None
+    keys = registered_keys()
+    if key not in keys or not value or value != value.strip():
+        text = _("%(group)r is not KEY:VALUE with a key of RATELIMIT_KEYS (%(keys)s), without blanks around the value")
+        raise LimitError(text, "group", group=name, keys=", ".join(keys) or "none")
+    return keys[key]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ charges."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
@@ -16,7 +17,7 @@ from ..exceptions import Ratelimited
 from ..identity import Identity, digest, secrets_by_id
 from ..identity.address import client_address
 from ..identity.forwarded import Address
-from ..identity.keys import read_fields
+from ..identity.keys import known_identities, read_fields
 from ..identity.names import original
 from ..limits.call import Charge
 from ..limits.decision import LimitState
@@ -25,6 +26,7 @@ from ..rules.overrides import DIGEST, USER, KnownOverrides, SubjectRef, client_i
 from ..rules.ruleset import EVERY_RULE, Ruleset
 
 logger = logging.getLogger("django_ratelimit_lua")
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 BLOCK = "block"
 """The name under which a decision shows a block that no rule is needed for."""
 NOTHING = Limit(BLOCK, "1/s")
@@ -58,12 +60,20 @@ class Who(Protocol):
 
 
 class Sender:
-    """The subjects of a request. `user`: returns the request's user, or raises."""
+    """The subjects of a request.
 
-    __slots__ = ("_request", "_user")
+    - `user`: returns the request's user, or raises;
+    - `site_keys`: by name of a registered key, a function that returns its identity, or raises.
+    """
 
-    def __init__(self, request: HttpRequest, user: Callable[[], Any]) -> None:
-        self._request, self._user = request, user
+    __slots__ = ("_request", "_site_keys", "_user")
+
+    def __init__(
+        self, request: HttpRequest, user: Callable[[], Any], site_keys: Mapping[str, Callable[[], Any]] = EMPTY
+    ) -> None:
+        self._request = request
+        self._user = user
+        self._site_keys = site_keys
 
     def user(self) -> str | None:
         user = self._user()
@@ -73,6 +83,8 @@ class Sender:
         return client_address(self._request).address
 
     def fields(self, field: str) -> Sequence[Identity]:
+        if field in self._site_keys:
+            return known_identities(self._site_keys[field]())
         return read_fields(field, self._request)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
+from asgiref.sync import sync_to_async
 from django.http import HttpRequest
 
 from ..conf import PRIVATE, conf
@@ -19,7 +20,7 @@ from ..engine.run import Wait, Waiting, awaited, called
 from ..identity import Identity, digest
 from ..identity.address import client_address
 from ..identity.forwarded import Address
-from ..identity.keys import Key, user_missing
+from ..identity.keys import Key, registered_keys, user_missing
 from ..identity.names import own
 from ..identity.request_state import RequestState, request_state
 from ..identity.session import aload
@@ -300,7 +301,12 @@ class RequestPlanner(Planner):
         user = (yield from self._user()) if key.needs_user else None
         if key.needs_session:
             yield Wait(_nothing, partial(aload, self.request))
-        identity: Any = key.read(name, self.request, user)
+        identity: Any
+        if key.blocks:
+            read = partial(key.read, name, self.request, user)
+            identity = yield Wait(read, sync_to_async(read))
+        else:
+            identity = key.read(name, self.request, user)
         if type(identity) is not tuple and inspect.isawaitable(identity):  # Only a function returns it.
             identity = yield awaited(identity)
         return identity
@@ -355,11 +361,13 @@ class RequestPlanner(Planner):
     def _find_subjects(self, ruleset: Ruleset, has_blocks: bool) -> Waiting[None]:
         request = self.request
         kinds = override_kinds(ruleset, self.charges, has_blocks)
-        user: Callable[[], Any] = partial(getattr, request, "user", None)
+        user: Callable[[], Any] = _nothing
         if hasattr(request, "user") and USER in kinds:
-            lazy = user
-            user = yield Wait(lambda: lazy, partial(_auser_or_error, request))
-        subjects = override_subjects(Sender(request, user), ruleset, kinds, self.charges)
+            user = yield from _attempted(self._user())
+        site_keys = {}
+        for name in registered_keys().keys() & kinds:
+            site_keys[name] = yield from _attempted(self._read(registered_keys()[name], ""))
+        subjects = override_subjects(Sender(request, user, site_keys), ruleset, kinds, self.charges)
         self.parties = [Party(self.charges, subjects, has_blocks)] if subjects else ()
 
     def _plan_bans(self, charges: list[PlannedCharge]) -> None:
@@ -418,18 +426,17 @@ async def _auser(request: HttpRequest) -> Any:
     return await request.auser() if hasattr(request, "auser") else None
 
 
-async def _auser_or_error(request: HttpRequest) -> Callable[[], Any]:
-    """What returns the request's user, or raises why it is not known."""
+def _attempted(waiting: Waiting[Any]) -> Waiting[Callable[[], Any]]:
+    """Return a function that returns the result, or raises the error."""
     try:
-        user = await _auser(request)
+        result = yield from waiting
     except Exception as error:
-        reason = error
+        return partial(_raise, error)
+    return lambda: result
 
-        def fail() -> Any:
-            raise reason
 
-        return fail
-    return lambda: user
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 async def _alist(names: Any) -> list[str]:

@@ -203,7 +203,7 @@ def test_the_preview_shows_what_the_rule_would_do(operator: Client, direct: Any,
     ("fields", "note"),
     [
         ({}, ""),
-        ({"mode": "shadow"}, "it refuses nobody"),
+        ({"mode": "shadow"}, "it does not refuse"),
         ({"mode": "off"}, "The rule is off"),
         ({"lease": 5}, "leaves out the lease"),
         ({"split": "equal"}, "leaves out the split"),

@@ -22,7 +22,7 @@ from rest_framework.views import APIView
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.admin.history import restore
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
 from django_ratelimit_lua.models.audit import acting
 from django_ratelimit_lua.operations import forgetting
 from django_ratelimit_lua.store import get_store
@@ -151,6 +151,15 @@ def test_what_throttles_and_expired_bans_have_left_is_forgotten(soon: None, dire
     said("forget", "--user", "grace")
     assert [*direct.scan_iter(f"{prefix}{{*}}:*:sl")] == []
     assert traces(direct, prefix, digest(IP).decode()) == []
+
+
+def test_the_history_of_rules_with_tiers_is_no_obstacle(soon: None) -> None:
+    """Their history holds lists of objects."""
+    rule = RateLimitRule.objects.create(name="tiered", path="/", key="ip", limit=1, unit="h")
+    RateLimitTier.objects.create(rule=rule, group="gold", limit=2, unit="h")
+    RateLimiter("counted", "1/h").hit(IP)
+    assert "erased: counts: 1" in said("forget", "--ip", ADDRESS)
+    assert RateLimiter("counted", "1/h").hit(IP)
 
 
 def test_overrides_stay_unless_they_are_named(soon: None) -> None:

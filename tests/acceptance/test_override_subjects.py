@@ -227,7 +227,7 @@ def test_a_kind_that_is_not_known_is_left_out(direct: redis.Redis, prefix: str, 
     direct.hset(key, mapping={"revision": snapshot["revision"], "rules": json.dumps(snapshot)})
     another_process()
     assert [post("/free/", one) for one in (STRANGER, ADDRESS)] == [429, 200]
-    assert "overrides of the kind 'moon', which is none" in caplog.text
+    assert "overrides by 'moon', which is not a key" in caplog.text
 
 
 def test_only_what_is_known_of_the_subject_is_asked_about() -> None:

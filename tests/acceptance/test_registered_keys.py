@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import datetime
 import io
+import re
 from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import async_to_sync
 from django.contrib import admin
 from django.contrib.auth.models import Group, User
 from django.core.exceptions import ImproperlyConfigured, ValidationError
@@ -18,7 +20,7 @@ from django.test import AsyncClient, Client
 from django.urls import path
 
 from django_ratelimit_lua import LimitError, ratelimit
-from django_ratelimit_lua.checks import check_settings
+from django_ratelimit_lua.checks import check_published, check_rules, check_settings
 from django_ratelimit_lua.engine.bans import bans_active
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.identity.keys import Key, compile_key, registered_keys
@@ -28,9 +30,10 @@ from django_ratelimit_lua.operations import forgetting
 from django_ratelimit_lua.operations.explain import explain
 from django_ratelimit_lua.operations.request_builder import build_request
 from django_ratelimit_lua.operations.rules_yaml import export, plan
+from django_ratelimit_lua.rules.rule import RuleError, compile_rule
 from tests.acceptance.test_admin import RULES, errors, given
 from tests.acceptance.test_forget import traces
-from tests.acceptance.test_inspector import pressed
+from tests.acceptance.test_inspector import pressed, text_of
 from tests.acceptance.test_inspector import shown as inspected
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -47,8 +50,12 @@ def plan_of(request: HttpRequest, user: Any) -> str:
     return "pro" if user.is_authenticated and user.username.startswith("pro") else "free"
 
 
+def groups_of(request: HttpRequest, user: Any) -> str:
+    """Asks the database, which Django refuses in an event loop."""
+    return ",".join(user.groups.values_list("name", flat=True)) or "none"
+
+
 async def later(request: HttpRequest) -> int:
-    await asyncio.sleep(0)
     return 7
 
 
@@ -57,6 +64,7 @@ def broken(request: HttpRequest) -> Any:
 
 
 PLAN = Key("plan", plan_of, label="plan", mask=lambda value: "secret", needs_user=True)
+GROUPS = Key("groups", groups_of, needs_user=True, blocks=True)
 
 
 def ok(request: HttpRequest) -> HttpResponse:
@@ -75,7 +83,7 @@ def site(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
     settings.ALLOWED_HOSTS = ["*"]
     settings.RATELIMIT_KEYS = {
-        "tenant": f"{__name__}.tenant", "plan": f"{__name__}.PLAN", "later": later, "broken": broken,
+        "tenant": f"{__name__}.tenant", "plan": f"{__name__}.PLAN", "groups": GROUPS, "broken": broken,
     }  # fmt: skip
     settings.MIDDLEWARE = [
         "django.contrib.sessions.middleware.SessionMiddleware",
@@ -119,10 +127,6 @@ def test_a_view_counts_by_tenant_and_address(rf: Any) -> None:
     assert [limited(request).status_code for request in (one, one, other)] == [200, 429, 200]
     alone = ratelimit("alone", key="tenant", rate="1/h")(ok)
     assert [alone(rf.get("/", headers={"host": host})).status_code for host in ("a", "b")] == [200, 429]
-    waiting = ratelimit("later", key="later", rate="1/h")
-    assert [waiting(ok)(rf.get("/")).status_code for _ in range(2)] == [200, 429]
-    found = [asyncio.run(waiting(aok)(rf.get("/"))) for _ in range(1)]
-    assert [response.status_code for response in found] == [429]
 
 
 def test_a_value_of_another_type_is_an_error_that_names_the_key(rf: Any) -> None:
@@ -142,6 +146,9 @@ def test_a_value_of_another_type_is_an_error_that_names_the_key(rf: Any) -> None
         *(({name: tenant}, "reserved") for name in ("ip", "header", "exact", "network", "digest", "entry")),
         ({"tenant": "nowhere.tenant"}, "cannot be imported"),
         ({"tenant": 7}, "use a function"),
+        ({"tenant": later}, "is a coroutine function; use a plain one"),
+        ({"tenant": lambda group, request: "x"}, "must accept \\(request\\)"),
+        ({"tenant": Key("tenant", tenant, needs_user=True)}, "must accept \\(request, user\\)"),
     ],
 )
 def test_a_wrong_setting_is_an_error_of_the_check(keys: Any, problem: str, settings: Any) -> None:
@@ -151,7 +158,7 @@ def test_a_wrong_setting_is_an_error_of_the_check(keys: Any, problem: str, setti
         registered_keys()
     (message,) = check_settings()
     assert message.id == "django_ratelimit_lua.E001"
-    assert problem in message.msg
+    assert re.search(problem, message.msg)
     assert compile_key("ip").name == "ip"
 
 
@@ -200,13 +207,40 @@ def test_an_override_needs_a_key_and_a_value() -> None:
         RateLimitOverride(field="tenant", effect="block").full_clean(exclude=["subject", "kind"])
 
 
-def test_an_override_cannot_ask_a_coroutine_function(caplog: pytest.LogCaptureFixture) -> None:
-    """The log says so once, and the request goes on."""
-    block = RateLimitOverride(field="later", effect="block")
-    block.set_value("7")
+@pytest.mark.parametrize(("field", "value"), [("plan", "pro"), ("groups", "gold")])
+@pytest.mark.parametrize("url", ["/ok/", "/aok/"])
+def test_overrides_by_what_a_user_has_hold_in_both_worlds(field: str, value: str, url: str) -> None:
+    """Rules, tiers and overrides use the signed-in user, and may ask the database, under WSGI and ASGI."""
+    user = User.objects.create(username="pro")
+    user.groups.add(Group.objects.create(name="gold"))
+    row = rule(key=field, path=url, limit=1)
+    client, aclient = Client(), AsyncClient()
+    client.force_login(user)
+
+    async def aget() -> int:
+        return int((await aclient.get(url)).status_code)
+
+    async_to_sync(aclient.aforce_login)(user)
+    assert [client.get(url).status_code, asyncio.run(aget())] == [200, 429]
+    RateLimitTier.objects.create(rule=row, group=f"{field}:{value}", limit=3)
+    assert [client.get(url).status_code, asyncio.run(aget()), asyncio.run(aget())] == [200, 200, 429]
+    row.delete()
+    block = RateLimitOverride(field=field, effect="block")
+    block.set_value(value)
     block.save()
-    assert [get("acme"), get("acme")] == [200, 200]
-    assert caplog.text.count("Overrides by later are not applied") == 1
+    assert [client.get(url).status_code, asyncio.run(aget())] == [429, 429]
+    assert [Client().get(url).status_code, get("acme", url)] == [200, 200]
+
+
+def test_without_the_middleware_an_override_by_plan_is_reported(settings: Any, caplog: Any) -> None:
+    """It names the middleware that is missing, and the request goes on."""
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    block = RateLimitOverride(field="plan", effect="block")
+    block.set_value("pro")
+    block.save()
+    assert get("acme") == 200
+    assert "Overrides by plan are not applied" in caplog.text
+    assert "add django.contrib.auth.middleware.AuthenticationMiddleware" in caplog.text
 
 
 def test_a_plan_is_the_audience_of_a_tier() -> None:
@@ -248,7 +282,10 @@ def test_tiers_are_given_by_key_in_the_form(operator: Client) -> None:
     tiers = {"tiers-INITIAL_FORMS": 0, "tiers-TOTAL_FORMS": 1, "tiers-0-limit": 9, "tiers-0-period": 1}
     form = {**given(path="/ok/", key="ip", limit=1), **tiers, "tiers-0-unit": "h"}
     page = operator.post(f"{RULES}add/", {**form, "tiers-0-group": "plam:pro"}).content.decode()
-    assert "keys are: tenant, plan" in page
+    assert "with a key of RATELIMIT_KEYS (tenant, plan" in page
+    assert (
+        "There is no such group." in operator.post(f"{RULES}add/", {**form, "tiers-0-group": "plam"}).content.decode()
+    )
     assert operator.post(f"{RULES}add/", {**form, "tiers-0-group": "plan:pro"}).status_code == 302
     assert RateLimitRule.objects.get().declared()["tiers"] == [{"group": "plan:pro", "rate": "9/h"}]
 
@@ -319,6 +356,47 @@ def test_a_key_that_is_removed_leaves_its_rules_out_loudly(caplog: pytest.LogCap
     settings.RATELIMIT_KEYS = {}
     assert [get("acme"), get("acme")] == [200, 429]
     assert "Unknown key 'tenant'" in caplog.text
+
+
+def test_a_key_that_is_removed_is_reported_to_operators(operator: Client, settings: Any) -> None:
+    """By the check with the database, and on the list of rules; a tier of it is left out, and its rule is not."""
+    rule()
+    RateLimitTier.objects.create(rule=rule(name="plain", key="ip", limit=1), group="plan:pro", limit=5)
+    block = RateLimitOverride(field="tenant", effect="block")
+    block.set_value("acme")
+    block.save()
+    assert not [each for each in check_published(["default"]) if "W031" in each.id]
+    settings.RATELIMIT_KEYS = {}
+    found = " ".join(each.msg for each in check_published(["default"]) if each.id == "django_ratelimit_lua.W031")
+    page = text_of(operator.get(RULES))
+    for problem in ("Unknown key 'tenant'", "'plan:pro' is not KEY:VALUE"):
+        assert problem in found
+        assert problem in page
+    assert "Overrides apply to no request, because these are not keys: tenant." in found
+    assert [get("acme"), get("acme")] == [200, 429]
+
+
+@pytest.mark.parametrize("group", ["plam:pro", "plan:", "plan: pro", "plan:pro "])
+def test_a_tier_for_no_key_is_a_problem_of_files_and_settings(group: str, settings: Any) -> None:
+    """The error shows the form, and the keys of the site."""
+    declared = {"name": "api", "path": "/ok/", "key": "ip", "rate": "1/h", "tiers": [{"group": group, "rate": "2/h"}]}
+    with pytest.raises(
+        RuleError, match=r"is not KEY:VALUE with a key of RATELIMIT_KEYS \(tenant, plan, groups, broken\)"
+    ):
+        compile_rule(declared)
+    settings.RATELIMIT_RULES = [declared]
+    assert "is not KEY:VALUE" in " ".join(str(message.msg) for message in check_rules())
+
+
+def test_what_a_middleware_would_set_is_entered_instead(settings: Any, operator: Client) -> None:
+    """The explanation asks for the key whose function fails on a request that is only described."""
+    settings.RATELIMIT_KEYS = {"tenant": lambda request: request.tenant}
+    rule(limit=1)
+    assert explain(build_request("/ok/")).missing == ("tenant",)
+    assert "tenant" in inspected(operator, {"path": "/ok/"})
+    assert explain(build_request("/ok/", fields=[("tenant", "acme")])).missing == ()
+    with pytest.raises(LimitError, match=r"use header:NAME, .*, tenant$"):
+        build_request("/ok/", fields=[("tenat", "acme")])
 
 
 def test_an_ended_override_of_a_tenant_is_over() -> None:
