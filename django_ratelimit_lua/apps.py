@@ -18,8 +18,9 @@ class RatelimitConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks, start recording and publishing changes, and register DRF's handler for
-        `Ratelimited`."""
+        """Register the system checks, start recording and publishing changes, and register DRF's
+        handler for `Ratelimited`.
+        """
         from . import checks  # noqa: F401
         from .models import audit
         from .publishing import triggers
@@ -42,7 +43,7 @@ def _answer_in_drf() -> None:
 
 
 def _migrated(using: str, plan: Any = (), **kwargs: Any) -> None:
-    """Publish the changes that migrations have made to the rules, also if they removed the tables."""
+    """Publish changes of rules by migrations, also if they removed the tables."""
     from .publishing import triggers
 
     if plan:

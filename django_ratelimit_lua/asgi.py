@@ -19,9 +19,10 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 def finish_at_shutdown(application: Application) -> Application:
     """Write statistics, release slots and return leased units before the server ends.
 
-    uvicorn ends a worker by SIGTERM when it has served the last request, and Python runs no exit functions then. The
-    shutdown event of the ASGI lifespan protocol comes before that. An application that supports the protocol gets its
-    events as before; for one that does not, such as Django's, they are answered here.
+    uvicorn ends a worker by SIGTERM when it has served the last request, and Python runs no exit
+    functions then. The shutdown event of the ASGI lifespan protocol comes before that. An
+    application that supports the protocol gets its events as before; for one that does not, such as
+    Django's, they are answered here.
 
     >>> from django.core.asgi import get_asgi_application
     >>> application = finish_at_shutdown(get_asgi_application())
@@ -30,8 +31,8 @@ def finish_at_shutdown(application: Application) -> Application:
         application: An ASGI 3 application.
 
     Returns:
-        The application with a clean end. It must be the one that the server runs, not one that another application
-        includes.
+        The application with a clean end. It must be the one that the server runs, not one that
+        another application includes.
     """
 
     @wraps(application, updated=())

@@ -36,7 +36,9 @@ AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
 APP = "django_ratelimit_lua"
 MAX_KINDS = 100
-"""Maximum number of kinds of override subjects without a warning. Each request looks up all of them."""
+"""Maximum number of kinds of override subjects without a warning. Each request looks up all of
+them.
+"""
 
 
 class Problem(NamedTuple):
@@ -52,20 +54,31 @@ class Problem(NamedTuple):
 
 
 BAD_SETTING = Problem(Error, "E001", "See the settings page of the documentation.")
-BAD_CACHE = Problem(Error, "E002", "Name an alias whose BACKEND is 'django_redis.cache.RedisCache'.")
+BAD_CACHE = Problem(
+    Error, "E002", "Name an alias whose BACKEND is 'django_redis.cache.RedisCache'."
+)
 BAD_PATH = Problem(Error, "E003", "Name a callable that takes (group, request).")
 BAD_RULE = Problem(Error, "E004", "See the middleware page of the documentation.")
-NO_USER = Problem(Error, "E005", f"Add '{AUTHENTICATION}' to MIDDLEWARE, in front of '{MIDDLEWARE}'.")
-BAD_THROTTLE_RATE = Problem(Error, "E006", "Write '100/d', '10/15m', None, or a dict of these by method.")
-BAD_THROTTLE = Problem(Error, "E007", "Name the scope in DRF's DEFAULT_THROTTLE_RATES, with None for no limit.")
+NO_USER = Problem(
+    Error, "E005", f"Add '{AUTHENTICATION}' to MIDDLEWARE, in front of '{MIDDLEWARE}'."
+)
+BAD_THROTTLE_RATE = Problem(
+    Error, "E006", "Write '100/d', '10/15m', None, or a dict of these by method."
+)
+BAD_THROTTLE = Problem(
+    Error, "E007", "Name the scope in DRF's DEFAULT_THROTTLE_RATES, with None for no limit."
+)
 UNKNOWN_SETTING = Problem(
     Warning,
     "W025",
-    f"Remove it or correct its name. Known are: {', '.join(sorted(f'RATELIMIT_{name}' for name in SETTINGS))}.",
+    "Remove it or correct its name. Known are: "
+    f"{', '.join(sorted(f'RATELIMIT_{name}' for name in SETTINGS))}.",
 )
 UNUSED_RULES = Problem(Warning, "W026", f"Add '{MIDDLEWARE}' to MIDDLEWARE.")
 NO_PROXIES = Problem(
-    Warning, "W008", "Set it to the networks of your proxies or to their number; to 0 if there is none."
+    Warning,
+    "W008",
+    "Set it to the networks of your proxies or to their number; to 0 if there is none.",
 )
 SCRIPT_NAME = Problem(Warning, "W009", "Write the paths as the URLconf has them, without {script}.")
 ONE_FOR_ALL = Problem(Warning, "W010", "Use the key 'user_or_ip', {otherwise}.")
@@ -74,22 +87,37 @@ OTHER_SITE = Problem(Error, "E013", provider.REMEDY)
 LOST_VALUES = Problem(
     Warning,
     "W014",
-    "Add the old key to SECRET_KEY_FALLBACKS or to the end of RATELIMIT_KEY_SECRET, or enter the values again.",
+    "Add the old key to SECRET_KEY_FALLBACKS or to the end of RATELIMIT_KEY_SECRET, or enter the "
+    "values again.",
 )
 SHORT_BAN = Problem(
-    Warning, "W027", "Make the first entry of ban_for at least as long as ban_window, or remove ban_window."
+    Warning,
+    "W027",
+    "Make the first entry of ban_for at least as long as ban_window, or remove ban_window.",
 )
-MANY_KINDS = Problem(Warning, "W016", "Use the value of one field to distinguish clients, not its name.")
+MANY_KINDS = Problem(
+    Warning, "W016", "Use the value of one field to distinguish clients, not its name."
+)
 NO_PACKAGE = Problem(Warning, "W017", "Install django-ratelimit-lua[{extra}].")
-TENANT_APP = Problem(Error, "E023", "Move it to SHARED_APPS: all tenants share its tables and its rules.")
-NO_PLACE = Problem(
-    Warning, "W022", "Use the path '/' for all requests, or the name of a limit in the code or of a URL pattern."
+TENANT_APP = Problem(
+    Error, "E023", "Move it to SHARED_APPS: all tenants share its tables and its rules."
 )
-TWO_LIMITERS = Problem(Error, "E028", "Import one RateLimiter in both places, or give them different names.")
+NO_PLACE = Problem(
+    Warning,
+    "W022",
+    "Use the path '/' for all requests, or the name of a limit in the code or of a URL pattern.",
+)
+TWO_LIMITERS = Problem(
+    Error, "E028", "Import one RateLimiter in both places, or give them different names."
+)
 SETTING_OF_ANNEX = Problem(Warning, "W030", "{right}, or remove the setting.")
-BAD_ROW = Problem(Warning, "W031", "Correct it in the admin, or register the key in RATELIMIT_KEYS again.")
+BAD_ROW = Problem(
+    Warning, "W031", "Correct it in the admin, or register the key in RATELIMIT_KEYS again."
+)
 ABSENT_ANNEX = Problem(Warning, "W029", "{right}, or delete these values from RateLimitRule.extra.")
-EARLIER_KEY = Problem(Info, "I015", "Enter their values again before you remove the key from the fallbacks.")
+EARLIER_KEY = Problem(
+    Info, "I015", "Enter their values again before you remove the key from the fallbacks."
+)
 
 
 @register(Tags.caches)
@@ -121,7 +149,8 @@ def check_tenants(**kwargs: Any) -> Iterator[CheckMessage]:
     names = [str(app) for app in apps] if isinstance(apps, (list, tuple, set, frozenset)) else []
     if any(name == APP or name.startswith(f"{APP}.") for name in names):
         yield TENANT_APP.message(
-            f"TENANT_APPS contains '{APP}'. Each tenant would have its own rules, but all processes share one set."
+            f"TENANT_APPS contains '{APP}'. Each tenant would have its own rules, but all "
+            "processes share one set."
         )
 
 
@@ -150,7 +179,9 @@ def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
     if MIDDLEWARE not in settings.MIDDLEWARE and is_installed("gateway"):
         return  # The process may serve only the gateway, which applies them.
     if is_applied_here and MIDDLEWARE not in settings.MIDDLEWARE:
-        yield UNUSED_RULES.message("RATELIMIT_RULES has rules, but the middleware that applies them is missing.")
+        yield UNUSED_RULES.message(
+            "RATELIMIT_RULES has rules, but the middleware that applies them is missing."
+        )
     elif is_applied_here and needs_user and AUTHENTICATION not in settings.MIDDLEWARE:
         yield NO_USER.message(f"These rules need the user: {needs_user}.")
     else:
@@ -180,12 +211,16 @@ def _no_session(subject: str) -> Iterator[CheckMessage]:
     else:
         return
     yield NO_SESSION.message(
-        f"{subject}: the key uses the session, but {problem}, so the client's address is counted.", right=right
+        f"{subject}: the key uses the session, but {problem}, so the client's address is counted.",
+        right=right,
     )
 
 
 def _one_for_all(subject: str, otherwise: str) -> CheckMessage:
-    text = f"{subject} counts all clients without a signed-in user as one, because its key is the user."
+    text = (
+        f"{subject} counts all clients without a signed-in user as one, because its key is the "
+        "user."
+    )
     return ONE_FOR_ALL.message(text, otherwise=otherwise)
 
 
@@ -200,10 +235,16 @@ def check_views(**kwargs: Any) -> Iterator[CheckMessage]:
         for view in _all_views()
         for rules, is_open in _limited(view)
     ]
-    lumping = (name for name, is_open, rules in limited if is_open and any(rule.lumps_strangers for rule in rules))
+    lumping = (
+        name
+        for name, is_open, rules in limited
+        if is_open and any(rule.lumps_strangers for rule in rules)
+    )
     for name in dict.fromkeys(lumping):
         yield _one_for_all(name, "or login_required")
-    for name in dict.fromkeys(name for name, _, rules in limited if any(rule.needs_session for rule in rules)):
+    for name in dict.fromkeys(
+        name for name, _, rules in limited if any(rule.needs_session for rule in rules)
+    ):
         yield from _no_session(name)
 
 
@@ -248,7 +289,10 @@ def _bad_throttle_rates() -> Iterator[tuple[Any, str]]:
                 if method != "*":
                     method_name(method)
                 if rate is not None and Rate.parse(rate).is_slots:
-                    raise LimitError(f"Rate {rate!r} is a number of slots; throttles need a rate such as '{rate}/m'")
+                    raise LimitError(
+                        f"Rate {rate!r} is a number of slots; throttles need a rate such as "
+                        f"'{rate}/m'"
+                    )
             except LimitError as error:
                 yield scope, f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']: scope {scope!r}: {error}."
 
@@ -264,7 +308,9 @@ def check_throttles(**kwargs: Any) -> Iterator[CheckMessage]:
     for view in _all_views():
         given = getattr(view, "initkwargs", None) or {}
         drf_view = getattr(view, "cls", None)
-        for throttle in given.get("throttle_classes") or getattr(drf_view, "throttle_classes", None) or ():
+        for throttle in (
+            given.get("throttle_classes") or getattr(drf_view, "throttle_classes", None) or ()
+        ):
             attribute = getattr(throttle, "scope_attr", "")
             throttles[throttle, given.get(attribute) or getattr(drf_view, attribute, None)] = None
     bad_scopes = {scope for scope, _ in _bad_throttle_rates()}
@@ -273,9 +319,16 @@ def check_throttles(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 def _throttle_problem(throttle: Any, scope: Any, bad_scopes: Collection[Any]) -> str:
-    """Return the problem of a throttle of this package; empty if it works, or if its scope was reported."""
+    """Return the problem of a throttle of this package.
+
+    Empty if it works, or if its scope was reported.
+    """
     throttling = sys.modules.get(f"{__package__}.throttling")
-    if throttling is None or not isinstance(throttle, type) or not issubclass(throttle, throttling.SimpleRateThrottle):
+    if (
+        throttling is None
+        or not isinstance(throttle, type)
+        or not issubclass(throttle, throttling.SimpleRateThrottle)
+    ):
         return ""
     if (scope or getattr(throttle, "scope", None)) in bad_scopes:
         return ""
@@ -284,7 +337,9 @@ def _throttle_problem(throttle: Any, scope: Any, bad_scopes: Collection[Any]) ->
         if issubclass(throttle, throttling.ScopedRateThrottle) and scope:
             instance.scope = scope
             instance.rate = instance.get_rate()
-        for rate in instance.rate.values() if isinstance(instance.rate, Mapping) else (instance.rate,):
+        for rate in (
+            instance.rate.values() if isinstance(instance.rate, Mapping) else (instance.rate,)
+        ):
             if rate != ():  # It gets its rate from the view.
                 instance.parse_rate(rate)
     except ImproperlyConfigured as error:
@@ -309,27 +364,29 @@ def check_paths(**kwargs: Any) -> Iterator[CheckMessage]:
 
 @register(Tags.caches)
 def check_limiters(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Check that `RateLimiter`s of the same name have the same limits, because they share a count."""
+    """Check that `RateLimiter`s of one name, which share a count, have the same limits."""
     _all_views()  # Importing the views registers their limiters.
     for name in known_call_sites.names():
         sites = [site for site in reversed(known_call_sites.of(name)) if site.kind == LIMITER]
         for site in sites[1:]:
             if set(site.limits) != set(sites[0].limits):
                 yield TWO_LIMITERS.message(
-                    f"RateLimiter {name!r} has different rates or options in {site.place} and {sites[0].place}."
+                    f"RateLimiter {name!r} has different rates or options in {site.place} and "
+                    f"{sites[0].place}."
                 )
 
 
 @register(Tags.caches, deploy=True)
 def check_proxies(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Check that the proxy setting is present: all clients behind an untrusted proxy share a count."""
+    """Check that the proxy setting is present: clients behind an untrusted proxy share a count."""
     with suppress(ImproperlyConfigured):  # `check_settings` reports it.
         if conf.TRUSTED_PROXIES is None and conf.IP_META_KEY is None:
             signs = ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST", "USE_X_FORWARDED_PORT")
             signs_set = ", ".join(name for name in signs if getattr(settings, name, None))
             why = f" ({signs_set} suggests that there is one)" if signs_set else ""
             yield NO_PROXIES.message(
-                f"RATELIMIT_TRUSTED_PROXIES is not set. All clients behind a proxy share a count{why}, and private "
+                "RATELIMIT_TRUSTED_PROXIES is not set. All clients behind a proxy share a "
+                f"count{why}, and private "
                 f"addresses are never banned."
             )
 
@@ -339,7 +396,10 @@ def check_bans(**kwargs: Any) -> Iterator[CheckMessage]:
     """Check that no first ban is shorter than the window in which its offences count."""
     for limit in _banning_limits():
         if limit.ban is not None and limit.ban.lengths_us[0] < limit.ban.window_us:
-            text = f"The first ban of {limit.name!r} ({limit.ban_for}) is shorter than its window ({limit.ban_window})."
+            text = (
+                f"The first ban of {limit.name!r} ({limit.ban_for}) is shorter than its window "
+                f"({limit.ban_window})."
+            )
             yield SHORT_BAN.message(text)
 
 
@@ -357,13 +417,20 @@ def _banning_limits() -> list[Limit]:
 
 @register(Tags.caches)
 def check_script_name(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Check that no rule's path begins with `FORCE_SCRIPT_NAME`, which is not part of the path that rules match."""
+    """Check that no rule's path begins with `FORCE_SCRIPT_NAME`, which is not part of the path that
+    rules match.
+    """
     script = str(settings.FORCE_SCRIPT_NAME or "").rstrip("/")
     with suppress(ImproperlyConfigured):  # `check_rules` reports it.
         rules = settings_rules() if script else ()
-        below = [rule.name for rule in rules if any(path.startswith(f"{script}/") for path in rule.paths)]
+        below = [
+            rule.name for rule in rules if any(path.startswith(f"{script}/") for path in rule.paths)
+        ]
         if below:
-            text = f"Paths that begin with FORCE_SCRIPT_NAME match no request, in the rules {', '.join(below)}."
+            text = (
+                "Paths that begin with FORCE_SCRIPT_NAME match no request, in the rules "
+                f"{', '.join(below)}."
+            )
             yield SCRIPT_NAME.message(text, script=script)
 
 
@@ -375,19 +442,33 @@ def check_annexes(databases: Sequence[str] | None = None, **kwargs: Any) -> Iter
     """
     using = primary()
     with suppress(DatabaseError):  # Not migrated yet, or unavailable.
-        rows = RateLimitRule.objects.using(using).exclude(extra={}) if using in (databases or ()) else ()
+        rows = (
+            RateLimitRule.objects.using(using).exclude(extra={})
+            if using in (databases or ())
+            else ()
+        )
         for word, annex in FIELDS_OF_ANNEXES.items():
-            names = [] if word in rule_fields() else [repr(row.name) for row in rows if word in row.annexed()]
+            names = (
+                []
+                if word in rule_fields()
+                else [repr(row.name) for row in rows if word in row.annexed()]
+            )
             if names:
-                text = f"The field {word} of the rules {', '.join(names)} is ignored: its annex is not installed."
+                text = (
+                    f"The field {word} of the rules {', '.join(names)} is ignored: its annex "
+                    "is not installed."
+                )
                 yield ABSENT_ANNEX.message(text, right=install(annex))
 
 
 @register(Tags.database)
-def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
+def check_published(
+    databases: Sequence[str] | None = None, **kwargs: Any
+) -> Iterator[CheckMessage]:
     """Check that the rules of the admin are valid and published, and that overrides use known keys.
 
-    With `manage.py check --database default`, and before migrations. Report nothing if a server is unavailable.
+    With `manage.py check --database default`, and before migrations. Report nothing if a server is
+    unavailable.
     """
     using = primary()
     if using not in (databases or ()):
@@ -395,7 +476,13 @@ def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> It
     try:
         own = RateLimitRevision.read(using).database
         by_key = values_by_key(using)
-        kinds = RateLimitOverride.objects.using(using).lasting().order_by().values_list("kind", flat=True).distinct()
+        kinds = (
+            RateLimitOverride.objects.using(using)
+            .lasting()
+            .order_by()
+            .values_list("kind", flat=True)
+            .distinct()
+        )
         odd = [kind for kind in kinds if not is_kind(kind)]
         rules = list(RateLimitRule.objects.using(using).prefetch_related("tiers"))
         owner = read_published().database
@@ -404,7 +491,8 @@ def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> It
     if owner not in ("", own):
         prefix = conf.CACHE_PREFIX.decode()
         yield OTHER_SITE.message(
-            f"The rules under RATELIMIT_CACHE_PREFIX {prefix!r} belong to the database {owner}; the id of this "
+            f"The rules under RATELIMIT_CACHE_PREFIX {prefix!r} belong to the database {owner}; "
+            "the id of this "
             f"database is {own or 'not set yet'}."
         )
     for rule in rules:
@@ -413,18 +501,24 @@ def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> It
         except RuleError as error:
             yield BAD_ROW.message(f"A part of a rule is left out: {error}")
     if odd:
-        yield BAD_ROW.message(f"Overrides apply to no request, because these are not keys: {', '.join(odd)}.")
+        yield BAD_ROW.message(
+            f"Overrides apply to no request, because these are not keys: {', '.join(odd)}."
+        )
     secrets = secrets_by_id()
     lost = sum(count for key, count in by_key.items() if key not in secrets)
     earlier = sum(by_key.values()) - lost
     if lost:
         yield LOST_VALUES.message(
-            f"{lost} overrides for values of fields match no client: the key of their digests was removed."
+            f"{lost} overrides for values of fields match no client: the key of their digests was "
+            "removed."
         )
     if len(kinds) > MAX_KINDS:
         yield MANY_KINDS.message(
-            f"There are overrides for {len(kinds)} kinds of subjects (each name of a field is a kind). Each request "
+            f"There are overrides for {len(kinds)} kinds of subjects (each name of a field is a "
+            "kind). Each request "
             "looks up all of them, which takes some microseconds per kind."
         )
     if earlier:
-        yield EARLIER_KEY.message(f"{earlier} overrides for values of fields use an earlier secret key.")
+        yield EARLIER_KEY.message(
+            f"{earlier} overrides for values of fields use an earlier secret key."
+        )

@@ -40,7 +40,7 @@ Answer = TypeVar("Answer", covariant=True)
 
 
 class UsageFunction(Protocol[Answer]):
-    """One of the two functions, with the constants for `method` that django-ratelimit sets on it."""
+    """One of the two functions, with django-ratelimit's constants for `method`."""
 
     ALL: None
     UNSAFE: list[str]
@@ -76,8 +76,9 @@ def get_usage(
 ) -> Usage | None:
     """Return the usage of a limit, or None if no limit applies.
 
-    With `increment`, count the request. Without it, `should_limit` is true if one more request would be refused. The
-    count is the one that `@ratelimit` keeps for the same group, key, rate and method.
+    With `increment`, count the request. Without it, `should_limit` is true if one more request
+    would be refused. The count is the one that `@ratelimit` keeps for the same group, key, rate and
+    method.
 
     Raises:
         ImproperlyConfigured: Neither `group` nor `fn` is given.
@@ -85,7 +86,9 @@ def get_usage(
     if group is None and fn is None:
         raise ImproperlyConfigured("get_usage needs `group` or `fn`, for the name of the count")
     if not hasattr(request, "META"):
-        raise TypeError(f"The first argument of get_usage and is_ratelimited is the request, not {request!r}")
+        raise TypeError(
+            f"The first argument of get_usage and is_ratelimited is the request, not {request!r}"
+        )
     if not conf.ENABLE or rate is None:
         return None
     rule = call_site(group, key, rate, method, 1, {})

@@ -1,4 +1,6 @@
-"""`@ratelimit`, for function views, methods of class-based views (`method_decorator`) and `async` views."""
+"""`@ratelimit`, for function views, methods of class-based views (`method_decorator`) and `async`
+views.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ from .rules.stacks import TRIAL, Stack, register, stack_of
 from .rules.template import CostLike, RateLike
 from .web.holding import hold_slots, watch_body
 from .web.plan import RequestPlanner
-from .web.responses import add_ratelimit_headers, arefused_response, attach_decision, refused_response
+from .web.responses import (
+    add_ratelimit_headers,
+    arefused_response,
+    attach_decision,
+    refused_response,
+)
 from .web.settlement import settle
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -38,35 +45,40 @@ class _Ratelimit:
     ... def search(request):
     ...     return HttpResponse("found")
 
-    The view can read the decision from `request.ratelimit`. A limit with `max_wait` and a leaky bucket hold the request
-    until its turn. A leaky bucket without `max_wait` refuses a request that would have to wait for more than five
-    seconds.
+    The view can read the decision from `request.ratelimit`. A limit with `max_wait` and a leaky
+    bucket hold the request until its turn. A leaky bucket without `max_wait` refuses a request that
+    would have to wait for more than five seconds.
 
     Args:
-        group: The name of the count. Default: the view's module and name.
-        key: What to count by: all (every client together), ip, user, user_or_ip, get:NAME, post:NAME, header:NAME,
-            cookie:NAME, a callable (group, request), its dotted path, or a tuple of these. Values that clients write
-            are normalized (case, spaces, Unicode); with the prefix exact: they are not.
-        rate: "N/[k]unit", (count, seconds), a callable (group, request), its dotted path, or None for no limit. A plain
-            number such as "5" is a maximum of concurrent requests, each until its response is closed. A list of these
-            is decided together, all or nothing.
+        group: The name of the count. Default: the view's module and name. key: What to count by:
+        all (every client together), ip, user, user_or_ip, get:NAME, post:NAME, header:NAME,
+            cookie:NAME, a callable (group, request), its dotted path, or a tuple of these. Values
+            that clients write are normalized (case, spaces, Unicode); with the prefix exact: they
+            are not.
+        rate: "N/[k]unit", (count, seconds), a callable (group, request), its dotted path, or None
+            for no limit. A plain number such as "5" is a maximum of concurrent requests, each until
+            its response is closed. A list of these is decided together, all or nothing.
         method: ALL, UNSAFE, or the methods to count. GET includes HEAD, which runs the same view.
-        block: Answer 429 if the request is over the limit. Otherwise only set `request.limited`, and let the view
+        block: Answer 429 if the request is over the limit. Otherwise only set `request.limited`,
+        and let the view
             decide.
         cost: The units that a request takes, a callable (group, request), or its dotted path.
-        count_if: A function of the request and its response (or the exception that it raised). If it returns false,
+        count_if: A function of the request and its response (or the exception that it raised). If
+        it returns false,
             the units are refunded.
-        reset_if: The same. If it returns true, the count of the identity is reset.
-        cost_after: The same. It returns the number of units to charge in addition.
-        fallback: A view that answers refused requests instead of the 429, with the same arguments. On a function that
-            is not a view but has a request as its first argument: a value or a callable. Of several decorators on one
-            view, the outermost with a fallback applies.
-        durable: Keep hourly statistics in the database, for `RATELIMIT_HISTORY_DAYS`.
-        **options: The options of `Limit`: algorithm, burst, initial, queue, segments, align, time_zone, max_wait,
+        reset_if: The same. If it returns true, the count of the identity is reset. cost_after: The
+        same. It returns the number of units to charge in addition. fallback: A view that answers
+        refused requests instead of the 429, with the same arguments. On a function that
+            is not a view but has a request as its first argument: a value or a callable. Of several
+            decorators on one view, the outermost with a fallback applies.
+        durable: Keep hourly statistics in the database, for `RATELIMIT_HISTORY_DAYS`. **options:
+        The options of `Limit`: algorithm, burst, initial, queue, segments, align, time_zone,
+        max_wait,
             count_denied, mode.
 
     Raises:
-        LimitError: An argument is invalid. It is raised when the module is imported, not by the first request.
+        LimitError: An argument is invalid. It is raised when the module is imported, not by the
+        first request.
     """
 
     ALL = ALL
@@ -89,14 +101,24 @@ class _Ratelimit:
         **options: Unpack[Options],
     ) -> Callable[[View], View]:
         rule = call_site(
-            group, key, rate, method, cost, options,
-            block=block, count_if=count_if, reset_if=reset_if, cost_after=cost_after,
-        )  # fmt: skip
+            group,
+            key,
+            rate,
+            method,
+            cost,
+            options,
+            block=block,
+            count_if=count_if,
+            reset_if=reset_if,
+            cost_after=cost_after,
+        )
 
         if fallback is not NO_FALLBACK and not block:
             raise LimitError("fallback has no effect with block=False: remove one of them")
         if isinstance(fallback, HttpResponseBase):
-            raise LimitError("fallback is a response, which all requests would share: use a view that returns it")
+            raise LimitError(
+                "fallback is a response, which all requests would share: use a view that returns it"
+            )
 
         def decorate(view: View) -> View:
             return cast(View, _checked(view, rule, fallback, durable=durable))
@@ -108,20 +130,27 @@ ratelimit = _Ratelimit()
 
 
 def is_async(view: Any) -> bool:
-    """Return whether a call of the view returns a coroutine, as `View.dispatch` of a class with async handlers does."""
+    """Return whether a call of the view returns a coroutine, as `View.dispatch` of a class with
+    async handlers does.
+    """
     if iscoroutinefunction(view) or inspect.iscoroutinefunction(view):
         return True
     while isinstance(view, functools.partial):
         view = view.func
     owner = getattr(view, "__self__", None)
-    return getattr(view, "__name__", "") == "dispatch" and getattr(type(owner), "view_is_async", False) is True
+    return (
+        getattr(view, "__name__", "") == "dispatch"
+        and getattr(type(owner), "view_is_async", False) is True
+    )
 
 
 def _check_function(view: Callable[..., Any]) -> None:
     """Raise `LimitError` for a class and for a method: its first argument is not a request."""
     if isinstance(view, type):
         remedy = f"@method_decorator(ratelimit(...), name='dispatch') on {view.__name__}"
-        raise LimitError(f"@ratelimit is for functions, and {view.__qualname__} is a class: use {remedy}")
+        raise LimitError(
+            f"@ratelimit is for functions, and {view.__qualname__} is a class: use {remedy}"
+        )
     if not inspect.isfunction(view):
         return
     arguments = view.__code__.co_varnames[: view.__code__.co_argcount]
@@ -133,11 +162,14 @@ def _on_method(view: Callable[..., Any]) -> LimitError:
     name = getattr(view, "__qualname__", repr(view))
     return LimitError(
         f"@ratelimit on {name}: its first argument is not a request. On a method, use "
-        f"@method_decorator(ratelimit(...)); on a function without a request, use a RateLimiter as the decorator"
+        "@method_decorator(ratelimit(...)); on a function without a request, use a RateLimiter "
+        "as the decorator"
     )
 
 
-def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bool) -> Callable[..., Any]:
+def _checked(
+    view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bool
+) -> Callable[..., Any]:
     # Directly above another @ratelimit, one function decides both, in one call.
     _check_function(view)
     below = stack_of(view)
@@ -181,7 +213,9 @@ def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bo
                 run(settle(request, error, outcome, held))
             raise
         run(settle(request, response, outcome))
-        return add_ratelimit_headers(request, response if held is None else watch_body(request, response))
+        return add_ratelimit_headers(
+            request, response if held is None else watch_body(request, response)
+        )
 
     @functools.wraps(view)
     async def achecker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -192,7 +226,9 @@ def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bo
         if blocks and not decision.allowed:
             if fallback is NO_FALLBACK:
                 return await arefused_response(request, decision)
-            answer = await afall_back(in_thread(fallback), Ratelimited(decision), request, *args, **kwargs)
+            answer = await afall_back(
+                in_thread(fallback), Ratelimited(decision), request, *args, **kwargs
+            )
             return add_ratelimit_headers(request, answer)
         held = hold_slots(request, outcome) if outcome.slot else None
         if blocks and decision.wait > 0:
@@ -210,14 +246,19 @@ def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bo
             if held is not None:  # No caller gets the response, so it may never be closed.
                 await settled(error, held.releasing())
             raise
-        return add_ratelimit_headers(request, response if held is None else watch_body(request, response))
+        return add_ratelimit_headers(
+            request, response if held is None else watch_body(request, response)
+        )
 
     wrapper: Any = achecker if is_async(checked) else checker
     return register(Stack(wrapper, checked, rules, group, fallback))
 
 
 def in_thread(fallback: Any) -> Any:
-    """Return the fallback for a coroutine function. A plain callable may block, so it runs in a thread."""
+    """Return the fallback for a coroutine function.
+
+    A plain callable may block, so it runs in a thread.
+    """
     if callable(fallback) and not is_async(fallback):
         return sync_to_async(fallback)
     return fallback

@@ -15,8 +15,9 @@ __all__ = ["LimitError", "Ratelimited", "StoreError"]
 class Ratelimited(PermissionDenied):
     """A request or call was refused.
 
-    Like the exception of django-ratelimit, it is a subclass of Django's `PermissionDenied`: without a handler it
-    becomes a 403. It is made from a decision, or from text; then its `decision` has no limits.
+    Like the exception of django-ratelimit, it is a subclass of Django's `PermissionDenied`: without
+    a handler it becomes a 403. It is made from a decision, or from text; then its `decision` has no
+    limits.
 
     >>> raise Ratelimited("Five exports a day are enough.")
     Traceback (most recent call last):
@@ -24,11 +25,11 @@ class Ratelimited(PermissionDenied):
     django_ratelimit_lua.exceptions.Ratelimited: Five exports a day are enough.
 
     Attributes:
-        decision: The decision, with the limit that refused and `retry_after`.
-        message: The message of the rule, or the text of the exception. GraphQL servers send it to clients. It is empty
+        decision: The decision, with the limit that refused and `retry_after`. message: The message
+        of the rule, or the text of the exception. GraphQL servers send it to clients. It is empty
             for `RATELIMIT_VIEW` if the rule has no message.
-        when: When to try again, in the client's language. Like `reference`, it is set for `RATELIMIT_VIEW` and
-            `RATELIMIT_EXCEPTION_CLASS`, and may be empty.
+        when: When to try again, in the client's language. Like `reference`, it is set for
+            `RATELIMIT_VIEW` and `RATELIMIT_EXCEPTION_CLASS`, and may be empty.
         reference: A code by which support finds the limit that refused.
         status: 429, or 403 for a block with that status.
         remedy: For staff: how to switch off the rule of the admin that refused.

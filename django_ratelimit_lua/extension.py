@@ -1,7 +1,7 @@
 """`Extension`: how an annex, one of the optional apps under `contrib/`, plugs into the core.
 
-The core never imports an annex. It calls the extensions that `AppConfig.ready` has registered, in the order of
-`INSTALLED_APPS`; without any, each hook is a loop over an empty list.
+The core never imports an annex. It calls the extensions that `AppConfig.ready` has registered, in
+the order of `INSTALLED_APPS`; without any, each hook is a loop over an empty list.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ SETTINGS_OF_ANNEXES = {
     "GATEWAY_SECRET": "gateway",
     "GATEWAY_USER_HEADER": "gateway",
 }
-"""Which annex defines a setting. The system check names the app to install if a project sets it without the annex."""
+"""Which annex defines a setting. The system check names the app to install if a project sets it
+without the annex.
+"""
 VERBS_OF_ANNEXES = {
     "breakers": "breakers",
     "grpc": "gateway",
@@ -33,20 +35,23 @@ VERBS_OF_ANNEXES = {
 FIELDS_OF_ANNEXES = {"descriptor": "gateway", "durable": "statistics"}
 """Which annex defines a field of rules."""
 PLACES = ("descriptor",)
-"""Those of these fields that are places of their own: a rule with one needs neither a path nor a key."""
+"""Those of these fields that are places of their own: a rule with one needs neither a path nor a
+key.
+"""
 
 
 class RuleField(NamedTuple):
     """A field that an annex adds to rules; see `FIELDS_OF_ANNEXES`.
 
-    `RateLimitRule.extra` stores its value, settings and YAML write it like any other field, and `Rule.extra` has the
-    compiled value. An empty or false value counts as missing.
+    `RateLimitRule.extra` stores its value, settings and YAML write it like any other field, and
+    `Rule.extra` has the compiled value. An empty or false value counts as missing.
 
     - `label`: its label in forms and in the history;
     - `form_field`: returns a new form field, whose values are those of `clean`;
     - `clean`: returns a value as JSON, or raises `LimitError`;
     - `compile`: returns the value that decisions use, from that JSON, or raises `LimitError`;
-    - `check`: called with a compiled `Rule` that has a value; raises `LimitError` for a contradiction;
+    - `check`: called with a compiled `Rule` that has a value; raises `LimitError` for a
+      contradiction;
     - `describe`: returns the words for a value in the sentence about a rule; empty: none.
     """
 
@@ -64,12 +69,13 @@ WORDS_OF_ANNEXES = {"breaker": "breakers"}
 
 
 class Document(NamedTuple):
-    """Rows that `ratelimit rules export` and `import` handle together with the rules, as items such as `breaker:
-    payments`.
+    """Rows that `ratelimit rules export` and `import` handle together with the rules, as items such
+    as `breaker: payments`.
 
     - `word`: the first word of an item; its value is the name of the row;
     - `stored`: returns the rows of the database, by name;
-    - `build`: returns an item as `stored` would, or raises `RuleError`; it gets the item and its position;
+    - `build`: returns an item as `stored` would, or raises `RuleError`; it gets the item and its
+      position;
     - `save`: saves the row of a name; None: deletes it;
     - `notices`: returns warnings about a new name;
     - `applied`: returns the message for a number of saved rows;
@@ -104,8 +110,11 @@ class Finding(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """A gauge: its name, its help text, the names of its labels, and a function that returns a number for each tuple
-    of their values. It raises `StoreError`."""
+    """A gauge: its name, its help text, the names of its labels, and a function that returns a
+    number for each tuple of their values.
+
+    It raises `StoreError`.
+    """
 
     name: str
     help: str
@@ -114,10 +123,11 @@ class Metric(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of the lists of rules and of limits: its name and heading, and a function that returns the cells.
+    """A column of the lists of rules and of limits: its name and heading, and a function that
+    returns the cells.
 
-    `cells(request, rules)` returns a cell for each limit name that has one; `rules` maps the names of the list to their
-    rows, or to None if a limit has no rule. Raises `StoreError`.
+    `cells(request, rules)` returns a cell for each limit name that has one; `rules` maps the names
+    of the list to their rows, or to None if a limit has no rule. Raises `StoreError`.
     """
 
     name: str
@@ -141,48 +151,73 @@ class Extension:
     columns: Sequence[Column] = ()
     """Columns that it adds to lists."""
     tasks: Mapping[str, str] = MappingProxyType({})
-    """Its tasks that run in the background, by name: what each does, for `manage.py ratelimit health`."""
+    """Its tasks that run in the background, by name: what each does, for `manage.py ratelimit
+    health`.
+    """
     documents: Sequence[Document] = ()
     """Its rows in the rules' YAML file."""
 
     def snapshot(self, using: str) -> Any:
-        """Its part of the published snapshot, as JSON, from this database, or None. A process without the
-        annex leaves the published part as it is."""
+        """Its part of the published snapshot, as JSON, from this database, or None.
+
+        A process without the annex leaves the published part as it is.
+        """
 
     def load(self, part: Any, before: Any, problems: list[str]) -> Any:
-        """Compile its part (None: nothing is published), once per revision. `before`: what it compiled for the revision
-        before, or None; `problems`: where to add what could not be read. `Ruleset.parts` keeps the result by name."""
+        """Compile its part (None: nothing is published), once per revision.
+
+        `before`: what it compiled for the revision before, or None; `problems`: where to add what
+        could not be read. `Ruleset.parts` keeps the result by name.
+        """
 
     def on_decision(
-        self, planned: Sequence[Any], decision: Any, seconds: float, exempt: Sequence[Any], state: Any
+        self,
+        planned: Sequence[Any],
+        decision: Any,
+        seconds: float,
+        exempt: Sequence[Any],
+        state: Any,
     ) -> None:
-        """Count a decision about a hit. It may only add to memory, which `store.flusher` writes once a second.
+        """Count a decision about a hit.
 
-        - `planned`: the `PlannedCharge` of each of the decision's limits; `exempt`: those that an override removed;
+        It may only add to memory, which `store.flusher` writes once a second.
+
+        - `planned`: the `PlannedCharge` of each of the decision's limits; `exempt`: those that an
+          override removed;
         - `seconds`: how long the decision took;
-        - `state`: the `RequestState` of the request, about which there may be other decisions, or None.
+        - `state`: the `RequestState` of the request, about which there may be other decisions, or
+          None.
         """
 
     def on_failed_rule(self, name: str) -> None:
         """Count that a rule could not be applied to a request, which goes on without it."""
 
     def on_message(self, words: Collection[bytes]) -> None:
-        """Handle messages of the push channel, `ANNEX <its name> <word> <word> ...`: all words that have arrived."""
+        """Handle messages of the push channel, `ANNEX <its name> <word> <word> ...`: all words that
+        have arrived.
+        """
 
     def on_gap(self) -> None:
         """Handle that messages may have been lost: the channel was connected just now."""
 
     def is_urgent(self) -> bool:
-        """Whether new rules have to be loaded at once, rather than within half a second of all processes."""
+        """Whether new rules have to be loaded at once, rather than within half a second of all
+        processes.
+        """
         return False
 
     def inspect(self, marks: Sequence[Any], has_handler: bool) -> Iterable[Finding]:
-        """The effect of the marks of its decorators on a request. `has_handler`: the middleware or DRF answers
-        exceptions, see `error_details`."""
+        """The effect of the marks of its decorators on a request.
+
+        `has_handler`: the middleware or DRF answers exceptions, see `error_details`.
+        """
         return ()
 
     def error_details(self, error: Exception) -> Any:
-        """`ErrorDetails` for the response to an exception that a view raised; None: it is not its own."""
+        """`ErrorDetails` for the response to an exception that a view raised.
+
+        None: it is not its own.
+        """
 
     def notices(self, rule: Any) -> Iterable[str]:
         """Sentences about a compiled rule, which its form shows and saving it reports."""
@@ -197,8 +232,9 @@ class Extension:
         return ""
 
     def rehearsal(self, rule: Any) -> str:
-        """How many requests a rule in shadow mode would have refused, in a sentence that is shown before it is
-        enforced."""
+        """How many requests a rule in shadow mode would have refused, in a sentence that is shown
+        before it is enforced.
+        """
         return ""
 
     def history(self, met: Any) -> str:
@@ -210,11 +246,15 @@ class Extension:
         return ()
 
     def tend(self) -> None:
-        """Begin what is due in the background. One process calls it every ten seconds while requests arrive."""
+        """Begin what is due in the background.
+
+        One process calls it every ten seconds while requests arrive.
+        """
 
     def outdated(self, using: str, before: Any) -> Mapping[str, Any]:
-        """Its rows from before this moment, as ordered query sets, by what they are: `RATELIMIT_HISTORY_DAYS` and
-        `manage.py ratelimit history prune` delete them."""
+        """Its rows from before this moment, as ordered query sets, by what they are:
+        `RATELIMIT_HISTORY_DAYS` and `manage.py ratelimit history prune` delete them.
+        """
         return {}
 
     def health(self) -> Iterable[str]:
@@ -222,16 +262,21 @@ class Extension:
         return ()
 
     def forget(self, digests: Collection[bytes]) -> Mapping[str, int]:
-        """Erase everything about one identity, in Redis and in all processes, by the digests that it has under each
-        secret; returns how much of what. It is called twice, so that the second call erases what processes were
-        writing. Raises `StoreError`."""
+        """Erase everything about one identity, in Redis and in all processes, by the digests that
+        it has under each secret; returns how much of what.
+
+        It is called twice, so that the second call erases what processes were writing. Raises
+        `StoreError`.
+        """
         return {}
 
 
 extensions: list[Extension] = []
 """The extensions of the annexes that are installed."""
 decision_hooks: list[Callable[..., None]] = []
-"""`Extension.on_decision` of those that have one. Without any, a hit pays for a look at an empty list."""
+"""`Extension.on_decision` of those that have one. Without any, a hit pays for a look at an empty
+list.
+"""
 
 
 def register(extension: Extension) -> None:
@@ -243,7 +288,10 @@ def register(extension: Extension) -> None:
 
 
 def is_installed(name: str) -> bool:
-    """Whether an annex is installed. Models, which are imported before `AppConfig.ready`, may import limiters."""
+    """Whether an annex is installed.
+
+    Models, which are imported before `AppConfig.ready`, may import limiters.
+    """
     if apps.ready:
         return any(extension.name == name for extension in extensions)
     return apps.is_installed(f"django_ratelimit_lua.contrib.{name}")
@@ -269,6 +317,11 @@ def install(name: str) -> str:
 
 
 def require(name: str) -> None:
-    """Raise `ImproperlyConfigured` if an annex is not installed. Its models would belong to the core's app."""
+    """Raise `ImproperlyConfigured` if an annex is not installed.
+
+    Its models would belong to the core's app.
+    """
     if not apps.is_installed(f"django_ratelimit_lua.contrib.{name}"):
-        raise ImproperlyConfigured(f"django_ratelimit_lua.contrib.{name} is not installed. {install(name)}.")
+        raise ImproperlyConfigured(
+            f"django_ratelimit_lua.contrib.{name} is not installed. {install(name)}."
+        )

@@ -66,18 +66,21 @@ class RateLimiter:
     1
     >>> mail.reset("ada@example.org")
 
-    A rule whose `group` is the name replaces the rates and options given here, from the next call on.
+    A rule whose `group` is the name replaces the rates and options given here, from the next call
+    on.
 
-    An identity is the client that is counted: text, bytes, a number, a UUID, or a tuple of these. Without one, all
-    callers are counted together, as with the key `all`, and no client is banned. Each method has a twin for coroutines
-    with an `a` in front of its name. Costs are whole numbers, and times are seconds. `RATELIMIT_ON_STORE_ERROR` defines
-    the decision while Redis is unavailable.
+    An identity is the client that is counted: text, bytes, a number, a UUID, or a tuple of these.
+    Without one, all callers are counted together, as with the key `all`, and no client is banned.
+    Each method has a twin for coroutines with an `a` in front of its name. Costs are whole numbers,
+    and times are seconds. `RATELIMIT_ON_STORE_ERROR` defines the decision while Redis is
+    unavailable.
 
     Args:
         name: The name of the count. The rate is not part of it, so a changed rate keeps the count.
-        rate: See `Rate.parse`. A list of rates is decided together, all or nothing: the rate with the longest period
-            counts under the name alone, the others under the name and their period. A plain number is a number of
-            slots; see `slot`.
+        rate: See `Rate.parse`. A list of rates is decided together, all or nothing: the rate with
+        the longest period
+            counts under the name alone, the others under the name and their period. A plain number
+            is a number of slots; see `slot`.
         durable: Keep hourly statistics in the database, for `RATELIMIT_HISTORY_DAYS`.
         **options: The options of `Limit`. `algorithm` defaults to `RATELIMIT_ALGORITHM`.
 
@@ -86,11 +89,18 @@ class RateLimiter:
     """
 
     def __init__(
-        self, name: str, rate: RateConstant | list[RateConstant], *, durable: bool = False, **options: Unpack[Options]
+        self,
+        name: str,
+        rate: RateConstant | list[RateConstant],
+        *,
+        durable: bool = False,
+        **options: Unpack[Options],
     ) -> None:
         self.name = name
         if options.get("ban_key"):
-            raise LimitError(f"RateLimiter {name!r}: ban_key needs a request; bans apply to the identity")
+            raise LimitError(
+                f"RateLimiter {name!r}: ban_key needs a request; bans apply to the identity"
+            )
         self._rates = rate if isinstance(rate, list) else [rate]
         self._options = options
         self._made: dict[str, tuple[Limit, ...]] = {}
@@ -147,9 +157,14 @@ class RateLimiter:
         if identity is None:
             limits = [limit.without_bans() for limit in limits]
         name = self.name
-        return [PlannedCharge(Charge(limit, subject, cost), name, rule, None, None, b"", identity) for limit in limits]
+        return [
+            PlannedCharge(Charge(limit, subject, cost), name, rule, None, None, b"", identity)
+            for limit in limits
+        ]
 
-    def _plan(self, operation: Operation, identity: Identity, cost: int, **options: Any) -> _HitPlanner:
+    def _plan(
+        self, operation: Operation, identity: Identity, cost: int, **options: Any
+    ) -> _HitPlanner:
         return _HitPlanner(self, operation, identity, cost, options)
 
     @overload
@@ -177,9 +192,9 @@ class RateLimiter:
     ) -> Any:
         """Hold a slot of a concurrency limit while a block or a function runs.
 
-        Use it with `with`, with `async with`, or as a decorator of functions, plain or `async def`, such as Celery
-        tasks. Each `with` needs its own `slot()`. The slot is renewed until it is released. If the process dies, it
-        expires within `RATELIMIT_SLOT_SECONDS`.
+        Use it with `with`, with `async with`, or as a decorator of functions, plain or `async def`,
+        such as Celery tasks. Each `with` needs its own `slot()`. The slot is renewed until it is
+        released. If the process dies, it expires within `RATELIMIT_SLOT_SECONDS`.
 
         >>> exports = RateLimiter("exports", "1", algorithm="concurrency")
         >>> with exports.slot("ada", what="/exports/7/") as held:
@@ -194,16 +209,18 @@ class RateLimiter:
         0
 
         Args:
-            identity: The client that holds the slot.
-            key: For a decorator: a function that returns the identity from the arguments of a call.
-            cost: The number of slots. Rates in the same limiter are charged as much.
-            timeout: The maximum number of seconds to wait for a slot (None: no maximum). Callers wait in a queue, first
+            identity: The client that holds the slot. key: For a decorator: a function that returns
+            the identity from the arguments of a call. cost: The number of slots. Rates in the same
+            limiter are charged as much. timeout: The maximum number of seconds to wait for a slot
+            (None: no maximum). Callers wait in a queue, first
                 come first served; the option `queue` bounds it (default: ten for each slot).
-            what: A description of the work for operators. For a decorator, the default is the name of the function.
+            what: A description of the work for operators. For a decorator, the default is the name
+            of the function.
 
         Returns:
-            A context manager, or a decorator. `with` returns an object with the `decision` and `is_lost`: whether the
-            slot expired while it was held, which the signal `slot_lost` reports as well.
+            A context manager, or a decorator. `with` returns an object with the `decision` and
+            `is_lost`: whether the slot expired while it was held, which the signal `slot_lost`
+            reports as well.
 
         Raises:
             Ratelimited: No slot is free; `retry_after` of its decision is an estimate.
@@ -213,10 +230,15 @@ class RateLimiter:
         return Slot(self, identity, key, cost, timeout, what)
 
     def hit(self, identity: Identity = None, cost: int = 1, *, partial: bool = False) -> Decision:
-        """Take `cost` units. With `partial`, take as many of them as are available: `granted` is their number."""
+        """Take `cost` units.
+
+        With `partial`, take as many of them as are available: `granted` is their number.
+        """
         return decide(self._plan("hit", identity, cost, partial=partial)).decision
 
-    async def ahit(self, identity: Identity = None, cost: int = 1, *, partial: bool = False) -> Decision:
+    async def ahit(
+        self, identity: Identity = None, cost: int = 1, *, partial: bool = False
+    ) -> Decision:
         """`hit`, for coroutines."""
         return (await adecide(self._plan("hit", identity, cost, partial=partial))).decision
 
@@ -245,7 +267,10 @@ class RateLimiter:
         return (await adecide(self._plan("charge", identity, cost))).decision
 
     def reset(self, identity: Identity = None) -> None:
-        """Delete the count of an identity, and lift its bans. Raises `StoreError` if Redis is unavailable."""
+        """Delete the count of an identity, and lift its bans.
+
+        Raises `StoreError` if Redis is unavailable.
+        """
         run(forgetting(self._counts(identity), strict=True))
 
     async def areset(self, identity: Identity = None) -> None:
@@ -270,7 +295,9 @@ class RateLimiter:
         """`offend`, for coroutines."""
         return await arun(offending(self._charged(identity), whole_cost(cost)))
 
-    def ban(self, identity: Identity, for_: str | timedelta | None = None, *, why: str = "") -> Decision:
+    def ban(
+        self, identity: Identity, for_: str | timedelta | None = None, *, why: str = ""
+    ) -> Decision:
         """Ban an identity.
 
         Args:
@@ -284,7 +311,9 @@ class RateLimiter:
         """
         return run(banning(self._banning(identity), for_, why))
 
-    async def aban(self, identity: Identity, for_: str | timedelta | None = None, *, why: str = "") -> Decision:
+    async def aban(
+        self, identity: Identity, for_: str | timedelta | None = None, *, why: str = ""
+    ) -> Decision:
         """`ban`, for coroutines."""
         return await arun(banning(self._banning(identity), for_, why))
 
@@ -305,32 +334,43 @@ class RateLimiter:
         return self._charges(current(), own(identity), digest(identity))
 
     def _banning(self, identity: Identity) -> list[PlannedCharge]:
-        banning = [planned for planned in self._charged(identity) if planned.charge.limit.ban is not None]
+        banning = [
+            planned for planned in self._charged(identity) if planned.charge.limit.ban is not None
+        ]
         if not banning:
-            raise LimitError(f"RateLimiter {self.name!r} does not ban; set ban_after and ban_for", "ban_after")
+            raise LimitError(
+                f"RateLimiter {self.name!r} does not ban; set ban_after and ban_for", "ban_after"
+            )
         return banning
 
     def acquire(
-        self, identity: Identity = None, cost: int = 1, timeout: float | timedelta | None = None, *, debt: bool = False
+        self,
+        identity: Identity = None,
+        cost: int = 1,
+        timeout: float | timedelta | None = None,
+        *,
+        debt: bool = False,
     ) -> Decision:
         """Wait for a turn.
 
-        The turn is reserved at once, in one call, before the wait. A caller that is interrupted while it waits gives
-        the turn back.
+        The turn is reserved at once, in one call, before the wait. A caller that is interrupted
+        while it waits gives the turn back.
 
         Args:
-            identity: The client that is counted.
-            cost: The number of units.
-            timeout: The maximum number of seconds to wait (None: no maximum). It replaces the option `max_wait`. If the
-                turn would come later, nothing is taken, and the decision is a refusal whose `wait` is the time that it
-                would have taken. The `queue` of a leaky bucket bounds the number of waiting callers only if it is set.
-            debt: For a token bucket: grant any cost as soon as earlier debts are paid. Later callers wait until this
-                debt is paid.
+            identity: The client that is counted. cost: The number of units. timeout: The maximum
+            number of seconds to wait (None: no maximum). It replaces the option `max_wait`. If the
+                turn would come later, nothing is taken, and the decision is a refusal whose `wait`
+                is the time that it would have taken. The `queue` of a leaky bucket bounds the
+                number of waiting callers only if it is set.
+            debt: For a token bucket: grant any cost as soon as earlier debts are paid. Later
+                callers wait until this debt is paid.
 
         Raises:
-            LimitError: `debt` is used with another algorithm, or with a cost that cannot be represented exactly.
+            LimitError: `debt` is used with another algorithm, or with a cost that cannot be
+            represented exactly.
 
-        >>> RateLimiter("reports", "10/s", algorithm="token_bucket").acquire("ada", 50, debt=True).wait
+        >>> reports = RateLimiter("reports", "10/s", algorithm="token_bucket")
+        >>> reports.acquire("ada", 50, debt=True).wait
         0.0
         """
         outcome = decide(self._acquiring(identity, cost, timeout, debt))
@@ -339,7 +379,12 @@ class RateLimiter:
         return outcome.decision
 
     async def aacquire(
-        self, identity: Identity = None, cost: int = 1, timeout: float | timedelta | None = None, *, debt: bool = False
+        self,
+        identity: Identity = None,
+        cost: int = 1,
+        timeout: float | timedelta | None = None,
+        *,
+        debt: bool = False,
     ) -> Decision:
         """`acquire`, for coroutines."""
         outcome = await adecide(self._acquiring(identity, cost, timeout, debt))
@@ -347,7 +392,9 @@ class RateLimiter:
             await ahold(outcome)
         return outcome.decision
 
-    def _acquiring(self, identity: Identity, cost: int, timeout: float | timedelta | None, debt: bool) -> _HitPlanner:
+    def _acquiring(
+        self, identity: Identity, cost: int, timeout: float | timedelta | None, debt: bool
+    ) -> _HitPlanner:
         for limit in self.limits if debt else ():
             if not limit.kind.allows_debt:
                 problem = f"debt needs algorithm='token_bucket', not {limit.algorithm!r}"
@@ -382,12 +429,13 @@ class RateLimiter:
         """Decorate a function, plain or `async def`, so that it runs only if a hit is allowed.
 
         Args:
-            function: The function.
-            key: A function that returns the identity from the arguments of a call. Without it, all calls share one
+            function: The function. key: A function that returns the identity from the arguments of
+            a call. Without it, all calls share one
                 count.
             cost: The number of units, or a function that returns it from the arguments of a call.
-            timeout: The maximum number of seconds that a call waits for its turn (None: no maximum).
-            fallback: The result of a refused call, or a function that returns it from the arguments of the call.
+            timeout: The maximum number of seconds that a call waits for its turn (None: no
+            maximum). fallback: The result of a refused call, or a function that returns it from the
+            arguments of the call.
                 Without it, a refused call raises `Ratelimited`.
 
         >>> @RateLimiter("reports", "1/h")
@@ -401,7 +449,9 @@ class RateLimiter:
         django_ratelimit_lua.exceptions.Ratelimited: reports: retry in ... s
         """
         if function is None:
-            return functools.partial(RateLimiter.__call__, self, key=key, cost=cost, timeout=timeout, fallback=fallback)
+            return functools.partial(
+                RateLimiter.__call__, self, key=key, cost=cost, timeout=timeout, fallback=fallback
+            )
         called = _called_by(function)
         name = getattr(called, "__qualname__", type(called).__qualname__)
         if isinstance(function, type) or not callable(function):
@@ -413,7 +463,9 @@ class RateLimiter:
             raise LimitError(f"RateLimiter {self.name!r}: fallback {problem}", "fallback")
 
         def arguments(*args: Any, **kwargs: Any) -> tuple[Identity, int]:
-            return key(*args, **kwargs) if key else None, cost(*args, **kwargs) if callable(cost) else cost
+            return key(*args, **kwargs) if key else None, cost(*args, **kwargs) if callable(
+                cost
+            ) else cost
 
         @functools.wraps(function)
         def limited(*args: Any, **kwargs: Any) -> Any:
@@ -456,7 +508,9 @@ class Slot:
     def _seeking(self) -> Seeking:
         if not self._in_use.acquire(blocking=False):
             name = self._limiter.name
-            raise RuntimeError(f"RateLimiter {name!r}: slot is in use; each `with` needs its own slot()")
+            raise RuntimeError(
+                f"RateLimiter {name!r}: slot is in use; each `with` needs its own slot()"
+            )
         return Seeking(self._ask, self._timeout)
 
     def _left(self) -> Held | None:
@@ -520,7 +574,8 @@ class Slot:
     def __call__(self, function: F) -> F:
         """Decorate a function: each of its calls holds its own slot.
 
-        Raises `LimitError` for a function whose work begins after the call has returned, such as a generator.
+        Raises `LimitError` for a function whose work begins after the call has returned, such as a
+        generator.
         """
         called = _called_by(function)
         name = getattr(called, "__qualname__", type(called).__qualname__)
@@ -548,7 +603,10 @@ class Slot:
         return cast(F, aholding if _is_async(function) else holding)
 
     def _checked(self, name: str, result: Any) -> Any:
-        """Return the result of a call. Raises `LimitError` if its work begins only after the slot is released."""
+        """Return the result of a call.
+
+        Raises `LimitError` if its work begins only after the slot is released.
+        """
         kind = type(result)  # `isinstance` would evaluate a lazy object.
         if not issubclass(kind, _DEFERRED) or issubclass(kind, FileResponse):
             return result
@@ -557,7 +615,10 @@ class Slot:
         raise self._returns_early(name)
 
     def _returns_early(self, name: str) -> LimitError:
-        remedy = 'use `with limiter.slot(...)` inside it, or for a view @ratelimit(..., algorithm="concurrency")'
+        remedy = (
+            "use `with limiter.slot(...)` inside it, or for a view @ratelimit(..., "
+            'algorithm="concurrency")'
+        )
         problem = f"{name} returns before its work is done, so its slot would be released too early"
         return LimitError(f"RateLimiter {self._limiter.name!r}: {problem}; {remedy}")
 
@@ -579,7 +640,12 @@ class _HitPlanner(Planner):
     """Plans the charges of a limiter for an identity."""
 
     def __init__(
-        self, limiter: RateLimiter, operation: Operation, identity: Identity, cost: int, options: dict[str, Any]
+        self,
+        limiter: RateLimiter,
+        operation: Operation,
+        identity: Identity,
+        cost: int,
+        options: dict[str, Any],
     ) -> None:
         # Without super(), which costs time in every hit.
         self.is_hit = operation == "hit"

@@ -37,11 +37,12 @@ _Choose = Callable[[HttpRequest, Ruleset], list[Rule] | None]
 class RateLimitMiddleware:
     """Limits requests by the rules of `RATELIMIT_RULES` and of the admin.
 
-    Below `AuthenticationMiddleware`, all rules are decided together, in one call. Above it, the rules that need the
-    user or the session are decided just before the view. Paths without a view are limited too.
+    Below `AuthenticationMiddleware`, all rules are decided together, in one call. Above it, the
+    rules that need the user or the session are decided just before the view. Paths without a view
+    are limited too.
 
-    It works in synchronous and asynchronous stacks, without a thread in between. It raises no exception unless
-    `RATELIMIT_EXCEPTION_CLASS` is set.
+    It works in synchronous and asynchronous stacks, without a thread in between. It raises no
+    exception unless `RATELIMIT_EXCEPTION_CLASS` is set.
     """
 
     sync_capable = True
@@ -83,11 +84,17 @@ class RateLimitMiddleware:
         """Apply the rules that need the user or the session, and those of an unexpected view."""
         return self._refused(request, _later) if _waits(request) else None
 
-    async def _aprocess_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
+    async def _aprocess_view(
+        self, request: HttpRequest, view: Any, args: Any, kwargs: Any
+    ) -> HttpResponseBase | None:
         return await self._arefused(request, _later) if _waits(request) else None
 
-    def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponseBase | None:
-        """Convert a `Ratelimited` that a view raised to the 429, and exceptions of annexes to their responses."""
+    def process_exception(
+        self, request: HttpRequest, exception: Exception
+    ) -> HttpResponseBase | None:
+        """Convert a `Ratelimited` that a view raised to the 429, and exceptions of annexes to their
+        responses.
+        """
         if isinstance(exception, Ratelimited):
             return too_many_requests(request, exception.decision)
         details = details_of(exception)
@@ -130,7 +137,10 @@ class RateLimitMiddleware:
 
 
 def _rendered(response: HttpResponseBase) -> HttpResponseBase:
-    """Render the response of `RATELIMIT_VIEW` if it is a `TemplateResponse`; Django does so for views only."""
+    """Render the response of `RATELIMIT_VIEW` if it is a `TemplateResponse`.
+
+    Django does so for views only.
+    """
     if getattr(response, "is_rendered", True):
         return response
     return cast(HttpResponseBase, cast(Any, response).render())
@@ -157,7 +167,9 @@ def _matching(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
 
 
 def _now(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
-    """Return the rules that can be decided before the user and the session are known, or all if they are known."""
+    """Return the rules that can be decided before the user and the session are known, or all if
+    they are known.
+    """
     rules = _matching(request, ruleset)
     if rules is None or (hasattr(request, "user") and hasattr(request, "session")):
         return rules
@@ -175,17 +187,22 @@ def _waits(request: HttpRequest) -> bool:
 def _later(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
     """Return the rules that need the user or the session.
 
-    If a middleware below has chosen another URLconf or language, Django has resolved another view than expected. Then
-    return all rules for that view: they were not applied yet, and the identities of keys that use the route differ.
+    If a middleware below has chosen another URLconf or language, Django has resolved another view
+    than expected. Then return all rules for that view: they were not applied yet, and the
+    identities of keys that use the route differ.
     """
     rules = _matching(request, ruleset)
     if not rules or was_foreseen(request):
         return rules and [rule for rule in rules if rule.needs_user or rule.needs_session]
-    request_state(request).counted.difference_update(rule.name for rule in rules if rule.needs_route)
+    request_state(request).counted.difference_update(
+        rule.name for rule in rules if rule.needs_route
+    )
     return rules
 
 
 def _needs_more(rule: Rule, request: HttpRequest) -> bool:
-    """Return whether a rule needs the user or the session, and a middleware below has to set it first."""
+    """Return whether a rule needs the user or the session, and a middleware below has to set it
+    first.
+    """
     needs_user = rule.needs_user and not hasattr(request, "user")
     return needs_user or (rule.needs_session and not hasattr(request, "session"))

@@ -13,7 +13,7 @@ from .testing.server import Server
 
 @pytest.fixture
 def ratelimit_clock() -> Iterator[Any]:
-    """A clock that stands still until `ratelimit_clock.advance(seconds)`; see `testing.move_clock`."""
+    """A clock that stops until `ratelimit_clock.advance(seconds)`; see `testing.move_clock`."""
     from .testing import move_clock
 
     with move_clock() as clock:
@@ -22,7 +22,7 @@ def ratelimit_clock() -> Iterator[Any]:
 
 @pytest.fixture
 def override_ratelimits() -> Iterator[Callable[..., None]]:
-    """A function with the arguments of `testing.override_ratelimits`, in force until the test ends."""
+    """A function like `testing.override_ratelimits`, in force until the test ends."""
     from .testing import override_ratelimits as override
 
     with ExitStack() as stack:

@@ -1,4 +1,6 @@
-"""Writes what `manage.py ratelimit proxy` prints into docs/gateway: `python -m docs.gateway_files`. A test compares."""
+"""Writes what `manage.py ratelimit proxy` prints into docs/gateway: `python -m docs.gateway_files`.
+A test compares.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,20 @@ def printed(proxy: str) -> str:
 
     told = StringIO()
     with override_settings(
-        ROOT_URLCONF="tests.contrib.gateway.gateway_site", RATELIMIT_GATEWAY_DIALECT=proxy.removesuffix("-grpc"),
-        RATELIMIT_GATEWAY_SECRET=SECRET, RATELIMIT_TIMEOUT=0.1,
-    ):  # fmt: skip
+        ROOT_URLCONF="tests.contrib.gateway.gateway_site",
+        RATELIMIT_GATEWAY_DIALECT=proxy.removesuffix("-grpc"),
+        RATELIMIT_GATEWAY_SECRET=SECRET,
+        RATELIMIT_TIMEOUT=0.1,
+    ):
         call_command(
-            "ratelimit", "proxy", proxy, listen="0.0.0.0:80", upstream="127.0.0.1:3000",
-            gateway="127.0.0.1:8081" if proxy == "envoy-grpc" else "127.0.0.1:8001", stdout=told,
-        )  # fmt: skip
+            "ratelimit",
+            "proxy",
+            proxy,
+            listen="0.0.0.0:80",
+            upstream="127.0.0.1:3000",
+            gateway="127.0.0.1:8081" if proxy == "envoy-grpc" else "127.0.0.1:8001",
+            stdout=told,
+        )
     return told.getvalue()
 
 

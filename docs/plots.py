@@ -1,4 +1,6 @@
-"""Draws docs/plots/*.svg: the same visitors under every algorithm, decided by the real program on a real server."""
+"""Draws docs/plots/*.svg: the same visitors under every algorithm, decided by the real program on a
+real server.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from django_ratelimit_lua.testing.server import Server
 
 SECOND = 1_000_000
 START = 1_750_000_000 * SECOND
-# Moments in seconds: one, 14 just before a fixed window ends, 14 just after, then three in two seconds.
+# Moments in seconds: one, 14 just before a fixed window ends, 14 just after, then three in two
+# seconds.
 VISITORS = [1.0] + [9.5] * 14 + [12.0] * 14 + [14 + turn / 1.5 for turn in range(24)]
 SECONDS = 45
 
@@ -32,19 +35,26 @@ def outcomes(algorithm: str) -> list[tuple[float, float | None]]:
 
 
 def draw(algorithm: str) -> str:
-    """One plot: how many came in each half second and went in or were refused, and how many had in the last ten."""
+    """One plot: how many came in each half second and went in or were refused, and how many had in
+    the last ten.
+    """
     from django_ratelimit_lua.operations.plot import Plot, labels
 
     came = outcomes(algorithm)
     departures = [round(went * SECOND) for _, went in came if went is not None]
     bars = [{"allowed": 0, "refused": 0} for _ in range(2 * SECONDS)]
     for arrived, went in came:
-        bars[int((arrived if went is None else went) * 2)]["refused" if went is None else "allowed"] += 1
+        bars[int((arrived if went is None else went) * 2)][
+            "refused" if went is None else "allowed"
+        ] += 1
     moments = [step / 20 for step in range(20 * SECONDS)]
-    counts = [sum(0 <= round(at * SECOND) - went < 10 * SECOND for went in departures) for at in moments]
+    counts = [
+        sum(0 <= round(at * SECOND) - went < 10 * SECOND for went in departures) for at in moments
+    ]
     plot = Plot(
         f"The visitors under {algorithm}",
-        f"Of {len(came)} visitors, {len(departures)} are allowed; at most {max(counts)} in ten seconds.",
+        f"Of {len(came)} visitors, {len(departures)} are allowed; at most {max(counts)} in ten "
+        "seconds.",
         left=32,
         bottom=64,
         axis="seconds",
@@ -66,7 +76,9 @@ def main() -> None:
     with Server() as server:
         cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
         apps = ["django.contrib.contenttypes", "django.contrib.auth", "django_ratelimit_lua"]
-        settings.configure(CACHES={"default": cache}, INSTALLED_APPS=apps, SECRET_KEY="plots", RATELIMIT_TIMEOUT=10)
+        settings.configure(
+            CACHES={"default": cache}, INSTALLED_APPS=apps, SECRET_KEY="plots", RATELIMIT_TIMEOUT=10
+        )
         django.setup()
         for algorithm in BY_RATE:
             (folder / f"{algorithm}.svg").write_text(draw(algorithm), encoding="utf-8")

@@ -1,4 +1,6 @@
-"""Writes the tables of settings and options into their pages: `python -m docs.tables`. A test compares."""
+"""Writes the tables of settings and options into their pages: `python -m docs.tables`. A test
+compares.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,22 @@ from django_ratelimit_lua.extension import SETTINGS_OF_ANNEXES
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.limits.options import OPTIONS
 
-BEGIN, END = ".. Begin of what docs/tables.py writes.\n\n", "\n.. End of what docs/tables.py writes.\n"
+BEGIN, END = (
+    ".. Begin of what docs/tables.py writes.\n\n",
+    "\n.. End of what docs/tables.py writes.\n",
+)
 
 
 def settings_rows() -> list[tuple[str, ...]]:
     """The settings: name, default and meaning."""
     rows = [("Setting", "Default", "Meaning")]
     last = list(SETTINGS_OF_ANNEXES)
-    for name, row in sorted(SETTINGS.items(), key=lambda item: last.index(item[0]) + 1 if item[0] in last else 0):
-        default = "not set" if row.default is None else "``" + repr(row.default).replace("'", '"') + "``"
+    for name, row in sorted(
+        SETTINGS.items(), key=lambda item: last.index(item[0]) + 1 if item[0] in last else 0
+    ):
+        default = (
+            "not set" if row.default is None else "``" + repr(row.default).replace("'", '"') + "``"
+        )
         rows.append((f"``RATELIMIT_{name}``", row.shown or default, row.doc))
     return rows
 
@@ -28,7 +37,11 @@ def option_rows() -> list[tuple[str, ...]]:
     """The options of a limit: name, algorithms that take it, and meaning."""
     rows = [("Option", "Of", "Meaning")]
     for name, row in OPTIONS.items():
-        takers = [f"``{algorithm.name}``" for algorithm in ALGORITHMS.values() if name in algorithm.options]
+        takers = [
+            f"``{algorithm.name}``"
+            for algorithm in ALGORITHMS.values()
+            if name in algorithm.options
+        ]
         is_for_all = row.is_general or len(takers) == len(ALGORITHMS)
         values = ", ".join(f'``"{value}"`` ({called})' for value, called in row.names.items())
         meaning = f"{row.label}. {row.help}" + (f" One of: {values}." if values else "")

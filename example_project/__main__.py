@@ -1,4 +1,6 @@
-"""The demo: a Redis of its own (or the one in `REDIS_URL`), a fresh database with two users, and the site."""
+"""The demo: a Redis of its own (or the one in `REDIS_URL`), a fresh database with two users, and
+the site.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ It is set up by environment variables:
 
 
 def bound() -> socket.socket:
-    """A socket on `PORT` (8000) of 127.0.0.1. Raises `SystemExit`, which says in one line why not, and what to do."""
+    """A socket on `PORT` (8000) of 127.0.0.1. Raises `SystemExit`, which says in one line why not,
+    and what to do.
+    """
     given = os.environ.get("PORT", "8000")
     found = socket.socket()
     # A port that the demo just left is free, whatever connections linger there.
@@ -39,7 +43,10 @@ def bound() -> socket.socket:
     except (OSError, ValueError, OverflowError) as error:
         found.close()
         why = error.strerror if isinstance(error, OSError) else "it is no port"
-        sys.exit(f"PORT={given} cannot be used: {why}. Choose another, such as PORT=8001 in front of the command.")
+        sys.exit(
+            f"PORT={given} cannot be used: {why}. Choose another, such as PORT=8001 in front of "
+            "the command."
+        )
     return found
 
 
@@ -77,7 +84,13 @@ def main() -> None:
         if not User.objects.filter(username="grace").exists():
             User.objects.create_superuser("grace", password="hopper")
             Group.objects.create(name="pro")
-            call_command("ratelimit", "rules", "import", Path(__file__).parent / "rules.yaml", stdout=StringIO())
+            call_command(
+                "ratelimit",
+                "rules",
+                "import",
+                Path(__file__).parent / "rules.yaml",
+                stdout=StringIO(),
+            )
             weeks_ago = timezone.now() - timedelta(weeks=sample.WEEKS)
             RateLimitChange.objects.update(at=weeks_ago)
             provider.reload()
@@ -89,11 +102,18 @@ def main() -> None:
         print(f"  Open http://127.0.0.1:{port}/ and stop with Ctrl-C.")
         print(f"  The rules: http://127.0.0.1:{port}/admin/ as grace, password hopper.")
         print("  The statistics of the time before this start are made up.")
-        place = f"REDIS_URL={os.environ['REDIS_URL']} EXAMPLE_DATABASE={os.environ['EXAMPLE_DATABASE']}"
+        place = (
+            f"REDIS_URL={os.environ['REDIS_URL']} EXAMPLE_DATABASE={os.environ['EXAMPLE_DATABASE']}"
+        )
         print("  Commands for this database and this Redis, in another terminal, such as:")
-        print(f"  {place} \\\n    {sys.executable} -m example_project.manage ratelimit rules list\n", flush=True)
+        print(
+            f"  {place} \\\n    {sys.executable} -m example_project.manage ratelimit rules list\n",
+            flush=True,
+        )
         # Whose word is taken for an address, the settings say.
-        config = uvicorn.Config("example_project.asgi:application", log_level="warning", proxy_headers=False)
+        config = uvicorn.Config(
+            "example_project.asgi:application", log_level="warning", proxy_headers=False
+        )
         server = uvicorn.Server(config)
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listener])

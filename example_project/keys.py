@@ -8,7 +8,9 @@ PLANS = {"acme": "pro"}
 
 
 def tenant(request: HttpRequest) -> str | None:
-    """Return the tenant of a request. A real site reads the host name, or the user who is logged in."""
+    """Return the tenant of a request. A real site reads the host name, or the user who is logged
+    in.
+    """
     return request.GET.get("tenant")
 
 

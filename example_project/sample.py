@@ -1,5 +1,7 @@
-"""Statistics of a day, and by the hour of two weeks before, that nobody has made: so that the demo's pages show
-something at the first look. Written as any process writes what it has counted, but with other times."""
+"""Statistics of a day, and by the hour of two weeks before, that nobody has made: so that the
+demo's pages show something at the first look. Written as any process writes what it has counted,
+but with other times.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ WEEKS = 2
 
 
 class Place(NamedTuple):
-    """What is counted: by `name`; by address or user; how many `clients` come in an hour in which much is going on, and
-    how often each, about."""
+    """What is counted: by `name`; by address or user; how many `clients` come in an hour in which
+    much is going on, and how often each, about.
+    """
 
     name: str
     limit: Limit
@@ -34,10 +37,22 @@ class Place(NamedTuple):
 
 
 PLACES = (
-    Place("everything", Limit("everything", "1200/m", algorithm="token_bucket", burst=200), "ip", 90, 9),
+    Place(
+        "everything",
+        Limit("everything", "1200/m", algorithm="token_bucket", burst=200),
+        "ip",
+        90,
+        9,
+    ),
     Place("search", Limit("search", "500/h"), "ip", 50, 6),
     Place("example_project.views.Login.dispatch", Limit("login", "5/15m"), "ip", 12, 1.6),
-    Place("example_project.views.export", Limit("export", "60/m", algorithm="token_bucket", burst=50), "ip", 9, 4),
+    Place(
+        "example_project.views.export",
+        Limit("export", "60/m", algorithm="token_bucket", burst=50),
+        "ip",
+        9,
+        4,
+    ),
     Place("exports of a day", Limit("exports of a day", "20/d", mode="shadow"), "ip", 9, 4),
     Place("api", Limit("api", "60/m", algorithm="token_bucket", burst=20), "user", 14, 30),
     Place("webhooks", Limit("webhooks", "4/s", algorithm="leaky_bucket", queue=12), "", 1, 60),
@@ -48,7 +63,8 @@ ATTACK = (4 * HOUR, 4 * HOUR + 40 * MINUTE)
 FIRST_USER = 2_000_000_000
 """The ids of made-up users begin here: no account of a demo ever gets one of them."""
 HEAVY = {"search": 420, "api": 95, "exports of a day": 31}
-"""How often the one who comes most often comes in an hour, or in a minute of the users of the API."""
+"""How often the one who comes most often comes in an hour, or in a minute of the users of the API.
+"""
 
 
 def fill(now: float) -> None:
@@ -56,7 +72,9 @@ def fill(now: float) -> None:
     dice, writer, used = random.Random(1), Writer(), Counter[tuple[str, str, int]]()
     for began, seconds in (*_steps_of_the_day(int(now)), *_steps_before(int(now))):
         for place in PLACES:
-            writer.take(_tables(place, began, _visitors(place, began, seconds, dice), dice, used), {})
+            writer.take(
+                _tables(place, began, _visitors(place, began, seconds, dice), dice, used), {}
+            )
         if ATTACK[0] < now - began <= ATTACK[1]:
             for place, hits in ((PLACES[2], 110), (SCANNERS, 260)):
                 guesses = {f"203.0.113.{6 + n}": hits * (3 - n) for n in range(3)}
@@ -106,9 +124,15 @@ def _held(units: int, most: int, holds: int) -> int:
 
 
 def _tables(
-    place: Place, began: int, visitors: dict[str, int], dice: random.Random, used: Counter[tuple[str, str, int]]
+    place: Place,
+    began: int,
+    visitors: dict[str, int],
+    dice: random.Random,
+    used: Counter[tuple[str, str, int]],
 ) -> Tables:
-    """What a process would have counted of them. `used`: by name, who, and the window in which that is."""
+    """What a process would have counted of them. `used`: by name, who, and the window in which that
+    is.
+    """
     limit, name = place.limit, place.name
     window = began * 1_000_000 // limit.rate.period_us
     is_shadow, most = limit.mode == "shadow", limit.rate.limit
@@ -118,7 +142,9 @@ def _tables(
     tables = Tables(float(began))
     for who, times in visitors.items():
         identity: Identity = (place.by, who) if place.by else who
-        person = Person(PlannedCharge(Charge(limit, digest(identity), 1), name, rule, identity=identity))
+        person = Person(
+            PlannedCharge(Charge(limit, digest(identity), 1), name, rule, identity=identity)
+        )
         before = used[name, who, window]
         allowed = min(times, most - before)
         used[name, who, window] += allowed
@@ -140,7 +166,16 @@ def _tables(
             hits.number += of
             hits.units += of
         if times > allowed:
-            source, time_bucket = ("redis", 3) if is_shadow or times - allowed < 5 else ("deny-cache", 0)
-            kind = (name, "s" if is_shadow else "r", source, time_bucket, limit.rate.period_us, units_bucket(holds + 1))
+            source, time_bucket = (
+                ("redis", 3) if is_shadow or times - allowed < 5 else ("deny-cache", 0)
+            )
+            kind = (
+                name,
+                "s" if is_shadow else "r",
+                source,
+                time_bucket,
+                limit.rate.period_us,
+                units_bucket(holds + 1),
+            )
             tables.kinds.setdefault((*kind, False, True), Hits()).number += times - allowed
     return tables

@@ -1,4 +1,5 @@
-"""A tiny service that is not Django: `python -m example_project.service PORT` says what it was asked, as JSON.
+"""A tiny service that is not Django: `python -m example_project.service PORT` says what it was
+asked, as JSON.
 
 It knows nothing of limits. `make demo-gateway` puts a proxy in front of it, which asks the gateway.
 """
@@ -17,10 +18,16 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         while head := (await reader.readuntil(b"\r\n\r\n")).decode("latin-1"):
             line, *fields = head.strip().split("\r\n")
             method, path, _version = line.split(" ")
-            headers = {name.lower(): value for name, _, value in (field.partition(": ") for field in fields)}
+            headers = {
+                name.lower(): value
+                for name, _, value in (field.partition(": ") for field in fields)
+            }
             await reader.readexactly(int(headers.get("content-length", 0)))
             body = json.dumps({"method": method, "path": path, "headers": headers}).encode() + b"\n"
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body))
+            writer.write(
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+                % len(body)
+            )
             writer.write(b"" if method == "HEAD" else body)
     writer.close()
 

@@ -4,7 +4,9 @@ import os
 from pathlib import Path
 
 BASE_DIR = Path(__file__).parent
-SECRET_KEY = "the example has no secrets"  # A real project keeps one: it keys the digests of who is counted.
+SECRET_KEY = (
+    "the example has no secrets"  # A real project keeps one: it keys the digests of who is counted.
+)
 DEBUG = True
 ALLOWED_HOSTS = ["127.0.0.1", "localhost", "testserver"]
 ROOT_URLCONF = "example_project.urls"
@@ -71,18 +73,28 @@ RATELIMIT_VIEW = "example_project.views.blocked"
 RATELIMIT_HEADERS = "draft-10"
 RATELIMIT_NEVER_BAN: list[str] = []  # Else this host is never banned, from which you look at it.
 
-# What this site counts by, in addition to the built-in keys: see the rule "tenants" in `rules.yaml`.
+# What this site counts by, in addition to the built-in keys: see the rule "tenants" in
+# `rules.yaml`.
 RATELIMIT_KEYS = {"tenant": "example_project.keys.tenant", "plan": "example_project.keys.plan"}
 
-# What the middleware applies to every request, before any view. Paths that lead nowhere are limited as well.
-# Those that an operator may change while the site runs are in the admin; `rules.yaml` is what it begins with.
+# What the middleware applies to every request, before any view. Paths that lead nowhere are limited
+# as well. Those that an operator may change while the site runs are in the admin; `rules.yaml` is
+# what it begins with.
 RATELIMIT_RULES = [
     {"name": "static", "path": "/static/", "exempt": True},
-    {"name": "everything", "path": "/", "key": "ip", "rate": "1200/m", "algorithm": "token_bucket", "burst": 200},
+    {
+        "name": "everything",
+        "path": "/",
+        "key": "ip",
+        "rate": "1200/m",
+        "algorithm": "token_bucket",
+        "burst": 200,
+    },
     {"name": "scanners", "path": ["/wp-*", "/**.php"], "key": "ip", "rate": "8/10s"},
 ]
 
-# What proxies in front of other services are believed by, see `make demo-gateway`; without it, none is.
+# What proxies in front of other services are believed by, see `make demo-gateway`; without it, none
+# is.
 RATELIMIT_GATEWAY_DIALECT = os.environ.get("RATELIMIT_GATEWAY_DIALECT")
 RATELIMIT_GATEWAY_SECRET = os.environ.get("RATELIMIT_GATEWAY_SECRET")
 RATELIMIT_TRUSTED_PROXIES = ["127.0.0.1/32"] if RATELIMIT_GATEWAY_DIALECT else None

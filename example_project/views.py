@@ -23,13 +23,23 @@ from django_ratelimit_lua.operations import client_address, explain
 
 logger = logging.getLogger(__name__)
 
-# 1. A login form. Guesses at one user's password from one address: five in a quarter of an hour. The office next door
-#    has another address, and Grace, in the same office, another name. One who tries one password at many names is
-#    stopped by the address, one who guesses from many addresses by the name. All three are one decision. Who guesses on
+# 1. A login form. Guesses at one user's password from one address: five in a quarter of an hour.
+# The office next door
+# has another address, and Grace, in the same office, another name. One who tries one password at
+# many names is
+# stopped by the address, one who guesses from many addresses by the name. All three are one
+# decision. Who guesses on
 #    although five in a row were refused is banned for half an hour, and for longer the next time.
 
 guesses = [
-    ratelimit(key=("ip", "post:username"), rate="5/15m", method="POST", ban_after=5, ban_window="15m", ban_for="30m"),
+    ratelimit(
+        key=("ip", "post:username"),
+        rate="5/15m",
+        method="POST",
+        ban_after=5,
+        ban_window="15m",
+        ban_for="30m",
+    ),
     ratelimit(key="ip", rate="30/15m", method="POST"),
     ratelimit(key="post:username", rate="50/h", method="POST"),
 ]
@@ -43,7 +53,8 @@ class Login(LoginView):
         return super().get_context_data(**kwargs, limits=limits_at(self.request, "POST", "/login/"))
 
 
-# 2. A search: no faster than ten a second, and no more than five hundred an hour. One decision about both.
+# 2. A search: no faster than ten a second, and no more than five hundred an hour. One decision
+# about both.
 
 
 @require_GET
@@ -52,7 +63,8 @@ def search(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"found": [], "limits": numbers(request.ratelimit)})
 
 
-# 3. An export that costs what it makes: a token for every hundred rows. The bucket holds 50, and 60 a minute refill it.
+# 3. An export that costs what it makes: a token for every hundred rows. The bucket holds 50, and 60
+# a minute refill it.
 
 
 def cost_of_export(group: str, request: HttpRequest) -> int:
@@ -66,8 +78,10 @@ def export(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"cost": request.ratelimit.granted, "limits": numbers(request.ratelimit)})
 
 
-# 4. Webhooks to somebody who takes four a second. Each gets its turn at once and waits for it in the background; nobody
-#    is turned away unless twelve are waiting. (Where the caller itself may wait: `await webhooks.aacquire(...)`.)
+# 4. Webhooks to somebody who takes four a second. Each gets its turn at once and waits for it in
+# the background; nobody
+# is turned away unless twelve are waiting. (Where the caller itself may wait: `await
+# webhooks.aacquire(...)`.)
 
 webhooks = RateLimiter("webhooks", "4/s", algorithm="leaky_bucket", queue=12)
 outbox: set[asyncio.Task[None]] = set()
@@ -97,7 +111,8 @@ async def clock(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"time": time.time(), "limits": numbers(request.ratelimit)})
 
 
-# 6. A page of a tenant. The rule "tenants" in the admin counts by the key "tenant" of `RATELIMIT_KEYS`: 10 a minute for
+# 6. A page of a tenant. The rule "tenants" in the admin counts by the key "tenant" of
+# `RATELIMIT_KEYS`: 10 a minute for
 #    each tenant, and 30 on the plan "pro".
 
 
@@ -106,7 +121,8 @@ def orders(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"tenant": request.GET.get("tenant"), "limits": numbers(request.ratelimit)})
 
 
-# Whose address counts? Open this page from outside to see whether your proxies are set up as you think.
+# Whose address counts? Open this page from outside to see whether your proxies are set up as you
+# think.
 
 
 @require_GET
@@ -151,13 +167,31 @@ def blocked(request: HttpRequest, exception: Ratelimited) -> HttpResponse:
 
 TARGETS = [
     ("search", "Search", "GET", "/search/", "each address"),
-    ("login", "Login", "POST", "/login/", "each address with a user name, each address, and each user name"),
+    (
+        "login",
+        "Login",
+        "POST",
+        "/login/",
+        "each address with a user name, each address, and each user name",
+    ),
     ("export", "Export", "GET", "/export/", "each address; a unit for every hundred rows"),
     ("webhook", "Webhook", "POST", "/webhook/", "the receiver; those over it wait their turn"),
     ("clock", "Async view", "GET", "/clock/", "each address, exactly"),
     ("api", "REST framework", "GET", "/api/", "throttle classes"),
-    ("orders/?tenant=acme", "Tenant", "GET", "/orders/?tenant=acme", "each tenant; acme is on the plan “pro”"),
-    ("wp-login.php", "Nowhere", "GET", "/wp-login.php", "each address, by a rule: scanners look for it"),
+    (
+        "orders/?tenant=acme",
+        "Tenant",
+        "GET",
+        "/orders/?tenant=acme",
+        "each tenant; acme is on the plan “pro”",
+    ),
+    (
+        "wp-login.php",
+        "Nowhere",
+        "GET",
+        "/wp-login.php",
+        "each address, by a rule: scanners look for it",
+    ),
 ]
 
 
@@ -175,8 +209,14 @@ def limits_at(request: HttpRequest, method: str, path: str) -> str:
     """What such a request meets at the moment, in words: what was edited in the admin is in it."""
     asked = RequestFactory().generic(method, path, REMOTE_ADDR=request.META.get("REMOTE_ADDR", ""))
     asked.user = request.user
-    met = [limit.state for limit in explain(asked).met if limit.state is not None and limit.name != "everything"]
-    if path == "/webhook/":  # A limiter is asked by the view itself: ask it without taking anything.
+    met = [
+        limit.state
+        for limit in explain(asked).met
+        if limit.state is not None and limit.name != "everything"
+    ]
+    if (
+        path == "/webhook/"
+    ):  # A limiter is asked by the view itself: ask it without taking anything.
         met += webhooks.peek("receiver.example").limits
     return " and ".join(map(words_of, met)) or "no limit"
 
@@ -196,7 +236,9 @@ UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 
 @require_POST
 def reset(request: HttpRequest) -> HttpResponse:
-    """Forget everything this example has counted. A real project resets one identity: `limiter.reset(identity)`."""
+    """Forget everything this example has counted. A real project resets one identity:
+    `limiter.reset(identity)`.
+    """
     client = caches["default"].client.get_client()
     for key in client.scan_iter(match="example:*"):
         if b"{stats" not in key:  # What was counted of the requests stays.
@@ -204,8 +246,9 @@ def reset(request: HttpRequest) -> HttpResponse:
     return HttpResponse(status=204)
 
 
-# A payment service that may be sick: the page has a switch. The breaker stops asking it, tries now and then, and comes
-# back in steps; who pays meanwhile is told when to try again. Look at Breakers in the admin.
+# A payment service that may be sick: the page has a switch. The breaker stops asking it, tries now
+# and then, and comes back in steps; who pays meanwhile is told when to try again. Look at Breakers
+# in the admin.
 
 payments = CircuitBreaker("payments", slow="1s", minimum=5, window="20s", open_for="6s")
 HEALTHS = {"well": "answers", "sick": "fails", "slow": "takes a second and a half"}
@@ -235,8 +278,9 @@ def payment_desk(request: HttpRequest) -> HttpResponse:
     return render(request, "payments.html", context)
 
 
-# A report that takes ten seconds to send. A rule of the admin lets an address have two of them at the same time: each
-# holds its slot until the last line is sent, or its reader is gone. Look at Slots in the admin meanwhile.
+# A report that takes ten seconds to send. A rule of the admin lets an address have two of them at
+# the same time: each holds its slot until the last line is sent, or its reader is gone. Look at
+# Slots in the admin meanwhile.
 
 LINES, SECONDS_PER_LINE = 40, 0.25
 

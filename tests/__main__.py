@@ -1,7 +1,8 @@
-"""`python -m tests [ARGUMENTS OF PYTEST]`: run tests, in one session of pytest for each set of annexes that they need.
+"""`python -m tests [ARGUMENTS OF PYTEST]`: run tests, in one session of pytest for each set of
+annexes that they need.
 
-If `RATELIMIT_TEST_SHAKY` names a file, up to three failed tests have one more try, by themselves. Their names are added
-to that file.
+If `RATELIMIT_TEST_SHAKY` names a file, up to three failed tests have one more try, by themselves.
+Their names are added to that file.
 """
 
 from __future__ import annotations
@@ -24,12 +25,17 @@ def run(arguments: list[str], annexes: str, paths: list[str]) -> int:
     """Run one session, and return its exit code."""
     environment = {**os.environ, VARIABLE: annexes}
     print(f"\n=== annexes: {annexes or 'none'}\n", flush=True)
-    return subprocess.run([sys.executable, "-m", "pytest", *arguments, *paths], cwd=ROOT, env=environment).returncode
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments, *paths], cwd=ROOT, env=environment
+    ).returncode
 
 
 def failed_tests(arguments: list[str]) -> list[str]:
     """Return the tests that failed, from pytest's cache."""
-    folder = next((word.partition("=")[2] for word in arguments if word.startswith("cache_dir=")), ".pytest_cache")
+    folder = next(
+        (word.partition("=")[2] for word in arguments if word.startswith("cache_dir=")),
+        ".pytest_cache",
+    )
     file = ROOT / folder / "v" / "cache" / "lastfailed"
     return list(json.loads(file.read_text())) if file.exists() else []
 
@@ -55,7 +61,11 @@ def main(arguments: list[str]) -> int:
         if codes[-1] not in PASSED and {"-x", "--exitfirst"} & {*options}:
             break
     code = next((code for code in codes if code not in PASSED), min(codes))
-    if code == pytest.ExitCode.TESTS_FAILED and "RATELIMIT_TEST_SHAKY" in os.environ and run_once_more(options):
+    if (
+        code == pytest.ExitCode.TESTS_FAILED
+        and "RATELIMIT_TEST_SHAKY" in os.environ
+        and run_once_more(options)
+    ):
         return 0
     return code
 

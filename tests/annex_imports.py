@@ -12,7 +12,9 @@ from tests.floors import PACKAGE
 
 
 class Import(NamedTuple):
-    """A name that a file of the package imports from a module of it; both are paths below the package."""
+    """A name that a file of the package imports from a module of it; both are paths below the
+    package.
+    """
 
     file: Path
     module: str
@@ -25,7 +27,9 @@ class Import(NamedTuple):
 
     @property
     def is_public(self) -> bool:
-        """Whether a core room makes it public: a room is a folder, whose `__all__` lists names and modules."""
+        """Whether a core room makes it public: a room is a folder, whose `__all__` lists names and
+        modules.
+        """
         room, _, inner = self.module.partition(".")
         if self.name.startswith("_") and not self.name.endswith("__"):
             return False
@@ -54,7 +58,9 @@ def imports() -> list[Import]:
         file = path.relative_to(PACKAGE)
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.level:
-                module = ".".join([*file.parts[: len(file.parts) - node.level], *filter(None, [node.module])])
+                module = ".".join(
+                    [*file.parts[: len(file.parts) - node.level], *filter(None, [node.module])]
+                )
                 found += [Import(file, module, alias.name) for alias in node.names]
     return found
 

@@ -4,8 +4,8 @@
 - Tests in `tests/contrib/all`, and the pages of `docs`: all of them.
 - All other tests: none.
 
-The paths on the command line decide; the variable `RATELIMIT_TEST_ANNEXES` (names, separated by commas) overrides them.
-`python -m tests` starts one session for each group of paths.
+The paths on the command line decide; the variable `RATELIMIT_TEST_ANNEXES` (names, separated by
+commas) overrides them. `python -m tests` starts one session for each group of paths.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ ROOTS = {
     **{name: [f"tests/contrib/{name}"] for name in NAMES},
     ALL: ["tests/contrib/all", "docs"],
 }
-"""The annexes of each group of tests, and the folders of the group. A group leaves out what is in another's folders."""
+"""The annexes of each group of tests, and the folders of the group. A group leaves out what is in
+another's folders.
+"""
 
 
 def paths_in(arguments: Iterable[str]) -> list[str]:
@@ -54,7 +56,8 @@ def installed() -> str:
 
 
 def parts(paths: list[str]) -> dict[str, list[str]]:
-    """Return these paths by the annexes that they need. A folder that holds folders of a group is in that group, too.
+    """Return these paths by the annexes that they need. A folder that holds folders of a group is
+    in that group, too.
 
     >>> parts(["tests/contrib/gateway/test_paths.py", "docs"])["gateway"]
     ['tests/contrib/gateway/test_paths.py']
@@ -66,7 +69,9 @@ def parts(paths: list[str]) -> dict[str, list[str]]:
         if own != CORE or path != ROOT / "tests" / "contrib":
             found.setdefault(own, []).append(word)
         for annexes, roots in ROOTS.items():
-            inner = [root for root in roots if (ROOT / root).exists() and path in (ROOT / root).parents]
+            inner = [
+                root for root in roots if (ROOT / root).exists() and path in (ROOT / root).parents
+            ]
             if inner and annexes != own:
                 found.setdefault(annexes, []).extend(inner)
     return {annexes: found[annexes] for annexes in ROOTS if annexes in found}

@@ -1,7 +1,9 @@
-"""A process that asks Redis nothing but what its one caller has it asked: a line of JSON in, a line of JSON out.
+"""A process that asks Redis nothing but what its one caller has it asked: a line of JSON in, a line
+of JSON out.
 
-In: which `face` gets a request, with which `method` and `user`; or `forget`, after which it knows as little as a
-process that has just started. Out: the names and numbers of the limits that the request met, and its status.
+In: which `face` gets a request, with which `method` and `user`; or `forget`, after which it knows
+as little as a process that has just started. Out: the names and numbers of the limits that the
+request met, and its status.
 """
 
 from __future__ import annotations
@@ -98,7 +100,12 @@ def throttled(*throttles: Any, **attributes: Any) -> Any:
     def handle(self: Any, request: Any) -> Response:
         return Response("ok")
 
-    own = {"throttle_classes": throttles, "authentication_classes": (Believing,), "get": handle, "post": handle}
+    own = {
+        "throttle_classes": throttles,
+        "authentication_classes": (Believing,),
+        "get": handle,
+        "post": handle,
+    }
     return type("View", (APIView,), {**own, **attributes}).as_view()
 
 
@@ -143,12 +150,23 @@ FACES: dict[str, Any] = {
 def ask(face: str, method: str, user: str | None) -> Any:
     if face == "limiter":
         decision = limiter.hit("ada")
-        return [200 if decision else 429, sorted([state.name, state.limit] for state in decision.limits)]
+        return [
+            200 if decision else 429,
+            sorted([state.name, state.limit] for state in decision.limits),
+        ]
     request = RequestFactory().generic(method, "/place")
-    request.user = AnonymousUser() if user is None else SimpleNamespace(pk=user, is_authenticated=True, is_staff=False)
+    request.user = (
+        AnonymousUser()
+        if user is None
+        else SimpleNamespace(pk=user, is_authenticated=True, is_staff=False)
+    )
     response = FACES[face](request)
     decision = getattr(request, "ratelimit", None)
-    limits = sorted([state.name, state.limit] for state in decision.limits) if decision is not None else []
+    limits = (
+        sorted([state.name, state.limit] for state in decision.limits)
+        if decision is not None
+        else []
+    )
     return [response.status_code, limits, response.headers.get("X-Limit")]
 
 

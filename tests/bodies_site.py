@@ -1,4 +1,6 @@
-"""Views that take a request's body in every way there is; each answers with what it got. Also as a site of its own."""
+"""Views that take a request's body in every way there is; each answers with what it got. Also as a
+site of its own.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ if not settings.configured:
         ALLOWED_HOSTS=["*"],
         ROOT_URLCONF="tests.bodies_site",
         USE_TZ=True,
-        INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratelimit_lua"],
+        INSTALLED_APPS=[
+            "django.contrib.auth",
+            "django.contrib.contenttypes",
+            "django_ratelimit_lua",
+        ],
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
         CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url()}},
         MIDDLEWARE=["django_ratelimit_lua.middleware.RateLimitMiddleware"],
@@ -64,7 +70,10 @@ class Chunks(FileUploadHandler):
 
 
 def _form(request: HttpRequest) -> list[Any]:
-    files = [[name, [[file.name, _sum(file.read())] for file in found]] for name, found in request.FILES.lists()]
+    files = [
+        [name, [[file.name, _sum(file.read())] for file in found]]
+        for name, found in request.FILES.lists()
+    ]
     return [dict(request.POST.lists()), files]
 
 
@@ -91,7 +100,12 @@ def form_and_body(request: HttpRequest) -> list[Any]:
 
 
 def read(request: HttpRequest) -> list[Any]:
-    return [_sum(request.read(7)), _sum(request.readline()), _sum(request.read()), _sum(request.read())]
+    return [
+        _sum(request.read(7)),
+        _sum(request.readline()),
+        _sum(request.read()),
+        _sum(request.read()),
+    ]
 
 
 def iterate(request: HttpRequest) -> list[Any]:
@@ -108,7 +122,9 @@ def partly_and_body(request: HttpRequest) -> list[Any]:
 
 def servers_own(request: HttpRequest) -> list[Any]:
     stream = request.META.get("wsgi.input")
-    return [] if stream is None else [_sum(stream.read(int(request.META.get("CONTENT_LENGTH") or 0)))]
+    return (
+        [] if stream is None else [_sum(stream.read(int(request.META.get("CONTENT_LENGTH") or 0)))]
+    )
 
 
 def nothing(request: HttpRequest) -> list[Any]:
@@ -118,14 +134,28 @@ def nothing(request: HttpRequest) -> list[Any]:
 def drf(request: HttpRequest) -> list[Any]:
     asked = Request(request, parsers=[JSONParser(), FormParser(), MultiPartParser()])
     data = asked.data
-    fields = {name: data.getlist(name) for name in data if name not in asked.FILES} if hasattr(data, "lists") else data
+    fields = (
+        {name: data.getlist(name) for name in data if name not in asked.FILES}
+        if hasattr(data, "lists")
+        else data
+    )
     return [fields, [[name, _sum(file.read())] for name, file in asked.FILES.items()]]
 
 
 TAKES: list[Callable[[HttpRequest], list[Any]]] = [
-    handlers, encoding, body, body_and_form, form_and_body, read, iterate, partly, partly_and_body, servers_own,
-    nothing, drf,
-]  # fmt: skip
+    handlers,
+    encoding,
+    body,
+    body_and_form,
+    form_and_body,
+    read,
+    iterate,
+    partly,
+    partly_and_body,
+    servers_own,
+    nothing,
+    drf,
+]
 
 
 def _view(take: Callable[[HttpRequest], list[Any]]) -> Any:

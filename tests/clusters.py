@@ -54,7 +54,13 @@ class Cluster:
         """What goes into `CACHES`."""
         urls = [server.url.replace("//", f"//{user}") for server in nodes or self.servers[:2]]
         options = {"CONNECTION_FACTORY": "django_ratelimit_lua.store.ClusterConnectionFactory"}
-        return {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": urls, "OPTIONS": options}}
+        return {
+            "default": {
+                "BACKEND": "django_redis.cache.RedisCache",
+                "LOCATION": urls,
+                "OPTIONS": options,
+            }
+        }
 
     def master_of(self, key: bytes) -> Server:
         """The server that has a key's slot, as most say."""
@@ -68,7 +74,9 @@ class Cluster:
         """Move a key's slot to another master, key by key, as redis-cli does."""
         slot, source = key_slot(key), self.master_of(key)
         with client(source.port) as giver, client(to.port) as taker:
-            giver_id, taker_id = (str(one.execute_command("CLUSTER MYID").decode()) for one in (giver, taker))
+            giver_id, taker_id = (
+                str(one.execute_command("CLUSTER MYID").decode()) for one in (giver, taker)
+            )
             taker.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", giver_id)
             giver.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", taker_id)
             while_moving()
@@ -92,12 +100,20 @@ class Cluster:
 
 
 @contextmanager
-def cluster(binary: str | None = None, replicas: bool = True, masters: int = 3) -> Iterator[Cluster]:
+def cluster(
+    binary: str | None = None, replicas: bool = True, masters: int = 3
+) -> Iterator[Cluster]:
     """A cluster, ready."""
     options = (
-        "--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-require-full-coverage", "no",
-        "--repl-diskless-sync-delay", "0",
-    )  # fmt: skip
+        "--cluster-enabled",
+        "yes",
+        "--cluster-node-timeout",
+        "1000",
+        "--cluster-require-full-coverage",
+        "no",
+        "--repl-diskless-sync-delay",
+        "0",
+    )
     with ExitStack() as stack:
         servers = [
             stack.enter_context(Server(binary, *options, port=_port_of_a_node()))
@@ -112,21 +128,34 @@ def cluster(binary: str | None = None, replicas: bool = True, masters: int = 3) 
                 if number < masters:
                     last = SLOTS if number == masters - 1 else (number + 1) * share
                     direct.execute_command("CLUSTER ADDSLOTS", *range(number * share, last))
-        everyone = lambda: all(_cluster_info(server)["cluster_known_nodes"] == str(len(servers)) for server in servers)  # noqa: E731
+        everyone = lambda: all(  # noqa: E731
+            _cluster_info(server)["cluster_known_nodes"] == str(len(servers)) for server in servers
+        )
         until(everyone, "the nodes know each other")
         for server, master in zip(servers[masters:], servers, strict=False):
             with client(master.port) as direct:
                 master_id = direct.execute_command("CLUSTER MYID").decode()
             with client(server.port) as direct:
-                until(lambda direct=direct, master_id=master_id: _replicates(direct, master_id), "a replica is one")
-        until(lambda: all(_cluster_info(server)["cluster_state"] == "ok" for server in servers), "the cluster is ok")
+                until(
+                    lambda direct=direct, master_id=master_id: _replicates(direct, master_id),
+                    "a replica is one",
+                )
+        until(
+            lambda: all(_cluster_info(server)["cluster_state"] == "ok" for server in servers),
+            "the cluster is ok",
+        )
         if replicas:
-            until(lambda: all(_replicas(server) == 1 for server in servers[:masters]), "the replicas follow")
+            until(
+                lambda: all(_replicas(server) == 1 for server in servers[:masters]),
+                "the replicas follow",
+            )
         yield found
 
 
 def _port_of_a_node() -> int:
-    """A free port whose bus, 10000 above it, is free too; both below those that the system gives to connections."""
+    """A free port whose bus, 10000 above it, is free too; both below those that the system gives to
+    connections.
+    """
     for port in random.sample(range(20_000, 22_700), 500):
         with suppress(OSError), socket.socket() as one, socket.socket() as other:
             one.bind(("127.0.0.1", port))
@@ -138,7 +167,11 @@ def _port_of_a_node() -> int:
 def _cluster_info(server: Server) -> dict[str, str]:
     with client(server.port) as direct:
         text = direct.execute_command("CLUSTER INFO")
-    pairs = text if isinstance(text, dict) else dict(line.split(":") for line in text.decode().split("\r\n") if line)
+    pairs = (
+        text
+        if isinstance(text, dict)
+        else dict(line.split(":") for line in text.decode().split("\r\n") if line)
+    )
     return {str(key): str(value) for key, value in pairs.items()}
 
 
@@ -151,7 +184,10 @@ def _replicas(server: Server) -> int:
     """How many replicas have all that it has."""
     with client(server.port) as direct:
         state = direct.info("replication")
-    return sum(state[f"slave{number}"]["state"] == "online" for number in range(int(state["connected_slaves"])))
+    return sum(
+        state[f"slave{number}"]["state"] == "online"
+        for number in range(int(state["connected_slaves"]))
+    )
 
 
 @dataclass
@@ -169,7 +205,9 @@ class Watched:
             "SENTINELS": [("127.0.0.1", port) for port in (free_port(), *self.sentinels)],
         }
         backend = "django_redis.cache.RedisCache"
-        return {"default": {"BACKEND": backend, "LOCATION": f"redis://{SERVICE}/0", "OPTIONS": options}}
+        return {
+            "default": {"BACKEND": backend, "LOCATION": f"redis://{SERVICE}/0", "OPTIONS": options}
+        }
 
     def master(self) -> Server:
         """The server that is the master, as the sentinels say."""
@@ -184,12 +222,16 @@ def watched() -> Iterator[Watched]:
     for url in [url for url in ConnectionFactory._pools if SERVICE in url]:
         del ConnectionFactory._pools[url]  # What django-redis knows of sentinels that are gone.
     with ExitStack() as stack:
-        servers = [stack.enter_context(Server(None, "--repl-diskless-sync-delay", "0")) for _ in range(3)]
+        servers = [
+            stack.enter_context(Server(None, "--repl-diskless-sync-delay", "0")) for _ in range(3)
+        ]
         for server in servers[1:]:
             with client(server.port) as replica:
                 replica.replicaof("127.0.0.1", servers[0].port)
         until(lambda: _replicas(servers[0]) == 2, "the replicas follow")
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ratelimit-sentinel-")))
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="ratelimit-sentinel-"))
+        )
         ports = []
         for number in range(3):
             port = free_port()
@@ -197,9 +239,12 @@ def watched() -> Iterator[Watched]:
             file.write_text(
                 f"port {port}\nbind 127.0.0.1\ndir {folder}\n"
                 f"sentinel monitor {SERVICE} 127.0.0.1 {servers[0].port} 2\n"
-                f"sentinel down-after-milliseconds {SERVICE} 500\nsentinel failover-timeout {SERVICE} 3000\n"
+                f"sentinel down-after-milliseconds {SERVICE} 500\nsentinel failover-timeout "
+                f"{SERVICE} 3000\n"
             )
-            process = subprocess.Popen([valkey_binary(), str(file), "--sentinel"], stdout=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                [valkey_binary(), str(file), "--sentinel"], stdout=subprocess.DEVNULL
+            )
             stack.callback(process.wait)
             stack.callback(process.kill)
             ports.append(port)

@@ -43,30 +43,40 @@ BY_THEMSELVES = ("listener", "heartbeat", "publishing")
 """The tasks that ask Redis when nobody asks anything of them."""
 # How long an example takes is no promise of ours, and on a busy machine it is long.
 hypothesis_settings.register_profile(
-    "busy", parent=hypothesis_settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "busy",
+    parent=hypothesis_settings(),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 hypothesis_settings.load_profile("busy")
 
 
 def _keep_forks_apart_from_coverage() -> None:
-    """Coverage has a lock that it does not make anew after a fork: a child of a moment in which another thread holds it
-    would wait for good, and be taken for one of ours. So who forks holds it, and may go on in the child."""
+    """Coverage has a lock that it does not make anew after a fork: a child of a moment in which
+    another thread holds it would wait for good, and be taken for one of ours. So who forks holds
+    it, and may go on in the child.
+    """
     collector = getattr(Coverage.current(), "_collector", None)
     if getattr(collector, "data_lock", None) is not None:
         lock = collector.data_lock = threading.RLock()
-        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+        os.register_at_fork(
+            before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+        )
 
 
 _keep_forks_apart_from_coverage()
 
-# A shell starts its background jobs with SIGINT ignored, and the processes that tests start would inherit that.
+# A shell starts its background jobs with SIGINT ignored, and the processes that tests start would
+# inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
-    """Coverage measures the workers of pytest-xdist, which are there by now, and no process that a test starts."""
+    """Coverage measures the workers of pytest-xdist, which are there by now, and no process that a
+    test starts.
+    """
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
 
 
@@ -77,7 +87,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """One session has one Django, with the annexes of its first path."""
     if len({annexes_of(path_of(word)) for word in config.args}) > 1:
-        raise pytest.UsageError("these tests need different annexes: run them with `python -m tests`")
+        raise pytest.UsageError(
+            "these tests need different annexes: run them with `python -m tests`"
+        )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -90,7 +102,9 @@ def _draws_examples(item: pytest.Item) -> bool:
 
 
 def _select_part(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep every N-th test of each file. A run that draws all examples keeps every test that draws some."""
+    """Keep every N-th test of each file. A run that draws all examples keeps every test that draws
+    some.
+    """
     offset, count = map(int, config.getoption("part").split("/"))
     numbers: defaultdict[Path, itertools.count[int]] = defaultdict(itertools.count)
     sizes = Counter(item.path for item in items)
@@ -111,8 +125,9 @@ def _select_part(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes minutes comes first, and files with what runs alone come last, so that no worker waits for long; in
-    such a file, that comes last, when what the file starts is running."""
+    """What takes minutes comes first, and files with what runs alone come last, so that no worker
+    waits for long; in such a file, that comes last, when what the file starts is running.
+    """
 
     def is_alone(item: pytest.Item) -> bool:
         return item.get_closest_marker("alone") is not None
@@ -122,28 +137,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     places = {path: place for place, path in enumerate(dict.fromkeys(item.path for item in items))}
     items.sort(
         key=lambda item: (
-            item.path in alone, not item.get_closest_marker("faults"), places[item.path],
+            item.path in alone,
+            not item.get_closest_marker("faults"),
+            places[item.path],
             is_alone(item),
         )
-    )  # fmt: skip
+    )
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """A test marked `alone` runs while no worker of pytest-xdist runs another, here or in another run beside this."""
+    """A test marked `alone` runs while no worker of pytest-xdist runs another, here or in another
+    run beside this.
+    """
     folder = os.open(Path(__file__).parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
         return (yield)
     finally:
-        fcntl.flock(folder, fcntl.LOCK_UN)  # Closing alone would leave it to children that were forked.
+        fcntl.flock(
+            folder, fcntl.LOCK_UN
+        )  # Closing alone would leave it to children that were forked.
         os.close(folder)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Coverage does not follow what measures time, as it makes Python dear and leaves C cheap; nor examples made up by
-    dice: what they reach, the next ones may not, and to follow them takes as long as to run them."""
+    """Coverage does not follow what measures time, as it makes Python dear and leaves C cheap; nor
+    examples made up by dice: what they reach, the next ones may not, and to follow them takes as
+    long as to run them.
+    """
     tracer = sys.gettrace()
     if item.get_closest_marker("alone") or _draws_examples(item):
         sys.settrace(None)
@@ -168,8 +191,9 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _known_kinds() -> Iterator[None]:
-    """After a test with transactions of its own, Django empties all tables, and looks for all models and permissions
-    anew, which are always the same: that took longer than most tests."""
+    """After a test with transactions of its own, Django empties all tables, and looks for all
+    models and permissions anew, which are always the same: that took longer than most tests.
+    """
     from django.contrib.auth.models import Permission
     from django.contrib.contenttypes.models import ContentType
 
@@ -179,7 +203,10 @@ def _known_kinds() -> Iterator[None]:
         names = (db, *apps.app_configs)
         if names not in kept:
             emit_post_migrate_signal(verbosity, interactive, db, **more)
-            kept[names] = list(ContentType.objects.using(db).all()), list(Permission.objects.using(db).all())
+            kept[names] = (
+                list(ContentType.objects.using(db).all()),
+                list(Permission.objects.using(db).all()),
+            )
             return
         ContentType.objects.clear_cache()
         for model, rows in zip((ContentType, Permission), kept[names], strict=True):
@@ -199,8 +226,9 @@ def direct() -> Iterator[redis.Redis]:
 
 @pytest.fixture(autouse=True)
 def prefix(settings: Any) -> Iterator[str]:
-    """Every test counts under keys of its own, and what it has started ends with it: no task, slot or tally, nothing to
-    tell is left for the next."""
+    """Every test counts under keys of its own, and what it has started ends with it: no task, slot
+    or tally, nothing to tell is left for the next.
+    """
     settings.RATELIMIT_CACHE_PREFIX = f"t{next(_serial)}:"
     translation.deactivate()  # A request of the test before may have activated another language.
     start_fresh()
@@ -217,7 +245,9 @@ def prefix(settings: Any) -> Iterator[str]:
 
 @pytest.fixture
 def no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known of what other tests have declared in this process: no call site, no dotted path."""
+    """Nothing is known of what other tests have declared in this process: no call site, no dotted
+    path.
+    """
     monkeypatch.setattr(known_call_sites, "_by_name", {})
     monkeypatch.setattr(callables, "known", {})
     if is_installed("breakers"):
@@ -228,7 +258,8 @@ def no_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing runs that begins by itself, as in a process that may have no thread for it; for tests that count what
-    Redis is asked, or say themselves what a heartbeat would find."""
+    """Nothing runs that begins by itself, as in a process that may have no thread for it; for tests
+    that count what Redis is asked, or say themselves what a heartbeat would find.
+    """
     start = Task.start
     monkeypatch.setattr(Task, "start", lambda task: task.name not in BY_THEMSELVES and start(task))

@@ -1,4 +1,6 @@
-"""A site with the core alone, in a process of its own: `python -m tests.core_site URL PREFIX` prints what there is."""
+"""A site with the core alone, in a process of its own: `python -m tests.core_site URL PREFIX`
+prints what there is.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def names_of(patterns: Any, prefix: str = "") -> list[str]:
     found = []
     for pattern in patterns:
         route = f"{prefix}{pattern.pattern}"
-        found += names_of(pattern.url_patterns, route) if hasattr(pattern, "url_patterns") else [route]
+        found += (
+            names_of(pattern.url_patterns, route) if hasattr(pattern, "url_patterns") else [route]
+        )
     return found
 
 

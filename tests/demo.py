@@ -38,7 +38,12 @@ def start(**environment: str) -> tuple[subprocess.Popen[str], str, str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "example_project"],
         cwd=ROOT,
-        env={**os.environ, "PORT": str(port), "DJANGO_SETTINGS_MODULE": "tests.demo_settings", **environment},
+        env={
+            **os.environ,
+            "PORT": str(port),
+            "DJANGO_SETTINGS_MODULE": "tests.demo_settings",
+            **environment,
+        },
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -49,11 +54,25 @@ def start(**environment: str) -> tuple[subprocess.Popen[str], str, str]:
 
 def run_in(database: Path, redis_url: str, code: str) -> str:
     """Run code in a demo's database, as its own command line does; returns what it printed."""
-    command = [sys.executable, "-m", "example_project.manage", "shell", "--verbosity", "0", "--command", code]
+    command = [
+        sys.executable,
+        "-m",
+        "example_project.manage",
+        "shell",
+        "--verbosity",
+        "0",
+        "--command",
+        code,
+    ]
     places = {"EXAMPLE_DATABASE": str(database), "REDIS_URL": redis_url}
     settings = {"DJANGO_SETTINGS_MODULE": "example_project.settings"}
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **places, **settings}, check=True, capture_output=True, text=True
+        command,
+        cwd=ROOT,
+        env={**os.environ, **places, **settings},
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return done.stdout.strip()
 

@@ -1,9 +1,11 @@
-"""`make faults`: what happens to requests while Redis is hurt, under load from several processes, in one table.
+"""`make faults`: what happens to requests while Redis is hurt, under load from several processes,
+in one table.
 
-Three processes with two threads each send requests to a view with two limits of the same numbers: one is "closed" while
-Redis cannot be asked, the other "local". A second and a half later something is done to the servers, and two seconds
-later it is undone. After seven seconds it is over; on a busy machine, when each limit has been asked for by a quarter
-more than it has. All requests are kept: what was answered, after how long, and by whom it was decided.
+Three processes with two threads each send requests to a view with two limits of the same numbers:
+one is "closed" while Redis cannot be asked, the other "local". A second and a half later something
+is done to the servers, and two seconds later it is undone. After seven seconds it is over; on a
+busy machine, when each limit has been asked for by a quarter more than it has. All requests are
+kept: what was answered, after how long, and by whom it was decided.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ HURT_AT, HEALED_AT, END = 1.5, 3.5, 7.0
 DEADLINE = 0.1
 BREAKER_OPEN_AFTER = 0.8
 LIBFAKETIME = next(
-    (str(path) for path in Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), shutil.which("libfaketime.so.1")
+    (str(path) for path in Path("/usr/lib").glob("*/faketime/libfaketime.so.1")),
+    shutil.which("libfaketime.so.1"),
 )
 
 
@@ -50,7 +53,9 @@ class Hurt:
 
 
 def alias(url: str, **options: Any) -> dict[str, Any]:
-    return {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url, "OPTIONS": options}}
+    return {
+        "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url, "OPTIONS": options}
+    }
 
 
 def every(seconds: float, act: Callable[[], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
@@ -113,7 +118,10 @@ def restarted(*options: str, keys: int = 0) -> Iterator[Hurt]:
             with client(server.port) as direct, suppress(Exception):
                 direct.shutdown(save=True)
 
-        with Server(None, *kept) as server, contextmanager(_another)(server, *kept, *options) as start:
+        with (
+            Server(None, *kept) as server,
+            contextmanager(_another)(server, *kept, *options) as start,
+        ):
             with client(server.port) as direct, direct.pipeline() as pipeline:
                 for number in range(keys):
                     pipeline.set(f"other {number}", "x" * 100)
@@ -138,7 +146,7 @@ def suppressed(act: Callable[[], Any]) -> Callable[[], None]:
 def loading() -> Any:
     return restarted(
         "--key-load-delay", "400", "--loading-process-events-interval-bytes", "1024", keys=4000
-    )  # fmt: skip
+    )
 
 
 @contextmanager
@@ -190,8 +198,10 @@ def crowded() -> Iterator[Hurt]:
 
 
 class Wire:
-    """Stands between clients and a server: passes everything on, late or torn if told so; or nothing more, without a
-    word, to those who listen to a channel, or wish to; or nothing at all, either way."""
+    """Stands between clients and a server: passes everything on, late or torn if told so; or
+    nothing more, without a word, to those who listen to a channel, or wish to; or nothing at all,
+    either way.
+    """
 
     def __init__(self, port: int) -> None:
         self.delay = 0.0
@@ -233,7 +243,8 @@ class Wire:
                 if is_reply and self.tears and count % 3 == 0:
                     target.sendall(data[: len(data) // 2])
                     target.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-                    # The other thread reads from it: until that ends, the system keeps open what is closed here.
+                    # The other thread reads from it: until that ends, the system keeps open what is
+                    # closed here.
                     target.shutdown(socket.SHUT_RD)
                     return
                 target.sendall(data)
@@ -266,7 +277,8 @@ def stepped(hours: int) -> Iterator[Hurt]:
         script = Path(folder, "server")
         server = Server()
         script.write_text(
-            f"#!/bin/sh\nLD_PRELOAD={LIBFAKETIME} FAKETIME_TIMESTAMP_FILE={file} FAKETIME_NO_CACHE=1 "
+            f"#!/bin/sh\nLD_PRELOAD={LIBFAKETIME} FAKETIME_TIMESTAMP_FILE={file} "
+            "FAKETIME_NO_CACHE=1 "
             f'DONT_FAKE_MONOTONIC=1 exec {server.binary} "$@"\n'
         )
         script.chmod(0o755)
@@ -317,8 +329,12 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "LOADING": loading,
     "SCRIPT FLUSH, 50 a second": scripts_flushed,
     "FLUSHALL": commanded(["FLUSHALL"], []),
-    "READONLY (made a replica)": commanded(["REPLICAOF", "127.0.0.1", "1"], ["REPLICAOF", "NO", "ONE"]),
-    "full (maxmemory, noeviction)": commanded(["CONFIG", "SET", "maxmemory", "1"], ["CONFIG", "SET", "maxmemory", "0"]),
+    "READONLY (made a replica)": commanded(
+        ["REPLICAOF", "127.0.0.1", "1"], ["REPLICAOF", "NO", "ONE"]
+    ),
+    "full (maxmemory, noeviction)": commanded(
+        ["CONFIG", "SET", "maxmemory", "1"], ["CONFIG", "SET", "maxmemory", "0"]
+    ),
     "BUSY (a script that never ends)": busy,
     "ACL: EVALSHA taken away": commanded(
         ["ACL", "SETUSER", "default", "-evalsha"], ["ACL", "SETUSER", "default", "+evalsha"]
@@ -332,20 +348,30 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "Cluster: master killed": cluster_failover,
     "Cluster: slot moved, 5 a second": resharding,
 }
-LOSES = {"kill -9, restarted empty", "FLUSHALL", "Sentinel: master killed", "Cluster: master killed"}
+LOSES = {
+    "kill -9, restarted empty",
+    "FLUSHALL",
+    "Sentinel: master killed",
+    "Cluster: master killed",
+}
 """What the server knew, all of it or its last milliseconds."""
 
 
 @dataclass
 class Outcome:
-    """What came of the requests of one run: (seconds since the start, seconds taken, status, limit, decided by)."""
+    """What came of the requests of one run: (seconds since the start, seconds taken, status, limit,
+    decided by).
+    """
 
     requests: list[tuple[float, float, int, str, str]]
     hurt_at: float = HURT_AT
-    """When the servers were hurt indeed; on a busy machine, or by a slow command, later than meant."""
+    """When the servers were hurt indeed; on a busy machine, or by a slow command, later than meant.
+    """
 
     def admitted(self, limit: str, until: float = END + 60) -> int:
-        return sum(status == 200 and of == limit and at < until for at, _, status, of, _ in self.requests)
+        return sum(
+            status == 200 and of == limit and at < until for at, _, status, of, _ in self.requests
+        )
 
     def over(self, limit: str) -> int:
         """How many were admitted beyond the limit."""
@@ -359,7 +385,9 @@ class Outcome:
     def p99(self, since: float, until: float, source: str | None = None) -> float | None:
         """Milliseconds that 99 of 100 requests took which began then."""
         taken = sorted(
-            seconds for at, seconds, _, _, by in self.requests if since <= at < until and source in (None, by)
+            seconds
+            for at, seconds, _, _, by in self.requests
+            if since <= at < until and source in (None, by)
         )
         return taken[int(len(taken) * 0.99)] * 1000 if taken else None
 
@@ -367,7 +395,10 @@ class Outcome:
 def run(name: str) -> Outcome:
     """Hurt the servers under load."""
     with FAULTS[name]() as hurt:
-        environment = {**os.environ, "RATELIMIT_FAULT": json.dumps({"caches": hurt.caches, "threads": hurt.threads})}
+        environment = {
+            **os.environ,
+            "RATELIMIT_FAULT": json.dumps({"caches": hurt.caches, "threads": hurt.threads}),
+        }
         load = Born("from tests.faults import load; load()", environment=environment)
         try:
             assert load.stdout.readline() == "ready\n"
@@ -387,15 +418,21 @@ def run(name: str) -> Outcome:
 
 
 def load() -> None:
-    """The processes of the load: forked from one that has loaded the site, as those of a server may be."""
+    """The processes of the load: forked from one that has loaded the site, as those of a server may
+    be.
+    """
     import django
     from django.conf import settings
 
     told = json.loads(os.environ["RATELIMIT_FAULT"])
     settings.configure(
-        SECRET_KEY="tests", ALLOWED_HOSTS=["*"], ROOT_URLCONF="tests.faults_site", CACHES=told["caches"],
-        RATELIMIT_TIMEOUT=DEADLINE, LOGGING_CONFIG=None,
-    )  # fmt: skip
+        SECRET_KEY="tests",
+        ALLOWED_HOSTS=["*"],
+        ROOT_URLCONF="tests.faults_site",
+        CACHES=told["caches"],
+        RATELIMIT_TIMEOUT=DEADLINE,
+        LOGGING_CONFIG=None,
+    )
     factory = told["caches"]["default"]["OPTIONS"].get("CONNECTION_FACTORY", "")
     if "Sentinel" in factory:
         settings.DJANGO_REDIS_CONNECTION_FACTORY = factory
@@ -454,7 +491,9 @@ def work(told: Any, thread_count: int, others: Sequence[Any]) -> None:
             response = browser.get(f"/{of}")
             seconds = time.perf_counter() - began
             decision = getattr(getattr(response, "wsgi_request", None), "ratelimit", None)
-            found.append((now - started, seconds, response.status_code, of, getattr(decision, "source", "")))
+            found.append(
+                (now - started, seconds, response.status_code, of, getattr(decision, "source", ""))
+            )
             time.sleep(PAUSE)
 
     threads = [threading.Thread(target=send) for _ in range(thread_count)]
@@ -487,11 +526,16 @@ def table(outcomes: dict[str, Outcome]) -> str:
         opened = outcome.p99(HURT_AT + BREAKER_OPEN_AFTER, HEALED_AT, "fallback")
         rows.append(
             (
-                name + (" *" if name in LOSES else ""), str(len(outcome.requests)), str(outcome.failed),
-                _ms(outcome.p99(0.5, HURT_AT)), _ms(outcome.p99(HURT_AT, HEALED_AT)), _ms(opened),
-                str(outcome.over("closed")), str(outcome.over("local")),
+                name + (" *" if name in LOSES else ""),
+                str(len(outcome.requests)),
+                str(outcome.failed),
+                _ms(outcome.p99(0.5, HURT_AT)),
+                _ms(outcome.p99(HURT_AT, HEALED_AT)),
+                _ms(opened),
+                str(outcome.over("closed")),
+                str(outcome.over("local")),
             )
-        )  # fmt: skip
+        )
     return aligned(rows)
 
 
@@ -499,7 +543,10 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> str:
     """Rows as a table of reStructuredText, the first as its head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     line = " ".join("=" * width for width in widths)
-    lines = [" ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = [
+        " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
     return "\n".join([line, lines[0], line, *lines[1:], line])
 
 
@@ -514,7 +561,10 @@ def main() -> None:
     for name in wanted:
         outcomes[name] = run(name)
         print(f"{name}: done", file=sys.stderr, flush=True)
-    print(f"{PROCESSES} processes; the limit is {LIMIT}/{PERIOD}, the deadline {DEADLINE * 1000:.0f} ms\n")
+    print(
+        f"{PROCESSES} processes; the limit is {LIMIT}/{PERIOD}, the deadline "
+        f"{DEADLINE * 1000:.0f} ms\n"
+    )
     print(table(outcomes))
     print("\n* loses data: all of it, or what was not replicated yet\n")
     if not sys.argv[1:]:

@@ -7,14 +7,24 @@ import textwrap
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "django_ratelimit_lua"
-# From the ground up. A room is a folder of the package, or a file at its top. It imports from floors below its own.
+# From the ground up. A room is a folder of the package, or a file at its top. It imports from
+# floors below its own.
 FLOORS = [
     ["limits", "conf", "exceptions", "extension", "signals", "process", "version"],
     ["store", "identity"],
     ["rules"],
     ["engine", "models", "migrations"],
     ["web", "publishing", "asgi"],
-    ["decorators", "middleware", "limiter", "core", "throttling", "testing", "checks", "operations"],
+    [
+        "decorators",
+        "middleware",
+        "limiter",
+        "core",
+        "throttling",
+        "testing",
+        "checks",
+        "operations",
+    ],
     ["admin", "management", "templatetags", "apps", "pytest_plugin", "__init__"],
     ["contrib"],
 ]
@@ -42,7 +52,11 @@ def imports(path: Path) -> list[tuple[str, str]]:
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             imported.append((node.module.partition(".")[0], ""))
         elif isinstance(node, ast.ImportFrom) and node.level == depth:
-            rooms = [node.module.partition(".")[0]] if node.module else [alias.name for alias in node.names]
+            rooms = (
+                [node.module.partition(".")[0]]
+                if node.module
+                else [alias.name for alias in node.names]
+            )
             imported += [("django_ratelimit_lua", room) for room in rooms]
     return imported
 
@@ -65,15 +79,26 @@ def drawing() -> str:
             folder = PACKAGE / room
             files = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
             head = folder / "__init__.py" if folder.is_dir() else files[0]
-            says = (ast.get_docstring(ast.parse(head.read_text())) or "").split("\n\n")[0].replace("\n", " ")
-            below = {other for file in files for _, other in imports(file) if other and other != room}
+            says = (
+                (ast.get_docstring(ast.parse(head.read_text())) or "")
+                .split("\n\n")[0]
+                .replace("\n", " ")
+            )
+            below = {
+                other for file in files for _, other in imports(file) if other and other != room
+            }
             below = {other for other in below if floor_of(other) > 1}
             name = room + ("/" if folder.is_dir() else ".py")
-            lines += textwrap.wrap(says, 108, initial_indent=f"{name:17}", subsequent_indent=" " * 17)
+            lines += textwrap.wrap(
+                says, 108, initial_indent=f"{name:17}", subsequent_indent=" " * 17
+            )
             if below:
                 ordered = sorted(below, key=lambda other: (-floor_of(other), other))
                 lines += textwrap.wrap(
-                    " ".join(ordered), 108, initial_indent=" " * 17 + "↓ ", subsequent_indent=" " * 19
+                    " ".join(ordered),
+                    108,
+                    initial_indent=" " * 17 + "↓ ",
+                    subsequent_indent=" " * 19,
                 )
     return "\n".join(lines)
 

@@ -55,7 +55,9 @@ async def astopped(request: HttpRequest, outcome: Any) -> bool:
 
 
 class Blocking:
-    """A middleware that only knows the blocking way: Django runs it, and what is around it, in a thread."""
+    """A middleware that only knows the blocking way: Django runs it, and what is around it, in a
+    thread.
+    """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response

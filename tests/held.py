@@ -1,4 +1,6 @@
-"""What is held, as Redis knows it, and what the views of `tests.slots_site` have seen of each other."""
+"""What is held, as Redis knows it, and what the views of `tests.slots_site` have seen of each
+other.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ class SlotsInUse:
         """Slots that are held at the moment."""
         seconds, rest = self._direct.time()
         keys = self._direct.scan_iter(f"{self._prefix}*:cc", count=10_000)
-        return sum(self._direct.zcount(key, f"({seconds * 1_000_000 + rest}", "+inf") for key in keys)
+        return sum(
+            self._direct.zcount(key, f"({seconds * 1_000_000 + rest}", "+inf") for key in keys
+        )
 
     def running(self, who: str) -> int:
         """Views and bodies that run at the moment."""
@@ -26,7 +30,9 @@ class SlotsInUse:
 
     def most(self, who: str) -> int:
         """How many have run at the same time, at most."""
-        return max(map(int, self._direct.lrange(f"running:{self._running}{who}:seen", 0, -1)), default=0)
+        return max(
+            map(int, self._direct.lrange(f"running:{self._running}{who}:seen", 0, -1)), default=0
+        )
 
     def until_free(self, seconds: float = 20) -> None:
         """Wait until none is held any more."""

@@ -1,8 +1,9 @@
 """`make faults`: what happens to slots whose holders are hurt, or whose server is, in one table.
 
-Two processes hold the two slots there are, and a third one waits for one. Then something is done to the first process,
-or to the server; when the third has got a slot, it is undone. Meanwhile it is counted all the time how many are held by
-what the server says, and each process tells since when it runs with a slot: what it does goes on until it dies.
+Two processes hold the two slots there are, and a third one waits for one. Then something is done to
+the first process, or to the server; when the third has got a slot, it is undone. Meanwhile it is
+counted all the time how many are held by what the server says, and each process tells since when it
+runs with a slot: what it does goes on until it dies.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def hold():
 
 @dataclass
 class Hurt:
-    """What to do to the first holder or its server, and how to undo it. `url`: where the first holder finds Redis."""
+    """What to do to the first holder or its server, and how to undo it. `url`: where the first
+    holder finds Redis.
+    """
 
     server: Server
     url: str
@@ -127,9 +130,10 @@ FAULTS: dict[str, Callable[[], Any]] = {
 
 @dataclass
 class Outcome:
-    """What came of one fault: the most slots that were held at once, the most processes that were really running with
-    one, after how many seconds the third process got one, and what the first was told: whether its slot was taken
-    again, for each that was lost (None: it is gone)."""
+    """What came of one fault: the most slots that were held at once, the most processes that were
+    really running with one, after how many seconds the third process got one, and what the first
+    was told: whether its slot was taken again, for each that was lost (None: it is gone).
+    """
 
     most: int
     running: int
@@ -141,7 +145,10 @@ def run(name: str) -> Outcome:
     """Hurt the first holder, or its server."""
     with FAULTS[name]() as hurt:
         settings: dict[str, Any] = {"RATELIMIT_SLOT_SECONDS": SLOT_SECONDS, "RATELIMIT_TIMEOUT": 2}
-        workers = [Worker("rl:", {}, at=at, **settings) for at in (hurt.url, hurt.server.url, hurt.server.url)]
+        workers = [
+            Worker("rl:", {}, at=at, **settings)
+            for at in (hurt.url, hurt.server.url, hurt.server.url)
+        ]
         with workers[0] as first, workers[1] as second, workers[2] as third:
             for worker in workers:
                 worker(f"exec({_BEGIN!r}, globals())")

@@ -12,13 +12,18 @@ MAX_WAITS = 100
 
 
 class Interrupted:
-    """Awaits a coroutine and stops it at its wait of a number: when it begins to wait, or when it has just ended.
+    """Awaits a coroutine and stops it at its wait of a number: when it begins to wait, or when it
+    has just ended.
 
     `cancel`: by default it cancels the task. `reached`: whether there was a wait of that number.
     """
 
     def __init__(
-        self, coroutine: Coroutine[Any, Any, Any], number: int, how: How, cancel: Callable[[], Any] | None = None
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        number: int,
+        how: How,
+        cancel: Callable[[], Any] | None = None,
     ) -> None:
         self.reached = False
         self._coroutine, self._number, self._how, self._cancel = coroutine, number, how, cancel
@@ -32,7 +37,9 @@ class Interrupted:
         count = 0
         while True:
             try:
-                future = self._coroutine.send(value) if error is None else self._coroutine.throw(error)
+                future = (
+                    self._coroutine.send(value) if error is None else self._coroutine.throw(error)
+                )
             except StopIteration as finished:
                 return finished.value
             value = error = None
@@ -53,8 +60,9 @@ class Interrupted:
 
 
 def interrupt_each_wait(make: Callable[[], Coroutine[Any, Any, Any]], how: How) -> Iterator[int]:
-    """Run a coroutine again and again, in a new event loop each time, and stop it one wait later each time, until it
-    ends before. Yields the number of each wait, when the loop has ended."""
+    """Run a coroutine again and again, in a new event loop each time, and stop it one wait later
+    each time, until it ends before. Yields the number of each wait, when the loop has ended.
+    """
 
     async def run(number: int) -> bool:
         interrupted = Interrupted(make(), number, how)

@@ -1,4 +1,6 @@
-"""Whatever the package keeps in this process: all objects that its modules lead to, found by walking there."""
+"""Whatever the package keeps in this process: all objects that its modules lead to, found by
+walking there.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,24 @@ from django_ratelimit_lua import signals
 from django_ratelimit_lua.extension import ANNEXES, is_installed
 
 NAME = "django_ratelimit_lua"
-_CONTAINERS = (dict, list, tuple, set, frozenset, types.CellType, types.MethodType, types.MappingProxyType)
+_CONTAINERS = (
+    dict,
+    list,
+    tuple,
+    set,
+    frozenset,
+    types.CellType,
+    types.MethodType,
+    types.MappingProxyType,
+)
 _WRAPPERS = ("functools", "collections", "weakref", "_weakrefset")
-_SIGNALS = (signals.limit_exceeded, signals.rules_changed, signals.slot_lost, signals.store_down, signals.store_up)
+_SIGNALS = (
+    signals.limit_exceeded,
+    signals.rules_changed,
+    signals.slot_lost,
+    signals.store_down,
+    signals.store_up,
+)
 
 
 def _is_ours(module: object) -> bool:
@@ -38,7 +55,9 @@ def _is_entered(found: Any) -> bool:
 def _next(found: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(found, (ref, WeakMethod)):
         yield "()", found()
-    elif isinstance(found, types.FunctionType):  # Not its globals, which are walked as a module if they are ours.
+    elif isinstance(
+        found, types.FunctionType
+    ):  # Not its globals, which are walked as a module if they are ours.
         yield ".__closure__", found.__closure__
         yield ".__defaults__", found.__defaults__
         yield ".__dict__", vars(found)
@@ -60,12 +79,16 @@ def _next(found: Any) -> Iterator[tuple[str, Any]]:
 
 def is_available(module: str) -> bool:
     """Whether a module is of the core, or of an annex that is installed."""
-    return not module.startswith(tuple(f"{NAME}.contrib.{name}" for name in ANNEXES if not is_installed(name)))
+    return not module.startswith(
+        tuple(f"{NAME}.contrib.{name}" for name in ANNEXES if not is_installed(name))
+    )
 
 
 def names_of_modules() -> list[str]:
     """Return the modules of the core and of the annexes that are installed."""
-    names = (module.name for module in pkgutil.walk_packages(django_ratelimit_lua.__path__, f"{NAME}."))
+    names = (
+        module.name for module in pkgutil.walk_packages(django_ratelimit_lua.__path__, f"{NAME}.")
+    )
     return [name for name in names if is_available(name)]
 
 
@@ -85,7 +108,9 @@ def kept(*more: object) -> Iterable[tuple[str, Any]]:
     seen: dict[int, Any] = {}
     ways: list[tuple[str, Any]] = [(f"more[{place}]", one) for place, one in enumerate(more)]
     for name, module in modules():
-        if name == f"{NAME}.process":  # What is renewed is kept elsewhere; what is left to the parent is not used.
+        if (
+            name == f"{NAME}.process"
+        ):  # What is renewed is kept elsewhere; what is left to the parent is not used.
             continue
         ways += [(f"{name}.{attribute}", value) for attribute, value in list(vars(module).items())]
     while ways:

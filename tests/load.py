@@ -54,9 +54,12 @@ def _request(path: str, address: str) -> tuple[HttpRequest, Decision]:
     return request, decision
 
 
-def load(seconds: float, seed: int, policy: str = "local", note: Any = None, threads: int = 2) -> dict[str, int]:
-    """Ask in every way for so many seconds, as a few busy clients and many others; returns the counts of the answers.
-    `note`: called before each with the name that it will count under."""
+def load(
+    seconds: float, seed: int, policy: str = "local", note: Any = None, threads: int = 2
+) -> dict[str, int]:
+    """Ask in every way for so many seconds, as a few busy clients and many others; returns the
+    counts of the answers. `note`: called before each with the name that it will count under.
+    """
     together: Counts = Counter()
     lock = threading.Lock()
     end = time.monotonic() + seconds
@@ -72,7 +75,9 @@ def load(seconds: float, seed: int, policy: str = "local", note: Any = None, thr
                     note(limiter.name)
                 counts[f"{limiter.name} {result(limiter.hit(who), limiter.name, policy)}"] += 1
                 continue
-            names, path = (["load.site"], "/") if turn == 3 else (["load.site", "load.quiet"], "/quiet/")
+            names, path = (
+                (["load.site"], "/") if turn == 3 else (["load.site", "load.quiet"], "/quiet/")
+            )
             for name in names if note else ():
                 note(name)
             _, decision = _request(path, f"10.{who >> 16}.{who >> 8 & 255}.{who & 255}")
@@ -90,7 +95,9 @@ def load(seconds: float, seed: int, policy: str = "local", note: Any = None, thr
 
 
 def load_noting(path: str, seconds: float) -> None:
-    """Load, with the moment of each request written down before it is made: it outlives the process."""
+    """Load, with the moment of each request written down before it is made: it outlives the
+    process.
+    """
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     load(seconds, 7, note=lambda name: os.write(file, struct.pack("d", time.time())), threads=1)
 

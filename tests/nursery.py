@@ -1,9 +1,10 @@
-"""Processes that begin with the libraries imported: that takes most of the time in which one starts, and is the same
-for all of them. What is ours, each imports itself, with settings of its own.
+"""Processes that begin with the libraries imported: that takes most of the time in which one
+starts, and is the same for all of them. What is ours, each imports itself, with settings of its
+own.
 
-A nursery is a process of one thread that imports them, and then forks whenever it is asked to: what is born there is a
-process of its own, knows nothing of ours yet, and ends as Python's do. Two of them take turns, so that the processes of
-a site do not all have one order of hashes.
+A nursery is a process of one thread that imports them, and then forks whenever it is asked to: what
+is born there is a process of its own, knows nothing of ours yet, and ends as Python's do. Two of
+them take turns, so that the processes of a site do not all have one order of hashes.
 """
 
 from __future__ import annotations
@@ -47,18 +48,28 @@ class Nursery:
         self._lock = threading.Lock()
 
     def bear(self, told: bytes, *files: int) -> tuple[int, int]:
-        """Have that run, with these as its standard input, output and errors. Returns its id and a handle of it."""
+        """Have that run, with these as its standard input, output and errors. Returns its id and a
+        handle of it.
+        """
         with self._lock:
             if self._process is None:
                 self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 with other:
                     command = [sys.executable, "-c", "from tests.nursery import main; main()"]
                     # Without settings: a library that reads them when it is imported fails.
-                    own = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
-                    self._process = subprocess.Popen(command, cwd=ROOT, env=own, stdin=other, start_new_session=True)
+                    own = {
+                        name: value
+                        for name, value in os.environ.items()
+                        if name != "DJANGO_SETTINGS_MODULE"
+                    }
+                    self._process = subprocess.Popen(
+                        command, cwd=ROOT, env=own, stdin=other, start_new_session=True
+                    )
             socket.send_fds(self._socket, [told], files)
             pid = int(self._socket.recv(100))
-            return pid, os.pidfd_open(pid)  # It is waited for, at the earliest, when the next is born.
+            return pid, os.pidfd_open(
+                pid
+            )  # It is waited for, at the earliest, when the next is born.
 
     def close(self) -> None:
         """Bear no more."""
@@ -73,9 +84,13 @@ _turns = itertools.cycle(nurseries)
 
 
 class Born:
-    """A process that runs `code`, as `python -c` does: for a test, what `subprocess.Popen` is with pipes of text."""
+    """A process that runs `code`, as `python -c` does: for a test, what `subprocess.Popen` is with
+    pipes of text.
+    """
 
-    def __init__(self, code: str, *arguments: str, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, code: str, *arguments: str, environment: Mapping[str, str] = os.environ
+    ) -> None:
         given, stdin = os.pipe()
         stdout, said = os.pipe()
         self.stdin: IO[str] = open(stdin, "w", encoding="utf-8")  # noqa: SIM115 - they are closed by who uses them.

@@ -1,4 +1,6 @@
-"""Rules as nobody would write them, and as somebody will: values for every field of the models, plausible and odd."""
+"""Rules as nobody would write them, and as somebody will: values for every field of the models,
+plausible and odd.
+"""
 
 from __future__ import annotations
 
@@ -83,27 +85,45 @@ kinds = st.sampled_from(
         "header:\u00e9",
     ]
 )
-wrong_keys = st.sampled_from(["", "header:X+Y", "header:", "os.system", "id", " ip", "ip+", "+"]) | texts
+wrong_keys = (
+    st.sampled_from(["", "header:X+Y", "header:", "os.system", "id", " ip", "ip+", "+"]) | texts
+)
 LIKELY: dict[str, Any] = {
     "name": mostly(st.sampled_from(["site", "search", "other", "x" * 200, "\u00f6 : /*"]), texts),
     "key": mostly(kinds | st.lists(kinds, min_size=2, max_size=3).map("+".join), wrong_keys),
     "path": mostly(
         st.sampled_from(
-            ["/", "/ok", "/*", "/**", "**", "/things/*/", "/search", "/\n/ok", "/" + "*a" * 400, "/[", "//["]
+            [
+                "/",
+                "/ok",
+                "/*",
+                "/**",
+                "**",
+                "/things/*/",
+                "/search",
+                "/\n/ok",
+                "/" + "*a" * 400,
+                "/[",
+                "//[",
+            ]
         ),
         st.sampled_from(["", "ok", "/" + "a" * 2000]) | texts.map("/{}".format),
     ),
-    "route": mostly(st.sampled_from(["ok", "thing", "nowhere", "admin:index", "\u00f6" * 40]), texts),
+    "route": mostly(
+        st.sampled_from(["ok", "thing", "nowhere", "admin:index", "\u00f6" * 40]), texts
+    ),
     "group": mostly(st.sampled_from(["search", "other"]), texts),
     "time_zone": mostly(
         st.sampled_from(["UTC", "Europe/Berlin", "Asia/Kathmandu"]),
         st.sampled_from(["Mars/Base", "../etc/passwd", "Europe"]) | texts,
     ),
     "methods": mostly(
-        st.lists(st.sampled_from(METHODS), max_size=3), st.sampled_from([None, "GET", 5, [5], ["PSOT"], {}, [[]]])
+        st.lists(st.sampled_from(METHODS), max_size=3),
+        st.sampled_from([None, "GET", 5, [5], ["PSOT"], {}, [[]]]),
     ),
     "groups": mostly(
-        st.lists(st.sampled_from(["pro", "free", "nobody"]), max_size=2), st.sampled_from([None, "pro", 5, [5], [""]])
+        st.lists(st.sampled_from(["pro", "free", "nobody"]), max_size=2),
+        st.sampled_from([None, "pro", 5, [5], [""]]),
     ),
     "limit": mostly(st.integers(0, 5), numbers),
     "period": mostly(st.sampled_from([1, 7, 30]), numbers),
@@ -134,13 +154,17 @@ def odd(field: models.Field[Any, Any]) -> st.SearchStrategy[Any]:
 
 def rows(model: type[models.Model], often: tuple[str, ...]) -> st.SearchStrategy[dict[str, Any]]:
     """Rows of a model: some fields always, of the others a few, so that most rows make sense."""
-    fields = {field.name: odd(field) for field in model._meta.concrete_fields if not field.primary_key}
+    fields = {
+        field.name: odd(field) for field in model._meta.concrete_fields if not field.primary_key
+    }
     fields.pop("rule", None)
     rest = {name: of for name, of in fields.items() if name not in often}
     few = st.lists(st.sampled_from(sorted(rest)), max_size=3, unique=True)
     chosen = few.flatmap(lambda names: st.fixed_dictionaries({name: rest[name] for name in names}))
     return st.builds(
-        lambda one, two: {**two, **one}, st.fixed_dictionaries({name: fields[name] for name in often}), chosen
+        lambda one, two: {**two, **one},
+        st.fixed_dictionaries({name: fields[name] for name in often}),
+        chosen,
     )
 
 

@@ -8,8 +8,12 @@ from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 from django_ratelimit_lua.limits.limit import Limit
 
 
-def set_part(monkeypatch: pytest.MonkeyPatch, equal: ProcessShare, weighted: ProcessShare | None = None) -> None:
-    """Give this process such a part of every split limit, and another one of limits whose split has weights."""
+def set_part(
+    monkeypatch: pytest.MonkeyPatch, equal: ProcessShare, weighted: ProcessShare | None = None
+) -> None:
+    """Give this process such a part of every split limit, and another one of limits whose split has
+    weights.
+    """
 
     def part_of(limit: Limit) -> ProcessShare | None:
         if limit.split is None:

@@ -1,6 +1,7 @@
 """`python -m tests.profile_hit`: where the time of a hit goes, by function.
 
-Of `RateLimiter.hit`, of a decorated view, of `ahit` in a hundred coroutines. As an argument, how many of each (2,000).
+Of `RateLimiter.hit`, of a decorated view, of `ahit` in a hundred coroutines. As an argument, how
+many of each (2,000).
 """
 
 from __future__ import annotations
@@ -72,14 +73,17 @@ def profile(name: str, work: Callable[[], None], count: int) -> None:
     rows = sorted(pstats.Stats(profiler).stats.items(), key=lambda row: -row[1][2])  # type: ignore[attr-defined]
     whole = sum(own for _, (_, _, own, _, _) in rows)
     called = sum(calls for _, (_, calls, _, _, _) in rows)
-    print(f"{name}: {called / count:.0f} calls of functions, {whole / count * 1e6:.0f} µs with the profiler's own part")
+    print(
+        f"{name}: {called / count:.0f} calls of functions, {whole / count * 1e6:.0f} µs with the "
+        "profiler's own part"
+    )
     print(f"{'own µs':>8}{'':>6}{'with called':>13}{'calls':>8}  function")
     for (file, line, function), (_, calls, own, total, _) in rows[:SHOWN]:
         path = Path(file)
         where = path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(*path.parts[-2:])
         at = "" if file == "~" else f" {where}:{line}"
         print(
-            f"{own / count * 1e6:8.2f}{own / whole:6.0%}{total / count * 1e6:13.2f}{calls / count:8.2f}  {function}{at}"
+            f"{own / count * 1e6:8.2f}{own / whole:6.0%}{total / count * 1e6:13.2f}{calls / count:8.2f}  {function}{at}"  # noqa: E501
         )
     print()
 

@@ -1,12 +1,14 @@
-"""What each algorithm promises, as plain and exact Python: the reference that the Lua program is held against.
+"""What each algorithm promises, as plain and exact Python: the reference that the Lua program is
+held against.
 
-Times are integer microseconds. `ask` returns the earliest moment a cost could go (None: never) and the moment from
-which it would be let in; `take` and `punish` return the moment from which the units count, by which `give` finds them;
-the rest does what its name says. Written from the design's words, not from the Lua code.
+Times are integer microseconds. `ask` returns the earliest moment a cost could go (None: never) and
+the moment from which it would be let in; `take` and `punish` return the moment from which the units
+count, by which `give` finds them; the rest does what its name says. Written from the design's
+words, not from the Lua code.
 
-What is given back leaves a limit as if it had never been taken, as far as it remembers who took what. Each remembers
-only so much, and where it has to put two together it goes by the later of them: `MOST_HITS`, `MOST_HOLES`,
-`MOST_WINDOWS`, `SPARE_SEGMENTS` and `SPARE_UNITS` say how much.
+What is given back leaves a limit as if it had never been taken, as far as it remembers who took
+what. Each remembers only so much, and where it has to put two together it goes by the later of
+them: `MOST_HITS`, `MOST_HOLES`, `MOST_WINDOWS`, `SPARE_SEGMENTS` and `SPARE_UNITS` say how much.
 """
 
 from __future__ import annotations
@@ -30,12 +32,16 @@ MOST_WINDOWS = 16
 SPARE_SEGMENTS = 16
 SPARE_UNITS = 128
 REMEMBERED = 30 * 86_400_000_000
-"""Microseconds: for so long a full token bucket with `initial` is remembered. Then its client is new again."""
+"""Microseconds: for so long a full token bucket with `initial` is remembered. Then its client is
+new again.
+"""
 
 
 @dataclass
 class Bans:
-    """Who offends too often is refused for a time. Offences are moments; `until` 0: nobody was ever banned."""
+    """Who offends too often is refused for a time. Offences are moments; `until` 0: nobody was ever
+    banned.
+    """
 
     seen: int = 0
     until: int = 0
@@ -67,8 +73,14 @@ class Bans:
         return lengths[times] if times < len(lengths) else lengths[-1]
 
     def ends(self, now: int) -> int:
-        """The end as it is under the limit as it is now: what was earned is no longer than it would be now."""
-        by_now = self.last + self.length(self.times - 1) if self.times and not self.by_hand else self.until
+        """The end as it is under the limit as it is now: what was earned is no longer than it would
+        be now.
+        """
+        by_now = (
+            self.last + self.length(self.times - 1)
+            if self.times and not self.by_hand
+            else self.until
+        )
         return min(self.until, by_now) if self.until > self.clock(now) else self.until
 
     def clock(self, now: int) -> int:
@@ -83,7 +95,9 @@ class Bans:
         return self.times if self.clock(now) < self.ends(now) + self.terms.lengths_us[-1] else 0
 
     def counting(self, now: int) -> tuple[int, ...]:
-        return tuple(moment for moment in self.offences if moment + self.terms.window_us > self.clock(now))
+        return tuple(
+            moment for moment in self.offences if moment + self.terms.window_us > self.clock(now)
+        )
 
     def write(self, now: int) -> None:
         """What is known from now on; if that is nothing, not even the time."""
@@ -128,16 +142,26 @@ class Bans:
     def report(self, now: int) -> Ban:
         if (until := self.banned(now)) is not None:
             return Ban(
-                until, self.since, self.first, self.last, self.count, self.remembered(now), self.by_hand, self.is_new,
+                until,
+                self.since,
+                self.first,
+                self.last,
+                self.count,
+                self.remembered(now),
+                self.by_hand,
+                self.is_new,
                 is_offence=self.is_offence,
-            )  # fmt: skip
+            )
         offences = self.counting(now)
         first, last = (offences[0], offences[-1]) if offences else (0, 0)
-        return Ban(0, 0, first, last, len(offences), self.remembered(now), is_offence=self.is_offence)
+        return Ban(
+            0, 0, first, last, len(offences), self.remembered(now), is_offence=self.is_offence
+        )
 
 
 class Reference:
-    """What all share: a clock that never goes back, and the options that are not the algorithm's."""
+    """What all share: a clock that never goes back, and the options that are not the
+    algorithm's."""
 
     bans: Bans | None = None
 
@@ -191,7 +215,9 @@ class Hit:
 
 @dataclass
 class Past:
-    """Hits that are given back as if all had come with the last of them; and when nothing will be owed of them."""
+    """Hits that are given back as if all had come with the last of them; and when nothing will be
+    owed of them.
+    """
 
     first: int
     last: int
@@ -200,8 +226,10 @@ class Past:
 
 
 class TokenBucket(Reference):
-    """Holds `burst` tokens, refilled at size / period. Kept as what was owed at the last write, and under what; and for
-    what is given back, the hits since it was last full, in the order in which they were taken."""
+    """Holds `burst` tokens, refilled at size / period. Kept as what was owed at the last write, and
+    under what; and for what is given back, the hits since it was last full, in the order in which
+    they were taken.
+    """
 
     written = Fraction(0)
     under: object = None
@@ -233,8 +261,9 @@ class TokenBucket(Reference):
         return 0 if self.limit.initial is None else self.capacity() - self.limit.initial
 
     def begin(self, now: int) -> None:
-        """A new client has what it would have if all but the initial units had just been taken. One is new that was
-        never asked about, or whose bucket has been full for so long."""
+        """A new client has what it would have if all but the initial units had just been taken. One
+        is new that was never asked about, or whose bucket has been full for so long.
+        """
         self.has_begun = bool(self.missing()) and self.is_new(now)
         if self.has_begun:
             self.owes(now, Fraction(0))
@@ -265,7 +294,9 @@ class TokenBucket(Reference):
         return self.clock(now) + (self.debt(now) / self.rate() if self.size else 0)
 
     def remember(self, now: int) -> None:
-        """Forget the hits of a bucket that is full again; those before an edit are what is owed of them."""
+        """Forget the hits of a bucket that is full again; those before an edit are what is owed of
+        them.
+        """
         if not self.debt(now):
             self.hits, self.past, self.is_open = [], None, False
         elif self.is_edited():
@@ -302,7 +333,9 @@ class TokenBucket(Reference):
         self.is_open = moment == self.clock(now)
 
     def fold(self, now: int) -> None:
-        """The earliest become the past, but what is still to go (and what was taken after that) becomes one hit."""
+        """The earliest become the past, but what is still to go (and what was taken after that)
+        becomes one hit.
+        """
         folded = len(self.hits) - KEPT_HITS
         past = self.past or Past(self.first(), 0, 0, Fraction(0))
         past.first = min(past.first, *(hit.moment for hit in self.hits[:folded]))
@@ -315,7 +348,9 @@ class TokenBucket(Reference):
                 past.due = max(past.due, hit.moment) + hit.units / self.rate()
         del self.hits[:folded]
         if ahead:
-            self.hits.insert(0, Hit(max(hit.moment for hit in ahead), sum(hit.units for hit in ahead)))
+            self.hits.insert(
+                0, Hit(max(hit.moment for hit in ahead), sum(hit.units for hit in ahead))
+            )
         self.past = past
 
     def take(self, now: int, at: int, cost: int) -> int:
@@ -360,16 +395,26 @@ class TokenBucket(Reference):
         self.owes(now, left if past.units or self.hits else Fraction(0))
 
     def owners(self, held: list[Past | Hit], hit_at: int) -> list[Past | Hit]:
-        """Who may have the units of a hit, one after the other: the past (the first of them), if that goes further;
-        what is of that moment, the latest first; and where hits have become one, what goes later (all, for what may
-        have been of the past), the least moment first."""
+        """Who may have the units of a hit, one after the other: the past (the first of them), if
+        that goes further; what is of that moment, the latest first; and where hits have become one,
+        what goes later (all, for what may have been of the past), the least moment first.
+        """
         moments = [hit.last if isinstance(hit, Past) else hit.moment for hit in held]
 
         def rank(place: int) -> tuple[bool, bool, int, int]:
-            return place > 0 or moments[0] <= hit_at, moments[place] != hit_at, moments[place], -place
+            return (
+                place > 0 or moments[0] <= hit_at,
+                moments[place] != hit_at,
+                moments[place],
+                -place,
+            )
 
         least = hit_at if self.past is None or hit_at > moments[0] else 0
-        places = [place for place, moment in enumerate(moments) if moment == hit_at or (self.past and moment > least)]
+        places = [
+            place
+            for place, moment in enumerate(moments)
+            if moment == hit_at or (self.past and moment > least)
+        ]
         return [held[place] for place in sorted(places, key=rank)]
 
     def remaining(self, now: int) -> int:
@@ -380,7 +425,9 @@ class TokenBucket(Reference):
 
 
 class LeakyBucket(TokenBucket):
-    """A queue: everyone leaves when all before have been served. A turn given back with others behind it is a hole."""
+    """A queue: everyone leaves when all before have been served. A turn given back with others
+    behind it is a hole.
+    """
 
     def __init__(self, limit: Limit) -> None:
         self.holes: list[tuple[int, int]] = []
@@ -435,7 +482,8 @@ class LeakyBucket(TokenBucket):
         self.holes = self.current_holes(now)
         idle, at = self.idle(now), max(at, self.clock(now))
         if at <= idle:
-            # Turns are counted from exact moments; only the one that leaves is told a whole microsecond.
+            # Turns are counted from exact moments; only the one that leaves is told a whole
+            # microsecond.
             self.owes(now, self.debt(now) + cost)
             return max(idle, at)
         if at > self.clock(now):
@@ -464,7 +512,9 @@ class LeakyBucket(TokenBucket):
 
 
 class FixedWindow(Reference):
-    """A count per window, anchored at its first hit, at multiples of the period, or where a calendar says."""
+    """A count per window, anchored at its first hit, at multiples of the period, or where a
+    calendar says.
+    """
 
     def __init__(self, limit: Limit) -> None:
         # Start and count of each; hits before that moment are none of theirs.
@@ -505,7 +555,9 @@ class FixedWindow(Reference):
             if aligned is None:
                 if start + self.period > clock:
                     break
-            elif start >= aligned[0] or (self.seen >= aligned[0] and (len(windows) == 1 or windows[1][0] > self.seen)):
+            elif start >= aligned[0] or (
+                self.seen >= aligned[0] and (len(windows) == 1 or windows[1][0] > self.seen)
+            ):
                 windows[0] = (aligned[0], count)
                 if len(windows) == 1 or windows[1][0] >= aligned[1]:
                     break
@@ -551,7 +603,9 @@ class FixedWindow(Reference):
         windows = self.current(now)
         places = list(range(len(windows)))[::-1]
         if hit_at is not None:
-            places = [place for place in places if self.begins <= hit_at < self.end(windows[place][0])][-1:]
+            places = [
+                place for place in places if self.begins <= hit_at < self.end(windows[place][0])
+            ][-1:]
         for place in places:
             start, count = windows[place]
             back = min(cost, count)
@@ -572,7 +626,8 @@ class FixedWindow(Reference):
 
 
 def calendar_window(align: str, time_zone: str, moment: int) -> tuple[int, int]:
-    """The day, week or month that holds a moment: searched second by second around local midnights."""
+    """The day, week or month that holds a moment: searched second by second around local
+    midnights."""
     zone = ZoneInfo(time_zone)
     day = datetime.fromtimestamp(moment // 1_000_000, UTC).astimezone(zone).date()
 
@@ -592,8 +647,9 @@ def calendar_window(align: str, time_zone: str, moment: int) -> tuple[int, int]:
 
 
 class SlidingLog(Reference):
-    """Exact: a unit counts for one period from the moment it goes. Kept as (moment, units, clock of the write); the
-    oldest, if there are too many, together at the moment of the latest of them."""
+    """Exact: a unit counts for one period from the moment it goes. Kept as (moment, units, clock of
+    the write); the oldest, if there are too many, together at the moment of the latest of them.
+    """
 
     def __init__(self, limit: Limit) -> None:
         self.units: list[tuple[int, int, int]] = []
@@ -665,20 +721,26 @@ class SlidingLog(Reference):
             back = min(cost, count) if hit_at in (None, at) else 0
             cost -= back
             units += [(at, count - back, written)] if count > back else []
-        if self.together(clock) and (hit_at is None or (hit_at <= self.past[0] and hit_at + self.period > clock)):
+        if self.together(clock) and (
+            hit_at is None or (hit_at <= self.past[0] and hit_at + self.period > clock)
+        ):
             self.past = (self.past[0], max(0, self.past[1] - cost))
         self.keep(now, units[::step])
 
     def remaining(self, now: int) -> int:
-        return 0 if self.last() > self.clock(now) else max(0, self.size - self.used(self.clock(now)))
+        return (
+            0 if self.last() > self.clock(now) else max(0, self.size - self.used(self.clock(now)))
+        )
 
     def idle(self, now: int) -> int:
         return self.last() + self.period if self.used(self.clock(now)) else now
 
 
 class SlidingWindow(Reference):
-    """Counted in segments: the units of a segment count until its last hit is a period old. Kept as (last departure,
-    units) of each segment, which an edit leaves as they are. Hits before `since` belong to none of them."""
+    """Counted in segments: the units of a segment count until its last hit is a period old. Kept as
+    (last departure, units) of each segment, which an edit leaves as they are. Hits before `since`
+    belong to none of them.
+    """
 
     def __init__(self, limit: Limit) -> None:
         self.segments: list[tuple[int, int]] = []
@@ -726,7 +788,9 @@ class SlidingWindow(Reference):
             ahead = [place for place, (last, _) in enumerate(segments) if last > self.clock(now)]
             after = segments[ahead[0] + 1 : ahead[0] + 2] if ahead else []
             if after and after[0][0] + self.period <= at:
-                segments[ahead[0] : ahead[0] + 2] = [(after[0][0], segments[ahead[0]][1] + after[0][1])]
+                segments[ahead[0] : ahead[0] + 2] = [
+                    (after[0][0], segments[ahead[0]][1] + after[0][1])
+                ]
         self.keep(now, segments)
         return at
 
@@ -747,7 +811,9 @@ class SlidingWindow(Reference):
         self.keep(now, [segment for segment in segments if segment[1]])
 
     def remaining(self, now: int) -> int:
-        return 0 if self.last() > self.clock(now) else max(0, self.size - self.used(self.clock(now)))
+        return (
+            0 if self.last() > self.clock(now) else max(0, self.size - self.used(self.clock(now)))
+        )
 
     def idle(self, now: int) -> int:
         live = self.live(self.clock(now))
@@ -764,7 +830,9 @@ REFERENCES = {
 
 
 class Answer(NamedTuple):
-    """What one limit is expected to say; times in microseconds, `retry` None for never, `counted` 0 for not."""
+    """What one limit is expected to say; times in microseconds, `retry` None for never, `counted` 0
+    for not.
+    """
 
     allowed: bool
     remaining: int
@@ -784,8 +852,9 @@ def decide(
     hit_at: int | None = None,
     debt: bool = False,
 ) -> tuple[bool, int, list[Answer]]:
-    """One call: whether it is allowed, the units granted, and each limit's answer. With `debt`, token buckets that owe
-    no more than they hold grant any cost."""
+    """One call: whether it is allowed, the units granted, and each limit's answer. With `debt`,
+    token buckets that owe no more than they hold grant any cost.
+    """
     has_bans = operation not in ("refund", "charge")
     for limit in limits:
         limit.follow(now)
@@ -809,20 +878,34 @@ def decide(
         may_owe = debt and type(limit) is TokenBucket and limit.capacity() > 0
         at, accepts = limit.ask(now, 0 if may_owe else cost)
         until = bans[limit].banned(now) if limit in bans else None
-        return (at, accepts) if until is None or at is None else (max(at, until), max(accepts or 0, until))
+        return (
+            (at, accepts)
+            if until is None or at is None
+            else (max(at, until), max(accepts or 0, until))
+        )
 
     if partial and enforced and operation != "refund":
-        rooms = [limit.remaining(now) if (ask(limit, 1)[1] or now + 1) <= now else 0 for limit in enforced]
+        rooms = [
+            limit.remaining(now) if (ask(limit, 1)[1] or now + 1) <= now else 0
+            for limit in enforced
+        ]
         cost = max(1, min([cost, *rooms]))
     asked = [ask(limit, cost or 1) for limit in limits]
     fine = [accepts is not None and accepts <= now for _, accepts in asked]
-    allowed = operation == "refund" or all(ok for ok, limit in zip(fine, limits, strict=True) if limit in enforced)
+    allowed = operation == "refund" or all(
+        ok for ok, limit in zip(fine, limits, strict=True) if limit in enforced
+    )
     if operation == "hit" and cost:
         for limit, ok in zip(limits, fine, strict=True):
-            if limit in held or (limit in bans and not is_banned and not ok and bans[limit].terms.on == "refused"):
+            if limit in held or (
+                limit in bans and not is_banned and not ok and bans[limit].terms.on == "refused"
+            ):
                 bans[limit].offend(now)
         asked = [ask(limit, cost) for limit in limits]
-    departs = max([now] + [at for (at, _), limit in zip(asked, limits, strict=True) if limit in enforced and at])
+    departs = max(
+        [now]
+        + [at for (at, _), limit in zip(asked, limits, strict=True) if limit in enforced and at]
+    )
     answers = []
     for limit, (at, accepts), ok in zip(limits, asked, fine, strict=True):
         counted = 0
@@ -831,7 +914,13 @@ def decide(
             at, accepts, ok = now, now, True
         elif operation == "hit" and cost and allowed and ok:
             counted = limit.take(now, max(at or 0, departs), cost)
-        elif operation == "hit" and cost and limit.limit.count_denied and not is_banned and limit not in held:
+        elif (
+            operation == "hit"
+            and cost
+            and limit.limit.count_denied
+            and not is_banned
+            and limit not in held
+        ):
             counted = limit.punish(now, cost)
             at, accepts = ask(limit, cost)
         if counted and limit in bans and bans[limit].terms.on == "counted":
@@ -843,5 +932,15 @@ def decide(
         remaining, idle = limit.remaining(now), limit.idle(now)
         if ban is not None and ban.until:
             remaining, idle = 0, max(idle, ban.until)
-        answers.append(Answer(ok, remaining, retry, max(0, idle - now), 0 if at is None else at - now, counted, ban))
+        answers.append(
+            Answer(
+                ok,
+                remaining,
+                retry,
+                max(0, idle - now),
+                0 if at is None else at - now,
+                counted,
+                ban,
+            )
+        )
     return allowed, cost if allowed and operation == "hit" else 0, answers

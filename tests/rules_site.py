@@ -1,4 +1,6 @@
-"""A site for servers of their own: its one view tells by which revision of the rules its request was decided."""
+"""A site for servers of their own: its one view tells by which revision of the rules its request
+was decided.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,18 @@ settings.configure(
     ALLOWED_HOSTS=["*"],
     ROOT_URLCONF="tests.rules_site",
     USE_TZ=True,
-    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratelimit_lua", *ANNEXES],
+    INSTALLED_APPS=[
+        "django.contrib.auth",
+        "django.contrib.contenttypes",
+        "django_ratelimit_lua",
+        *ANNEXES,
+    ],
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
     CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url()}},
     MIDDLEWARE=["django_ratelimit_lua.middleware.RateLimitMiddleware"],
     RATELIMIT_TIMEOUT=10,
-    RATELIMIT_ON_STORE_ERROR="closed",  # With "local", each process would say every five seconds that it is there.
+    # With "local", each process would say every five seconds that it is there.
+    RATELIMIT_ON_STORE_ERROR="closed",
     RATELIMIT_CACHE_PREFIX=os.environ["RATELIMIT_TEST_PREFIX"],
 )
 
@@ -36,7 +44,9 @@ from django.urls import path  # noqa: E402
 
 def _report_call(request: HttpRequest) -> JsonResponse:
     decision = request.ratelimit
-    return JsonResponse({"revision": decision.revision, "limit": decision.limits[0].limit, "process": os.getpid()})
+    return JsonResponse(
+        {"revision": decision.revision, "limit": decision.limits[0].limit, "process": os.getpid()}
+    )
 
 
 def tell(request: HttpRequest) -> JsonResponse:

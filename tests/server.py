@@ -1,5 +1,6 @@
-"""The server of the test session: Valkey, unless `RATELIMIT_TEST_BINARY` names another. Child processes share it; each
-worker of pytest-xdist has one of its own."""
+"""The server of the test session: Valkey, unless `RATELIMIT_TEST_BINARY` names another. Child
+processes share it; each worker of pytest-xdist has one of its own.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A site whose views hold slots, by every face and with bodies of every kind, for a server of its own or none.
+"""A site whose views hold slots, by every face and with bodies of every kind, for a server of its
+own or none.
 
-What runs at the same time is counted in Redis, past everything of ours: `SLOTS_PREFIX` names the keys.
+What runs at the same time is counted in Redis, past everything of ours: `SLOTS_PREFIX` names the
+keys.
 """
 
 from __future__ import annotations
@@ -34,7 +36,13 @@ if not settings.configured:
         CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url()}},
         MIDDLEWARE=["django_ratelimit_lua.middleware.RateLimitMiddleware"],
         RATELIMIT_RULES=[
-            {"name": "at once", "path": "/middleware/", "key": "get:who", "rate": SLOTS, "algorithm": "concurrency"},
+            {
+                "name": "at once",
+                "path": "/middleware/",
+                "key": "get:who",
+                "rate": SLOTS,
+                "algorithm": "concurrency",
+            },
         ],
         RATELIMIT_TIMEOUT=10,
         RATELIMIT_SLOT_SECONDS=float(os.environ.get("SLOTS_SECONDS", "10")),
@@ -127,7 +135,11 @@ async def aanswer(request: HttpRequest, ending: str) -> Any:
         finally:
             runs.end()
         return HttpResponse("done")
-    return await sync_to_async(answer)(request, ending) if ending == "file" else answer(request, ending)
+    return (
+        await sync_to_async(answer)(request, ending)
+        if ending == "file"
+        else answer(request, ending)
+    )
 
 
 limit = ratelimit("view", "get:who", SLOTS, algorithm="concurrency")

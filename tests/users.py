@@ -25,7 +25,9 @@ def staff(*permissions: str, name: str = "staff") -> Client:
     return client
 
 
-def logged_in(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+def logged_in(
+    get_response: Callable[[HttpRequest], HttpResponse],
+) -> Callable[[HttpRequest], HttpResponse]:
     """A middleware that takes the word of a header for who is logged in."""
 
     def middleware(request: HttpRequest) -> HttpResponse:

@@ -1,7 +1,8 @@
-"""`python -m tests.walk`: every function of the package that one decorated request goes through, in order.
+"""`python -m tests.walk`: every function of the package that one decorated request goes through, in
+order.
 
-Printed twice, on a real server: for a process that knows the rules, and for one that finds out that they have changed.
-`--tour` prints the first as `docs/walk.txt` has it.
+Printed twice, on a real server: for a process that knows the rules, and for one that finds out that
+they have changed. `--tour` prints the first as `docs/walk.txt` has it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ PACKAGE = Path(__file__).parents[1] / "django_ratelimit_lua"
 
 @dataclass
 class Walk:
-    """The functions that were entered, in order: how deep, in which file, on which line, and called what."""
+    """The functions that were entered, in order: how deep, in which file, on which line, and called
+    what.
+    """
 
     steps: list[tuple[int, str, int, str]] = field(default_factory=list)
     crossings: int = 0
@@ -34,7 +37,11 @@ class Walk:
 
         def note(frame: FrameType, event: str, argument: Any) -> None:
             code = frame.f_code
-            if event not in ("call", "return") or not code.co_filename.startswith(prefix) or code.co_name in INLINED:
+            if (
+                event not in ("call", "return")
+                or not code.co_filename.startswith(prefix)
+                or code.co_name in INLINED
+            ):
                 return
             if event == "return":
                 if self._stack:
@@ -68,18 +75,25 @@ class Walk:
 
     def tour(self) -> str:
         """The walk for the documentation: without the numbers of lines, which each edit moves."""
-        names = [f"{'  ' * depth}{file}  {name.replace('.<locals>', '')}" for depth, file, _, name in self.steps]
+        names = [
+            f"{'  ' * depth}{file}  {name.replace('.<locals>', '')}"
+            for depth, file, _, name in self.steps
+        ]
         return "\n".join([*names, f"{self.frames} functions entered, {self.files} files"])
 
     def __str__(self) -> str:
         lines = [f"{'  ' * depth}{file}:{line} {name}" for depth, file, line, name in self.steps]
-        counts = f"{self.frames} frames, {self.functions} functions, {self.files} files, {self.crossings} crossings"
+        counts = (
+            f"{self.frames} frames, {self.functions} functions, {self.files} files, "
+            f"{self.crossings} crossings"
+        )
         return "\n".join([*lines, counts])
 
 
 def walks() -> tuple[Walk, Walk]:
-    """The walk of a warm hit, and that of the first one after a rule was saved: the shortest of some. Needs a
-    database."""
+    """The walk of a warm hit, and that of the first one after a rule was saved: the shortest of
+    some. Needs a database.
+    """
     from django.http import HttpResponse
     from django.test import RequestFactory
 
@@ -112,7 +126,9 @@ def walks() -> tuple[Walk, Walk]:
             hit(walk)
         for number, walk in enumerate(stale):
             known = provider.current()
-            RateLimitRule.objects.create(name=f"new-{number}", key="ip", limit=5, period=60, path=f"/new/{number}")
+            RateLimitRule.objects.create(
+                name=f"new-{number}", key="ip", limit=5, period=60, path=f"/new/{number}"
+            )
             provider._ruleset = known  # As in a process that did not make the change.
             hit(walk)
     return min(warm, key=lambda walk: walk.frames), min(stale, key=lambda walk: walk.frames)
@@ -133,7 +149,9 @@ def main() -> None:
     if "--tour" in sys.argv:
         print(warm.tour())
     else:
-        print(f"A hit by rules that are known:\n{warm}\n\nA hit by rules that have changed:\n{stale}")
+        print(
+            f"A hit by rules that are known:\n{warm}\n\nA hit by rules that have changed:\n{stale}"
+        )
 
 
 if __name__ == "__main__":

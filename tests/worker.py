@@ -18,7 +18,9 @@ from tests.server import url
 
 
 class Worker:
-    """A process of a site, with the annexes of the test: `worker("ask()")` is what that expression is there."""
+    """A process of a site, with the annexes of the test: `worker("ask()")` is what that expression
+    is there.
+    """
 
     def __init__(
         self,
@@ -75,7 +77,9 @@ class Worker:
 def _apps(annexes: Sequence[str] | None) -> list[str]:
     """The package and these annexes; None: those of the test session."""
     if annexes is None:
-        return [app for app in own_settings.INSTALLED_APPS if app.startswith("django_ratelimit_lua")]
+        return [
+            app for app in own_settings.INSTALLED_APPS if app.startswith("django_ratelimit_lua")
+        ]
     return ["django_ratelimit_lua", *(f"django_ratelimit_lua.contrib.{name}" for name in annexes)]
 
 

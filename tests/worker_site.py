@@ -1,5 +1,7 @@
-# ruff: noqa: E402, F401 - the settings come first, and what is imported is for the lines that are read
-"""A site in a process of its own, with a database of its own choice: it does what the lines say that it reads."""
+# read
+"""A site in a process of its own, with a database of its own choice: it does what the lines say
+that it reads.
+"""
 
 from __future__ import annotations
 
@@ -57,15 +59,18 @@ settings.configure(
         ],
         "DATABASES": {name: _database(path) for name, path in GIVEN["databases"].items()},
         "DATABASE_ROUTERS": [Router()] if "replica" in GIVEN["databases"] else [],
-        "CACHES": {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": GIVEN["url"]}},
+        "CACHES": {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": GIVEN["url"]}
+        },
         "MIDDLEWARE": ["django_ratelimit_lua.middleware.RateLimitMiddleware"],
         "RATELIMIT_TIMEOUT": 10,
-        "RATELIMIT_ON_STORE_ERROR": "closed",  # With "local", it would say every two seconds that it is there.
+        # With "local", it would say every two seconds that it is there.
+        "RATELIMIT_ON_STORE_ERROR": "closed",
         "RATELIMIT_DENY_CACHE_SECONDS": 0,  # So that every request asks.
         "RATELIMIT_CACHE_PREFIX": GIVEN["prefix"],
         **GIVEN["settings"],
     }
-)  # fmt: skip
+)
 
 said: list[str] = []
 
@@ -77,42 +82,44 @@ class Kept(logging.Handler):
         said.append(record.getMessage())
 
 
-import django
+import django  # noqa: E402
 
 django.setup()
 logging.getLogger("django_ratelimit_lua").addHandler(Kept())
 logging.getLogger("django_ratelimit_lua").propagate = False
-logging.getLogger("django_ratelimit_lua.refused").disabled = True  # Who is refused here is asked for.
+logging.getLogger(
+    "django_ratelimit_lua.refused"
+).disabled = True  # Who is refused here is asked for.
 
-from django.contrib.auth.models import AnonymousUser, Group, User
-from django.core import checks
-from django.core.management import call_command
-from django.db import OperationalError, connections, transaction
-from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory, override_settings
-from django.urls import path
+from django.contrib.auth.models import AnonymousUser, Group, User  # noqa: E402, F401
+from django.core import checks  # noqa: E402, F401
+from django.core.management import call_command  # noqa: E402, F401
+from django.db import OperationalError, connections, transaction  # noqa: E402
+from django.http import HttpRequest, HttpResponse  # noqa: E402
+from django.test import RequestFactory, override_settings  # noqa: E402
+from django.urls import path  # noqa: E402
 
-from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.admin.history import restore
-from django_ratelimit_lua.engine.listener import listener
-from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.middleware import RateLimitMiddleware
-from django_ratelimit_lua.models import (
-    RateLimitChange,
+from django_ratelimit_lua import RateLimiter  # noqa: E402
+from django_ratelimit_lua.admin.history import restore  # noqa: E402, F401
+from django_ratelimit_lua.engine.listener import listener  # noqa: E402
+from django_ratelimit_lua.identity import digest  # noqa: E402, F401
+from django_ratelimit_lua.middleware import RateLimitMiddleware  # noqa: E402
+from django_ratelimit_lua.models import (  # noqa: E402
+    RateLimitChange,  # noqa: F401
     RateLimitOverride,
-    RateLimitRevision,
+    RateLimitRevision,  # noqa: F401
     RateLimitRule,
-    RateLimitTier,
+    RateLimitTier,  # noqa: F401
 )
-from django_ratelimit_lua.operations import rules_yaml
-from django_ratelimit_lua.operations.health import health
-from django_ratelimit_lua.publishing import publish as publishing
-from django_ratelimit_lua.publishing import triggers
-from django_ratelimit_lua.publishing.publish import publish
-from django_ratelimit_lua.rules import provider
-from django_ratelimit_lua.rules.freshness import freshness
-from django_ratelimit_lua.rules.overrides import override_cache
-from django_ratelimit_lua.store import Subscription, get_store
+from django_ratelimit_lua.operations import rules_yaml  # noqa: E402, F401
+from django_ratelimit_lua.operations.health import health  # noqa: E402, F401
+from django_ratelimit_lua.publishing import publish as publishing  # noqa: E402, F401
+from django_ratelimit_lua.publishing import triggers  # noqa: E402
+from django_ratelimit_lua.publishing.publish import publish  # noqa: E402
+from django_ratelimit_lua.rules import provider  # noqa: E402
+from django_ratelimit_lua.rules.freshness import freshness  # noqa: E402
+from django_ratelimit_lua.rules.overrides import override_cache  # noqa: E402
+from django_ratelimit_lua.store import Subscription, get_store  # noqa: E402
 
 provider.COMPARE_SECONDS = GIVEN["compare_seconds"]
 
@@ -128,8 +135,12 @@ _site = RateLimitMiddleware(_ok)
 
 def ask(address: str = "127.0.0.1", user: Any = None, key: str | None = None) -> Any:
     """The limits that a request meets, by name; "refused" where it is."""
-    request = RequestFactory(headers={"X-API-Key": key} if key else None).get("/", REMOTE_ADDR=address)
-    request.user = AnonymousUser() if user is None else User.objects.using("default").get(username=user)
+    request = RequestFactory(headers={"X-API-Key": key} if key else None).get(
+        "/", REMOTE_ADDR=address
+    )
+    request.user = (
+        AnonymousUser() if user is None else User.objects.using("default").get(username=user)
+    )
     response = _site(request)
     return dict(json.loads(response.content)) if response.status_code == 200 else "refused"
 
@@ -158,8 +169,8 @@ direct = redis.Redis.from_url(GIVEN["url"])
 
 
 def watch(question: str, seconds: float = 5.0, *, pauses: bool = True) -> float:
-    """Ask until the answer is another one; the moment (monotonic) at which was asked last what was answered as before.
-    Without pauses no other thread has a turn, as long as nothing is waited for.
+    """Ask until the answer is another one; the moment (monotonic) at which was asked last what was
+    answered as before. Without pauses no other thread has a turn, as long as nothing is waited for.
 
     The clock is that of all processes.
     """
@@ -219,8 +230,10 @@ def longest_turn(seconds: float) -> float:
 
 
 def refused() -> str:
-    """Where the answer comes from for who has hit the limiter too often: from memory, as soon as it may be gone by.
-    For a moment it may not, as there is something on the wire to be heard; after two seconds, that is no moment."""
+    """Where the answer comes from for who has hit the limiter too often: from memory, as soon as it
+    may be gone by. For a moment it may not, as there is something on the wire to be heard; after
+    two seconds, that is no moment.
+    """
     for _ in range(400):
         source = [limiter.hit("ada").source for _ in range(5)][-1]
         if source == "deny-cache":
@@ -271,7 +284,9 @@ def look() -> None:
 
 
 def die_after(statement: str) -> None:
-    """What is committed, and not published any more: the process is killed in between. Here it begins anew."""
+    """What is committed, and not published any more: the process is killed in between. Here it
+    begins anew.
+    """
     original = triggers._publish_committed
     triggers._publish_committed = lambda: None
     try:
@@ -301,7 +316,9 @@ def in_a_transaction(limit: int, *, commits: bool) -> Any:
     with transaction.atomic():
         edit(limit)
         empty_redis()
-        with suppress(OperationalError):  # SQLite has one writer at a time: who has to write as well has to wait.
+        with suppress(
+            OperationalError
+        ):  # SQLite has one writer at a time: who has to write as well has to wait.
             publish()
         met = [ask(), ask()]
         transaction.set_rollback(not commits)

@@ -80,23 +80,35 @@ class HandForm(forms.Form):
 
     limit = forms.ChoiceField(label=gettext_lazy("Limit"))
     address = forms.CharField(
-        label=gettext_lazy("Address"), required=False, max_length=49, help_text=gettext_lazy("For example 203.0.113.9.")
+        label=gettext_lazy("Address"),
+        required=False,
+        max_length=49,
+        help_text=gettext_lazy("For example 203.0.113.9."),
     )
     user = forms.CharField(
-        label=gettext_lazy("User"), required=False, max_length=254, help_text=gettext_lazy("Name or primary key.")
+        label=gettext_lazy("User"),
+        required=False,
+        max_length=254,
+        help_text=gettext_lazy("Name or primary key."),
     )
     value = forms.CharField(
-        label=gettext_lazy("Value of the field"), required=False, max_length=500,
+        label=gettext_lazy("Value of the field"),
+        required=False,
+        max_length=500,
         help_text=gettext_lazy("Where the limit counts by a form field, a header or the like."),
-    )  # fmt: skip
-    length = forms.ChoiceField(label=gettext_lazy("How long"), required=False, choices=list(LENGTHS.items()))
+    )
+    length = forms.ChoiceField(
+        label=gettext_lazy("How long"), required=False, choices=list(LENGTHS.items())
+    )
     why = forms.CharField(label=gettext_lazy("Reason"), max_length=200)
 
     def __init__(self, data: Any = None) -> None:
         super().__init__(data, label_suffix="")
         self.limits = banning_limits()
         field: Any = self.fields["limit"]
-        field.choices = [(name, f"{name} ({banning.key_label})") for name, banning in self.limits.items()]
+        field.choices = [
+            (name, f"{name} ({banning.key_label})") for name, banning in self.limits.items()
+        ]
 
 
 class BanPage(Page):
@@ -148,10 +160,19 @@ class BanPage(Page):
         except StoreError as error:
             return {"error": str(error), "names": []}
         beyond = number - len(found) if not chosen and number > len(found) else 0
-        return {"rows": rows, "names": names, "more": len(listed) - len(shown) + beyond, "number": len(listed) + beyond}
+        return {
+            "rows": rows,
+            "names": names,
+            "more": len(listed) - len(shown) + beyond,
+            "number": len(listed) + beyond,
+        }
 
     def _rows(self, request: HttpRequest, shown: list[ActiveBan]) -> list[Row]:
-        pks = dict(RateLimitRule.objects.filter(name__in={active.rule for active in shown}).values_list("name", "pk"))
+        pks = dict(
+            RateLimitRule.objects.filter(name__in={active.rule for active in shown}).values_list(
+                "name", "pk"
+            )
+        )
         may_see_rules = request.user.has_perm("django_ratelimit_lua.view_ratelimitrule")
         may_see_who = request.user.has_perm(WHO)
         named = readable_parts(request, [active.who if may_see_who else [] for active in shown])
@@ -159,14 +180,21 @@ class BanPage(Page):
         for active, evidence, parts in zip(shown, evidence_of_bans(shown), named, strict=True):
             ban, name = active.ban, active.rule or active.limit
             pk = pks.get(active.rule) if may_see_rules else None
-            offences = [(moment_element(_moment(offence.moment)), offence) for offence in reversed(evidence)]
+            offences = [
+                (moment_element(_moment(offence.moment)), offence) for offence in reversed(evidence)
+            ]
             rows.append(
                 Row(
                     active,
                     active.key.decode(errors="replace"),
                     breakable(name),
                     _url("ratelimitrule_change", pk) if pk is not None else "",
-                    next(filter(None, (extension.limit_url(request, name) for extension in extensions)), ""),
+                    next(
+                        filter(
+                            None, (extension.limit_url(request, name) for extension in extensions)
+                        ),
+                        "",
+                    ),
                     parts,
                     active.identity[:LETTERS],
                     _words(parts, active),
@@ -175,18 +203,24 @@ class BanPage(Page):
                     active.why or (_("by hand") if ban.by_hand else ""),
                     "" if active.next_us is None else duration_words(active.next_us / SECOND),
                     offences if may_see_who else [],
-                    "" if ban.by_hand else ngettext(
-                        "%(number)d offence", "%(number)d offences", ban.offences
-                    ) % {"number": ban.offences},
+                    ""
+                    if ban.by_hand
+                    else ngettext("%(number)d offence", "%(number)d offences", ban.offences)
+                    % {"number": ban.offences},
                 )
-            )  # fmt: skip
+            )
         return rows
 
     def _act(self, request: HttpRequest) -> dict[str, Any] | None:
         """Perform the action of a button, or return what needs confirmation first."""
         action, _colon, key = request.POST.get("action", "").partition(":")
         active = next(
-            (active for active in active_bans(MAX_ENTRIES) if active.key.decode(errors="replace") == key), None
+            (
+                active
+                for active in active_bans(MAX_ENTRIES)
+                if active.key.decode(errors="replace") == key
+            ),
+            None,
         )
         if action not in ("lift", "forget", "block"):
             raise PermissionDenied
@@ -197,7 +231,10 @@ class BanPage(Page):
         if action != "block":
             lift_bans([active], forget=action == "forget")
             if action == "forget":
-                text = _("The ban of %(client)s by %(limit)s is lifted; the next one is as short as the first.")
+                text = _(
+                    "The ban of %(client)s by %(limit)s is lifted; the next one is as short as "
+                    "the first."
+                )
             else:
                 text = _("The ban of %(client)s by %(limit)s is lifted.")
             messages.success(request, text % words)
@@ -205,13 +242,23 @@ class BanPage(Page):
         if active.identity in own_digests(request):
             messages.error(request, _("This includes yourself: you would lock yourself out."))
             return None
-        rule, duration = RateLimitRule.objects.named(active.rule).first(), request.POST.get("duration", "")
+        rule, duration = (
+            RateLimitRule.objects.named(active.rule).first(),
+            request.POST.get("duration", ""),
+        )
         if duration not in BLOCKED_FOR:  # It has to be chosen first, which confirms the block.
             name = "" if rule is None else rule.name
-            return {"subject": words["client"], "rule": name, "key": key, "durations": BLOCKED_FOR.items()}
+            return {
+                "subject": words["client"],
+                "rule": name,
+                "key": key,
+                "durations": BLOCKED_FOR.items(),
+            }
         subject = Subject(digest=active.identity)
         reason = (_("from a ban by %(limit)s") % words)[:300]
-        (there,) = add([override := subject.override("block", int(duration), rule=rule, reason=reason)])
+        (there,) = add(
+            [override := subject.override("block", int(duration), rule=rule, reason=reason)]
+        )
         if there is not override:
             messages.info(request, _("The same override is there already, so none was added."))
         else:
@@ -227,14 +274,20 @@ class BanPage(Page):
         given = form.cleaned_data
         try:
             made = ban_client(
-                form.limits[given["limit"]], given["address"], given["user"], given["value"],
-                length=given["length"] or None, why=given["why"],
+                form.limits[given["limit"]],
+                given["address"],
+                given["user"],
+                given["value"],
+                length=given["length"] or None,
+                why=given["why"],
                 spared=own_digests(request),
-            )  # fmt: skip
+            )
         except (LimitError, ValidationError) as error:
             form.add_error(None, error if isinstance(error, ValidationError) else str(error))
             return False
-        messages.success(request, _("Banned until %(until)s.") % {"until": moment_words(_moment(made.until))})
+        messages.success(
+            request, _("Banned until %(until)s.") % {"until": moment_words(_moment(made.until))}
+        )
         return True
 
 
@@ -251,7 +304,9 @@ def _words(parts: list[ReadablePart], active: ActiveBan) -> str:
 
 def _moment(moment_us: int) -> datetime.datetime:
     """A moment of Redis's clock."""
-    return datetime.datetime.fromtimestamp(moment_us / SECOND, datetime.UTC if settings.USE_TZ else None)
+    return datetime.datetime.fromtimestamp(
+        moment_us / SECOND, datetime.UTC if settings.USE_TZ else None
+    )
 
 
 def _url(name: str, *args: Any) -> str:

@@ -1,4 +1,6 @@
-"""The choices of the rule form: keys in words, names from the code, and the options of each algorithm."""
+"""The choices of the rule form: keys in words, names from the code, and the options of each
+algorithm.
+"""
 
 from __future__ import annotations
 

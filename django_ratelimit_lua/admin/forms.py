@@ -33,7 +33,10 @@ from .versioned import VersionedForm
 
 def group_names() -> list[tuple[str, str]]:
     return [
-        (name, name) for name in apps.get_model("auth", "Group").objects.order_by("name").values_list("name", flat=True)
+        (name, name)
+        for name in apps.get_model("auth", "Group")
+        .objects.order_by("name")
+        .values_list("name", flat=True)
     ]
 
 
@@ -44,14 +47,20 @@ def methods() -> list[tuple[str, str]]:
 
 def _names(given: Any) -> list[str]:
     """The names of a list, each once; none if the row was edited by hand."""
-    return list(dict.fromkeys(name for name in given if isinstance(name, str))) if isinstance(given, list) else []
+    return (
+        list(dict.fromkeys(name for name in given if isinstance(name, str)))
+        if isinstance(given, list)
+        else []
+    )
 
 
 class RatesField(forms.CharField):
     """Further rates, one per line."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(required=False, widget=forms.Textarea(attrs={"rows": 2, "cols": 20}), **kwargs)
+        super().__init__(
+            required=False, widget=forms.Textarea(attrs={"rows": 2, "cols": 20}), **kwargs
+        )
 
     def prepare_value(self, value: Any) -> Any:
         """Lines for a list. Input of a browser, and values edited by hand, stay as they are."""
@@ -79,17 +88,24 @@ def _further() -> RatesField:
 
 
 class AskingForm(forms.ModelForm):  # type: ignore[type-arg]
-    """A form with warnings to confirm. The value of its checkbox is a digest of the warnings that are shown, so that no
-    others are confirmed."""
+    """A form with warnings to confirm.
+
+    The value of its checkbox is a digest of the warnings that are shown, so that no others are
+    confirmed.
+    """
 
     confirm = forms.BooleanField(
-        label=_("Confirm"), required=False, help_text=_("Only needed if a warning asks for it."),
+        label=_("Confirm"),
+        required=False,
+        help_text=_("Only needed if a warning asks for it."),
         widget=forms.CheckboxInput(check_test=lambda value: False),
-    )  # fmt: skip
+    )
 
     def ask(self, warnings: Sequence[tuple[str, Any]], meant: Sequence[str] = ()) -> None:
-        """Add the warnings as errors of their fields, unless they are confirmed. `meant`: what a confirmation is about,
-        if not the texts of the warnings."""
+        """Add the warnings as errors of their fields, unless they are confirmed.
+
+        `meant`: what a confirmation is about, if not the texts of the warnings.
+        """
         texts = meant or [str(text) for _field, text in warnings]
         confirmed = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
         if not warnings or self.data.get("confirm") == confirmed:
@@ -119,17 +135,24 @@ class RuleForm(AskingForm, VersionedForm):
 
     more_rates = _further()
     methods = forms.MultipleChoiceField(
-        label=_("Methods"), required=False, choices=methods,
-        widget=forms.CheckboxSelectMultiple, help_text=_("None selected: all methods. GET includes HEAD."),
-    )  # fmt: skip
+        label=_("Methods"),
+        required=False,
+        choices=methods,
+        widget=forms.CheckboxSelectMultiple,
+        help_text=_("None selected: all methods. GET includes HEAD."),
+    )
     algorithm = forms.ChoiceField(
-        label=_("Algorithm"), required=False, choices=algorithm_choices, help_text=_("Empty: as in the settings."),
-    )  # fmt: skip
+        label=_("Algorithm"),
+        required=False,
+        choices=algorithm_choices,
+        help_text=_("Empty: as in the settings."),
+    )
     groups = forms.MultipleChoiceField(
-        label=_("Groups"), required=False, widget=forms.CheckboxSelectMultiple, help_text=_(
-            "For the audience “members of the groups below”."
-        ),
-    )  # fmt: skip
+        label=_("Groups"),
+        required=False,
+        widget=forms.CheckboxSelectMultiple,
+        help_text=_("For the audience “members of the groups below”."),
+    )
 
     class Meta:
         model = RateLimitRule
@@ -148,12 +171,18 @@ class RuleForm(AskingForm, VersionedForm):
             self.initial.setdefault(word, value)
             self.fields[word] = added.form_field()
             self.fields[word].label = capfirst(added.label)
-            if "path" not in self.fields:  # A rule that may only be looked at: Django's page looks for an attribute.
+            if (
+                "path" not in self.fields
+            ):  # A rule that may only be looked at: Django's page looks for an attribute.
                 setattr(self.instance, word, added.describe(value) or value if value else "—")
         self.initial.update(self.filled)
         _bound(self)
         self.instance.to_check = "without tiers" if self.has_tiers else "all"
-        for field, names in (("name", "ratelimit-names"), ("group", "ratelimit-names"), ("route", "ratelimit-routes")):
+        for field, names in (
+            ("name", "ratelimit-names"),
+            ("group", "ratelimit-names"),
+            ("route", "ratelimit-routes"),
+        ):
             if field in self.fields:
                 self.fields[field].widget.attrs["list"] = names
         if "name" in self.fields and self.instance.pk is None:
@@ -163,7 +192,8 @@ class RuleForm(AskingForm, VersionedForm):
             if field in self.fields:
                 named = getattr(self.instance, field)
                 choices = present()
-                # Methods that the rule has already stay: WebDAV and other clients use more than these.
+                # Methods that the rule has already stay: WebDAV and other clients use more than
+                # these.
                 choices += [(name, name) for name in _names(named) if (name, name) not in choices]
                 self.fields[field].choices = choices  # type: ignore[attr-defined]
 
@@ -176,7 +206,9 @@ class RuleForm(AskingForm, VersionedForm):
         return _lines(self.cleaned_data["message"])
 
     def clean(self) -> dict[str, Any]:
-        """Raises `ValidationError` for what contradicts itself, and for what is surprising and not confirmed."""
+        """Raises `ValidationError` for what contradicts itself, and for what is surprising and not
+        confirmed.
+        """
         given: dict[str, Any] = super().clean() or {}
         if "path" not in self.fields:
             return given
@@ -202,23 +234,34 @@ class RuleForm(AskingForm, VersionedForm):
 
 
 def _bound(form: Any) -> None:
-    """Tell the browser the least and the most of each number, which else are those of the database's column."""
+    """Tell the browser the least and the most of each number, which else are those of the
+    database's column.
+    """
     for name, field in form.fields.items():
         if isinstance(field, forms.IntegerField):
             for bound in form._meta.model._meta.get_field(name).validators:
                 if isinstance(bound, MinValueValidator):
-                    field.widget.attrs["min"] = max(bound.limit_value, field.widget.attrs.get("min", bound.limit_value))
+                    field.widget.attrs["min"] = max(
+                        bound.limit_value, field.widget.attrs.get("min", bound.limit_value)
+                    )
                 elif isinstance(bound, MaxValueValidator):
-                    field.widget.attrs["max"] = min(bound.limit_value, field.widget.attrs.get("max", bound.limit_value))
+                    field.widget.attrs["max"] = min(
+                        bound.limit_value, field.widget.attrs.get("max", bound.limit_value)
+                    )
 
 
 def _lines(text: str) -> str:
-    """Text with line breaks as they are in files, and not as browsers send them: that would be a change."""
+    """Text with line breaks as they are in files, and not as browsers send them: that would be a
+    change.
+    """
     return text.replace("\r\n", "\n")
 
 
 class RowForm(VersionedForm):
-    """The fields of a rule that can be changed in the list. Their labels name the rule, for screen readers."""
+    """The fields of a rule that can be changed in the list.
+
+    Their labels name the rule, for screen readers.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -233,7 +276,9 @@ class RowForm(VersionedForm):
         return given
 
     def _post_clean(self) -> None:
-        self.instance.to_check = "nothing"  # A rule that is broken already does not lock the others.
+        self.instance.to_check = (
+            "nothing"  # A rule that is broken already does not lock the others.
+        )
         super()._post_clean()  # type: ignore[misc]
 
 
@@ -257,12 +302,15 @@ class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
         return form
 
     def clean(self) -> None:
-        """Raises `ValidationError` for tiers that are no more: Django shows no form of those, nor its errors."""
+        """Raises `ValidationError` for tiers that are no more: Django shows no form of those, nor
+        its errors.
+        """
         super().clean()
         gone = [form.cleaned_data.get("group", "") for form in self.forms if "id" in form.errors]
         if gone:
             problem = _(
-                "Tiers were deleted while you were editing: %(groups)s. Reload the rule, and add them again if "
+                "Tiers were deleted while you were editing: %(groups)s. Reload the rule, and add "
+                "them again if "
                 "necessary."
             )
             raise ValidationError(problem % {"groups": ", ".join(gone)})
@@ -286,7 +334,9 @@ class TierForm(VersionedForm):
         removed = [(own, own)] if own and (own, own) not in present else []
         groups = [("", "—"), *present, *removed]
         if registered_keys():
-            self.fields["group"].help_text = _("The name of a group, or a key of this site and a value: plan:pro.")
+            self.fields["group"].help_text = _(
+                "The name of a group, or a key of this site and a value: plan:pro."
+            )
         else:
             self.fields["group"] = forms.ChoiceField(label=_("Django group"), choices=groups)
         self.groups = {name for name, _label in groups}
@@ -317,11 +367,17 @@ class OverrideForm(AskingForm, VersionedForm):
     """An override. The value of a field is turned into a digest at once."""
 
     value = forms.CharField(
-        label=_("Value"), required=False, strip=False,
+        label=_("Value"),
+        required=False,
+        strip=False,
         widget=forms.PasswordInput({"autocomplete": "off", "spellcheck": "false"}),
-        help_text=_("The value of the field, for example the API key itself. Only its digest is stored."),
-    )  # fmt: skip
-    duration = forms.ChoiceField(label=_("Duration"), required=False, choices=list(DURATIONS.items()))
+        help_text=_(
+            "The value of the field, for example the API key itself. Only its digest is stored."
+        ),
+    )
+    duration = forms.ChoiceField(
+        label=_("Duration"), required=False, choices=list(DURATIONS.items())
+    )
 
     class Meta:
         model = RateLimitOverride
@@ -337,18 +393,25 @@ class OverrideForm(AskingForm, VersionedForm):
         self.networks: list[str] = []
         if "network" in self.fields and self.instance.pk is None:
             self.fields["network"] = forms.CharField(
-                label=self.fields["network"].label, required=False, widget=forms.Textarea(attrs={"rows": 2}),
+                label=self.fields["network"].label,
+                required=False,
+                widget=forms.Textarea(attrs={"rows": 2}),
                 help_text=_(
-                    "For example 203.0.113.9 or 2001:db8::/48. Several, one per line, become one override each."
+                    "For example 203.0.113.9 or 2001:db8::/48. Several, one per line, become one "
+                    "override each."
                 ),
-            )  # fmt: skip
+            )
         if "duration" in self.fields:
             self.fields["duration"].initial = ""
         if "burst" in self.fields:
-            self.fields["burst"].help_text = _("Only for token buckets. Empty: the burst of the rule.")
+            self.fields["burst"].help_text = _(
+                "Only for token buckets. Empty: the burst of the rule."
+            )
         for name in {"starts", "ends"} & set(self.fields):
             field = self.fields[name]
-            for part, label in zip(getattr(field.widget, "widgets", ()), (_("date"), _("time")), strict=False):
+            for part, label in zip(
+                getattr(field.widget, "widgets", ()), (_("date"), _("time")), strict=False
+            ):
                 part.attrs["aria-label"] = f"{field.label}: {label}"
 
     def clean(self) -> dict[str, Any]:
@@ -357,7 +420,9 @@ class OverrideForm(AskingForm, VersionedForm):
         if given.get("value"):
             self.instance.field = given.get("field") or ""
             if not self.instance.field:
-                self.add_error("field", _("Enter the field that has this value, for example header:X-API-Key."))
+                self.add_error(
+                    "field", _("Enter the field that has this value, for example header:X-API-Key.")
+                )
             self.instance.set_value(given["value"])
         if given.get("duration") and given.get("ends") and "ends" in self.changed_data:
             self.add_error("duration", _("There is an end below as well. Choose one of the two."))
@@ -367,7 +432,9 @@ class OverrideForm(AskingForm, VersionedForm):
                 given["ends"] = start + datetime.timedelta(seconds=int(given["duration"]))
         if given.get("effect") == "block":
             self._refuse_own(given)
-        self.ask(override_confirmations({**given, "networks": self.networks}, own_proxy(self.request)))
+        self.ask(
+            override_confirmations({**given, "networks": self.networks}, own_proxy(self.request))
+        )
         self.refuse_if_outdated()
         return given
 
@@ -375,20 +442,29 @@ class OverrideForm(AskingForm, VersionedForm):
         by_field = errors.update_error_dict({})
         if self.errors.keys() & {"user", "network", "field", "client_digest"}:
             by_field.pop(NON_FIELD_ERRORS, None)  # That there is no subject: the input was invalid.
-        super()._update_errors(ValidationError({name: found[:1] for name, found in by_field.items()}))
+        super()._update_errors(
+            ValidationError({name: found[:1] for name, found in by_field.items()})
+        )
 
     def clean_network(self) -> str:
-        """The first network; all are in `networks`. Raises `ValidationError` that names the invalid ones."""
+        """The first network; all are in `networks`.
+
+        Raises `ValidationError` that names the invalid ones.
+        """
         texts = list(dict.fromkeys(self.cleaned_data["network"].replace(",", " ").split()))
         wrong = [text for text in texts if not _is_network(text)]
         if wrong:
             listed = ", ".join(wrong[:10]) + (" …" if len(wrong) > 10 else "")
-            problem = _("No address or network: %(texts)s. Write for example 203.0.113.9 or 203.0.113.0/24.")
+            problem = _(
+                "No address or network: %(texts)s. Write for example 203.0.113.9 or 203.0.113.0/24."
+            )
             raise ValidationError(problem % {"texts": listed})
         if len(texts) > 1 and self.instance.pk is not None:
             raise ValidationError(_("This override is for one network. Add a new one for several."))
         if len(texts) > self.MAX_NETWORKS:
-            raise ValidationError(_("Enter at most %(number)d networks at once.") % {"number": self.MAX_NETWORKS})
+            raise ValidationError(
+                _("Enter at most %(number)d networks at once.") % {"number": self.MAX_NETWORKS}
+            )
         self.networks = list(dict.fromkeys(str(parse_network(text)) for text in texts))
         return texts[0] if texts else ""
 
@@ -396,8 +472,13 @@ class OverrideForm(AskingForm, VersionedForm):
         """Add an error if the block would lock out its author."""
         address = own_address(self.request)
         if address is not None and any(covers(network, address) for network in self.networks):
-            self.add_error("network", _("This includes your own address: you would lock yourself out."))
-        for name, own in (("user", [self.request.user]), ("client_digest", own_digests(self.request))):
+            self.add_error(
+                "network", _("This includes your own address: you would lock yourself out.")
+            )
+        for name, own in (
+            ("user", [self.request.user]),
+            ("client_digest", own_digests(self.request)),
+        ):
             if given.get(name) and given[name] in own:
                 self.add_error(name, _("This includes yourself: you would lock yourself out."))
 
@@ -424,11 +505,14 @@ def own_address(request: Any) -> str | None:
 
 
 def own_digests(request: Any) -> set[str]:
-    """The digests of the author of a request, as limits by user, by address and by both count
-    them, or did by an earlier key: overrides about those hold as well."""
+    """The digests of the author of a request, as limits by user, by address and by both count them,
+    or did by an earlier key: overrides about those hold as well.
+    """
     user, network = ("user", str(request.user.pk)), ("ip", client_address(request).network)
     own = (user, network, (user, network), (network, user))
-    return {digest(identity, secret).decode() for identity in own for secret in secrets_by_id().values()}
+    return {
+        digest(identity, secret).decode() for identity in own for secret in secrets_by_id().values()
+    }
 
 
 UNITS = {"s": _("second"), "m": _("minute"), "h": _("hour"), "d": _("day")}
@@ -437,6 +521,10 @@ UNITS = {"s": _("second"), "m": _("minute"), "h": _("hour"), "d": _("day")}
 class PreviewForm(forms.Form):
     """The requests of a preview."""
 
-    preview_burst = forms.IntegerField(label=_("Requests at once"), min_value=0, max_value=100_000, required=False)
-    preview_flow = forms.IntegerField(label=_("then, steadily"), min_value=0, max_value=1_000_000, required=False)
+    preview_burst = forms.IntegerField(
+        label=_("Requests at once"), min_value=0, max_value=100_000, required=False
+    )
+    preview_flow = forms.IntegerField(
+        label=_("then, steadily"), min_value=0, max_value=1_000_000, required=False
+    )
     preview_unit = forms.ChoiceField(label=_("per"), choices=list(UNITS.items()), required=False)

@@ -42,26 +42,40 @@ WHO = "django_ratelimit_lua.view_identities"
 
 
 def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list[str]:
-    """The differences of a change, field by field, old and new, in the words of the forms; of a created or deleted row,
-    its values. Digests are left out, unless the name of the client is hidden."""
+    """The differences of a change, field by field, old and new, in the words of the forms; of a
+    created or deleted row, its values.
+
+    Digests are left out, unless the name of the client is hidden.
+    """
     if change.kind == RateLimitChange.Kind.IDENTITY:
         return _done(change, may_see_who=may_see_who)
-    before, after = (declared if isinstance(declared, Mapping) else {} for declared in (change.before, change.after))
+    before, after = (
+        declared if isinstance(declared, Mapping) else {}
+        for declared in (change.before, change.after)
+    )
     model = model_of(change.kind)  # None: of an annex that was removed.
-    columns = {column.name: column for column in model._meta.concrete_fields} if model is not None else {}
+    columns = (
+        {column.name: column for column in model._meta.concrete_fields} if model is not None else {}
+    )
     order = ["client", *columns]
     labels = {**NAMES, **{name: added.label for name, added in rule_fields().items()}}
     names = {COLUMNS.get(name, name): name for name in {*before, *after} - DIGESTS}
     lines = []
-    for own in sorted(names, key=lambda own: (order.index(own) if own in order else len(order), own)):
+    for own in sorted(
+        names, key=lambda own: (order.index(own) if own in order else len(order), own)
+    ):
         name, column = names[own], columns.get(own)
         old, new = before.get(name), after.get(name)
         if old == new or (own == "client" and change.name in (old, new)):
             continue
         label = capfirst(str(labels.get(own) or (own if column is None else column.verbose_name)))
-        values = [_value(name, column, value) for value, side in ((old, before), (new, after)) if side]
+        values = [
+            _value(name, column, value) for value, side in ((old, before), (new, after)) if side
+        ]
         if name in MOMENTS and old and new and values[0] == values[-1]:  # Within one minute.
-            values = [f"{words}:{value[17:19]}" for words, value in zip(values, (old, new), strict=True)]
+            values = [
+                f"{words}:{value[17:19]}" for words, value in zip(values, (old, new), strict=True)
+            ]
         lines.append(f"{label}: {' → '.join(values)}")
     return lines
 
@@ -77,7 +91,9 @@ def _done(change: RateLimitChange, *, may_see_who: bool) -> list[str]:
     named = []
     for digest in digests[:MAX_NAMED]:
         parts = names.get(digest) if may_see_who else None
-        words = ", ".join(f"{key_label(kind)} {value}" if kind else value for kind, value in parts or ())
+        words = ", ".join(
+            f"{key_label(kind)} {value}" if kind else value for kind, value in parts or ()
+        )
         named.append(f"{words} ({digest[:LETTERS]})" if words else digest[:LETTERS])
     more = len(digests) - len(named)
     if more:
@@ -88,13 +104,19 @@ def _done(change: RateLimitChange, *, may_see_who: bool) -> list[str]:
     elif change.action == RateLimitChange.Action.BANNED:
         text = gettext("Banned by hand: %(client)s.")
     else:
-        text = ngettext("The ban of %(client)s is lifted.", "The bans of %(client)s are lifted.", len(digests))
+        text = ngettext(
+            "The ban of %(client)s is lifted.", "The bans of %(client)s are lifted.", len(digests)
+        )
     forgotten = [gettext("Earlier bans are forgotten.")] if after.get("forget") else []
     return [text % placeholders, *forgotten, *reason]
 
 
 def _value(name: str, column: Any, value: Any) -> str:
-    if value is None and column is not None and (column.flatchoices or isinstance(column, models.BooleanField)):
+    if (
+        value is None
+        and column is not None
+        and (column.flatchoices or isinstance(column, models.BooleanField))
+    ):
         value = column.get_default()  # Declarations leave it out.
     if value in (None, ""):
         return "—"
@@ -112,7 +134,9 @@ def _value(name: str, column: Any, value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(_value(name, column, one) for one in value)
     if isinstance(value, Mapping):  # A tier.
-        return " ".join(rate_words(part) if key == "rate" else str(part) for key, part in value.items())
+        return " ".join(
+            rate_words(part) if key == "rate" else str(part) for key, part in value.items()
+        )
     names = dict(getattr(column, "flatchoices", None) or ())
     return str(names.get(value, value) if isinstance(value, str) else value)
 
@@ -131,8 +155,10 @@ def versions(changes: Iterable[RateLimitChange]) -> list[dict[str, Any]]:
 
 
 def restore(change: RateLimitChange) -> RateLimitRule:
-    """Make a rule what it was after a change, or before it was deleted. Raises `RuleError`, also where another rule has
-    its name by now."""
+    """Make a rule what it was after a change, or before it was deleted.
+
+    Raises `RuleError`, also where another rule has its name by now.
+    """
     given = change.after if change.after is not None else change.before
     rule, tiers = build_rule(given or {})
     with transaction.atomic(router.db_for_write(RateLimitRule)):
@@ -173,7 +199,13 @@ class ChangeAdmin(ActingAdmin):
         return self._words(change, may_see_who=True)
 
     def _words(self, change: RateLimitChange, *, may_see_who: bool) -> SafeString:
-        whole = change.after if change.before is None else change.before if change.after is None else None
+        whole = (
+            change.after
+            if change.before is None
+            else change.before
+            if change.after is None
+            else None
+        )
         if whole is not None and change.kind == RateLimitChange.Kind.RULE:
             return format_html("{}", reading(whole))
         lines = changed_words(change, may_see_who=may_see_who)
@@ -199,13 +231,24 @@ class ChangeAdmin(ActingAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
+    def render_change_form(
+        self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         change = kwargs.get("obj")
-        is_rule = change is not None and change.kind == RateLimitChange.Kind.RULE and (change.before or change.after)
-        permissions = ("django_ratelimit_lua.change_ratelimitrule", "django_ratelimit_lua.add_ratelimitrule")
+        is_rule = (
+            change is not None
+            and change.kind == RateLimitChange.Kind.RULE
+            and (change.before or change.after)
+        )
+        permissions = (
+            "django_ratelimit_lua.change_ratelimitrule",
+            "django_ratelimit_lua.add_ratelimitrule",
+        )
         context["may_restore"] = is_rule and request.user.has_perms(permissions)
         return super().render_change_form(request, context, *args, **kwargs)
 
 
 def _columns(request: HttpRequest, columns: Iterable[Any]) -> list[Any]:
-    return ["named_words" if one == "words" and request.user.has_perm(WHO) else one for one in columns]
+    return [
+        "named_words" if one == "words" and request.user.has_perm(WHO) else one for one in columns
+    ]

@@ -41,7 +41,9 @@ def _users(keys: Sequence[str]) -> dict[str, Any]:
     return {str(user.pk): user for user in model._default_manager.filter(pk__in=found)}
 
 
-def _readable(request: HttpRequest, kind: str, value: str, users: Mapping[str, Any]) -> ReadablePart:
+def _readable(
+    request: HttpRequest, kind: str, value: str, users: Mapping[str, Any]
+) -> ReadablePart:
     if kind == "user" and value in users:
         words = _("user %(user)s") % {"user": users[value]}
         return ReadablePart(words, _user_url(request, users[value]), is_known_user=True)

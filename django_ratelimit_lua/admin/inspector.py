@@ -47,13 +47,21 @@ HOW_LONG = DURATIONS | {FOR_GOOD: gettext_lazy("for good")}
 
 def may_inspect(request: HttpRequest) -> bool:
     """Whether the user may use the inspector: who may see rules, or overrides."""
-    view = ("view_ratelimitrule", "view_ratelimitoverride", "change_ratelimitoverride", "block_identity")
+    view = (
+        "view_ratelimitrule",
+        "view_ratelimitoverride",
+        "change_ratelimitoverride",
+        "block_identity",
+    )
     return any(request.user.has_perm(f"django_ratelimit_lua.{permission}") for permission in view)
 
 
 class Row(NamedTuple):
-    """A limit as the page shows it. `verdict` is "refused", "allowed", "exempt", or "over": it does not refuse.
-    `history`: what is known of the client that it counts."""
+    """A limit as the page shows it.
+
+    `verdict` is "refused", "allowed", "exempt", or "over": it does not refuse. `history`: what is
+    known of the client that it counts.
+    """
 
     met: ExplainedLimit
     verdict: str
@@ -81,7 +89,9 @@ class InspectorPage(Page):
     may_see = staticmethod(may_inspect)
 
     def view(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_inspect", current_app=self.admin_site.name))
+        return HttpResponseRedirect(
+            reverse("admin:django_ratelimit_lua_inspect", current_app=self.admin_site.name)
+        )
 
 
 class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -91,8 +101,9 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         return request.user.has_perm(BLOCK_PERMISSION)
 
     def inspect_view(self, request: HttpRequest) -> HttpResponse:
-        """The limits that apply to a request: used, remaining, when units get free; with buttons for users with
-        permission.
+        """The limits that apply to a request: used, remaining, when units get free.
+
+        With buttons for users with permission.
 
         The URL describes the request, so that it can be shared. Buttons send to the same URL.
         """
@@ -101,7 +112,9 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         given = request.POST if "path" in request.POST else request.GET
         form = RequestForm(given if "path" in given else None, own_address(request), request.GET)
         may_act = self.has_block_permission(request)
-        reference = ReferenceForm(request.GET if "reference" in request.GET else None, label_suffix="")
+        reference = ReferenceForm(
+            request.GET if "reference" in request.GET else None, label_suffix=""
+        )
         context: dict[str, Any] = {
             "title": _("Inspector"),
             "form": form,
@@ -148,7 +161,10 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.warning(request, _("Redis is unavailable: the counts are not known."))
         return {
             "found": found,
-            "findings": [(finding, any(map(request.user.has_perm, finding.permissions))) for finding in found.findings],
+            "findings": [
+                (finding, any(map(request.user.has_perm, finding.permissions)))
+                for finding in found.findings
+            ],
             "rows": [_row(met)._replace(history=_history(met)) for met in found.met],
             "reasons": [_reason(met) for met in found.met if met.refuses],
             "missing": [(field, field_words(field)) for field in found.missing],
@@ -181,11 +197,15 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             raise PermissionDenied
         rule = RateLimitRule.objects.named(target).first() if target else None
         if target and rule is None:  # Without a rule, it would be for all of them.
-            messages.error(request, _("There is no rule “%(name)s” in the admin.") % {"name": target})
+            messages.error(
+                request, _("There is no rule “%(name)s” in the admin.") % {"name": target}
+            )
             return None
         subject = _subjects(description, explain(description.request())).get(kind)
         if subject is None:
-            messages.error(request, _("Enter who it is: a user, an address, or a field and its value."))
+            messages.error(
+                request, _("Enter who it is: a user, an address, or a field and its value.")
+            )
             return None
         if action == "block" and _is_oneself(request, subject):
             messages.error(request, _("This includes yourself: you would lock yourself out."))
@@ -193,16 +213,24 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         seconds = int(duration) if duration else None
         client = request.POST.get("label", "").strip() if subject.field or subject.digest else ""
         try:
-            override = subject.override(action, seconds, rule=rule, reason=_("from the inspector"), label=client)
+            override = subject.override(
+                action, seconds, rule=rule, reason=_("from the inspector"), label=client
+            )
         except ValidationError as error:
             for name, problems in error.message_dict.items():
                 label = label_for_field(name, RateLimitOverride) if name != NON_FIELD_ERRORS else ""
-                messages.error(request, f"{label}: {' '.join(problems)}" if label else " ".join(problems))
+                messages.error(
+                    request, f"{label}: {' '.join(problems)}" if label else " ".join(problems)
+                )
             return None
         words = {"client": subject, "duration": HOW_LONG[duration]}
         warnings = subject.confirmations(action, own_proxy(request))
-        if request.POST.get("confirm") != "yes" and (action == "block" or duration == FOR_GOOD or warnings):
-            return _pending(request.POST["action"], kind, duration, words, warnings)._replace(label=client)
+        if request.POST.get("confirm") != "yes" and (
+            action == "block" or duration == FOR_GOOD or warnings
+        ):
+            return _pending(request.POST["action"], kind, duration, words, warnings)._replace(
+                label=client
+            )
         (there,) = add([override])
         if there is override:
             self.log_addition(request, override, _("From the inspector."))
@@ -213,7 +241,10 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         else:
             messages.success(request, _("%(client)s is exempt %(duration)s.") % words)
         if subject.user is not None:
-            text = _("This holds only while %(client)s is logged in, not at a login form. Enter its field for that.")
+            text = _(
+                "This holds only while %(client)s is logged in, not at a login form. Enter its "
+                "field for that."
+            )
             messages.warning(request, text % words)
         if triggers.unpublished:
             messages.warning(request, _("Saved, but not live yet: %s") % triggers.unpublished)
@@ -224,14 +255,20 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         found = explain(description.request())
         overrides = [found.block, *(met.override for met in found.met)]
         overrides += [one.override for one in description.network_overrides()]
-        ending = [override for override in overrides if override is not None and str(override.pk) == target][:1]
+        ending = [
+            override
+            for override in overrides
+            if override is not None and str(override.pk) == target
+        ][:1]
         ended = end(ending)
         for override in ended:
             self.log_change(request, override, _("Ended."))
         for name in dict.fromkeys(map(str, ended)):
             messages.success(request, _("Ended: %(override)s.") % {"override": name})
         if not ending:
-            messages.warning(request, _("This has ended already, or this request does not meet it any more."))
+            messages.warning(
+                request, _("This has ended already, or this request does not meet it any more.")
+            )
 
     def _reset(self, request: HttpRequest, description: RequestDescription, target: str) -> None:
         self._reset_found(request, explain(description.request()), target)
@@ -249,7 +286,9 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                 if rule is not None:
                     self.log_change(request, rule, _("Reset counts in the inspector."))
         if done:
-            messages.success(request, _("Counts are reset: %(names)s.") % {"names": ", ".join(done)})
+            messages.success(
+                request, _("Counts are reset: %(names)s.") % {"names": ", ".join(done)}
+            )
         elif names:
             text = _("Nothing was reset: for this request, nothing is counted under %(names)s.")
             messages.warning(request, text % {"names": ", ".join(names)})
@@ -273,15 +312,22 @@ def _identified(request: HttpRequest, identity: ExplainedIdentity) -> dict[str, 
 
 
 def _subjects(description: RequestDescription, found: Explanation) -> dict[str, Subject]:
-    """The subjects that overrides can be about: each that was entered by itself, and the clients
-    of the limits that the request meets, those first that refuse it. Of these, only the digest
-    is known."""
+    """The subjects that overrides can be about: each that was entered by itself, and the clients of
+    the limits that the request meets, those first that refuse it.
+
+    Of these, only the digest is known.
+    """
     named = description.subjects
     known = {subject.client() for subject in named.values()}
     for met in sorted(found.met, key=lambda met: not met.refuses):
         client = met.charge.digest.decode()
         identity = original(None if met.planned is None else met.planned.identity)
-        if met.key and client not in known and description.network_size == 1 and not is_unknown(identity):
+        if (
+            met.key
+            and client not in known
+            and description.network_size == 1
+            and not is_unknown(identity)
+        ):
             named.setdefault(met.key, Subject(digest=client, label=key_label(met.key.split("+"))))
     return named
 
@@ -289,20 +335,35 @@ def _subjects(description: RequestDescription, found: Explanation) -> dict[str, 
 def _counted(found: Explanation, named: dict[str, Subject]) -> str:
     """Which of them the limit counts that refuses the request; empty if none does."""
     refusing = [met.charge.digest.decode() for met in found.met if met.refuses]
-    return next((name for client in refusing for name, subject in named.items() if subject.client() == client), "")
+    return next(
+        (
+            name
+            for client in refusing
+            for name, subject in named.items()
+            if subject.client() == client
+        ),
+        "",
+    )
 
 
 def _is_oneself(request: HttpRequest, subject: Subject) -> bool:
-    """Whether the operator's own requests are meant; a value that the operator sends can be left
-    out."""
+    """Whether the operator's own requests are meant.
+
+    A value that the operator sends can be left out.
+    """
     is_own_network = bool(subject.address) and covers(subject.address, own_address(request) or "")
     return is_own_network or subject.client() in own_digests(request)
 
 
-def _pending(action: str, subject: str, duration: str, words: dict[str, Any], warnings: list[str]) -> Pending:
+def _pending(
+    action: str, subject: str, duration: str, words: dict[str, Any], warnings: list[str]
+) -> Pending:
     if action.startswith("block"):
         title = _("Block %(client)s %(duration)s?")
-        consequence = _("Until the block ends, every request of theirs is refused, whatever it asks for: %(client)s.")
+        consequence = _(
+            "Until the block ends, every request of theirs is refused, whatever it asks for: "
+            "%(client)s."
+        )
         button = _("Block %(client)s")
     else:
         title = _("Exempt %(client)s %(duration)s?")
@@ -311,7 +372,9 @@ def _pending(action: str, subject: str, duration: str, words: dict[str, Any], wa
         if duration == FOR_GOOD:
             consequence = _("No limit applies to them until the exemption is ended: %(client)s.")
             button = _("Exempt %(client)s for good")
-    return Pending(action, subject, duration, title % words, consequence % words, button % words, warnings, "")
+    return Pending(
+        action, subject, duration, title % words, consequence % words, button % words, warnings, ""
+    )
 
 
 def _row(met: ExplainedLimit) -> Row:
@@ -323,9 +386,14 @@ def _row(met: ExplainedLimit) -> Row:
     if not met.refuses:
         return Row(met, "over", _("Over the limit, but does not refuse"), _resets(state))
     if state.is_slots and state.retry_after is not None and state.banned_until is None:
-        words = _("Refused: %(used)s of %(limit)s slots are in use") % {"used": state.used, "limit": state.limit}
+        words = _("Refused: %(used)s of %(limit)s slots are in use") % {
+            "used": state.used,
+            "limit": state.limit,
+        }
         return Row(met, "refused", words, _resets(state))
-    again = _("never") if state.retry_after is None else _("in %s") % duration_words(state.retry_after)
+    again = (
+        _("never") if state.retry_after is None else _("in %s") % duration_words(state.retry_after)
+    )
     return Row(met, "refused", _("Refused; allowed again: %s") % again, _resets(state))
 
 
@@ -333,22 +401,42 @@ def _reason(met: ExplainedLimit) -> str:
     """Why a limit refuses, in one sentence."""
     state = met.state
     assert state is not None
-    again = _("never") if state.retry_after is None else _("in %s") % duration_words(state.retry_after)
-    words = {"name": met.counted_as or met.name, "limit": state.limit, "used": state.used, "again": again}
+    again = (
+        _("never") if state.retry_after is None else _("in %s") % duration_words(state.retry_after)
+    )
+    words = {
+        "name": met.counted_as or met.name,
+        "limit": state.limit,
+        "used": state.used,
+        "again": again,
+    }
     if state.ban is not None and state.banned_until is not None:
         return _banned(met.counted_as or met.name, state.ban, state.banned_until)
     if state.is_slots and state.retry_after is not None:
-        return _("Refused by %(name)s: %(used)s of %(limit)s slots are in use; one may be free at any moment.") % words
+        return (
+            _(
+                "Refused by %(name)s: %(used)s of %(limit)s slots are in use; one may be free at "
+                "any moment."
+            )
+            % words
+        )
     since = _counted_since(met, state)
     if since is None:
         return _("Refused by %(name)s: %(used)s of %(limit)s used, frees up %(again)s.") % words
-    text = _("Refused by %(name)s: %(used)s of %(limit)s used, frees up %(again)s; used %(used)s since %(moment)s.")
+    text = _(
+        "Refused by %(name)s: %(used)s of %(limit)s used, frees up %(again)s; used %(used)s since "
+        "%(moment)s."
+    )
     return text % {**words, "moment": moment_words(since)}
 
 
 def _banned(name: str, ban: Ban, until: datetime.datetime) -> str:
     """Why a ban refuses, in one sentence."""
-    words = {"name": name, "until": moment_words(until), "since": moment_words(_moment(ban.first or ban.since))}
+    words = {
+        "name": name,
+        "until": moment_words(until),
+        "since": moment_words(_moment(ban.first or ban.since)),
+    }
     if ban.by_hand:
         return _("Banned by %(name)s by hand, since %(since)s until %(until)s.") % words
     text = ngettext(

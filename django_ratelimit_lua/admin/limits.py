@@ -51,8 +51,10 @@ def list_columns() -> list[ListColumn]:
 
 
 def copied(request: HttpRequest) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The initial values of a new rule and its tiers, from a link: a `copy` of a rule, a rule of the `settings`,
-    `instead` of a call site, or `beside` it: of several limits there, number `which`."""
+    """The initial values of a new rule and its tiers, from a link: a `copy` of a rule, a rule of
+    the `settings`, `instead` of a call site, or `beside` it: of several limits there, number
+    `which`.
+    """
     asked = request.GET
     row: RateLimitRule | None = None
     tiers: list[Any] = []
@@ -66,7 +68,9 @@ def copied(request: HttpRequest) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         except RuleError:
             return {"name": asked["settings"]}, []
     elif asked.get("instead") or asked.get("beside"):
-        return _of_code(asked.get("instead", ""), asked.get("beside", ""), asked.get("which", "")), []
+        return _of_code(
+            asked.get("instead", ""), asked.get("beside", ""), asked.get("which", "")
+        ), []
     if row is None:
         return {}, []
     values = {name: value for name, value in row.values().items() if name != "id"}
@@ -76,8 +80,9 @@ def copied(request: HttpRequest) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def filled_in(request: HttpRequest, more_rates: Any) -> dict[str, Any]:
-    """The values that a link from the refusal curve sets in the form of a rule: its `limit` or `burst`, or, as
-    `further_limit`, the limit of the period `further` among its further limits."""
+    """The values that a link from the refusal curve sets in the form of a rule: its `limit` or
+    `burst`, or, as `further_limit`, the limit of the period `further` among its further limits.
+    """
     asked = request.GET
     values: dict[str, Any] = {}
     for name in ("limit", "burst"):
@@ -91,7 +96,9 @@ def filled_in(request: HttpRequest, more_rates: Any) -> dict[str, Any]:
             others = [Rate.parse(rate) for rate in rates]
             if all(rate.period_us != wanted.period_us for rate in others):
                 others.append(wanted)
-            values["more_rates"] = [str(wanted if rate.period_us == wanted.period_us else rate) for rate in others]
+            values["more_rates"] = [
+                str(wanted if rate.period_us == wanted.period_us else rate) for rate in others
+            ]
     return values
 
 
@@ -109,7 +116,11 @@ def _of_code(instead: str, beside: str, which: str) -> dict[str, Any]:
             same = by_period.setdefault(rate.period_us, rate)
             by_period[rate.period_us] = min(rate, same, key=lambda rate: rate.limit)
     # A rule has one kind of limit. The form names the others, which are dropped.
-    alike = [rate for rate in by_period.values() if rate.is_slots == next(iter(by_period.values())).is_slots]
+    alike = [
+        rate
+        for rate in by_period.values()
+        if rate.is_slots == next(iter(by_period.values())).is_slots
+    ]
     rates = [str(rate) for rate in alike]
     if beside:
         values = {"name": _("%(name)s, slower") % {"name": name}, "group": name, "key": site.key}
@@ -150,7 +161,9 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
                 {
                     "limit": limit,
                     "name": breakable(limit.name),
-                    "cells": [(column.short_description, column.cell(limit.name)) for column in columns],
+                    "cells": [
+                        (column.short_description, column.cell(limit.name)) for column in columns
+                    ],
                     "sites": [breakable(site.words()) for site in limit.sites],
                     "rule": None if limit.rule is None else _shown(limit.rule),
                     "beside": [_shown(rule) for rule in limit.beside],
@@ -159,7 +172,9 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
             ],
             "columns": [(column.__name__, column.short_description) for column in columns],
             "may_add": self.has_add_permission(request),
-            "add_url": reverse("admin:django_ratelimit_lua_ratelimitrule_add", current_app=self.admin_site.name),
+            "add_url": reverse(
+                "admin:django_ratelimit_lua_ratelimitrule_add", current_app=self.admin_site.name
+            ),
         }
         return page_response(self, request, "ratelimitrule/limits.html", context)
 
@@ -175,7 +190,9 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
         values = copied(request)[0]
         return {**filled, **values, **filled_in(request, values.get("more_rates"))}
 
-    def get_formset_kwargs(self, request: HttpRequest, obj: Any, inline: Any, prefix: str) -> dict[str, Any]:
+    def get_formset_kwargs(
+        self, request: HttpRequest, obj: Any, inline: Any, prefix: str
+    ) -> dict[str, Any]:
         kwargs: dict[str, Any] = super().get_formset_kwargs(request, obj, inline, prefix)
         if getattr(obj, "pk", None) is None:
             kwargs["initial"] = copied(request)[1]

@@ -1,4 +1,6 @@
-"""The admin of overrides, and the inspector: the limits that apply to a client at the moment, with buttons."""
+"""The admin of overrides, and the inspector: the limits that apply to a client at the moment, with
+buttons.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,21 @@ class ActiveFilter(admin.SimpleListFilter):
 @admin.action(description=gettext_lazy("End now"), permissions=["block"])
 def end_now(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitOverride]) -> None:
     """End overrides: one change, and a line for each in Django's log."""
-    ending = list(RateLimitOverride.objects.filter(pk__in=queryset.values("pk")).lasting().select_related("user"))
+    ending = list(
+        RateLimitOverride.objects.filter(pk__in=queryset.values("pk"))
+        .lasting()
+        .select_related("user")
+    )
     with transaction.atomic(router.db_for_write(RateLimitOverride)):
-        RateLimitOverride.objects.filter(pk__in=[override.pk for override in ending]).update(ends=timezone.now())
-        # Django's log in one statement, too: with many rows selected, one each would outlast the request.
+        RateLimitOverride.objects.filter(pk__in=[override.pk for override in ending]).update(
+            ends=timezone.now()
+        )
+        # Django's log in one statement, too: with many rows selected, one each would outlast the
+        # request.
         LogEntry.objects.log_actions(request.user.pk, ending, CHANGE, _("Ended."))  # type: ignore[arg-type]
-    messages.success(request, _("%(number)d ended, from the next request on.") % {"number": len(ending)})
+    messages.success(
+        request, _("%(number)d ended, from the next request on.") % {"number": len(ending)}
+    )
 
 
 class OverrideAdmin(Inspector, ActingAdmin):
@@ -70,9 +81,20 @@ class OverrideAdmin(Inspector, ActingAdmin):
         ),
         (
             gettext_lazy("Effect"),
-            {"fields": ("effect", ("limit", "period", "unit"), "burst", ("forbids", "message"), "rule")},
+            {
+                "fields": (
+                    "effect",
+                    ("limit", "period", "unit"),
+                    "burst",
+                    ("forbids", "message"),
+                    "rule",
+                )
+            },
         ),
-        (gettext_lazy("Duration and reason"), {"fields": ("duration", ("starts", "ends"), "reason")}),
+        (
+            gettext_lazy("Duration and reason"),
+            {"fields": ("duration", ("starts", "ends"), "reason")},
+        ),
         (None, {"fields": (("created_by", "created"),)}),
         (gettext_lazy("Confirm"), {"fields": ("confirm", "version")}),
     )
@@ -84,8 +106,16 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     def get_autocomplete_fields(self, request: HttpRequest) -> Any:
         model = get_user_model()
-        users = self.admin_site._registry.get(model) if self.admin_site else default_site._registry.get(model)
-        return ("rule", "user") if users is not None and users.get_search_fields(request) else ("rule",)
+        users = (
+            self.admin_site._registry.get(model)
+            if self.admin_site
+            else default_site._registry.get(model)
+        )
+        return (
+            ("rule", "user")
+            if users is not None and users.get_search_fields(request)
+            else ("rule",)
+        )
 
     def get_form(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         form = super().get_form(request, *args, **kwargs)
@@ -99,7 +129,11 @@ class OverrideAdmin(Inspector, ActingAdmin):
     def effect_summary(self, override: RateLimitOverride) -> str:
         if override.effect == override.Effects.LIMIT and override.rate:
             words = rate_words(override.rate)
-            return _("%(rate)s (skipped: does not fit the rule)") % {"rate": words} if override.misfits() else words
+            return (
+                _("%(rate)s (skipped: does not fit the rule)") % {"rate": words}
+                if override.misfits()
+                else words
+            )
         return str(override.get_effect_display())
 
     @admin.display(description=gettext_lazy("rule"), ordering="rule__name")
@@ -125,7 +159,9 @@ class OverrideAdmin(Inspector, ActingAdmin):
     @admin.display(description=gettext_lazy("reason"), ordering="reason")
     def why(self, override: RateLimitOverride) -> SafeString:
         """The reason of an override, and its author."""
-        return format_html('{}<div class="quiet">{}</div>', override.reason or "—", override.created_by)
+        return format_html(
+            '{}<div class="quiet">{}</div>', override.reason or "—", override.created_by
+        )
 
     @admin.display(description=gettext_lazy("created at"))
     def created(self, override: RateLimitOverride) -> Any:
@@ -137,23 +173,33 @@ class OverrideAdmin(Inspector, ActingAdmin):
     def has_module_permission(self, request: HttpRequest) -> bool:
         return super().has_module_permission(request) or self.has_block_permission(request)
 
-    def save_model(self, request: HttpRequest, obj: RateLimitOverride, form: Any, change: bool) -> None:
+    def save_model(
+        self, request: HttpRequest, obj: RateLimitOverride, form: Any, change: bool
+    ) -> None:
         if change:
             super().save_model(request, obj, form, change)
             return
         obj.created_by = str(request.user)
         values = {field.attname: getattr(obj, field.attname) for field in obj._meta.concrete_fields}
         del values["id"]
-        rows = [obj, *(RateLimitOverride(**{**values, "network": network}) for network in form.networks[1:])]
+        rows = [
+            obj,
+            *(RateLimitOverride(**{**values, "network": network}) for network in form.networks[1:]),
+        ]
         there = add(rows)
         added = [row for row, other in zip(rows, there, strict=True) if row is other]
         if len(added) < len(rows):
-            listed = ", ".join(str(other) for row, other in zip(rows, there, strict=True) if row is not other)
+            listed = ", ".join(
+                str(other) for row, other in zip(rows, there, strict=True) if row is not other
+            )
             text = _("The same is there already, so it was not added again: %(overrides)s.")
             messages.warning(request, text % {"overrides": listed[:1000]})
         if len(rows) > 1:
             number = len(added)
-            messages.info(request, _("%(number)d overrides were added, one for each network.") % {"number": number})
+            messages.info(
+                request,
+                _("%(number)d overrides were added, one for each network.") % {"number": number},
+            )
         beside = [row for row in added if row is not obj]
         LogEntry.objects.log_actions(request.user.pk, beside, ADDITION, _("Added with others."))  # type: ignore[arg-type]
         if there[0] is not obj:
@@ -162,7 +208,9 @@ class OverrideAdmin(Inspector, ActingAdmin):
     def log_addition(self, request: HttpRequest, obj: RateLimitOverride, message: Any) -> Any:
         return None if _is_repeated(obj) else super().log_addition(request, obj, message)
 
-    def response_add(self, request: HttpRequest, obj: RateLimitOverride, *args: Any, **kwargs: Any) -> HttpResponse:
+    def response_add(
+        self, request: HttpRequest, obj: RateLimitOverride, *args: Any, **kwargs: Any
+    ) -> HttpResponse:
         """No message that it was added, if it was not."""
         if _is_repeated(obj):
             return self.response_post_save_add(request, obj)

@@ -1,4 +1,4 @@
-"""Pages that are about no model, and their entries in the admin's index, which lists models alone."""
+"""Pages about no model, and their entries in the admin's index, which lists only models."""
 
 from __future__ import annotations
 
@@ -12,13 +12,22 @@ from django.template.response import TemplateResponse
 from django.urls import path
 
 
-def page_response(model_admin: Any, request: HttpRequest, template: str, context: dict[str, Any]) -> TemplateResponse:
+def page_response(
+    model_admin: Any, request: HttpRequest, template: str, context: dict[str, Any]
+) -> TemplateResponse:
     """Render a page in the frame of the admin.
 
-    `context` has its title; `template` is one of the app that registered it."""
+    `context` has its title; `template` is one of the app that registered it.
+    """
     request.current_app = model_admin.admin_site.name
-    frame = {**model_admin.admin_site.each_context(request), "opts": model_admin.opts, "media": model_admin.media}
-    return TemplateResponse(request, f"admin/{model_admin.opts.app_label}/{template}", {**frame, **context})
+    frame = {
+        **model_admin.admin_site.each_context(request),
+        "opts": model_admin.opts,
+        "media": model_admin.media,
+    }
+    return TemplateResponse(
+        request, f"admin/{model_admin.opts.app_label}/{template}", {**frame, **context}
+    )
 
 
 VIEW_RULES = "django_ratelimit_lua.view_ratelimitrule"

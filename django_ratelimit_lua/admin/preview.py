@@ -1,4 +1,6 @@
-"""The preview of a rule's form: what the rule that is being written would do, as lines of an SVG and in words."""
+"""The preview of a rule's form: what the rule that is being written would do, as lines of an SVG
+and in words.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ def previewed(posted: Any) -> dict[str, Any]:
         return {"hint": _("Enter a limit to see what it would do.")}
     sent = PreviewForm(posted)
     if not sent.is_valid():
-        return {"problems": [f"{sent.fields[name].label}: {errors[0]}" for name, errors in sent.errors.items()]}
+        return {
+            "problems": [
+                f"{sent.fields[name].label}: {errors[0]}" for name, errors in sent.errors.items()
+            ]
+        }
     form = RuleForm({**posted.dict(), "name": posted.get("name") or "preview"})
     form.is_asking = False
     form.is_valid()
@@ -39,9 +45,17 @@ def previewed(posted: Any) -> dict[str, Any]:
     for name in FIELDS:
         setattr(rule, name, given.get(name, getattr(rule, name)))
     rule.name, rule.key = "preview", "ip"
-    problems = [f"{form.fields[name].label}: {errors[0]}" for name, errors in form.errors.items() if name in FIELDS]
+    problems = [
+        f"{form.fields[name].label}: {errors[0]}"
+        for name, errors in form.errors.items()
+        if name in FIELDS
+    ]
     if rule.exempt and not problems:
-        return {"problems": [_("The rule exempts requests: every request is allowed, and none is counted.")]}
+        return {
+            "problems": [
+                _("The rule exempts requests: every request is allowed, and none is counted.")
+            ]
+        }
     if problems or rule.limit is None or not rule.period:
         return {"problems": problems}
     try:
@@ -52,7 +66,10 @@ def previewed(posted: Any) -> dict[str, Any]:
         limits = template.limits("preview")
         if any(limit.holds for limit in limits):
             return {
-                "hint": _("There is no preview of so many at once: what it does depends on how long requests take.")
+                "hint": _(
+                    "There is no preview of so many at once: what it does depends on how long "
+                    "requests take."
+                )
             }
         first = limits[0].rate
         burst = sent.cleaned_data["preview_burst"]
@@ -78,13 +95,22 @@ def notes(given: dict[str, Any]) -> list[str]:
     """The parts of the rule in the form that the preview ignores."""
     left_out = []
     if given.get("mode") == "shadow":
-        left_out.append(_("The rule is in shadow mode: it does not refuse. The preview shows what it would refuse."))
+        left_out.append(
+            _(
+                "The rule is in shadow mode: it does not refuse. The preview shows what it would "
+                "refuse."
+            )
+        )
     elif given.get("mode") == "off":
         left_out.append(_("The rule is off. The preview shows what it would do."))
     if given.get("lease"):
-        left_out.append(_("The preview leaves out the lease: a process may refuse while others hold units."))
+        left_out.append(
+            _("The preview leaves out the lease: a process may refuse while others hold units.")
+        )
     if given.get("split"):
-        left_out.append(_("The preview leaves out the split: each process has only a share of what is shown."))
+        left_out.append(
+            _("The preview leaves out the split: each process has only a share of what is shown.")
+        )
     return left_out
 
 
@@ -107,7 +133,9 @@ def plot(simulation: Simulation) -> Plot:
     across = [(part / 6, f"{seconds * part / 6 / length:.3g} {unit}") for part in range(7)]
     drawn = Plot(_("Preview"), left=52, across=across, up=labels(scale))
     drawn.line("sent", line([(hit.at, hit.count) for hit in simulation.sent]))
-    drawn.line("passed", line([(hit.at + hit.wait, hit.granted) for hit in simulation.sent if hit.granted]))
+    drawn.line(
+        "passed", line([(hit.at + hit.wait, hit.granted) for hit in simulation.sent if hit.granted])
+    )
     return drawn
 
 

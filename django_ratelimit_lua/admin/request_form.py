@@ -34,11 +34,18 @@ class RequestDescription:
     fields: Fields
 
     def request(self, *, logged_in: bool = True) -> HttpRequest:
-        """The request, or the same without a signed-in user. Raises `LimitError` for an impossible request."""
+        """The request, or the same without a signed-in user.
+
+        Raises `LimitError` for an impossible request.
+        """
         return build_request(
-            self.path, self.method, self.address or self.own_address, self.user if logged_in else None,
-            host=self.host or None, fields=self.fields,
-        )  # fmt: skip
+            self.path,
+            self.method,
+            self.address or self.own_address,
+            self.user if logged_in else None,
+            host=self.host or None,
+            fields=self.fields,
+        )
 
     @property
     def subjects(self) -> dict[str, Subject]:
@@ -70,7 +77,8 @@ class Lines(forms.CharField):
             name, mark, value = line.partition(self.mark)
             if line.strip() and not (mark and name.strip()):
                 raise ValidationError(
-                    _("Line %(number)d: enter %(right)s.") % {"number": number, "right": f"NAME{self.mark} VALUE"}
+                    _("Line %(number)d: enter %(right)s.")
+                    % {"number": number, "right": f"NAME{self.mark} VALUE"}
                 )
             if line.strip():
                 found.append((name.strip(), value.strip()))
@@ -82,9 +90,11 @@ class ReferenceForm(forms.Form):
 
     opened: OpenedReference
     reference = forms.CharField(
-        label=_("Reference"), max_length=100, help_text=_("The reference shown in the 429 response."),
+        label=_("Reference"),
+        max_length=100,
+        help_text=_("The reference shown in the 429 response."),
         widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
-    )  # fmt: skip
+    )
 
     def clean_reference(self) -> str:
         text: str = self.cleaned_data["reference"]
@@ -99,12 +109,17 @@ class RequestForm(forms.Form):
     """The request to inspect: its client, its path, and its values."""
 
     path = forms.CharField(
-        label=_("Path"), initial="/", max_length=2000, help_text=_("For example /login/ or /api/?q=x.")
+        label=_("Path"),
+        initial="/",
+        max_length=2000,
+        help_text=_("For example /login/ or /api/?q=x."),
     )
     method = forms.ChoiceField(
-        label=_("Method"), required=False, choices=[(name, name) for name in METHODS],
+        label=_("Method"),
+        required=False,
+        choices=[(name, name) for name in METHODS],
         help_text=_("A login form is sent with POST."),
-    )  # fmt: skip
+    )
     address = forms.CharField(
         label=_("Address or network"),
         required=False,
@@ -112,9 +127,10 @@ class RequestForm(forms.Form):
         help_text=_("For example 203.0.113.9 or 203.0.113.0/24."),
     )
     user = forms.CharField(
-        label=_("Logged-in user"), required=False,
+        label=_("Logged-in user"),
+        required=False,
         help_text=_("Name or primary key. Empty: no user is logged in, as at a login form."),
-    )  # fmt: skip
+    )
     post = Lines(_("Form fields"), "=", _("One on each line, for example username=ada."))
     header = Lines(_("Headers"), ":", _("One on each line, for example X-API-Key: …"))
     cookie = Lines(_("Cookies"), "=", _("One on each line: NAME=VALUE."))
@@ -127,10 +143,15 @@ class RequestForm(forms.Form):
     """What few requests need."""
 
     def __init__(
-        self, data: QueryDict | None, own_address: str | None = None, initial: QueryDict | None = None
+        self,
+        data: QueryDict | None,
+        own_address: str | None = None,
+        initial: QueryDict | None = None,
     ) -> None:
         super().__init__(
-            None if data is None else _folded(data), label_suffix="", initial={} if initial is None else initial.dict()
+            None if data is None else _folded(data),
+            label_suffix="",
+            initial={} if initial is None else initial.dict(),
         )
         self.own_address = own_address
         self.description: RequestDescription | None = None
@@ -152,7 +173,9 @@ class RequestForm(forms.Form):
         """Raises `ValidationError` if it is neither an address nor a network."""
         address: str = self.cleaned_data["address"].strip()
         try:
-            return address and str(parse_network(address) if "/" in address else parse_network(address).network_address)
+            return address and str(
+                parse_network(address) if "/" in address else parse_network(address).network_address
+            )
         except ValueError:
             raise ValidationError(
                 _("Enter an address or network, for example 203.0.113.9 or 203.0.113.0/24.")
@@ -169,14 +192,23 @@ class RequestForm(forms.Form):
                 except ValidationError as error:
                     self.add_error(kind, error)
                 else:
-                    fields += [(name if kind == "keys" else f"{kind}:{name}", value) for name, value in pairs]
+                    fields += [
+                        (name if kind == "keys" else f"{kind}:{name}", value)
+                        for name, value in pairs
+                    ]
         user = find_user(given["user"]) if given.get("user") else None
         if given.get("user") and user is None:
             self.add_error("user", _("No user has this name or primary key."))
         if not self.errors:
             description = RequestDescription(
-                given["path"], given["method"], given["host"], given["address"], self.own_address, user, fields
-            )  # fmt: skip
+                given["path"],
+                given["method"],
+                given["host"],
+                given["address"],
+                self.own_address,
+                user,
+                fields,
+            )
             try:
                 description.request()
             except LimitError as error:
@@ -204,7 +236,9 @@ class RequestForm(forms.Form):
 
 
 def _folded(data: QueryDict) -> dict[str, str]:
-    """The fields of the form, with what was entered for a single one: `post:username` is a line of `post`."""
+    """The fields of the form, with what was entered for a single one: `post:username` is a line of
+    `post`.
+    """
     folded = {name: str(data[name]) for name in RequestForm.base_fields if name in data}
     if data.get("as"):  # The button of another method.
         folded["method"] = str(data["as"])
@@ -215,5 +249,7 @@ def _folded(data: QueryDict) -> dict[str, str]:
             line = f"{field}: {value}" if kind == "header" else f"{field}={value}"
             folded[kind] = "\n".join(filter(None, (folded.get(kind, "").strip(), line)))
         elif name in registered_keys() and value:
-            folded["keys"] = "\n".join(filter(None, (folded.get("keys", "").strip(), f"{name}={value}")))
+            folded["keys"] = "\n".join(
+                filter(None, (folded.get("keys", "").strip(), f"{name}={value}"))
+            )
     return folded

@@ -1,4 +1,6 @@
-"""The admin of rules: a list one can read, a form that shows what a rule would do, and every version there was."""
+"""The admin of rules: a list one can read, a form that shows what a rule would do, and every
+version there was.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,28 @@ from .preview import previewed
 from .rules_file import RulesFile
 
 _BANS = tuple(option for option in OPTIONS if option.startswith("ban_"))
-_PLACED = ("mode", "algorithm", "burst", "initial", "max_wait", "queue", "segments", "align", "time_zone", *_BANS)
+_PLACED = (
+    "mode",
+    "algorithm",
+    "burst",
+    "initial",
+    "max_wait",
+    "queue",
+    "segments",
+    "align",
+    "time_zone",
+    *_BANS,
+)
 """Options that have their places in the form; the others follow them."""
 _SCOPE, _ADVANCED = gettext_lazy("Scope"), gettext_lazy("Advanced")
 MAX_PROBLEMS = 5
 """Maximum number of problems of published rules on the list of rules."""
 _TOKEN = "csrfmiddlewaretoken"
-MODES = {"enforce": gettext_lazy("Enforce"), "shadow": gettext_lazy("Shadow mode"), "off": gettext_lazy("Switch off")}
+MODES = {
+    "enforce": gettext_lazy("Enforce"),
+    "shadow": gettext_lazy("Shadow mode"),
+    "off": gettext_lazy("Switch off"),
+}
 
 
 class TierInline(admin.StackedInline):  # type: ignore[type-arg]
@@ -59,15 +76,21 @@ class TierInline(admin.StackedInline):  # type: ignore[type-arg]
     form = TierForm
     formset = TierFormSet
     fields = ("group", ("limit", "period", "unit"), "more_rates", "burst")
-    verbose_name_plural = gettext_lazy("tiers: other limits for Django groups or plans; the most generous one applies")
+    verbose_name_plural = gettext_lazy(
+        "tiers: other limits for Django groups or plans; the most generous one applies"
+    )
 
     def get_extra(self, request: HttpRequest, obj: Any = None, **kwargs: Any) -> int:
         """As many empty ones as a copied rule has tiers."""
         return len(copied(request)[1]) if obj is None else 0
 
 
-@admin.action(description=gettext_lazy("Enforce: refuse requests over the limit"), permissions=["change"])
-def enforce(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> HttpResponse | None:
+@admin.action(
+    description=gettext_lazy("Enforce: refuse requests over the limit"), permissions=["change"]
+)
+def enforce(
+    modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitRule]
+) -> HttpResponse | None:
     """Switch rules to enforce, once that was asked."""
     rules = list(queryset.exclude(mode="enforce"))
     if rules and request.POST.get(CONFIRMED) != versions_of(rules):
@@ -105,12 +128,22 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             gettext_lazy("Limit"),
             {
                 "description": gettext_lazy(
-                    "For example 100 requests per 1 minute. If a request costs more than 1, the limit is in units."
+                    "For example 100 requests per 1 minute. If a request costs more than 1, the "
+                    "limit is in units."
                 ),
                 "classes": ("ratelimit-limit",),
                 "fields": (
-                    ("limit", "period", "unit"), "more_rates", "key",
-                    "algorithm", "burst", "initial", "queue", "segments", "align", "time_zone", "cost",
+                    ("limit", "period", "unit"),
+                    "more_rates",
+                    "key",
+                    "algorithm",
+                    "burst",
+                    "initial",
+                    "queue",
+                    "segments",
+                    "align",
+                    "time_zone",
+                    "cost",
                 ),
             },
         ),
@@ -120,11 +153,13 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             {
                 "classes": ("collapse",),
                 "description": gettext_lazy(
-                    "A client that offends too often is refused for a time. For example: after 10 offences within 10m, "
+                    "A client that offends too often is refused for a time. For example: after 10 "
+                    "offences within 10m, "
                     "ban for 10m,1h,1d: the second ban is for an hour, each further one for a day."
                 ),
                 "fields": (
-                    ("ban_after", "ban_window"), *_BANS[2:],
+                    ("ban_after", "ban_window"),
+                    *_BANS[2:],
                 ),
             },
         ),
@@ -133,13 +168,16 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             {
                 "classes": ("collapse",),
                 "fields": (
-                    "message", "group", "order", "max_wait",
+                    "message",
+                    "group",
+                    "order",
+                    "max_wait",
                     *(option for option in OPTIONS if option not in _PLACED),
                 ),
             },
         ),
         (gettext_lazy("Confirm"), {"fields": ("confirm",)}),
-    )  # fmt: skip
+    )
 
     class Media:
         js = ("django_ratelimit_lua/preview.js", "django_ratelimit_lua/rule.js")
@@ -150,7 +188,9 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return [
             path("call-site/", view(self.call_site_view), name="django_ratelimit_lua_call_site"),
             path("preview/", view(self.preview_view), name="django_ratelimit_lua_preview"),
-            path("<int:pk>/mode/<str:mode>/", view(self.mode_view), name="django_ratelimit_lua_mode"),
+            path(
+                "<int:pk>/mode/<str:mode>/", view(self.mode_view), name="django_ratelimit_lua_mode"
+            ),
             path("restore/<int:pk>/", view(self.restore_view), name="django_ratelimit_lua_restore"),
             *super().get_urls(),
         ]
@@ -159,12 +199,24 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         rules: QuerySet[RateLimitRule] = super().get_queryset(request).prefetch_related("tiers")
         return rules
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Any:
         """The rule. If it is to be saved, it is locked until that is done."""
         rule = super().get_object(request, object_id, from_field)
-        if rule is None or request.method != "POST" or not transaction.get_connection(primary()).in_atomic_block:
+        if (
+            rule is None
+            or request.method != "POST"
+            or not transaction.get_connection(primary()).in_atomic_block
+        ):
             return rule
-        return self.get_queryset(request).using(primary()).select_for_update().filter(pk=rule.pk).first()
+        return (
+            self.get_queryset(request)
+            .using(primary())
+            .select_for_update()
+            .filter(pk=rule.pk)
+            .first()
+        )
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Save a rule; of a row of the list, only what was changed there."""
@@ -186,16 +238,26 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         names = kwargs.get("fields") or flatten_fieldsets(self.get_fieldsets(request, obj))
         kwargs["fields"] = [name for name in names if name not in rule_fields()]
         form = super().get_form(request, obj, *args, **kwargs)
-        may_edit = [inline.has_change_permission(request, obj) for inline in self.get_inline_instances(request, obj)]
+        may_edit = [
+            inline.has_change_permission(request, obj)
+            for inline in self.get_inline_instances(request, obj)
+        ]
         # Values that a link has set are compared with the row when the form is sent.
-        filled = filled_in(request, obj.more_rates) if obj is not None and request.method == "GET" else {}
+        filled = (
+            filled_in(request, obj.more_rates)
+            if obj is not None and request.method == "GET"
+            else {}
+        )
         return type(form.__name__, (form,), {"has_tiers": any(may_edit), "filled": filled})
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """With the fields that annexes add."""
         added = rule_fields()
         places = [name for name in added if name in PLACES]
-        more: dict[Any, list[str]] = {_SCOPE: places, _ADVANCED: [name for name in added if name not in PLACES]}
+        more: dict[Any, list[str]] = {
+            _SCOPE: places,
+            _ADVANCED: [name for name in added if name not in PLACES],
+        }
         return [
             (title, {**section, "fields": (*section["fields"], *more.get(title, ()))})
             for title, section in super().get_fieldsets(request, obj)
@@ -203,7 +265,9 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
 
     def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:
         """With the places that annexes add."""
-        places = [f"extra__{FIELDS_OF_ANNEXES[name]}__{name}" for name in rule_fields() if name in PLACES]
+        places = [
+            f"extra__{FIELDS_OF_ANNEXES[name]}__{name}" for name in rule_fields() if name in PLACES
+        ]
         return (*self.search_fields, *places)
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
@@ -230,7 +294,8 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         overrides, tiers = rule.overrides.count(), rule.tiers.count()
         return ", ".join(
             (
-                ngettext("%(number)d override", "%(number)d overrides", overrides) % {"number": overrides},
+                ngettext("%(number)d override", "%(number)d overrides", overrides)
+                % {"number": overrides},
                 ngettext("%(number)d tier", "%(number)d tiers", tiers) % {"number": tiers},
             )
         )
@@ -241,9 +306,13 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             if rule.mode != mode:
                 rule.switch(mode)
                 self.log_change(request, rule, [{"changed": {"fields": [str(_("mode"))]}}])
-        messages.success(request, _("%(mode)s: applies from the next request on.") % {"mode": MODES[mode]})
+        messages.success(
+            request, _("%(mode)s: applies from the next request on.") % {"mode": MODES[mode]}
+        )
 
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None, **kwargs: Any) -> Any:
+    def changelist_view(
+        self, request: HttpRequest, extra_context: Any = None, **kwargs: Any
+    ) -> Any:
         context: dict[str, Any] = {
             "settings_rules": [
                 {"name": rule.name, "mode": rule.mode, "reading": reading(rule.given or {})}
@@ -257,14 +326,22 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             for problem in problems.found()[:MAX_PROBLEMS]:
                 messages.warning(request, _("Not applied: %s") % problem)
         except StoreError as error:
-            messages.warning(request, _("Redis is unavailable. Changes are published when it is back: %s") % error)
+            messages.warning(
+                request,
+                _("Redis is unavailable. Changes are published when it is back: %s") % error,
+            )
         return super().changelist_view(request, {**context, **(extra_context or {})}, **kwargs)
 
     def ask_to_enforce(self, request: HttpRequest, rules: Sequence[RateLimitRule]) -> HttpResponse:
-        """A page that asks, with what these versions of the rules would have refused, and sends the request again."""
+        """A page that asks, with what these versions of the rules would have refused, and sends the
+        request again.
+        """
         context = {
             "title": ngettext("Enforce this rule?", "Enforce these rules?", len(rules)),
-            "rules": [{"rule": rule, "reading": rule_words(rule), "judged": rehearsal(rule)} for rule in rules],
+            "rules": [
+                {"rule": rule, "reading": rule_words(rule), "judged": rehearsal(rule)}
+                for rule in rules
+            ],
             "sent": [
                 (name, value)
                 for name, values in request.POST.lists()
@@ -276,18 +353,28 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         }
         return page_response(self, request, "ratelimitrule/enforce.html", context)
 
-    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
+    def render_change_form(
+        self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """With the numbers for the preview."""
         context["preview_form"] = PreviewForm(initial={"preview_unit": "m"})
-        context["preview_url"] = reverse("admin:django_ratelimit_lua_preview", current_app=self.admin_site.name)
+        context["preview_url"] = reverse(
+            "admin:django_ratelimit_lua_preview", current_app=self.admin_site.name
+        )
         context["choices"] = choices()
-        context["call_site_url"] = reverse("admin:django_ratelimit_lua_call_site", current_app=self.admin_site.name)
+        context["call_site_url"] = reverse(
+            "admin:django_ratelimit_lua_call_site", current_app=self.admin_site.name
+        )
         rule = kwargs.get("obj")
         if rule is not None and rule.mode == "shadow":
             context["judged"] = rehearsal(rule)
         context["notices"] = [] if rule is None else _notices(rule)
         context |= _in_place_of("" if rule is None else rule.name)
-        context["links"] = [] if rule is None else [link for each in extensions for link in each.links(request, rule)]
+        context["links"] = (
+            []
+            if rule is None
+            else [link for each in extensions for link in each.links(request, rule)]
+        )
         context["show_preview"] = IS_POPUP_VAR not in request.GET
         return super().render_change_form(request, context, *args, **kwargs)
 
@@ -300,7 +387,9 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             if mode != "enforce":  # The others refuse no request, so they need no confirmation.
                 raise PermissionDenied
             return self.ask_to_enforce(request, [rule])
-        if mode == "enforce" and request.POST.get(CONFIRMED) != versions_of([rule]):  # Edited since, or never asked.
+        if mode == "enforce" and request.POST.get(CONFIRMED) != versions_of(
+            [rule]
+        ):  # Edited since, or never asked.
             return self.ask_to_enforce(request, [rule])
         with acting(request.user):
             self.switch(request, RateLimitRule.objects.filter(pk=pk), mode)
@@ -311,26 +400,35 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         if not self.has_view_or_change_permission(request) and not self.has_add_permission(request):
             raise PermissionDenied
         return TemplateResponse(
-            request, "admin/django_ratelimit_lua/ratelimitrule/call_site.html",
+            request,
+            "admin/django_ratelimit_lua/ratelimitrule/call_site.html",
             _in_place_of(request.GET.get("name", "").strip()),
-        )  # fmt: skip
+        )
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:
-        """The effect of the rule in the form on a burst and a steady flow: a plot, as a part of a page."""
+        """The effect of the rule in the form on a burst and a steady flow: a plot, as a part of a
+        page.
+        """
         allowed = self.has_change_permission(request) or self.has_add_permission(request)
         if request.method != "POST" or not (allowed or self.has_view_permission(request)):
             raise PermissionDenied
         return TemplateResponse(
-            request, "admin/django_ratelimit_lua/ratelimitrule/preview.html", previewed(request.POST)
+            request,
+            "admin/django_ratelimit_lua/ratelimitrule/preview.html",
+            previewed(request.POST),
         )
 
-    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+    def history_view(
+        self, request: HttpRequest, object_id: str, extra_context: Any = None
+    ) -> HttpResponse:
         rule = self.get_object(request, unquote(object_id))
         if rule is None:
             raise Http404
         if not self.has_view_or_change_permission(request, rule):
             raise PermissionDenied
-        changes = RateLimitChange.objects.using(primary()).filter(kind=RateLimitChange.Kind.RULE, object_id=rule.pk)
+        changes = RateLimitChange.objects.using(primary()).filter(
+            kind=RateLimitChange.Kind.RULE, object_id=rule.pk
+        )
         context = {
             "versions": versions(changes),
             "may_restore": self.may_restore(request),
@@ -344,7 +442,9 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
 
     def restore_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Make a rule what it was after (or, if it was deleted then, before) a change."""
-        change = get_object_or_404(RateLimitChange.objects.using(primary()), pk=pk, kind=RateLimitChange.Kind.RULE)
+        change = get_object_or_404(
+            RateLimitChange.objects.using(primary()), pk=pk, kind=RateLimitChange.Kind.RULE
+        )
         if request.method != "POST" or not self.may_restore(request):
             raise PermissionDenied
         try:
@@ -352,10 +452,19 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
                 rule = restore(change)
         except RuleError as error:
             messages.error(request, str(error))
-            return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_ratelimitrule_changelist"))
-        self.log_change(request, rule, _("Restored revision %(revision)d.") % {"revision": change.revision})
-        messages.success(request, _("“%(rule)s” is restored: %(reading)s.") % {"rule": rule, "reading": rule.reading()})
-        return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[rule.pk]))
+            return HttpResponseRedirect(
+                reverse("admin:django_ratelimit_lua_ratelimitrule_changelist")
+            )
+        self.log_change(
+            request, rule, _("Restored revision %(revision)d.") % {"revision": change.revision}
+        )
+        messages.success(
+            request,
+            _("“%(rule)s” is restored: %(reading)s.") % {"rule": rule, "reading": rule.reading()},
+        )
+        return HttpResponseRedirect(
+            reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[rule.pk])
+        )
 
 
 def _notices(row: RateLimitRule) -> list[str]:
@@ -372,4 +481,8 @@ def _in_place_of(name: str) -> dict[str, Any]:
     found = call_sites_of(name)
     sites = [site.words() for site in found]
     has_several_keys = len({site.key for site in found}) > 1
-    return {"call_sites": sites, "has_several_keys": has_several_keys, "meant": "" if sites else meant_by(name)}
+    return {
+        "call_sites": sites,
+        "has_several_keys": has_several_keys,
+        "meant": "" if sites else meant_by(name),
+    }

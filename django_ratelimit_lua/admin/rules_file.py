@@ -24,7 +24,9 @@ from ..rules.rule import RuleError
 from .pages import page_response
 
 MAX_VALUE = 2 * 1024 * 1024
-"""Bytes of a file: it is sent again to be confirmed, and Django takes two and a half million in a form."""
+"""Bytes of a file: it is sent again to be confirmed, and Django takes two and a half million in a
+form.
+"""
 
 
 class FileForm(forms.Form):
@@ -33,7 +35,9 @@ class FileForm(forms.Form):
     file = forms.FileField(label=gettext_lazy("File"), required=False)
     text = forms.CharField(required=False, strip=False, widget=forms.HiddenInput)
     revision = forms.CharField(required=False, widget=forms.HiddenInput)
-    intended = forms.BooleanField(label=gettext_lazy("Confirm the warnings and deletions"), required=False)
+    intended = forms.BooleanField(
+        label=gettext_lazy("Confirm the warnings and deletions"), required=False
+    )
 
     def clean(self) -> dict[str, Any]:
         """Raises `ValidationError` if the text is empty."""
@@ -41,7 +45,9 @@ class FileForm(forms.Form):
         file = given.get("file")
         if file is not None:
             if file.size > MAX_VALUE:
-                raise ValidationError({"file": _("The file is larger than 2 MiB. Use ratelimit rules import.")})
+                raise ValidationError(
+                    {"file": _("The file is larger than 2 MiB. Use ratelimit rules import.")}
+                )
             try:
                 given["text"] = file.read().decode()
             except UnicodeDecodeError:
@@ -71,8 +77,13 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         """The rules, as `ratelimit rules export` writes them."""
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
-        headers = {"Content-Disposition": 'attachment; filename="rules.yaml"', "Cache-Control": "no-store"}
-        return HttpResponse(rules_yaml.export(), content_type="application/yaml; charset=utf-8", headers=headers)
+        headers = {
+            "Content-Disposition": 'attachment; filename="rules.yaml"',
+            "Cache-Control": "no-store",
+        }
+        return HttpResponse(
+            rules_yaml.export(), content_type="application/yaml; charset=utf-8", headers=headers
+        )
 
     def file_view(self, request: HttpRequest) -> HttpResponse:
         """Upload a file, see what it would change, and confirm that."""
@@ -89,7 +100,10 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
                 raise PermissionDenied
             if form.is_valid() and self._read(request, form.cleaned_data, context):
                 return HttpResponseRedirect(
-                    reverse("admin:django_ratelimit_lua_ratelimitrule_changelist", current_app=self.admin_site.name)
+                    reverse(
+                        "admin:django_ratelimit_lua_ratelimitrule_changelist",
+                        current_app=self.admin_site.name,
+                    )
                 )
         return page_response(self, request, "ratelimitrule/file.html", context)
 
@@ -116,10 +130,14 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
                 return False
         if "confirm" in request.POST and not is_seen:
             messages.warning(
-                request, _("The rules were changed meanwhile. Nothing was done: see what would change now.")
+                request,
+                _("The rules were changed meanwhile. Nothing was done: see what would change now."),
             )
         elif "confirm" in request.POST:
-            messages.error(request, _("Nothing was done: tick the box if the warnings and deletions are intended."))
+            messages.error(
+                request,
+                _("Nothing was done: tick the box if the warnings and deletions are intended."),
+            )
         notices = changed_notices(changes)
         context |= {
             "changes": [
@@ -137,7 +155,10 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
     def _log(self, request: HttpRequest, changes: list[rules_yaml.RuleChange]) -> None:
-        rows = {rule.name: rule for rule in RateLimitRule.objects.filter(name__in=[change.name for change in changes])}
+        rows = {
+            rule.name: rule
+            for rule in RateLimitRule.objects.filter(name__in=[change.name for change in changes])
+        }
         for change in changes:
             if change.name in rows and change.word == rules_yaml.RULE:
                 self.log_change(request, rows[change.name], _("From a file."))

@@ -1,4 +1,6 @@
-"""The held slots: since when, where and their purpose, with a button that ends one in every process."""
+"""The held slots: since when, where and their purpose, with a button that ends one in every
+process.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,8 @@ class SlotPage(Page):
             return
         what = _what(request, holder)
         words = _(
-            "Released: %(what)s, of %(limit)s. The work that held it goes on, and another client may take the slot."
+            "Released: %(what)s, of %(limit)s. The work that held it goes on, and another client "
+            "may take the slot."
         )
         messages.success(request, words % {"what": what, "limit": holder.limit})
 
@@ -95,7 +98,9 @@ def _shown(request: HttpRequest, holder: Holder, rules: dict[str, int]) -> dict[
     since = datetime.datetime.fromtimestamp(holder.since, tz=datetime.UTC)
     if not timezone.is_aware(timezone.now()):
         since = timezone.make_naive(since)
-    words = ", ".join(f"{key_label(kind)} {value}" if kind else value for kind, value in holder.identity)
+    words = ", ".join(
+        f"{key_label(kind)} {value}" if kind else value for kind, value in holder.identity
+    )
     if not words or not request.user.has_perm(WHO):
         words = _("hidden (%(digest)s)") % {"digest": holder.digest[:8]}
     rule, what = rules.get(holder.limit), _what(request, holder)
@@ -104,7 +109,9 @@ def _shown(request: HttpRequest, holder: Holder, rules: dict[str, int]) -> dict[
         "what": breakable(what or "—"),
         "plain": what,
         "limit": breakable(holder.limit),
-        "rule": "" if rule is None else reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[rule]),
+        "rule": ""
+        if rule is None
+        else reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[rule]),
         "client": words,
         "units": _("%(units)s of %(limit)s") % {"units": holder.units, "limit": holder.of},
         "since": moment_element(since),

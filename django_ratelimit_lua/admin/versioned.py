@@ -26,7 +26,8 @@ class Hidden(forms.CharField):
 class VersionedForm(forms.ModelForm):  # type: ignore[type-arg]
     """A model form that sends the version of the row that it shows.
 
-    The version is a digest of the values of the form's fields. A form without one, as a script sends it, is saved.
+    The version is a digest of the values of the form's fields. A form without one, as a script
+    sends it, is saved.
     """
 
     version = Hidden()
@@ -36,7 +37,9 @@ class VersionedForm(forms.ModelForm):  # type: ignore[type-arg]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         columns = self._meta.model._meta.concrete_fields
-        self.columns = [field.name for field in columns if field.name in {*self.fields, *self.more_columns}]
+        self.columns = [
+            field.name for field in columns if field.name in {*self.fields, *self.more_columns}
+        ]
         self._current = "" if self.instance.pk is None else self._digest()
         self.initial["version"] = self._current
 
@@ -51,7 +54,8 @@ class VersionedForm(forms.ModelForm):  # type: ignore[type-arg]
         sent = self.data.get(self.add_prefix("version"), "")
         if self._current and sent and sent != self._current:
             problem = _(
-                "Another user changed this while you were editing it, so your changes were not saved. Reload the page "
+                "Another user changed this while you were editing it, so your changes were not "
+                "saved. Reload the page "
                 "to see the current values, then make your changes again."
             )
             self.add_error(None, problem)
@@ -59,6 +63,10 @@ class VersionedForm(forms.ModelForm):  # type: ignore[type-arg]
     def _update_errors(self, errors: ValidationError) -> None:
         """Omit the model's errors of a field that has an error of the form already."""
         by_field = errors.update_error_dict({})
-        news = {name: found for name, found in by_field.items() if name == NON_FIELD_ERRORS or name not in self.errors}
+        news = {
+            name: found
+            for name, found in by_field.items()
+            if name == NON_FIELD_ERRORS or name not in self.errors
+        }
         if news:
             super()._update_errors(ValidationError(news))  # type: ignore[misc]

@@ -1,7 +1,8 @@
 """The settings: a table with one row for each, read when it is first used.
 
-A value is cached until Django signals a change of settings, as `override_settings` does. The settings page of the
-documentation and `manage.py check` read this table. It imports limits, and does not know where a setting is used.
+A value is cached until Django signals a change of settings, as `override_settings` does. The
+settings page of the documentation and `manage.py check` read this table. It imports limits, and
+does not know where a setting is used.
 """
 
 from __future__ import annotations
@@ -21,7 +22,17 @@ from ..limits.values import Check, Choice, Number, Whole, or_none
 from .callables import find
 from .changes import on_change
 
-__all__ = ["Setting", "Table", "callables", "changes", "conf", "header", "proxies", "token", "tokens"]
+__all__ = [
+    "Setting",
+    "Table",
+    "callables",
+    "changes",
+    "conf",
+    "header",
+    "proxies",
+    "token",
+    "tokens",
+]
 
 T = TypeVar("T")
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -74,14 +85,18 @@ def _algorithm(value: Any) -> str:
 def _rate_algorithm(value: Any) -> str:
     name = _algorithm(value)
     if name not in algorithms.BY_RATE:
-        raise ValueError(f"limits of slots name it themselves; choose one of: {', '.join(algorithms.BY_RATE)}")
+        raise ValueError(
+            f"limits of slots name it themselves; choose one of: {', '.join(algorithms.BY_RATE)}"
+        )
     return name
 
 
 def _slot_seconds(value: Any) -> float:
     seconds = Number(3600, "number of seconds", " to 3600, such as 10", is_above_0=True)(value)
     if seconds < MIN_SLOT_SECONDS:
-        raise ValueError(f"must be at least {MIN_SLOT_SECONDS:g}: slots are renewed four times in that time")
+        raise ValueError(
+            f"must be at least {MIN_SLOT_SECONDS:g}: slots are renewed four times in that time"
+        )
     return seconds
 
 
@@ -94,11 +109,15 @@ def _policy(value: Any) -> Policy:
 def _keys(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(
-            "must be a dict of functions or dotted paths by name, such as {'tenant': 'shop.limits.tenant'}"
+            "must be a dict of functions or dotted paths by name, such as {'tenant': "
+            "'shop.limits.tenant'}"
         )
     for name in value:
         if not isinstance(name, str) or not _KEY_NAME.fullmatch(name):
-            raise ValueError(f"has the name {name!r}; use lower-case letters, digits and underscores, such as 'tenant'")
+            raise ValueError(
+                f"has the name {name!r}; use lower-case letters, digits and underscores, such as "
+                "'tenant'"
+            )
     return value
 
 
@@ -119,7 +138,10 @@ def _is_secret(value: object) -> bool:
 def token(value: Any) -> str:
     if isinstance(value, str) and _TOKEN.fullmatch(value):
         return value
-    raise ValueError("must be text of 16 or more letters, digits and -._~+/=, such as secrets.token_urlsafe() makes")
+    raise ValueError(
+        "must be text of 16 or more letters, digits and -._~+/=, such as secrets.token_urlsafe() "
+        "makes"
+    )
 
 
 def tokens(value: Any) -> tuple[str, ...]:
@@ -169,10 +191,14 @@ def proxies(value: Any) -> int | tuple[Network, ...]:
 
 def _networks(value: Any, right: str, other: str = "") -> tuple[Network, ...]:
     kinds = (str, ipaddress.IPv4Network, ipaddress.IPv6Network)
-    if not isinstance(value, (list, tuple)) or not all(isinstance(network, kinds) for network in value):
+    if not isinstance(value, (list, tuple)) or not all(
+        isinstance(network, kinds) for network in value
+    ):
         raise ValueError(right)
     try:
-        return tuple(unmapped(ipaddress.ip_network(network)) for network in value if network != other)
+        return tuple(
+            unmapped(ipaddress.ip_network(network)) for network in value if network != other
+        )
     except ValueError as error:
         raise ValueError(f"{right}; {error}") from None
 
@@ -197,20 +223,33 @@ PRIVATE: tuple[Network, ...] = tuple(
 
 def _never_ban(value: Any) -> tuple[Network, ...]:
     if value is None:
-        said = (getattr(settings, f"RATELIMIT_{name}", None) for name in ("TRUSTED_PROXIES", "IP_META_KEY"))
+        said = (
+            getattr(settings, f"RATELIMIT_{name}", None)
+            for name in ("TRUSTED_PROXIES", "IP_META_KEY")
+        )
         return PRIVATE if all(value is None for value in said) else ()
     return _networks(value, "must be a list of networks, such as ['192.0.2.0/24']")
 
 
 class Setting(Generic[T]):
-    """One row: a setting's default as a project would write it, the check that reads it, and its documentation.
+    """One row: a setting's default as a project would write it, the check that reads it, and its
+    documentation.
 
-    `check` returns the value as the package uses it, or raises `ValueError` with what would be right. `doc` is
-    reStructuredText; `shown` replaces a default that is another setting's. No error shows a secret.
+    `check` returns the value as the package uses it, or raises `ValueError` with what would be
+    right. `doc` is reStructuredText; `shown` replaces a default that is another setting's. No error
+    shows a secret.
     """
 
-    def __init__(self, default: Any, check: Check[T], doc: str, *, shown: str = "", is_secret: bool = False) -> None:
-        self.default, self.check, self.doc, self.shown, self.is_secret = default, check, doc, shown, is_secret
+    def __init__(
+        self, default: Any, check: Check[T], doc: str, *, shown: str = "", is_secret: bool = False
+    ) -> None:
+        self.default, self.check, self.doc, self.shown, self.is_secret = (
+            default,
+            check,
+            doc,
+            shown,
+            is_secret,
+        )
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -224,12 +263,16 @@ class Setting(Generic[T]):
     def __get__(self, conf: Table | None, owner: type) -> Setting[T] | T:
         if conf is None:
             return self
-        # Kept where Python looks first: from now on, reading the setting costs what an attribute costs.
+        # Kept where Python looks first: from now on, reading the setting costs what an attribute
+        # costs.
         value = vars(conf)[self.name] = self.read()
         return value
 
     def read(self) -> T:
-        """Return the value that the project has set, or the default. Raises `ImproperlyConfigured`."""
+        """Return the value that the project has set, or the default.
+
+        Raises `ImproperlyConfigured`.
+        """
         value = getattr(settings, f"RATELIMIT_{self.name}", self.default)
         try:
             return self.check(value)
@@ -246,73 +289,152 @@ class Table:
     """Settings that are declared as attributes. An annex has a table of its own."""
 
     def __init__(self) -> None:
-        SETTINGS.update((name, row) for name, row in vars(type(self)).items() if isinstance(row, Setting))
+        SETTINGS.update(
+            (name, row) for name, row in vars(type(self)).items() if isinstance(row, Setting)
+        )
         on_change(("RATELIMIT_*", "SECRET_KEY", "SECRET_KEY_FALLBACKS"), vars(self).clear)
 
 
 class Conf(Table):
     """`RATELIMIT_*`. An attribute raises `ImproperlyConfigured` for a value it cannot take."""
 
-    # fmt: off
     ENABLE = Setting(True, bool, "``False`` allows everything, without a call to Redis")
-    USE_CACHE = Setting("default", _cache_alias, "the alias in ``CACHES``; must be ``django_redis.cache.RedisCache``")
+    USE_CACHE = Setting(
+        "default",
+        _cache_alias,
+        "the alias in ``CACHES``; must be ``django_redis.cache.RedisCache``",
+    )
     CACHE_PREFIX = Setting("rl:", _prefix, "the prefix of all keys in Redis, without braces")
     ALGORITHM = Setting("sliding_window", _rate_algorithm, "the default algorithm")
-    TIMEOUT = Setting(0.1, Number(3600, "number of seconds", ", such as 0.1", is_above_0=True),
-        "the deadline of one decision in seconds: to connect, send and read, see :doc:`failures`")
-    ON_STORE_ERROR = Setting(None, _policy,
-        'the policy while Redis is unavailable: ``"local"``, ``"open"`` or ``"closed"``, see :doc:`failures`',
-        shown='``"local"``')
-    FAIL_OPEN = Setting(None, or_none(bool),
-        "as in django-ratelimit: ``True`` is ``\"open\"``, ``False`` is ``\"closed\"``. "
-        "``RATELIMIT_ON_STORE_ERROR`` has precedence")
-    DENY_CACHE_SECONDS = Setting(1, Number(3600, "number of seconds", ", such as 1"),
-        "the maximum number of seconds for which a process repeats a refusal without a call to Redis, see "
-        ":doc:`how-it-works`; ``0``: never. More than one second applies only while the process receives changes, and "
-        "not in a cluster")
-    SLOT_SECONDS = Setting(10, _slot_seconds,
-        "seconds after which slots expire that are not renewed, because their process was killed; a running process "
-        "renews them four times in that time, see :doc:`concurrency`")
-    CLOCK = Setting("redis", Choice(("redis", "client")),
-        '``"client"`` for servers that refuse ``TIME`` in scripts. Then synchronize the clocks of your hosts')
-    TRUSTED_PROXIES = Setting(None, or_none(proxies),
-        "the proxies that may report the client's address: a list of networks, or the number of proxies; ``0``: there "
-        "is no proxy; see :doc:`proxies`")
-    PROXY_HEADER = Setting("X-Forwarded-For",
+    TIMEOUT = Setting(
+        0.1,
+        Number(3600, "number of seconds", ", such as 0.1", is_above_0=True),
+        "the deadline of one decision in seconds: to connect, send and read, see :doc:`failures`",
+    )
+    ON_STORE_ERROR = Setting(
+        None,
+        _policy,
+        'the policy while Redis is unavailable: ``"local"``, ``"open"`` or ``"closed"``, see '
+        ":doc:`failures`",
+        shown='``"local"``',
+    )
+    FAIL_OPEN = Setting(
+        None,
+        or_none(bool),
+        'as in django-ratelimit: ``True`` is ``"open"``, ``False`` is ``"closed"``. '
+        "``RATELIMIT_ON_STORE_ERROR`` has precedence",
+    )
+    DENY_CACHE_SECONDS = Setting(
+        1,
+        Number(3600, "number of seconds", ", such as 1"),
+        "the maximum number of seconds for which a process repeats a refusal without a call to "
+        "Redis, see "
+        ":doc:`how-it-works`; ``0``: never. More than one second applies only while the process "
+        "receives changes, and "
+        "not in a cluster",
+    )
+    SLOT_SECONDS = Setting(
+        10,
+        _slot_seconds,
+        "seconds after which slots expire that are not renewed, because their process was killed; "
+        "a running process "
+        "renews them four times in that time, see :doc:`concurrency`",
+    )
+    CLOCK = Setting(
+        "redis",
+        Choice(("redis", "client")),
+        '``"client"`` for servers that refuse ``TIME`` in scripts. Then synchronize the clocks of '
+        "your hosts",
+    )
+    TRUSTED_PROXIES = Setting(
+        None,
+        or_none(proxies),
+        "the proxies that may report the client's address: a list of networks, or the number of "
+        "proxies; ``0``: there "
+        "is no proxy; see :doc:`proxies`",
+    )
+    PROXY_HEADER = Setting(
+        "X-Forwarded-For",
         lambda header: Choice(("X-Forwarded-For", "Forwarded"))(str(header).title()),
-        'the header that these proxies write, or ``"Forwarded"``. Only one is read, because clients could write the '
-        "other one")
-    IP_META_KEY = Setting(None, or_none(_meta_key),
-        "another source of the address: a key of ``request.META``, a callable ``(request)``, or its dotted path")
-    IPV4_MASK = Setting(32, Whole(0, 32, "prefix length"), "the prefix length to which IPv4 addresses are masked")
-    IPV6_MASK = Setting(64, Whole(0, 128, "prefix length"), "the prefix length to which IPv6 addresses are masked")
-    NEVER_BAN = Setting(None, _never_ban,
-        "networks that are never banned, see :doc:`bans`. Without a proxy setting, the default is private networks and "
+        'the header that these proxies write, or ``"Forwarded"``. Only one is read, because '
+        "clients could write the "
+        "other one",
+    )
+    IP_META_KEY = Setting(
+        None,
+        or_none(_meta_key),
+        "another source of the address: a key of ``request.META``, a callable ``(request)``, or "
+        "its dotted path",
+    )
+    IPV4_MASK = Setting(
+        32, Whole(0, 32, "prefix length"), "the prefix length to which IPv4 addresses are masked"
+    )
+    IPV6_MASK = Setting(
+        64, Whole(0, 128, "prefix length"), "the prefix length to which IPv6 addresses are masked"
+    )
+    NEVER_BAN = Setting(
+        None,
+        _never_ban,
+        "networks that are never banned, see :doc:`bans`. Without a proxy setting, the default is "
+        "private networks and "
         "this host: a ban would be of a proxy, and of all clients behind it",
-        shown="private networks if ``RATELIMIT_TRUSTED_PROXIES`` is not set, otherwise ``[]``")
-    RULES = Setting[Any]([], lambda rules: rules, "the rules that the middleware applies, see :doc:`middleware`")
-    KEYS = Setting({}, _keys,
-        "keys of this site by name, usable like the built-in ones: a function ``(request)``, a ``Key``, or the dotted "
-        "path of one, see :doc:`keys`")
-    HISTORY_DAYS = Setting(365, or_none(Number(36_500, "number of days", ", such as 365, or None", is_above_0=True)),
-        "days for which the database keeps the history of rules, expired overrides, and durable :doc:`statistics`; "
-        "``None``: without end, see :doc:`rules`")
-    HEADERS = Setting(None, Choice((None, "draft-10", "x")),
-        'the format of rate-limit headers: ``"draft-10"`` or ``"x"``, see :doc:`headers`', shown="``None``")
-    KEY_SECRET = Setting(None, _secrets,
-        "the secret for digests of identities, or a list: the current one, then earlier ones, with which overrides "
-        "still match, see :doc:`production`", shown="``SECRET_KEY`` and ``SECRET_KEY_FALLBACKS``", is_secret=True)
-    EXCEPTION_CLASS = Setting(None, or_none(_exception),
-        "an exception, or its dotted path, to raise instead of answering 429")
-    VIEW = Setting(None, or_none(_function),
-        "a view ``(request, exception)``, plain or ``async``, or its dotted path, that returns the response to a "
-        "refused request; ``exception.decision`` has the numbers. ``Cache-Control: no-store`` and ``Retry-After`` "
-        "are added if it does not set them")
-    SHOW_IDENTITIES = Setting("masked", Choice(("masked", "plain", "off")),
-        'how the names of the clients that are refused most, or use most, are stored for a day: ``"masked"`` '
-        '(addresses as /24 and /56, the first letters of other values), ``"plain"``, or ``"off"``: not at all; see '
-        ":doc:`statistics`")
-    # fmt: on
+        shown="private networks if ``RATELIMIT_TRUSTED_PROXIES`` is not set, otherwise ``[]``",
+    )
+    RULES = Setting[Any](
+        [], lambda rules: rules, "the rules that the middleware applies, see :doc:`middleware`"
+    )
+    KEYS = Setting(
+        {},
+        _keys,
+        "keys of this site by name, usable like the built-in ones: a function ``(request)``, a "
+        "``Key``, or the dotted "
+        "path of one, see :doc:`keys`",
+    )
+    HISTORY_DAYS = Setting(
+        365,
+        or_none(Number(36_500, "number of days", ", such as 365, or None", is_above_0=True)),
+        "days for which the database keeps the history of rules, expired overrides, and durable "
+        ":doc:`statistics`; "
+        "``None``: without end, see :doc:`rules`",
+    )
+    HEADERS = Setting(
+        None,
+        Choice((None, "draft-10", "x")),
+        'the format of rate-limit headers: ``"draft-10"`` or ``"x"``, see :doc:`headers`',
+        shown="``None``",
+    )
+    KEY_SECRET = Setting(
+        None,
+        _secrets,
+        "the secret for digests of identities, or a list: the current one, then earlier ones, "
+        "with which overrides "
+        "still match, see :doc:`production`",
+        shown="``SECRET_KEY`` and ``SECRET_KEY_FALLBACKS``",
+        is_secret=True,
+    )
+    EXCEPTION_CLASS = Setting(
+        None,
+        or_none(_exception),
+        "an exception, or its dotted path, to raise instead of answering 429",
+    )
+    VIEW = Setting(
+        None,
+        or_none(_function),
+        "a view ``(request, exception)``, plain or ``async``, or its dotted path, that returns "
+        "the response to a "
+        "refused request; ``exception.decision`` has the numbers. ``Cache-Control: no-store`` and "
+        "``Retry-After`` "
+        "are added if it does not set them",
+    )
+    SHOW_IDENTITIES = Setting(
+        "masked",
+        Choice(("masked", "plain", "off")),
+        "how the names of the clients that are refused most, or use most, are stored for a day: "
+        '``"masked"`` '
+        '(addresses as /24 and /56, the first letters of other values), ``"plain"``, or '
+        '``"off"``: not at all; see '
+        ":doc:`statistics`",
+    )
 
     @cached_property
     def TRUSTS_SOCKET(self) -> bool:

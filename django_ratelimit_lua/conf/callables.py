@@ -1,4 +1,6 @@
-"""A callable named by its dotted path: imported when it is first used, and looked up by `manage.py check`."""
+"""A callable named by its dotted path: imported when it is first used, and looked up by `manage.py
+check`.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,17 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 known: dict[str, str] = {}
-"""Every path that call sites name, with what it is for; the first ones, and none that is too long to be one."""
+"""Every path that call sites name, with what it is for; the first ones, and none that is too long
+to be one.
+"""
 MAX_ENTRIES, MAX_LENGTH = 10_000, 300
 
 
 def find(path: str, purpose: str) -> Callable[..., Any]:
-    """The object at a dotted path. Raises `ImproperlyConfigured` if it cannot be imported or called."""
+    """The object at a dotted path.
+
+    Raises `ImproperlyConfigured` if it cannot be imported or called.
+    """
     try:
         target = import_string(path)
     except Exception as error:  # Importing runs code, which may raise anything.

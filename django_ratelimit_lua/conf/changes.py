@@ -1,4 +1,6 @@
-"""Callbacks for changed settings, as `override_settings` makes them: the only receiver of Django's signal."""
+"""Callbacks for changed settings, as `override_settings` makes them: the only receiver of Django's
+signal.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ _hearers: list[tuple[tuple[str, ...], Callable[[], object]]] = []
 
 
 def on_change(names: tuple[str, ...], hear: Callable[[], object]) -> None:
-    """Have this called whenever one of these settings has changed, by what it is: after what was registered before.
+    """Have this called whenever one of these settings has changed, by what it is: after what was
+    registered before.
 
     A name may end in a star: "RATELIMIT_*" are all of ours.
     """
@@ -21,8 +24,9 @@ def on_change(names: tuple[str, ...], hear: Callable[[], object]) -> None:
 
 def _changed(*, setting: str, **kwargs: Any) -> None:
     if setting == "CACHES":
-        # Django's own receiver may come after this one. Until it has run, `django.core.cache.caches` has the previous
-        # aliases, and another thread would open connections to them.
+        # Django's own receiver may come after this one. Until it has run,
+        # `django.core.cache.caches` has the previous aliases, and another thread would open
+        # connections to them.
         from django.test.signals import clear_cache_handlers
 
         clear_cache_handlers(setting=setting)

@@ -12,17 +12,26 @@ from ..process.tasks import all_tasks
 
 TASKS: Mapping[str, str] = MappingProxyType(
     {
-        "listener": "hears of changes of rules and of resets, and asks twice a second whether the rules are current",
-        "heartbeat": "says every two seconds that this process is there, where its share of a limit may be needed",
-        "leases": "gives back what was taken ahead of hot limits and not spent, ten times a second while any is left",
-        "slots": "renews the slots of concurrency limits that this process holds, four times while they last",
-        "flush": "writes what was collected in memory (evidence of bans, and what annexes count), a second "
+        "listener": "hears of changes of rules and of resets, and asks twice a second whether the "
+        "rules are current",
+        "heartbeat": "says every two seconds that this process is there, where its share of a "
+        "limit may be needed",
+        "leases": "gives back what was taken ahead of hot limits and not spent, ten times a "
+        "second while any is left",
+        "slots": "renews the slots of concurrency limits that this process holds, four times "
+        "while they last",
+        "flush": "writes what was collected in memory (evidence of bans, and what annexes count), "
+        "a second "
         "after the first of it",
-        "breaker": "tries, up to four times a second, whether a server answers again that has failed repeatedly",
-        "fallback": "tells Redis five times a second what was admitted without it, until all is told",
-        "publishing": "compares what is published with the database, every ten seconds of one of the processes, and "
+        "breaker": "tries, up to four times a second, whether a server answers again that has "
+        "failed repeatedly",
+        "fallback": "tells Redis five times a second what was admitted without it, until all is "
+        "told",
+        "publishing": "compares what is published with the database, every ten seconds of one of "
+        "the processes, and "
         "publishes what could not be published when it was saved, after half a second to thirty",
-        "errand": "does once what no request may wait for long: reads or publishes rules, settles what a closed "
+        "errand": "does once what no request may wait for long: reads or publishes rules, settles "
+        "what a closed "
         "coroutine owes, sends `slot_lost`, or records the use of a token",
     }
 )
@@ -31,8 +40,9 @@ TASKS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """A task of this process: whether a thread is at it, how many seconds ago it did something last (None: never), and
-    why that failed (empty: it did not)."""
+    """A task of this process: whether a thread is at it, how many seconds ago it did something last
+    (None: never), and why that failed (empty: it did not).
+    """
 
     name: str
     purpose: str
@@ -42,8 +52,10 @@ class TaskState:
 
 
 def background_tasks() -> list[TaskState]:
-    """The background tasks of this process. A breaker is listed for each server that has failed, and an errand while it
-    runs."""
+    """The background tasks of this process.
+
+    A breaker is listed for each server that has failed, and an errand while it runs.
+    """
     now, states = time.monotonic(), []
     purposes = dict(TASKS)
     for extension in extensions:

@@ -1,7 +1,9 @@
-"""The bans that a process knows: those in force, for use while Redis is unavailable, and those just triggered.
+"""The bans that a process knows: those in force, for use while Redis is unavailable, and those just
+triggered.
 
-While Redis is unavailable no ban is triggered. Bans that this process knows hold until their end, whatever the limits'
-policies are, so an outage readmits no banned client. A client that was banned elsewhere is limited as any other.
+While Redis is unavailable no ban is triggered. Bans that this process knows hold until their end,
+whatever the limits' policies are, so an outage readmits no banned client. A client that was banned
+elsewhere is limited as any other.
 """
 
 from __future__ import annotations
@@ -54,11 +56,15 @@ class KnownBans:
     """The bans in force that this process knows."""
 
     def __init__(self) -> None:
-        self._bans: BoundedMap[_Key, KnownBan] = BoundedMap(MAX_ENTRIES, labels_of=lambda key: (key[1],))
+        self._bans: BoundedMap[_Key, KnownBan] = BoundedMap(
+            MAX_ENTRIES, labels_of=lambda key: (key[1],)
+        )
 
     def note(self, call: Call, decision: Decision) -> None:
         """Store the bans that Redis has returned."""
-        if call.now is not None and conf.CLOCK != "client":  # By a time that is not the present, as of a test.
+        if (
+            call.now is not None and conf.CLOCK != "client"
+        ):  # By a time that is not the present, as of a test.
             return
         for charge, state in zip(call.charges, decision.limits, strict=True):
             if state.ban is None:
@@ -81,7 +87,12 @@ class KnownBans:
             retry = None if state.retry_after is None else max(state.retry_after, seconds)
             reset = max(state.reset_after, seconds)
             states[place] = state._replace(
-                allowed=False, remaining=0, retry_after=retry, reset_after=reset, wait=0.0, ban=known.ban
+                allowed=False,
+                remaining=0,
+                retry_after=retry,
+                reset_after=reset,
+                wait=0.0,
+                ban=known.ban,
             )
             is_refused = is_refused or states[place].refuses
         if not is_refused:
@@ -91,7 +102,11 @@ class KnownBans:
     def refuses(self, call: Call) -> bool:
         """Whether an enforced limit has banned an identity of the call."""
         now = time.monotonic()
-        known = [self._bans.get(_key(call, charge)) for _, charge in call.banning if charge.limit.mode == "enforce"]
+        known = [
+            self._bans.get(_key(call, charge))
+            for _, charge in call.banning
+            if charge.limit.mode == "enforce"
+        ]
         return any(ban is not None and ban.ends_at > now for ban in known)
 
     def forget(self, digests: Iterable[bytes]) -> None:
@@ -104,18 +119,28 @@ class KnownBans:
 
 
 def _key(call: Call, charge: Charge) -> _Key:
-    return call.prefix, charge.ban_digest, b"" if charge.limit.ban is None else charge.limit.ban.key_part
+    return (
+        call.prefix,
+        charge.ban_digest,
+        b"" if charge.limit.ban is None else charge.limit.ban.key_part,
+    )
 
 
 def details_key(ban_key: bytes) -> bytes:
-    """The key that describes a ban while it lasts: a JSON object with `limit`, `rule` and `who`, the parts of the
-    identity as `RATELIMIT_SHOW_IDENTITIES` allows them."""
+    """The key that describes a ban while it lasts: a JSON object with `limit`, `rule` and `who`,
+    the parts of the identity as `RATELIMIT_SHOW_IDENTITIES` allows them.
+    """
     return ban_key + b":told"
 
 
-def telling(planned: Sequence[PlannedCharge], decision: Decision, request: HttpRequest | None = None) -> list[Wait]:
-    """Store and log the bans that a decision has triggered, and send `banned`. A ban in shadow mode refuses no client
-    and is only listed. The caller performs the returned waits."""
+def telling(
+    planned: Sequence[PlannedCharge], decision: Decision, request: HttpRequest | None = None
+) -> list[Wait]:
+    """Store and log the bans that a decision has triggered, and send `banned`.
+
+    A ban in shadow mode refuses no client and is only listed. The caller performs the returned
+    waits.
+    """
     waits: list[Wait] = []
     for each, state in zip(planned, decision.limits, strict=False):
         ban = state.ban
@@ -124,7 +149,9 @@ def telling(planned: Sequence[PlannedCharge], decision: Decision, request: HttpR
         charge, rule = each.charge, None if each.rule is None else each.rule.name or None
         call = Call([charge], prefix=conf.CACHE_PREFIX)
         subject = each.identity if each.banned is None else each.banned
-        write = partial(_write, call, ban, {"limit": state.name, "rule": rule, "who": shown(subject)})
+        write = partial(
+            _write, call, ban, {"limit": state.name, "rule": rule, "who": shown(subject)}
+        )
         waits.append(Wait(write, sync_to_async(write)))
         if ban.by_hand or state.mode == "shadow":
             continue
@@ -138,7 +165,8 @@ def telling(planned: Sequence[PlannedCharge], decision: Decision, request: HttpR
             "times": ban.times,
         }
         logger.warning(
-            "Banned by %(limit)s (rule: %(rule)s) until %(until)s: identity %(identity)s, after %(offences)s offences; "
+            "Banned by %(limit)s (rule: %(rule)s) until %(until)s: identity %(identity)s, after "
+            "%(offences)s offences; "
             "ban number %(times)s",
             details,
             extra=details,
@@ -171,7 +199,13 @@ def _write(call: Call, ban: Ban, details: dict[str, Any]) -> None:
     store, (key,) = get_store(), call.ban_keys()
     seconds = (ban.until - ban.since) / SECOND
     with suppress(StoreError):
-        store.execute(b"SET", details_key(key), json.dumps(details).encode(), b"PX", b"%d" % (seconds * 1000 + 1000))
+        store.execute(
+            b"SET",
+            details_key(key),
+            json.dumps(details).encode(),
+            b"PX",
+            b"%d" % (seconds * 1000 + 1000),
+        )
         if not store.compares_rules:  # In a cluster, the register lives elsewhere than the ban.
             register = call.prefix + REGISTER
             store.execute(b"ZADD", register, b"%d" % ban.until, key)
@@ -180,7 +214,9 @@ def _write(call: Call, ban: Ban, details: dict[str, Any]) -> None:
 
 
 def clock_of_bans() -> int:
-    """The time by which bans end, for lists of them, in microseconds since 1970: that of Redis, if it answers."""
+    """The time by which bans end, for lists of them, in microseconds since 1970: that of Redis, if
+    it answers.
+    """
     if conf.CLOCK != "client":
         # A cluster has no single clock. If Redis does not answer, the list reports it.
         with suppress(StoreError, IndexError):
@@ -190,10 +226,14 @@ def clock_of_bans() -> int:
 
 
 def bans_active() -> Counter[str]:
-    """Return how many bans are in force, by the names of their limits as in keys. Limits in shadow mode are not
-    included. Raises `StoreError`."""
+    """Return how many bans are in force, by the names of their limits as in keys.
+
+    Limits in shadow mode are not included. Raises `StoreError`.
+    """
     now = b"(%d" % clock_of_bans()
-    keys = get_store(background=True).execute(b"ZRANGEBYSCORE", conf.CACHE_PREFIX + REGISTER, now, b"+inf")
+    keys = get_store(background=True).execute(
+        b"ZRANGEBYSCORE", conf.CACHE_PREFIX + REGISTER, now, b"+inf"
+    )
     shadow = _in_shadow()
     parts = (part for part in (key.partition(b"}:")[2] for key in keys) if part not in shadow)
     return Counter(part.removesuffix(b":ban").decode(errors="replace") for part in parts)

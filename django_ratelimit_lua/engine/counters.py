@@ -1,7 +1,8 @@
-"""What this process counts by itself: its share of limits while Redis is unavailable, its part of split limits.
+"""What this process counts by itself: its share of limits while Redis is unavailable, its part of
+split limits.
 
-The counts of 10,000 identities are kept. For a new one, the least recently used is forgotten. Moments are seconds of
-the monotonic clock.
+The counts of 10,000 identities are kept. For a new one, the least recently used is forgotten.
+Moments are seconds of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ MAX_IDENTITIES = 10_000
 SEGMENTS = 10
 """Parts of a window. The units of one expire together, a period after the last of them."""
 RETRY_SECONDS = 1.0
-"""Until a client may try again if the limit is closed, or this process's part of it is 0 at the moment."""
+"""Until a client may try again if the limit is closed, or this process's part of it is 0 at the
+moment.
+"""
 SAME_SECONDS = 1e-5
 """Moments that differ by less are one, computed twice."""
 
@@ -45,7 +48,8 @@ def policy_of(limit: Limit) -> str:
 class Counter:
     """The count of one identity's limit.
 
-    - `size`: the units of the share; `owed`: units that were admitted and are to be reported to Redis;
+    - `size`: the units of the share; `owed`: units that were admitted and are to be reported to
+      Redis;
     - `heard_at`: the moment of the last answer of Redis that is included.
     """
 
@@ -58,8 +62,10 @@ class Counter:
         self.resize(limit, share, 0.0)
 
     def resize(self, limit: Limit, share: ProcessShare, now: float) -> None:
-        """Use another share, or other numbers of the same limit. Units stay counted, but for no longer than if they
-        were taken now."""
+        """Use another share, or other numbers of the same limit.
+
+        Units stay counted, but for no longer than if they were taken now.
+        """
         self.limit = limit
         self.share = share
         self.size = share.units(self.whole)
@@ -73,12 +79,16 @@ class Counter:
         raise NotImplementedError
 
     def retry_after(self, now: float, cost: int) -> float | None:
-        """Seconds until this number of units fits; None: never. In an outage, one hit that is larger than the share
-        fits if nothing else is counted."""
+        """Seconds until this number of units fits; None: never.
+
+        In an outage, one hit that is larger than the share fits if nothing else is counted.
+        """
         used = self.used(now)
         if not self.size:
             return RETRY_SECONDS if self.limit.rate.limit else None
-        is_large = self.size < cost <= self.whole and self.limit.split is None and not self.limit.holds
+        is_large = (
+            self.size < cost <= self.whole and self.limit.split is None and not self.limit.holds
+        )
         over = used + cost - (cost if is_large else self.size)
         if over > used:
             return None
@@ -104,7 +114,9 @@ class Counter:
         return 0.0
 
     def catch_up(self, now: float, units: int, since: float) -> None:
-        """Count at least the `units` of that earlier moment and those that are owed, but no more than the share."""
+        """Count at least the `units` of that earlier moment and those that are owed, but no more
+        than the share.
+        """
         missing = min(self.size, self._left(now, units, since) + self.owes(now)) - self.used(now)
         if missing > 0:
             self.take(since, ceil(missing))
@@ -118,8 +130,11 @@ class Counter:
 
 
 class Window(Counter):
-    """A window of any kind, or a log, as a sliding window: units by segments of the period, each until a period after
-    its last hit. So no period has more units than the share."""
+    """A window of any kind, or a log, as a sliding window: units by segments of the period, each
+    until a period after its last hit.
+
+    So no period has more units than the share.
+    """
 
     def __init__(self, limit: Limit, share: ProcessShare) -> None:
         self._segments: dict[float, tuple[float, int]] = {}
@@ -130,7 +145,9 @@ class Window(Counter):
     def resize(self, limit: Limit, share: ProcessShare, now: float) -> None:
         super().resize(limit, share, now)
         latest = now + limit.rate.period
-        self._segments = {key: (min(end, latest), units) for key, (end, units) in self._segments.items()}
+        self._segments = {
+            key: (min(end, latest), units) for key, (end, units) in self._segments.items()
+        }
         self._next_end = float("-inf")
 
     def _key(self, moment: float) -> float:
@@ -138,7 +155,9 @@ class Window(Counter):
 
     def used(self, now: float) -> int:
         if now >= self._next_end:
-            self._segments = {key: segment for key, segment in self._segments.items() if segment[0] > now}
+            self._segments = {
+                key: segment for key, segment in self._segments.items() if segment[0] > now
+            }
             self._used = sum([units for _, units in self._segments.values()])
             self._next_end = min([end for end, _ in self._segments.values()], default=float("inf"))
         return self._used
@@ -178,7 +197,8 @@ class Window(Counter):
 class Bucket(Counter):
     """A token bucket or a leaky bucket: its level at a moment.
 
-    Units that have drained since a hit are not given back: the bucket might have been empty in that time without it.
+    Units that have drained since a hit are not given back: the bucket might have been empty in that
+    time without it.
     """
 
     def __init__(self, limit: Limit, share: ProcessShare) -> None:
@@ -230,8 +250,11 @@ class Bucket(Counter):
 
 
 class Slots(Counter):
-    """The slots of one identity that this process holds, and those that it has just given, until their callers hold
-    them or they are over. Their renewal reports them to Redis, so they are not owed."""
+    """The slots of one identity that this process holds, and those that it has just given, until
+    their callers hold them or they are over.
+
+    Their renewal reports them to Redis, so they are not owed.
+    """
 
     def __init__(self, limit: Limit, share: ProcessShare) -> None:
         self._given: dict[bytes, tuple[float, int]] = {}
@@ -282,16 +305,18 @@ def _new_counter(limit: Limit, share: ProcessShare) -> Counter:
 
 
 class Counters:
-    """All counters of this process, and the last answer of Redis about each identity, with which a share begins in an
-    outage."""
+    """All counters of this process, and the last answer of Redis about each identity, with which a
+    share begins in an outage.
+    """
 
     def __init__(self) -> None:
         self._said: BoundedMap[Key, tuple[int, float]] = BoundedMap(MAX_IDENTITIES)
         self._counters: OrderedDict[Key, Counter] = OrderedDict()
         self._lock = Lock()
         self._began_us = time.time_ns() // 1000 - round(time.monotonic() * SECOND)
-        """The start of this process's own clock: its moments are microseconds since 1970 that no change of the system's
-        clock affects."""
+        """The start of this process's own clock: its moments are microseconds since 1970 that no
+        change of the system's clock affects.
+        """
         self.is_owing = False
         renew_after_fork(self._renew)
 
@@ -309,7 +334,8 @@ class Counters:
         is_hit = call.operation == "hit"
         is_owed = in_outage and call.now is None
         with self._lock:
-            # Read here, so that it never runs backwards for what is counted. In whole microseconds, as it is reported.
+            # Read here, so that it never runs backwards for what is counted. In whole microseconds,
+            # as it is reported.
             now = round(time.monotonic() * SECOND) / SECOND
             keys = [_key(call, charge) for charge in call.charges]
             by_key = {
@@ -318,9 +344,13 @@ class Counters:
             }
             counters = [by_key[key] for key in keys]
             charges = _affordable(call, counters, now) if call.partial and is_hit else call.charges
-            verdicts = [_verdict(call, charge, counter, now) for charge, counter in zip(charges, counters, strict=True)]
+            verdicts = [
+                _verdict(call, charge, counter, now)
+                for charge, counter in zip(charges, counters, strict=True)
+            ]
             allowed = all(
-                retry == 0.0 or charge.limit.mode != "enforce" for charge, retry in zip(charges, verdicts, strict=True)
+                retry == 0.0 or charge.limit.mode != "enforce"
+                for charge, retry in zip(charges, verdicts, strict=True)
             )
             states = []
             for charge, counter, retry in zip(charges, counters, verdicts, strict=True):
@@ -329,20 +359,29 @@ class Counters:
                     pass
                 elif call.operation == "refund":
                     self._give(call, charge, counter, now, is_owed)
-                elif charge.cost and (call.operation == "charge" or (is_hit and retry == 0.0 and allowed)):
+                elif charge.cost and (
+                    call.operation == "charge" or (is_hit and retry == 0.0 and allowed)
+                ):
                     self._take(call, charge, counter, now, is_owed)
                     if is_hit and (charge.limit.split is not None or charge.limit.holds):
                         counted_at = self._began_us + round((now + wait) * SECOND)
                 used = ceil(counter.used(now))
                 state = LimitState.of(
-                    charge.limit, allowed=retry == 0.0, used=used, remaining=max(0, counter.size - used),
-                    retry_after=retry, reset_after=counter.reset_after(now), wait=wait if retry == 0.0 else 0.0,
+                    charge.limit,
+                    allowed=retry == 0.0,
+                    used=used,
+                    remaining=max(0, counter.size - used),
+                    retry_after=retry,
+                    reset_after=counter.reset_after(now),
+                    wait=wait if retry == 0.0 else 0.0,
                     counted_at=counted_at,
-                )  # fmt: skip
+                )
                 states.append(state)
         allowed = allowed or call.operation in ("refund", "charge")
         granted = max([charge.cost for charge in charges], default=0) if is_hit and allowed else 0
-        longest = max([state.wait for state in states if state.enforced], default=0.0) if allowed else 0.0
+        longest = (
+            max([state.wait for state in states if state.enforced], default=0.0) if allowed else 0.0
+        )
         return Decision(allowed, tuple(states), granted, longest)
 
     def _find(self, key: Key, limit: Limit, now: float, in_outage: bool) -> Counter:
@@ -364,7 +403,9 @@ class Counters:
             counter.catch_up(now, ceil(report[0] / heartbeat.count), report[1])
         return counter
 
-    def _take(self, call: Call, charge: Charge, counter: Counter, now: float, is_owed: bool) -> None:
+    def _take(
+        self, call: Call, charge: Charge, counter: Counter, now: float, is_owed: bool
+    ) -> None:
         if isinstance(counter, Slots):
             if call.slot:
                 counter.hold(now, call.slot, charge.cost)
@@ -377,11 +418,19 @@ class Counters:
         while len(self._counters) > MAX_IDENTITIES:
             self._counters.popitem(last=False)
 
-    def _give(self, call: Call, charge: Charge, counter: Counter, now: float, is_owed: bool) -> None:
+    def _give(
+        self, call: Call, charge: Charge, counter: Counter, now: float, is_owed: bool
+    ) -> None:
         if isinstance(counter, Slots):
             counter.release(call.slot)
-        elif call.hit_at is None or charge.limit.split is not None:  # Else Redis has counted it, and not this process.
-            counter.give(now, charge.cost, None if call.hit_at is None else (call.hit_at - self._began_us) / SECOND)
+        elif (
+            call.hit_at is None or charge.limit.split is not None
+        ):  # Else Redis has counted it, and not this process.
+            counter.give(
+                now,
+                charge.cost,
+                None if call.hit_at is None else (call.hit_at - self._began_us) / SECOND,
+            )
             if is_owed:
                 counter.owed = max(0, counter.owed - charge.cost)
 
@@ -389,7 +438,9 @@ class Counters:
         """Store the used units that Redis has returned, if a share may begin with them."""
         now = time.monotonic()
         for (limit, digest, _, _, _), state in zip(call.charges, states, strict=True):
-            if (limit.on_store_error or conf.ON_STORE_ERROR) != "local":  # Inlined: it is on the way of a hit.
+            if (
+                limit.on_store_error or conf.ON_STORE_ERROR
+            ) != "local":  # Inlined: it is on the way of a hit.
                 continue
             if not heartbeat.task.is_running:
                 heartbeat.start()
@@ -423,7 +474,9 @@ class Counters:
             self.is_owing = bool(owing)
             return owing
 
-    def mark_reported(self, counter: Counter, units: int, call: Call, states: Sequence[LimitState]) -> None:
+    def mark_reported(
+        self, counter: Counter, units: int, call: Call, states: Sequence[LimitState]
+    ) -> None:
         """Record that Redis has counted this number of units, and its new states."""
         with self._lock:
             counter.owed = max(0, counter.owed - units)
@@ -453,7 +506,9 @@ def _verdict(call: Call, charge: Charge, counter: Counter, now: float) -> float 
         return retry  # A caller that waits for a slot asks again.
     if charge.limit.kind.waits_anyway:
         if retry and charge.limit.wants_more and call.max_wait_us is not None:
-            retry = 0.0  # A caller that sets its own maximum wait may wait in a queue of any length.
+            retry = (
+                0.0  # A caller that sets its own maximum wait may wait in a queue of any length.
+            )
         if retry == 0.0 and longest >= 0:
             retry = max(0.0, counter.wait(now) - longest / SECOND)
     return retry

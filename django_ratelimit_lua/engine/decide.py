@@ -1,7 +1,8 @@
-"""The one path of a decision: plan by the rules in force, call Redis, and plan again if the rules were stale.
+"""The one path of a decision: plan by the rules in force, call Redis, and plan again if the rules
+were stale.
 
-A face (`web`, or `RateLimiter`, which has no request) supplies the plan. The deny cache, the leases and the fallback
-answer in place of Redis.
+A face (`web`, or `RateLimiter`, which has no request) supplies the plan. The deny cache, the leases
+and the fallback answer in place of Redis.
 """
 
 from __future__ import annotations
@@ -45,12 +46,14 @@ from .run import Wait, Waiting, arun, run, settling
 from .slots import HeldSlot, held_slots
 
 FENCED_ATTEMPTS = 3
-"""How often a call may find its rules stale before it uses those loaded last, which are newer than its request
-anyway."""
+"""How often a call may find its rules stale before it uses those loaded last, which are newer than
+its request anyway.
+"""
 
 RULES_SHARE = 4
-"""The part of the timeout that a separate comparison of the rules may take. If the master with the rules hangs, the
-others keep the time to decide."""
+"""The part of the timeout that a separate comparison of the rules may take. If the master with the
+rules hangs, the others keep the time to decide.
+"""
 
 clock: Callable[[], int] | None = None
 """The clock that a test has put in place of Redis's: microseconds since 1970."""
@@ -59,11 +62,12 @@ clock: Callable[[], int] | None = None
 class PlannedCharge(NamedTuple):
     """A charge, and the reason for it.
 
-    - `name`: the name for its limit; `rule`: the rule or call site that makes it (None: a throttle or a `RateLimiter`);
-      `owner`: the face that gets the answer;
-    - `blocked`: the state that an override sets in place of the limit. Then nothing is counted; `subject`: the digest
-      of the override's subject;
-    - `identity`: the charged identity, for statistics; `banned`: the identity to ban, if it differs.
+    - `name`: the name for its limit; `rule`: the rule or call site that makes it (None: a throttle
+      or a `RateLimiter`); `owner`: the face that gets the answer;
+    - `blocked`: the state that an override sets in place of the limit. Then nothing is counted;
+      `subject`: the digest of the override's subject;
+    - `identity`: the charged identity, for statistics; `banned`: the identity to ban, if it
+      differs.
     """
 
     charge: Charge
@@ -77,8 +81,11 @@ class PlannedCharge(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What to decide: the charges in the order of the decision's limits, and the call for those that are not blocked.
-    `exempt`: charges that an override has removed."""
+    """What to decide: the charges in the order of the decision's limits, and the call for those
+    that are not blocked.
+
+    `exempt`: charges that an override has removed.
+    """
 
     call: Call
     charges: Sequence[PlannedCharge]
@@ -86,9 +93,12 @@ class Plan(NamedTuple):
 
 
 class DecidedCharge(NamedTuple):
-    """The result of a planned charge: the state of its limit, and the token that gives its units back, which is the
-    moment from which they count, in microseconds since 1970, or 0 for the latest. None: it took no units. `slot`: the
-    slot that is held and by which it is released; empty: none."""
+    """The result of a planned charge: the state of its limit, and the token that gives its units
+    back, which is the moment from which they count, in microseconds since 1970, or 0 for the
+    latest.
+
+    None: it took no units. `slot`: the slot that is held and by which it is released; empty: none.
+    """
 
     planned: PlannedCharge
     state: LimitState
@@ -101,8 +111,9 @@ class DecidedCharge(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a plan: the decision, the planned charges in the order of the decision's limits, and whether units
-    were taken that can be given back; `slot`: the requested slot."""
+    """The result of a plan: the decision, the planned charges in the order of the decision's
+    limits, and whether units were taken that can be given back; `slot`: the requested slot.
+    """
 
     decision: Decision
     planned: Sequence[PlannedCharge] = ()
@@ -137,9 +148,10 @@ class Outcome(NamedTuple):
 class Planner(Protocol):
     """What a face supplies for one decision.
 
-    - `units`: the units granted while rate limiting is switched off; `is_hit`: whether it is a hit, which
-      `Extension.on_decision` counts; `charges`: the charges gathered so far;
-    - `request`: the request; `state`: the state stored on it (None: the hit counts as a request of its own).
+    - `units`: the units granted while rate limiting is switched off; `is_hit`: whether it is a hit,
+      which `Extension.on_decision` counts; `charges`: the charges gathered so far;
+    - `request`: the request; `state`: the state stored on it (None: the hit counts as a request of
+      its own).
     """
 
     units: int
@@ -152,7 +164,10 @@ class Planner(Protocol):
     def request(self) -> Any: ...
 
     def gather(self, ruleset: Ruleset) -> Iterable[Call | Wait]:
-        """Find out all that planning needs by these rules. May raise what users' functions raise."""
+        """Find out all that planning needs by these rules.
+
+        May raise what users' functions raise.
+        """
 
     def plan(self, ruleset: Ruleset) -> Plan:
         """The plan, made from what was gathered."""
@@ -176,8 +191,8 @@ async def adecide(planner: Planner) -> Outcome:
 def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
     """The one loop of "the rules were stale: load them and plan again".
 
-    If it is stopped, by an interruption or an error, the slot that was asked for is released: the caller does not hold
-    it yet.
+    If it is stopped, by an interruption or an error, the slot that was asked for is released: the
+    caller does not hold it yet.
     """
     if not conf.ENABLE:
         return Outcome(Decision(True, granted=planner.units))
@@ -192,14 +207,18 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
             ruleset = current() if stale is None else None
             if ruleset is None:
                 # Waiting for a thread does not count as waiting for the store.
-                ruleset = yield Wait(partial(load, stale, patience), partial(sync_to_async(load), stale, patience))
+                ruleset = yield Wait(
+                    partial(load, stale, patience), partial(sync_to_async(load), stale, patience)
+                )
                 if provider.is_answered:
                     patience.was_answered()
             # Or no newer rules exist than those that were stale.
             is_last = attempt == FENCED_ATTEMPTS or (
-                stale is not None and not stale.records and before is not None
+                stale is not None
+                and not stale.records
+                and before is not None
                 and (ruleset.fence, ruleset.published) == (before.fence, before.published)
-            )  # fmt: skip
+            )
             before = ruleset
             yield from planner.gather(ruleset)
             for _ in range(2):
@@ -211,8 +230,11 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                     stale = error
                     if not error.records:
                         break
-                    # The rules are the current ones, and only overrides were not known: plan again by both.
-                    override_cache.put_many([subject.digest for subject in call.subjects], error.records)
+                    # The rules are the current ones, and only overrides were not known: plan again
+                    # by both.
+                    override_cache.put_many(
+                        [subject.digest for subject in call.subjects], error.records
+                    )
                 else:
                     if is_last or ruleset.published is not ruleset.revision:
                         decision = decision._replace(revision=ruleset.revision.number)
@@ -220,7 +242,9 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                     if decision_hooks and planner.is_hit:
                         seconds = time.perf_counter() - began
                         for on_decision in decision_hooks:
-                            on_decision(plan.charges, outcome.decision, seconds, plan.exempt, planner.state)
+                            on_decision(
+                                plan.charges, outcome.decision, seconds, plan.exempt, planner.state
+                            )
                     if decision_logger.isEnabledFor(DEBUG):
                         log_decision(call.operation, outcome.planned, outcome.decision)
                     waits = planner.finish(outcome)
@@ -255,13 +279,19 @@ def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
         allowed = decision.allowed and not any(
             planned.blocked is not None and planned.blocked.enforced for planned in charges
         )
-        decision = decision._replace(allowed=allowed, limits=states, granted=decision.granted if allowed else 0)
+        decision = decision._replace(
+            allowed=allowed, limits=states, granted=decision.granted if allowed else 0
+        )
     if not decision.allowed:
         decision = decision._replace(identity=_refused_identity(charges, states))
-    return Outcome(decision, charges, call.operation == "hit" and decision.source != "fallback", call.slot)
+    return Outcome(
+        decision, charges, call.operation == "hit" and decision.source != "fallback", call.slot
+    )
 
 
-def note_offences(call: Call, planned: Sequence[PlannedCharge], decision: Decision, request: Any) -> None:
+def note_offences(
+    call: Call, planned: Sequence[PlannedCharge], decision: Decision, request: Any
+) -> None:
     """Leave what counts towards bans as evidence."""
     for each, state in zip(planned, decision.limits, strict=False):
         ban = state.ban
@@ -283,8 +313,11 @@ def _refused_identity(charges: Sequence[PlannedCharge], states: Sequence[LimitSt
 
 
 def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
-    """Decide a call, by Redis or in place of it. Raises `StaleRules` if the call uses rules that are not current.
-    Raises nothing if Redis is unavailable."""
+    """Decide a call, by Redis or in place of it.
+
+    Raises `StaleRules` if the call uses rules that are not current. Raises nothing if Redis is
+    unavailable.
+    """
     if not conf.ENABLE or not (call.charges or call.revision is not None):
         return Decision(True, granted=call.units)
     denial = deny_cache.find(call)
@@ -298,29 +331,42 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
     try:
         if is_hot or not call.charges or not get_store().compares_rules:
             is_apart = _is_compared_apart(call)
-            if (is_apart and freshness.is_due(call)) or (call.revision is not None and listener.has_news()):
+            if (is_apart and freshness.is_due(call)) or (
+                call.revision is not None and listener.has_news()
+            ):
                 yield from _compare(call, patience or Patience(conf.TIMEOUT))
             if is_apart and not call.charges:
                 return Decision(True, revision=call.revision_number)
         if is_hot or fallback_limiter.is_recovering:
-            decision = yield from _by_process(call, patience or Patience(conf.TIMEOUT), is_hot=is_hot)
-            if bans and decision.source == "fallback":  # This process's share was used up, and Redis not asked.
+            decision = yield from _by_process(
+                call, patience or Patience(conf.TIMEOUT), is_hot=is_hot
+            )
+            if (
+                bans and decision.source == "fallback"
+            ):  # This process's share was used up, and Redis not asked.
                 decision = known_bans.hold(call, decision)
         else:
             decision = yield call
     except StoreError:
         is_held = bans and call.operation == "hit" and known_bans.refuses(call)
         here = call._replace(operation="peek") if is_held else call
-        decision = fallback_limiter.decide(here) if call.charges else Decision(True, source="fallback")
+        decision = (
+            fallback_limiter.decide(here) if call.charges else Decision(True, source="fallback")
+        )
         if bans and call.operation in ("hit", "peek"):
             decision = known_bans.hold(call, decision)
         if call.slot and call.operation == "hit":
             # It is unknown whether Redis has counted them. This process has not.
             states = zip(call.charges, decision.limits, strict=True)
-            _release_later(call, [charge for charge, state in states if charge.limit.holds and not state.counted_at])
+            _release_later(
+                call,
+                [charge for charge, state in states if charge.limit.holds and not state.counted_at],
+            )
         return decision
     if call.operation == "refund":
-        if not call.slot:  # Refusals for want of a slot are not remembered, and others' have not ended.
+        if (
+            not call.slot
+        ):  # Refusals for want of a slot are not remembered, and others' have not ended.
             deny_cache.forget([charge.digest for charge in call.charges])
     elif not decision.allowed and not (is_hot and may_have_more(call)):
         deny_cache.note(call, decision, asked_at, generation)
@@ -334,8 +380,8 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
 def _is_compared_apart(call: Call) -> bool:
     """Whether no call for its charges also compares the rules and overrides.
 
-    On one server such a call is made for requests with overrides even if nothing is counted, as for blocked and exempt
-    clients.
+    On one server such a call is made for requests with overrides even if nothing is counted, as for
+    blocked and exempt clients.
     """
     if not get_store().compares_rules:
         return True
@@ -345,10 +391,17 @@ def _is_compared_apart(call: Call) -> bool:
 
 
 def _compare(call: Call, patience: Patience) -> Waiting[None]:
-    """Check that a call uses the current rules and overrides. Raises `StaleRules`. If that cannot be checked and
-    something is to be counted, the known rules are used."""
+    """Check that a call uses the current rules and overrides.
+
+    Raises `StaleRules`. If that cannot be checked and something is to be counted, the known rules
+    are used.
+    """
     question = call._replace(charges=(), operation="peek", partial=False, hit_at=None)
-    asked_at, share, store = time.monotonic(), patience.share(RULES_SHARE if call.charges else 1), get_store()
+    asked_at, share, store = (
+        time.monotonic(),
+        patience.share(RULES_SHARE if call.charges else 1),
+        get_store(),
+    )
     try:
         yield Wait(partial(store.decide, question, share), partial(store.adecide, question, share))
     except StoreError:
@@ -361,9 +414,13 @@ def _compare(call: Call, patience: Patience) -> Waiting[None]:
 
 
 def _by_process(call: Call, patience: Patience, *, is_hot: bool) -> Waiting[Decision]:
-    """The decision if units taken ahead, or this process's part of a split limit, take part in it."""
+    """Decide with units taken ahead, or with this process's part of a split limit."""
     asking = decide_here(call, patience) if is_hot else _asking(call)
-    return (yield from fallback_limiter.decide_by_both(call, asking) if fallback_limiter.is_recovering else asking)
+    return (
+        yield from fallback_limiter.decide_by_both(call, asking)
+        if fallback_limiter.is_recovering
+        else asking
+    )
 
 
 def _asking(call: Call) -> Generator[Call, Decision, Decision]:
@@ -371,7 +428,9 @@ def _asking(call: Call) -> Generator[Call, Decision, Decision]:
 
 
 def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:
-    """Give back what these charges took: exactly those units, by their tokens, and release the slots they hold."""
+    """Give back what these charges took: exactly those units, by their tokens, and release the
+    slots they hold.
+    """
     by_token: dict[int, list[Charge]] = {}
     by_slot: dict[bytes, list[Charge]] = {}
     for decided in charges:
@@ -386,7 +445,10 @@ def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:
 
 
 def releasing(charges: Sequence[Charge], slot: bytes) -> Waiting[None]:
-    """Release a slot of these limits, and leave their queues. If Redis is unavailable, that is done later."""
+    """Release a slot of these limits, and leave their queues.
+
+    If Redis is unavailable, that is done later.
+    """
     if not charges:
         return
     call = build_call(charges, "refund")._replace(slot=slot)
@@ -394,7 +456,10 @@ def releasing(charges: Sequence[Charge], slot: bytes) -> Waiting[None]:
     held_slots.drop([held for key in keys if (held := held_slots.of(key).get(slot)) is not None])
     try:
         decision = yield from answered(call)
-    except (GeneratorExit, CancelledError):  # The event loop ends. Garbage takes no lock, and the slot ends by itself.
+    except (
+        GeneratorExit,
+        CancelledError,
+    ):  # The event loop ends. Garbage takes no lock, and the slot ends by itself.
         raise
     except BaseException:
         _release_later(call, charges)
@@ -404,8 +469,10 @@ def releasing(charges: Sequence[Charge], slot: bytes) -> Waiting[None]:
 
 
 def confirming(charges: Sequence[Charge], slot: bytes) -> Waiting[bool]:
-    """Confirm a slot of these limits, which was taken with `Call.confirm_ms`. False: it has ended. True also if Redis
-    is unavailable: the decision that gave the slot stands."""
+    """Confirm a slot of these limits, which was taken with `Call.confirm_ms`.
+
+    False: it has ended. True also if Redis is unavailable: the decision that gave the slot stands.
+    """
     try:
         decision: Decision = yield build_call(charges, "charge", slot=slot)
     except StoreError:
@@ -418,8 +485,13 @@ def _release_later(call: Call, charges: Sequence[Charge]) -> None:
         held_slots.release_later([HeldSlot(call.prefix, charge, call.slot) for charge in charges])
 
 
-def offending(charges: Sequence[PlannedCharge], units: int = 1, request: Any = None) -> Waiting[Decision]:
-    """Report offences of the identities of these charges. The answer shows whether they have triggered a ban."""
+def offending(
+    charges: Sequence[PlannedCharge], units: int = 1, request: Any = None
+) -> Waiting[Decision]:
+    """Report offences of the identities of these charges.
+
+    The answer shows whether they have triggered a ban.
+    """
     call = build_call([planned.charge._replace(cost=units) for planned in charges], "offend")
     decision = yield from answered(call)
     note_offences(call, charges, decision, request)
@@ -428,10 +500,17 @@ def offending(charges: Sequence[PlannedCharge], units: int = 1, request: Any = N
     return decision
 
 
-def banning(charges: Sequence[PlannedCharge], length: str | timedelta | None, why: str) -> Waiting[Decision]:
-    """Ban the identities of these charges. Raises `StoreError`, and `LimitError` for an invalid duration."""
+def banning(
+    charges: Sequence[PlannedCharge], length: str | timedelta | None, why: str
+) -> Waiting[Decision]:
+    """Ban the identities of these charges.
+
+    Raises `StoreError`, and `LimitError` for an invalid duration.
+    """
     units = 0 if length is None else time_us(duration(length))
-    call = build_call([planned.charge._replace(cost=units) for planned in charges], "ban")._replace(why=why)
+    call = build_call([planned.charge._replace(cost=units) for planned in charges], "ban")._replace(
+        why=why
+    )
     decision: Decision = yield call
     known_bans.note(call, decision)
     for wait in telling(charges, decision):  # noqa: UP028 - as above
@@ -455,7 +534,9 @@ def unbanning(charges: Sequence[PlannedCharge], *, forget: bool = False) -> Wait
 
 
 def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
-    """Delete the counts of a call's limits. If Redis is unavailable, they stay until they expire.
+    """Delete the counts of a call's limits.
+
+    If Redis is unavailable, they stay until they expire.
 
     Raises `StoreError` in that case if `strict`.
     """
@@ -466,7 +547,9 @@ def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
         if strict:
             raise
     finally:
-        digests = {digest for charge in call.charges for digest in (charge.digest, charge.ban_digest)}
+        digests = {
+            digest for charge in call.charges for digest in (charge.digest, charge.ban_digest)
+        }
         leases.drop(dict.fromkeys(digests, moment))
         counters.forget(call)
         known_bans.forget(digests)
@@ -491,9 +574,9 @@ def build_call(
 
     `slot`, `waits`: see `Call`; a hit of concurrency limits gets a new slot if none is given.
 
-    `max_wait_us`, `longest_hold_us`, `debt`: see `Call`; `now`: microseconds since 1970, for a caller with its own
-    clock; `ruleset`: the rules it uses, if they have to be the current ones; `subjects`: the subjects whose overrides
-    it uses.
+    `max_wait_us`, `longest_hold_us`, `debt`: see `Call`; `now`: microseconds since 1970, for a
+    caller with its own clock; `ruleset`: the rules it uses, if they have to be the current ones;
+    `subjects`: the subjects whose overrides it uses.
     """
     partial = partial and any(charge.cost for charge in charges)
     if now is None and (clock is not None or conf.CLOCK == "client"):
@@ -513,9 +596,20 @@ def build_call(
         if revision is not ruleset.revision:
             subjects = ()  # No override exists, so the cached ones hold.
     return Call(
-        charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial, revision, fence, subjects=subjects,
-        longest_hold_us=longest_hold_us, slot=slot, waits=waits, debt=debt,
-    )  # fmt: skip
+        charges,
+        operation,
+        conf.CACHE_PREFIX,
+        now,
+        max_wait_us,
+        partial,
+        revision,
+        fence,
+        subjects=subjects,
+        longest_hold_us=longest_hold_us,
+        slot=slot,
+        waits=waits,
+        debt=debt,
+    )
 
 
 def now_us() -> int:

@@ -15,8 +15,10 @@ logger = logging.getLogger("django_ratelimit_lua.decisions")
 
 
 def log_decision(operation: str, planned: Sequence[PlannedCharge], decision: Decision) -> None:
-    """Write a record, unless there was nothing to decide. Of identities, it has the first 8 digits
-    of the digests."""
+    """Write a record, unless there was nothing to decide.
+
+    Of identities, it has the first 8 digits of the digests.
+    """
     limits = [
         {
             "limit": state.name,
@@ -30,7 +32,8 @@ def log_decision(operation: str, planned: Sequence[PlannedCharge], decision: Dec
         for each, state in zip(planned, decision.limits, strict=False)
     ]
     numbers: dict[str, Any] = {
-        name: getattr(decision, name) for name in ("allowed", "remaining", "retry_after", "source", "denied_by")
+        name: getattr(decision, name)
+        for name in ("allowed", "remaining", "retry_after", "source", "denied_by")
     }
     numbers |= {"operation": operation, "limits": limits}
     if limits:

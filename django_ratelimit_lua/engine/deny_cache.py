@@ -1,11 +1,12 @@
 """The deny cache: repeats a refusal for a moment without calling Redis.
 
-A refusal stays true until its `retry_after` if nothing is given back, reset or edited. So the same question (the same
-limits, identities, costs, rules) may be answered from memory until then, at most `RATELIMIT_DENY_CACHE_SECONDS`. Units
-that this process gives back, its resets and newer rules clear the affected entries at once. Resets and edits of other
-processes do so when their message arrives (`listener`): a refusal is repeated for more than a second only while
-messages arrive. Units that other processes give back have no message, so they show when the entry ends. A flood of one
-identity then costs one call a second and process.
+A refusal stays true until its `retry_after` if nothing is given back, reset or edited. So the same
+question (the same limits, identities, costs, rules) may be answered from memory until then, at most
+`RATELIMIT_DENY_CACHE_SECONDS`. Units that this process gives back, its resets and newer rules clear
+the affected entries at once. Resets and edits of other processes do so when their message arrives
+(`listener`): a refusal is repeated for more than a second only while messages arrive. Units that
+other processes give back have no message, so they show when the entry ends. A flood of one identity
+then costs one call a second and process.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from ..process.forks import renew_after_fork
 from ..rules import provider
 
 UNHEARD_SECONDS = 1.0
-"""How long a refusal may be repeated after the last moment up to which all messages are known to have arrived."""
+"""How long a refusal may be repeated after the last moment up to which all messages are known to
+have arrived.
+"""
 
 MAX_ENTRIES, MAX_BYTES = 10_000, 32 * 2**20
 """Refusals that are remembered: the latest."""
@@ -36,8 +39,8 @@ MAX_ENTRIES, MAX_BYTES = 10_000, 32 * 2**20
 class CachedDenial:
     """One refusal, when it was requested and received, and how long it is the answer.
 
-    Redis made it between these two moments. It ends as if it had been made at the first, and its times count from the
-    second. So it is never repeated too long, and never promises too much.
+    Redis made it between these two moments. It ends as if it had been made at the first, and its
+    times count from the second. So it is never repeated too long, and never promises too much.
     """
 
     limits: tuple[Limit, ...]
@@ -48,14 +51,19 @@ class CachedDenial:
 
 
 class DenyCache:
-    """The refusals of this process, by what was asked. `heard_at`: until when (monotonic) everything was heard that
-    others change; `generation`: how often something was given back or changed."""
+    """The refusals of this process, by what was asked.
+
+    `heard_at`: until when (monotonic) everything was heard that others change; `generation`: how
+    often something was given back or changed.
+    """
 
     heard_at = float("-inf")
 
     def __init__(self) -> None:
         self.generation = 0
-        self._denials: BoundedMap[Any, CachedDenial] = BoundedMap(MAX_ENTRIES, MAX_BYTES, _weight, labels_of=_digests)
+        self._denials: BoundedMap[Any, CachedDenial] = BoundedMap(
+            MAX_ENTRIES, MAX_BYTES, _weight, labels_of=_digests
+        )
         self._renew()
         renew_after_fork(self._renew)
 
@@ -71,15 +79,20 @@ class DenyCache:
         if call.operation != "hit" or call.now is not None or not self._denials.entries:
             return None
         denial, now = self._denials.get(_key(call)), time.monotonic()
-        if denial is None or now >= denial.until or now >= max(denial.asked_at, self.heard_at) + UNHEARD_SECONDS:
+        if (
+            denial is None
+            or now >= denial.until
+            or now >= max(denial.asked_at, self.heard_at) + UNHEARD_SECONDS
+        ):
             return None
         if denial.limits != tuple([charge.limit for charge in call.charges]):
             return None
         return denial.decision.later(now - denial.answered_at, "deny-cache")
 
     def note(self, call: Call, decision: Decision, asked_at: float, generation: int) -> None:
-        """Remember a refusal, unless something was given back or changed since its call had begun, at that moment of
-        the monotonic clock and with that generation."""
+        """Remember a refusal, unless something was given back or changed since its call had begun,
+        at that moment of the monotonic clock and with that generation.
+        """
         if not _is_lasting(call, decision):
             return
         retry, seconds = decision.retry_after, conf.DENY_CACHE_SECONDS
@@ -91,7 +104,10 @@ class DenyCache:
                 self._denials.put(_key(call), denial)
 
     def forget(self, digests: Iterable[bytes]) -> None:
-        """Something was given back to these identities, or all of it; to be called when that is done."""
+        """Something was given back to these identities, or all of it.
+
+        To be called when that is done.
+        """
         with self._lock:
             self.generation += 1
             for digest in digests:
@@ -105,8 +121,15 @@ class DenyCache:
 
 
 def _key(call: Call) -> Any:
-    charges = tuple([(charge.digest, charge.limit.key_part, charge.cost, charge.banned) for charge in call.charges])
-    subjects = tuple([(subject.digest, subject.tag) for subject in call.subjects]) if call.subjects else ()
+    charges = tuple(
+        [
+            (charge.digest, charge.limit.key_part, charge.cost, charge.banned)
+            for charge in call.charges
+        ]
+    )
+    subjects = (
+        tuple([(subject.digest, subject.tag) for subject in call.subjects]) if call.subjects else ()
+    )
     how = (call.partial, call.debt, call.max_wait_us, call.longest_hold_us)
     return (call.prefix, call.revision, how, subjects, charges)
 
@@ -117,7 +140,9 @@ def _digests(key: Any) -> set[bytes]:
 
 def _weight(key: Any, denial: CachedDenial) -> int:
     *_, subjects, charges = key
-    return 1000 * len(charges) + 200 * len(subjects) + sum(len(limit.name) for limit in denial.limits)
+    return (
+        1000 * len(charges) + 200 * len(subjects) + sum(len(limit.name) for limit in denial.limits)
+    )
 
 
 def _is_lasting(call: Call, decision: Decision) -> bool:
@@ -129,11 +154,13 @@ def _is_lasting(call: Call, decision: Decision) -> bool:
         and not decision.allowed
         and not any(charge.limit.count_denied for charge in call.charges)
         and not any(
-            _changes_bans(charge.limit, state) for charge, state in zip(call.charges, decision.limits, strict=False)
+            _changes_bans(charge.limit, state)
+            for charge, state in zip(call.charges, decision.limits, strict=False)
         )
         # Any process may release a slot at any moment.
         and not any(
-            charge.limit.holds and state.refuses for charge, state in zip(call.charges, decision.limits, strict=True)
+            charge.limit.holds and state.refuses
+            for charge, state in zip(call.charges, decision.limits, strict=True)
         )
     )
 

@@ -1,8 +1,9 @@
 """Evidence of bans: the last offences and their requests.
 
-A decision that counts an offence stores it here, which costs a dictionary add. A second later one call writes all of
-them next to the ban. They are kept as long as the ban, or, without a ban, as long as an offence counts. A killed
-process loses the evidence of its last second, never an offence or a ban.
+A decision that counts an offence stores it here, which costs a dictionary add. A second later one
+call writes all of them next to the ban. They are kept as long as the ban, or, without a ban, as
+long as an offence counts. A killed process loses the evidence of its last second, never an offence
+or a ban.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from ..store import PATIENCE, Patience, Store, flusher, get_store
 MAX_OFFENCES = 10
 """Of one ban: the last ones."""
 MAX_NOTED = 1000
-"""Maximum number of identities with unwritten offences. Those of further identities are dropped for that second."""
+"""Maximum number of identities with unwritten offences. Those of further identities are dropped for
+that second.
+"""
 MAX_METHOD_BYTES, MAX_PATH_BYTES, MAX_AGENT_BYTES = 20, 120, 150
 """Bytes that are kept of what a client has sent in one request, with what is escaped."""
 MAX_BYTES = 1024
@@ -40,8 +43,10 @@ _BEHIND = b":evidence"
 
 
 class Offence(NamedTuple):
-    """One offence and its request: the path without the query, and the user agent. Characters that cannot be printed
-    are escaped, and long texts are cut (`MAX_PATH_BYTES`). All are empty if there was no request.
+    """One offence and its request: the path without the query, and the user agent.
+
+    Characters that cannot be printed are escaped, and long texts are cut (`MAX_PATH_BYTES`). All
+    are empty if there was no request.
 
     - `moment`: microseconds since 1970.
     """
@@ -53,7 +58,10 @@ class Offence(NamedTuple):
 
 
 class _Noted:
-    """Unwritten offences of one identity under one limit. `until`: how long they are worth writing (monotonic)."""
+    """Unwritten offences of one identity under one limit.
+
+    `until`: how long they are worth writing (monotonic).
+    """
 
     __slots__ = ("key", "offences", "until")
 
@@ -84,7 +92,10 @@ class EvidenceNotes:
         self._writing: dict[bytes, _Noted] = {}
 
     def note(self, call: Call, charge: Charge, ban: Ban, moment: int, request: Any) -> None:
-        """Store an offence that a call has counted. `ban`: the state of the ban after it; `moment`: its time."""
+        """Store an offence that a call has counted.
+
+        `ban`: the state of the ban after it; `moment`: its time.
+        """
         terms = charge.limit.ban
         assert terms is not None
         key = evidence_key(call._replace(charges=[charge], operation="peek").ban_keys()[0])
@@ -134,7 +145,9 @@ class EvidenceNotes:
     def of(self, ban_key: bytes) -> dict[str, Offence]:
         """The unwritten offences under this name."""
         found = [notes.get(evidence_key(ban_key)) for notes in (self._writing, self._noted)]
-        offences = [offence for noted in found if noted is not None for offence in list(noted.offences)]
+        offences = [
+            offence for noted in found if noted is not None for offence in list(noted.offences)
+        ]
         return {name: _cut(offence) for name, offence in offences}
 
     def drop(self, ban_keys: Sequence[bytes]) -> None:
@@ -156,15 +169,21 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape", "surrogatepass").decode() for letter in text
+        letter
+        if letter.isprintable()
+        else letter.encode("unicode_escape", "surrogatepass").decode()
+        for letter in text
     )
 
 
 def _cut(offence: Offence) -> Offence:
-    """An offence as it is kept: what cannot be printed is escaped, and each text has a maximum in bytes."""
+    """An offence as it is kept: what cannot be printed is escaped, and each text has a maximum in
+    bytes.
+    """
     sizes = (MAX_METHOD_BYTES, MAX_PATH_BYTES, MAX_AGENT_BYTES)
     texts = [
-        printable(text).encode()[:size].decode(errors="ignore") for text, size in zip(offence[1:], sizes, strict=True)
+        printable(text).encode()[:size].decode(errors="ignore")
+        for text, size in zip(offence[1:], sizes, strict=True)
     ]
     return Offence(offence.moment, *texts)
 
@@ -174,11 +193,17 @@ def _text(offence: Offence) -> bytes:
     return "\n".join(offence[1:]).encode()
 
 
-def evidence_of(bans: Sequence[tuple[bytes, Ban]], store: Store | None = None) -> list[tuple[Offence, ...]]:
-    """The last offences of each of these bans, by the keys of their states, the earliest first. Those of earlier bans
-    are left out. Raises `StoreError`."""
+def evidence_of(
+    bans: Sequence[tuple[bytes, Ban]], store: Store | None = None
+) -> list[tuple[Offence, ...]]:
+    """The last offences of each of these bans, by the keys of their states, the earliest first.
+
+    Those of earlier bans are left out. Raises `StoreError`.
+    """
     store = store or get_store(background=True)
-    noted = [evidence_notes.of(key) for key, _ in bans]  # Before Redis is read: they may be written in between.
+    noted = [
+        evidence_notes.of(key) for key, _ in bans
+    ]  # Before Redis is read: they may be written in between.
     replies = store.execute_all([(b"HGETALL", evidence_key(key)) for key, _ in bans])
     found = []
     for (_, ban), reply, not_written in zip(bans, replies, noted, strict=True):
@@ -199,15 +224,21 @@ def _last(offences: Mapping[str, Offence]) -> list[Offence]:
 
 
 def drop_evidence(ban_keys: Sequence[bytes]) -> None:
-    """Delete the evidence of lifted bans. If Redis is unavailable, it expires when the bans would have ended."""
+    """Delete the evidence of lifted bans.
+
+    If Redis is unavailable, it expires when the bans would have ended.
+    """
     evidence_notes.drop(ban_keys)
     with suppress(StoreError):
         get_store().delete_keys([evidence_key(key) for key in ban_keys])
 
 
 def evidence_now(ban_key: bytes, ban: Ban) -> tuple[Offence, ...]:
-    """The evidence of a ban that is triggered at this moment, with what this process has not written yet. Takes no
-    longer than a decision may, and raises nothing."""
+    """The evidence of a ban that is triggered at this moment, with what this process has not
+    written yet.
+
+    Takes no longer than a decision may, and raises nothing.
+    """
     try:
         return evidence_of([(ban_key, ban)], get_store())[0]
     except StoreError:

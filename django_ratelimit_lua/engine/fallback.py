@@ -1,14 +1,14 @@
 """The decision while Redis is unavailable, by each limit's policy.
 
-"local": of N units that P processes share, each admits N / P, rounded up. So together they admit at most N + P - 1
-units where one Redis admits N. A share begins with the last answer of Redis about the identity, if it is still known.
-One hit that costs more than a share, but no more than the limit, is admitted if nothing else is counted. Units that
-this process has admitted stay in its share as long as the limit counts them, also in the next outage, and whatever was
-reported to Redis.
+"local": of N units that P processes share, each admits N / P, rounded up. So together they admit at
+most N + P - 1 units where one Redis admits N. A share begins with the last answer of Redis about
+the identity, if it is still known. One hit that costs more than a share, but no more than the
+limit, is admitted if nothing else is counted. Units that this process has admitted stay in its
+share as long as the limit counts them, also in the next outage, and whatever was reported to Redis.
 
-When Redis is back, a thread reports the admitted units that still count. Until Redis has answered, and for a moment
-after, until the other processes have reported as well (slots with their next renewal), both Redis and the share have to
-allow a hit.
+When Redis is back, a thread reports the admitted units that still count. Until Redis has answered,
+and for a moment after, until the other processes have reported as well (slots with their next
+renewal), both Redis and the share have to allow a hit.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ from .slots import held_slots
 Steps = Generator[Call | Wait, Any, Decision]
 """Yields the calls that have to be made for a decision, and is sent theirs."""
 BACK_SECONDS = 1.5
-"""Seconds within which all processes are back after Redis is: the interval of their breakers' trials."""
+"""Seconds within which all processes are back after Redis is: the interval of their breakers'
+trials.
+"""
 TELL_SECONDS = 0.2
 """Seconds between two attempts to report admitted units to Redis, with a jitter of a quarter."""
 MAX_ERRORS = 10
-"""Maximum number of errors that Redis answers in one attempt, for example because it is full. The next attempt starts
-with others."""
+"""Maximum number of errors that Redis answers in one attempt, for example because it is full. The
+next attempt starts with others.
+"""
 
 
 class FallbackLimiter:
@@ -52,7 +55,10 @@ class FallbackLimiter:
         self._back_at = float("-inf")
         self._begin()
         self.task = Task(
-            "fallback", self._step, delay=_pause, meanwhile="what was admitted without Redis is not counted there"
+            "fallback",
+            self._step,
+            delay=_pause,
+            meanwhile="what was admitted without Redis is not counted there",
         )
         renew_after_fork(self._begin)
 
@@ -65,7 +71,10 @@ class FallbackLimiter:
         return self._by_policies(call)
 
     def decide_by_both(self, call: Call, steps: Steps) -> Steps:
-        """The decision that `steps` come to, which ask Redis; unless this process's share is used up already."""
+        """The decision that `steps` come to, which ask Redis.
+
+        Unless this process's share is used up already.
+        """
         share = self._share_of(call)
         if share is None:
             return (yield from steps)
@@ -98,11 +107,16 @@ class FallbackLimiter:
         """The part of a hit that this process's share decides as well."""
         back_for = time.monotonic() - self._back_at
         # Their renewal reports slots, also those of a process that has noticed no outage.
-        is_waiting, slots_wait = back_for < BACK_SECONDS, back_for < BACK_SECONDS + held_slots.interval
+        is_waiting, slots_wait = (
+            back_for < BACK_SECONDS,
+            back_for < BACK_SECONDS + held_slots.interval,
+        )
         if not slots_wait and not counters.is_owing:
             with self._lock:
                 back_for = time.monotonic() - self._back_at
-                self.is_recovering = back_for < BACK_SECONDS + held_slots.interval or counters.is_owing
+                self.is_recovering = (
+                    back_for < BACK_SECONDS + held_slots.interval or counters.is_owing
+                )
             return None
         if call.operation != "hit" or call.partial or call.now is not None:
             return None
@@ -122,7 +136,8 @@ class FallbackLimiter:
         return decision._replace(source="fallback")
 
     def _step(self) -> float | None:
-        # Not only after a request: a process that gets none, or refuses all by itself, has to report as well.
+        # Not only after a request: a process that gets none, or refuses all by itself, has to
+        # report as well.
         if not get_store().is_paused:
             self._tell()
             counters.owing()  # Until here, every owed identity is decided by the share as well.
@@ -135,7 +150,7 @@ class FallbackLimiter:
         answers, errors = False, 0
         for counter in owing:
             try:
-                if not answers:  # A silent Redis might count, when it wakes up, what it was sent while it was silent.
+                if not answers:  # A silent Redis might count, when it wakes up, what it was sent.
                     store.decide(_report_call(counter, "peek", 1), Patience(conf.TIMEOUT))
                     answers = True
                 _tell_of(counter)

@@ -1,4 +1,6 @@
-"""The processes that decide limits together: how many there are, and which part of a split limit is this one's."""
+"""The processes that decide limits together: how many there are, and which part of a split limit is
+this one's.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ LIFETIME = 10
 USED_SECONDS = 5.0
 """Seconds since its last hit of a split limit for which a process has a part of it."""
 MAX_SPLITS = 100
-"""Split limits that a process uses at once. Of further ones it has an equal share of all processes."""
+"""Split limits that a process uses at once. Of further ones it has an equal share of all processes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,13 @@ class ProcessShare:
 class Register:
     """The processes in one register, which Redis keeps under `prefix`.
 
-    `count`: how many there are; `share`: the part of this process (None: not known yet); `limit`: the split limit of
-    the register (None: the register lists all processes), with the moment of this process's last hit, `used_at`.
+    `count`: how many there are; `share`: the part of this process (None: not known yet); `limit`:
+    the split limit of the register (None: the register lists all processes), with the moment of
+    this process's last hit, `used_at`.
 
-    If the register was emptied, because Redis was emptied or away, the other processes are added one after the other. A
-    smaller number than before is not used until each has had a lifetime to send a heartbeat.
+    If the register was emptied, because Redis was emptied or away, the other processes are added
+    one after the other. A smaller number than before is not used until each has had a lifetime to
+    send a heartbeat.
     """
 
     def __init__(self, prefix: bytes, limit: Limit | None = None) -> None:
@@ -94,7 +99,8 @@ class Register:
     def read(self, reply: Sequence[Any], own: int) -> None:
         """Use what Redis has replied to a heartbeat with that weight."""
         began, is_settled, count, before, of = reply
-        # The floor stays until the register is settled: a new process may stand for one that is missing.
+        # The floor stays until the register is settled: a new process may stand for one that is
+        # missing.
         if self._began in (None, began) or is_settled:
             self._began = began
         elif count < self.count:
@@ -123,7 +129,10 @@ class SplitPart:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process, as its last heartbeat described it. `since`: when it began, in seconds since 1970."""
+    """A process, as its last heartbeat described it.
+
+    `since`: when it began, in seconds since 1970.
+    """
 
     host: str
     pid: int
@@ -134,8 +143,8 @@ class Process:
 class Heartbeat:
     """Sends Redis a heartbeat every few seconds, in a thread of its own, and keeps what it replies.
 
-    `count`: the number of processes. A process is in the register of a split limit while it uses the limit. Its first
-    hit joins the register, which takes a round trip more.
+    `count`: the number of processes. A process is in the register of a split limit while it uses
+    the limit. Its first hit joins the register, which takes a round trip more.
     """
 
     count: int
@@ -148,7 +157,8 @@ class Heartbeat:
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
-        # A child is an instance of its own; until its first heartbeat, its parent's number of processes is used.
+        # A child is an instance of its own; until its first heartbeat, its parent's number of
+        # processes is used.
         self._splits: dict[bytes, Register] = {}
         self._lock = threading.Lock()
         self._id = uuid.uuid4().hex
@@ -160,25 +170,36 @@ class Heartbeat:
         self.task.start()
 
     def part_of(self, limit: Limit) -> ProcessShare | None:
-        """This process's part of a limit that is split; None: it is not split, or the part is not known yet."""
+        """This process's part of a limit that is split.
+
+        None: it is not split, or the part is not known yet.
+        """
         if limit.split is None:
             return None
         register = self._splits.get(limit.key_part)
         return None if register is None else register.share
 
     def use(self, limit: Limit) -> Register | None:
-        """Record a hit of a split limit. Return its register if this process has yet to `join` it."""
+        """Record a hit of a split limit.
+
+        Return its register if this process has yet to `join` it.
+        """
         register = self._splits.get(limit.key_part)
         if register is None:
             if len(self._splits) >= MAX_SPLITS:
                 return None
-            register = self._splits.setdefault(limit.key_part, Register(SPLIT + limit.key_part + b":process", limit))
+            register = self._splits.setdefault(
+                limit.key_part, Register(SPLIT + limit.key_part + b":process", limit)
+            )
         register.limit = limit
         register.used_at = time.monotonic()
         return register if register.share is None else None
 
     def join(self, register: Register, patience: Patience) -> None:
-        """Add this process to the register of a split limit, and read its part. Raises `StoreError`."""
+        """Add this process to the register of a split limit, and read its part.
+
+        Raises `StoreError`.
+        """
         beat = _Beat([self._all, register])
         self._read(beat, get_store().run(_PROGRAM, *self._question(beat), patience))
 
@@ -207,7 +228,10 @@ class Heartbeat:
         self._is_listed = True
         keys = [key for register in beat.registers for key in register.keys]
         values = [self._id.encode(), self._description().encode(), b"%d" % LIFETIME]
-        return [*keys, conf.CACHE_PREFIX + DESCRIPTIONS], [*values, *[b"%d" % weight for weight in beat.weights]]
+        return [*keys, conf.CACHE_PREFIX + DESCRIPTIONS], [
+            *values,
+            *[b"%d" % weight for weight in beat.weights],
+        ]
 
     def _read(self, beat: _Beat, replies: Sequence[Any]) -> None:
         try:
@@ -239,8 +263,11 @@ class Heartbeat:
 
 
 def processes() -> list[Process]:
-    """The processes that decide limits, and their parts of split limits, as of their last heartbeats. Raises
-    `StoreError`."""
+    """The processes that decide limits, and their parts of split limits, as of their last
+    heartbeats.
+
+    Raises `StoreError`.
+    """
     found: list[Process] = []
     command = (b"HGETALL", conf.CACHE_PREFIX + DESCRIPTIONS)
     for text in get_store(background=True).execute(*command)[1::2]:

@@ -1,11 +1,11 @@
 """Holding slots of concurrency limits, from the decision that gives them until they are released.
 
-A caller that gets an outcome with slots makes a `Held` of it at once, and releases it when the work is done: for a
-request, when its response is closed. Until then they are renewed.
+A caller that gets an outcome with slots makes a `Held` of it at once, and releases it when the work
+is done: for a request, when its response is closed. Until then they are renewed.
 
-A caller that waits for a slot is in a queue in Redis, in the order of arrival, and asks again about ten times a second,
-less often far behind. If it is interrupted, it leaves the queue, and gives back a slot that was given at the same
-moment.
+A caller that waits for a slot is in a queue in Redis, in the order of arrival, and asks again about
+ten times a second, less often far behind. If it is interrupted, it leaves the queue, and gives back
+a slot that was given at the same moment.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from .run import Wait, Waiting, arun, in_thread, run, settling, to_the_end
 from .slots import HeldSlot, held_slots
 
 FIRST_PAUSE, PAUSE, MAX_PAUSE = 0.02, 0.1, 0.5
-"""Seconds until a waiting caller asks again: the first time, normally, and far behind in the queue. All are well below
-the two seconds after which it loses its place."""
+"""Seconds until a waiting caller asks again: the first time, normally, and far behind in the queue.
+All are well below the two seconds after which it loses its place.
+"""
 
 MOMENT = 0.25
 """Seconds that a release takes at most, as a rule."""
@@ -38,8 +39,8 @@ MOMENT = 0.25
 class Held:
     """The slots of one outcome, which this process renews until they are released.
 
-    `what`: their purpose, for operators: a path, or any text. If it is dropped without a release, the background
-    releases it. A child process holds nothing of its parent.
+    `what`: their purpose, for operators: a path, or any text. If it is dropped without a release,
+    the background releases it. A child process holds nothing of its parent.
     """
 
     def __init__(self, outcome: Outcome, what: str = "") -> None:
@@ -47,11 +48,16 @@ class Held:
         self._charges = outcome.held
         self._slots = [
             HeldSlot(
-                conf.CACHE_PREFIX, decided.charge, decided.slot, shown(decided.planned.identity), printable(what),
-                outcome.decision.source == "fallback", _rule_of(decided),
+                conf.CACHE_PREFIX,
+                decided.charge,
+                decided.slot,
+                shown(decided.planned.identity),
+                printable(what),
+                outcome.decision.source == "fallback",
+                _rule_of(decided),
             )
             for decided in self._charges
-        ]  # fmt: skip
+        ]
         if self._slots:
             held_slots.add(self._slots)
 
@@ -80,9 +86,11 @@ class Held:
             in_thread(self.release)
 
     def release_as_garbage(self) -> None:
-        """`release` for a generator that is closed, perhaps as garbage. Garbage is collected anywhere, so this thread
-        may hold any lock, also one that a release takes. So another thread does it, and this one waits only for a
-        moment."""
+        """`release` for a generator that is closed, perhaps as garbage.
+
+        Garbage is collected anywhere, so this thread may hold any lock, also one that a release
+        takes. So another thread does it, and this one waits only for a moment.
+        """
         with suppress(TimeoutError):
             in_thread(self.release, seconds=MOMENT)
 
@@ -92,7 +100,11 @@ class Held:
         held_slots.note_late(slots)  # The process may have been stopped until now.
         mine = {(slot.key, slot.slot) for slot in held_slots.drop(slots)}
         yield from refunding(
-            [one for one, slot in zip(self._charges, slots, strict=False) if (slot.key, slot.slot) in mine]
+            [
+                one
+                for one, slot in zip(self._charges, slots, strict=False)
+                if (slot.key, slot.slot) in mine
+            ]
         )
 
     def __del__(self) -> None:
@@ -103,19 +115,26 @@ class Held:
 def _rule_of(decided: DecidedCharge) -> str:
     """The rule that sets the number of slots. Empty if the code, a tier or an override does."""
     rule = decided.planned.rule
-    if rule is None or rule.template is None or decided.charge.limit not in rule.template.limits(rule.name):
+    if (
+        rule is None
+        or rule.template is None
+        or decided.charge.limit not in rule.template.limits(rule.name)
+    ):
         return ""
     return rule.name
 
 
 class Asks(Protocol):
-    """Plans to take a slot: that one, and whether it is waited for. A planner that waits leaves it to us to count."""
+    """Plans to take a slot: that one, and whether it is waited for.
+
+    A planner that waits leaves it to us to count.
+    """
 
     def __call__(self, slot: bytes, *, waits: bool) -> Planner: ...
 
 
 class Seeking:
-    """A caller that wants a slot, and waits for it for this time at most (None: without a limit)."""
+    """A caller that waits for a slot, for this time at most (None: without a limit)."""
 
     def __init__(self, ask: Asks, timeout: float | None) -> None:
         self._ask = ask
@@ -156,7 +175,9 @@ class Seeking:
             pause = min(pause * 2, longest)
         if self._waits:
             for on_decision in decision_hooks:
-                on_decision(outcome.planned, outcome.decision, time.perf_counter() - began, (), None)
+                on_decision(
+                    outcome.planned, outcome.decision, time.perf_counter() - began, (), None
+                )
             if not outcome.decision:
                 yield from self._leaving()
         return outcome
@@ -169,12 +190,17 @@ class Seeking:
 
 
 def _place(outcome: Outcome) -> int | None:
-    """The place in the queue after a refusal, if known: 1 is the next; None: there is nothing to wait for."""
+    """The place in the queue after a refusal, if known: 1 is the next.
+
+    None: there is nothing to wait for.
+    """
     places = []
     for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False):
         if state.refuses:
             # Without Redis there is no queue, but slots are released.
-            if not planned.charge.limit.holds or (state.counted_at >= 0 and outcome.decision.source != "fallback"):
+            if not planned.charge.limit.holds or (
+                state.counted_at >= 0 and outcome.decision.source != "fallback"
+            ):
                 return None
             places.append(max(1, -state.counted_at))
     return max(places, default=None)

@@ -1,10 +1,12 @@
-"""Limits of hot keys, decided in this process as far as possible. Redis decides the rest of a call. Together it is all
-or nothing.
+"""Limits of hot keys, decided in this process as far as possible.
 
-A **lease** is a number of units of one identity's limit that this process has taken from the shared count and not spent
-yet. They are counted before they are spent, so nothing is over-admitted. They may be spent for a second, or until the
-window in which they were counted ends, by a clock that starts before the request for them. Unspent units go back then,
-when no hit needs them, and when the process ends.
+Redis decides the rest of a call. Together it is all or nothing.
+
+A **lease** is a number of units of one identity's limit that this process has taken from the shared
+count and not spent yet. They are counted before they are spent, so nothing is over-admitted. They
+may be spent for a second, or until the window in which they were counted ends, by a clock that
+starts before the request for them. Unspent units go back then, when no hit needs them, and when the
+process ends.
 
 A **split** limit is decided by this process's part of it.
 
@@ -53,8 +55,10 @@ ATTEMPTS = 3
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A batch of units: they may be spent until `until` (monotonic), count since `moment`, and were taken at `taken_at`
-    (microseconds since 1970 by Redis; a state whose clock is ahead counts later)."""
+    """A batch of units: they may be spent until `until` (monotonic), count since `moment`, and were
+    taken at `taken_at` (microseconds since 1970 by Redis; a state whose clock is ahead counts
+    later).
+    """
 
     units: int
     until: float
@@ -80,8 +84,10 @@ class Lease:
         self._dry_until = 0.0
 
     def take(self, cost: int, needed: int) -> tuple[LimitState, int] | None:
-        """Spend units if the `needed` number is there. Return the limit's state, and the moment since which they
-        count."""
+        """Spend units if the `needed` number is there.
+
+        Return the limit's state, and the moment since which they count.
+        """
         now = time.monotonic()
         with self._lock:
             batch = self._batch
@@ -105,8 +111,11 @@ class Lease:
                 self._expired.append(Batch(units, 0.0, moment, moment))
 
     def next_batch_size(self, cost: int) -> int:
-        """How many units to request now: 0 unless a batch would pay. A caller that gets more has to request them, and
-        report the result by `add_batch` or `ask_failed`."""
+        """How many units to request now: 0 unless a batch would pay.
+
+        A caller that gets more has to request them, and report the result by `add_batch` or
+        `ask_failed`.
+        """
         now = time.monotonic()
         with self._lock:
             if self._is_asking or self._closed_until >= 0 or now < self._dry_until:
@@ -116,7 +125,8 @@ class Lease:
                 speed = self._spent / elapsed
                 self._speed = speed if elapsed > IDLE else (self._speed + speed) / 2
                 self._since, self._spent = now, 0
-            # One part more than there are processes, for hits that are on their way to Redis by themselves.
+            # One part more than there are processes, for hits that are on their way to Redis by
+            # themselves.
             fair = self._said.remaining // (heartbeat.count + 1) if self._said is not None else 0
             size = min(self.limit.lease or 0, int(self._speed * HORIZON), fair)
             self._is_asking = size > cost
@@ -127,7 +137,9 @@ class Lease:
         now = time.monotonic()
         with self._lock:
             self._is_asking = False
-            if decision.moment <= self._closed_until:  # A reset came later: these units are counted nowhere any more.
+            if (
+                decision.moment <= self._closed_until
+            ):  # A reset came later: these units are counted nowhere any more.
                 return
             self._said, self._said_at = decision.limits[0], now
             if not decision.allowed or not decision.granted:
@@ -159,16 +171,23 @@ class Lease:
                 self._spent += cost
 
     def take_expired(self, fewer_than: int = 0) -> list[Call]:
-        """The calls that give back units that may not be spent here any more, and all units if fewer than this number
-        are left. The caller has to make them."""
+        """The calls that give back units that may not be spent here any more, and all units if
+        fewer than this number are left.
+
+        The caller has to make them.
+        """
         now = time.monotonic()
         with self._lock:
             batch = self._batch
-            if batch is not None and (batch.until <= now or batch.units < fewer_than or now - self._hit_at > IDLE):
+            if batch is not None and (
+                batch.until <= now or batch.units < fewer_than or now - self._hit_at > IDLE
+            ):
                 self._expire()
             expired, self._expired = self._expired, []
         return [
-            self._refund._replace(charges=[Charge(self.limit, self.digest, batch.units)], hit_at=batch.moment)
+            self._refund._replace(
+                charges=[Charge(self.limit, self.digest, batch.units)], hit_at=batch.moment
+            )
             for batch in expired
             if batch.units
         ]
@@ -189,15 +208,23 @@ class Lease:
         return not self._expired and not self.has(1)
 
     def close(self, moment: int = FOREVER) -> None:
-        """Ask for no more batches. Units that were taken up to that moment are not counted any more, and are neither
-        spent nor given back. Later ones go back."""
+        """Ask for no more batches.
+
+        Units that were taken up to that moment are not counted any more, and are neither spent nor
+        given back. Later ones go back.
+        """
         with self._lock:
             self._closed_until = max(self._closed_until, moment)
             self._expire()
-            self._expired = [batch for batch in self._expired if batch.taken_at > self._closed_until]
+            self._expired = [
+                batch for batch in self._expired if batch.taken_at > self._closed_until
+            ]
 
     def leave_to_parent(self) -> None:
-        """Spend nothing more. Called in a child process, in which the holder of the lock does not exist."""
+        """Spend nothing more.
+
+        Called in a child process, in which the holder of the lock does not exist.
+        """
         self._lock = threading.Lock()
         self._closed_until, self._batch = FOREVER, None
 
@@ -214,7 +241,12 @@ class Leases:
         )
         self._holding: set[Lease] = set()
         self._begin()
-        self.task = Task("leases", self._step, delay=SWEEP_SECONDS, at_exit=lambda: self.give_back(last_patience()))
+        self.task = Task(
+            "leases",
+            self._step,
+            delay=SWEEP_SECONDS,
+            at_exit=lambda: self.give_back(last_patience()),
+        )
         renew_after_fork(self._leave_to_parent)
 
     def _leave_to_parent(self) -> None:
@@ -228,7 +260,11 @@ class Leases:
 
     def of(self, call: Call, charge: Charge) -> Lease:
         """The lease that a charge of a call is spent from."""
-        tags = tuple([(subject.digest, subject.tag) for subject in call.subjects]) if call.subjects else ()
+        tags = (
+            tuple([(subject.digest, subject.tag) for subject in call.subjects])
+            if call.subjects
+            else ()
+        )
         key = (call.prefix, charge.digest, charge.limit.key_part, call.revision, tags)
         lease = self._leases.get(key)
         if lease is None or (lease.limit is not charge.limit and lease.limit != charge.limit):
@@ -237,11 +273,15 @@ class Leases:
                 lease = self._leases.get(key)
                 if lease is None or lease.limit != charge.limit:
                     lease = Lease(call, charge)
-                    self._leases.put(key, lease)  # One that goes for it goes on until what it holds has expired.
+                    self._leases.put(
+                        key, lease
+                    )  # One that goes for it goes on until what it holds has expired.
         return lease
 
     def hold(self, lease: Lease) -> None:
-        """Record that units were added to a lease: later hits may use them, and unspent ones go back."""
+        """Record that units were added to a lease: later hits may use them, and unspent ones go
+        back.
+        """
         deny_cache.forget([lease.digest])
         with self._lock:
             self._holding.add(lease)
@@ -253,10 +293,14 @@ class Leases:
         self.hold(lease)
 
     def drop(self, moments: Mapping[bytes, int]) -> None:
-        """Spend and give back nothing more of what these identities had taken up to a moment: it was reset then."""
+        """Spend and give back nothing more of what these identities had taken up to a moment: it
+        was reset then.
+        """
         with self._lock:
             held = [lease for lease in self._holding if lease.digest in moments]
-        for lease in held + [lease for digest in moments for lease in self._leases.pop_labelled(digest)]:
+        for lease in held + [
+            lease for digest in moments for lease in self._leases.pop_labelled(digest)
+        ]:
             lease.close(moments[lease.digest])
 
     def clear(self) -> None:
@@ -267,12 +311,17 @@ class Leases:
             lease.close()
 
     def renew(self) -> None:
-        """Spend nothing more by these rules, which may have changed. Unspent units go back by themselves."""
+        """Spend nothing more by these rules, which may have changed.
+
+        Unspent units go back by themselves.
+        """
         self._leases.clear()
 
     def give_back(self, patience: Patience | None = None) -> bool:
-        """Give back what is not to be spent here any more; whether anything is held still. With a patience, give back
-        everything within it, as far as that goes."""
+        """Give back what is not to be spent here any more; whether anything is held still.
+
+        With a patience, give back everything within it, as far as that goes.
+        """
         for lease in list(self._holding):
             for refund in lease.take_expired(0 if patience is None else EVERYTHING):
                 try:
@@ -295,7 +344,9 @@ leases = Leases()
 
 @dataclass(slots=True)
 class LocalPart:
-    """The part of a call that is decided here: states by the place of their charge, and the units taken for it."""
+    """The part of a call that is decided here: states by the place of their charge, and the units
+    taken for it.
+    """
 
     states: dict[int, LimitState] = field(default_factory=dict)
     moments: dict[bytes, int] = field(default_factory=dict)
@@ -318,18 +369,30 @@ class LocalPart:
 
 def may_have_more(call: Call) -> bool:
     """Whether units are being requested, so that a refusal does not predict the next hit."""
-    return any(charge.limit.lease is not None and leases.of(call, charge).may_have_more for charge in call.charges)
+    return any(
+        charge.limit.lease is not None and leases.of(call, charge).may_have_more
+        for charge in call.charges
+    )
 
 
 def decide_here(call: Call, patience: Patience) -> Steps:
-    """Decide a call, here and in Redis. Raises `StoreError` and `StaleRules` where what it yields does."""
+    """Decide a call, here and in Redis.
+
+    Raises `StoreError` and `StaleRules` where what it yields does.
+    """
     yield from _join_splits(call, patience)
     for _ in range(ATTEMPTS):
         decision = yield from _decide_once(call)
-        if decision.allowed or call.operation != "hit" or not any(
-            not state.allowed and _is_leased(call, charge) and leases.of(call, charge).has(charge.cost)
-            for charge, state in zip(call.charges, decision.limits, strict=True)
-        ):  # fmt: skip
+        if (
+            decision.allowed
+            or call.operation != "hit"
+            or not any(
+                not state.allowed
+                and _is_leased(call, charge)
+                and leases.of(call, charge).has(charge.cost)
+                for charge, state in zip(call.charges, decision.limits, strict=True)
+            )
+        ):
             break  # Otherwise another caller took them while Redis was asked.
     return decision
 
@@ -342,10 +405,14 @@ def _decide_once(call: Call) -> Steps:
     redis: Decision | None = None
     try:
         for place, charge in enumerate(call.charges):
-            if place not in here.states and not (_is_leased(query, charge) and (yield from _spend(here, place, query))):
+            if place not in here.states and not (
+                _is_leased(query, charge) and (yield from _spend(here, place, query))
+            ):
                 rest.append(place)
         if rest:
-            redis = yield query._replace(charges=[here.at_most(query, call.charges[place]) for place in rest])
+            redis = yield query._replace(
+                charges=[here.at_most(query, call.charges[place]) for place in rest]
+            )
             for place, state in zip(rest, redis.limits, strict=True):
                 charge = call.charges[place]
                 here.states[place] = state
@@ -362,18 +429,31 @@ def _decide_once(call: Call) -> Steps:
 def _combine(call: Call, here: LocalPart, redis: Decision | None, is_refused: bool) -> Decision:
     allowed = not is_refused and (redis is None or redis.allowed)
     grants = [units for units, _ in here.taken] + ([redis.granted] if redis is not None else [])
-    granted = (min if call.partial else max)(grants, default=0) if allowed and call.operation != "peek" else 0
+    granted = (
+        (min if call.partial else max)(grants, default=0)
+        if allowed and call.operation != "peek"
+        else 0
+    )
     if call.operation == "hit" and (not allowed or call.partial):
         here.undo(granted)
     states = tuple([here.states[place] for place in range(len(call.charges))])
-    # If a later limit refuses, units taken here have no turn to wait for. Otherwise all waits coincide.
+    # If a later limit refuses, units taken here have no turn to wait for. Otherwise all waits
+    # coincide.
     wait = max([state.wait for state in states if state.enforced], default=0.0)
     moments = here.moments
     if redis is not None:
-        return redis._replace(allowed=allowed, limits=states, granted=granted, wait=wait, moments=moments,
-                       revision=call.revision_number)  # fmt: skip
+        return redis._replace(
+            allowed=allowed,
+            limits=states,
+            granted=granted,
+            wait=wait,
+            moments=moments,
+            revision=call.revision_number,
+        )
     moment = max(moments.values(), default=time.time_ns() // 1000)
-    return Decision(allowed, states, granted, wait, here.source, moment, call.revision_number, moments or None)
+    return Decision(
+        allowed, states, granted, wait, here.source, moment, call.revision_number, moments or None
+    )
 
 
 def _splits_of(call: Call) -> list[int]:
@@ -391,7 +471,10 @@ def _join_splits(call: Call, patience: Patience) -> Generator[Wait, None, None]:
     for place in places if call.operation == "hit" else ():
         register = heartbeat.use(call.charges[place].limit)
         if register is not None:
-            yield Wait(partial(heartbeat.join, register, patience), partial(heartbeat.ajoin, register, patience))
+            yield Wait(
+                partial(heartbeat.join, register, patience),
+                partial(heartbeat.ajoin, register, patience),
+            )
 
 
 def _decide_splits(call: Call, here: LocalPart) -> bool:
@@ -411,12 +494,15 @@ def _decide_splits(call: Call, here: LocalPart) -> bool:
 
 def _refund_split(splits: Call, charge: Charge, counted_at: int, units: int) -> None:
     if counted_at:  # Else a shadow limit took nothing.
-        refund = splits._replace(charges=[charge._replace(cost=units)], operation="refund", partial=False)
+        refund = splits._replace(
+            charges=[charge._replace(cost=units)], operation="refund", partial=False
+        )
         counters.decide(refund._replace(hit_at=counted_at))
 
 
 def _is_leased(call: Call, charge: Charge) -> bool:
-    # A clock of the caller's own is not the one that leases expire by; a wait of one's own is for Redis to plan.
+    # A clock of the caller's own is not the one that leases expire by; a wait of one's own is for
+    # Redis to plan.
     return (
         charge.limit.lease is not None
         and call.operation in ("hit", "peek")
@@ -426,7 +512,7 @@ def _is_leased(call: Call, charge: Charge) -> bool:
 
 
 def _spend(here: LocalPart, place: int, call: Call) -> Generator[Call, Decision, bool]:
-    """Spend a charge from its lease, for which a batch is asked if that pays; whether it could be."""
+    """Spend a charge from its lease, or take a batch if that pays; return whether it was spent."""
     charge = here.at_most(call, call.charges[place])
     lease = leases.of(call, charge)
     if call.operation == "peek":
@@ -438,7 +524,9 @@ def _spend(here: LocalPart, place: int, call: Call) -> Generator[Call, Decision,
             yield from _ask_batch(call, charge, lease, size)
             answer = lease.take(charge.cost, charge.cost)
         if answer is None:
-            for refund in lease.take_expired(charge.cost):  # Too few: see what there is of them all.
+            for refund in lease.take_expired(
+                charge.cost
+            ):  # Too few: see what there is of them all.
                 with suppress(StoreError):
                     yield refund
                 deny_cache.forget([charge.digest])
@@ -451,7 +539,9 @@ def _spend(here: LocalPart, place: int, call: Call) -> Generator[Call, Decision,
     return True
 
 
-def _ask_batch(call: Call, charge: Charge, lease: Lease, size: int) -> Generator[Call, Decision, None]:
+def _ask_batch(
+    call: Call, charge: Charge, lease: Lease, size: int
+) -> Generator[Call, Decision, None]:
     asked_at = time.monotonic()
     try:
         decision = yield call._replace(charges=[charge._replace(cost=size)], partial=True)

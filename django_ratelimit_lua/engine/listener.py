@@ -1,10 +1,11 @@
 """Receives the changes that other processes make, and drops what they invalidate here.
 
-Publishing rules and resetting a count also send a message on a channel. One listener in each process receives it within
-milliseconds, checks whether the rules are still current, and drops cached decisions by old rules, and refusals and
-leases of reset identities. The next request loads new rules. If none comes, the listener loads them within half a
-second, at a random moment, because all processes receive the message at once. Twice a second it checks in any case,
-because a message may be lost: with a connection that breaks or passes nothing on, or if the Redis user may not use
+Publishing rules and resetting a count also send a message on a channel. One listener in each
+process receives it within milliseconds, checks whether the rules are still current, and drops
+cached decisions by old rules, and refusals and leases of reset identities. The next request loads
+new rules. If none comes, the listener loads them within half a second, at a random moment, because
+all processes receive the message at once. Twice a second it checks in any case, because a message
+may be lost: with a connection that breaks or passes nothing on, or if the Redis user may not use
 channels. A message is only a reason to check, so a false one loosens nothing.
 
 If it cannot run, or Redis is unavailable, decisions check by themselves (`rules/freshness.py`).
@@ -33,8 +34,9 @@ logger = logging.getLogger("django_ratelimit_lua")
 ASK_SECONDS = 0.5
 """How often it is asked whether the rules are current: twice as often as they may be old."""
 LOOK_SECONDS = 0.005
-"""How often a thread that answers from memory looks whether the listener has something to hear: as long as Python lets
-a thread go on while others wait. The listener may have to wait for all of them."""
+"""How often a thread that answers from memory looks whether the listener has something to hear: as
+long as Python lets a thread go on while others wait. The listener may have to wait for all of them.
+"""
 MIN_LENGTH = 0.01
 """Seconds between two of these questions, however many messages come."""
 NEVER = float("inf")
@@ -42,7 +44,9 @@ SPREAD_SECONDS = 0.5
 """Within how long rules that are new are loaded by a process that has no requests."""
 CONNECT_SECONDS = 1.0
 FIRST_PAUSE, MAX_PAUSE = 0.25, 5.0
-"""Seconds until the next try to connect: twice as long after each, and a quarter more or less by chance."""
+"""Seconds until the next try to connect: twice as long after each, and a quarter more or less by
+chance.
+"""
 
 
 class Listener:
@@ -53,14 +57,17 @@ class Listener:
     def __init__(self) -> None:
         self._begin()
         self.task = Task(
-            "listener", self._step, wake=self._hang_up, at_stop=self._begin,
+            "listener",
+            self._step,
+            wake=self._hang_up,
+            at_stop=self._begin,
             meanwhile="requests ask, once a second, whether rules have changed",
-        )  # fmt: skip
+        )
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
-        # A child has connections of its own, and closes its copy of this one. To let go of it is not enough: in the
-        # child, the frames of its parent's thread hold it for good.
+        # A child has connections of its own, and closes its copy of this one. To let go of it is
+        # not enough: in the child, the frames of its parent's thread hold it for good.
         if self._subscription is not None:
             self._subscription.close()
         self._subscription = None
@@ -87,8 +94,12 @@ class Listener:
             self.task.start()
 
     def has_news(self) -> bool:
-        """Whether something has arrived that it did not read yet, because its thread waits for its turn. Until then,
-        cached decisions are not used. Costs reading a clock, and a system call every `LOOK_SECONDS`."""
+        """Whether something has arrived that it did not read yet, because its thread waits for its
+        turn.
+
+        Until then, cached decisions are not used. Costs reading a clock, and a system call every
+        `LOOK_SECONDS`.
+        """
         subscription = self._subscription
         if subscription is None:
             return False
@@ -98,16 +109,25 @@ class Listener:
         return self._has_news
 
     def wait(self, seconds: float) -> bool:
-        """Start, and wait until it listens or cannot, for this time at most. Return whether it listens."""
+        """Start, and wait until it listens or cannot, for this time at most.
+
+        Return whether it listens.
+        """
         self.start()
         end = time.monotonic() + seconds
-        while self.task.is_running and not (self.is_listening or self.error) and time.monotonic() < end:
+        while (
+            self.task.is_running
+            and not (self.is_listening or self.error)
+            and time.monotonic() < end
+        ):
             time.sleep(MIN_LENGTH)
         return self.is_listening
 
     def renew(self) -> None:
         """Other settings name another server, or another channel."""
-        subscription = self._subscription  # Before it is stopped: what it connects after that uses the new settings.
+        subscription = (
+            self._subscription
+        )  # Before it is stopped: what it connects after that uses the new settings.
         self._is_renewed = True
         if subscription is not None:
             subscription.hang_up()
@@ -153,7 +173,10 @@ class Listener:
         if not self.task.is_running:
             return  # It is being stopped.
         if not self._is_polling:
-            logger.info("Changes of rules are asked for, twice a second, as they cannot be heard of: %s", error)
+            logger.info(
+                "Changes of rules are asked for, twice a second, as they cannot be heard of: %s",
+                error,
+            )
         self._is_polling = True
         self._subscription, self.error = None, str(error)
         self._connect_at = time.monotonic() + self._pause * chance.uniform(0.75, 1.25)
@@ -162,12 +185,18 @@ class Listener:
     def _ask(self) -> None:
         now = self._asked_at = time.monotonic()
         self._ask_at = now + ASK_SECONDS
-        if self._is_polling and self._subscription is not None and now - self._connected_at >= MAX_PAUSE:
+        if (
+            self._is_polling
+            and self._subscription is not None
+            and now - self._connected_at >= MAX_PAUSE
+        ):
             self._pause, self._is_polling = FIRST_PAUSE, False
             logger.info("Changes of rules are heard of again")
         try:
             is_current = provider.compare_with_published(loads=now >= self._load_at)
-        except Exception as error:  # Until then decisions check by themselves, and report the problem.
+        except (
+            Exception
+        ) as error:  # Until then decisions check by themselves, and report the problem.
             logger.debug("It cannot be asked whether the rules are current: %s", error)
             return
         self._is_outdated = False
@@ -193,7 +222,9 @@ class Listener:
             elif kind == ANNEX and words:
                 of_annexes.setdefault(words[0], set()).update(words[1:])
             elif message != current:  # Other rules; or what only another version understands.
-                if not self._is_outdated:  # Before the check, which may take a while if this thread waits for others.
+                if (
+                    not self._is_outdated
+                ):  # Before the check, which may take a while if this thread waits for others.
                     provider.doubt()
                     leases.renew()
                 self._is_outdated = True

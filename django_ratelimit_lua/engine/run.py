@@ -1,11 +1,12 @@
 """The two drivers of everything that waits: one blocks, the other awaits.
 
-The work is written once, as a generator. It yields a `Call` for the store to decide, or a `Wait` for anything else. The
-driver sends the result back, or throws the error.
+The work is written once, as a generator. It yields a `Call` for the store to decide, or a `Wait`
+for anything else. The driver sends the result back, or throws the error.
 
-An interruption (a cancelled task, a closed coroutine, Ctrl-C) is thrown into the generator like any error. A generator
-that has something to give back then yields `settling`, and raises the interruption again. Those steps always run to
-their end: a coroutine that is cancelled again waits for them, and for a closed coroutine a thread runs them.
+An interruption (a cancelled task, a closed coroutine, Ctrl-C) is thrown into the generator like any
+error. A generator that has something to give back then yields `settling`, and raises the
+interruption again. Those steps always run to their end: a coroutine that is cancelled again waits
+for them, and for a closed coroutine a thread runs them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ T = TypeVar("T")
 
 
 class Wait(NamedTuple):
-    """Something to be waited for, in two forms: a function that blocks, and one that returns an awaitable."""
+    """Something to be waited for, in two forms: a function that blocks, and one that returns an
+    awaitable.
+    """
 
     blocking: Callable[[], Any]
     awaitable: Callable[[], Awaitable[Any]]
@@ -58,8 +61,11 @@ def awaited(value: Any) -> Wait:
 
 
 def run(waiting: Waiting[T], patience: Patience | None = None) -> T:
-    """The result of a generator, by blocking. `patience`: how long the store may take for all its calls together, by
-    default `RATELIMIT_TIMEOUT`."""
+    """The result of a generator, by blocking.
+
+    `patience`: how long the store may take for all its calls together, by default
+    `RATELIMIT_TIMEOUT`.
+    """
     patience = patience or Patience(conf.TIMEOUT)
     value: Any = None
     error: BaseException | None = None
@@ -68,7 +74,11 @@ def run(waiting: Waiting[T], patience: Patience | None = None) -> T:
             wait = waiting.send(value) if error is None else waiting.throw(error)
             value = error = None
             try:
-                value = get_store().decide(wait, patience) if isinstance(wait, Call) else wait.blocking()
+                value = (
+                    get_store().decide(wait, patience)
+                    if isinstance(wait, Call)
+                    else wait.blocking()
+                )
             except BaseException as raised:
                 error = raised
     except StopIteration as finished:
@@ -85,7 +95,11 @@ async def arun(waiting: Waiting[T], patience: Patience | None = None) -> T:
             wait = waiting.send(value) if error is None else waiting.throw(error)
             value = error = None
             try:
-                value = await (get_store().adecide(wait, patience) if isinstance(wait, Call) else wait.awaitable())
+                value = await (
+                    get_store().adecide(wait, patience)
+                    if isinstance(wait, Call)
+                    else wait.awaitable()
+                )
             except Exception as raised:
                 error = raised
             except BaseException as stopped:
@@ -97,7 +111,8 @@ async def arun(waiting: Waiting[T], patience: Patience | None = None) -> T:
 
 async def _stop(waiting: Waiting[Any], error: BaseException) -> None:
     """Raise in a generator what stops its coroutine, and do what it owes."""
-    # A GeneratorExit would close the generators that it delegates to, and could not be raised in them.
+    # A GeneratorExit would close the generators that it delegates to, and could not be raised in
+    # them.
     thrown = asyncio.CancelledError() if isinstance(error, GeneratorExit) else error
     try:
         wait = waiting.throw(thrown)
@@ -124,8 +139,11 @@ def _going_on(waiting: Waiting[Any], wait: Call | Wait, thrown: BaseException) -
 
 
 def settling(error: BaseException, waiting: Waiting[Any]) -> Waiting[None]:
-    """Do what a generator owes that is stopped by an error. Nothing is done before the first wait: a closed coroutine
-    may be garbage, which is collected anywhere, also while this thread has a lock."""
+    """Do what a generator owes that is stopped by an error.
+
+    Nothing is done before the first wait: a closed coroutine may be garbage, which is collected
+    anywhere, also while this thread has a lock.
+    """
     with unmasked(error):
         yield Wait(partial(run, waiting), partial(arun, waiting))
 
@@ -133,14 +151,19 @@ def settling(error: BaseException, waiting: Waiting[Any]) -> Waiting[None]:
 async def settled(error: BaseException, waiting: Waiting[None]) -> None:
     """Do what a coroutine owes that is left by an exception, whatever that is."""
     with unmasked(error):
-        if isinstance(error, GeneratorExit):  # The coroutine is closed, and cannot wait for anything more.
+        if isinstance(
+            error, GeneratorExit
+        ):  # The coroutine is closed, and cannot wait for anything more.
             in_thread(lambda: run(waiting))
         else:
             await to_the_end(arun(waiting))
 
 
 async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await it to its end, even if the caller is cancelled, however often. The cancellation is raised afterwards."""
+    """Await it to its end, even if the caller is cancelled, however often.
+
+    The cancellation is raised afterwards.
+    """
     task = asyncio.ensure_future(coroutine)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -155,13 +178,21 @@ async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
     if cancelled is None:
         return task.result()
     if not task.cancelled() and task.exception() is not None:
-        logger.error("What a cancelled request owes could not be settled", exc_info=task.exception())
+        logger.error(
+            "What a cancelled request owes could not be settled", exc_info=task.exception()
+        )
     raise cancelled
 
 
-def in_thread(function: Callable[[], object], *, waits: bool = True, seconds: float = PATIENCE) -> None:
-    """Run it in another thread and wait for it, because this thread may have an event loop that cannot wait. Raises
-    `TimeoutError` after this time, while the thread continues. Without `waits`, return at once."""
+def in_thread(
+    function: Callable[[], object], *, waits: bool = True, seconds: float = PATIENCE
+) -> None:
+    """Run it in another thread and wait for it, because this thread may have an event loop that
+    cannot wait.
+
+    Raises `TimeoutError` after this time, while the thread continues. Without `waits`, return at
+    once.
+    """
     done = _settling.give(function)
     if done is None:
         function()  # As well as can be.
@@ -171,7 +202,10 @@ def in_thread(function: Callable[[], object], *, waits: bool = True, seconds: fl
 
 @contextmanager
 def unmasked(error: BaseException) -> Iterator[None]:
-    """Log what fails while an interruption is dealt with, which must go on whatever happens; raise it otherwise."""
+    """Log what fails while an interruption is dealt with, which must go on whatever happens.
+
+    Raise it otherwise.
+    """
     try:
         yield
     except Exception:

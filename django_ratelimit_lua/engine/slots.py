@@ -1,15 +1,17 @@
 """The slots of concurrency limits that this process holds.
 
-A slot lasts for `RATELIMIT_SLOT_SECONDS` after it is taken or renewed. One call renews all slots of a process, four
-times in that period, so the slots of a process that is killed, stopped or cut off end by themselves. A release names
-the slot: to release it twice, or after it has ended, frees nothing.
+A slot lasts for `RATELIMIT_SLOT_SECONDS` after it is taken or renewed. One call renews all slots of
+a process, four times in that period, so the slots of a process that is killed, stopped or cut off
+end by themselves. A release names the slot: to release it twice, or after it has ended, frees
+nothing.
 
-If a renewal finds that a held slot has ended (the process was stopped, Redis has lost it, an operator has ended it),
-the signal `slot_lost` and the log report it once. Unless an operator ended it, it is taken again if there is room,
-because running work should count, but never beyond the limit.
+If a renewal finds that a held slot has ended (the process was stopped, Redis has lost it, an
+operator has ended it), the signal `slot_lost` and the log report it once. Unless an operator ended
+it, it is taken again if there is room, because running work should count, but never beyond the
+limit.
 
-With the renewals a process reports the slots that it has held for longer than that, for operators: `holders` lists
-them, and `end_slot` ends one, whichever process holds it.
+With the renewals a process reports the slots that it has held for longer than that, for operators:
+`holders` lists them, and `end_slot` ends one, whichever process holds it.
 """
 
 from __future__ import annotations
@@ -49,9 +51,12 @@ logger = logging.getLogger("django_ratelimit_lua")
 RENEWALS = 4
 """How often a slot is renewed while it lasts."""
 SOON_SECONDS = 0.25
-"""Seconds between two attempts if Redis is unavailable, or does not have slots yet that were given without it."""
+"""Seconds between two attempts if Redis is unavailable, or does not have slots yet that were given
+without it.
+"""
 LINGER_SECONDS = 30.0
-"""For how long the thread waits for the next slot when none is held any more: to start one is dear."""
+"""For how long the thread waits for the next slot when none is held any more: to start one is dear.
+"""
 MAX_SHOWN = 1000
 """Slots of one process that operators are shown: those that are held for longest."""
 MAX_LATE = 10_000
@@ -71,7 +76,8 @@ telling = Errand()
 class HeldSlot:
     """The slots of one call under one limit.
 
-    - `identity`: the identity, by the parts that operators may see; `what`: the purpose, a path or any text;
+    - `identity`: the identity, by the parts that operators may see; `what`: the purpose, a path or
+      any text;
     - `since`: seconds since 1970; `ends_at`: when it ends unless it is renewed (monotonic);
     - `rule`: the rule that sets the number of slots, if known; empty: the number stays;
     - `is_local`: this process gave it while Redis was unavailable, and Redis does not have it yet;
@@ -119,7 +125,9 @@ class HeldSlot:
         ruleset, limit = provider.in_force() if self.rule else None, self.charge.limit
         rule = None if ruleset is None else ruleset.by_name.get(self.rule)
         limits = [] if rule is None else limits_of(rule)
-        return next((now.rate.limit for now in limits if now.key_part == limit.key_part), limit.rate.limit)
+        return next(
+            (now.rate.limit for now in limits if now.key_part == limit.key_part), limit.rate.limit
+        )
 
     def record(self) -> bytes:
         """The argument of the program for it."""
@@ -130,10 +138,12 @@ class HeldSlot:
 class Holder:
     """The holder of a slot, for operators.
 
-    - `id`: the argument of `end_slot`; `limit`: the limit's name; `units`: how many it holds, `of` the total;
-    - `identity`: the identity as `RATELIMIT_SHOW_IDENTITIES` allows it: pairs of a kind and a value; `digest`: its
-      digest, as in the keys of Redis;
-    - `since`: seconds since 1970, by the clock of its `host`; `pid`: the process there; `what`: the purpose.
+    - `id`: the argument of `end_slot`; `limit`: the limit's name; `units`: how many it holds, `of`
+      the total;
+    - `identity`: the identity as `RATELIMIT_SHOW_IDENTITIES` allows it: pairs of a kind and a
+      value; `digest`: its digest, as in the keys of Redis;
+    - `since`: seconds since 1970, by the clock of its `host`; `pid`: the process there; `what`: the
+      purpose.
     """
 
     id: str
@@ -152,14 +162,18 @@ class HeldSlots:
     """All of this process, by what counts them and by slot."""
 
     time_of_calls: Callable[[], int | None] = staticmethod(lambda: None)
-    """The time by which calls are decided, in microseconds since 1970; None: by the server's clock."""
+    """The time by which calls are decided, in microseconds since 1970; None: by the server's clock.
+    """
 
     def __init__(self) -> None:
         self._begin()
         self.task = Task(
-            "slots", self._step, delay=lambda: self.interval, at_exit=self._release_all,
+            "slots",
+            self._step,
+            delay=lambda: self.interval,
+            at_exit=self._release_all,
             meanwhile="slots that are held end by themselves",
-        )  # fmt: skip
+        )
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
@@ -199,7 +213,10 @@ class HeldSlots:
             self._step_without_thread()
 
     def drop(self, slots: Iterable[HeldSlot]) -> list[HeldSlot]:
-        """Hold these no more. Returns those that were held until now: they are the caller's to release."""
+        """Hold these no more.
+
+        Returns those that were held until now: they are the caller's to release.
+        """
         dropped = self._taken_out(slots)
         if not self.task.is_running:
             self._step_without_thread()
@@ -223,8 +240,10 @@ class HeldSlots:
         self.task.start()
 
     def abandon(self, slots: Iterable[HeldSlot]) -> None:
-        """Leave slots to the background that no caller can release any more. Takes no lock, because garbage is
-        collected anywhere."""
+        """Leave slots to the background that no caller can release any more.
+
+        Takes no lock, because garbage is collected anywhere.
+        """
         self._abandoned.extend(slots)
 
     def _step_without_thread(self) -> None:
@@ -245,7 +264,9 @@ class HeldSlots:
             self.note_late(unasked)
             if unasked or self._late or any(slot.is_local for slot in held):
                 return min(SOON_SECONDS, self.interval)
-        with suppress(StoreError):  # In a cluster, another node may have the list. Slots are renewed nevertheless.
+        with suppress(
+            StoreError
+        ):  # In a cluster, another node may have the list. Slots are renewed nevertheless.
             self._tell(self.all())  # Of those above, some have ended.
         return self.interval if held or time.monotonic() - self._used_at < LINGER_SECONDS else None
 
@@ -276,8 +297,11 @@ class HeldSlots:
     def _perform(
         self, what: bytes, slots: Sequence[HeldSlot], patience: Patience | None = None
     ) -> tuple[list[HeldSlot], list[HeldSlot]]:
-        """Have the program do something to slots. Returns those that are not held, as Redis knows it, and those of
-        which it could not be asked."""
+        """Have the program do something to slots.
+
+        Returns those that are not held, as Redis knows it, and those of which it could not be
+        asked.
+        """
         now, asked_at = self.time_of_calls(), time.monotonic()
         common = (b"" if now is None else b"%d" % now, what)
         items = [(slot.redis_key, slot.record()) for slot in slots]
@@ -300,7 +324,12 @@ class HeldSlots:
         """Report those that were not renewed in time: they may have ended in Redis."""
         late = []
         for slot in held:
-            if time.monotonic() >= slot.ends_at and not slot.is_local and not slot.is_late and self._is_held(slot):
+            if (
+                time.monotonic() >= slot.ends_at
+                and not slot.is_local
+                and not slot.is_late
+                and self._is_held(slot)
+            ):
                 slot.is_late = True
                 late.append(slot)
         _report_lost(late)
@@ -330,18 +359,34 @@ class HeldSlots:
         before, in_flight = time.monotonic() - self.interval, Counter[str]()
         for slot in held:
             in_flight[slot.charge.limit.name] += slot.charge.cost
-        old = sorted((slot for slot in held if slot.held_at <= before), key=lambda slot: slot.held_at)[:MAX_SHOWN]
+        old = sorted(
+            (slot for slot in held if slot.held_at <= before), key=lambda slot: slot.held_at
+        )[:MAX_SHOWN]
         key = _process_key(self._process)
         if held:
             entries = [
-                [slot.id, slot.redis_key.hex(), slot.slot.hex(), slot.charge.limit.name, slot.charge.cost,
-                 slot.most, slot.identity, slot.charge.digest.decode(), slot.since,
-                 slot.what[:SHOWN_LETTERS]]
+                [
+                    slot.id,
+                    slot.redis_key.hex(),
+                    slot.slot.hex(),
+                    slot.charge.limit.name,
+                    slot.charge.cost,
+                    slot.most,
+                    slot.identity,
+                    slot.charge.digest.decode(),
+                    slot.since,
+                    slot.what[:SHOWN_LETTERS],
+                ]
                 for slot in old
-            ]  # fmt: skip
+            ]
             most = dict(in_flight.most_common(MAX_NAMES))
             report = json.dumps(
-                {"host": socket.gethostname(), "pid": os.getpid(), "slots": entries, "in_flight": most}
+                {
+                    "host": socket.gethostname(),
+                    "pid": os.getpid(),
+                    "slots": entries,
+                    "in_flight": most,
+                }
             ).encode()
             lasts = b"%d" % round(max(conf.SLOT_SECONDS, 1) * 1000)
             get_store(background=True).execute_all(
@@ -361,12 +406,16 @@ class HeldSlots:
 
     def _ended_by_operators(self, slots: Sequence[HeldSlot]) -> set[str]:
         ids = [slot.id.encode() for slot in slots]
-        scores = get_store(background=True).execute(b"ZMSCORE", _ended_key(), *ids, patience=self._patience())
+        scores = get_store(background=True).execute(
+            b"ZMSCORE", _ended_key(), *ids, patience=self._patience()
+        )
         return {name.decode() for name, score in zip(ids, scores, strict=True) if score is not None}
 
 
 def _report_lost(slots: Sequence[HeldSlot]) -> None:
-    """Log that slots have ended while they were held, and send the signal for each, one after the other."""
+    """Log that slots have ended while they were held, and send the signal for each, one after the
+    other.
+    """
     send = partial(_send_each, [_log_lost(slot) for slot in slots])
     # Receivers may take long. Slots that are still held are renewed during that time.
     if slots and slot_lost.receivers and telling.give(send) is None:
@@ -379,11 +428,19 @@ def _log_lost(slot: HeldSlot) -> dict[str, Any]:
     retaken = not (slot.is_lost or slot.is_late)
     logger.warning(
         "A slot of %r ended after %.1f s while it was held%s, %s",
-        limit, seconds, f" for {slot.what}" if slot.what else "",
+        limit,
+        seconds,
+        f" for {slot.what}" if slot.what else "",
         "and was taken again" if retaken else "and is no longer held: another client may take it",
-    )  # fmt: skip
+    )
     digest = slot.charge.digest.decode()
-    return {"limit": limit, "identity": digest, "what": slot.what, "seconds": seconds, "retaken": retaken}
+    return {
+        "limit": limit,
+        "identity": digest,
+        "what": slot.what,
+        "seconds": seconds,
+        "retaken": retaken,
+    }
 
 
 def _send_each(losses: Sequence[dict[str, Any]]) -> None:
@@ -413,7 +470,9 @@ def _reports() -> Iterator[Any]:
     processes = store.execute(b"ZRANGE", _processes_key(), b"0", b"-1")
     answers = store.execute_all([(b"GET", _process_key(process)) for process in processes])
     # Not by age: the clocks of hosts differ.
-    if gone := [process for process, report in zip(processes, answers, strict=True) if report is None]:
+    if gone := [
+        process for process, report in zip(processes, answers, strict=True) if report is None
+    ]:
         with suppress(StoreError):
             store.execute(b"ZREM", _processes_key(), *gone)
     for report in answers:
@@ -423,8 +482,11 @@ def _reports() -> Iterator[Any]:
 
 
 def in_flight() -> dict[str, int]:
-    """How many slots of each limit are held in all processes, by its name: as of a quarter of `RATELIMIT_SLOT_SECONDS`
-    ago, and of no more than 200 limits of a process. Raises `StoreError`."""
+    """How many slots of each limit are held in all processes, by its name: as of a quarter of
+    `RATELIMIT_SLOT_SECONDS` ago, and of no more than 200 limits of a process.
+
+    Raises `StoreError`.
+    """
     found = Counter[str]()
     for entry in _reports():
         with suppress(KeyError, TypeError, AttributeError):  # Of another version.
@@ -439,21 +501,29 @@ def _listed() -> list[tuple[Holder, bytes, bytes]]:
         with suppress(ValueError, KeyError, TypeError):  # Of another version.
             for name, key, slot, limit, units, of, identity, digest, since, what in entry["slots"]:
                 parts = tuple([(str(kind), str(value)) for kind, value in identity])
-                holder = Holder(name, limit, units, of, parts, digest, since, entry["host"], entry["pid"], what)
+                holder = Holder(
+                    name, limit, units, of, parts, digest, since, entry["host"], entry["pid"], what
+                )
                 found.append((holder, bytes.fromhex(key), bytes.fromhex(slot)))
     return sorted(found, key=lambda each: each[0].since)
 
 
 def holders() -> list[Holder]:
-    """The holders of slots of concurrency limits in all processes: those that have held one for longer than a quarter
-    of `RATELIMIT_SLOT_SECONDS`, the longest first. Raises `StoreError`."""
+    """The holders of slots of concurrency limits in all processes: those that have held one for
+    longer than a quarter of `RATELIMIT_SLOT_SECONDS`, the longest first.
+
+    Raises `StoreError`.
+    """
     return [holder for holder, _, _ in _listed()]
 
 
 def end_slot(holder_id: str) -> Holder | None:
-    """End a slot, whichever process holds it. Its place is free at once, and it is not taken again. Its process gets
-    `slot_lost` with the next renewal, and its work continues. Return its holder, or None if it has ended already.
-    Raises `StoreError`."""
+    """End a slot, whichever process holds it.
+
+    Its place is free at once, and it is not taken again. Its process gets `slot_lost` with the next
+    renewal, and its work continues. Return its holder, or None if it has ended already. Raises
+    `StoreError`.
+    """
     for holder, key, slot in _listed():
         if holder.id == holder_id:
             store = get_store(background=True)
@@ -469,7 +539,9 @@ def end_slot(holder_id: str) -> Holder | None:
 
 
 def _note_ended(holder_id: str) -> None:
-    """Note that an operator has ended a slot, so that the process that holds it does not take it again."""
+    """Note that an operator has ended a slot, so that the process that holds it does not take it
+    again.
+    """
     store = get_store(background=True)
     seconds = time.time()
     store.execute(b"ZADD", _ended_key(), b"%d" % seconds, holder_id.encode())
@@ -478,8 +550,11 @@ def _note_ended(holder_id: str) -> None:
 
 
 def forget_slots(key: bytes, digests: Collection[str]) -> int:
-    """End all slots in a key of Redis, and remove slots of these identities from the lists of all processes. Returns
-    how many slots were ended. Raises `StoreError`."""
+    """End all slots in a key of Redis, and remove slots of these identities from the lists of all
+    processes.
+
+    Returns how many slots were ended. Raises `StoreError`.
+    """
     store = get_store(background=True)
     slots = store.execute(b"ZRANGE", key, b"0", b"-1")
     for slot in slots:

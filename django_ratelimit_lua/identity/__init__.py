@@ -1,7 +1,7 @@
 """Reads the identity of a client from a request, and digests it.
 
-An identity is text, bytes, a number, a UUID, None, or a tuple of these, and is stored as a digest only. It imports the
-ground floor. It does not know limits in force, rules or Redis.
+An identity is text, bytes, a number, a UUID, None, or a tuple of these, and is stored as a digest
+only. It imports the ground floor. It does not know limits in force, rules or Redis.
 """
 
 from __future__ import annotations
@@ -16,9 +16,21 @@ from django.utils.functional import Promise
 
 from ..conf import conf
 
-__all__ = ["Identity", "address", "digest", "forwarded", "keys", "names", "request_state", "request_values", "routes"]
+__all__ = [
+    "Identity",
+    "address",
+    "digest",
+    "forwarded",
+    "keys",
+    "names",
+    "request_state",
+    "request_values",
+    "routes",
+]
 
-Identity = Union[str, bytes, int, float, uuid.UUID, None, Promise, tuple["Identity", ...], list["Identity"]]  # noqa: UP007
+Identity = Union[  # noqa: UP007
+    str, bytes, int, float, uuid.UUID, None, Promise, tuple["Identity", ...], list["Identity"]
+]
 DIGEST_SIZE = 16
 
 
@@ -39,13 +51,16 @@ def _encode(identity: object) -> bytes:
         part = b"".join(parts)
     elif isinstance(identity, (bytes, bytearray, memoryview)):
         part = b"b" + bytes(identity)
-    elif isinstance(identity, (int, float, uuid.UUID, Promise, ipaddress.IPv4Address, ipaddress.IPv6Address)):
+    elif isinstance(
+        identity, (int, float, uuid.UUID, Promise, ipaddress.IPv4Address, ipaddress.IPv6Address)
+    ):
         # As text: a primary key is the same identity whether it comes from a model or from a URL.
         part = b"s" + str(identity).encode()
     else:
         kind = f"{type(identity).__module__}.{type(identity).__qualname__}"
         raise TypeError(
-            f"An identity cannot be a {kind}: use text, bytes, a number, a UUID, None, or a tuple of these "
+            f"An identity cannot be a {kind}: use text, bytes, a number, a UUID, None, or a tuple "
+            "of these "
             f"(for a model instance, its primary key)"
         )
     return len(part).to_bytes(8, "big") + part
@@ -66,8 +81,9 @@ def _key_id(secret: str | bytes) -> str:
 
 
 def secrets_by_id() -> dict[str, str | bytes]:
-    """The secrets that digests are keyed with, by the short id of the key that each makes: the current one first, then
-    those of before that are still known."""
+    """The secrets that digests are keyed with, by the short id of the key that each makes: the
+    current one first, then those of before that are still known.
+    """
     return {_key_id(secret): secret for secret in conf.KEY_SECRET}
 
 
@@ -82,9 +98,11 @@ def key_ids() -> str:
 
 
 def digest(identity: Identity, secret: str | bytes | None = None) -> bytes:
-    """The identity as 32 hexadecimal digits: keyed BLAKE2b (RFC 7693), so that nothing readable is stored.
+    """The identity as 32 hexadecimal digits: keyed BLAKE2b (RFC 7693), so that nothing readable is
+    stored.
 
-    `secret`: an earlier one, instead of the one in force. Raises `TypeError` for what is no identity.
+    `secret`: an earlier one, instead of the one in force. Raises `TypeError` for what is no
+    identity.
 
     >>> digest(("ip", "192.0.2.1")) == digest(("ip", "192.0.2.2"))
     False

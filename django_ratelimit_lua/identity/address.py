@@ -14,12 +14,14 @@ from ..conf import Network, conf
 from .forwarded import MAX_ADDRESS_LENGTH, Address, entries, parse_address
 
 UNKNOWN = "unknown"
-"""The identity of every invalid address. All share it, so garbage does not create new identities."""
+"""The identity of every invalid address. All share it, so garbage does not create new identities.
+"""
 
 logger = logging.getLogger("django_ratelimit_lua")
 _UNTRUSTED = (
     "A request from %s has X-Forwarded-For or Forwarded with another address, and "
-    "RATELIMIT_TRUSTED_PROXIES is not set. If a proxy stands before this site, all its visitors share one count: set "
+    "RATELIMIT_TRUSTED_PROXIES is not set. If a proxy stands before this site, all its visitors "
+    "share one count: set "
     "the setting. If none does, set it to 0. (Said once in each process.)"
 )
 _unheard = itertools.count()
@@ -27,8 +29,11 @@ _unheard = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class ClientAddress:
-    """The address that counts. `network`: the masked address as text; None without an address (a Unix socket),
-    `UNKNOWN` if it is invalid. `why`: how it was found, in words. `address`: the full address, if it is valid."""
+    """The address that counts.
+
+    `network`: the masked address as text; None without an address (a Unix socket), `UNKNOWN` if it
+    is invalid. `why`: how it was found, in words. `address`: the full address, if it is valid.
+    """
 
     network: str | None
     why: str
@@ -38,27 +43,36 @@ class ClientAddress:
 def client_address(request: HttpRequest) -> ClientAddress:
     """The address of the client that sent a request.
 
-    It is the one in `RATELIMIT_IP_META_KEY` if set, or the one that `RATELIMIT_TRUSTED_PROXIES` report. Otherwise it is
-    `REMOTE_ADDR`, and headers are ignored. It is masked by `RATELIMIT_IPV4_MASK` and `RATELIMIT_IPV6_MASK`. Never
-    raises, whatever the request contains.
+    It is the one in `RATELIMIT_IP_META_KEY` if set, or the one that `RATELIMIT_TRUSTED_PROXIES`
+    report. Otherwise it is `REMOTE_ADDR`, and headers are ignored. It is masked by
+    `RATELIMIT_IPV4_MASK` and `RATELIMIT_IPV6_MASK`. Never raises, whatever the request contains.
     """
     source = conf.IP_META_KEY
     if callable(source):
         return address_as(source(request), "RATELIMIT_IP_META_KEY says so")
     if source is not None:
-        return address_as(request.META.get(source), f"it is in {source}, as RATELIMIT_IP_META_KEY says")
+        return address_as(
+            request.META.get(source), f"it is in {source}, as RATELIMIT_IP_META_KEY says"
+        )
     peer = request.META.get("REMOTE_ADDR")
     trusted = conf.TRUSTED_PROXIES
     if trusted is None:
-        if ("HTTP_X_FORWARDED_FOR" in request.META or "HTTP_FORWARDED" in request.META) and next(_unheard) == 0:
+        if ("HTTP_X_FORWARDED_FOR" in request.META or "HTTP_FORWARDED" in request.META) and next(
+            _unheard
+        ) == 0:
             logger.warning(_UNTRUSTED, peer)
         return address_as(peer, "it is REMOTE_ADDR; no proxy is trusted")
     header = conf.PROXY_HEADER
-    return believed(peer, request.META.get("HTTP_" + header.upper().replace("-", "_")), header, trusted)
+    return believed(
+        peer, request.META.get("HTTP_" + header.upper().replace("-", "_")), header, trusted
+    )
 
 
-def believed(peer: str | None, text: str | None, header: str, trusted: int | tuple[Network, ...]) -> ClientAddress:
-    """The client's address behind trusted proxies, from the peer address and the header that they write.
+def believed(
+    peer: str | None, text: str | None, header: str, trusted: int | tuple[Network, ...]
+) -> ClientAddress:
+    """The client's address behind trusted proxies, from the peer address and the header that they
+    write.
 
     >>> believed("10.0.0.1", "spoofed, 203.0.113.9", "X-Forwarded-For", 1).network
     '203.0.113.9'
@@ -71,12 +85,14 @@ def believed(peer: str | None, text: str | None, header: str, trusted: int | tup
 def address_as(text: object, why: str) -> ClientAddress:
     """An address from text: without a port, brackets or a zone, and masked.
 
-    >>> address_as("[2001:db8::1]:4711", "the proxy says so").network, address_as("203.0.113.9:80", "").network
-    ('2001:db8::', '203.0.113.9')
+    >>> [address_as(text, "a proxy").network for text in ("[2001:db8::1]:4711", "203.0.113.9:80")]
+    ['2001:db8::', '203.0.113.9']
     """
     if not text:
         return ClientAddress(None, f"{why}, and is empty")
-    return _understood(str(text).strip()[: MAX_ADDRESS_LENGTH + 1], why, conf.IPV4_MASK, conf.IPV6_MASK)
+    return _understood(
+        str(text).strip()[: MAX_ADDRESS_LENGTH + 1], why, conf.IPV4_MASK, conf.IPV6_MASK
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -95,16 +111,22 @@ def _by_count(peer: str | None, text: str | None, header: str, hops: int) -> Cli
         for hop, entry in enumerate(entries(text, header.lower()), start=1):
             if hop == hops:
                 return address_as(
-                    entry, f"it is entry {hops} from the right of {header}, written by the outermost proxy"
+                    entry,
+                    f"it is entry {hops} from the right of {header}, written by the outermost "
+                    "proxy",
                 )
     if hops == 0:
         return address_as(peer, "it is REMOTE_ADDR; RATELIMIT_TRUSTED_PROXIES is 0")
     return address_as(
-        peer, f"it is REMOTE_ADDR; {header} has {hop} entries where {hops} proxies would have written {hops}"
+        peer,
+        f"it is REMOTE_ADDR; {header} has {hop} entries where {hops} proxies would have written "
+        f"{hops}",
     )
 
 
-def _by_network(peer: str | None, text: str | None, header: str, trusted: tuple[Network, ...]) -> ClientAddress:
+def _by_network(
+    peer: str | None, text: str | None, header: str, trusted: tuple[Network, ...]
+) -> ClientAddress:
     def is_trusted(address: Address) -> bool:
         return any(address.version == network.version and address in network for network in trusted)
 
@@ -113,7 +135,9 @@ def _by_network(peer: str | None, text: str | None, header: str, trusted: tuple[
         return address_as(peer, "it is REMOTE_ADDR, which is no trusted proxy")
     if nearest is None and not conf.TRUSTS_SOCKET:
         return address_as(
-            peer, "it is REMOTE_ADDR; add 'unix' to RATELIMIT_TRUSTED_PROXIES if a proxy asks by a Unix socket"
+            peer,
+            "it is REMOTE_ADDR; add 'unix' to RATELIMIT_TRUSTED_PROXIES if a proxy asks by a Unix "
+            "socket",
         )
     believed, why = peer, "it is REMOTE_ADDR, a trusted proxy"
     if text is None:

@@ -1,14 +1,14 @@
 """Fields of a request's body, read without consuming the body.
 
-Only small bodies (`MAX_BYTES`) of forms or JSON are read. Django keeps them, so the view gets everything as without
-this package: `request.POST` by its own upload handlers, `request.body`, and the stream. A larger body, or one whose
-stream is already being read, is left alone: `UNREAD`.
+Only small bodies (`MAX_BYTES`) of forms or JSON are read. Django keeps them, so the view gets
+everything as without this package: `request.POST` by its own upload handlers, `request.body`, and
+the stream. A larger body, or one whose stream is already being read, is left alone: `UNREAD`.
 
 A body that is malformed, or of another type, has no fields.
 
-The client also names the type and charset of its body, and not every view uses them. So a body is read in each way in
-which a view may read it (`form_values` and the like, for blocks). If the results differ in a field, the field is
-`UNREAD`.
+The client also names the type and charset of its body, and not every view uses them. So a body is
+read in each way in which a view may read it (`form_values` and the like, for blocks). If the
+results differ in a field, the field is `UNREAD`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ Unread = Literal[_Unread.UNREAD]
 
 
 Values = tuple[str | Unread | None, ...]
-"""What views may find in one field, each once: most often one value, none where the body has no fields."""
+"""What views may find in one field, each once: most often one value, none where the body has no
+fields.
+"""
 
 
 def form_values(request: HttpRequest, name: str) -> Values:
@@ -59,19 +61,23 @@ def form_values(request: HttpRequest, name: str) -> Values:
     >>> form_values(RequestFactory().post("/", {"name": "ada"}), "name")
     ('ada',)
     """
-    posted = vars(plain(request)).get("_post")  # Set if it was parsed already, for example by Django's CSRF check.
+    posted = vars(plain(request)).get(
+        "_post"
+    )  # Set if it was parsed already, for example by Django's CSRF check.
     if posted:
         return (_text(posted, name),)
     return _values(request, (URLENCODED, MULTIPART), lambda fields: _text(fields, name))
 
 
 def json_values(request: HttpRequest, path: str) -> Values:
-    """Return the values that views may find in a field of a JSON object, by its name or by names joined with dots.
+    """Return the values that views may find in a field of a JSON object, by its name or by names
+    joined with dots.
 
     Text is returned as it is, anything else as JSON.
 
     >>> from django.test import RequestFactory
-    >>> request = RequestFactory().post("/", {"user": {"name": "ada"}}, content_type="application/json")
+    >>> body = {"user": {"name": "ada"}}
+    >>> request = RequestFactory().post("/", body, content_type="application/json")
     >>> json_values(request, "user.name"), json_values(request, "user"), json_values(request, "age")
     (('ada',), ('{"name":"ada"}',), (None,))
     """
@@ -79,20 +85,28 @@ def json_values(request: HttpRequest, path: str) -> Values:
 
 
 def data_values(request: HttpRequest, path: str) -> Values:
-    """Return the values that views of Django REST framework may find in a field of a form or of a JSON object."""
+    """Return the values that views of Django REST framework may find in a field of a form or of a
+    JSON object.
+    """
     return tuple(dict.fromkeys((*json_values(request, path), *form_values(request, path))))
 
 
 def agreed(values: Values) -> str | Unread | None:
-    """The one value that every view reads. If one view would read another value, it is unknown which is right: if one
-    of them were counted, the others would be free guesses."""
+    """The one value that every view reads.
+
+    If one view would read another value, it is unknown which is right: if one of them were counted,
+    the others would be free guesses.
+    """
     if not values:
         return None
     return values[0] if len(values) == 1 else UNREAD
 
 
 def _is_of(kind: str, request: HttpRequest) -> bool:
-    """Whether some parser of this kind would take the body. DRF's parsers also take a type with a `*` in it."""
+    """Whether some parser of this kind would take the body.
+
+    DRF's parsers also take a type with a `*` in it.
+    """
     main, _, sub = str(request.content_type).partition("/")
     if kind == JSON:  # Also text/json, application/vnd.api+json and the like.
         return sub.endswith("json") or (sub == "*" and main in ("*", "application"))
@@ -101,10 +115,16 @@ def _is_of(kind: str, request: HttpRequest) -> bool:
     return main in ("*", "application") and sub in ("*", "x-www-form-urlencoded")
 
 
-def _values(request: HttpRequest, kinds: Sequence[str], value_of: Callable[[Any], str | Unread | None]) -> Values:
+def _values(
+    request: HttpRequest, kinds: Sequence[str], value_of: Callable[[Any], str | Unread | None]
+) -> Values:
     request = plain(request)
-    readings = [fields for kind in kinds if _is_of(kind, request) for fields in _readings(request, kind)]
-    return tuple(dict.fromkeys(UNREAD if fields is UNREAD else value_of(fields) for fields in readings))
+    readings = [
+        fields for kind in kinds if _is_of(kind, request) for fields in _readings(request, kind)
+    ]
+    return tuple(
+        dict.fromkeys(UNREAD if fields is UNREAD else value_of(fields) for fields in readings)
+    )
 
 
 def _readings(request: HttpRequest, kind: str) -> list[Any]:
@@ -113,7 +133,9 @@ def _readings(request: HttpRequest, kind: str) -> list[Any]:
     readings = request_state(request).readings
     if (kind, charset) not in readings:
         body = _read(request)
-        readings[kind, charset] = [UNREAD] if body is UNREAD else _parsed(request, body, kind, charset)
+        readings[kind, charset] = (
+            [UNREAD] if body is UNREAD else _parsed(request, body, kind, charset)
+        )
     return readings[kind, charset]
 
 
@@ -131,7 +153,10 @@ def _read(request: HttpRequest) -> bytes | Unread:
 
 
 def _bound() -> int:
-    """Not more than Django would read. If Django refuses a body, it may leave the stream at its end."""
+    """Not more than Django would read.
+
+    If Django refuses a body, it may leave the stream at its end.
+    """
     largest = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     return MAX_BYTES if largest is None else min(MAX_BYTES, largest)
 
@@ -153,8 +178,10 @@ def _length(request: HttpRequest) -> int:
 
 
 def _parsed(request: HttpRequest, body: bytes, kind: str, charset: str) -> list[Any]:
-    """The results of parsing a small body: with the charset that it names, and without. A parser that refuses JSON is
-    not in the list."""
+    """The results of parsing a small body: with the charset that it names, and without.
+
+    A parser that refuses JSON is not in the list.
+    """
     is_decoded = _is_decoded(charset)
     if kind == JSON:
         return _json(body, charset if is_decoded else None)
@@ -169,8 +196,11 @@ def _parsed(request: HttpRequest, body: bytes, kind: str, charset: str) -> list[
 
 
 def _is_decoded(charset: str) -> bool:
-    """Whether text in this charset is decoded here. Bytes-to-bytes codecs are not charsets: DRF refuses them, and a few
-    bytes could become gigabytes."""
+    """Whether text in this charset is decoded here.
+
+    Bytes-to-bytes codecs are not charsets: DRF refuses them, and a few bytes could become
+    gigabytes.
+    """
     try:
         return "".encode(charset) is not None and codecs.lookup(charset).name not in SLOW
     except (LookupError, ValueError):  # A `UnicodeError` is a `ValueError`.
@@ -178,8 +208,11 @@ def _is_decoded(charset: str) -> bool:
 
 
 def _json(body: bytes, charset: str | None) -> list[Any]:
-    """A Django view calls `json.loads`, which detects the charset. DRF uses the one that is named, and ignores a
-    character that is cut off at the end, as readers of streams do."""
+    """A Django view calls `json.loads`, which detects the charset.
+
+    DRF uses the one that is named, and ignores a character that is cut off at the end, as readers
+    of streams do.
+    """
     texts = []
     with suppress(ValueError):
         texts.append(body.decode(json.detect_encoding(body), "surrogatepass"))

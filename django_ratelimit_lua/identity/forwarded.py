@@ -1,7 +1,9 @@
-"""Read `X-Forwarded-For` and `Forwarded` (RFC 7239) from the right, where the nearest proxy has written.
+"""Read `X-Forwarded-For` and `Forwarded` (RFC 7239) from the right, where the nearest proxy has
+written.
 
-A client can write anything into these headers, and each proxy appends the address of its peer. So only the entries that
-trusted proxies appended are used, and those to the left of them are never read.
+A client can write anything into these headers, and each proxy appends the address of its peer. So
+only the entries that trusted proxies appended are used, and those to the left of them are never
+read.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ MAX_ADDRESS_LENGTH = 128
 _TOKEN = r"[!#$%&'*+.^`|~\w-]++"
 _VALUE = r'(?:"(?:[^"\\]|\\.)*+"|[^\s,;"]*+)'
 _PAIR = rf"{_TOKEN}={_VALUE}"
-_LAST_ELEMENT = re.compile(rf"(?:^|,)[ \t]*+((?:{_PAIR})(?:[ \t]*+;[ \t]*+(?:{_PAIR})?)*+)[ \t]*+$", re.ASCII)
+_LAST_ELEMENT = re.compile(
+    rf"(?:^|,)[ \t]*+((?:{_PAIR})(?:[ \t]*+;[ \t]*+(?:{_PAIR})?)*+)[ \t]*+$", re.ASCII
+)
 _FOR = re.compile(rf"(?:^|;)[ \t]*+for=({_VALUE})", re.ASCII | re.IGNORECASE)
 
 
@@ -34,7 +38,11 @@ def parse_address(text: str) -> Address | None:
 
     An IPv4-mapped IPv6 address is the IPv4 client.
 
-    >>> parse_address("[2001:db8::1]:4711"), parse_address("::ffff:192.0.2.1"), parse_address("unknown")
+    >>> (
+    ...     parse_address("[2001:db8::1]:4711"),
+    ...     parse_address("::ffff:192.0.2.1"),
+    ...     parse_address("unknown"),
+    ... )
     (IPv6Address('2001:db8::1'), IPv4Address('192.0.2.1'), None)
     """
     text = text.strip()
@@ -62,7 +70,11 @@ def parse_network(text: str) -> Network:
 
     IPv4-mapped IPv6 is the IPv4 network, as clients of it are IPv4 clients.
 
-    >>> parse_network("::ffff:203.0.113.9"), parse_network("::ffff:203.0.113.0/120"), parse_network("2001:db8::7/48")
+    >>> (
+    ...     parse_network("::ffff:203.0.113.9"),
+    ...     parse_network("::ffff:203.0.113.0/120"),
+    ...     parse_network("2001:db8::7/48"),
+    ... )
     (IPv4Network('203.0.113.9/32'), IPv4Network('203.0.113.0/24'), IPv6Network('2001:db8::/48'))
     """
     return unmapped(ipaddress.ip_network(text, strict=False))
@@ -71,7 +83,11 @@ def parse_network(text: str) -> Network:
 def covers(network: str, address: str) -> bool:
     """Whether an address is in a network, both as text; False for what is neither.
 
-    >>> covers("203.0.113.0/24", "203.0.113.9"), covers("203.0.113.0/24", "198.51.100.7"), covers("nowhere", "::1")
+    >>> (
+    ...     covers("203.0.113.0/24", "203.0.113.9"),
+    ...     covers("203.0.113.0/24", "198.51.100.7"),
+    ...     covers("nowhere", "::1"),
+    ... )
     (True, False, False)
     """
     parsed = parse_address(address)
@@ -82,7 +98,9 @@ def covers(network: str, address: str) -> bool:
 
 
 def entries(header: str, kind: str) -> Iterator[str]:
-    """The entries of a header from the right, of `kind` "x-forwarded-for" or "forwarded"; at most `MAX_HOPS`.
+    """The entries of a header from the right, of `kind` "x-forwarded-for" or "forwarded".
+
+    At most `MAX_HOPS`.
 
     A malformed `Forwarded` element, or one without `for`, is an empty entry, and the last.
 

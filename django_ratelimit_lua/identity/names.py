@@ -10,7 +10,8 @@ from . import Identity
 from .keys import FIELDS, registered_keys
 
 Part = tuple[str, str]
-"""What identifies, as keys name it (empty: a limiter's own identity), and the value as it is shown."""
+"""What identifies, as keys name it (empty: a limiter's own identity), and the value as it is shown.
+"""
 Name = list[Part]
 
 SHOWN_LETTERS = 2
@@ -24,13 +25,16 @@ _OWN = "\0own"
 
 
 def name_words(name: str, most: int = 60) -> str:
-    """The name of a rule or call site as a line of a table can have it: what cannot be printed is escaped, blanks at an
-    end are quoted, and of more than `most` letters the middle is left out.
+    """The name of a rule or call site as a line of a table can have it: what cannot be printed is
+    escaped, blanks at an end are quoted, and of more than `most` letters the middle is left out.
 
     >>> name_words("a\\nb"), name_words("  "), name_words("abcdefghij", 5)
     ('a\\\\nb', '"  "', 'ab…ij')
     """
-    text = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in name)
+    text = "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in name
+    )
     if text != text.strip():
         text = f'"{text}"'
     if len(text) <= most:
@@ -42,7 +46,11 @@ def name_words(name: str, most: int = 60) -> str:
 def is_short(identity: Any) -> bool:
     """Whether an identity is of text and numbers that are short, and stays what it is.
 
-    >>> is_short((("ip", "203.0.113.9"), ("post", "username", "alice"))), is_short("x" * 1000), is_short(["a"])
+    >>> (
+    ...     is_short((("ip", "203.0.113.9"), ("post", "username", "alice"))),
+    ...     is_short("x" * 1000),
+    ...     is_short(["a"]),
+    ... )
     (True, False, False)
     """
     if type(identity) is tuple:
@@ -53,9 +61,11 @@ def is_short(identity: Any) -> bool:
 
 
 def shown(identity: Identity) -> Name:
-    """The parts of an identity, by `RATELIMIT_SHOW_IDENTITIES`: "plain", as they are; "masked", with addresses as
-    networks (/24, /56), paths by their first part, and the first letters of what else was sent; "off": none. Whatever
-    the identity is, nothing is raised.
+    """The parts of an identity, by `RATELIMIT_SHOW_IDENTITIES`: "plain", as they are; "masked",
+    with addresses as networks (/24, /56), paths by their first part, and the first letters of what
+    else was sent; "off": none.
+
+    Whatever the identity is, nothing is raised.
 
     >>> shown(("ip", "203.0.113.9")), shown(("user", "7"))
     ([('ip', '203.0.113.0/24')], [('user', '7')])
@@ -103,11 +113,18 @@ def _parts(identity: Any, *, is_masked: bool) -> Name:
         if len(rest) == 1 and kind == "path":
             return [(kind, _path(rest[0], is_masked=is_masked))]
         if len(rest) == 1 and kind == "session":
-            return [(kind, _value(rest[0], is_masked=True))]  # The full value would allow impersonation.
+            return [
+                (kind, _value(rest[0], is_masked=True))
+            ]  # The full value would allow impersonation.
         if len(rest) == 1 and kind in registered_keys():
             return [(kind, _registered(kind, rest[0], is_masked=is_masked))]
         if len(rest) == 2 and (kind in FIELDS or kind == "entry"):
-            return [(f"{kind}:{rest[0]}"[:MAX_LENGTH], _value(rest[1], is_masked=is_masked or kind == "cookie"))]
+            return [
+                (
+                    f"{kind}:{rest[0]}"[:MAX_LENGTH],
+                    _value(rest[1], is_masked=is_masked or kind == "cookie"),
+                )
+            ]
     return [part for item in identity[:MAX_PARTS] for part in _parts(item, is_masked=is_masked)]
 
 
@@ -140,13 +157,19 @@ def _address(value: Any, *, is_masked: bool) -> str:
         longest = 24 if network.version == 4 else 56
         if network.prefixlen > longest:
             network = network.supernet(new_prefix=longest)
-    return str(network.network_address) if network.prefixlen == network.max_prefixlen else str(network)
+    return (
+        str(network.network_address) if network.prefixlen == network.max_prefixlen else str(network)
+    )
 
 
 def _value(value: Any, *, is_masked: bool) -> str:
     if value is None:
         return NOTHING
-    text = bytes(value[: MAX_LENGTH + 1]).hex() if isinstance(value, (bytes, bytearray, memoryview)) else str(value)
+    text = (
+        bytes(value[: MAX_LENGTH + 1]).hex()
+        if isinstance(value, (bytes, bytearray, memoryview))
+        else str(value)
+    )
     text = "".join(letter if letter.isprintable() else "�" for letter in text[: MAX_LENGTH + 1])
     if is_masked:
         return text[:SHOWN_LETTERS] + "…"

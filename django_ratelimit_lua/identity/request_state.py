@@ -1,7 +1,8 @@
 """The data of this package on a request, and the request it belongs to if DRF's wraps Django's.
 
-Functions of the project (a key, a cost, a user) get the request that the view has, so that DRF's own authentication
-counts. The data on a request, and its body, are those of Django's request, of which there is one.
+Functions of the project (a key, a cost, a user) get the request that the view has, so that DRF's
+own authentication counts. The data on a request, and its body, are those of Django's request, of
+which there is one.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from django.urls import ResolverMatch
 class RequestState:
     """The data of one request, from the middleware to the end of its view.
 
-    - `counted`: the rules that were counted for it; `charged`: the counters that `cost_after` has charged for it;
+    - `counted`: the rules that were counted for it; `charged`: the counters that `cost_after` has
+      charged for it;
     - `waits`: some rules wait until the user and the session are known;
-    - `throttles`: the decision about all throttles of its DRF view; `held`: the slots that it holds;
+    - `throttles`: the decision about all throttles of its DRF view; `held`: the slots that it
+      holds;
     - `groups`: a user, and the names of the Django groups of this user;
     - `key_values`: values of registered keys, by name, that an operator or a service has given;
     - `looked_ahead`, `ahead`: its route, resolved before Django does;
@@ -48,7 +51,9 @@ def plain(request: Any) -> Any:
 
 def request_state(request: Any) -> RequestState:
     """The data of a request, the same for the middleware, a Django view and a DRF view."""
-    attributes = getattr(request, "__dict__", {})  # DRF's own tests ask throttles about an empty dict.
+    attributes = getattr(
+        request, "__dict__", {}
+    )  # DRF's own tests ask throttles about an empty dict.
     if "_request" in attributes:
         attributes = vars(attributes["_request"])
     state: RequestState | None = attributes.get("_ratelimit")

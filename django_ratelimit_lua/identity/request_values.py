@@ -1,10 +1,12 @@
 """Values that clients send outside a body, within bounds: a header, a cookie, a query parameter.
 
-A refusal must not cost more than the request it refuses, so nothing is parsed that is longer than any client needs. A
-longer value is answered 400, as Django answers too many parameters. To ignore it would be a way around the limit.
+A refusal must not cost more than the request it refuses, so nothing is parsed that is longer than
+any client needs. A longer value is answered 400, as Django answers too many parameters. To ignore
+it would be a way around the limit.
 
-If a value is repeated, Django has one way to read it. For a request to another server (`LINES`) it is unknown whether
-that server uses the first or the last, or joins them: if these differ, the value is `UNREAD`.
+If a value is repeated, Django has one way to read it. For a request to another server (`LINES`) it
+is unknown whether that server uses the first or the last, or joins them: if these differ, the value
+is `UNREAD`.
 """
 
 from __future__ import annotations
@@ -18,10 +20,13 @@ from django.http import HttpHeaders, HttpRequest, parse_cookie
 from .body import Values
 
 LINES = "ratelimit.lines"
-"""In `META` of a request to another server: the lines of headers that were sent more than once, by their keys. None:
-the proxy has joined them already."""
+"""In `META` of a request to another server: the lines of headers that were sent more than once, by
+their keys. None: the proxy has joined them already.
+"""
 _JOINT = re.compile(r",(?! )")
-"""The separator of joined lines. A comma within a line is usually followed by a space, and no line begins with one."""
+"""The separator of joined lines. A comma within a line is usually followed by a space, and no line
+begins with one.
+"""
 _JOINT_OF_COOKIES = re.compile(r",(?=[!#$%&'*+.^_`|~\w-]+=)", re.ASCII)
 MAX_HEADER_LENGTH = 64 * 1024
 """Characters of a header that are looked at; common servers take 8 to 64 KiB."""
@@ -37,7 +42,11 @@ def header_values(request: HttpRequest, name: str) -> Values:
     if value is None or LINES not in request.META:
         return (value,)
     repeated: dict[str, Sequence[str]] | None = request.META[LINES]
-    lines = _JOINT.split(value) if repeated is None else repeated.get(HttpHeaders.to_wsgi_name(name), ())
+    lines = (
+        _JOINT.split(value)
+        if repeated is None
+        else repeated.get(HttpHeaders.to_wsgi_name(name), ())
+    )
     return tuple(dict.fromkeys((value, *_ends(lines))))
 
 
@@ -57,7 +66,9 @@ def cookie_values(request: HttpRequest, name: str) -> Values:
 def query_values(request: HttpRequest, name: str) -> Values:
     """What servers may find in a parameter of the query."""
     _check_length("query", str(request.META.get("QUERY_STRING") or ""), MAX_QUERY_LENGTH)
-    return (request.GET.get(name),) if LINES not in request.META else _ends(request.GET.getlist(name))
+    return (
+        (request.GET.get(name),) if LINES not in request.META else _ends(request.GET.getlist(name))
+    )
 
 
 def _ends(values: Sequence[str]) -> Values:

@@ -1,8 +1,8 @@
 """The route of a request, resolved before Django resolves it if it is needed earlier.
 
-It is not stored as `request.resolver_match`, which is Django's to set: a later middleware may still choose another
-URLconf (`request.urlconf`) or another language, and so another view. So the early result is kept separately, and
-compared with Django's when that is known.
+It is not stored as `request.resolver_match`, which is Django's to set: a later middleware may still
+choose another URLconf (`request.urlconf`) or another language, and so another view. So the early
+result is kept separately, and compared with Django's when that is known.
 """
 
 from __future__ import annotations
@@ -23,13 +23,18 @@ def resolver_of(request: HttpRequest) -> URLResolver:
 
 
 def known_match(request: HttpRequest) -> ResolverMatch | None:
-    """The route of a request: as Django resolved it, or as it was resolved before. None if no route matches, or it was
-    not resolved."""
+    """The route of a request: as Django resolved it, or as it was resolved before.
+
+    None if no route matches, or it was not resolved.
+    """
     return request.resolver_match or request_state(request).ahead
 
 
 def resolved(request: HttpRequest) -> ResolverMatch | None:
-    """The route of a request: as Django resolved it, or resolved here, once. None if no route matches."""
+    """The route of a request: as Django resolved it, or resolved here, once.
+
+    None if no route matches.
+    """
     if request.resolver_match is not None:
         return request.resolver_match
     state = request_state(request)
@@ -39,7 +44,10 @@ def resolved(request: HttpRequest) -> ResolverMatch | None:
 
 
 def was_foreseen(request: HttpRequest) -> bool:
-    """Whether Django resolved the same view as the early resolution. True if there was no early resolution."""
+    """Whether Django resolved the same view as the early resolution.
+
+    True if there was no early resolution.
+    """
     state = request_state(request)
     if not state.looked_ahead:
         return True
@@ -52,8 +60,9 @@ def was_foreseen(request: HttpRequest) -> bool:
 def _ahead(request: HttpRequest) -> ResolverMatch | None:
     language = active = translation.get_language()
     if not hasattr(request, "LANGUAGE_CODE"):
-        # LocaleMiddleware has not run, so the active language is that of this thread's previous request. The path
-        # decides: with a prefix it resolves in that language only, without one in the default language.
+        # LocaleMiddleware has not run, so the active language is that of this thread's previous
+        # request. The path decides: with a prefix it resolves in that language only, without one in
+        # the default language.
         language = translation.get_language_from_path(request.path_info) or settings.LANGUAGE_CODE
     with nullcontext() if language == active else translation.override(language):
         try:

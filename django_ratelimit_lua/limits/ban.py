@@ -27,15 +27,16 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def ban_lengths(value: Any) -> str:
-    """How long the first, second and each further ban is, as text: "10m,1h,1d". Raises `LimitError`, which names the
-    entry that is wrong.
+    """How long the first, second and each further ban is, as text: "10m,1h,1d".
+
+    Raises `LimitError`, which names the entry that is wrong.
 
     >>> ban_lengths("10min, 1h"), ban_lengths(["10m", timedelta(days=1)])
     ('10m,1h', '10m,1d')
     >>> ban_lengths("10m,soon")
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.limits.rate.LimitError: 'soon': write a number and a unit without a space, such as 10m, ...
+    django_ratelimit_lua.limits.rate.LimitError: 'soon': write a number and a unit ...
     """
     entries = value
     if isinstance(value, str):
@@ -44,7 +45,9 @@ def ban_lengths(value: Any) -> str:
         entries = [value]
     if not 1 <= len(entries) <= MAX_LENGTHS:
         raise LimitError(
-            _("%(lengths)r: write 1 to %(most)d durations, such as 10m,1h,1d"), lengths=value, most=MAX_LENGTHS
+            _("%(lengths)r: write 1 to %(most)d durations, such as 10m,1h,1d"),
+            lengths=value,
+            most=MAX_LENGTHS,
         )
     return ",".join(map(duration, entries))
 
@@ -53,9 +56,10 @@ def ban_lengths(value: Any) -> str:
 class BanTerms:
     """When and for how long a limit bans. Times are microseconds.
 
-    `key_part`: the end of the keys of its bans; `after`: the number of offences within `window_us` that triggers a ban;
-    `lengths_us`: of the first ban, the second, and so on. The last entry is the length of each further ban, and how
-    long after the end of a ban the number of bans is remembered.
+    `key_part`: the end of the keys of its bans; `after`: the number of offences within `window_us`
+    that triggers a ban; `lengths_us`: of the first ban, the second, and so on. The last entry is
+    the length of each further ban, and how long after the end of a ban the number of bans is
+    remembered.
     """
 
     key_part: bytes
@@ -74,7 +78,10 @@ class BanTerms:
         return cls(key_name + b":ban", limit.ban_after, window, lengths, limit.ban_on)
 
     def record(self, place: int, units: int, *, is_shadow: bool, reports: bool = False) -> bytes:
-        """The arguments of the Lua; see `ban.lua`. `is_told`: offences are reported, whatever the limit does."""
+        """The arguments of the Lua; see `ban.lua`.
+
+        `is_told`: offences are reported, whatever the limit does.
+        """
         on = 2 if reports else _ON[self.on]
         numbers = (place, units, is_shadow, on, self.after, self.window_us, *self.lengths_us)
         return Struct(f"<{len(numbers)}d").pack(*numbers)
@@ -85,7 +92,9 @@ class BanTerms:
 
 
 class Ban(NamedTuple):
-    """A ban in a decision, or the offences that may lead to one. Moments are microseconds since 1970; 0: none.
+    """A ban in a decision, or the offences that may lead to one.
+
+    Moments are microseconds since 1970; 0: none.
 
     >>> ban = Ban(until=1_750_000_600_000_000, since=1_750_000_000_000_000, offences=10)
     >>> print(ban.ends_at)
@@ -93,7 +102,8 @@ class Ban(NamedTuple):
 
     - `until`: its end; 0: there is no ban, and `offences` are those that count towards one;
     - `since`: when it was earned, or made by hand; `first`, `last`: its first and its last offence;
-    - `offences`: how many; `times`: how often there was one, this one included, as far as it is remembered;
+    - `offences`: how many; `times`: how often there was one, this one included, as far as it is
+      remembered;
     - `by_hand`: an operator has made it; `is_new`: this very call has earned it;
     - `is_offence`: this very call was an offence that counts.
     """
@@ -110,8 +120,10 @@ class Ban(NamedTuple):
 
     @classmethod
     def of_state(cls, state: bytes, now: int) -> tuple[Ban, str] | None:
-        """The ban in a state as Redis keeps it, with the reason if it was made by hand; None: no ban is in force at
-        that time."""
+        """The ban in a state as Redis keeps it, with the reason if it was made by hand.
+
+        None: no ban is in force at that time.
+        """
         if len(state) < _STATE_SIZE:
             return None
         clock, until, since, first, last, offences, times, by_hand = (

@@ -12,7 +12,9 @@ from .values import gettext_noop as _
 
 DAY = 86_400 * SECOND
 PERIODS = {"day": (DAY, DAY), "week": (7 * DAY, 7 * DAY), "month": (28 * DAY, 31 * DAY)}
-"""The shortest and the longest period, in microseconds, that a rate counted by that calendar unit may name."""
+"""The shortest and the longest period, in microseconds, that a rate counted by that calendar unit
+may name.
+"""
 
 
 MAX_AHEAD = 100
@@ -25,7 +27,9 @@ def zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError, TypeError):
         raise LimitError(
-            _("Unknown time zone %(name)r; use an IANA name such as Europe/Berlin or UTC"), "time_zone", name=name
+            _("Unknown time zone %(name)r; use an IANA name such as Europe/Berlin or UTC"),
+            "time_zone",
+            name=name,
         ) from None
 
 
@@ -36,10 +40,11 @@ def _start(unit: str, day: date) -> date:
 
 
 def boundaries(unit: str, time_zone: str, now: int) -> tuple[int, int, int, int]:
-    """Four starts of `unit` ('day', 'week' from Monday as ISO 8601 has it, 'month') in a row, in microseconds since
-    1970; `now` lies between the second and the third.
+    """Four starts of `unit` ('day', 'week' from Monday as ISO 8601 has it, 'month') in a row, in
+    microseconds since 1970; `now` lies between the second and the third.
 
-    >>> [str(datetime.fromtimestamp(start // SECOND, UTC).date()) for start in boundaries("month", "UTC", 0)]
+    >>> starts = boundaries("month", "UTC", 0)
+    >>> [str(datetime.fromtimestamp(start // SECOND, UTC).date()) for start in starts]
     ['1969-12-01', '1970-01-01', '1970-02-01', '1970-03-01']
     """
     tz = zone(time_zone)
@@ -49,9 +54,11 @@ def boundaries(unit: str, time_zone: str, now: int) -> tuple[int, int, int, int]
     return _stamp(previous, tz), start, following, after
 
 
-def boundaries_ahead(unit: str, time_zone: str, now: int, until: int | None) -> tuple[tuple[int, ...], bool]:
-    """The starts of `unit` that follow `boundaries`, up to the first one after `until`, but only `MAX_AHEAD` later
-    than `now`; and whether these are all (None: there is always another).
+def boundaries_ahead(
+    unit: str, time_zone: str, now: int, until: int | None
+) -> tuple[tuple[int, ...], bool]:
+    """The starts of `unit` that follow `boundaries`, up to the first one after `until`, but only
+    `MAX_AHEAD` later than `now`; and whether these are all (None: there is always another).
 
     >>> ahead, is_all = boundaries_ahead("month", "UTC", 0, 80 * DAY)
     >>> [str(datetime.fromtimestamp(start // SECOND, UTC).date()) for start in ahead], is_all

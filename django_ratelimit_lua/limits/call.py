@@ -40,7 +40,9 @@ MAX_WHY_LENGTH = 200
 MAX_COST = 2**53
 """Units of one hit; beyond that the Lua program's numbers would not be exact."""
 MAX_HOLD_US = 5 * SECOND
-"""How long a request may be held by a limit that names no `max_wait` and makes callers wait, as a leaky bucket does."""
+"""How long a request may be held by a limit that names no `max_wait` and makes callers wait, as a
+leaky bucket does.
+"""
 
 
 def whole_cost(cost: object, what: str = "cost is") -> int:
@@ -49,7 +51,7 @@ def whole_cost(cost: object, what: str = "cost is") -> int:
     >>> whole_cost(2**60)
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.limits.rate.LimitError: cost is 1152921504606846976: must be a whole number from 0 to ...
+    django_ratelimit_lua.limits.rate.LimitError: cost is 1152921504606846976: must be ...
     """
     if isinstance(cost, bool) or not isinstance(cost, int) or not 0 <= cost <= MAX_COST:
         # Python refuses to write out very large integers.
@@ -62,8 +64,8 @@ def whole_cost(cost: object, what: str = "cost is") -> int:
 class Charge(NamedTuple):
     """A number of units, from 0 to `MAX_COST`, for one identity (by its digest) under one limit.
 
-    - `cost`: of `offend`, offences; of `ban`, its length in microseconds, 0 for the length of an automatic one; of
-      `unban`, 1 to forget earlier bans as well, or 0;
+    - `cost`: of `offend`, offences; of `ban`, its length in microseconds, 0 for the length of an
+      automatic one; of `unban`, 1 to forget earlier bans as well, or 0;
     - `banned`: the digest of the identity to ban, if it differs; empty: the same;
     - `reports`: whether offences are reported later, whatever the limit does.
     """
@@ -81,8 +83,8 @@ class Charge(NamedTuple):
 
 
 class Revision(NamedTuple):
-    """Which rules: how often they had been changed, and as the text that is compared, with a random tag behind the
-    number; for two histories of a database can come to the same number.
+    """Which rules: how often they had been changed, and as the text that is compared, with a random
+    tag behind the number; for two histories of a database can come to the same number.
 
     >>> Revision.of(7, "0123456789abcdef")
     Revision(number=7, text=b'7-0123456789abcdef')
@@ -112,8 +114,8 @@ NO_RULES = Revision(0, b"0")
 class StaleRules(Exception):  # noqa: N818 - not an error: the caller learns and asks again
     """The caller decided by rules or overrides other than the current ones; nothing was counted.
 
-    `current`: the rules revision in force; `records`: what is written about each of the call's subjects, if that is
-    what the caller did not know.
+    `current`: the rules revision in force; `records`: what is written about each of the call's
+    subjects, if that is what the caller did not know.
     """
 
     def __init__(self, current: Revision, records: tuple[bytes | None, ...] = ()) -> None:
@@ -123,8 +125,9 @@ class StaleRules(Exception):  # noqa: N818 - not an error: the caller learns and
 
 
 class Subject(NamedTuple):
-    """A subject that overrides may match, by digest, and the tag of the overrides that the caller knows (empty:
-    none)."""
+    """A subject that overrides may match, by digest, and the tag of the overrides that the caller
+    knows (empty: none).
+    """
 
     digest: bytes
     tag: bytes = b""
@@ -136,22 +139,27 @@ TAG_SIZE = 16
 class Call(NamedTuple):
     """Charges decided together, all or nothing.
 
-    - `prefix`: the start of every key; `now`: microseconds since 1970, or None for the server's clock;
-    - `slack_us`: with `now`, how much longer than necessary keys are kept, because they expire by the server's clock;
-      None: a minute. A caller whose time is behind the present needs at least the difference;
+    - `prefix`: the start of every key; `now`: microseconds since 1970, or None for the server's
+      clock;
+    - `slack_us`: with `now`, how much longer than necessary keys are kept, because they expire by
+      the server's clock; None: a minute. A caller whose time is behind the present needs at least
+      the difference;
     - `max_wait_us`: replaces each limit's own for this call; below 0: any wait;
-    - `longest_hold_us`: how long a limit without `max_wait` that makes callers wait anyway, such as a leaky bucket, may
-      hold a hit; None: without a bound;
-    - `partial`: grant as many units as are available; `debt`: a token bucket that owes no more than it holds grants any
-      cost, and later callers wait until the debt is paid;
+    - `longest_hold_us`: how long a limit without `max_wait` that makes callers wait anyway, such as
+      a leaky bucket, may hold a hit; None: without a bound;
+    - `partial`: grant as many units as are available; `debt`: a token bucket that owes no more than
+      it holds grants any cost, and later callers wait until the debt is paid;
     - `hit_at`: of a refund, the moment of the hit whose units are given back; None: the latest;
-    - `revision`, `fence`: the rules revision that the caller uses, and the key of the hash with the current one;
-    - `subjects`: the subjects whose overrides the caller knows; they are in the same hash. Only with a `revision`;
-    - `registers`: whether the register of bans is where the call is decided; `why`: the reason of a `ban`;
-    - `slot`: the slot that concurrency limits take, or release (see `new_slot`); without one they take none; `waits`: a
-      refused caller enters their queues, and a limit that counts refused hits does not count repeated ones;
-      `confirm_ms`: how many milliseconds a taken slot lasts unless a `charge` of the same slot confirms it; 0: it needs
-      no confirmation.
+    - `revision`, `fence`: the rules revision that the caller uses, and the key of the hash with the
+      current one;
+    - `subjects`: the subjects whose overrides the caller knows; they are in the same hash. Only
+      with a `revision`;
+    - `registers`: whether the register of bans is where the call is decided; `why`: the reason of a
+      `ban`;
+    - `slot`: the slot that concurrency limits take, or release (see `new_slot`); without one they
+      take none; `waits`: a refused caller enters their queues, and a limit that counts refused hits
+      does not count repeated ones; `confirm_ms`: how many milliseconds a taken slot lasts unless a
+      `charge` of the same slot confirms it; 0: it needs no confirmation.
     """
 
     charges: Sequence[Charge]
@@ -174,7 +182,7 @@ class Call(NamedTuple):
     debt: bool = False
 
     def max_wait_us_of(self, limit: Limit) -> int:
-        """How long a hit may be reserved ahead under one of the limits; below 0: any wait will do."""
+        """How long a hit may be reserved ahead under one of the limits; below 0: for any time."""
         if self.max_wait_us is not None:
             return self.max_wait_us
         if limit.max_wait_us < 0 and self.longest_hold_us is not None:
@@ -184,7 +192,11 @@ class Call(NamedTuple):
     @property
     def units(self) -> int:
         """The units that are granted if it is allowed: a hit's."""
-        return max([charge.cost for charge in self.charges], default=0) if self.operation == "hit" else 0
+        return (
+            max([charge.cost for charge in self.charges], default=0)
+            if self.operation == "hit"
+            else 0
+        )
 
     @property
     def revision_number(self) -> int:
@@ -193,10 +205,17 @@ class Call(NamedTuple):
 
     @property
     def banning(self) -> list[tuple[int, Charge]]:
-        """The charges of limits that ban, with their places. Charges without a verdict and refunds are not included."""
+        """The charges of limits that ban, with their places.
+
+        Charges without a verdict and refunds are not included.
+        """
         for charge in self.charges:
             if charge.limit.ban is not None and self.operation not in ("charge", "refund"):
-                return [(place, each) for place, each in enumerate(self.charges) if each.limit.ban is not None]
+                return [
+                    (place, each)
+                    for place, each in enumerate(self.charges)
+                    if each.limit.ban is not None
+                ]
         return []
 
     def ban_keys(self) -> list[bytes]:
@@ -209,16 +228,23 @@ class Call(NamedTuple):
 
     def state_keys(self) -> list[bytes]:
         """The keys of what is counted, and of bans."""
-        keys = [b"%b{%b}:%b" % (self.prefix, charge.digest, charge.limit.key_part) for charge in self.charges]
+        keys = [
+            b"%b{%b}:%b" % (self.prefix, charge.digest, charge.limit.key_part)
+            for charge in self.charges
+        ]
         return keys + self.ban_keys()
 
     def keys(self) -> list[bytes]:
-        """The keys of the limits and their bans; the fence's key comes last, if there is one. Raises `LimitError` for a
-        double."""
+        """The keys of the limits and their bans; the fence's key comes last, if there is one.
+
+        Raises `LimitError` for a double.
+        """
         keys = self.state_keys()
         if len(set(keys)) < len(keys):
             names = ", ".join(charge.limit.name for charge in self.charges)
-            raise LimitError(f"Two limits of one call share a counter; give them different names: {names}")
+            raise LimitError(
+                f"Two limits of one call share a counter; give them different names: {names}"
+            )
         if self.registers and len(keys) > len(self.charges):
             keys.append(self.prefix + REGISTER)
         if self.revision is not None:
@@ -250,7 +276,9 @@ class Call(NamedTuple):
             limit = charge.limit
             args.append(limit.algorithm.encode())
             counts_denied = limit.holds if self.waits else limit.count_denied
-            record = _HEAD.pack(charge.cost if takes else 0, limit.mode != "enforce", counts_denied, max_wait)
+            record = _HEAD.pack(
+                charge.cost if takes else 0, limit.mode != "enforce", counts_denied, max_wait
+            )
             record += limit.packed or limit.packed_at(now)
             if limit.holds:  # Which slot it is about.
                 record += self.slot
@@ -268,7 +296,9 @@ class Call(NamedTuple):
                 continue
             units = 0 if takes else cost
             is_shadow = limit.mode != "enforce"
-            record = limit.ban.record(place + 1, units, is_shadow=is_shadow, reports=reports or self.waits)
+            record = limit.ban.record(
+                place + 1, units, is_shadow=is_shadow, reports=reports or self.waits
+            )
             args += [b"ban", record]
         if bans and self.registers:
             args += [b"bans", b""]
@@ -279,9 +309,12 @@ class Call(NamedTuple):
         return args
 
     def read(self, reply: Any, token: bytes = b"") -> Decision:
-        """The decision. Logs how many keys of a foreign type had to be cleared. Raises `StaleRules`; and `ValueError`
-        for whatever is not the reply to this very call: of another form or length, with numbers that none is, or
-        without the token that was sent with it."""
+        """The decision.
+
+        Logs how many keys of a foreign type had to be cleared. Raises `StaleRules`; and
+        `ValueError` for whatever is not the reply to this very call: of another form or length,
+        with numbers that none is, or without the token that was sent with it.
+        """
         if isinstance(reply, list):
             if not self.subjects or len(reply) != len(self.subjects) + 1 or reply.pop() != token:
                 raise ValueError("not the reply to this call: another list")
@@ -294,7 +327,9 @@ class Call(NamedTuple):
         count = _HEADER + _PER_LIMIT * len(self.charges)
         bans = self.banning if size > 8 * count else ()
         count += _PER_BAN * len(bans)
-        if self.revision is not None and reply.startswith(_STALE):  # No decision begins so: its first double is 0 or 1.
+        if self.revision is not None and reply.startswith(
+            _STALE
+        ):  # No decision begins so: its first double is 0 or 1.
             current = Revision.read(reply[len(_STALE) : size])
             if current == self.revision:
                 raise ValueError("not the reply to this call: these are the rules that it goes by")
@@ -314,18 +349,31 @@ class Call(NamedTuple):
                 raise ValueError("not the reply to this call: no verdict")
             rate = limit.rate
             state = LimitState(
-                limit.name, verdict == 1, rate.limit, int(used), int(remaining),
-                None if retry < 0 else retry / SECOND, reset / SECOND, wait / SECOND,
-                limit.mode, rate.period_us / SECOND, int(counted_at), None,
-            )  # fmt: skip
+                limit.name,
+                verdict == 1,
+                rate.limit,
+                int(used),
+                int(remaining),
+                None if retry < 0 else retry / SECOND,
+                reset / SECOND,
+                wait / SECOND,
+                limit.mode,
+                rate.period_us / SECOND,
+                int(counted_at),
+                None,
+            )
             states += (state,)
         if bans:
             states = _with_bans(states, [place for place, _ in bans], numbers[at:])
         if cleared:
-            logger.warning("Cleared %d key(s) of a foreign type under the prefix %r", cleared, self.prefix)
+            logger.warning(
+                "Cleared %d key(s) of a foreign type under the prefix %r", cleared, self.prefix
+            )
         units = int(granted) if self.operation in ("hit", "charge") else 0
         revision = 0 if self.revision is None else self.revision.number
-        return Decision(status == 1, states, units, longest / SECOND, "redis", int(moment), revision)
+        return Decision(
+            status == 1, states, units, longest / SECOND, "redis", int(moment), revision
+        )
 
 
 @lru_cache(maxsize=64)
@@ -339,5 +387,7 @@ def _with_bans(
     """The states, with the bans that the reply has for these places."""
     found = list(states)
     for number, place in enumerate(places):
-        found[place] = found[place]._replace(ban=Ban.read(numbers[number * _PER_BAN : (number + 1) * _PER_BAN]))
+        found[place] = found[place]._replace(
+            ban=Ban.read(numbers[number * _PER_BAN : (number + 1) * _PER_BAN])
+        )
     return tuple(found)

@@ -17,8 +17,9 @@ Mode = Literal["enforce", "advise", "shadow"]
 
 
 class Block(NamedTuple):
-    """How a block is answered: whether it `forbids` (403, without a time to come back) or refuses like any limit, and
-    its message."""
+    """How a block is answered: whether it `forbids` (403, without a time to come back) or refuses
+    like any limit, and its message.
+    """
 
     forbids: bool = False
     message: str = ""
@@ -30,17 +31,19 @@ PLAIN_BLOCK = Block()
 class LimitState(NamedTuple):
     """One limit's part of a decision. Times are seconds from the moment of the decision.
 
-    - `allowed`: this limit's own verdict. In `mode` "enforce" it counts; if one view has both blocking limits and
-      others with `block=False`, the latter "advise" and only set `request.limited`; in "shadow" it changes nothing;
-    - `limit`: the rate's units, and `period` its seconds (0.0: they are slots); `used`: units counted; `remaining`:
-      units that are available now;
-    - `retry_after`: when the same hit would be allowed if nothing else happened; None: never. For a concurrency limit
-      it is a guess: the end of the slot that ends first, unless it is renewed, as it normally is, or released before;
+    - `allowed`: this limit's own verdict. In `mode` "enforce" it counts; if one view has both
+      blocking limits and others with `block=False`, the latter "advise" and only set
+      `request.limited`; in "shadow" it changes nothing;
+    - `limit`: the rate's units, and `period` its seconds (0.0: they are slots); `used`: units
+      counted; `remaining`: units that are available now;
+    - `retry_after`: when the same hit would be allowed if nothing else happened; None: never. For a
+      concurrency limit it is a guess: the end of the slot that ends first, unless it is renewed, as
+      it normally is, or released before;
     - `reset_after`: when the limit is completely unused again if nothing else happens;
     - `wait`: how long this limit alone would hold the hit;
-    - `counted_at`: the moment from which the taken units count, in microseconds since 1970, by which they can be given
-      back (0: none were taken, or not by that clock). For a caller that waits for a slot, its place in the queue: -1 is
-      the next;
+    - `counted_at`: the moment from which the taken units count, in microseconds since 1970, by
+      which they can be given back (0: none were taken, or not by that clock). For a caller that
+      waits for a slot, its place in the queue: -1 is the next;
     - `block`: the block that replaces the limit, if any;
     - `ban`: of a limit that bans, the ban in force, or the offences that count towards one.
     """
@@ -85,12 +88,23 @@ class LimitState(NamedTuple):
         """The state of a limit, with its name, rate and mode."""
         rate = limit.rate
         return cls(
-            limit.name, allowed, rate.limit, used, remaining, retry_after, reset_after, wait, limit.mode,
-            rate.period_us / SECOND, counted_at,
-        )  # fmt: skip
+            limit.name,
+            allowed,
+            rate.limit,
+            used,
+            remaining,
+            retry_after,
+            reset_after,
+            wait,
+            limit.mode,
+            rate.period_us / SECOND,
+            counted_at,
+        )
 
     @classmethod
-    def blocked(cls, name: str, retry_after: float | None, mode: Mode, block: Block = PLAIN_BLOCK) -> LimitState:
+    def blocked(
+        cls, name: str, retry_after: float | None, mode: Mode, block: Block = PLAIN_BLOCK
+    ) -> LimitState:
         """The state of a block that replaces a limit: nothing is available until it ends."""
         return cls(name, False, 0, 0, 0, retry_after, retry_after or 0.0, 0.0, mode, block=block)
 
@@ -99,15 +113,37 @@ class LimitState(NamedTuple):
         retry = None if self.retry_after is None else max(self.retry_after - seconds, 0.0)
         reset, wait = max(self.reset_after - seconds, 0.0), max(self.wait - seconds, 0.0)
         return LimitState(
-            self.name, self.allowed, self.limit, self.used, self.remaining, retry, reset, wait, self.mode, self.period,
-            0, self.block, None if self.ban is None else self.ban.later(),
-        )  # fmt: skip
+            self.name,
+            self.allowed,
+            self.limit,
+            self.used,
+            self.remaining,
+            retry,
+            reset,
+            wait,
+            self.mode,
+            self.period,
+            0,
+            self.block,
+            None if self.ban is None else self.ban.later(),
+        )
 
     def with_leased(self, units: int, seconds: float) -> LimitState:
-        """The state after this number of seconds, for a process that holds units which are taken but not spent."""
+        """The state after this number of seconds, for a process that holds units which are taken
+        but not spent.
+        """
         used, reset = max(self.used - units, 0), max(self.reset_after - seconds, 0.0)
         return LimitState(
-            self.name, True, self.limit, used, self.remaining + units, 0.0, reset, 0.0, self.mode, self.period
+            self.name,
+            True,
+            self.limit,
+            used,
+            self.remaining + units,
+            0.0,
+            reset,
+            0.0,
+            self.mode,
+            self.period,
         )
 
     @property
@@ -149,17 +185,19 @@ class Decision(NamedTuple):
     >>> bool(decision), decision.denied_by, decision.retry_after, decision.remaining
     (False, ('mail',), 12.0, 0)
 
-    - `allowed`: every limit that is enforced allows it; `granted`: the units that were taken (0 for a peek);
-    - `wait`: seconds to hold the request before it goes (0.0 unless a limit reserves ahead); of a refusal, what the
-      wait would have been;
-    - `source`: "redis"; "deny-cache" where a refusal was repeated without asking; "lease" where units were spent that
-      this process had taken before; "split" where it went by its own part of the limit; or "fallback" where the store
-      could not be asked and a policy answered;
+    - `allowed`: every limit that is enforced allows it; `granted`: the units that were taken (0 for
+      a peek);
+    - `wait`: seconds to hold the request before it goes (0.0 unless a limit reserves ahead); of a
+      refusal, what the wait would have been;
+    - `source`: "redis"; "deny-cache" where a refusal was repeated without asking; "lease" where
+      units were spent that this process had taken before; "split" where it went by its own part of
+      the limit; or "fallback" where the store could not be asked and a policy answered;
     - `moment`: microseconds since 1970 by the clock that decided (0: none did);
     - `revision`: the revision of the rules that decided (0: there were no rules to go by);
-    - `moments`: where identities are counted on several servers, when each one's units count, by digest;
-    - `identity`: of a refusal, the digest of whom the first limit of `denied_by` refused: the one that is counted, or
-      the one that is blocked. Empty: not known.
+    - `moments`: where identities are counted on several servers, when each one's units count, by
+      digest;
+    - `identity`: of a refusal, the digest of whom the first limit of `denied_by` refused: the one
+      that is counted, or the one that is blocked. Empty: not known.
     """
 
     allowed: bool
@@ -197,16 +235,26 @@ class Decision(NamedTuple):
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds until the same hit would be allowed if nothing else happened; 0.0 if it was; None: never."""
+        """Seconds until the same hit would be allowed if nothing else happened.
+
+        0.0 if it was; None: never.
+        """
         if self.allowed:
             return 0.0
         waits = [state.retry_after for state in self.enforced]
-        return None if None in waits else max((wait for wait in waits if wait is not None), default=None)
+        return (
+            None
+            if None in waits
+            else max((wait for wait in waits if wait is not None), default=None)
+        )
 
     @property
     def banned_until(self) -> datetime | None:
         """When the last of the bans ends that refuse it; None: none does."""
-        return max((until for state in self.refusing if (until := state.banned_until) is not None), default=None)
+        return max(
+            (until for state in self.refusing if (until := state.banned_until) is not None),
+            default=None,
+        )
 
     @property
     def reset_after(self) -> float:

@@ -33,10 +33,10 @@ class Limit:
     >>> Limit("search", "100/m", algorithm="sliding_log", burst=20)
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.limits.rate.LimitError: Limit 'search': sliding_log has no option burst; it is for token_bucket
+    django_ratelimit_lua.limits.rate.LimitError: Limit 'search': sliding_log has no option ...
 
-    It takes a name, a rate (see `Rate.parse`) and the options of the table in `limits/options.py`; `counted_as`: the
-    name of the count, if that is another one. Raises `LimitError`.
+    It takes a name, a rate (see `Rate.parse`) and the options of the table in `limits/options.py`;
+    `counted_as`: the name of the count, if that is another one. Raises `LimitError`.
     """
 
     name: str
@@ -62,7 +62,9 @@ class Limit:
     ban_key: str | None
     key_part: bytes = field(repr=False, compare=False)
     packed: bytes = field(repr=False, compare=False)
-    """Its numbers as arguments of the Lua program; empty if they follow the calendar, see `packed_at`."""
+    """Its numbers as arguments of the Lua program; empty if they follow the calendar, see
+    `packed_at`.
+    """
     max_wait_us: int = field(repr=False, compare=False)
     wants_more: bool = field(repr=False, compare=False)
     is_hot: bool = field(repr=False, compare=False)
@@ -73,7 +75,12 @@ class Limit:
     """Whether what a hit takes are slots, which are held until they are released."""
 
     def __init__(
-        self, name: str, rate: Rate | str | tuple[int, float], *, counted_as: str = "", **options: Unpack[Options]
+        self,
+        name: str,
+        rate: Rate | str | tuple[int, float],
+        *,
+        counted_as: str = "",
+        **options: Unpack[Options],
     ) -> None:
         if not isinstance(name, str) or not name:
             raise LimitError(f"A limit's name must be text, not {name!r}")
@@ -88,11 +95,17 @@ class Limit:
             error.where = f"Limit {name!r}: "
             raise
 
-    def _keep(self, rate: Rate | str | tuple[int, float], key_name: bytes, options: dict[str, Any]) -> None:
+    def _keep(
+        self, rate: Rate | str | tuple[int, float], key_name: bytes, options: dict[str, Any]
+    ) -> None:
         for option, value in options.items():
             object.__setattr__(self, option, value)
         kind = algorithms.ALGORITHMS[self.algorithm]
-        max_wait_us = -1 if kind.waits_anyway and self.max_wait is None else round((self.max_wait or 0) * SECOND)
+        max_wait_us = (
+            -1
+            if kind.waits_anyway and self.max_wait is None
+            else round((self.max_wait or 0) * SECOND)
+        )
         wants_more = kind.wants_more(self)
         ban = BanTerms.of(self, key_name)
         attributes = {
@@ -109,7 +122,9 @@ class Limit:
         if self.rate.is_slots != kind.holds:
             raise other_rate(self.rate)
         numbers = kind.numbers(self, 0)
-        object.__setattr__(self, "packed", b"" if self.align in calendar.PERIODS else _NUMBERS.pack(*numbers))
+        object.__setattr__(
+            self, "packed", b"" if self.align in calendar.PERIODS else _NUMBERS.pack(*numbers)
+        )
 
     def __hash__(self) -> int:
         return hash((self.name, self.key_part))  # Of all that is compared, what mostly differs.
@@ -130,12 +145,16 @@ class Limit:
         return self.kind.lapse_us(self) / SECOND
 
     def advising(self) -> Limit:
-        """The same limit, with the same state, whose verdict only advises (unless it is in shadow mode)."""
+        """The same limit, with the same state, whose verdict only advises (unless it is in shadow
+        mode).
+        """
         return self if self.mode == "shadow" else self._but(mode="advise")
 
     def without_bans(self) -> Limit:
         """The same limit, with the same state, without bans."""
-        return _without_bans(self)  # Cached, because each request of a client that is never banned uses it.
+        return _without_bans(
+            self
+        )  # Cached, because each request of a client that is never banned uses it.
 
     def with_ban(self, terms: BanTerms) -> Limit:
         """The same limit, which bans by these terms."""
@@ -165,7 +184,9 @@ class Limit:
     def _but(self, **changes: object) -> Limit:
         copy = object.__new__(Limit)
         for attribute in fields(self):
-            object.__setattr__(copy, attribute.name, changes.get(attribute.name, getattr(self, attribute.name)))
+            object.__setattr__(
+                copy, attribute.name, changes.get(attribute.name, getattr(self, attribute.name))
+            )
         return copy
 
     def numbers(self, now: int) -> Numbers:
@@ -191,14 +212,16 @@ def other_rate(rate: Rate) -> LimitError:
     text = _("%(algorithm)s needs a number of slots, such as %(limit)d, not the rate %(rate)s")
     if rate.is_slots:
         text = _(
-            "%(limit)d is a number of slots, for the algorithm %(algorithm)s; others need a rate, such as %(limit)d/m"
+            "%(limit)d is a number of slots, for the algorithm %(algorithm)s; others need a rate, "
+            "such as %(limit)d/m"
         )
     return LimitError(text, "rate", algorithm=algorithms.OF_SLOTS, limit=rate.limit, rate=str(rate))
 
 
 def _named(name: str) -> tuple[str, bytes]:
-    """The name in decisions and in caches, and its form in keys: itself if it is short and plain, otherwise its
-    beginning and a digest."""
+    """The name in decisions and in caches, and its form in keys: itself if it is short and plain,
+    otherwise its beginning and a digest.
+    """
     if len(name) > _MAX_NAME_LENGTH:
         name = shortened(name)
     if len(name) <= _MAX_ID_LENGTH and _PLAIN.fullmatch(name):
@@ -213,7 +236,11 @@ def shortened(name: str) -> str:
     >>> shortened("api"), len(shortened("x" * 1000))
     ('api', 500)
     """
-    return name if len(name) <= _MAX_NAME_LENGTH else name[: _MAX_NAME_LENGTH - 25] + "~" + _digest(name)
+    return (
+        name
+        if len(name) <= _MAX_NAME_LENGTH
+        else name[: _MAX_NAME_LENGTH - 25] + "~" + _digest(name)
+    )
 
 
 def _digest(name: str) -> str:

@@ -1,4 +1,6 @@
-"""The options of a limit: a table with one row for each, used by call sites, rules, the admin and the documentation."""
+"""The options of a limit: a table with one row for each, used by call sites, rules, the admin and
+the documentation.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,15 +48,23 @@ def _flag(value: Any) -> bool:
 
 def _joined(value: Any) -> str:
     parts = value.split("+") if isinstance(value, str) else value
-    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) and part.strip() for part in parts):
+    if not isinstance(parts, (list, tuple)) or not all(
+        isinstance(part, str) and part.strip() for part in parts
+    ):
         raise LimitError(
-            _("%(key)r: write a key such as ip, or several as ip+post:username; none that names code"), key=value
+            _(
+                "%(key)r: write a key such as ip, or several as ip+post:username; none that names "
+                "code"
+            ),
+            key=value,
         )
     return "+".join(part.strip() for part in parts)
 
 
 def read_weights(split: str | None) -> dict[str, int]:
-    """Return the weights of a split by host name. Hosts that are not named weigh 1. Raises `LimitError`.
+    """Return the weights of a split by host name.
+
+    Hosts that are not named weigh 1. Raises `LimitError`.
 
     >>> read_weights("web-1=3, WEB-2=1"), read_weights("equal")
     ({'web-1': 3, 'web-2': 1}, {})
@@ -66,7 +76,8 @@ def read_weights(split: str | None) -> dict[str, int]:
         match = _WEIGHT.fullmatch(entry.strip())
         if match is None or match[1].lower() in weights:
             text = _(
-                "%(entry)r is not a weight: write 'equal', or each host once, with a whole number from 1 to %(most)d, "
+                "%(entry)r is not a weight: write 'equal', or each host once, with a whole number "
+                "from 1 to %(most)d, "
                 "for example web-1=3, web-2=1"
             )
             raise LimitError(text, entry=entry.strip(), most=MAX_WEIGHT)
@@ -95,10 +106,12 @@ _NEEDS_REDIS = ("max_wait", "count_denied", "ban_after")
 class Option:
     """One row: the default of an option, the check that reads it, and its label and help.
 
-    - `check` returns the value as the package uses it, or raises `ValueError` with what would be right;
-    - `label`, `help`: in the admin and the documentation; `names`: the labels of the values of a choice;
-    - `words`: its words in a rule's sentence; `excludes`: options that contradict it; `needs`: the option without which
-      it has no effect;
+    - `check` returns the value as the package uses it, or raises `ValueError` with what would be
+      right;
+    - `label`, `help`: in the admin and the documentation; `names`: the labels of the values of a
+      choice;
+    - `words`: its words in a rule's sentence; `excludes`: options that contradict it; `needs`: the
+      option without which it has no effect;
     - `is_general`: every algorithm takes it. The others are taken by the algorithms that name them.
     """
 
@@ -113,128 +126,265 @@ class Option:
     is_general: bool = False
 
 
-# fmt: off
 class Options(TypedDict, total=False):
     """The options of a `Limit`: the type of each, and its row."""
 
-    algorithm: Annotated[str, Option(
-        "sliding_window", _algorithm, _("algorithm"), _("Empty: as in the settings."), is_general=True,
-        names={name: algorithm.label for name, algorithm in algorithms.ALGORITHMS.items()},
-    )]
-    burst: Annotated[int | None, Option(
-        None, Whole(1, Rate.MAX_UNITS), _("burst"), _("Token bucket: requests allowed at once. Empty: the limit."),
-        words=_("bursts of %(burst)s"),
-    )]
-    initial: Annotated[int | None, Option(
-        None, Whole(0, Rate.MAX_UNITS), _("initial units"),
-        _("Token bucket: units that a new client has. The bucket fills up from there. Empty: the burst."),
-    )]
-    queue: Annotated[int | None, Option(
-        None, Whole(0, Rate.MAX_UNITS),
-        _("queue"),
-        _(
-            "Leaky bucket: how many requests may wait. Empty: the limit minus 1. Concurrency: how many may wait for a "
-            "slot. Empty: ten times the limit."
+    algorithm: Annotated[
+        str,
+        Option(
+            "sliding_window",
+            _algorithm,
+            _("algorithm"),
+            _("Empty: as in the settings."),
+            is_general=True,
+            names={name: algorithm.label for name, algorithm in algorithms.ALGORITHMS.items()},
         ),
-    )]
-    segments: Annotated[int | None, Option(
-        None, Whole(1, 1000, note="; at most 1000 segments, as sliding_log is exact"),
-        _("segments"), _("Sliding window: parts of the window that expire one by one. Empty: 10."),
-    )]
-    align: Annotated[Align | None, Option(
-        None, Choice(get_args(Align), "choose None or one of"),
-        _("window starts"), _("For fixed windows. Empty: with the first request."),
-        names={
-            "clock": _("by the clock"), "day": _("each day"), "week": _("each week (Monday)"), "month": _("each month"),
-        },
-    )]
-    time_zone: Annotated[str, Option(
-        "UTC", _time_zone, _("time zone"), _("For days, weeks and months. Empty: UTC."),
-    )]
-    max_wait: Annotated[float | None, Option(
-        None, _seconds, _("longest wait"),
-        _("Seconds. A request waits instead of being refused if it can be allowed within this time."),
-        words=_("waits up to %(max_wait)s s"),
-    )]
-    count_denied: Annotated[bool, Option(
-        False, _flag, _("count refused requests"), _("A client that keeps trying stays refused."),
-        excludes=("max_wait",),
-    )]
-    mode: Annotated[Literal["enforce", "shadow"], Option(
-        "enforce", Choice(("enforce", "shadow")), _("mode"),
-        _("Shadow mode counts but does not refuse."),
-        is_general=True,
-    )]
-    on_store_error: Annotated[Policy | None, Option(
-        None, Choice(POLICIES),
-        _("fallback"), _("What happens while Redis is unavailable. Empty: as in the settings."), is_general=True,
-        names={
-            "open": _("allow requests"), "closed": _("refuse requests"), "local": _("limit each process to its share"),
-        },
-    )]
-    lease: Annotated[int | None, Option(
-        None, Whole(1, Rate.MAX_UNITS), _("lease"),
-        _(
-            "Token bucket and fixed window: units that a process takes at once and spends without asking Redis, for "
-            "keys that are used very often."
+    ]
+    burst: Annotated[
+        int | None,
+        Option(
+            None,
+            Whole(1, Rate.MAX_UNITS),
+            _("burst"),
+            _("Token bucket: requests allowed at once. Empty: the limit."),
+            words=_("bursts of %(burst)s"),
         ),
-        words=_("leases of up to %(lease)s"), excludes=_NEEDS_REDIS,
-    )]
-    split: Annotated[str | None, Option(
-        None, _split, _("split"),
-        _(
-            "Each process enforces its share of the limit without asking Redis. Write equal, or weights of hosts, for "
-            "example web-1=3, web-2=1: a process on web-1 has three times the share. Hosts that are not named weigh 1. "
-            "Empty: one shared count."
+    ]
+    initial: Annotated[
+        int | None,
+        Option(
+            None,
+            Whole(0, Rate.MAX_UNITS),
+            _("initial units"),
+            _(
+                "Token bucket: units that a new client has. The bucket fills up from there. "
+                "Empty: the "
+                "burst."
+            ),
         ),
-        words=_("split among processes"), excludes=("lease", "align", *_NEEDS_REDIS),
-    )]
-    ban_after: Annotated[int | None, Option(
-        None, Whole(1, MAX_OFFENCES), _("ban after"), _("Offences that earn a ban. Empty: there are no bans."),
-        words=_("banned for %(ban_for)s after %(ban_after)s offences"), needs="ban_for",
-        is_general=True,
-    )]
-    ban_window: Annotated[str | None, Option(
-        None, duration, _("within"), _("How long an offence counts, for example 10m. Empty: as long as the first ban."),
-        needs="ban_after", is_general=True,
-    )]
-    ban_for: Annotated[str | None, Option(
-        None, ban_lengths, _("ban for"),
-        _("How long the first, second and each further ban is, for example 10m,1h,1d. One may be enough: 10m."),
-        needs="ban_after", is_general=True,
-    )]
-    ban_on: Annotated[BanOn, Option(
-        "refused", Choice(get_args(BanOn)), _("offences"),
-        _("What counts towards a ban. Empty: requests that this limit refuses."),
-        names={
-            "refused": _("requests that this limit refuses"), "counted": _("requests that this limit counts"),
-            "reported": _("only what code reports"),
-        },
-        needs="ban_after", is_general=True,
-    )]
-    ban_key: Annotated[str | None, Option(
-        None, _joined, _("ban by"),
-        _("Whom a ban is of, for example ip: wider than who is counted. Empty: the same."),
-        needs="ban_after", is_general=True,
-    )]
-# fmt: on
+    ]
+    queue: Annotated[
+        int | None,
+        Option(
+            None,
+            Whole(0, Rate.MAX_UNITS),
+            _("queue"),
+            _(
+                "Leaky bucket: how many requests may wait. Empty: the limit minus 1. Concurrency: "
+                "how "
+                "many may wait for a "
+                "slot. Empty: ten times the limit."
+            ),
+        ),
+    ]
+    segments: Annotated[
+        int | None,
+        Option(
+            None,
+            Whole(1, 1000, note="; at most 1000 segments, as sliding_log is exact"),
+            _("segments"),
+            _("Sliding window: parts of the window that expire one by one. Empty: 10."),
+        ),
+    ]
+    align: Annotated[
+        Align | None,
+        Option(
+            None,
+            Choice(get_args(Align), "choose None or one of"),
+            _("window starts"),
+            _("For fixed windows. Empty: with the first request."),
+            names={
+                "clock": _("by the clock"),
+                "day": _("each day"),
+                "week": _("each week (Monday)"),
+                "month": _("each month"),
+            },
+        ),
+    ]
+    time_zone: Annotated[
+        str,
+        Option(
+            "UTC",
+            _time_zone,
+            _("time zone"),
+            _("For days, weeks and months. Empty: UTC."),
+        ),
+    ]
+    max_wait: Annotated[
+        float | None,
+        Option(
+            None,
+            _seconds,
+            _("longest wait"),
+            _(
+                "Seconds. A request waits instead of being refused if it can be allowed within "
+                "this "
+                "time."
+            ),
+            words=_("waits up to %(max_wait)s s"),
+        ),
+    ]
+    count_denied: Annotated[
+        bool,
+        Option(
+            False,
+            _flag,
+            _("count refused requests"),
+            _("A client that keeps trying stays refused."),
+            excludes=("max_wait",),
+        ),
+    ]
+    mode: Annotated[
+        Literal["enforce", "shadow"],
+        Option(
+            "enforce",
+            Choice(("enforce", "shadow")),
+            _("mode"),
+            _("Shadow mode counts but does not refuse."),
+            is_general=True,
+        ),
+    ]
+    on_store_error: Annotated[
+        Policy | None,
+        Option(
+            None,
+            Choice(POLICIES),
+            _("fallback"),
+            _("What happens while Redis is unavailable. Empty: as in the settings."),
+            is_general=True,
+            names={
+                "open": _("allow requests"),
+                "closed": _("refuse requests"),
+                "local": _("limit each process to its share"),
+            },
+        ),
+    ]
+    lease: Annotated[
+        int | None,
+        Option(
+            None,
+            Whole(1, Rate.MAX_UNITS),
+            _("lease"),
+            _(
+                "Token bucket and fixed window: units that a process takes at once and spends "
+                "without "
+                "asking Redis, for "
+                "keys that are used very often."
+            ),
+            words=_("leases of up to %(lease)s"),
+            excludes=_NEEDS_REDIS,
+        ),
+    ]
+    split: Annotated[
+        str | None,
+        Option(
+            None,
+            _split,
+            _("split"),
+            _(
+                "Each process enforces its share of the limit without asking Redis. Write equal, "
+                "or "
+                "weights of hosts, for "
+                "example web-1=3, web-2=1: a process on web-1 has three times the share. Hosts "
+                "that "
+                "are not named weigh 1. "
+                "Empty: one shared count."
+            ),
+            words=_("split among processes"),
+            excludes=("lease", "align", *_NEEDS_REDIS),
+        ),
+    ]
+    ban_after: Annotated[
+        int | None,
+        Option(
+            None,
+            Whole(1, MAX_OFFENCES),
+            _("ban after"),
+            _("Offences that earn a ban. Empty: there are no bans."),
+            words=_("banned for %(ban_for)s after %(ban_after)s offences"),
+            needs="ban_for",
+            is_general=True,
+        ),
+    ]
+    ban_window: Annotated[
+        str | None,
+        Option(
+            None,
+            duration,
+            _("within"),
+            _("How long an offence counts, for example 10m. Empty: as long as the first ban."),
+            needs="ban_after",
+            is_general=True,
+        ),
+    ]
+    ban_for: Annotated[
+        str | None,
+        Option(
+            None,
+            ban_lengths,
+            _("ban for"),
+            _(
+                "How long the first, second and each further ban is, for example 10m,1h,1d. One "
+                "may be "
+                "enough: 10m."
+            ),
+            needs="ban_after",
+            is_general=True,
+        ),
+    ]
+    ban_on: Annotated[
+        BanOn,
+        Option(
+            "refused",
+            Choice(get_args(BanOn)),
+            _("offences"),
+            _("What counts towards a ban. Empty: requests that this limit refuses."),
+            names={
+                "refused": _("requests that this limit refuses"),
+                "counted": _("requests that this limit counts"),
+                "reported": _("only what code reports"),
+            },
+            needs="ban_after",
+            is_general=True,
+        ),
+    ]
+    ban_key: Annotated[
+        str | None,
+        Option(
+            None,
+            _joined,
+            _("ban by"),
+            _("Whom a ban is of, for example ip: wider than who is counted. Empty: the same."),
+            needs="ban_after",
+            is_general=True,
+        ),
+    ]
 
 
-OPTIONS: Mapping[str, Option] = {name: row.__metadata__[0] for name, row in Options.__annotations__.items()}
+OPTIONS: Mapping[str, Option] = {
+    name: row.__metadata__[0] for name, row in Options.__annotations__.items()
+}
 
 
-def refuse_unknown(given: Iterable[str], accepted: Iterable[str] = OPTIONS, where: str = "") -> None:
+def refuse_unknown(
+    given: Iterable[str], accepted: Iterable[str] = OPTIONS, where: str = ""
+) -> None:
     """Raise `LimitError` for an unknown option, with the closest match and the accepted ones."""
     accepted = tuple(accepted)
     for option in given:
         if option not in accepted:
             meant = get_close_matches(option, accepted, n=1)
             hint = f"; did you mean {meant[0]!r}?" if meant else "."
-            raise LimitError(f"{where}unknown option {option!r}{hint} Accepted are {', '.join(accepted)}", option)
+            raise LimitError(
+                f"{where}unknown option {option!r}{hint} Accepted are {', '.join(accepted)}", option
+            )
 
 
 def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option by name, as it is given or by default. Raises `LimitError` that names the option."""
+    """Every option by name, as it is given or by default.
+
+    Raises `LimitError` that names the option.
+    """
     if not given.keys() <= OPTIONS.keys():
         refuse_unknown(given)
     values: dict[str, Any] = {}
@@ -245,10 +395,14 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if not row.is_general and name not in algorithms.find(values["algorithm"]).options:
             raise LimitError(
-                _("%(algorithm)s has no option %(option)s; it is for %(algorithms)s"), name, option=name,
+                _("%(algorithm)s has no option %(option)s; it is for %(algorithms)s"),
+                name,
+                option=name,
                 algorithm=values["algorithm"],
-                algorithms=", ".join(each.name for each in algorithms.ALGORITHMS.values() if name in each.options),
-            )  # fmt: skip
+                algorithms=", ".join(
+                    each.name for each in algorithms.ALGORITHMS.values() if name in each.options
+                ),
+            )
         try:
             values[name] = row.check(value)
         except LimitError as error:
@@ -261,5 +415,7 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
                 text = _("%(option)s and %(other)s contradict each other: leave one of them out")
                 raise LimitError(text, name, option=name, other=other)
         if row.needs and values[name] != row.default and not values[row.needs]:
-            raise LimitError(_("%(option)s needs %(other)s as well"), name, option=name, other=row.needs)
+            raise LimitError(
+                _("%(option)s needs %(other)s as well"), name, option=name, other=row.needs
+            )
     return values

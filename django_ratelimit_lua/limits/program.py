@@ -1,4 +1,6 @@
-"""The Lua program that decides calls, assembled from the `.lua` files of this room and of the algorithms."""
+"""The Lua program that decides calls, assembled from the `.lua` files of this room and of the
+algorithms.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,18 @@ class Program(NamedTuple):
 
 
 def source(name: str) -> str:
-    """The text of a `.lua` file, by its path in the package without the ending: "engine/heartbeat"."""
+    """The text of a `.lua` file, by its path without the ending: "engine/heartbeat"."""
     return files("django_ratelimit_lua").joinpath(f"{name}.lua").read_text(encoding="utf-8")
 
 
 def _assembled() -> Program:
     branches = []
     for lua in dict.fromkeys(algorithm.lua_name for algorithm in ALGORITHMS.values()):
-        names = [f"name == '{name}'" for name, algorithm in ALGORITHMS.items() if algorithm.lua_name == lua]
+        names = [
+            f"name == '{name}'"
+            for name, algorithm in ALGORITHMS.items()
+            if algorithm.lua_name == lua
+        ]
         text = source(f"limits/algorithms/{lua}")
         for part in ("state", "verdict"):
             text = text.replace(f"-- {part}\n", source(f"limits/{part}"))

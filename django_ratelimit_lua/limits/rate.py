@@ -24,21 +24,24 @@ _FORM = re.compile(r"([0-9]+)/([0-9]*)([a-z]+)")
 _SLOTS = re.compile(r"[0-9]{1,15}")
 _TIME = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([a-z]+)")
 _BAD_RATE = _(
-    "Rate %(rate)r: write N/unit without spaces, such as 100/m, 10/15m or 5/second (units: s, sec, second(s), m, min, "
-    "minute(s), h, hr, hour(s), d, day(s), w, week(s)); or a number alone, such as 5, for the algorithm concurrency"
+    "Rate %(rate)r: write N/unit without spaces, such as 100/m, 10/15m or 5/second (units: s, "
+    "sec, second(s), m, min, "
+    "minute(s), h, hr, hour(s), d, day(s), w, week(s)); or a number alone, such as 5, for the "
+    "algorithm concurrency"
 )
 _NO_PERIOD = _("Rate %(rate)r: the period must be greater than zero")
 _TOO_LARGE = _("Rate %(rate)r is too large: at most %(most)d units in at most ten years")
 _BAD_DURATION = _(
-    "%(duration)r: write a number and a unit without a space, such as 10m, 1h or 7d, from 1s to ten years"
+    "%(duration)r: write a number and a unit without a space, such as 10m, 1h or 7d, from 1s to "
+    "ten years"
 )
 
 
 class LimitError(ValueError):
     """A rate or limit that is invalid or cannot be kept exactly.
 
-    The message is `text % params`, and names what would be right; `field` is the option that is wrong. The admin
-    translates `text`, and replaces the names in `params` by labels.
+    The message is `text % params`, and names what would be right; `field` is the option that is
+    wrong. The admin translates `text`, and replaces the names in `params` by labels.
     """
 
     where = ""
@@ -62,7 +65,9 @@ class LimitError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """`limit` units per `period_us` microseconds; with a period of 0, `limit` slots at once (`is_slots`).
+    """`limit` units per `period_us` microseconds.
+
+    With a period of 0, `limit` slots at once (`is_slots`).
 
     >>> Rate.parse("10/15m")
     Rate(limit=10, period_us=900000000)
@@ -77,8 +82,9 @@ class Rate:
     ...
     django_ratelimit_lua.limits.rate.LimitError: Rate '5/month': write N/unit ...
 
-    A limit of 0 always refuses. Raises `LimitError` for what is out of range: limits go up to 10**12 units and
-    periods from one microsecond up to ten years. Slots are for the algorithm concurrency, and for no other.
+    A limit of 0 always refuses. Raises `LimitError` for what is out of range: limits go up to
+    10**12 units and periods from one microsecond up to ten years. Slots are for the algorithm
+    concurrency, and for no other.
     """
 
     limit: int
@@ -113,13 +119,18 @@ class Rate:
 
     @classmethod
     def parse(cls, value: str | tuple[int, float | timedelta] | Rate) -> Rate:
-        """Read `"N/[k]unit"`, `(count, seconds)`, or `"N"` slots; the whole string must match. Raises `LimitError`."""
+        """Read `"N/[k]unit"`, `(count, seconds)`, or `"N"` slots; the whole string must match.
+
+        Raises `LimitError`.
+        """
         if isinstance(value, cls):
             return value
         if isinstance(value, (tuple, list)) and len(value) == 2:
             return cls._parse_pair(*value)
         if not isinstance(value, str):
-            raise LimitError(f"Rate {value!r} is neither text nor (count, seconds); write '100/m' or (100, 60)")
+            raise LimitError(
+                f"Rate {value!r} is neither text nor (count, seconds); write '100/m' or (100, 60)"
+            )
         if _SLOTS.fullmatch(value):
             return cls._checked(value, int(value), 0)
         match = _FORM.fullmatch(value)
@@ -147,13 +158,21 @@ class Rate:
         pair = (count, seconds)
         if isinstance(count, bool) or not isinstance(count, int):
             several = "; several rates are a list" if isinstance(count, str) else ""
-            raise LimitError(f"Rate {pair!r}: the count must be a whole number, as in (100, 60){several}")
+            raise LimitError(
+                f"Rate {pair!r}: the count must be a whole number, as in (100, 60){several}"
+            )
         if isinstance(seconds, timedelta):
             period = seconds // timedelta(microseconds=1)
-        elif isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and abs(seconds) < float("inf"):
+        elif (
+            isinstance(seconds, (int, float))
+            and not isinstance(seconds, bool)
+            and abs(seconds) < float("inf")
+        ):
             period = round(Fraction(seconds) * SECOND)
         else:
-            raise LimitError(f"Rate {pair!r}: the period must be a number of seconds or a timedelta")
+            raise LimitError(
+                f"Rate {pair!r}: the period must be a number of seconds or a timedelta"
+            )
         if not period:
             raise LimitError(_NO_PERIOD, rate=pair)
         return cls._checked(pair, count, period)
@@ -169,15 +188,16 @@ class Rate:
 
 
 def duration(value: str | timedelta) -> str:
-    """A duration as people write it, in one way: a number and a letter. The whole text must match, and nothing is
-    longer than ten years. Raises `LimitError`.
+    """A duration as people write it, in one way: a number and a letter.
+
+    The whole text must match, and nothing is longer than ten years. Raises `LimitError`.
 
     >>> duration("90min"), duration("36hr"), duration(timedelta(hours=1))
     ('90m', '36h', '1h')
     >>> duration("10 m")
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.limits.rate.LimitError: '10 m': write a number and a unit without a space, such as 10m, ...
+    django_ratelimit_lua.limits.rate.LimitError: '10 m': write a number and a unit ...
     """
     try:
         microseconds = time_us(value) if isinstance(value, (str, timedelta)) else 0
@@ -189,15 +209,17 @@ def duration(value: str | timedelta) -> str:
 
 
 def time_us(value: str | float | timedelta) -> int:
-    """A duration in microseconds: text such as "30s", "10m" or "500ms", a number of seconds, or a timedelta. Raises
-    `LimitError` if it is invalid, or not from one microsecond to ten years.
+    """A duration in microseconds: text such as "30s", "10m" or "500ms", a number of seconds, or a
+    timedelta.
+
+    Raises `LimitError` if it is invalid, or not from one microsecond to ten years.
 
     >>> time_us("2s"), time_us("1.5m"), time_us(0.25), time_us("500ms")
     (2000000, 90000000, 250000, 500000)
     >>> time_us("soon")
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.limits.rate.LimitError: 'soon' is no time: write '30s', '10m', '500ms', or seconds as a number
+    django_ratelimit_lua.limits.rate.LimitError: 'soon' is no time: write ...
     """
     microseconds: int | Fraction | None = None
     if isinstance(value, timedelta):
@@ -207,10 +229,16 @@ def time_us(value: str | float | timedelta) -> int:
         unit = {"ms": SECOND // 1000, **_UNITS}.get(match[2]) if match else None
         if match and unit:
             microseconds = Fraction(match[1]) * unit
-    elif isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf"):
+    elif (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and abs(value) < float("inf")
+    ):
         microseconds = Fraction(value) * SECOND
     if microseconds is None:
-        raise LimitError(f"{value!r} is no time: write '30s', '10m', '500ms', or seconds as a number")
+        raise LimitError(
+            f"{value!r} is no time: write '30s', '10m', '500ms', or seconds as a number"
+        )
     if not 1 <= round(microseconds) <= Rate.MAX_US:
         raise LimitError(f"{value!r}: a time must be above 0, and at most ten years")
     return round(microseconds)

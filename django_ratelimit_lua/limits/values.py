@@ -1,5 +1,8 @@
-"""Checks for the values of settings and options. A check returns the value as the package uses it, or raises
-`ValueError` with what would be right. The caller adds what was wrong, and where."""
+"""Checks for the values of settings and options.
+
+A check returns the value as the package uses it, or raises `ValueError` with what would be right.
+The caller adds what was wrong, and where.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +57,14 @@ class Number:
 
     def __call__(self, value: Any) -> float:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not self.least <= value <= self.most or (self.is_above_0 and value == 0):
+        if (
+            not is_number
+            or not self.least <= value <= self.most
+            or (self.is_above_0 and value == 0)
+        ):
             raise ValueError(
-                f"must be a {self.what} {'above' if self.is_above_0 else 'from'} {self.least:g}{self.note}"
+                f"must be a {self.what} {'above' if self.is_above_0 else 'from'} "
+                f"{self.least:g}{self.note}"
             )
         return float(value)
 

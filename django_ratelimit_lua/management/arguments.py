@@ -27,7 +27,9 @@ _FIELDS = {
     "json": ("json", "=", "a field of a JSON body (user.name: a nested one); may be repeated"),
     "key": ("", "=", "a key of RATELIMIT_KEYS; may be repeated"),
 }
-"""By option: the kind of the field in a key (empty: it is a key), the separator of name and value, and the help."""
+"""By option: the kind of the field in a key (empty: it is a key), the separator of name and value,
+and the help.
+"""
 
 
 def add_subject(parser: Any) -> None:
@@ -35,13 +37,17 @@ def add_subject(parser: Any) -> None:
     group = parser.add_argument_group("client", "One of these.")
     group.add_argument("--user", help="name or primary key")
     group.add_argument("--ip", help="address or network")
-    group.add_argument("--digest", help="digest of a client, as on pages and in the log: 32 hexadecimal digits")
+    group.add_argument(
+        "--digest", help="digest of a client, as on pages and in the log: 32 hexadecimal digits"
+    )
     _add_fields(group)
 
 
 def _add_fields(group: Any) -> None:
     for option, (_kind, mark, text) in _FIELDS.items():
-        group.add_argument(f"--{option}", action="append", default=[], metavar=f"NAME{mark}VALUE", help=text)
+        group.add_argument(
+            f"--{option}", action="append", default=[], metavar=f"NAME{mark}VALUE", help=text
+        )
 
 
 def add_request(parser: Any) -> None:
@@ -67,7 +73,10 @@ def add_length(*, default: str | None = None) -> Callable[[Any], None]:
 
 
 def seconds_of(option: str, period: str, otherwise: str = "") -> int:
-    """The seconds of a time such as 30m. Raises `CommandError`, which names the option, and what would do as well."""
+    """The seconds of a time such as 30m.
+
+    Raises `CommandError`, which names the option, and what would do as well.
+    """
     try:
         return time_us(duration(period)) // SECOND
     except LimitError as error:
@@ -95,9 +104,13 @@ def described(options: dict[str, Any]) -> HttpRequest:
         raise CommandError(f"--ip {address!r} is not an address")
     try:
         return build_request(
-            options["path"] or "/", options["method"], address, _user(options["user"]),
-            host=options["host"], fields=_fields(options),
-        )  # fmt: skip
+            options["path"] or "/",
+            options["method"],
+            address,
+            _user(options["user"]),
+            host=options["host"],
+            fields=_fields(options),
+        )
     except LimitError as error:
         raise CommandError(str(error)) from error
 
@@ -136,7 +149,8 @@ def _fields(options: dict[str, Any]) -> list[tuple[str, str]]:
             name = name.strip()
             if not kind and name not in registered_keys():
                 raise CommandError(
-                    f"--key {name!r} is not in RATELIMIT_KEYS: {', '.join(registered_keys()) or 'empty'}"
+                    f"--key {name!r} is not in RATELIMIT_KEYS: "
+                    f"{', '.join(registered_keys()) or 'empty'}"
                 )
             fields.append((f"{kind}:{name}" if kind else name, value.strip()))
     return fields
@@ -153,7 +167,9 @@ def _user(name: str | None) -> Any:
 
 def hints(explanation: Explanation) -> list[str]:
     """Return options that would show more limits, or the right counts."""
-    options = {kind: f"--{option} NAME{mark}VALUE" for option, (kind, mark, _help) in _FIELDS.items()}
+    options = {
+        kind: f"--{option} NAME{mark}VALUE" for option, (kind, mark, _help) in _FIELDS.items()
+    }
     options["data"] = options["post"]
     lines = []
     for field in explanation.missing:
@@ -161,7 +177,10 @@ def hints(explanation: Explanation) -> list[str]:
         option = options[kind].replace("NAME", name) if colon else f"--key {field}=VALUE"
         lines.append(f"limits count by the {field_words(field)}: add {option}")
     if explanation.other_methods:
-        lines.append(f"other methods have more limits here: --method {' or '.join(explanation.other_methods)}")
+        lines.append(
+            "other methods have more limits here: --method "
+            f"{' or '.join(explanation.other_methods)}"
+        )
     return lines
 
 
@@ -171,4 +190,7 @@ def verdict(explanation: Explanation) -> str:
         return f"{explanation.stopped_by.verdict}."
     if explanation.decision.allowed and explanation.unknown:
         return "The next request like this would be allowed, as far as known."
-    return f"The next request like this would be {'allowed' if explanation.decision.allowed else 'refused'}."
+    return (
+        "The next request like this would be "
+        f"{'allowed' if explanation.decision.allowed else 'refused'}."
+    )

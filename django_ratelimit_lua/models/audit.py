@@ -1,7 +1,8 @@
-"""Every change of a rule, tier or override is recorded and raises the revision, in the transaction of the change.
+"""Every change of a rule, tier or override is recorded and raises the revision, in the transaction
+of the change.
 
-Signals report rows that are saved or deleted, also by fixtures and cascades. `AuditedQuerySet` makes one change of what
-one call does to many rows.
+Signals report rows that are saved or deleted, also by fixtures and cascades. `AuditedQuerySet`
+makes one change of what one call does to many rows.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ Declared = dict[str, Any]
 
 
 _actor: contextvars.ContextVar[str] = contextvars.ContextVar("ratelimit_actor", default="")
-_batches: contextvars.ContextVar[Mapping[str, list[RateLimitChange]] | None] = contextvars.ContextVar(
-    "ratelimit_batches", default=None
+_batches: contextvars.ContextVar[Mapping[str, list[RateLimitChange]] | None] = (
+    contextvars.ContextVar("ratelimit_batches", default=None)
 )
 
 
@@ -54,7 +55,9 @@ def current_actor() -> str:
 
 @contextmanager
 def one_change(using: str) -> Iterator[None]:
-    """Record what is changed inside as one change, in one transaction: one revision, however many rows."""
+    """Record what is changed inside as one change, in one transaction: one revision, however many
+    rows.
+    """
     batches = _batches.get() or {}
     if using in batches:
         yield
@@ -72,8 +75,8 @@ def one_change(using: str) -> Iterator[None]:
 class AuditedQuerySet(models.QuerySet[M]):
     """Records bulk changes: one change for each call, however many rows.
 
-    Reads from the database that is written to, even if a router sends other reads to a replica, which lags: a process
-    that published from it would publish the rows before the edit.
+    Reads from the database that is written to, even if a router sends other reads to a replica,
+    which lags: a process that published from it would publish the rows before the edit.
     """
 
     @property
@@ -99,7 +102,9 @@ class AuditedQuerySet(models.QuerySet[M]):
     delete.queryset_only = True  # type: ignore[attr-defined]
 
     def bulk_create(self, objs: Iterable[M], batch_size: int | None = None) -> list[M]:  # type: ignore[override]
-        """`QuerySet.bulk_create`, without its options for conflicts: what they do to rows cannot be recorded."""
+        """`QuerySet.bulk_create`, without its options for conflicts: what they do to rows cannot be
+        recorded.
+        """
         rows = list(objs)
         for row in rows:
             row.prepare()
@@ -111,7 +116,9 @@ class AuditedQuerySet(models.QuerySet[M]):
 
     bulk_create.alters_data = True  # type: ignore[attr-defined]
 
-    def bulk_update(self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None) -> int:
+    def bulk_update(
+        self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None
+    ) -> int:
         rows = list(objs)
         for row in rows:
             row.prepare()
@@ -121,7 +128,12 @@ class AuditedQuerySet(models.QuerySet[M]):
             both = [*old.values(), *rows]
             before = declare(self.model, both, self.db)
             pairs = [(old[row.pk], row) for row in rows if row.pk in old]
-            prepared = {name for one, row in pairs for name in row.PREPARED if getattr(one, name) != getattr(row, name)}
+            prepared = {
+                name
+                for one, row in pairs
+                for name in row.PREPARED
+                if getattr(one, name) != getattr(row, name)
+            }
             count = stored.bulk_update(rows, {*fields, *prepared}, batch_size or BATCH)
             record_changes(self.db, before, declare(self.model, both, self.db))
         return count
@@ -157,7 +169,11 @@ class AuditedModel(models.Model):
     @classmethod
     def owners(cls, rows: Sequence[Any], using: str) -> list[Any]:
         """Return the stored rows with declarations that include these: these themselves."""
-        return list(cls._base_manager.using(using).in_bulk([row.pk for row in rows if row.pk is not None]).values())
+        return list(
+            cls._base_manager.using(using)
+            .in_bulk([row.pk for row in rows if row.pk is not None])
+            .values()
+        )
 
     @classmethod
     def complete(cls, rows: Sequence[Any], using: str) -> None:
@@ -175,7 +191,9 @@ def declare(model: type[AuditedModel], rows: Sequence[Any], using: str) -> dict[
     return {owner: owner.declared() for owner in owners}
 
 
-def record_changes(using: str, before: Mapping[Any, Declared], after: Mapping[Any, Declared]) -> None:
+def record_changes(
+    using: str, before: Mapping[Any, Declared], after: Mapping[Any, Declared]
+) -> None:
     """Record the rows that differ, and raise the revision when `one_change` ends."""
     with one_change(using):
         lines = (_batches.get() or {})[using]
@@ -192,7 +210,11 @@ def _write(using: str, lines: Sequence[RateLimitChange]) -> None:
     raised = RateLimitRevision.rise(using, rebuild=is_bulk)
     if is_bulk:
         name = _("%(number)d rows") % {"number": len(lines)}
-        lines = [RateLimitChange(by=lines[0].by, kind=lines[0].kind, action=RateLimitChange.Action.BULK, name=name)]
+        lines = [
+            RateLimitChange(
+                by=lines[0].by, kind=lines[0].kind, action=RateLimitChange.Action.BULK, name=name
+            )
+        ]
     for line in lines:
         line.revision, line.tag = raised.revision, raised.tag
     RateLimitChange.objects.using(using).bulk_create(lines, batch_size=BATCH)
@@ -200,7 +222,9 @@ def _write(using: str, lines: Sequence[RateLimitChange]) -> None:
 
 
 def _merged(lines: Sequence[RateLimitChange]) -> list[RateLimitChange]:
-    """One line for each row, from what it was before the first change to what it was after the last."""
+    """One line for each row, from what it was before the first change to what it was after the
+    last.
+    """
     merged: dict[Any, RateLimitChange] = {}
     for line in lines:
         first = merged.setdefault((line.kind, line.object_id), line)
@@ -211,7 +235,9 @@ def _merged(lines: Sequence[RateLimitChange]) -> list[RateLimitChange]:
 
 
 def _line(row: Any, before: Declared | None, after: Declared | None) -> RateLimitChange:
-    line = RateLimitChange(by=current_actor(), kind=row.CHANGE_KIND, object_id=row.pk, name=str(row)[:300])
+    line = RateLimitChange(
+        by=current_actor(), kind=row.CHANGE_KIND, object_id=row.pk, name=str(row)[:300]
+    )
     _set_words(line, before, after)
     return line
 
@@ -219,9 +245,13 @@ def _line(row: Any, before: Declared | None, after: Declared | None) -> RateLimi
 def _set_words(line: RateLimitChange, before: Declared | None, after: Declared | None) -> None:
     actions = RateLimitChange.Action
     line.before, line.after = before, after
-    line.action = actions.CREATED if before is None else actions.DELETED if after is None else actions.CHANGED
+    line.action = (
+        actions.CREATED if before is None else actions.DELETED if after is None else actions.CHANGED
+    )
     # The subjects of a change are at most two: what was in between was never published.
-    line.subjects = ",".join(sorted({(before or {}).get("subject", ""), (after or {}).get("subject", "")} - {""}))
+    line.subjects = ",".join(
+        sorted({(before or {}).get("subject", ""), (after or {}).get("subject", "")} - {""})
+    )
 
 
 def _before(sender: Any, instance: Any, using: str, **kwargs: Any) -> None:
@@ -242,8 +272,8 @@ def _before_save(sender: Any, instance: Any, using: str, **kwargs: Any) -> None:
 
 def watch(model: type[AuditedModel]) -> None:
     """Record what happens to the rows of a model."""
-    # Never without a sender: that would run this code for every saved row of the site, and disable fast deletes for
-    # every model, because Django has to load each row that a receiver gets.
+    # Never without a sender: that would run this code for every saved row of the site, and disable
+    # fast deletes for every model, because Django has to load each row that a receiver gets.
     pre_save.connect(_before_save, model)
     post_save.connect(_after, model)
     pre_delete.connect(_before, model)

@@ -29,7 +29,9 @@ KINDS: dict[str, Any] = {
     "override": _("override"),
     "identity": _("identity"),
 }
-"""What changes can be about: the kind of a change, and its name. `audit.connect` adds the models of annexes."""
+"""What changes can be about: the kind of a change, and its name. `audit.connect` adds the models of
+annexes.
+"""
 
 
 def kind_choices() -> list[tuple[str, Any]]:
@@ -38,7 +40,9 @@ def kind_choices() -> list[tuple[str, Any]]:
 
 
 class Risen(NamedTuple):
-    """The row of `RateLimitRevision` as it was read: how often rules were changed, and what goes with that number."""
+    """The row of `RateLimitRevision` as it was read: how often rules were changed, and what goes
+    with that number.
+    """
 
     revision: int = 0
     rebuilt: int = 0
@@ -58,18 +62,23 @@ class Risen(NamedTuple):
 
 
 class RateLimitRevision(models.Model):
-    """One row: the number of changes of rules and overrides. Raised in the transaction of the change.
+    """One row: the number of changes of rules and overrides.
 
-    The number alone is not enough: a database that was restored from a backup, or whose replica has taken over without
-    the last edit, comes to the same number again with other rules. So each number has a random `tag`. `database` is
-    made once, and identifies the database of published rules.
+    Raised in the transaction of the change.
+
+    The number alone is not enough: a database that was restored from a backup, or whose replica has
+    taken over without the last edit, comes to the same number again with other rules. So each
+    number has a random `tag`. `database` is made once, and identifies the database of published
+    rules.
     """
 
     ROW = 1
 
     revision = models.BigIntegerField(_("revision"), default=0)
     tag = models.CharField(_("tag of the revision"), max_length=16, default=new_tag)
-    rebuilt = models.BigIntegerField(_("revision before which all overrides must be published again"), default=0)
+    rebuilt = models.BigIntegerField(
+        _("revision before which all overrides must be published again"), default=0
+    )
     rebuilt_tag = models.CharField(_("tag of that revision"), max_length=16, blank=True)
     database = models.CharField(_("id of the database"), max_length=32, default=new_database)
 
@@ -87,10 +96,15 @@ class RateLimitRevision(models.Model):
         return Risen() if row is None else Risen(*row)
 
     @classmethod
-    def rise(cls, using: str, *, rebuild: bool = False, beyond: int = 0, seen: Risen | None = None) -> Risen:
-        """Raise it by one (or beyond a number), in the open transaction. Its row is locked until that ends.
+    def rise(
+        cls, using: str, *, rebuild: bool = False, beyond: int = 0, seen: Risen | None = None
+    ) -> Risen:
+        """Raise it by one (or beyond a number), in the open transaction.
 
-        `seen`: only if the row is unchanged since it was read, so that only one of many processes raises it.
+        Its row is locked until that ends.
+
+        `seen`: only if the row is unchanged since it was read, so that only one of many processes
+        raises it.
         """
         rows = cls.objects.using(using).filter(pk=cls.ROW)
         row = rows if seen is None else rows.filter(tag=seen.tag)
@@ -152,7 +166,7 @@ class RateLimitChange(models.Model):
     subjects = models.TextField(_("digests of the subjects"), blank=True)
     digested_by = models.CharField(
         _("ids of the keys of these digests"), max_length=200, default=key_ids, editable=False
-    )  # fmt: skip
+    )
 
     class Meta:
         verbose_name = _("change")

@@ -20,7 +20,15 @@ from ..identity.forwarded import parse_network
 from ..identity.keys import EXACT, FIELD_KINDS, field_identity, registered_keys, split_field
 from ..limits.decision import PLAIN_BLOCK, Block
 from ..limits.rate import LimitError, Rate
-from ..rules.overrides import DIGEST, USER, Effect, Override, client_identity, network_identity, network_kind
+from ..rules.overrides import (
+    DIGEST,
+    USER,
+    Effect,
+    Override,
+    client_identity,
+    network_identity,
+    network_kind,
+)
 from ..rules.rule import RuleError
 from .audit import AuditedModel, AuditedQuerySet, Declared
 from .change import RateLimitChange
@@ -28,7 +36,8 @@ from .rate_fields import RateFields, problem_text
 from .rule import RateLimitRule
 
 ONE_SUBJECT = _(
-    "Name one subject: a user, an address or network, a field and its value, or the digest of a client. Make one "
+    "Name one subject: a user, an address or network, a field and its value, or the digest of a "
+    "client. Make one "
     "override for each."
 )
 MAX_DIGEST_DAYS = 30
@@ -46,7 +55,10 @@ class OverrideQuerySet(AuditedQuerySet["RateLimitOverride"]):
 
     def between(self, start: datetime.datetime, end: datetime.datetime) -> OverrideQuerySet:
         """Those that were in force at some time from one moment on, before another."""
-        began, lasted = models.Q(starts=None) | models.Q(starts__lt=end), models.Q(ends=None) | models.Q(ends__gt=start)
+        began, lasted = (
+            models.Q(starts=None) | models.Q(starts__lt=end),
+            models.Q(ends=None) | models.Q(ends__gt=start),
+        )
         return self.filter(began & lasted, created_at__lt=end)
 
     def active(self) -> OverrideQuerySet:
@@ -55,7 +67,10 @@ class OverrideQuerySet(AuditedQuerySet["RateLimitOverride"]):
 
 class RateLimitOverride(RateFields, AuditedModel):
     """Another limit, an exemption or a block for one subject: exactly one of `user`, `network`,
-    `field` and `client_digest` is filled in. `set_value` takes the value of a field."""
+    `field` and `client_digest` is filled in.
+
+    `set_value` takes the value of a field.
+    """
 
     CHANGE_KIND = RateLimitChange.Kind.OVERRIDE
     PREPARED = ("kind", "subject", "network", "digested_by", "starts", "ends")
@@ -66,39 +81,74 @@ class RateLimitOverride(RateFields, AuditedModel):
         BLOCK = "block", _("block: every request is refused")
 
     rule = models.ForeignKey(
-        RateLimitRule, models.CASCADE, related_name="overrides", null=True, blank=True, verbose_name=_("rule"),
+        RateLimitRule,
+        models.CASCADE,
+        related_name="overrides",
+        null=True,
+        blank=True,
+        verbose_name=_("rule"),
         help_text=_("Empty: all rules."),
-    )  # fmt: skip
+    )
     user = models.ForeignKey(
-        settings.AUTH_USER_MODEL, models.CASCADE, related_name="+", null=True, blank=True, verbose_name=_("user")
+        settings.AUTH_USER_MODEL,
+        models.CASCADE,
+        related_name="+",
+        null=True,
+        blank=True,
+        verbose_name=_("user"),
     )
     network = models.CharField(
-        _("address or network"), max_length=49, blank=True, help_text=_("For example 203.0.113.9 or 2001:db8::/48.")
+        _("address or network"),
+        max_length=49,
+        blank=True,
+        help_text=_("For example 203.0.113.9 or 2001:db8::/48."),
     )
     field = models.CharField(
-        _("field"), max_length=200, blank=True,
+        _("field"),
+        max_length=200,
+        blank=True,
         help_text=_(
-            "The field or key that identifies the client: header:X-API-Key, post:username, or a key of this site such "
+            "The field or key that identifies the client: header:X-API-Key, post:username, or a "
+            "key of this site such "
             "as tenant. Only the digest of its value is stored."
         ),
-    )  # fmt: skip
+    )
     label = models.CharField(
-        _("label"), max_length=200, blank=True, help_text=_("A name for this client, because the value is not stored.")
+        _("label"),
+        max_length=200,
+        blank=True,
+        help_text=_("A name for this client, because the value is not stored."),
     )
     client_digest = models.CharField(
-        _("digest of a client"), max_length=32, blank=True, default="", db_default="",
-        help_text=_("For a client with a hidden name: 32 hexadecimal digits. Such an override ends within 30 days."),
-    )  # fmt: skip
+        _("digest of a client"),
+        max_length=32,
+        blank=True,
+        default="",
+        db_default="",
+        help_text=_(
+            "For a client with a hidden name: 32 hexadecimal digits. Such an override ends within "
+            "30 days."
+        ),
+    )
     kind = models.CharField(_("kind"), max_length=200, editable=False)
     subject = models.CharField(_("digest"), max_length=32, editable=False, db_index=True)
-    digested_by = models.CharField(_("id of the key of the digest"), max_length=8, default=key_id, editable=False)
-    effect = models.CharField(_("effect"), max_length=6, choices=Effects.choices, default=Effects.LIMIT)
+    digested_by = models.CharField(
+        _("id of the key of the digest"), max_length=8, default=key_id, editable=False
+    )
+    effect = models.CharField(
+        _("effect"), max_length=6, choices=Effects.choices, default=Effects.LIMIT
+    )
     starts = models.DateTimeField(_("starts"), null=True, blank=True, help_text=_("Empty: now."))
     ends = models.DateTimeField(_("ends"), null=True, blank=True, help_text=_("Empty: never."))
     forbids = models.BooleanField(
-        _("answer 403"), default=False, db_default=False,
-        help_text=_("Blocks: “403 Forbidden” without a time to come back, instead of “429 Too Many Requests”."),
-    )  # fmt: skip
+        _("answer 403"),
+        default=False,
+        db_default=False,
+        help_text=_(
+            "Blocks: “403 Forbidden” without a time to come back, instead of “429 Too Many "
+            "Requests”."
+        ),
+    )
     message = models.CharField(
         _("message"),
         max_length=300,
@@ -150,8 +200,11 @@ class RateLimitOverride(RateFields, AuditedModel):
     def named(self) -> list[str]:
         """The fields that name a subject."""
         values = {
-            "user": self.user_id, "network": self.network, "field": self.field, "client_digest": self.client_digest
-        }  # fmt: skip
+            "user": self.user_id,
+            "network": self.network,
+            "field": self.field,
+            "client_digest": self.client_digest,
+        }
         return [name for name, value in values.items() if value not in (None, "")]
 
     def prepare(self) -> None:
@@ -175,12 +228,15 @@ class RateLimitOverride(RateFields, AuditedModel):
 
     def has_value(self) -> bool:
         """Whether the digest of the field's value is there, and not that of another subject of
-        before."""
+        before.
+        """
         return self.kind == self.field and bool(self.subject)
 
     def about(self) -> tuple[str, Identity]:
-        """The kind and the identity of its subject. Of the value of a field, only the digest is
-        kept: None."""
+        """The kind and the identity of its subject.
+
+        Of the value of a field, only the digest is kept: None.
+        """
         if self.user_id is not None:
             return USER, (USER, str(self.user_id))
         if self.network:
@@ -194,7 +250,8 @@ class RateLimitOverride(RateFields, AuditedModel):
     def digests(self) -> list[str]:
         """The digests under which it is published: by every key that is known, so that a process
         that has the earlier key finds them too; of the value of a field, only by the key that it
-        was digested with."""
+        was digested with.
+        """
         _kind, identity = self.about()
         if identity is None:
             return [self.subject]
@@ -205,17 +262,25 @@ class RateLimitOverride(RateFields, AuditedModel):
         """Read the rules and users that they are about."""
         users = get_user_model()._base_manager.using(using)
         rules = RateLimitRule._base_manager.using(using)
-        models.prefetch_related_objects(rows, models.Prefetch("rule", rules), models.Prefetch("user", users))
+        models.prefetch_related_objects(
+            rows, models.Prefetch("rule", rules), models.Prefetch("user", users)
+        )
 
     def override(self) -> Override:
         """As the rules' room knows it."""
         effect: Effect = self.effect  # type: ignore[assignment]
         rate = Rate.parse(self.rate) if effect == "limit" and self.rate else None
         return Override(
-            self.pk, self.rule_id, effect, rate, self.burst if rate else None, _us(self.starts), _us(self.ends),
+            self.pk,
+            self.rule_id,
+            effect,
+            rate,
+            self.burst if rate else None,
+            _us(self.starts),
+            _us(self.ends),
             Block(self.forbids, self.message) if effect == "block" else PLAIN_BLOCK,
             self.kind if self.kind.startswith(EXACT) else "",
-        )  # fmt: skip
+        )
 
     def declared(self) -> Declared:
         """The override in words that history can keep."""
@@ -242,7 +307,9 @@ class RateLimitOverride(RateFields, AuditedModel):
     def is_active(self) -> bool:
         """Whether it is in force now."""
         now = timezone.now()
-        return (self.starts is None or self.starts <= now) and (self.ends is None or now < self.ends)
+        return (self.starts is None or self.starts <= now) and (
+            self.ends is None or now < self.ends
+        )
 
     def clean(self) -> None:
         """Raises `ValidationError` that names the field."""
@@ -253,7 +320,9 @@ class RateLimitOverride(RateFields, AuditedModel):
             try:
                 parse_network(self.network)
             except ValueError:
-                problems["network"] = _("Enter an address or network, for example 203.0.113.9 or 203.0.113.0/24.")
+                problems["network"] = _(
+                    "Enter an address or network, for example 203.0.113.9 or 203.0.113.0/24."
+                )
         if self.field and split_field(self.field) is None:
             text = _("Enter one of %(kinds)s, for example header:X-API-Key.")
             kinds = [*(f"{kind}:NAME" for kind in FIELD_KINDS), *registered_keys()]
@@ -265,32 +334,48 @@ class RateLimitOverride(RateFields, AuditedModel):
         for field in ("starts", "ends"):
             moment = getattr(self, field)
             if moment != within(moment):
-                problems[field] = _("Enter a year from %(first)d to %(last)d, or leave it empty.") % {
+                problems[field] = _(
+                    "Enter a year from %(first)d to %(last)d, or leave it empty."
+                ) % {
                     "first": FIRST_YEAR,
                     "last": LAST_YEAR,
                 }
         if self.client_digest:
             problems |= self._problems_of_digest()
-        if not problems and self.starts is not None and self.ends is not None and self.starts >= self.ends:
+        if (
+            not problems
+            and self.starts is not None
+            and self.ends is not None
+            and self.starts >= self.ends
+        ):
             problems["ends"] = _("The end is before the start.")
         if self.effect != self.Effects.BLOCK:
             for name in ("forbids", "message"):
                 if getattr(self, name):
-                    problems[name] = _("This is for blocks. Choose the effect “block”, or leave it empty.")
+                    problems[name] = _(
+                        "This is for blocks. Choose the effect “block”, or leave it empty."
+                    )
         if problems:
             raise ValidationError(problems)
 
     def _problems_of_digest(self) -> dict[str, Any]:
         problems: dict[str, Any] = {}
         if not re.fullmatch("[0-9a-f]{32}", self.client_digest):
-            problems["client_digest"] = _("Enter 32 hexadecimal digits, as the inspector shows them.")
-        if self.ends is None or self.ends > timezone.now() + datetime.timedelta(days=MAX_DIGEST_DAYS):
+            problems["client_digest"] = _(
+                "Enter 32 hexadecimal digits, as the inspector shows them."
+            )
+        if self.ends is None or self.ends > timezone.now() + datetime.timedelta(
+            days=MAX_DIGEST_DAYS
+        ):
             text = _("An override about a digest needs an end, at most %(days)d days from now.")
             problems["ends"] = text % {"days": MAX_DIGEST_DAYS}
         return problems
 
     def misfits(self) -> dict[str, Any]:
-        """Why its numbers do not fit its rule, by field; empty if they do. Numbers that do not fit are skipped."""
+        """Why its numbers do not fit its rule, by field; empty if they do.
+
+        Numbers that do not fit are skipped.
+        """
         if self.rate is None:
             return {"limit": _("Enter the other limit.")}
         try:
@@ -307,14 +392,19 @@ class RateLimitOverride(RateFields, AuditedModel):
 
 
 def within(moment: Any) -> Any:
-    """A moment that can be shown in every time zone: at the ends of Python's calendar, it may be past them in some."""
+    """A moment that can be shown in every time zone: at the ends of Python's calendar, it may be
+    past them in some.
+    """
     if not isinstance(moment, datetime.datetime) or FIRST_YEAR <= moment.year <= LAST_YEAR:
         return moment
     return moment.replace(year=FIRST_YEAR if moment.year < FIRST_YEAR else LAST_YEAR)
 
 
 def microseconds(moment: datetime.datetime) -> int:
-    """Since 1970. Without a zone, as moments are where `USE_TZ` is off, it is the process's, which Django sets."""
+    """Since 1970.
+
+    Without a zone, as moments are where `USE_TZ` is off, it is the process's, which Django sets.
+    """
     return round(moment.timestamp() * 1_000_000)
 
 

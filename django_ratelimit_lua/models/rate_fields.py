@@ -22,10 +22,15 @@ MAX_ENTRIES = Rate.MAX_UNITS
 _OWN = ("limit", "period", "unit", "more_rates", "burst")
 _TRIMMED = ("name", "route", "group")
 _NAMES = {
-    "enforce": _("enforce"), "shadow": _("shadow mode"), "off": _("off"),
-    "everyone": _("everyone"), "anonymous": _("not logged in"), "authenticated": _("logged in"),
-    "staff": _("staff"), "groups": _("members of the groups below"),
-}  # fmt: skip
+    "enforce": _("enforce"),
+    "shadow": _("shadow mode"),
+    "off": _("off"),
+    "everyone": _("everyone"),
+    "anonymous": _("not logged in"),
+    "authenticated": _("logged in"),
+    "staff": _("staff"),
+    "groups": _("members of the groups below"),
+}
 
 
 def named(values: Any) -> list[tuple[str, Any]]:
@@ -43,7 +48,10 @@ def column(option: str) -> dict[str, Any]:
     if row.names and option != "algorithm":
         arguments["choices"] = [(value, _(name)) for value, name in row.names.items()]
     if isinstance(row.check, (Whole, Number)):
-        arguments["validators"] = [MinValueValidator(row.check.least), MaxValueValidator(row.check.most)]
+        arguments["validators"] = [
+            MinValueValidator(row.check.least),
+            MaxValueValidator(row.check.most),
+        ]
     return arguments
 
 
@@ -61,7 +69,10 @@ class RateFields(models.Model):
         AT_ONCE = "x", _("at once")
 
     limit = models.BigIntegerField(
-        _("limit"), null=True, blank=True, validators=[MinValueValidator(0), MaxValueValidator(MAX_ENTRIES)]
+        _("limit"),
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(0), MaxValueValidator(MAX_ENTRIES)],
     )
     period = models.PositiveIntegerField(_("per"), default=1, validators=[MinValueValidator(1)])
     unit = models.CharField(_("unit"), max_length=1, choices=Unit.choices, default=Unit.MINUTE)
@@ -74,7 +85,9 @@ class RateFields(models.Model):
         abstract = True
 
     def clean_fields(self, exclude: Collection[str] | None = None) -> None:
-        """Raises `ValidationError`, also for text that no database takes: else it would fail while it is compared."""
+        """Raises `ValidationError`, also for text that no database takes: else it would fail while
+        it is compared.
+        """
         problems: dict[str, Any] = {}
         try:
             super().clean_fields(exclude)
@@ -85,7 +98,9 @@ class RateFields(models.Model):
             if field.name in (exclude or ()) or not isinstance(value, str):
                 continue
             if UNWRITABLE.search(value):
-                problems.setdefault(field.name, []).append(ValidationError(_("Enter text without control characters.")))
+                problems.setdefault(field.name, []).append(
+                    ValidationError(_("Enter text without control characters."))
+                )
             elif field.name in _TRIMMED and (value != value.strip() or not value.isprintable()):
                 problem = _("Enter it without spaces around it, and without invisible characters.")
                 problems.setdefault(field.name, []).append(ValidationError(problem))
@@ -95,7 +110,11 @@ class RateFields(models.Model):
 
     def numbers(self) -> dict[str, Any]:
         """The values of these fields, by name."""
-        return {field.name: getattr(self, field.attname) for field in self._meta.concrete_fields if field.name in _OWN}
+        return {
+            field.name: getattr(self, field.attname)
+            for field in self._meta.concrete_fields
+            if field.name in _OWN
+        }
 
     @property
     def rate(self) -> Any:
@@ -111,20 +130,32 @@ class RatesFields(RateFields):
     """Units per period, and further limits that apply as well."""
 
     more_rates = models.JSONField(
-        _("further limits"), default=list, db_default=models.Value([], models.JSONField()), blank=True,
-        help_text=_("One per line, for example 500/h. A request has to keep all of them, and the one above."),
-    )  # fmt: skip
+        _("further limits"),
+        default=list,
+        db_default=models.Value([], models.JSONField()),
+        blank=True,
+        help_text=_(
+            "One per line, for example 500/h. A request has to keep all of them, and the one above."
+        ),
+    )
 
     class Meta:
         abstract = True
 
     @property
     def rate(self) -> Any:
-        """The rate as rules write it, "100/m"; a list if there are several; None if there is no limit."""
+        """The rate as rules write it, "100/m".
+
+        A list if there are several; None if there is no limit.
+        """
         first = RateFields.rate.fget(self)  # type: ignore[attr-defined]
         if first is None or self.more_rates == []:
             return first
-        return [first, *self.more_rates] if isinstance(self.more_rates, list) else [first, self.more_rates]
+        return (
+            [first, *self.more_rates]
+            if isinstance(self.more_rates, list)
+            else [first, self.more_rates]
+        )
 
     @rate.setter
     def rate(self, value: Any) -> None:
@@ -145,7 +176,8 @@ def written(rate: Any) -> str:
 def problem_text(problem: LimitError) -> str:
     """The problem in the language of the operator, with labels instead of the names of fields.
 
-    >>> problem_text(LimitError("%(option)s needs %(other)s as well", option="ban_after", other="ban_for"))
+    >>> text = "%(option)s needs %(other)s as well"
+    >>> problem_text(LimitError(text, option="ban_after", other="ban_for"))
     '“Ban after” needs “Ban for” as well.'
     """
     text = gettext(problem.text)
@@ -186,5 +218,8 @@ def _parts(value: Any) -> tuple[int, int, str]:
     times = int(rest.rstrip("abcdefghijklmnopqrstuvwxyz") or 1)
     unit = Rate(1, rate.period_us // times).per
     if unit not in RateFields.Unit.values:
-        raise LimitError(f"Rate {value!r}: a rule's period is a whole number of seconds, minutes, hours, days or weeks")
+        raise LimitError(
+            f"Rate {value!r}: a rule's period is a whole number of seconds, minutes, hours, days "
+            "or weeks"
+        )
     return int(count), times, unit

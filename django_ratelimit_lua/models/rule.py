@@ -26,8 +26,10 @@ class RuleQuerySet(AuditedQuerySet["RateLimitRule"]):
     """Rules, also by untrusted names."""
 
     def named(self, name: str) -> RuleQuerySet:
-        """The rule of that name; none for a name that no database could store, because some databases fail on such a
-        query."""
+        """The rule of that name.
+
+        None for a name that no database could store, because some databases fail on such a query.
+        """
         return self.none() if UNWRITABLE.search(name) else self.filter(name=name)
 
 
@@ -37,56 +39,86 @@ class RateLimitRule(RatesFields, AuditedModel):
     CHANGE_KIND = RateLimitChange.Kind.RULE
 
     name = models.CharField(
-        _("name"), max_length=200, unique=True,
+        _("name"),
+        max_length=200,
+        unique=True,
         help_text=_(
-            "The name of the count: a new name starts a new count. A rule with the name of a decorator's group, a DRF"
+            "The name of the count: a new name starts a new count. A rule with the name of a "
+            "decorator's group, a DRF"
             " scope or a RateLimiter replaces the limit in the code."
         ),
-    )  # fmt: skip
-    description = models.TextField(_("description"), blank=True, help_text=_("For colleagues: why this rule exists."))
+    )
+    description = models.TextField(
+        _("description"), blank=True, help_text=_("For colleagues: why this rule exists.")
+    )
     mode = models.CharField(max_length=8, default="enforce", choices=named(MODES), **column("mode"))
     order = models.IntegerField(
-        _("order"), default=0, help_text=_("Rules are listed and applied in this order, smallest first.")
+        _("order"),
+        default=0,
+        help_text=_("Rules are listed and applied in this order, smallest first."),
     )
     exempt = models.BooleanField(
-        _("exempt"), default=False, help_text=_("No rule applies to requests of these paths or this route.")
+        _("exempt"),
+        default=False,
+        help_text=_("No rule applies to requests of these paths or this route."),
     )
     path = models.TextField(
-        _("paths"), blank=True,
+        _("paths"),
+        blank=True,
         help_text=_(
-            "One per line: a prefix such as /api/, or a pattern. In patterns, * is any text without a slash, and ** "
-            "is any text. A single / is every request. Empty: only where a limit in the code has the name of this "
+            "One per line: a prefix such as /api/, or a pattern. In patterns, * is any text "
+            "without a slash, and ** "
+            "is any text. A single / is every request. Empty: only where a limit in the code has "
+            "the name of this "
             "rule."
         ),
-    )  # fmt: skip
+    )
     route = models.CharField(
-        _("route"), max_length=300, blank=True, help_text=_("The name of a URL pattern, for example shop:detail.")
+        _("route"),
+        max_length=300,
+        blank=True,
+        help_text=_("The name of a URL pattern, for example shop:detail."),
     )
     group = models.CharField(
-        _("call site"), max_length=200, blank=True,
+        _("call site"),
+        max_length=200,
+        blank=True,
         help_text=_(
-            "The group of a decorator or the scope of a throttle. This rule then applies in addition to the limits in"
+            "The group of a decorator or the scope of a throttle. This rule then applies in "
+            "addition to the limits in"
             " the code."
         ),
-    )  # fmt: skip
-    methods = models.JSONField(
-        _("methods"), default=list, blank=True, help_text=_("None selected: all methods. GET includes HEAD.")
     )
-    audience = models.CharField(_("audience"), max_length=16, default="everyone", choices=named((*AUDIENCES, "groups")))
-    groups = models.JSONField(_("groups"), default=list, blank=True, help_text=_("Names of Django's groups."))
+    methods = models.JSONField(
+        _("methods"),
+        default=list,
+        blank=True,
+        help_text=_("None selected: all methods. GET includes HEAD."),
+    )
+    audience = models.CharField(
+        _("audience"), max_length=16, default="everyone", choices=named((*AUDIENCES, "groups"))
+    )
+    groups = models.JSONField(
+        _("groups"), default=list, blank=True, help_text=_("Names of Django's groups.")
+    )
     key = models.CharField(
-        _("count by"), max_length=300, blank=True,
+        _("count by"),
+        max_length=300,
+        blank=True,
         help_text=_(
             "The key: all, ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, "
             "get:NAME, post:NAME, json:NAME, data:NAME or kwarg:NAME. Join several with +. With "
             "exact: in front, a value is compared letter by letter. Empty: the key of the call "
             "site with this name."
         ),
-    )  # fmt: skip
+    )
     cost = models.BigIntegerField(
-        _("cost"), null=True, blank=True, validators=[MinValueValidator(0)],
+        _("cost"),
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(0)],
         help_text=_("Units per request. Empty: 1, or the cost at the call site."),
-    )  # fmt: skip
+    )
     algorithm = models.CharField(max_length=50, blank=True, **column("algorithm"))
     initial = models.BigIntegerField(null=True, blank=True, **column("initial"))
     queue = models.BigIntegerField(null=True, blank=True, **column("queue"))
@@ -99,17 +131,33 @@ class RateLimitRule(RatesFields, AuditedModel):
     lease = models.BigIntegerField(null=True, blank=True, **column("lease"))
     split = models.CharField(max_length=1000, blank=True, **column("split"))
     ban_after = models.PositiveIntegerField(null=True, blank=True, **column("ban_after"))
-    ban_window = models.CharField(max_length=16, default="", db_default="", blank=True, **column("ban_window"))
-    ban_for = models.CharField(max_length=100, default="", db_default="", blank=True, **column("ban_for"))
-    ban_on = models.CharField(max_length=8, default="", db_default="", blank=True, **column("ban_on"))
-    ban_key = models.CharField(max_length=300, default="", db_default="", blank=True, **column("ban_key"))
-    message = models.CharField(_("message"), max_length=300, blank=True, help_text=_("The text for refused clients."))
+    ban_window = models.CharField(
+        max_length=16, default="", db_default="", blank=True, **column("ban_window")
+    )
+    ban_for = models.CharField(
+        max_length=100, default="", db_default="", blank=True, **column("ban_for")
+    )
+    ban_on = models.CharField(
+        max_length=8, default="", db_default="", blank=True, **column("ban_on")
+    )
+    ban_key = models.CharField(
+        max_length=300, default="", db_default="", blank=True, **column("ban_key")
+    )
+    message = models.CharField(
+        _("message"), max_length=300, blank=True, help_text=_("The text for refused clients.")
+    )
 
-    extra = models.JSONField(default=dict, db_default=models.Value({}, models.JSONField()), editable=False)
-    """The values of the fields that annexes add, by annex. Those of an annex that is not installed are kept."""
+    extra = models.JSONField(
+        default=dict, db_default=models.Value({}, models.JSONField()), editable=False
+    )
+    """The values of the fields that annexes add, by annex. Those of an annex that is not installed
+    are kept.
+    """
 
     to_check: Literal["all", "without tiers", "nothing"] = "all"
-    """The tiers that `clean` checks. A form with tiers checks them itself, as they are about to be saved."""
+    """The tiers that `clean` checks. A form with tiers checks them itself, as they are about to be
+    saved.
+    """
 
     objects = RuleQuerySet.as_manager()
 
@@ -125,10 +173,12 @@ class RateLimitRule(RatesFields, AuditedModel):
     @classmethod
     def complete(cls, rows: Sequence[Any], using: str) -> None:
         tiers = cls.tiers.rel.related_model._base_manager.using(using)
-        models.prefetch_related_objects([row for row in rows if row.pk], models.Prefetch("tiers", tiers))
+        models.prefetch_related_objects(
+            [row for row in rows if row.pk], models.Prefetch("tiers", tiers)
+        )
 
     def switch(self, mode: str) -> None:
-        """Save the mode and nothing else: if the row was edited by hand, the rest may be invalid."""
+        """Save only the mode: the rest may be invalid if the row was edited by hand."""
         self.mode = mode
         self.save(update_fields=["mode"])
 
@@ -141,10 +191,16 @@ class RateLimitRule(RatesFields, AuditedModel):
         key = [part.strip() for part in self.key.split("+")]
         audience: Any = self.audience
         if audience == "groups":
-            audience = [f"group:{name}" for name in self.groups] if isinstance(self.groups, list) else self.groups
+            audience = (
+                [f"group:{name}" for name in self.groups]
+                if isinstance(self.groups, list)
+                else self.groups
+            )
         paths = [line.strip() for line in self.path.splitlines() if line.strip()]
         annexed = self.annexed()
-        is_bare = not paths and not self.route and not self.group and annexed.keys().isdisjoint(PLACES)
+        is_bare = (
+            not paths and not self.route and not self.group and annexed.keys().isdisjoint(PLACES)
+        )
         # Databases sort text each in their own way.
         tiers = sorted(self.tiers.all(), key=lambda tier: tier.group) if self.pk else []
         values = {
@@ -165,8 +221,12 @@ class RateLimitRule(RatesFields, AuditedModel):
             **annexed,
         }
         values |= {option: getattr(self, option) for option in OPTIONS if option not in values}
-        given = {field: value for field, value in values.items() if value not in (None, "", [], False)}
-        given |= {field: getattr(self, field) for field in _ZEROS if getattr(self, field) is not None}
+        given = {
+            field: value for field, value in values.items() if value not in (None, "", [], False)
+        }
+        given |= {
+            field: getattr(self, field) for field in _ZEROS if getattr(self, field) is not None
+        }
         if not self.order:
             given.pop("order", None)
         return self.ordered(given)
@@ -203,7 +263,11 @@ class RateLimitRule(RatesFields, AuditedModel):
         for field in ("methods", "groups"):
             names = getattr(self, field)
             is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
-            if not is_list or len(set(names)) < len(names) or (field == "methods" and any(map(_is_lower, names))):
+            if (
+                not is_list
+                or len(set(names)) < len(names)
+                or (field == "methods" and any(map(_is_lower, names)))
+            ):
                 raise ValidationError({field: _("Enter a list of names.")})
         try:
             row = self
@@ -231,14 +295,19 @@ class RateLimitRule(RatesFields, AuditedModel):
 
     def values(self) -> dict[str, Any]:
         """The values of its fields, by name, with those that annexes add."""
-        return {field.name: getattr(self, field.attname) for field in self._meta.concrete_fields} | self.annexed()
+        return {
+            field.name: getattr(self, field.attname) for field in self._meta.concrete_fields
+        } | self.annexed()
 
 
 def _is_lower(name: str) -> bool:
     return name != name.upper()
 
 
-_ZEROS = ("cost", *(option for option, row in OPTIONS.items() if getattr(row.check, "least", None) == 0))
+_ZEROS = (
+    "cost",
+    *(option for option, row in OPTIONS.items() if getattr(row.check, "least", None) == 0),
+)
 
 
 def _mapping(value: Any) -> dict[str, Any]:

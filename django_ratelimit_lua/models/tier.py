@@ -17,11 +17,15 @@ from .rule import RateLimitRule
 
 
 class RateLimitTier(RatesFields, AuditedModel):
-    """Other numbers of a rule for the members of a Django group, or for a value of a registered key (`plan:pro`)."""
+    """Other numbers of a rule for the members of a Django group, or for a value of a registered key
+    (`plan:pro`).
+    """
 
     CHANGE_KIND = RateLimitChange.Kind.RULE
 
-    rule = models.ForeignKey(RateLimitRule, models.CASCADE, related_name="tiers", verbose_name=_("rule"))
+    rule = models.ForeignKey(
+        RateLimitRule, models.CASCADE, related_name="tiers", verbose_name=_("rule")
+    )
     group = models.CharField(_("Django group, or KEY:VALUE"), max_length=150)
 
     objects = AuditedQuerySet.as_manager()
@@ -31,8 +35,10 @@ class RateLimitTier(RatesFields, AuditedModel):
         verbose_name_plural = _("tiers")
         ordering = ("rule", "group")
         constraints = (
-            models.UniqueConstraint(fields=("rule", "group"), name="ratelimit_one_tier_for_a_group"),
-        )  # fmt: skip
+            models.UniqueConstraint(
+                fields=("rule", "group"), name="ratelimit_one_tier_for_a_group"
+            ),
+        )
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.group}"
@@ -40,7 +46,9 @@ class RateLimitTier(RatesFields, AuditedModel):
     @classmethod
     def owners(cls, rows: Sequence[Any], using: str) -> list[Any]:
         """A change of a tier is a change of its rule."""
-        return list(RateLimitRule._base_manager.using(using).in_bulk({row.rule_id for row in rows}).values())
+        return list(
+            RateLimitRule._base_manager.using(using).in_bulk({row.rule_id for row in rows}).values()
+        )
 
     def declared(self) -> Declared:
         """The tier as `RATELIMIT_RULES` would have it."""
@@ -56,7 +64,9 @@ class RateLimitTier(RatesFields, AuditedModel):
         except RateLimitRule.DoesNotExist:
             pass  # Already reported.
         except RuleError as error:
-            problems = [problem_text(each.problem) for each in error.each if each.tier]  # Else the rule is wrong.
+            problems = [
+                problem_text(each.problem) for each in error.each if each.tier
+            ]  # Else the rule is wrong.
             raise ValidationError(
                 {"more_rates" if self.more_rates else "limit": problems} if problems else {}
             ) from None

@@ -1,7 +1,7 @@
 """What operators do, as functions that the admin, the commands and scripts share.
 
-It explains a request, lists and lifts bans, imports and exports rules, forgets an identity. It imports web, publishing
-and whatever is below. It does not know forms, pages or the command line.
+It explains a request, lists and lifts bans, imports and exports rules, forgets an identity. It
+imports web, publishing and whatever is below. It does not know forms, pages or the command line.
 """
 
 from ..identity.address import ClientAddress, client_address

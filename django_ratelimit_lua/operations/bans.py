@@ -46,8 +46,8 @@ _KEY = re.compile(rb"\{([0-9a-f]{32})\}:(.+:ban)", re.DOTALL)
 class ActiveBan:
     """A ban in force.
 
-    - `limit`, `rule`: the names of the limit and its rule, if known; `identity`: the digest of the banned identity, and
-      `who` in words, as `RATELIMIT_SHOW_IDENTITIES` allows; empty: unknown;
+    - `limit`, `rule`: the names of the limit and its rule, if known; `identity`: the digest of the
+      banned identity, and `who` in words, as `RATELIMIT_SHOW_IDENTITIES` allows; empty: unknown;
     - `ban`: its end, its offences and how often there was one; `why`: the reason of a ban by hand;
     - `terms`: the ban options of the limit; None: unknown here; `key`: the key of the ban in Redis;
     - `is_shadow`: its limit is in shadow mode at the moment, so it refuses no request.
@@ -95,7 +95,9 @@ def active_bans(most: int = MAX_ENTRIES) -> list[ActiveBan]:
         if ban.until > now:
             name, rule, who = _details(details)
             name = name or match[2].removesuffix(b":ban").decode(errors="replace")
-            found.append(ActiveBan(name, rule, match[1].decode(), who, ban, why, terms, key, is_shadow))
+            found.append(
+                ActiveBan(name, rule, match[1].decode(), who, ban, why, terms, key, is_shadow)
+            )
     return sorted(found, key=lambda active: active.ban.until)
 
 
@@ -111,7 +113,11 @@ def _details(text: bytes | None) -> tuple[str, str, Name]:
 def number_of_bans() -> int:
     """How many bans are in force; of more than 10,000, those that end last. Raises `StoreError`."""
     now = clock_of_bans()
-    return int(get_store(background=True).execute(b"ZCOUNT", conf.CACHE_PREFIX + REGISTER, b"(%d" % now, b"+inf"))
+    return int(
+        get_store(background=True).execute(
+            b"ZCOUNT", conf.CACHE_PREFIX + REGISTER, b"(%d" % now, b"+inf"
+        )
+    )
 
 
 def evidence_of_bans(bans: Sequence[ActiveBan]) -> list[tuple[Offence, ...]]:
@@ -120,14 +126,17 @@ def evidence_of_bans(bans: Sequence[ActiveBan]) -> list[tuple[Offence, ...]]:
 
 
 def lift_bans(bans: Sequence[ActiveBan], *, forget: bool = False) -> None:
-    """Lift bans now, in all processes; with `forget`, the next one is as short as the first. The user in `acting` is
-    recorded. Raises `StoreError`."""
+    """Lift bans now, in all processes; with `forget`, the next one is as short as the first.
+
+    The user in `acting` is recorded. Raises `StoreError`.
+    """
     lifted: list[ActiveBan] = []
     try:
         for active in bans:
             match = _KEY.search(active.key)
             assert match is not None
-            # By its key, because this process may not have the limit. Earlier bans are still remembered then.
+            # By its key, because this process may not have the limit. Earlier bans are still
+            # remembered then.
             limit = Limit("lifted", "1/s", ban_after=1, ban_for="3650d")
             terms = active.terms or limit.ban
             assert terms is not None
@@ -138,21 +147,32 @@ def lift_bans(bans: Sequence[ActiveBan], *, forget: bool = False) -> None:
         if lifted:
             names = {one.identity: one.who for one in lifted}
             more = {"forget": True} if forget else {}
-            _record(RateLimitChange.Action.UNBANNED, [one.limit for one in lifted], {**history_names(names), **more})
+            _record(
+                RateLimitChange.Action.UNBANNED,
+                [one.limit for one in lifted],
+                {**history_names(names), **more},
+            )
 
 
 def ban(charges: Sequence[PlannedCharge], length: str | None = None, why: str = "") -> list[Ban]:
-    """Ban the identities of these charges by hand, as `RateLimiter.ban`. The user in `acting` is recorded."""
+    """Ban the identities of these charges by hand, as `RateLimiter.ban`.
+
+    The user in `acting` is recorded.
+    """
     decision = run(banning(charges, length, why))
     names = {planned.charge.ban_digest.decode(): _name(planned) for planned in charges}
     limits = [planned.charge.limit.name for planned in charges]
-    _record(RateLimitChange.Action.BANNED, limits, {**history_names(names), **({"why": why} if why else {})})
+    _record(
+        RateLimitChange.Action.BANNED,
+        limits,
+        {**history_names(names), **({"why": why} if why else {})},
+    )
     return [state.ban for state in decision.limits if state.ban is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class BanningLimit:
-    """A limit that bans, its rule (None: it is in the code), and by what it bans, as keys name it."""
+    """A limit that bans, its rule (None: it is in the code), and the name of its ban key."""
 
     limit: Limit
     rule: Rule | None
@@ -165,7 +185,10 @@ class BanningLimit:
 
 
 def banning_limits() -> dict[str, BanningLimit]:
-    """The limits that ban, by name, if their identities are known; of a rule with several, the first."""
+    """The limits that ban, by name, if their identities are known.
+
+    Of a rule with several, the first.
+    """
     found: dict[str, BanningLimit] = {}
     look_for_call_sites()
     rules = {rule.name: rule for rule in reload().rules if rule.template is not None}
@@ -179,7 +202,9 @@ def banning_limits() -> dict[str, BanningLimit]:
         for site in known_call_sites.of(name) if name not in rules else ():
             for limit in site.limits if site.key else ():
                 if limit.ban is not None:
-                    found.setdefault(limit.name, BanningLimit(limit, None, limit.ban_key or site.key))
+                    found.setdefault(
+                        limit.name, BanningLimit(limit, None, limit.ban_key or site.key)
+                    )
     return found
 
 
@@ -193,8 +218,11 @@ def ban_client(
     why: str,
     spared: Collection[str] = (),
 ) -> Ban:
-    """Ban by hand: an address, a user (by name or primary key), or a value of the field by which the limit bans; as
-    `ban`. Raises `ValidationError` if the client is not named, or its digest is one of `spared`."""
+    """Ban by hand: an address, a user (by name or primary key), or a value of the field by which
+    the limit bans; as `ban`.
+
+    Raises `ValidationError` if the client is not named, or its digest is one of `spared`.
+    """
     parts = [_part(part, address.strip(), user.strip(), value) for part in banning.key.split("+")]
     identity = parts[0] if len(parts) == 1 else tuple(parts)
     charge = Charge(banning.limit, digest(identity))
@@ -216,7 +244,9 @@ def _part(part: str, address: str, user: str, value: str) -> Identity:
         except ValueError:
             raise ValidationError(_("Enter an address: this limit counts by addresses.")) from None
         if any(own.version == network.version and own in network for network in conf.NEVER_BAN):
-            raise ValidationError(_("RATELIMIT_NEVER_BAN names this address: no client there is banned."))
+            raise ValidationError(
+                _("RATELIMIT_NEVER_BAN names this address: no client there is banned.")
+            )
         return ("ip", address_as(address, "").network)
     if split_field(part) is None:
         text = _("This limit counts by %(key)s, which cannot be entered here.")
@@ -235,6 +265,9 @@ def _name(planned: PlannedCharge) -> Name:
 def _record(action: RateLimitChange.Action, limits: Sequence[str], after: dict[str, Any]) -> None:
     RateLimitChange.objects.create(
         revision=RateLimitRevision.read(primary()).revision,
-        by=current_actor(), kind=RateLimitChange.Kind.IDENTITY, action=action,
-        name=", ".join(dict.fromkeys(limits))[:300], after=after,
-    )  # fmt: skip
+        by=current_actor(),
+        kind=RateLimitChange.Kind.IDENTITY,
+        action=action,
+        name=", ".join(dict.fromkeys(limits))[:300],
+        after=after,
+    )

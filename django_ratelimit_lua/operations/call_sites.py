@@ -43,7 +43,9 @@ def rule_words(rule: RateLimitRule) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LimitInCode:
-    """A name under which the code limits, and the rules of the admin that have its name (`rule`) or are added to it."""
+    """A name under which the code limits, and the rules of the admin that have its name (`rule`) or
+    are added to it.
+    """
 
     name: str
     sites: tuple[CallSite, ...]
@@ -62,27 +64,40 @@ class LimitInCode:
 
     def rates(self) -> list[str]:
         """The constant rates of the first call site, as rules write them."""
-        return [str(rate) for rate in self.sites[0].rates if isinstance(rate, Rate)] if self.sites else []
+        return (
+            [str(rate) for rate in self.sites[0].rates if isinstance(rate, Rate)]
+            if self.sites
+            else []
+        )
 
 
 def limits_in_code() -> list[LimitInCode]:
-    """Everything that the code limits, as far as it is imported: rules of the settings, decorators, throttles and
-    limiters, by name."""
+    """Everything that the code limits, as far as it is imported: rules of the settings, decorators,
+    throttles and limiters, by name.
+    """
     look_for_call_sites()
     rules = list(RateLimitRule.objects.prefetch_related("tiers"))
     by_name = {rule.name: rule for rule in rules}
-    names = {*known_call_sites.names(), *(rule.name for rule in settings_rules() if rule.template is not None)}
+    names = {
+        *known_call_sites.names(),
+        *(rule.name for rule in settings_rules() if rule.template is not None),
+    }
     return [
         LimitInCode(
-            name, call_sites_of(name), by_name.get(name),
+            name,
+            call_sites_of(name),
+            by_name.get(name),
             tuple(rule for rule in rules if rule.group == name and rule.name != name),
         )
         for name in sorted(names)
-    ]  # fmt: skip
+    ]
 
 
 def taken_over(name: str) -> Built:
-    """A rule of the settings as a row and its tiers, not saved. Raises `RuleError` if that is impossible."""
+    """A rule of the settings as a row and its tiers, not saved.
+
+    Raises `RuleError` if that is impossible.
+    """
     rule = next((rule for rule in settings_rules() if rule.name == name), None)
     if rule is None:
         raise RuleError("RATELIMIT_RULES", "name", f"there is no rule {name!r}")
@@ -93,4 +108,10 @@ def taken_over(name: str) -> Built:
 
 
 def _listed(value: Any) -> Any:
-    return sorted(value) if isinstance(value, (set, frozenset)) else list(value) if isinstance(value, tuple) else value
+    return (
+        sorted(value)
+        if isinstance(value, (set, frozenset))
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+    )

@@ -1,4 +1,4 @@
-"""What has to be confirmed because it would refuse or admit everybody, and what is worth a notice."""
+"""Confirmations of changes that would refuse or admit all clients, and notices."""
 
 from __future__ import annotations
 
@@ -37,11 +37,20 @@ def confirmations(row: RateLimitRule, exempt: Sequence[str] | None = None) -> li
     if rule.template is None and any(not path.strip("/*") for path in rule.paths):
         found.append(("path", _("Every request of the site would be exempt from all rules.")))
     if rule.mode != "off" and (field := _refuses_all(rule)):
-        found.append((field, _("A limit of 0, or one below the cost, refuses every request that the rule applies to.")))
+        found.append(
+            (
+                field,
+                _(
+                    "A limit of 0, or one below the cost, refuses every request that the rule "
+                    "applies to."
+                ),
+            )
+        )
     pages = admin_pages()
     if pages and _covers_admin(rule, pages, exempt_paths() if exempt is None else exempt):
         text = _(
-            "The rule also limits this admin: an operator who is over the limit cannot change the rule here. A rule "
+            "The rule also limits this admin: an operator who is over the limit cannot change the "
+            "rule here. A rule "
             "that exempts %(path)s prevents that."
         )
         found.append(("route" if not rule.paths else "path", text % {"path": pages[0]}))
@@ -49,7 +58,9 @@ def confirmations(row: RateLimitRule, exempt: Sequence[str] | None = None) -> li
 
 
 def _refuses_all(rule: Rule) -> str:
-    """Return the field because of which no request is ever allowed: a limit of 0, or a cost above the limit."""
+    """Return the field because of which no request is ever allowed: a limit of 0, or a cost above
+    the limit.
+    """
     template = rule.template
     if template is None:
         return ""
@@ -87,35 +98,60 @@ def admin_pages() -> list[str]:
 
 
 def exempt_paths(without: Collection[str] = ()) -> list[str]:
-    """The paths that rules exempt, of the settings and of the admin; without rules of the admin of these names."""
-    of_settings = [path for rule in settings_rules() if rule.template is None for path in rule.paths]
-    rows = RateLimitRule.objects.filter(exempt=True).exclude(name__in=without).values_list("path", flat=True)
-    return [*of_settings, *(line.strip() for path in rows for line in path.splitlines() if line.strip())]
+    """The paths that rules exempt, of the settings and of the admin.
+
+    Without rules of the admin of these names.
+    """
+    of_settings = [
+        path for rule in settings_rules() if rule.template is None for path in rule.paths
+    ]
+    rows = (
+        RateLimitRule.objects.filter(exempt=True)
+        .exclude(name__in=without)
+        .values_list("path", flat=True)
+    )
+    return [
+        *of_settings,
+        *(line.strip() for path in rows for line in path.splitlines() if line.strip()),
+    ]
 
 
 def _lost_of_call_sites(row: RateLimitRule, rule: Rule) -> list[tuple[str, str]]:
     """The limits of the call sites that a rule replaces and does not keep."""
     rates = [] if rule.template is None or rule.mode == "off" else rule.template.rates
     text = _(
-        "The code has %(rate)s per %(client)s (%(place)s). This rule replaces that limit, and does not keep it. Add "
+        "The code has %(rate)s per %(client)s (%(place)s). This rule replaces that limit, and "
+        "does not keep it. Add "
         "it, or fill in “call site” instead: then this rule applies in addition."
     )
-    lost = losses(replaced_call_sites(row.name, row.group), "" if rule.key is None else rule.key.name, rates)
+    lost = losses(
+        replaced_call_sites(row.name, row.group), "" if rule.key is None else rule.key.name, rates
+    )
     return [
-        ("limit", text % {"rate": rate_words(str(rate)), "client": key_label(site.key.split("+")), "place": site.place})
+        (
+            "limit",
+            text
+            % {
+                "rate": rate_words(str(rate)),
+                "client": key_label(site.key.split("+")),
+                "place": site.place,
+            },
+        )
         for site, rate in lost
     ]
 
 
 def replaced_call_sites(name: str, group: str) -> list[CallSite]:
     """The call sites that a rule of that name and group replaces."""
-    # Beside a call site nothing of it is lost; a rule of the settings is replaced by its name alone.
+    # Beside a call site nothing of it is lost; a rule of the settings is replaced by its name
+    # alone.
     return [site for site in call_sites_of(name) if group in ("", name) or site.kind == SETTINGS]
 
 
 def notices(row: RateLimitRule, before: RateLimitRule | None) -> list[str]:
-    """What an operator should know about a rule that is saved: counts that start again (`before`: the rule as it was),
-    places that are not there, and clients that share one count."""
+    """What an operator should know about a rule that is saved: counts that start again (`before`:
+    the rule as it was), places that are not there, and clients that share one count.
+    """
     try:
         rule, sites = row.compiled([]), replaced_call_sites(row.name, row.group)
         was = None if before is None or before.name != row.name else before.compiled([])
@@ -127,17 +163,31 @@ def notices(row: RateLimitRule, before: RateLimitRule | None) -> list[str]:
     if was is not None and was.template is not None:
         counted = _counts(was, limits_of(was), sites)
     else:
-        counted = {count for site in sites for count in _counts(None, site.limits_at(row.name), [site])}
+        counted = {
+            count for site in sites for count in _counts(None, site.limits_at(row.name), [site])
+        }
     own = _counts(rule, limits_of(rule), sites)
-    if {period for _key, period, _part in counted - own} & {period for _key, period, _part in own - counted}:
-        found.append(_("The key or the algorithm is another than before: the counts of this limit start again."))
+    if {period for _key, period, _part in counted - own} & {
+        period for _key, period, _part in own - counted
+    }:
+        found.append(
+            _(
+                "The key or the algorithm is another than before: the counts of this limit start "
+                "again."
+            )
+        )
     if rule.lumps_strangers:
-        text = _("All clients that are not logged in share one count. Count by user_or_ip, or limit the audience.")
+        text = _(
+            "All clients that are not logged in share one count. Count by user_or_ip, or limit "
+            "the audience."
+        )
         found.append(text)
     return found
 
 
-def _counts(rule: Rule | None, limits: Sequence[Any], sites: Sequence[CallSite]) -> set[tuple[str, int, bytes]]:
+def _counts(
+    rule: Rule | None, limits: Sequence[Any], sites: Sequence[CallSite]
+) -> set[tuple[str, int, bytes]]:
     """The counts of limits: by which key, for which period, and under which name."""
     key = sites[0].key if sites else ""
     if rule is not None and rule.key is not None:
@@ -148,7 +198,9 @@ def _counts(rule: Rule | None, limits: Sequence[Any], sites: Sequence[CallSite])
 
 
 def enforcing(rule: RateLimitRule) -> list[tuple[str, Any]]:
-    """What has to be confirmed before a rule is enforced that was not: what it would have refused as it is now."""
+    """What has to be confirmed before a rule is enforced that was not: what it would have refused
+    as it is now.
+    """
     if rule.exempt:
         return []
     warning = _("Enforced, the rule refuses whoever is over its limit.")
@@ -156,22 +208,38 @@ def enforcing(rule: RateLimitRule) -> list[tuple[str, Any]]:
 
 
 def rehearsal(rule: RateLimitRule) -> str:
-    """The requests that a rule would have refused in shadow mode, in words; empty if no annex has counted them."""
+    """The requests that a rule would have refused in shadow mode, in words.
+
+    Empty if no annex has counted them.
+    """
     return " ".join(filter(None, (extension.rehearsal(rule) for extension in extensions)))
 
 
 def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
-    """What has to be confirmed of changes of rules, by their labels; what a rule does already is not in it."""
+    """What has to be confirmed of changes of rules, by their labels.
+
+    What a rule does already is not in it.
+    """
     changed = {change.name for change in changes if change.word == RULE}
-    after = {change.name: _row(change.after) for change in changes if change.after and change.word == RULE}
+    after = {
+        change.name: _row(change.after)
+        for change in changes
+        if change.after and change.word == RULE
+    }
     exempt_before, exempt = exempt_paths(), exempt_paths(without=changed)
-    exempt += [path for row in after.values() if row and row.exempt for path in row.compiled([]).paths]
+    exempt += [
+        path for row in after.values() if row and row.exempt for path in row.compiled([]).paths
+    ]
     found: dict[str, list[str]] = {}
     for change in changes:
         row, before = after.get(change.name), _row(change.before)
         if change.word != RULE or row is None:
             continue
-        known = [] if before is None else [text for _field, text in confirmations(before, exempt_before)]
+        known = (
+            []
+            if before is None
+            else [text for _field, text in confirmations(before, exempt_before)]
+        )
         new = [text for _field, text in confirmations(row, exempt) if text not in known]
         found |= {change.label: new} if new else {}
     return found
@@ -196,18 +264,33 @@ def _row(declared: Declared | None) -> RateLimitRule | None:
         return None  # The row was broken by hand.
 
 
-def override_confirmations(given: Mapping[str, Any], peer: str | None = None) -> list[tuple[str, Any]]:
-    """What has to be confirmed before an override is saved: it would be about everybody. `given`: the values of its
-    fields, and its `networks`; `peer`: the proxy that the operator's own request came through, if it did."""
+def override_confirmations(
+    given: Mapping[str, Any], peer: str | None = None
+) -> list[tuple[str, Any]]:
+    """What has to be confirmed before an override is saved: it would be about everybody.
+
+    `given`: the values of its fields, and its `networks`; `peer`: the proxy that the operator's own
+    request came through, if it did.
+    """
     warnings: list[tuple[str, Any]] = []
     if given.get("effect") == "limit" and given.get("limit") == 0:
         warnings.append(("limit", _("A limit of 0 refuses every request, as a block does.")))
     for network in given.get("networks", ()):
         problems = []
         if is_wide(network):
-            problems.append(_("“%(network)s” is a large part of the whole internet: everybody there would be meant."))
+            problems.append(
+                _(
+                    "“%(network)s” is a large part of the whole internet: everybody there would "
+                    "be meant."
+                )
+            )
         if is_proxy(network, peer):
-            problems.append(_("“%(network)s” is a proxy of this site: everybody who comes through it would be meant."))
+            problems.append(
+                _(
+                    "“%(network)s” is a proxy of this site: everybody who comes through it would "
+                    "be meant."
+                )
+            )
         warnings += [("network", problem % {"network": network}) for problem in problems]
     return warnings
 

@@ -1,9 +1,9 @@
 """The refusal curve: for every limit N, how many requests and people it would have refused.
 
-Requests are counted by the units they found used, themselves among them: a request that found more than N would have
-been refused by a limit of N. For a fixed window that is exact. Under other algorithms a refusal makes room for later
-requests, so N refuses at most as many. Of requests that the limit in force has refused, only that is known: above that
-limit, the curve is a band.
+Requests are counted by the units they found used, themselves among them: a request that found more
+than N would have been refused by a limit of N. For a fixed window that is exact. Under other
+algorithms a refusal makes room for later requests, so N refuses at most as many. Of requests that
+the limit in force has refused, only that is known: above that limit, the curve is a band.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class Curve:
 
     @property
     def is_exact(self) -> bool:
-        """Whether a limit below today's would have refused exactly as many, and not at most as many."""
+        """Whether a limit below today's would have refused exactly as many, and not at most as
+        many.
+        """
         return self.is_unit and self.now is not None and self.now.kind.ends_together
 
     @property
@@ -114,7 +116,9 @@ class Curve:
         return CurvePoint(limit, requests, people)
 
     def points(self) -> list[CurvePoint]:
-        """Return the curve at every N, or at some, each larger than the one before by the same factor."""
+        """Return the curve at every N, or at some, each larger than the one before by the same
+        factor.
+        """
         top = max(self.most, round((self.today or 0) * 1.25), 1)
         limits = set(range(top + 1))
         if top >= MAX_POINTS:
@@ -124,18 +128,27 @@ class Curve:
         return [self.at(limit) for limit in sorted(limits)]
 
     def enough_for(self, percent: float) -> CurvePoint:
-        """Return the smallest limit that never refuses at least this percentage of the identities."""
+        """Return the smallest limit that never refuses this percentage of the identities."""
 
         def is_enough(limit: int) -> bool:
-            return (self.people - self.find_people(limit).most) / max(1, self.people) * 100 >= percent
+            return (self.people - self.find_people(limit).most) / max(
+                1, self.people
+            ) * 100 >= percent
 
         return self.at(bisect_left(range(self.most), True, key=is_enough))
 
 
 def plot_curve(
-    points: Sequence[CurvePoint], requests: int, people: int, per: str, *, today: int | None = None, title: str = ""
+    points: Sequence[CurvePoint],
+    requests: int,
+    people: int,
+    per: str,
+    *,
+    today: int | None = None,
+    title: str = "",
 ) -> Plot:
-    """Return the plot of a refusal curve: the shares of all requests and people that each limit refuses.
+    """Return the plot of a refusal curve: the shares of all requests and people that each limit
+    refuses.
 
     Args:
         points: In the order of their limits, at least one. Each holds up to the next one.
@@ -148,17 +161,24 @@ def plot_curve(
     quarters = [(quarter / 4, share_words(quarter / 4)) for quarter in range(5)]
     top = points[-1].limit
     plot = Plot(
-        title or _("What each limit refuses"), " ".join(_sentences(points, requests, people, per, today)), "curve",
-        height=324, bottom=78, up=quarters, across=[(scale(limit, top), f"{limit:,}") for limit in ticks(top)],
+        title or _("What each limit refuses"),
+        " ".join(_sentences(points, requests, people, per, today)),
+        "curve",
+        height=324,
+        bottom=78,
+        up=quarters,
+        across=[(scale(limit, top), f"{limit:,}") for limit in ticks(top)],
         axis=_("limit per %(period)s") % {"period": per},
         key=(("requests", _("requests refused")), ("people", _("identities refused"))),
-    )  # fmt: skip
+    )
     if today is not None:
         label = _("today %(limit)s") % {"limit": number_words(today)}
         plot.marks = [Mark(scale(today, top), label, kind="today")]
     for name, whole in (("requests", requests), ("people", people)):
         edges = [(scale(point.limit, top), getattr(point, name)) for point in points]
-        lower, upper = ([(at, bounds[side] / max(1, whole)) for at, bounds in edges] for side in (0, 1))
+        lower, upper = (
+            [(at, bounds[side] / max(1, whole)) for at, bounds in edges] for side in (0, 1)
+        )
         if lower != upper:
             plot.band(name, lower, upper)
         plot.line(name, upper)
@@ -166,7 +186,9 @@ def plot_curve(
 
 
 def scale(limit: int, top: int) -> float:
-    """Return the place of a limit on a logarithmic axis that begins with 0, as a share of its length."""
+    """Return the place of a limit on a logarithmic axis that begins with 0, as a share of its
+    length.
+    """
     return math.log(limit + 1) / math.log(max(top, 2) + 1)
 
 
@@ -177,18 +199,30 @@ def ticks(top: int) -> list[int]:
     ([1, 2, 5, 10, 20, 50], [1, 5, 10, 50, 100, 500, 1000, 5000])
     """
     for steps in ((1, 2, 5), (1, 5), (1,)):
-        found = [step * 10**power for power in range(len(str(top))) for step in steps if step * 10**power <= top]
+        found = [
+            step * 10**power
+            for power in range(len(str(top)))
+            for step in steps
+            if step * 10**power <= top
+        ]
         if len(found) <= MAX_TICKS:
             break
     return found
 
 
-def _sentences(points: Sequence[CurvePoint], requests: int, people: int, per: str, today: int | None) -> list[str]:
+def _sentences(
+    points: Sequence[CurvePoint], requests: int, people: int, per: str, today: int | None
+) -> list[str]:
     """What today's limit refuses, and some others."""
     text = _(
-        "%(limit)s per %(period)s refuses %(requests)s of the requests and meets %(identities)s of the identities."
+        "%(limit)s per %(period)s refuses %(requests)s of the requests and meets %(identities)s "
+        "of the identities."
     )
-    limits = {today or 0, points[-1].limit, *(10**power for power in range(len(str(points[-1].limit))))}
+    limits = {
+        today or 0,
+        points[-1].limit,
+        *(10**power for power in range(len(str(points[-1].limit)))),
+    }
     sentences = []
     for limit in sorted(limits):
         at = max((point for point in points if point.limit <= limit), default=points[0])

@@ -43,13 +43,13 @@ MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 class ExplainedLimit:
     """A limit that applies to a request.
 
-    - `name`, `reading`: its name, and its sentence; `source`: where it is written; `rule`: None if it is in the code;
-      `key`: its key; empty: a throttle decides that; `charge`: its charge;
-    - `state`: None: exempt; `override`: the override that replaces it; `is_skipped`: the override's numbers do not fit
-      this limit, so the limit applies;
+    - `name`, `reading`: its name, and its sentence; `source`: where it is written; `rule`: None if
+      it is in the code; `key`: its key; empty: a throttle decides that; `charge`: its charge;
+    - `state`: None: exempt; `override`: the override that replaces it; `is_skipped`: the override's
+      numbers do not fit this limit, so the limit applies;
     - `planned`: the charge as it was planned;
-    - `refuses`: it refuses the request; `is_advice`: it only informs the view, which may refuse; `counted_as`: the name
-      of its statistics, which several rates share.
+    - `refuses`: it refuses the request; `is_advice`: it only informs the view, which may refuse;
+      `counted_as`: the name of its statistics, which several rates share.
     """
 
     name: str
@@ -68,18 +68,25 @@ class ExplainedLimit:
     @property
     def refuses(self) -> bool:
         """Whether the request is refused by it."""
-        return self.state is not None and not self.state.allowed and self.state.enforced and not self.is_advice
+        return (
+            self.state is not None
+            and not self.state.allowed
+            and self.state.enforced
+            and not self.is_advice
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """All limits of a request.
 
-    - `exempt`: the rule, or "the view", that exempts it from rules; `block`: the override that blocks it without any
-      rule; `problems`: the rules and call sites that cannot be applied to such a request, and why;
+    - `exempt`: the rule, or "the view", that exempts it from rules; `block`: the override that
+      blocks it without any rule; `problems`: the rules and call sites that cannot be applied to
+      such a request, and why;
     - `findings`: the effects of annexes at its view, outermost first;
-    - `notes`: further code that may refuse it, and is not examined; `missing`: the fields that its limits count by and
-      it does not have, as keys; `other_methods`: the methods with more limits at this view;
+    - `notes`: further code that may refuse it, and is not examined; `missing`: the fields that its
+      limits count by and it does not have, as keys; `other_methods`: the methods with more limits
+      at this view;
     - `unknown`: limited functions of which it is unknown whether the view calls them.
     """
 
@@ -102,8 +109,11 @@ class Explanation:
 
 
 def explain(request: HttpRequest) -> Explanation:
-    """The limits of a request in the middleware, at each `@ratelimit` of its view, at the view's throttles, and the
-    effects of annexes: each decides by itself. Counts nothing, and uses the rules as they are published now."""
+    """The limits of a request in the middleware, at each `@ratelimit` of its view, at the view's
+    throttles, and the effects of annexes: each decides by itself.
+
+    Counts nothing, and uses the rules as they are published now.
+    """
     if conf.ENABLE:
         reload()
     state = request_state(request)
@@ -126,14 +136,20 @@ def _explained(request: HttpRequest) -> Explanation:
         return looking.explanation((), ())
     here = on_view(match.func, request.method or "")
     # Throttles come in between, and determine the user.
-    looking.at_stacks(match.func, [stack for stack in here.stacks if stack.method in BEFORE_METHODS])
+    looking.at_stacks(
+        match.func, [stack for stack in here.stacks if stack.method in BEFORE_METHODS]
+    )
     looking.at_throttles(here, match)
-    looking.at_stacks(match.func, [stack for stack in here.stacks if stack.method not in BEFORE_METHODS])
+    looking.at_stacks(
+        match.func, [stack for stack in here.stacks if stack.method not in BEFORE_METHODS]
+    )
     looking.at_marks(here, match)
     for name in here.unknown:
         text = _("Unknown: whether the view calls %(name)s, and meets the limits in it.")
         looking.notes[text % {"name": name}] = None
-    return looking.explanation(_other_methods(match.func, request.method or ""), tuple(here.unknown))
+    return looking.explanation(
+        _other_methods(match.func, request.method or ""), tuple(here.unknown)
+    )
 
 
 class _Looking:
@@ -175,24 +191,37 @@ class _Looking:
             if not is_applied:
                 self.exempt.clear()
                 if matching:
-                    self.notes[_("No middleware applies rules: RateLimitMiddleware is not in MIDDLEWARE.")] = None
+                    self.notes[
+                        _("No middleware applies rules: RateLimitMiddleware is not in MIDDLEWARE.")
+                    ] = None
                 return []
             return None if self.exempt else [self._place(matching, "")]
 
         on_error = self._on_error
-        self._decide(RequestPlanner(self.request, choose, operation="peek", has_blocks=is_applied, on_error=on_error))
+        self._decide(
+            RequestPlanner(
+                self.request, choose, operation="peek", has_blocks=is_applied, on_error=on_error
+            )
+        )
 
     def at_stacks(self, view: Any, stacks: Sequence[Stack]) -> None:
         for stack in stacks:
             if is_behind_login(view, stack) and not _is_logged_in(self.request):
-                text = _("Not looked at: limits that only logged-in users meet. Enter a user to see them.")
+                text = _(
+                    "Not looked at: limits that only logged-in users meet. Enter a user to see "
+                    "them."
+                )
                 self.notes[text] = None
             else:
                 self._at_stack(stack)
 
     def _at_stack(self, stack: Stack) -> None:
         def choose(ruleset: Ruleset) -> list[Place]:
-            return [self._place(ruleset.for_call_sites(stack.rules, stack.group, self.request), stack.group)]
+            return [
+                self._place(
+                    ruleset.for_call_sites(stack.rules, stack.group, self.request), stack.group
+                )
+            ]
 
         planner = RequestPlanner(self.request, choose, stack.group, "peek", on_error=self._on_error)
         self._decide(planner, is_advice=not stack.blocks)
@@ -207,7 +236,9 @@ class _Looking:
         except Exception as error:
             self._on_error(_("throttles of the view"), error)
             return
-        ours = [throttle for throttle in throttles if getattr(throttle, "is_decided_together", False)]
+        ours = [
+            throttle for throttle in throttles if getattr(throttle, "is_decided_together", False)
+        ]
         for throttle in throttles:
             name = name_of(type(throttle))
             if throttle in ours:
@@ -218,7 +249,9 @@ class _Looking:
                 text = _("Not looked at: %(name)s, a throttle with an allow_request of its own.")
                 self.notes[text % {"name": name}] = None
             else:
-                self.notes[_("Not looked at: %(name)s, a throttle that counts elsewhere.") % {"name": name}] = None
+                self.notes[
+                    _("Not looked at: %(name)s, a throttle that counts elsewhere.") % {"name": name}
+                ] = None
         if ours:
             self._decide(ours[0].planner(ours, view.request, view, "peek", self._on_error))
 
@@ -229,7 +262,10 @@ class _Looking:
         met = []
         for mark in here.marks:
             if is_behind_login(match.func, mark) and not _is_logged_in(self.request):
-                text = _("Not looked at: decorators that only logged-in users meet. Enter a user to see them.")
+                text = _(
+                    "Not looked at: decorators that only logged-in users meet. Enter a user to "
+                    "see them."
+                )
                 self.notes[text] = None
             else:
                 met.append(mark)
@@ -258,7 +294,8 @@ class _Looking:
 
     def _not_looked_at(self, function: str, part: str, limit: str) -> None:
         text = _(
-            "Not looked at: all that %(function)s goes by (%(part)s of %(limit)s). It is a function, and a real "
+            "Not looked at: all that %(function)s goes by (%(part)s of %(limit)s). It is a "
+            "function, and a real "
             "request may give it more than is entered here."
         )
         self.notes[text % {"function": function, "part": part, "limit": limit}] = None
@@ -275,20 +312,26 @@ class _Looking:
         """One decision; what it meets is added."""
         try:
             outcome = decide(planner)
-        except REFUSED as error:  # Django makes an answer of it, if a function of the project raises it.
+        except (
+            REFUSED
+        ) as error:  # Django makes an answer of it, if a function of the project raises it.
             self._on_error(_("refused by the site"), error)
             return
         decision = outcome.decision
         if planner.ruleset is None:
             return  # Rate limiting is switched off.
         is_blocked = any(planned.charge.limit is NOTHING for planned in outcome.planned)
-        overrides = override_cache.get_many([ref for party in planner.parties for ref in party.subjects])
+        overrides = override_cache.get_many(
+            [ref for party in planner.parties for ref in party.subjects]
+        )
         if is_blocked and self.block is None:
             self.block = overrides.strongest_for(None, now_us())
         states = {_counter(decided.planned): decided.state for decided in outcome.charges}
         counted = request_state(self.request).counted
         for planned in planner.charges:
-            self.limits.append(explained_limit(planned, planner.ruleset, overrides, states, is_advice))
+            self.limits.append(
+                explained_limit(planned, planner.ruleset, overrides, states, is_advice)
+            )
             if planned.rule is not None:
                 counted.add(planned.rule.name)  # A later decision does not count it again.
                 self._note_keys(planned.rule)
@@ -311,7 +354,9 @@ class _Looking:
                 is_missing = not read_fields(field, self.request)
             except REFUSED:
                 continue
-            except Exception:  # The function needs more than a description has, such as what a middleware sets.
+            except (
+                Exception
+            ):  # The function needs more than a description has, such as what a middleware sets.
                 is_missing = is_registered
             if is_missing:
                 missing.append(field)
@@ -330,7 +375,11 @@ def _is_applied() -> bool:
 def _other_methods(view: Any, method: str) -> tuple[str, ...]:
     """The methods that meet limits at a view which a request of this method does not meet."""
     here = _rules_for(view, method)
-    return tuple(other for other in ("GET", "POST", "PUT", "PATCH", "DELETE") if _rules_for(view, other) - here)
+    return tuple(
+        other
+        for other in ("GET", "POST", "PUT", "PATCH", "DELETE")
+        if _rules_for(view, other) - here
+    )
 
 
 def _rules_for(view: Any, method: str) -> set[int]:
@@ -340,7 +389,10 @@ def _rules_for(view: Any, method: str) -> set[int]:
 
 
 def _view(function: Any, match: Any, request: HttpRequest) -> Any:
-    """The view of Django REST framework that answers a request, as far as throttles ask it; its `request` is DRF's."""
+    """The view of Django REST framework that answers a request, as far as throttles ask it.
+
+    Its `request` is DRF's.
+    """
     view = function.cls(**getattr(function, "initkwargs", {}))
     actions = dict(getattr(function, "actions", None) or {})
     if "get" in actions:
@@ -380,9 +432,15 @@ def explained_limit(
         words = {"rate": rate_words(str(limit.rate)), "name": type(planned.owner).__name__}
         says = _("%(rate)s, by the throttle %(name)s") % words
     else:
-        code = {"rate": str(limit.rate), "key": key.name.split("+") if key is not None else "", "group": planned.name}
+        code = {
+            "rate": str(limit.rate),
+            "key": key.name.split("+") if key is not None else "",
+            "group": planned.name,
+        }
         says = reading((rule.given if rule is not None else None) or code)
-    is_skipped = override is not None and override.rate is not None and override.limit(limit) is limit
+    is_skipped = (
+        override is not None and override.rate is not None and override.limit(limit) is limit
+    )
     return ExplainedLimit(
         limit.name,
         says,
@@ -390,7 +448,9 @@ def explained_limit(
         rule,
         "" if key is None else key.name,
         planned.charge,
-        None if override is not None and override.effect == "exempt" else states.get(_counter(planned)),
+        None
+        if override is not None and override.effect == "exempt"
+        else states.get(_counter(planned)),
         _row(override),
         is_skipped,
         is_advice,
@@ -404,7 +464,9 @@ def _row(override: Override | None) -> RateLimitOverride | None:
 
 
 def reset(explanation: Explanation, names: set[str] | None = None) -> list[str]:
-    """Reset the counters that this request would hit, under these limits (None: all). The user in `acting` is recorded.
+    """Reset the counters that this request would hit, under these limits (None: all).
+
+    The user in `acting` is recorded.
 
     Returns the names of those that had counted something. Raises `StoreError`.
     """
@@ -420,7 +482,10 @@ def reset(explanation: Explanation, names: set[str] | None = None) -> list[str]:
     if done:
         RateLimitChange.objects.create(
             revision=RateLimitRevision.read(primary()).revision,
-            by=current_actor(), kind=RateLimitChange.Kind.IDENTITY, action=RateLimitChange.Action.ENDED,
-            name=", ".join(done)[:300], after={"digests": sorted({charge.digest.decode() for charge in charges})},
-        )  # fmt: skip
+            by=current_actor(),
+            kind=RateLimitChange.Kind.IDENTITY,
+            action=RateLimitChange.Action.ENDED,
+            name=", ".join(done)[:300],
+            after={"digests": sorted({charge.digest.decode() for charge in charges})},
+        )
     return done

@@ -1,7 +1,7 @@
 """Erase everything that is stored about one identity, in Redis and in the database.
 
-An identity is stored as a digest under each secret that was in force. Its name is stored in overrides, in the history,
-and in Redis as details of bans and slots.
+An identity is stored as a digest under each secret that was in force. Its name is stored in
+overrides, in the history, and in Redis as details of bans and slots.
 """
 
 from __future__ import annotations
@@ -45,21 +45,23 @@ MIN_LETTERS = 3
 IN_FLIGHT_SECONDS = 1.5 * FLUSH_SECONDS
 """After this time, every process has received the push, and has written what it was writing."""
 _KINDS = (RateLimitChange.Kind.OVERRIDE, RateLimitChange.Kind.IDENTITY)
-"""The entries of the history that are erased in. Others can be restored, so they stay as they are."""
+"""The entries of the history that are erased in. Others can be restored, so they stay as they are.
+"""
 _NAMING = ("client", "subject", "label", "reason", "message", "who", "why", "slot", "digests")
 """The texts about the identity in a change of an override, ban or slot."""
 
 
 @dataclass(slots=True)
 class Forgotten:
-    """What was erased: how much of each kind; and `kept`: what was found, and could not be erased."""
+    """What was erased, by kind; and `kept`: what was found, and could not be erased."""
 
     erased: Counter[str] = field(default_factory=Counter)
     kept: list[str] = field(default_factory=list)
 
 
 class ForgottenIdentity:
-    """An identity that is to be forgotten: one subject, or a combination of several, as limits count them together.
+    """An identity that is to be forgotten: one subject, or a combination of several, as limits
+    count them together.
 
     - `digests`: of what limits count; `published`: of what overrides are published under;
     - `values`: what names it in texts.
@@ -68,7 +70,9 @@ class ForgottenIdentity:
     def __init__(self, subjects: Sequence[Subject]) -> None:
         self.subject = subjects[0] if len(subjects) == 1 else None
         secrets = list(secrets_by_id().values())
-        combined = [order for parts in product(*map(_identities, subjects)) for order in permutations(parts)]
+        combined = [
+            order for parts in product(*map(_identities, subjects)) for order in permutations(parts)
+        ]
         identities = [parts[0] if len(parts) == 1 else parts for parts in combined]
         found = {digest(identity, secret) for identity in identities for secret in secrets}
         found |= {subject.digest.encode() for subject in subjects if subject.digest}
@@ -77,8 +81,12 @@ class ForgottenIdentity:
         if self.subject is not None and self.subject.address:
             address = parse_address(self.subject.address)
             assert address is not None
-            about.append(network_identity(address, network_kind(address.version, address.max_prefixlen)))
-        self.published = {digest(identity, secret).decode() for identity in about for secret in secrets}
+            about.append(
+                network_identity(address, network_kind(address.version, address.max_prefixlen))
+            )
+        self.published = {
+            digest(identity, secret).decode() for identity in about for secret in secrets
+        }
         self.published |= {each.decode() for each in self.digests}
         values = [] if self.subject is None else _values(self.subject)
         named = [re.escape(value) for value in values if len(value) >= MIN_LETTERS]
@@ -88,7 +96,9 @@ class ForgottenIdentity:
 
     def overrides(self) -> QuerySet[RateLimitOverride]:
         """Overrides about this identity, also those that have ended."""
-        is_about = Q(subject__in=self.published) | Q(client_digest__in=[each.decode() for each in self.digests])
+        is_about = Q(subject__in=self.published) | Q(
+            client_digest__in=[each.decode() for each in self.digests]
+        )
         if self.subject is not None and self.subject.user is not None:
             is_about |= Q(user=self.subject.user)
         return RateLimitOverride.objects.filter(is_about)
@@ -100,9 +110,15 @@ class ForgottenIdentity:
                 value = value.replace(each, ERASED)
             return self._pattern.sub(ERASED, value)
         if isinstance(value, dict):
-            return {key: self.erase(item) for key, item in value.items() if key not in self.published}
+            return {
+                key: self.erase(item) for key, item in value.items() if key not in self.published
+            }
         if isinstance(value, list):
-            return [self.erase(item) for item in value if not isinstance(item, str) or item not in self.published]
+            return [
+                self.erase(item)
+                for item in value
+                if not isinstance(item, str) or item not in self.published
+            ]
         return value
 
     def is_in(self, *values: Any) -> bool:
@@ -115,7 +131,12 @@ def _identities(subject: Subject) -> list[Identity]:
         return [("user", str(subject.user.pk)), *_throttled(str(subject.user.pk))]
     if subject.address:
         network = address_as(subject.address, "").network
-        return [("ip", network), ("ip", subject.address), *_throttled(str(network)), *_throttled(subject.address)]
+        return [
+            ("ip", network),
+            ("ip", subject.address),
+            *_throttled(str(network)),
+            *_throttled(subject.address),
+        ]
     if not subject.field:
         return []
     if subject.field in registered_keys():
@@ -134,7 +155,10 @@ def _throttled(ident: str) -> list[Identity]:
     from rest_framework.throttling import SimpleRateThrottle
 
     scopes = {"user", "anon", *(api_settings.DEFAULT_THROTTLE_RATES or ())}
-    return [SimpleRateThrottle.cache_format % {"scope": scope, "ident": ident} for scope in sorted(scopes)]
+    return [
+        SimpleRateThrottle.cache_format % {"scope": scope, "ident": ident}
+        for scope in sorted(scopes)
+    ]
 
 
 def _values(subject: Subject) -> list[str]:
@@ -154,12 +178,15 @@ def single_address(text: str) -> str:
 
 
 def forget(identity: ForgottenIdentity, *, with_overrides: bool) -> Forgotten:
-    """Erase everything about an identity. The user in `acting` is recorded, without the identity.
+    """Erase everything about an identity.
+
+    The user in `acting` is recorded, without the identity.
 
     Raises `StoreError`, and then not everything is erased.
     """
     forgotten = Forgotten()
-    # The history names them to the publisher, so they are erased from it after they are published as deleted.
+    # The history names them to the publisher, so they are erased from it after they are published
+    # as deleted.
     of_overrides = set(identity.overrides().values_list("pk", flat=True))
     if with_overrides and of_overrides:
         identity.overrides().delete()
@@ -174,7 +201,9 @@ def forget(identity: ForgottenIdentity, *, with_overrides: bool) -> Forgotten:
 def _erase_in_redis(identity: ForgottenIdentity, erased: Counter[str]) -> None:
     store, prefix = get_store(background=True), conf.CACHE_PREFIX
     charges = [Charge(Limit("forgotten", "1/s"), each) for each in identity.digests]
-    run(forgetting(build_call(charges, "peek"), strict=True))  # All processes drop refusals, leases and bans.
+    run(
+        forgetting(build_call(charges, "peek"), strict=True)
+    )  # All processes drop refusals, leases and bans.
     keys = {key for each in identity.digests for key in store.find_keys(prefix + b"{%b}:" % each)}
     holding = [key for key in keys if key.endswith(b":" + Concurrency.suffix)]
     for key in sorted(holding):
@@ -182,7 +211,9 @@ def _erase_in_redis(identity: ForgottenIdentity, erased: Counter[str]) -> None:
     others = sorted(keys.difference(holding))
     bans = [key for key in others if key.endswith(b":ban")]
     store.delete_keys(others)
-    listed = store.execute(b"ZRANGE", prefix + REGISTER, b"0", b"-1")  # Also bans with expired keys.
+    listed = store.execute(
+        b"ZRANGE", prefix + REGISTER, b"0", b"-1"
+    )  # Also bans with expired keys.
     gone = [key for key in listed if any(b"{%b}:" % each in key for each in identity.digests)]
     if gone:
         store.execute(b"ZREM", prefix + REGISTER, *gone)
@@ -194,7 +225,11 @@ def _erase_in_redis(identity: ForgottenIdentity, erased: Counter[str]) -> None:
 
 
 def _erase_in_database(
-    identity: ForgottenIdentity, of_overrides: set[int], forgotten: Forgotten, *, keeps_overrides: bool
+    identity: ForgottenIdentity,
+    of_overrides: set[int],
+    forgotten: Forgotten,
+    *,
+    keeps_overrides: bool,
 ) -> None:
     using = primary()
     with transaction.atomic(using):
@@ -208,15 +243,37 @@ def _erase_in_database(
             name = str(identity.subject.user)
             forgotten.erased["names of authors"] += changes.filter(by=name).update(by=ERASED)
             overrides = RateLimitOverride._base_manager.using(using)
-            forgotten.erased["names of authors"] += overrides.filter(created_by=name).update(created_by=ERASED)
-        forgotten.erased["entries of the admin's log"] += _erase_in_admin_log(identity, of_overrides)
+            forgotten.erased["names of authors"] += overrides.filter(created_by=name).update(
+                created_by=ERASED
+            )
+        forgotten.erased["entries of the admin's log"] += _erase_in_admin_log(
+            identity, of_overrides
+        )
         changes.create(
-            revision=RateLimitRevision.read(using).revision, by=identity.erase(current_actor()),
-            kind=RateLimitChange.Kind.IDENTITY, action=RateLimitChange.Action.ENDED, name=ERASED, after={},
-        )  # fmt: skip
-    _note(forgotten, "overrides about it", len(of_overrides) if keeps_overrides else 0, "--overrides deletes them")
-    rules = [rule for rule in RateLimitRule.objects.all() if identity.is_in(rule.declared(), rule.description)]
-    _note(forgotten, "rules that mention it", len(rules), "edit them: " + ", ".join(rule.name for rule in rules))
+            revision=RateLimitRevision.read(using).revision,
+            by=identity.erase(current_actor()),
+            kind=RateLimitChange.Kind.IDENTITY,
+            action=RateLimitChange.Action.ENDED,
+            name=ERASED,
+            after={},
+        )
+    _note(
+        forgotten,
+        "overrides about it",
+        len(of_overrides) if keeps_overrides else 0,
+        "--overrides deletes them",
+    )
+    rules = [
+        rule
+        for rule in RateLimitRule.objects.all()
+        if identity.is_in(rule.declared(), rule.description)
+    ]
+    _note(
+        forgotten,
+        "rules that mention it",
+        len(rules),
+        "edit them: " + ", ".join(rule.name for rule in rules),
+    )
     of_others = changes.exclude(kind__in=_KINDS).iterator()
     number = sum(identity.is_in(change.name, change.before, change.after) for change in of_others)
     _note(
@@ -225,9 +282,16 @@ def _erase_in_database(
         number,
         "they can be restored; `history prune` ends that",
     )
-    others = RateLimitOverride.objects.exclude(pk__in=list(identity.overrides().values_list("pk", flat=True)))
+    others = RateLimitOverride.objects.exclude(
+        pk__in=list(identity.overrides().values_list("pk", flat=True))
+    )
     number = sum(identity.is_in(each.label, each.reason, each.message) for each in others)
-    _note(forgotten, "overrides about others that mention it", number, "edit their labels, reasons and messages")
+    _note(
+        forgotten,
+        "overrides about others that mention it",
+        number,
+        "edit their labels, reasons and messages",
+    )
 
 
 def _note(forgotten: Forgotten, what: str, number: int, how: str) -> None:
@@ -270,7 +334,10 @@ def _erase_in_admin_log(identity: ForgottenIdentity, of_overrides: set[int]) -> 
 
     number = 0
     named = {str(pk) for pk in of_overrides}
-    is_override = {"content_type__app_label": "django_ratelimit_lua", "content_type__model": "ratelimitoverride"}
+    is_override = {
+        "content_type__app_label": "django_ratelimit_lua",
+        "content_type__model": "ratelimitoverride",
+    }
     for entry in LogEntry.objects.filter(**is_override).iterator():
         if entry.object_id in named or identity.is_in(entry.object_repr):
             entry.object_repr = ERASED

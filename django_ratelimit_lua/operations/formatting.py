@@ -29,7 +29,9 @@ def clients_words(number: int) -> str:
     >>> clients_words(1), clients_words(2)
     ('about 1 client', 'about 2 clients')
     """
-    return ngettext("about %(number)s client", "about %(number)s clients", number) % {"number": number_words(number)}
+    return ngettext("about %(number)s client", "about %(number)s clients", number) % {
+        "number": number_words(number)
+    }
 
 
 def share_words(share: float) -> str:
@@ -58,7 +60,11 @@ def between_words(least: int, most: int) -> str:
 
 def rate_words(number: float) -> str:
     """The number per minute; with tenths if it is small."""
-    return number_words(round(number)) if number >= 10 or not number else formats.number_format(round(number, 1), 1)
+    return (
+        number_words(round(number))
+        if number >= 10 or not number
+        else formats.number_format(round(number, 1), 1)
+    )
 
 
 def milliseconds_words(seconds: float) -> str:
@@ -83,7 +89,9 @@ def moment_words(moment: datetime.datetime) -> str:
     if local.date() == today:
         return formats.date_format(local, "H:i")
     # Translators: formats of Django's date filter
-    return formats.date_format(local, gettext("j M, H:i") if local.year == today.year else gettext("j M Y, H:i"))
+    return formats.date_format(
+        local, gettext("j M, H:i") if local.year == today.year else gettext("j M Y, H:i")
+    )
 
 
 def local_moment(moment: datetime.datetime) -> datetime.datetime:

@@ -22,9 +22,10 @@ from ..store import get_store
 class Health:
     """Whether a decision was made (`ok`), in how many `seconds`, or the `error`.
 
-    `revision`: of the rules that this process uses (0: none, or none loaded yet); `is_paused`: Redis is not called at
-    the moment, after repeated failures; `problems`: the rules that this process had to leave out, or could not publish,
-    and why; `processes`: those that decide limits, and their parts of split limits;
+    `revision`: of the rules that this process uses (0: none, or none loaded yet); `is_paused`:
+    Redis is not called at the moment, after repeated failures; `problems`: the rules that this
+    process had to leave out, or could not publish, and why; `processes`: those that decide limits,
+    and their parts of split limits;
     """
 
     ok: bool
@@ -37,7 +38,9 @@ class Health:
 
 
 def health() -> Health:
-    """Ask Redis for a decision, within `RATELIMIT_TIMEOUT`; nothing is counted. Raises `ImproperlyConfigured`.
+    """Ask Redis for a decision, within `RATELIMIT_TIMEOUT`; nothing is counted.
+
+    Raises `ImproperlyConfigured`.
 
     >>> health().ok
     True
@@ -71,6 +74,11 @@ def _found(seconds: float, error: Exception | None = None, found: Sequence[Proce
     revision = 0 if ruleset is None else ruleset.revision.number
     message = None if error is None else str(error)
     return Health(
-        error is None, seconds, message, revision, get_store().is_paused, tuple(problems.found()),
+        error is None,
+        seconds,
+        message,
+        revision,
+        get_store().is_paused,
+        tuple(problems.found()),
         tuple(found),
-    )  # fmt: skip
+    )

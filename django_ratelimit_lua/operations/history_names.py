@@ -12,8 +12,8 @@ MAX_NAMED = 10
 
 
 def history_names(names: Mapping[str, Sequence[Part]]) -> dict[str, Any]:
-    """The identities in a history entry: their digests, and the names of the first, as `RATELIMIT_SHOW_IDENTITIES`
-    allows.
+    """The identities in a history entry: their digests, and the names of the first, as
+    `RATELIMIT_SHOW_IDENTITIES` allows.
 
     >>> history_names({"9d4e": [("ip", "203.0.113.0/24")], "07ab": []})
     {'digests': ['07ab', '9d4e'], 'who': {'9d4e': [['ip', '203.0.113.0/24']]}}

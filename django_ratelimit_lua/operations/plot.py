@@ -1,7 +1,8 @@
 """The one plot of this package: bars, step lines, bands and marks as SVG.
 
-Shapes are paths with a class, coloured by static/django_ratelimit_lua/plot.css. A page needs nothing inline, which a
-strict Content-Security-Policy would refuse; a file of its own carries that style sheet.
+Shapes are paths with a class, coloured by static/django_ratelimit_lua/plot.css. A page needs
+nothing inline, which a strict Content-Security-Policy would refuse; a file of its own carries that
+style sheet.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ Points = Iterable[tuple[float, float]]
 
 
 class Mark(NamedTuple):
-    """A vertical line at a share of the width, with a label of a few letters, and words that explain it."""
+    """A vertical line at a share of the width, with a label of a few letters, and words that
+    explain it.
+    """
 
     at: float
     label: str = ""
@@ -43,10 +46,9 @@ class Plot:
     """A plot and its elements.
 
     Args:
-        title: The name of the plot, for screen readers.
-        words: The content of the plot in sentences, for screen readers.
-        kind: The CSS classes of the picture.
-        width: Of the picture, in pixels before it is scaled; `height`, `left`, `right`, `top` and `bottom` as well,
+        title: The name of the plot, for screen readers. words: The content of the plot in
+        sentences, for screen readers. kind: The CSS classes of the picture. width: Of the picture,
+        in pixels before it is scaled; `height`, `left`, `right`, `top` and `bottom` as well,
             the last four from its edges.
         across: Labels below, each with its share of the width; `axis` names them all.
         up: Labels on the left, each with its share of the height.
@@ -91,7 +93,10 @@ class Plot:
         return self.height - self.bottom
 
     def bars(self, points: Sequence[Mapping[str, float]], most: float, gap: float = 0.15) -> None:
-        """Draw a bar for each point, as high as the sum of its parts (see `STACK`); `most` is the full height."""
+        """Draw a bar for each point, as high as the sum of its parts (see `STACK`).
+
+        `most` is the full height.
+        """
         paths: dict[str, str] = {}
         step = 1 / max(1, len(points))
         for place, point in enumerate(points):
@@ -125,7 +130,10 @@ class Plot:
 
     def svg(self, *, is_file: bool = False) -> SafeString:
         """Return the picture, for a page that has the style sheet or for a file of its own."""
-        return render("django_ratelimit_lua/plot.svg", {"plot": self, "style": read_style() if is_file else ""})
+        return render(
+            "django_ratelimit_lua/plot.svg",
+            {"plot": self, "style": read_style() if is_file else ""},
+        )
 
     @property
     def grid(self) -> Sequence[tuple[float, str]]:
@@ -146,7 +154,9 @@ class Plot:
     def steps(self) -> Sequence[tuple[float, float, str]]:
         """For each of `hovers` its left edge and its width."""
         width = (self.x(1.0) - self.left) / max(1, len(self.hovers))
-        return [(self.left + place * width, width, words) for place, words in enumerate(self.hovers)]
+        return [
+            (self.left + place * width, width, words) for place, words in enumerate(self.hovers)
+        ]
 
 
 def ticks(most: float) -> list[float]:
@@ -175,7 +185,9 @@ def largest(points: Iterable[Mapping[str, float]]) -> float:
 
 def sparkline(hours: Sequence[Mapping[str, int]], words: str) -> SafeString:
     """Return a day at a glance: a bar for each hour."""
-    plot = Plot(words, kind="ratelimit-spark", width=120, height=29, left=0, right=0, top=0, bottom=1)
+    plot = Plot(
+        words, kind="ratelimit-spark", width=120, height=29, left=0, right=0, top=0, bottom=1
+    )
     plot.bars(hours, largest(hours), gap=0.2)
     return plot.svg()
 
@@ -186,7 +198,7 @@ def read_style() -> SafeString:
 
 
 def render(name: str, context: dict[str, Any]) -> SafeString:
-    """Render one of this package's own templates, whatever the project's templates are written in."""
+    """Render one of this package's templates, whatever engine the project uses."""
     return _engine().get_template(name).render(Context(context, use_l10n=False))
 
 

@@ -44,13 +44,15 @@ class KnownLimit(NamedTuple):
 class OpenedReference:
     """The contents of a reference.
 
-    - `reference`: as it was shown to the client and written to the log; `at`: when the request was refused;
-    - `limits`: the limits that may have refused, mostly one; empty if the limit is gone, or is made in code that this
-      process has not imported. If not `is_exact`, these are now at the place of the one that refused: of the same
-      group, scope or rule;
+    - `reference`: as it was shown to the client and written to the log; `at`: when the request was
+      refused;
+    - `limits`: the limits that may have refused, mostly one; empty if the limit is gone, or is made
+      in code that this process has not imported. If not `is_exact`, these are now at the place of
+      the one that refused: of the same group, scope or rule;
     - `is_block`: a block refused; `overrides`: those of its subject that still exist;
     - `digest_prefix`: 8 of the 32 digits of the identity's digest, or of the block's subject;
-    - `is_of_earlier_key`: it was made with a secret that is a fallback now; the current one has new counts.
+    - `is_of_earlier_key`: it was made with a secret that is a fallback now; the current one has new
+      counts.
     """
 
     reference: str
@@ -64,15 +66,25 @@ class OpenedReference:
     _read: Reference
 
     def is_of(self, found: Explanation) -> bool | None:
-        """Whether an explained request has the identity that was refused, or meets the same block. None: it has no
-        limit at the place of the one that refused, or the secret has changed."""
+        """Whether an explained request has the identity that was refused, or meets the same block.
+
+        None: it has no limit at the place of the one that refused, or the secret has changed.
+        """
         if self.is_of_earlier_key:
             return None
         if self.is_block:
             blocks = {override.pk for override in self.overrides}
             met = [found.block, *(limit.override for limit in found.met)]
-            return any(override is not None and override.pk in blocks for override in met) if blocks else None
-        digests = [limit.charge.digest.decode() for limit in found.met if self._read.is_of_place(limit.name)]
+            return (
+                any(override is not None and override.pk in blocks for override in met)
+                if blocks
+                else None
+            )
+        digests = [
+            limit.charge.digest.decode()
+            for limit in found.met
+            if self._read.is_of_place(limit.name)
+        ]
         return any(digest.startswith(self.digest_prefix) for digest in digests) if digests else None
 
 
@@ -111,7 +123,9 @@ def known_limits() -> Iterator[KnownLimit]:
         words = reading(rule.given or {})
         for limit in limits_of(rule):
             yield KnownLimit(limit.name, rule.source, words, rule, limit, rule.name)
-        yield KnownLimit(rule.name, rule.source, words, rule, None, rule.name)  # Its rate may be a function.
+        yield KnownLimit(
+            rule.name, rule.source, words, rule, None, rule.name
+        )  # Its rate may be a function.
     look_for_call_sites()
     for name in known_call_sites.names():
         for site in known_call_sites.of(name):
@@ -121,15 +135,25 @@ def known_limits() -> Iterator[KnownLimit]:
 
 
 def _of_throttles() -> Iterator[KnownLimit]:
-    """Those of Django REST framework's views; known by what they have, as that need not be installed."""
+    """Those of Django REST framework's views.
+
+    Known by what they have, as that need not be installed.
+    """
     for pattern, _space in url_patterns():
-        cls, given = getattr(pattern.callback, "cls", None), getattr(pattern.callback, "initkwargs", None) or {}
-        for throttle in given.get("throttle_classes") or getattr(cls, "throttle_classes", None) or ():
+        cls, given = (
+            getattr(pattern.callback, "cls", None),
+            getattr(pattern.callback, "initkwargs", None) or {},
+        )
+        for throttle in (
+            given.get("throttle_classes") or getattr(cls, "throttle_classes", None) or ()
+        ):
             if not isinstance(cls, type) or not hasattr(throttle, "limits_on"):
                 continue
             with suppress(Exception):  # A throttle of the project's may ask for more than is here.
                 view: Any = cls(**given)
                 asked = throttle()
                 for limit in asked.limits_on(view):
-                    words = reading({"rate": str(limit.rate), "group": limit.name.partition(":")[0]})
+                    words = reading(
+                        {"rate": str(limit.rate), "group": limit.name.partition(":")[0]}
+                    )
                     yield KnownLimit(limit.name, "code", words, None, limit, asked.name)

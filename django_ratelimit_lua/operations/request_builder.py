@@ -26,15 +26,25 @@ from ..limits.rate import LimitError
 from ..rules.rule import UNWRITABLE
 
 SENT_KINDS = ("header", "cookie", "get", "post", "json", "data")
-"""The kinds of fields that a client sends; `data`: a form field, or a JSON field if there are others of JSON."""
+"""The kinds of fields that a client sends; `data`: a form field, or a JSON field if there are
+others of JSON.
+"""
 Fields = Sequence[tuple[str, str]]
-"""Values that a client sends, and values of registered keys: `[("post:username", "ada"), ("tenant", "acme")]`."""
+"""Values that a client sends, and values of registered keys: `[("post:username", "ada"), ("tenant",
+"acme")]`.
+"""
 
 
 def build_request(
-    path: str = "/", method: str = "GET", address: str | None = None, user: Any = None,
-    headers: Mapping[str, str] | None = None, *, host: str | None = None, fields: Fields = (),
-) -> HttpRequest:  # fmt: skip
+    path: str = "/",
+    method: str = "GET",
+    address: str | None = None,
+    user: Any = None,
+    headers: Mapping[str, str] | None = None,
+    *,
+    host: str | None = None,
+    fields: Fields = (),
+) -> HttpRequest:
     """A request like the one described.
 
     - `address`: its address; of a network, its first address;

@@ -1,4 +1,6 @@
-"""The rules of the admin, and rows of annexes, as code: a YAML text that goes through review, and back."""
+"""The rules of the admin, and rows of annexes, as code: a YAML text that goes through review, and
+back.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ def dump(rules: Sequence[Declared]) -> str:
 
 
 class Item(NamedTuple):
-    """An item of a YAML text: a rule, or what the annex of its `word` keeps there. `built`: of a rule."""
+    """An item of a YAML text: a rule, or what the annex of its `word` keeps there.
+
+    `built`: of a rule.
+    """
 
     word: str
     name: str
@@ -51,7 +56,9 @@ class Item(NamedTuple):
 
 def export() -> str:
     """The rules of the admin as YAML, in their order, and the rows of annexes behind them."""
-    items: list[Declared] = [rule.declared() for rule in RateLimitRule.objects.prefetch_related("tiers")]
+    items: list[Declared] = [
+        rule.declared() for rule in RateLimitRule.objects.prefetch_related("tiers")
+    ]
     for word, document in documents().items():
         items += [{word: name, **declared} for name, declared in document.stored().items()]
     return dump(items)
@@ -77,7 +84,10 @@ class RuleChange:
             mark = "+" if self.before is None else "-"
             if self.word == RULE:
                 return [f"{mark} {self.name}: {reading(self.after or self.before or {})}"]
-        return [f"{mark} {self.label}", *(f"    {line}" for line in difference(self.before, self.after))]
+        return [
+            f"{mark} {self.label}",
+            *(f"    {line}" for line in difference(self.before, self.after)),
+        ]
 
 
 def build_rule(given: Declared, where: str = "Rules") -> Built:
@@ -87,7 +97,17 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
     if "id" in given:
         raise RuleError(where, "name", "unknown id")
     rule = RateLimitRule(name=compiled.name)
-    for field in ("description", "mode", "order", "exempt", "route", "group", "cost", "message", *OPTIONS):
+    for field in (
+        "description",
+        "mode",
+        "order",
+        "exempt",
+        "route",
+        "group",
+        "cost",
+        "message",
+        *OPTIONS,
+    ):
         if given.get(field) is not None:
             setattr(rule, field, given[field])
     rule.algorithm = SYNONYMS.get(rule.algorithm, rule.algorithm)
@@ -96,12 +116,16 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
         rule.group = ""
     rule.methods = list(dict.fromkeys(name.upper() for name in _listed(given.get("method"))))
     fields = rule_fields()
-    for word in filter(given.get, FIELDS_OF_ANNEXES):  # Of an annex that is not installed, the history has some.
+    for word in filter(
+        given.get, FIELDS_OF_ANNEXES
+    ):  # Of an annex that is not installed, the history has some.
         rule.annex(word, fields[word].clean(given[word]) if word in fields else given[word])
     rule.key = "+".join(_listed(given.get("key")))
     rule.audience, *others = _listed(given.get("audience")) or ["everyone"]
     if rule.audience.startswith("group:"):
-        rule.groups = list(dict.fromkeys(name.removeprefix("group:") for name in (rule.audience, *others)))
+        rule.groups = list(
+            dict.fromkeys(name.removeprefix("group:") for name in (rule.audience, *others))
+        )
         rule.audience = "groups"
     tiers = []
     try:
@@ -123,7 +147,9 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
 def of_fields(where: str, error: ValidationError) -> RuleError:
     """The problems of fields, as Django reports them, as one `RuleError`."""
     problems = error.message_dict.items()
-    return RuleError.of([RuleError(where, field, f"{field}: {' '.join(wrong)}") for field, wrong in problems])
+    return RuleError.of(
+        [RuleError(where, field, f"{field}: {' '.join(wrong)}") for field, wrong in problems]
+    )
 
 
 def _listed(value: Any) -> list[str]:
@@ -168,13 +194,19 @@ def load(text: str, source: str = "Rules") -> list[Item]:
 
 
 def _without_kept(given: Declared) -> Declared:
-    """A declaration without the values that its row keeps for an annex that is not installed, as `export` wrote it."""
+    """A declaration without the values that its row keeps for an annex that is not installed, as
+    `export` wrote it.
+    """
     absent = [word for word in FIELDS_OF_ANNEXES if word in given and word not in rule_fields()]
     row = RateLimitRule.objects.filter(name=str(given.get("name"))).first() if absent else None
     if row is None:
         return given
     kept = row.annexed()
-    return {word: value for word, value in given.items() if word not in absent or kept.get(word) != value}
+    return {
+        word: value
+        for word, value in given.items()
+        if word not in absent or kept.get(word) != value
+    }
 
 
 def _item(word: str, given: Any, where: str) -> Item:
@@ -190,14 +222,20 @@ def _item(word: str, given: Any, where: str) -> Item:
 
 
 def declared_rules(text: str, source: str = "Rules") -> list[Declared]:
-    """The rules of a YAML text as they are declared, without a look at the database; `source` as in `load`. Raises
-    `RuleError`."""
+    """The rules of a YAML text as they are declared, without a look at the database; `source` as in
+    `load`.
+
+    Raises `RuleError`.
+    """
     return [item.declared for item in load(text, source) if item.word == RULE]
 
 
 def plan(text: str, source: str = "Rules") -> list[RuleChange]:
-    """What has to be done so that the rules are those of a text: nothing for those that are the same. `source` as in
-    `load`. Raises `RuleError`."""
+    """What has to be done so that the rules are those of a text: nothing for those that are the
+    same.
+
+    `source` as in `load`. Raises `RuleError`.
+    """
     return _plan(load(text, source))
 
 
@@ -209,7 +247,10 @@ def _plan(loaded: Sequence[Item]) -> list[RuleChange]:
         after = {item.name: item.declared for item in loaded if item.word == word}
         if word == RULE or after:  # A text without any items of an annex is of rules alone.
             before = read()
-            changes += [RuleChange(name, before.get(name), after.get(name), word) for name in {**after, **before}]
+            changes += [
+                RuleChange(name, before.get(name), after.get(name), word)
+                for name in {**after, **before}
+            ]
     return [change for change in changes if change.before != change.after]
 
 
@@ -231,7 +272,9 @@ def counted(words: Iterable[str]) -> str:
     ('1 rule and 2 breakers', '1 breaker', '0 rules')
     """
     numbers = Counter(sorted(words, key=lambda word: word != RULE)) or {RULE: 0}
-    return " and ".join(f"{number} {word}{'' if number == 1 else 's'}" for word, number in numbers.items())
+    return " and ".join(
+        f"{number} {word}{'' if number == 1 else 's'}" for word, number in numbers.items()
+    )
 
 
 def deletions(changes: Sequence[RuleChange]) -> list[str]:
@@ -240,9 +283,12 @@ def deletions(changes: Sequence[RuleChange]) -> list[str]:
 
 
 def apply(text: str, *, delete: bool = False) -> list[RuleChange]:
-    """Replace the rules by those of a text, all or nothing; return the changes. Overrides stay with rules that stay.
+    """Replace the rules by those of a text, all or nothing; return the changes.
 
-    Raises `RuleError`, also if rules would be deleted without `delete`: a truncated file lacks rules as well.
+    Overrides stay with rules that stay.
+
+    Raises `RuleError`, also if rules would be deleted without `delete`: a truncated file lacks
+    rules as well.
     """
     with one_change(router.db_for_write(RateLimitRule)):
         loaded = load(text)
@@ -252,9 +298,16 @@ def apply(text: str, *, delete: bool = False) -> list[RuleChange]:
         names = deletions(lacking)
         if names and not delete:
             listed = ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
-            words = " and ".join(f"{word}s" for word in dict.fromkeys(change.word for change in lacking))
-            problem = f"the file lacks {len(names)} of the {words} there are, which would be deleted: {listed}"
-            raise RuleError("Rules", "name", f"{problem}. Nothing was changed; --delete says that this is meant")
+            words = " and ".join(
+                f"{word}s" for word in dict.fromkeys(change.word for change in lacking)
+            )
+            problem = (
+                f"the file lacks {len(names)} of the {words} there are, which would be "
+                f"deleted: {listed}"
+            )
+            raise RuleError(
+                "Rules", "name", f"{problem}. Nothing was changed; --delete says that this is meant"
+            )
         for change in changes:
             if change.word != RULE:
                 documents()[change.word].save(change.name, change.after)
@@ -265,10 +318,14 @@ def apply(text: str, *, delete: bool = False) -> list[RuleChange]:
     return changes
 
 
-def save_rule(rule: RateLimitRule, tiers: Sequence[RateLimitTier], pk: int | None = None) -> RateLimitRule:
+def save_rule(
+    rule: RateLimitRule, tiers: Sequence[RateLimitTier], pk: int | None = None
+) -> RateLimitRule:
     """Save a rule and its tiers over the one with that key, or with that name, if there is one."""
     with transaction.atomic(router.db_for_write(RateLimitRule)):
-        present = RateLimitRule.objects.filter(**({"name": rule.name} if pk is None else {"pk": pk})).first()
+        present = RateLimitRule.objects.filter(
+            **({"name": rule.name} if pk is None else {"pk": pk})
+        ).first()
         rule.pk = present.pk if present is not None else pk
         rule._state.adding = present is None
         rule.save()

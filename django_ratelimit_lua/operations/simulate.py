@@ -1,4 +1,6 @@
-"""What limits would do to a burst and to a steady flow: asked of the program that decides, on a clock of its own."""
+"""What limits would do to a burst and to a steady flow: asked of the program that decides, on a
+clock of its own.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,16 @@ from ..store import get_store
 
 MAX_CALLS = 300
 START_US = 1_767_225_600 * SECOND
-"""2026-01-01 00:00 UTC: the clock of every preview, so that windows of the calendar begin with it."""
+"""2026-01-01 00:00 UTC: the clock of every preview, so that windows of the calendar begin with it.
+"""
 PERIODS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedHit:
-    """Some requests that are sent at one moment: seconds since the beginning, how many, how many of them may go, and
-    seconds until they do."""
+    """Some requests that are sent at one moment: seconds since the beginning, how many, how many of
+    them may go, and seconds until they do.
+    """
 
     at: float
     count: int
@@ -43,11 +47,12 @@ class Simulation:
 
 
 def simulate(limits: Sequence[Limit], burst: int, flow: Rate | None, cost: int = 1) -> Simulation:
-    """Send a burst at once and then a steady flow to limits that are decided together, for three of their longest
-    period, or for as long as the maximum number of requests lasts, but for three of the shortest at least.
+    """Send a burst at once and then a steady flow to limits that are decided together, for three of
+    their longest period, or for as long as the maximum number of requests lasts, but for three of
+    the shortest at least.
 
-    `cost`: units of one request. If there are more than some hundred requests, several are decided in one call. The
-    counts are deleted afterwards. Raises `StoreError`.
+    `cost`: units of one request. If there are more than some hundred requests, several are decided
+    in one call. The counts are deleted afterwards. Raises `StoreError`.
     """
     shortest, longest = (by(limit.rate.period for limit in limits) * PERIODS for by in (min, max))
     one_by_one = MAX_CALLS * flow.period / flow.limit if flow is not None and flow.limit else 0.0
@@ -58,7 +63,9 @@ def simulate(limits: Sequence[Limit], burst: int, flow: Rate | None, cost: int =
     if flow is not None and flow.limit:
         total = int(seconds * flow.limit / flow.period)
         step = max(1, -(-total // MAX_CALLS))
-        moments += [(number * flow.period / flow.limit, step) for number in range(1, total + 1, step)]
+        moments += [
+            (number * flow.period / flow.limit, step) for number in range(1, total + 1, step)
+        ]
     name = uuid.uuid4().hex
     limits = [limit.renamed(f"preview:{name}:{number}") for number, limit in enumerate(limits)]
     sent = [_send(limits, at, count, cost) for at, count in moments]
@@ -80,11 +87,12 @@ def _send(limits: Sequence[Limit], at: float, count: int, cost: int) -> Simulate
     # No limit holds as many units as a call can ask for, so more would be granted no more.
     units = min(count * cost, MAX_COST)
     decision = get_store().decide(
-        build_call([Charge(limit, identity, units) for limit in limits], partial=count > 1, now=now)._replace(
-            registers=False
-        )
+        build_call(
+            [Charge(limit, identity, units) for limit in limits], partial=count > 1, now=now
+        )._replace(registers=False)
     )
-    # In one decision, requests that do not fit are not counted. Here they are, as when they come one by one.
+    # In one decision, requests that do not fit are not counted. Here they are, as when they come
+    # one by one.
     refused = count * cost - max(decision.granted, 1)
     if limits[0].count_denied and count > 1 and refused > 0:
         more = [Charge(limit, identity, min(refused, MAX_COST)) for limit in limits]

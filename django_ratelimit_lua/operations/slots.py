@@ -1,4 +1,4 @@
-"""The slots of concurrency limits that are held at the moment, for operators, and how to end one."""
+"""The held slots of concurrency limits, for operators, and how to end one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ _FURTHER = re.compile(r"(/[^/]*/).+", re.DOTALL)
 
 
 def slots_held(name: str = "") -> list[Holder]:
-    """The holders of slots for longer than a quarter of `RATELIMIT_SLOT_SECONDS`, in all processes, the longest first.
-    `name`: of a rule, a call site or a limiter; empty: all. Raises `StoreError`."""
+    """The holders of slots for longer than a quarter of `RATELIMIT_SLOT_SECONDS`, in all processes,
+    the longest first.
+
+    `name`: of a rule, a call site or a limiter; empty: all. Raises `StoreError`.
+    """
     return [holder for holder in holders() if not name or is_named(holder, name)]
 
 
 def is_named(holder: Holder, name: str) -> bool:
-    """Whether a slot is one of a rule, call site or limiter: some of their limits have names that begin so."""
+    """Whether a slot is one of a rule, call site or limiter: some of their limits have names that
+    begin so.
+    """
     return holder.limit == name or holder.limit.startswith(f"{name}:")
 
 
@@ -32,8 +37,8 @@ def names(held: Sequence[Holder]) -> list[str]:
 
 
 def brief(what: str) -> str:
-    """The purpose of a slot for users who may not see names: further parts of a path may be a secret, as in a link for
-    a new password, or identify a client.
+    """The purpose of a slot for users who may not see names: further parts of a path may be a
+    secret, as in a link for a new password, or identify a client.
 
     >>> brief("GET /exports/7/"), brief("nightly import")
     ('GET /exports/…', 'nightly import')
@@ -50,11 +55,14 @@ def release_slot(holder_id: str, why: str = "") -> Holder | None:
     if holder is not None:
         RateLimitChange.objects.create(
             revision=RateLimitRevision.read(primary()).revision,
-            by=current_actor(), kind=RateLimitChange.Kind.IDENTITY, action=RateLimitChange.Action.ENDED,
+            by=current_actor(),
+            kind=RateLimitChange.Kind.IDENTITY,
+            action=RateLimitChange.Action.ENDED,
             name=holder.limit[:300],
             after={
                 **history_names({holder.digest: holder.identity}),
-                "slot": f"{brief(holder.what)} ({holder.host}, {holder.pid})", "why": why,
+                "slot": f"{brief(holder.what)} ({holder.host}, {holder.pid})",
+                "why": why,
             },
-        )  # fmt: skip
+        )
     return holder

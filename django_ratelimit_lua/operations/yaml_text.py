@@ -1,4 +1,6 @@
-"""Lists as YAML, and back: a module of its own, imported when it is used, as PyYAML takes long to import."""
+"""Lists as YAML, and back: a module of its own, imported when it is used, as PyYAML takes long to
+import.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,18 @@ MAX_DEPTH = 20
 
 
 class _Dumper(yaml.SafeDumper):
-    """A `SafeDumper` that writes no aliases for lists that occur twice, because `read_items` refuses aliases."""
+    """A `SafeDumper` that writes no aliases for lists that occur twice, because `read_items`
+    refuses aliases.
+    """
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 class _Loader(yaml.SafeLoader):
-    """A `SafeLoader` without aliases, which may stand for gigabytes, deep nesting, and keys that are given twice."""
+    """A `SafeLoader` without aliases, which may stand for gigabytes, deep nesting, and keys that
+    are given twice.
+    """
 
     depth = 0
 
@@ -53,7 +59,10 @@ def dump_list(values: list[Any]) -> str:
 
 
 def read_items(text: str, source: str) -> Iterator[tuple[int, Any]]:
-    """Return the items of the YAML list in a text, each with the number of its first line. Raises `RuleError`."""
+    """Return the items of the YAML list in a text, each with the number of its first line.
+
+    Raises `RuleError`.
+    """
     if len(text) > MAX_TEXT_LENGTH:
         raise RuleError(source, "yaml", f"more than {MAX_TEXT_LENGTH} characters")
     try:

@@ -1,7 +1,7 @@
 """The one map for everything that a process caches about requests, bounded in entries and in bytes.
 
-Only for data that may be dropped at any time, because it can be fetched or made again. Other data is in
-`engine/counters`. Keys are digests, or short: a map never keeps a full text from a client.
+Only for data that may be dropped at any time, because it can be fetched or made again. Other data
+is in `engine/counters`. Keys are digests, or short: a map never keeps a full text from a client.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ ENTRY_BYTES = 200
 class BoundedMap(Generic[K, V]):
     """Keeps at most `most` entries of at most `most_bytes` together, and drops the oldest first.
 
-    `weigh` returns the approximate size of an entry in bytes; None: it is small, and only the number is bounded. An
-    entry that is heavier than `heaviest` (a hundredth of the whole) is not kept, so that no single entry drives out the
-    others. `labels_of` returns labels by which an entry can be dropped, in addition to its key. Reading takes no lock.
-    `entries`: the entries, with weights.
+    `weigh` returns the approximate size of an entry in bytes; None: it is small, and only the
+    number is bounded. An entry that is heavier than `heaviest` (a hundredth of the whole) is not
+    kept, so that no single entry drives out the others. `labels_of` returns labels by which an
+    entry can be dropped, in addition to its key. Reading takes no lock. `entries`: the entries,
+    with weights.
 
     >>> squares = BoundedMap(2)
     >>> for number in (1, 2, 3):
@@ -105,7 +106,9 @@ class BoundedMap(Generic[K, V]):
 
     def clear(self) -> list[V]:
         with self._lock:
-            values = [value for value, _ in list(self.entries.values())]  # While other threads put, which take no lock.
+            values = [
+                value for value, _ in list(self.entries.values())
+            ]  # While other threads put, which take no lock.
             self.entries.clear()
             self._labelled.clear()
             self._bytes = 0

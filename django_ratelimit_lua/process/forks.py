@@ -1,9 +1,9 @@
 """State that belongs to one process, and that a child has to renew after a fork.
 
-A fork copies the memory of all threads, but only the thread that forks continues. So in the child a lock that another
-thread held stays locked for good, a thread that should run does not, and a connection is the parent's. Every object
-with a lock, a thread, a connection or unwritten data registers here how to renew it. This is the only place that hooks
-forks.
+A fork copies the memory of all threads, but only the thread that forks continues. So in the child a
+lock that another thread held stays locked for good, a thread that should run does not, and a
+connection is the parent's. Every object with a lock, a thread, a connection or unwritten data
+registers here how to renew it. This is the only place that hooks forks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ Renew = TypeVar("Renew", bound=Callable[[], None])
 
 _serial = itertools.count()
 _renewals: dict[int, tuple[ref[Any] | None, Callable[..., None]]] = {}
-"""In the order of registration. A dictionary, because its single steps are whole whenever another thread forks."""
+"""In the order of registration. A dictionary, because its single steps are whole whenever another
+thread forks.
+"""
 
 _of_parent: list[object] = []
 
@@ -32,12 +34,14 @@ _of_parent: list[object] = []
 def renew_after_fork(renew: Renew) -> Renew:
     """Call this function in a child process after a fork, before anything else runs there.
 
-    A bound method does not keep its object alive. The function replaces locks instead of releasing them (the forking
-    thread may hold one), and starts no thread: that is for the first use.
+    A bound method does not keep its object alive. The function replaces locks instead of releasing
+    them (the forking thread may hold one), and starts no thread: that is for the first use.
     """
     number = next(_serial)
     if ismethod(renew):
-        forget = functools.partial(_renewals.pop, number, None)  # Holds on to all that it needs, also at the very end.
+        forget = functools.partial(
+            _renewals.pop, number, None
+        )  # Holds on to all that it needs, also at the very end.
         _renewals[number] = (ref(renew.__self__, lambda _: forget()), renew.__func__)
     else:
         _renewals[number] = (None, renew)
@@ -45,7 +49,8 @@ def renew_after_fork(renew: Renew) -> Renew:
 
 
 chance = random.Random()
-"""Our own generator: a project that seeds Python's, as tests do, would send the same token twice."""
+"""Our own generator: a project that seeds Python's, as tests do, would send the same token twice.
+"""
 
 
 @renew_after_fork
@@ -54,7 +59,9 @@ def _draw_anew() -> None:
 
 
 def leave_to_parent(*objects: object) -> None:
-    """Never use these in a child, nor let go of them: their end would touch what the parent uses still."""
+    """Never use these in a child, nor let go of them: their end would touch what the parent uses
+    still.
+    """
     _of_parent.extend(objects)
 
 

@@ -1,8 +1,9 @@
 """Background work of a process: tasks, each in its own thread while there is something to do.
 
-A task starts with the first caller that needs it, again in a child process, and ends with the process.
-`engine/background.py` lists all of them. This is the only place that starts threads, and that hooks the end of the
-process: by Python's `atexit`, or by multiprocessing, whose children end without it.
+A task starts with the first caller that needs it, again in a child process, and ends with the
+process. `engine/background.py` lists all of them. This is the only place that starts threads, and
+that hooks the end of the process: by Python's `atexit`, or by multiprocessing, whose children end
+without it.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ STEP_SECONDS = 20.0
 LAST_SECONDS = 0.25
 """For how long a process that ends waits for what its tasks are doing."""
 LAST_OF_ALL = -1000
-"""The priority of the finalizer in multiprocessing: after others, and after the process's own children, which may still
-decide."""
+"""The priority of the finalizer in multiprocessing: after others, and after the process's own
+children, which may still decide.
+"""
 
 tasks: WeakSet[Task] = WeakSet()
 _hears_of_end = False
@@ -54,13 +56,15 @@ def all_tasks() -> list[Task]:
 class Task:
     """Repeats `step`, from `start` on, until there is nothing more to do.
 
-    `step` returns the seconds until it is repeated, or None if there is nothing more to do. If it raises, the exception
-    is kept as `error`, and the step is repeated. The log reports when that begins and ends, with `meanwhile`: the
-    consequence until then. `delay`: seconds from the start to the first step; `wake`: ends a wait in a step, so that
-    the task can be stopped at once; `at_stop`: the last thing that its thread does then; `at_exit`: called when the
-    process ends, whether a thread runs or not.
+    `step` returns the seconds until it is repeated, or None if there is nothing more to do. If it
+    raises, the exception is kept as `error`, and the step is repeated. The log reports when that
+    begins and ends, with `meanwhile`: the consequence until then. `delay`: seconds from the start
+    to the first step; `wake`: ends a wait in a step, so that the task can be stopped at once;
+    `at_stop`: the last thing that its thread does then; `at_exit`: called when the process ends,
+    whether a thread runs or not.
 
-    If no thread can be started, `start` returns False. The caller works without the task, and later calls try again.
+    If no thread can be started, `start` returns False. The caller works without the task, and later
+    calls try again.
     """
 
     def __init__(
@@ -103,15 +107,19 @@ class Task:
             if not self.is_running and time.monotonic() - self._refused_at >= RETRY_SECONDS:
                 self.is_running, self._is_over, self.error = True, threading.Event(), None
                 before = self._thread or self._stopped
-                self._thread = _start_thread(self._run, f"ratelimit-{self.name}", self._is_over, before)
+                self._thread = _start_thread(
+                    self._run, f"ratelimit-{self.name}", self._is_over, before
+                )
                 self.is_running = self._thread is not None
                 self._refused_at = float("-inf") if self.is_running else time.monotonic()
             self._is_wanted = self.is_running
             return self.is_running
 
     def stop(self) -> threading.Thread | None:
-        """Do no step after the current one, until the task is started again. Return the thread that comes to its
-        end."""
+        """Do no step after the current one, until the task is started again.
+
+        Return the thread that comes to its end.
+        """
         with self._lock:
             thread, self._thread = self._thread, None
             self._stopped = thread or self._stopped
@@ -138,7 +146,9 @@ class Task:
                             return
                     next_pause = self._first_pause()
                 pause = next_pause
-            if self._at_stop is not None and self._at_work is is_over:  # Else it took too long, and another has begun.
+            if (
+                self._at_stop is not None and self._at_work is is_over
+            ):  # Else it took too long, and another has begun.
                 self._at_stop()
         except BaseException:  # Not otherwise: another thread may run by now.
             if not is_over.is_set():
@@ -154,9 +164,13 @@ class Task:
         except Exception as error:
             if self.error is None:
                 logger.warning(
-                    "In the background, the task %r fails, and is tried again: %s: %s. Meanwhile %s",
-                    self.name, type(error).__name__, error, self._meanwhile,
-                )  # fmt: skip
+                    "In the background, the task %r fails, and is tried again: %s: %s. Meanwhile "
+                    "%s",
+                    self.name,
+                    type(error).__name__,
+                    error,
+                    self._meanwhile,
+                )
             self.error = error
             return RETRY_SECONDS
         if self.error is not None:
@@ -166,7 +180,10 @@ class Task:
 
 
 class Errand:
-    """Work that is given by callers that may wait for the result; each piece is done in a thread of its own."""
+    """Work that is given by callers that may wait for the result.
+
+    Each piece is done in a thread of its own.
+    """
 
     def __init__(self) -> None:
         self._begin()
@@ -181,8 +198,11 @@ class Errand:
         return self._latest is not None and not self._latest.done()
 
     def give(self, work: Callable[[], T]) -> Future[T] | None:
-        """Have work done. Return its result to come, which is cancelled if the process ends before the work begins;
-        None if no thread can be started."""
+        """Have work done.
+
+        Return its result to come, which is cancelled if the process ends before the work begins;
+        None if no thread can be started.
+        """
         future: Future[T] = Future()
 
         def do() -> None:
@@ -209,8 +229,10 @@ class Errand:
 
 
 def stop(seconds: float) -> None:
-    """End all tasks, and wait for their steps, for this time at most. Each starts again with the next caller that needs
-    it."""
+    """End all tasks, and wait for their steps, for this time at most.
+
+    Each starts again with the next caller that needs it.
+    """
     end = time.monotonic() + seconds
     # Again, as the last step of one may have started another.
     while threads := [thread for task in all_tasks() if (thread := task.stop()) is not None]:
@@ -221,10 +243,13 @@ def stop(seconds: float) -> None:
             return
 
 
-def _start_thread(work: Callable[..., object], name: str, *arguments: object) -> threading.Thread | None:
+def _start_thread(
+    work: Callable[..., object], name: str, *arguments: object
+) -> threading.Thread | None:
     """Start a daemon thread. Return it, or None if it cannot be started.
 
-    A process may have no room for another thread, and Python 3.12 starts none while the interpreter ends.
+    A process may have no room for another thread, and Python 3.12 starts none while the interpreter
+    ends.
     """
     try:
         thread = threading.Thread(target=work, args=arguments, name=name, daemon=True)
@@ -235,8 +260,11 @@ def _start_thread(work: Callable[..., object], name: str, *arguments: object) ->
 
 
 def _hear_of_end() -> None:
-    """Register the finalizer in children of multiprocessing, which end by `os._exit`, without Python's `atexit`. Not
-    before a task starts: such a child drops earlier registrations when it begins."""
+    """Register the finalizer in children of multiprocessing, which end by `os._exit`, without
+    Python's `atexit`.
+
+    Not before a task starts: such a child drops earlier registrations when it begins.
+    """
     global _hears_of_end
     if _hears_of_end:
         return

@@ -1,8 +1,10 @@
-"""Removes rows and keys that have ended, so that nothing grows without bound, however many blocks come and go.
+"""Removes rows and keys that have ended, so that nothing grows without bound, however many blocks
+come and go.
 
-Each publication removes the subjects from Redis whose overrides have all ended since the one before, and rows from the
-database that ended or were recorded more than `RATELIMIT_HISTORY_DAYS` ago, and old rows of annexes. So no operator has
-to remember it: each new override is published, and without new ones nothing grows.
+Each publication removes the subjects from Redis whose overrides have all ended since the one
+before, and rows from the database that ended or were recorded more than `RATELIMIT_HISTORY_DAYS`
+ago, and old rows of annexes. So no operator has to remember it: each new override is published, and
+without new ones nothing grows.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from ..models import RateLimitChange, RateLimitOverride
 
 BATCH = 1000
 MAX_ENTRIES = 100_000
-"""Rows that one publication takes from the database, and subjects that it takes from Redis one by one."""
+"""Rows that one publication takes from the database, and subjects that it takes from Redis one by
+one.
+"""
 
 
 def ended(using: str, since: datetime, until: datetime) -> list[RateLimitOverride] | None:
@@ -30,9 +34,13 @@ def ended(using: str, since: datetime, until: datetime) -> list[RateLimitOverrid
 
 
 def outdated(using: str, before: datetime) -> dict[str, QuerySet[Any]]:
-    """The rows that are older, by what they are: overrides that had ended, changes, and those of annexes."""
+    """The rows that are older, by what they are: overrides that had ended, changes, and those of
+    annexes.
+    """
     rows: dict[str, QuerySet[Any]] = {
-        "ended overrides": RateLimitOverride._base_manager.using(using).filter(ends__lt=before).order_by("ends"),
+        "ended overrides": RateLimitOverride._base_manager.using(using)
+        .filter(ends__lt=before)
+        .order_by("ends"),
         "changes": RateLimitChange._base_manager.using(using).filter(at__lt=before).order_by("at"),
     }
     for extension in extensions:
@@ -41,13 +49,19 @@ def outdated(using: str, before: datetime) -> dict[str, QuerySet[Any]]:
 
 
 def sweep(using: str) -> None:
-    """Delete what `RATELIMIT_HISTORY_DAYS` does not keep. Nothing that is in force changes, so nothing is noted."""
+    """Delete what `RATELIMIT_HISTORY_DAYS` does not keep.
+
+    Nothing that is in force changes, so nothing is noted.
+    """
     if conf.HISTORY_DAYS is not None:
         prune(using, timezone.now() - timedelta(days=conf.HISTORY_DAYS), MAX_ENTRIES)
 
 
 def prune(using: str, before: datetime, most: int | None = None) -> dict[str, int]:
-    """Delete the rows of `outdated`, a thousand at a time, with a maximum for each kind. Return how many."""
+    """Delete the rows of `outdated`, a thousand at a time, with a maximum for each kind.
+
+    Return how many.
+    """
     counts = {}
     for name, rows in outdated(using, before).items():
         counts[name] = 0
@@ -55,6 +69,8 @@ def prune(using: str, before: datetime, most: int | None = None) -> dict[str, in
             keys = list(rows.values_list("pk", flat=True)[:BATCH])
             if not keys:
                 break
-            rows.filter(pk__in=keys)._raw_delete(using)  # Past the signals, which would note a change.
+            rows.filter(pk__in=keys)._raw_delete(
+                using
+            )  # Past the signals, which would note a change.
             counts[name] += len(keys)
     return counts

@@ -1,10 +1,12 @@
 """From the database to Redis: the snapshot of the rules, and the overrides of each subject.
 
-Publishing only moves forward, and publishes only committed rows: a process names the revision that was published when
-it read the database, and if another process has published since, it reads again. Subjects with changed overrides are
-written one by one; all are written if it is unknown which have changed.
+Publishing only moves forward, and publishes only committed rows: a process names the revision that
+was published when it read the database, and if another process has published since, it reads again.
+Subjects with changed overrides are written one by one; all are written if it is unknown which have
+changed.
 
-The snapshot names its database. The rules of another database are never replaced, unless an operator requests it.
+The snapshot names its database. The rules of another database are never replaced, unless an
+operator requests it.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ MAX_SUBJECTS = 5000
 BATCH = 1000
 STAGED_SECONDS = 600
 SWEPT = b"swept"
-"""The field with the moment until which ended overrides were removed, in microseconds since 1970."""
+"""The field with the moment until which ended overrides were removed, in microseconds since 1970.
+"""
 
 
 class DatabaseErrand(Errand):
@@ -82,8 +85,9 @@ committed = DatabaseErrand()
 class Published:
     """The state of the published snapshot.
 
-    Its revision, the id of its database (empty: none), the ids of the keys that subjects were digested with, its format
-    (0: none), and until when ended overrides were removed (None: unknown).
+    Its revision, the id of its database (empty: none), the ids of the keys that subjects were
+    digested with, its format (0: none), and until when ended overrides were removed (None:
+    unknown).
     """
 
     revision: Revision = NO_RULES
@@ -94,13 +98,18 @@ class Published:
 
 
 class OwnerError(StoreError):
-    """Another database, or a newer version of this package, has published; what is published is left alone."""
+    """Another database, or a newer version of this package, has published.
+
+    What is published is left alone.
+    """
 
 
 def _newer_problem(form: int) -> str:
     return (
-        f"a newer version of django_ratelimit_lua has published the rules, in format {form}; this one writes {FORMAT}. "
-        "A process of the newer version will publish what was saved; if none runs any more, run `manage.py ratelimit "
+        f"a newer version of django_ratelimit_lua has published the rules, in format {form}; this "
+        f"one writes {FORMAT}. "
+        "A process of the newer version will publish what was saved; if none runs any more, run "
+        "`manage.py ratelimit "
         "rules adopt`"
     )
 
@@ -108,15 +117,22 @@ def _newer_problem(form: int) -> str:
 def read_published() -> Published:
     """Read it. Raises `StoreError`."""
     fields = (provider.REVISION, provider.DATABASE, provider.KEYS, provider.FORMAT, SWEPT)
-    text, database, keys, form, swept = get_store(background=True).execute(b"HMGET", rules_key(), *fields)
+    text, database, keys, form, swept = get_store(background=True).execute(
+        b"HMGET", rules_key(), *fields
+    )
     return Published(
-        Revision.read(text or b"0"), (database or b"").decode(), (keys or b"").decode(), int(form or 0),
+        Revision.read(text or b"0"),
+        (database or b"").decode(),
+        (keys or b"").decode(),
+        int(form or 0),
         None if swept is None else _moment(int(swept)),
-    )  # fmt: skip
+    )
 
 
 def _moment(since: int) -> datetime:
-    """So many microseconds after 1970, as the database has moments: without a zone where `USE_TZ` is off."""
+    """So many microseconds after 1970, as the database has moments: without a zone where `USE_TZ`
+    is off.
+    """
     return datetime.fromtimestamp(since / 1_000_000, UTC if settings.USE_TZ else None)
 
 
@@ -128,7 +144,8 @@ def primary() -> str:
 def is_in_transaction(using: str) -> bool:
     """Whether this thread is inside a transaction, which may be rolled back.
 
-    That of a test case does not count: no other connection can see its rows, so its thread has to publish.
+    That of a test case does not count: no other connection can see its rows, so its thread has to
+    publish.
     """
     database = connections[using]
     if database.connection is None:
@@ -143,20 +160,24 @@ def is_in_transaction(using: str) -> bool:
 
 
 def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
-    """Publish the committed rows of the database, unless they are published; with `rebuild`, all overrides again.
+    """Publish the committed rows of the database, unless they are published.
 
-    If Redis has a revision that the database does not have, because this is an older copy of the database, or one that
-    was written to since, the database continues from there. `take_over`: also replace the snapshot of another database.
-    Inside a transaction, a thread does it that sees only committed rows.
+    With `rebuild`, all overrides again.
 
-    Returns the number of the revision. Raises `StoreError` (`OwnerError` if another database owns the prefix), and
-    errors of the database.
+    If Redis has a revision that the database does not have, because this is an older copy of the
+    database, or one that was written to since, the database continues from there. `take_over`: also
+    replace the snapshot of another database. Inside a transaction, a thread does it that sees only
+    committed rows.
+
+    Returns the number of the revision. Raises `StoreError` (`OwnerError` if another database owns
+    the prefix), and errors of the database.
     """
     using = primary()
     if is_in_transaction(using):
         return _in_a_thread(rebuild=rebuild, take_over=take_over)
     for _ in range(ATTEMPTS):
-        # Redis first: what is there was committed before, so the database can only be level or ahead.
+        # Redis first: what is there was committed before, so the database can only be level or
+        # ahead.
         published = read_published()
         with transaction.atomic(using, durable=True):
             row = RateLimitRevision.read(using)
@@ -168,7 +189,9 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
                     return row.number
                 raise OwnerError(_newer_problem(published.format))
             if _has_to_rise(row, published, rebuild):
-                RateLimitRevision.rise(using, rebuild=True, beyond=published.revision.number, seen=row)
+                RateLimitRevision.rise(
+                    using, rebuild=True, beyond=published.revision.number, seen=row
+                )
                 continue
             if row.text == published.revision.text:
                 return row.number
@@ -187,7 +210,12 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
             # If each statement sees later commits, these may be the rules of two revisions.
             if RateLimitRevision.read(using) != row:
                 continue
-        if compare_and_publish(published, row, snapshot, staged, removed, written, take_over=take_over) == row.text:
+        if (
+            compare_and_publish(
+                published, row, snapshot, staged, removed, written, take_over=take_over
+            )
+            == row.text
+        ):
             provider.note_owner(row.database)
             deny_cache.clear()
             freshness.expire()
@@ -199,16 +227,23 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
 def _sweep(using: str) -> None:
     try:
         sweep(using)
-    except DatabaseError as error:  # The rules are published nevertheless, and the next publication removes it.
+    except (
+        DatabaseError
+    ) as error:  # The rules are published nevertheless, and the next publication removes it.
         logger.warning("What has ended is still in the database: %s", error)
 
 
 def _has_to_rise(row: Risen, published: Published, rebuild: bool) -> bool:
-    """Whether the database has to get a revision that Redis has never had, so that every process sees what is new."""
+    """Whether the database has to get a revision that Redis has never had, so that every process
+    sees what is new.
+    """
     if row.text != published.revision.text:
         return row.number <= published.revision.number
-    # An older version may have left something out; and by a key that no subject was digested with, none is found.
-    is_lacking = published.format != FORMAT or next(iter(secrets_by_id())) not in published.keys.split(",")
+    # An older version may have left something out; and by a key that no subject was digested with,
+    # none is found.
+    is_lacking = published.format != FORMAT or next(
+        iter(secrets_by_id())
+    ) not in published.keys.split(",")
     return rebuild or (bool(row.number) and is_lacking)
 
 
@@ -235,17 +270,29 @@ def compare_and_publish(
     *,
     take_over: bool = False,
 ) -> bytes:
-    """Publish, unless another process has published since. Return the revision that is published then. Raises
-    `StoreError`."""
+    """Publish, unless another process has published since.
+
+    Return the revision that is published then. Raises `StoreError`.
+    """
     keys = [rules_key(), *([] if staged is None else [staged])]
     pairs = [part for pair in written.items() for part in pair]
     arguments = [
-        published.revision.text, row.text, _written(snapshot), row.database.encode(), key_ids().encode(),
-        b"%d" % take_over, b"%d" % FORMAT,
-        get_store().channel(conf.CACHE_PREFIX), b"%d" % len(removed), *(digest.encode() for digest in removed), *pairs,
-    ]  # fmt: skip
+        published.revision.text,
+        row.text,
+        _written(snapshot),
+        row.database.encode(),
+        key_ids().encode(),
+        b"%d" % take_over,
+        b"%d" % FORMAT,
+        get_store().channel(conf.CACHE_PREFIX),
+        b"%d" % len(removed),
+        *(digest.encode() for digest in removed),
+        *pairs,
+    ]
     provider.written.add(keys[0])
-    reply: bytes = get_store(background=True).execute(b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *arguments)
+    reply: bytes = get_store(background=True).execute(
+        b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *arguments
+    )
     return reply
 
 
@@ -266,7 +313,9 @@ def _snapshot(using: str, row: Risen) -> Mapping[str, Any]:
     for name, kind in overrides.values_list("rule__name", "kind").distinct():
         kinds.setdefault(EVERY_RULE if name is None else name, []).append(kind)
     blocks = (
-        overrides.filter(rule=None, effect=RateLimitOverride.Effects.BLOCK).values_list("kind", flat=True).distinct()
+        overrides.filter(rule=None, effect=RateLimitOverride.Effects.BLOCK)
+        .values_list("kind", flat=True)
+        .distinct()
     )
     field_keys: dict[str, list[str]] = {}
     for kind, key in overrides.exclude(field="").values_list("kind", "digested_by").distinct():
@@ -291,34 +340,52 @@ def _rules(using: str) -> list[dict[str, Any]]:
 
 
 def _parts(using: str) -> dict[str, Any]:
-    """The parts of the annexes of this process, by name. Rules are published even if an annex is not migrated."""
+    """The parts of the annexes of this process, by name.
+
+    Rules are published even if an annex is not migrated.
+    """
     parts = {}
     for extension in extensions:
         try:
             with transaction.atomic(using):
                 part = extension.snapshot(using)
         except DatabaseError as error:
-            logger.error("Skipped: the part of %r cannot be read from the database: %s", extension.name, error)
+            logger.error(
+                "Skipped: the part of %r cannot be read from the database: %s",
+                extension.name,
+                error,
+            )
             continue
         if part is not None:
             parts[extension.name] = part
     return parts
 
 
-def _changed_since(using: str, row: Risen, published: Published, moment: datetime) -> list[str] | None:
-    """The digests of subjects whose overrides have changed since the published snapshot, or have ended by that moment;
-    None if that is unknown.
+def _changed_since(
+    using: str, row: Risen, published: Published, moment: datetime
+) -> list[str] | None:
+    """The digests of subjects whose overrides have changed since the published snapshot, or have
+    ended by that moment; None if that is unknown.
 
-    It is known only if the published snapshot is of this database's history and of this format, and if the changes were
-    recorded with the current keys.
+    It is known only if the published snapshot is of this database's history and of this format, and
+    if the changes were recorded with the current keys.
     """
     number, tag = published.revision.number, published.revision.text.partition(b"-")[2].decode()
-    if not number or published.database != row.database or published.keys != key_ids() or number < row.rebuilt:
+    if (
+        not number
+        or published.database != row.database
+        or published.keys != key_ids()
+        or number < row.rebuilt
+    ):
         return None
     if published.format != FORMAT:
         return None
     changes = RateLimitChange.objects.using(using)
-    is_ours = tag == row.rebuilt_tag if number == row.rebuilt else changes.filter(revision=number, tag=tag).exists()
+    is_ours = (
+        tag == row.rebuilt_tag
+        if number == row.rebuilt
+        else changes.filter(revision=number, tag=tag).exists()
+    )
     if not is_ours or _by_forgotten_keys(using).exists():
         return None
     noted = changes.filter(revision__gt=number).exclude(subjects="")
@@ -327,14 +394,19 @@ def _changed_since(using: str, row: Risen, published: Published, moment: datetim
     over = None if published.swept is None else ended(using, published.swept, moment)
     if over is None:
         return None
-    digests = {digest for subjects in noted.values_list("subjects", flat=True) for digest in subjects.split(",")}
+    digests = {
+        digest
+        for subjects in noted.values_list("subjects", flat=True)
+        for digest in subjects.split(",")
+    }
     digests |= {digest for override in over for digest in override.digests()}
     return sorted(digests) if len(digests) <= MAX_SUBJECTS else None
 
 
 def values_by_key(using: str) -> dict[str, int]:
-    """The number of overrides for values of fields whose digest was not made with the current key, by the id of its
-    key."""
+    """The number of overrides for values of fields whose digest was not made with the current key,
+    by the id of its key.
+    """
     overrides = RateLimitOverride.objects.using(using).lasting().order_by().exclude(field="")
     counted = overrides.exclude(digested_by=next(iter(secrets_by_id()))).values_list("digested_by")
     return dict(counted.annotate(models.Count("pk")))
@@ -345,12 +417,19 @@ def _by_forgotten_keys(using: str) -> Any:
 
     Read without recording changes, because nothing about them changes.
     """
-    return RateLimitOverride._base_manager.using(using).filter(field="").exclude(digested_by__in=secrets_by_id())
+    return (
+        RateLimitOverride._base_manager.using(using)
+        .filter(field="")
+        .exclude(digested_by__in=secrets_by_id())
+    )
 
 
 def _digest_anew(using: str) -> None:
-    """Make the digests of users and networks again that the current keys would not find. For the value of a field there
-    is only the digest: a system check reports it if no key is left that it was made with."""
+    """Make the digests of users and networks again that the current keys would not find.
+
+    For the value of a field there is only the digest: a system check reports it if no key is left
+    that it was made with.
+    """
     forgotten = _by_forgotten_keys(using)
     rows = forgotten.iterator(chunk_size=BATCH)
     while chunk := list(islice(rows, BATCH)):
@@ -360,27 +439,37 @@ def _digest_anew(using: str) -> None:
 
 
 def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
-    """The record of each subject, under each of its digests. A case-sensitive field and the same field otherwise are
-    two kinds, but may have one digest."""
-    digest_of_values = models.Case(models.When(field="", then=models.Value("")), default=models.F("subject"))
+    """The record of each subject, under each of its digests.
+
+    A case-sensitive field and the same field otherwise are two kinds, but may have one digest.
+    """
+    digest_of_values = models.Case(
+        models.When(field="", then=models.Value("")), default=models.F("subject")
+    )
     about = ("user_id", "network", "client_digest")
     ordered = overrides.alias(of_values=digest_of_values).order_by(*about, "of_values", "pk")
     rows: Iterable[RateLimitOverride] = ordered.iterator(chunk_size=BATCH)
-    for _, of in groupby(rows, key=lambda row: (*attrgetter(*about)(row), row.subject if row.field else "")):
+    for _, of in groupby(
+        rows, key=lambda row: (*attrgetter(*about)(row), row.subject if row.field else "")
+    ):
         together = list(of)
         written = write_record([override for row in together for override in _override(row)])
         try:
             digests = together[0].digests()
         except ValueError as error:  # A row was edited by hand.
-            logger.error("Skipped: the override of row %d cannot be understood: %s", together[0].pk, error)
+            logger.error(
+                "Skipped: the override of row %d cannot be understood: %s", together[0].pk, error
+            )
             continue
         for digest in digests:
             yield digest.encode(), written
 
 
 def first_records(using: str) -> dict[bytes, bytes]:
-    """The records of subjects: of all, or, if there are many, of a number of blocked ones. For a process that begins
-    while Redis is unavailable."""
+    """The records of subjects: of all, or, if there are many, of a number of blocked ones.
+
+    For a process that begins while Redis is unavailable.
+    """
     overrides = RateLimitOverride.objects.using(using).lasting()
     if overrides.count() > MAX_SUBJECTS:
         overrides = overrides.filter(effect=RateLimitOverride.Effects.BLOCK)
@@ -396,8 +485,11 @@ def _override(row: RateLimitOverride) -> list[Override]:
 
 
 def stage(overrides: OverrideQuerySet, row: Risen) -> bytes:
-    """All overrides, in a hash that expires unless it is renamed. It contains its revision first: if Redis is emptied
-    while it is made, that field is missing, and the hash is not used."""
+    """All overrides, in a hash that expires unless it is renamed.
+
+    It contains its revision first: if Redis is emptied while it is made, that field is missing, and
+    the hash is not used.
+    """
     key = rules_key() + b":" + uuid.uuid4().hex.encode()
     store = get_store(background=True)
     records = _records(overrides)

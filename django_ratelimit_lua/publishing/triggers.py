@@ -1,4 +1,6 @@
-"""When rules are published: after each change, after migrations, when Redis was emptied, and again until it works."""
+"""When rules are published: after each change, after migrations, when Redis was emptied, and again
+until it works.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +36,22 @@ from .publish import (
 logger = logging.getLogger("django_ratelimit_lua")
 RETRY_SECONDS = 2.0
 UNMIGRATED = (
-    "django_ratelimit_lua is installed, but not migrated: no rules can be edited, and requests go by those of the "
+    "django_ratelimit_lua is installed, but not migrated: no rules can be edited, and requests go "
+    "by those of the "
     "settings and of Redis. Run `manage.py migrate`."
 )
 
 
 def restore_rules(patience: float, rebuild: bool = False) -> bool:
-    """Publish the rules of the database, if they are not published, or to `rebuild` unreadable ones. Returns whether
-    the published rules are those of the database. If it cannot be read, the background keeps trying.
+    """Publish the rules of the database, if they are not published, or to `rebuild` unreadable
+    ones.
 
-    A thread does it, whose connection sees only committed rows, and a request waits for it for this number of seconds
-    at most. Only in the transaction of a test case, whose changes no other thread can see, it is done at once.
+    Returns whether the published rules are those of the database. If it cannot be read, the
+    background keeps trying.
+
+    A thread does it, whose connection sees only committed rows, and a request waits for it for this
+    number of seconds at most. Only in the transaction of a test case, whose changes no other thread
+    can see, it is done at once.
     """
     database = connections[primary()]
     if database.in_atomic_block and not is_in_transaction(database.alias):
@@ -62,8 +69,10 @@ def _heal(rebuild: bool) -> bool:
 
 
 def _publish(failure: str, *, rebuild: bool = False) -> bool:
-    """Publish what the database has. Return whether it is published; if it is worth another try, that is made in the
-    background."""
+    """Publish what the database has.
+
+    Return whether it is published; if it is worth another try, that is made in the background.
+    """
     global unpublished, _pause
     try:
         publish(rebuild=rebuild)
@@ -83,10 +92,12 @@ def _publish(failure: str, *, rebuild: bool = False) -> bool:
 
 
 def read_database(patience: float, begin: provider.Begin | None = None) -> Mapping[str, Any] | None:
-    """The rules of the database, as this version would publish them; None if they cannot be read in this number of
-    seconds.
+    """The rules of the database, as this version would publish them.
 
-    `begin` is called with them, however late, after overrides were cached, for which there is no other source.
+    None if they cannot be read in this number of seconds.
+
+    `begin` is called with them, however late, after overrides were cached, for which there is no
+    other source.
     """
     using = primary()
     snapshots: list[Mapping[str, Any]] = []
@@ -118,10 +129,12 @@ def read_database(patience: float, begin: provider.Begin | None = None) -> Mappi
 
 
 def look() -> None:
-    """Check, in a thread, whether the published rules are those of the database, and publish them if not.
+    """Check, in a thread, whether the published rules are those of the database, and publish them
+    if not.
 
-    Without an edit, they differ if the database was restored from a backup, or its replica has taken over without the
-    last edits, and if the published ones are lost or old and no process has newer ones. One process of all does it.
+    Without an edit, they differ if the database was restored from a backup, or its replica has
+    taken over without the last edits, and if the published ones are lost or old and no process has
+    newer ones. One process of all does it.
     """
     if not problems.database:  # There is nothing to see before it is migrated.
         publishing.start()
@@ -132,7 +145,9 @@ def _look() -> None:
     try:
         # While the id of this database is unknown, each process has to find out.
         is_due = _pause or provider.database is None or problems.unpublished
-        if (is_due or take_turn(_turn_key(), provider.COMPARE_SECONDS)) and _publish(failure, rebuild=_pause > 0):
+        if (is_due or take_turn(_turn_key(), provider.COMPARE_SECONDS)) and _publish(
+            failure, rebuild=_pause > 0
+        ):
             for extension in extensions:
                 extension.tend()
     except Exception as error:
@@ -143,7 +158,9 @@ def _look() -> None:
 
 _pause = 0.0
 """Seconds until the next try, after one that has failed."""
-publishing = Task("publishing", _look, delay=lambda: _pause, meanwhile="the rules hold that were published last")
+publishing = Task(
+    "publishing", _look, delay=lambda: _pause, meanwhile="the rules hold that were published last"
+)
 reading = DatabaseErrand()
 
 
@@ -152,7 +169,10 @@ def _turn_key() -> bytes:
 
 
 def after_migration(using: str) -> None:
-    """Publish the changes of migrations to the rules; if they removed the tables, delete the published rules."""
+    """Publish the changes of migrations to the rules.
+
+    If they removed the tables, delete the published rules.
+    """
     if using != primary():
         return
     try:
@@ -166,7 +186,9 @@ def after_migration(using: str) -> None:
         _mended()
     except Exception as error:  # Whatever it is, the migration is done.
         logger.error(
-            "The rules are migrated, but not published: %s; `manage.py ratelimit rules publish` does it", error
+            "The rules are migrated, but not published: %s; `manage.py ratelimit rules publish` "
+            "does it",
+            error,
         )
 
 
@@ -188,8 +210,10 @@ def _warn(message: str, error: Exception) -> None:
 
 
 def migration_problem(*, with_annexes: bool = False) -> str:
-    """What to do if the app, or one of its annexes, is installed but not migrated; empty if it is migrated, or if the
-    database is unavailable."""
+    """What to do if the app, or one of its annexes, is installed but not migrated.
+
+    Empty if it is migrated, or if the database is unavailable.
+    """
     try:
         loader = MigrationLoader(connections[primary()])
     except Exception:
@@ -200,13 +224,17 @@ def migration_problem(*, with_annexes: bool = False) -> str:
 
     if is_behind(RateLimitRevision._meta.app_label):
         return UNMIGRATED
-    names = [each.name for each in extensions if is_behind(f"ratelimit_{each.name}")] if with_annexes else []
+    names = (
+        [each.name for each in extensions if is_behind(f"ratelimit_{each.name}")]
+        if with_annexes
+        else []
+    )
     apps = ", ".join(f"django_ratelimit_lua.contrib.{name}" for name in names)
     return f"installed, but not migrated: {apps}. Run `manage.py migrate`." if names else ""
 
 
 def _failed(message: str, error: Exception) -> bool:
-    """Report a failure, and return whether it is worth another try: not before the app is migrated."""
+    """Report a failure, and return whether to try again: not before the app is migrated."""
     problem = migration_problem()
     if not problem:
         _warn(message, error)
@@ -240,7 +268,8 @@ def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
         return
     transaction.on_commit(_publish_committed, using=using)
     pending = database.run_on_commit
-    # A test case never commits. `captureOnCommitCallbacks` recognises new callbacks by their position.
+    # A test case never commits. `captureOnCommitCallbacks` recognises new callbacks by their
+    # position.
     is_test = any(getattr(block, "_from_testcase", False) for block in database.atomic_blocks)
     if not is_test and pending and pending[-1][1] is _publish_committed:
         pending.insert(0, pending.pop())
@@ -249,4 +278,8 @@ def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
 def connect() -> None:
     """Publish whenever rules change, and whenever a process finds Redis empty."""
     rules_changed.connect(when_committed, dispatch_uid="django_ratelimit_lua.publishing.publish")
-    provider.republish, provider.read_database, provider.compare = restore_rules, read_database, look
+    provider.republish, provider.read_database, provider.compare = (
+        restore_rules,
+        read_database,
+        look,
+    )

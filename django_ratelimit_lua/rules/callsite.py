@@ -1,4 +1,6 @@
-"""Limits written at a call site: the arguments of `@ratelimit` and `is_ratelimited`, and the list of call sites."""
+"""Limits written at a call site: the arguments of `@ratelimit` and `is_ratelimited`, and the list
+of call sites.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,18 @@ from .rule import UNWRITABLE, Outcome, Rule
 from .template import CostLike, LimitTemplate
 
 _ARGUMENTS = (
-    "group", "key", "rate", "method", "block", "cost", "count_if", "reset_if", "cost_after", "fallback", "durable",
-)  # fmt: skip
+    "group",
+    "key",
+    "rate",
+    "method",
+    "block",
+    "cost",
+    "count_if",
+    "reset_if",
+    "cost_after",
+    "fallback",
+    "durable",
+)
 """The arguments of `@ratelimit` in addition to the options of a limit."""
 
 
@@ -33,9 +45,11 @@ LIMITER = "RateLimiter"
 
 
 class CallSite(NamedTuple):
-    """A place in the code with limits: its `kind` (the construct it is written with), its `place`, its `rates` if they
-    are constant (functions otherwise, or None for no limit) and its `key` (empty: each call decides); `limits`: the
-    compiled constant rates, if they are known there; `algorithm`: the one that a throttle names."""
+    """A place in the code with limits: its `kind` (the construct it is written with), its `place`,
+    its `rates` if they are constant (functions otherwise, or None for no limit) and its `key`
+    (empty: each call decides); `limits`: the compiled constant rates, if they are known there;
+    `algorithm`: the one that a throttle names.
+    """
 
     kind: str
     place: str
@@ -87,8 +101,8 @@ def rate_text(rate: Any) -> str:
 class KnownCallSites:
     """The imported call sites, by name: rules of these names replace them.
 
-    Names that are made at run time may be any number, so only the first are kept. Once there were more, any name may be
-    a call site.
+    Names that are made at run time may be any number, so only the first are kept. Once there were
+    more, any name may be a call site.
     """
 
     MAX_ENTRIES, MAX_LENGTH, MAX_PER_NAME = 10_000, 200, 50
@@ -102,7 +116,11 @@ class KnownCallSites:
         return len(self._by_name)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._by_name or len(name) > self.MAX_LENGTH or len(self._by_name) >= self.MAX_ENTRIES
+        return (
+            name in self._by_name
+            or len(name) > self.MAX_LENGTH
+            or len(self._by_name) >= self.MAX_ENTRIES
+        )
 
     def knows(self, name: str) -> bool:
         """Whether there is a call site of that name for certain."""
@@ -113,8 +131,10 @@ class KnownCallSites:
         return sorted(self._by_name)
 
     def add(self, name: str, site: CallSite | None = None) -> None:
-        """Add a call site of that name. The last added comes first: the outermost decorator, whose key a rule without
-        one takes."""
+        """Add a call site of that name.
+
+        The last added comes first: the outermost decorator, whose key a rule without one takes.
+        """
         present = self._by_name.get(name)
         if present is None:
             if len(name) > self.MAX_LENGTH or len(self._by_name) >= self.MAX_ENTRIES:
@@ -124,7 +144,10 @@ class KnownCallSites:
             self._by_name[name] = (site, *present)
 
     def keep_statistics(self, name: str) -> None:
-        """Call sites of that name are `durable`. Raises `LimitError` if the database cannot keep their statistics."""
+        """Call sites of that name are `durable`.
+
+        Raises `LimitError` if the database cannot keep their statistics.
+        """
         if not is_installed("statistics"):
             raise LimitError(f"durable=True on {name!r} keeps statistics. {install('statistics')}")
         if len(name) > self.MAX_LENGTH or UNWRITABLE.search(name):
@@ -142,24 +165,34 @@ known_call_sites = KnownCallSites()
 
 
 def limits_of(rule: Rule) -> list[Limit]:
-    """The limits of a rule with constant rates, and of its tiers; if it takes the place of call sites, as they are
-    counted there."""
+    """The limits of a rule with constant rates, and of its tiers.
+
+    If it takes the place of call sites, as they are counted there.
+    """
     template = rule.template
     if template is None:
         return []
     templates = [template]
     sites = known_call_sites.of(rule.name) if rule.group in (None, rule.name) else ()
     key = "" if template.key is None else template.key.name
-    same = [site for site in sites if key in ("", site.key) or (site.key == "" and site.kind != THROTTLE)]
+    same = [
+        site
+        for site in sites
+        if key in ("", site.key) or (site.key == "" and site.kind != THROTTLE)
+    ]
     if found := [limits for site in same if (limits := site.limits_at(rule.name))]:
         templates = [template.in_place_of(limits) for limits in found]
     templates += [tier for each in templates for _, tier in each.tiers]
     return [limit for each in templates for limit in each.limits(rule.name)]
 
 
-def losses(sites: Sequence[CallSite], key: str, rates: Sequence[Any]) -> list[tuple[CallSite, Rate]]:
-    """The rates of call sites that a rule in their place, with that key (empty: that of the first) and these rates,
-    does not keep: it counts by another key, or has no rate that implies this one, as 3 a minute imply 500 an hour."""
+def losses(
+    sites: Sequence[CallSite], key: str, rates: Sequence[Any]
+) -> list[tuple[CallSite, Rate]]:
+    """The rates of call sites that a rule in their place, with that key (empty: that of the first)
+    and these rates, does not keep: it counts by another key, or has no rate that implies this one,
+    as 3 a minute imply 500 an hour.
+    """
     return [
         (site, rate)
         for site in sites
@@ -192,10 +225,15 @@ def call_site(
     reset_if: Outcome | None = None,
     cost_after: Outcome | None = None,
 ) -> Rule:
-    """The anonymous rule that a call site is. Its limits are named by group, methods, key and rate, so that no two
-    share a count. Raises `LimitError` for whatever is wrong with it."""
+    """The anonymous rule that a call site is.
+
+    Its limits are named by group, methods, key and rate, so that no two share a count. Raises
+    `LimitError` for whatever is wrong with it.
+    """
     for word in options.keys() & FIELDS_OF_ANNEXES.keys() - set(_ARGUMENTS):
-        raise LimitError(f"@ratelimit: {word} is a field of rules in the settings and in the admin", word)
+        raise LimitError(
+            f"@ratelimit: {word} is a field of rules in the settings and in the admin", word
+        )
     refuse_unknown(options, (*_ARGUMENTS, *OPTIONS), "@ratelimit: ")
     if not key:
         raise LimitError("A rate limit needs a key to count by, such as key='ip'")
@@ -203,41 +241,69 @@ def call_site(
         raise LimitError(f"group is {group!r}: must be text")
     template = LimitTemplate.compiled("at this call site", key, rate, cost, options)
     methods = parse_methods(method)
-    for name, function in (("count_if", count_if), ("reset_if", reset_if), ("cost_after", cost_after)):
+    for name, function in (
+        ("count_if", count_if),
+        ("reset_if", reset_if),
+        ("cost_after", cost_after),
+    ):
         if function is not None and not callable(function):
-            raise LimitError(f"{name} is {function!r}: must be a callable (request, response or exception)")
-        if function is not None and all(isinstance(each, Rate) and each.is_slots for each in template.rates):
             raise LimitError(
-                f"{name} is for rates: a slot is released when the response is closed, whatever came of it"
+                f"{name} is {function!r}: must be a callable (request, response or exception)"
+            )
+        if function is not None and all(
+            isinstance(each, Rate) and each.is_slots for each in template.rates
+        ):
+            raise LimitError(
+                f"{name} is for rates: a slot is released when the response is closed, whatever "
+                "came of it"
             )
     if group is not None:
         known_call_sites.add(group)
     assert template.key is not None
     return Rule(
-        template=replace(template, label=f"{methods_label(methods)}:{template.key.name}", _limits={}),
-        group=group, methods=methods, block=block, count_if=count_if, reset_if=reset_if, cost_after=cost_after,
-    )  # fmt: skip
+        template=replace(
+            template, label=f"{methods_label(methods)}:{template.key.name}", _limits={}
+        ),
+        group=group,
+        methods=methods,
+        block=block,
+        count_if=count_if,
+        reset_if=reset_if,
+        cost_after=cost_after,
+    )
 
 
 def group_of(view: Any) -> str:
     """The name of a view's counts if it names no group: module and qualified name.
 
-    A method is named by the class of the view that runs, so that views that inherit it do not share a count.
+    A method is named by the class of the view that runs, so that views that inherit it do not share
+    a count.
     """
     for attribute in ("view_class", "cls"):  # What `as_view()` of Django and of DRF returns.
         cls = getattr(view, attribute, None)
         if isinstance(cls, type):
             actions = getattr(view, "actions", None)
-            suffix = "." + ",".join(sorted(set(actions.values()))) if isinstance(actions, dict) else ""
+            suffix = (
+                "." + ",".join(sorted(set(actions.values()))) if isinstance(actions, dict) else ""
+            )
             return f"{cls.__module__}.{cls.__qualname__}{suffix}"
     # `method_decorator` wraps a partial of the bound method.
-    function = inspect.unwrap(view, stop=lambda layer: isinstance(layer, (functools.partial, MethodType)))
+    function = inspect.unwrap(
+        view, stop=lambda layer: isinstance(layer, (functools.partial, MethodType))
+    )
     while isinstance(function, functools.partial):
         function = function.func
     owner = getattr(function, "__self__", None)
-    name = str(getattr(view, "__qualname__", None) or getattr(function, "__qualname__", type(function).__qualname__))
+    name = str(
+        getattr(view, "__qualname__", None)
+        or getattr(function, "__qualname__", type(function).__qualname__)
+    )
     if owner is not None and not isinstance(owner, (type, ModuleType)):
         return f"{type(owner).__module__}.{type(owner).__qualname__}.{name.rpartition('.')[2]}"
-    module = getattr(function, "__module__", None) or type(function).__module__  # A partial's own is functools.
+    module = (
+        getattr(function, "__module__", None) or type(function).__module__
+    )  # A partial's own is functools.
     code = getattr(function, "__code__", None)
-    return f"{module}.{name}" + (f":{code.co_firstlineno}" if code and code.co_name == "<lambda>" else "")
+    return f"{module}.{name}" + (
+        f":{code.co_firstlineno}" if code and code.co_name == "<lambda>" else ""
+    )

@@ -84,14 +84,20 @@ def field_words(field: str) -> str:
 def reading(given: Declared) -> str:
     """A rule in one sentence.
 
-    >>> reading({"name": "api", "key": "user", "rate": "100/m", "burst": 20, "mode": "shadow", "path": "/api/"})
+    >>> rule = {"name": "api", "key": "user", "rate": "100/m", "burst": 20, "path": "/api/"}
+    >>> reading({**rule, "mode": "shadow"})
     '100 per minute per user, bursts of 20, on /api/, shadow mode'
     >>> reading({"name": "budget", "key": "ip", "rate": "10000/s", "lease": 500})
     '10000 per second per address, leases of up to 500'
     """
     try:
         return _sentence(given)
-    except (AttributeError, KeyError, TypeError, ValueError):  # Edited by hand, or written by an older version.
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ):  # Edited by hand, or written by an older version.
         return str(given)
 
 
@@ -101,13 +107,24 @@ def _sentence(given: Declared) -> str:
         parts.append(_("no limits"))
     elif given.get("rate") is not None:
         rate = rate_words(given["rate"])
-        places = [str(added.label) for word, added in rule_fields().items() if word in PLACES and given.get(word)]
+        places = [
+            str(added.label)
+            for word, added in rule_fields().items()
+            if word in PLACES and given.get(word)
+        ]
         who = key_label(given.get("key"), "".join(places[:1]))
-        words = _("%(rate)s for %(client)s") if given.get("key") == ALL_CALLERS else _("%(rate)s per %(client)s")
+        words = (
+            _("%(rate)s for %(client)s")
+            if given.get("key") == ALL_CALLERS
+            else _("%(rate)s per %(client)s")
+        )
         parts.append(words % {"rate": rate, "client": who})
-    parts += [_(row.words) % given for option, row in OPTIONS.items() if row.words and given.get(option)]
     parts += [
-        _("%(rate)s for %(group)s") % {**tier, "rate": rate_words(tier["rate"])} for tier in given.get("tiers") or ()
+        _(row.words) % given for option, row in OPTIONS.items() if row.words and given.get(option)
+    ]
+    parts += [
+        _("%(rate)s for %(group)s") % {**tier, "rate": rate_words(tier["rate"])}
+        for tier in given.get("tiers") or ()
     ]
     parts.append(where(given))
     if given.get("mode", "enforce") != "enforce":
@@ -122,7 +139,10 @@ def where(given: Declared) -> str:
     if methods:
         parts.append(methods if isinstance(methods, str) else _(" and ").join(methods))
     if paths:
-        parts.append(_("on %(paths)s") % {"paths": paths if isinstance(paths, str) else _(" and ").join(paths)})
+        parts.append(
+            _("on %(paths)s")
+            % {"paths": paths if isinstance(paths, str) else _(" and ").join(paths)}
+        )
     if given.get("route"):
         parts.append(_("at the route %(route)s") % given)
     if given.get("group"):
@@ -136,10 +156,15 @@ def where(given: Declared) -> str:
     audience = given.get("audience", "everyone")
     if audience != "everyone":
         names = [audience] if isinstance(audience, str) else audience
-        known = {"authenticated": _("logged-in users"), "anonymous": _("visitors who are not logged in")}
+        known = {
+            "authenticated": _("logged-in users"),
+            "anonymous": _("visitors who are not logged in"),
+        }
         # A group may be called like an audience, and is not the same.
         words = [
-            _("group %(name)s") % {"name": name[6:]} if name.startswith("group:") else known.get(name, name)
+            _("group %(name)s") % {"name": name[6:]}
+            if name.startswith("group:")
+            else known.get(name, name)
             for name in names
         ]
         parts.append(_("for %(audience)s") % {"audience": _(" and ").join(words)})
@@ -152,7 +177,9 @@ def difference(before: Declared | None, after: Declared | None) -> list[str]:
     >>> difference({"rate": "100/m", "mode": "shadow"}, {"rate": "50/m"})
     ['mode: shadow → —', 'rate: 100/m → 50/m']
     """
-    before, after = (declared if isinstance(declared, Mapping) else {} for declared in (before, after))
+    before, after = (
+        declared if isinstance(declared, Mapping) else {} for declared in (before, after)
+    )
     fields = sorted({*before, *after} - {"subject"})
     return [
         f"{field}: {_value(before.get(field))} → {_value(after.get(field))}"

@@ -15,7 +15,9 @@ _any_view_is = False
 
 
 def ratelimit_exempt(view: View) -> View:
-    """Exempt a view, or all views of a class, from the middleware's rules; its own `@ratelimit` goes on counting.
+    """Exempt a view, or all views of a class, from the middleware's rules.
+
+    Its own `@ratelimit` goes on counting.
 
     >>> @ratelimit_exempt
     ... def health(request):
@@ -40,13 +42,16 @@ def is_exempt(request: HttpRequest) -> bool:
 def _any_is(request: HttpRequest) -> bool:
     """Whether any view of the URLconf is exempt, or any other imported one.
 
-    A process imports its views with its URLconf, when it first resolves a path. So the URLconf is loaded here, once:
-    otherwise the first requests of a new process would miss every exemption.
+    A process imports its views with its URLconf, when it first resolves a path. So the URLconf is
+    loaded here, once: otherwise the first requests of a new process would miss every exemption.
     """
     attributes = vars(resolver_of(request))
     if "_ratelimit_any_exempt" not in attributes:
-        # To the end: what an `include()` names may not have been imported before it is gone through.
-        exempt = [_says_so(pattern.callback) for pattern, _space in url_patterns(resolver_of(request))]
+        # To the end: what an `include()` names may not have been imported before it is gone
+        # through.
+        exempt = [
+            _says_so(pattern.callback) for pattern, _space in url_patterns(resolver_of(request))
+        ]
         attributes["_ratelimit_any_exempt"] = any(exempt)
     return _any_view_is or attributes["_ratelimit_any_exempt"]
 

@@ -13,14 +13,21 @@ NO_FALLBACK: Any = object()
 
 def async_mismatch(fallback: Any, *, is_async: bool) -> str:
     """Return why a fallback does not fit a plain function; empty if it fits."""
-    if is_async or not (iscoroutinefunction(fallback) or iscoroutinefunction(type(fallback).__call__)):
+    if is_async or not (
+        iscoroutinefunction(fallback) or iscoroutinefunction(type(fallback).__call__)
+    ):
         return ""
-    return "is a coroutine function, and what it stands for is not: write both with async def, or neither"
+    return (
+        "is a coroutine function, and what it stands for is not: write both with async def, or "
+        "neither"
+    )
 
 
 def fall_back(fallback: Any, error: Exception, *args: Any, **kwargs: Any) -> Any:
     """Return the fallback: a value, or the result of a callable with the arguments of the call.
-    Raise the error if there is no fallback."""
+
+    Raise the error if there is no fallback.
+    """
     if fallback is NO_FALLBACK:
         raise error
     return fallback(*args, **kwargs) if callable(fallback) else fallback

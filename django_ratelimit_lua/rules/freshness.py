@@ -1,10 +1,10 @@
-"""The last moment at which the rules of this process were known to be current, for decisions in which Redis does not
-compare them.
+"""The last moment at which the rules of this process were known to be current, for decisions in
+which Redis does not compare them.
 
-On one server the call that counts compares them as well. If nothing is to be counted, if the rules are in another hash
-slot than the limits (a cluster), and if limits are decided in this process, this decides whether a separate comparison
-is needed. The listener (`engine/listener.py`) compares them in the background, twice a second and after each message,
-so requests rarely have to.
+On one server the call that counts compares them as well. If nothing is to be counted, if the rules
+are in another hash slot than the limits (a cluster), and if limits are decided in this process,
+this decides whether a separate comparison is needed. The listener (`engine/listener.py`) compares
+them in the background, twice a second and after each message, so requests rarely have to.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ Known = tuple[bytes, Revision, float]
 
 
 class Freshness:
-    """When the rules of this process were last current, and the overrides that belong to these rules.
+    """When the rules of this process were last current, and the overrides that belong to these
+    rules.
 
-    Each change of an override raises the revision as well, so the known overrides of a subject hold as long as the
-    revision does.
+    Each change of an override raises the revision as well, so the known overrides of a subject hold
+    as long as the revision does.
     """
 
     def __init__(self) -> None:
@@ -46,9 +47,16 @@ class Freshness:
         if call.revision is None:
             return False
         proof, now = self._known, time.monotonic()
-        if proof is None or proof[2] <= now - MAX_AGE or (proof[0], proof[1]) != (call.fence, call.revision):
+        if (
+            proof is None
+            or proof[2] <= now - MAX_AGE
+            or (proof[0], proof[1]) != (call.fence, call.revision)
+        ):
             return True
-        if any(_key(call.revision, subject.digest, subject.tag) not in self._subjects for subject in call.subjects):
+        if any(
+            _key(call.revision, subject.digest, subject.tag) not in self._subjects
+            for subject in call.subjects
+        ):
             return True
         if proof[2] > now - EARLY or self._asked_for == proof[2]:
             return False

@@ -10,14 +10,53 @@ from ..limits.rate import LimitError
 ALL: None = None
 UNSAFE = ["DELETE", "PATCH", "POST", "PUT"]
 
-METHODS = frozenset({
-    "ACL", "BASELINE-CONTROL", "BIND", "CHECKIN", "CHECKOUT", "CONNECT", "COPY", "DELETE", "GET", "HEAD", "LABEL",
-    "LINK", "LOCK", "MERGE", "MKACTIVITY", "MKCALENDAR", "MKCOL", "MKREDIRECTREF", "MKWORKSPACE", "MOVE", "OPTIONS",
-    "ORDERPATCH", "PATCH", "POST", "PROPFIND", "PROPPATCH", "PURGE", "PUT", "QUERY", "REBIND", "REPORT", "SEARCH",
-    "TRACE", "UNBIND", "UNCHECKOUT", "UNLINK", "UNLOCK", "UPDATE", "UPDATEREDIRECTREF", "VERSION-CONTROL",
-})  # fmt: skip
-"""The methods in the registry of IANA, and PURGE. Any other is taken for a spelling error, which would limit
-nothing."""
+METHODS = frozenset(
+    {
+        "ACL",
+        "BASELINE-CONTROL",
+        "BIND",
+        "CHECKIN",
+        "CHECKOUT",
+        "CONNECT",
+        "COPY",
+        "DELETE",
+        "GET",
+        "HEAD",
+        "LABEL",
+        "LINK",
+        "LOCK",
+        "MERGE",
+        "MKACTIVITY",
+        "MKCALENDAR",
+        "MKCOL",
+        "MKREDIRECTREF",
+        "MKWORKSPACE",
+        "MOVE",
+        "OPTIONS",
+        "ORDERPATCH",
+        "PATCH",
+        "POST",
+        "PROPFIND",
+        "PROPPATCH",
+        "PURGE",
+        "PUT",
+        "QUERY",
+        "REBIND",
+        "REPORT",
+        "SEARCH",
+        "TRACE",
+        "UNBIND",
+        "UNCHECKOUT",
+        "UNLINK",
+        "UNLOCK",
+        "UPDATE",
+        "UPDATEREDIRECTREF",
+        "VERSION-CONTROL",
+    }
+)
+"""The methods in the registry of IANA, and PURGE. Any other is taken for a spelling error, which
+would limit nothing.
+"""
 
 
 def method_name(name: object) -> str:
@@ -28,14 +67,16 @@ def method_name(name: object) -> str:
     >>> method_name("PSOT")
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.limits.rate.LimitError: 'PSOT' is no HTTP method; did you mean 'POST'? Known are ACL, ...
+    django_ratelimit_lua.limits.rate.LimitError: 'PSOT' is no HTTP method; did you mean ...
     """
     upper = name.upper() if isinstance(name, str) else ""
     if upper in METHODS:
         return upper
     meant = get_close_matches(upper, METHODS, n=1)
     hint = f"; did you mean {meant[0]!r}?" if meant else "."
-    raise LimitError(f"{name!r} is no HTTP method{hint} Known are {', '.join(sorted(METHODS))}", "method")
+    raise LimitError(
+        f"{name!r} is no HTTP method{hint} Known are {', '.join(sorted(METHODS))}", "method"
+    )
 
 
 def parse_methods(method: Any) -> frozenset[str] | None:
@@ -44,14 +85,20 @@ def parse_methods(method: Any) -> frozenset[str] | None:
         return None
     names = [method] if isinstance(method, str) else method
     if not isinstance(names, (list, tuple, set, frozenset)) or not names:
-        raise LimitError(f"method is {method!r}: must be ALL, UNSAFE, a method's name or a list of names", "method")
+        raise LimitError(
+            f"method is {method!r}: must be ALL, UNSAFE, a method's name or a list of names",
+            "method",
+        )
     methods = frozenset(map(method_name, names))
     return methods | _implied(methods)
 
 
 def methods_label(methods: frozenset[str] | None) -> str:
-    """The methods in the name of a limit. A limit on GET includes HEAD, but its name has only GET, so that the
-    name is the same as before HEAD was included."""
+    """The methods in the name of a limit.
+
+    A limit on GET includes HEAD, but its name has only GET, so that the name is the same as before
+    HEAD was included.
+    """
     return "*" if methods is None else ",".join(sorted(methods - _implied(methods)))
 
 

@@ -2,10 +2,10 @@
 
 A subject is a user, a network, the value of a field, or the client with a digest.
 
-There may be a hundred thousand of them, so no process reads all. The overrides of each subject are one field of the
-rules' hash in Redis. A call names its subjects with the tag of the overrides that this process knows (mostly none). If
-a tag differs from the stored one, the call decides nothing and returns the stored overrides, which are then cached. See
-`limits/program.lua`.
+There may be a hundred thousand of them, so no process reads all. The overrides of each subject are
+one field of the rules' hash in Redis. A call names its subjects with the tag of the overrides that
+this process knows (mostly none). If a tag differs from the stored one, the call decides nothing and
+returns the stored overrides, which are then cached. See `limits/program.lua`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,12 @@ _NETWORK = re.compile(r"ip([46])/([0-9]{1,3})")
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """An override of one subject: for the rule of that row (None: for all), from and until a time in microseconds since
-    1970 (None: always). `block`: how it is answered, if it is a block. `kind`: the kind of its subject, if that is a
-    case-sensitive field: "ada" has the digest there that "ADA" has in a field that ignores case."""
+    """An override of one subject: for the rule of that row (None: for all), from and until a time
+    in microseconds since 1970 (None: always).
+
+    `block`: how it is answered, if it is a block. `kind`: the kind of its subject, if that is a
+    case-sensitive field: "ada" has the digest there that "ADA" has in a field that ignores case.
+    """
 
     pk: int
     rule: int | None
@@ -57,16 +60,21 @@ class Override:
 
     def is_active(self, now: int) -> bool:
         """Whether it is in force at a time in microseconds."""
-        return (self.starts is None or self.starts <= now) and (self.ends is None or now < self.ends)
+        return (self.starts is None or self.starts <= now) and (
+            self.ends is None or now < self.ends
+        )
 
     def retry_after(self, now: int) -> float | None:
         """Seconds until it ends; None: never."""
         return None if self.ends is None else max(self.ends - now, 1) / SECOND
 
     def limit(self, limit: Limit) -> Limit:
-        """A limit with this override's numbers; the limit itself if they cannot be kept, which is logged.
+        """A limit with this override's numbers.
 
-        An override may apply to rules of all algorithms: if one has no burst, only the rate is changed.
+        The limit itself if they cannot be kept, which is logged.
+
+        An override may apply to rules of all algorithms: if one has no burst, only the rate is
+        changed.
         """
         return limit if self.rate is None else _retuned(limit, self.rate, self.burst)
 
@@ -74,7 +82,9 @@ class Override:
 @lru_cache(maxsize=4096)
 def _retuned(limit: Limit, rate: Rate, burst: int | None) -> Limit:
     try:
-        return limit.at(rate, burst if "burst" in algorithms.find(limit.algorithm).options else None)
+        return limit.at(
+            rate, burst if "burst" in algorithms.find(limit.algorithm).options else None
+        )
     except LimitError as error:
         logger.error("An override is skipped: %s", error)
         return limit
@@ -113,8 +123,9 @@ def client_identity(client: str) -> Identity:
 
 @lru_cache(maxsize=1024)
 def strength(kind: str) -> int:
-    """How particular a kind of subject is: a client's digest goes before a user, a user before
-    the value of a field, that before an address, that before its network."""
+    """How particular a kind of subject is: a client's digest goes before a user, a user before the
+    value of a field, that before an address, that before its network.
+    """
     network = _NETWORK.fullmatch(kind)
     return int(network[2]) if network else {USER: 130, DIGEST: 131}.get(kind, 129)
 
@@ -140,7 +151,9 @@ def network_digest(address: Address, kind: str, secret: str | bytes) -> bytes | 
 
 @dataclass(frozen=True, slots=True)
 class KnownOverrides:
-    """What was known of a request's subjects at one moment: of each, the tag of its record and its overrides."""
+    """What was known of a request's subjects at one moment: of each, the tag of its record and its
+    overrides.
+    """
 
     records: tuple[tuple[SubjectRef, Record], ...]
 
@@ -152,13 +165,26 @@ class KnownOverrides:
         return [Subject(ref.digest, tag) for ref, (tag, _overrides) in self.records]
 
     def strongest_for(self, rule: int | None, now: int) -> Override | None:
-        """The override in force for a rule: that of the most particular subject; of those what names the rule goes
-        before what is for all, a block before an exemption before another limit, and the newer before the older."""
+        """The override in force for a rule: that of the most particular subject.
+
+        Of those what names the rule goes before what is for all, a block before an exemption before
+        another limit, and the newer before the older.
+        """
         ranked = [
-            ((strength(ref.kind), override.rule is not None, -EFFECTS.index(override.effect), override.pk), override)
+            (
+                (
+                    strength(ref.kind),
+                    override.rule is not None,
+                    -EFFECTS.index(override.effect),
+                    override.pk,
+                ),
+                override,
+            )
             for ref, (_tag, overrides) in self.records
             for override in overrides
-            if override.rule in (None, rule) and override.kind in ("", ref.kind) and override.is_active(now)
+            if override.rule in (None, rule)
+            and override.kind in ("", ref.kind)
+            and override.is_active(now)
         ]
         return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
@@ -178,18 +204,29 @@ class OverrideCache:
     def __init__(self) -> None:
         # However heavy a record is, it has to be known, or a call about it would never be decided.
         self._known: BoundedMap[bytes, Record] = BoundedMap(
-            _REMEMBERED, _REMEMBERED_BYTES, lambda subject, record: 500 * len(record[1]), _REMEMBERED_BYTES
+            _REMEMBERED,
+            _REMEMBERED_BYTES,
+            lambda subject, record: 500 * len(record[1]),
+            _REMEMBERED_BYTES,
         )
 
     def get_many(self, subjects: Sequence[SubjectRef]) -> KnownOverrides:
-        """The known overrides of these subjects. A call and its plan have to use the same reading."""
+        """The known overrides of these subjects.
+
+        A call and its plan have to use the same reading.
+        """
         if not subjects:
             return _NOBODY
-        return KnownOverrides(tuple([(ref, self._known.get(ref.digest) or self.NOTHING) for ref in subjects]))
+        return KnownOverrides(
+            tuple([(ref, self._known.get(ref.digest) or self.NOTHING) for ref in subjects])
+        )
 
-    def get_each(self, groups: Sequence[Sequence[SubjectRef]]) -> tuple[list[KnownOverrides], Sequence[Subject]]:
-        """The same for several, by one reading: the known overrides of each, and the subjects of the call that uses
-        them."""
+    def get_each(
+        self, groups: Sequence[Sequence[SubjectRef]]
+    ) -> tuple[list[KnownOverrides], Sequence[Subject]]:
+        """The same for several, by one reading: the known overrides of each, and the subjects of
+        the call that uses them.
+        """
         if not any(groups):
             return [_NOBODY] * len(groups), ()
         known = self.get_many(tuple(dict.fromkeys(ref for refs in groups for ref in refs)))
@@ -219,7 +256,13 @@ _WORDS = ("id", "rule", "effect", "rate", "burst", "starts", "ends")
 def write_record(overrides: Sequence[Override]) -> bytes:
     """The record of a subject: a tag, and its overrides as JSON."""
     declared = [
-        dict(zip(_WORDS, (row.pk, row.rule, row.effect, _pair(row.rate), row.burst, row.starts, row.ends), strict=True))
+        dict(
+            zip(
+                _WORDS,
+                (row.pk, row.rule, row.effect, _pair(row.rate), row.burst, row.starts, row.ends),
+                strict=True,
+            )
+        )
         | {word: value for word, value in zip(_BLOCK_WORDS, row.block, strict=True) if value}
         | ({"kind": row.kind} if row.kind else {})
         for row in overrides
@@ -235,9 +278,9 @@ def _pair(rate: Rate | None) -> list[int] | None:
 def read_record(written: bytes, before: Sequence[Override] = ()) -> tuple[Override, ...]:
     """The overrides of a record that this version understands.
 
-    An entry that cannot be parsed keeps its previous value from `before`, or is skipped, which is logged. A block with
-    unknown fields stays a block. An exemption or changed limit with unknown fields may have been meant for fewer
-    requests, so it is skipped.
+    An entry that cannot be parsed keeps its previous value from `before`, or is skipped, which is
+    logged. A block with unknown fields stays a block. An exemption or changed limit with unknown
+    fields may have been meant for fewer requests, so it is skipped.
     """
     by_pk = {override.pk: override for override in before}
     try:
@@ -268,21 +311,32 @@ def _read(given: Any) -> Override:
     pk, rule, effect, rate, burst, starts, ends = (given[word] for word in _WORDS)
     if effect not in EFFECTS:
         raise ValueError(f"effect is {effect!r}")
-    forbids, message = (given.get(word, plain) for word, plain in zip(_BLOCK_WORDS, PLAIN_BLOCK, strict=True))
+    forbids, message = (
+        given.get(word, plain) for word, plain in zip(_BLOCK_WORDS, PLAIN_BLOCK, strict=True)
+    )
     kind = given.get("kind", "")
     if kind and not is_kind(kind):
         raise ValueError(f"kind is {kind!r}")
     if unknown := set(given) - {*_WORDS, "kind", *(_BLOCK_WORDS if effect == "block" else ())}:
         if effect != "block":
             raise ValueError(f"unknown {', '.join(sorted(unknown))}")
-        logger.warning("Ignored in a block, because this version does not know it: %s", ", ".join(sorted(unknown)))
-    numbers = [pk, *(number for number in (rule, burst, starts, ends) if number is not None), *(rate or ())]
+        logger.warning(
+            "Ignored in a block, because this version does not know it: %s",
+            ", ".join(sorted(unknown)),
+        )
+    numbers = [
+        pk,
+        *(number for number in (rule, burst, starts, ends) if number is not None),
+        *(rate or ()),
+    ]
     if not all(map(_is_whole, numbers)):
         raise ValueError("not a whole number")
     if burst is not None and burst < 1:
         raise ValueError(f"burst is {burst!r}")
     block = Block(forbids is True, message if isinstance(message, str) else "")
-    return Override(pk, rule, effect, None if rate is None else Rate(*rate), burst, starts, ends, block, kind)
+    return Override(
+        pk, rule, effect, None if rate is None else Rate(*rate), burst, starts, ends, block, kind
+    )
 
 
 def _is_whole(value: object) -> bool:
@@ -295,9 +349,16 @@ def is_field(kind: str) -> bool:
 
 
 def is_kind(kind: object) -> bool:
-    """Whether that is a kind of subject: a user, a network, a field, a registered key, or a client's digest.
+    """Whether that is a kind of subject: a user, a network, a field, a registered key, or a
+    client's digest.
 
-    >>> is_kind("ip4/24"), is_kind("header:X-API-Key"), is_kind("exact:get:q"), is_kind("os.system"), is_kind("ip4/99")
+    >>> (
+    ...     is_kind("ip4/24"),
+    ...     is_kind("header:X-API-Key"),
+    ...     is_kind("exact:get:q"),
+    ...     is_kind("os.system"),
+    ...     is_kind("ip4/99"),
+    ... )
     (True, True, True, False, False)
     """
     if not isinstance(kind, str):

@@ -21,16 +21,18 @@ _MAX_REMEMBERED_LENGTH = 300
 
 
 class PathPattern:
-    """A prefix, or, with a star, a glob for the whole path: `*` is any text without a slash, `**` any text, every other
-    character is itself.
+    """A prefix, or, with a star, a glob for the whole path: `*` is any text without a slash, `**`
+    any text, every other character is itself.
 
-    Matching a glob keeps all possible positions in the bits of one number, so it takes one step for each character of
-    the path: no backtracking, whatever the pattern (Thompson, 1968, "Regular expression search algorithm"). After
-    `MAX_LENGTH` characters the answer is `undecided`, unless nothing can match any more.
+    Matching a glob keeps all possible positions in the bits of one number, so it takes one step for
+    each character of the path: no backtracking, whatever the pattern (Thompson, 1968, "Regular
+    expression search algorithm"). After `MAX_LENGTH` characters the answer is `undecided`, unless
+    nothing can match any more.
 
     >>> PathPattern("/api/").matches("/api/v1")
     True
-    >>> [PathPattern("/api/*/items").matches(path) for path in ("/api/v1/items", "/api/v1/x/items", "/api/v1/items/")]
+    >>> pattern = PathPattern("/api/*/items")
+    >>> [pattern.matches(path) for path in ("/api/v1/items", "/api/v1/x/items", "/api/v1/items/")]
     [True, False, False]
     >>> PathPattern("/files/**.pdf").matches("/files/2026/11/report.pdf")
     True
@@ -81,9 +83,11 @@ def path_pattern(text: str) -> PathPattern:
 
 
 class PathIndex:
-    """Rules by the text that their paths begin with, so that a path only meets those that begin like it.
+    """Rules by the text that their paths begin with, so that a path only meets those that begin
+    like it.
 
-    The rules of a path that was asked for before are remembered, for a bounded number of short paths.
+    The rules of a path that was asked for before are remembered, for a bounded number of short
+    paths.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
@@ -91,13 +95,16 @@ class PathIndex:
         self._by_prefix: dict[str, list[int]] = {}
         for place, rule in enumerate(rules):
             for pattern in rule.paths or ("",):
-                # What every path of it begins with; a pattern is only compiled for a path that does.
+                # What every path of it begins with; a pattern is only compiled for a path that
+                # does.
                 self._by_prefix.setdefault(pattern.partition("*")[0], []).append(place)
         self._lengths = sorted({len(prefix) for prefix in self._by_prefix})
 
     @cached_property
     def _remembered(self) -> BoundedMap[str, tuple[Rule, ...]]:
-        return BoundedMap(_REMEMBERED, _REMEMBERED_BYTES, lambda path, rules: 4 * len(path) + 8 * len(rules))
+        return BoundedMap(
+            _REMEMBERED, _REMEMBERED_BYTES, lambda path, rules: 4 * len(path) + 8 * len(rules)
+        )
 
     def matching(self, path: str) -> tuple[Rule, ...]:
         """Return the rules that match this path, in their order."""
@@ -108,7 +115,11 @@ class PathIndex:
                 if length > len(path):
                     break
                 places.update(self._by_prefix.get(path[:length], ()))
-            rules = tuple(self._rules[place] for place in sorted(places) if self._rules[place].matches_path(path))
+            rules = tuple(
+                self._rules[place]
+                for place in sorted(places)
+                if self._rules[place].matches_path(path)
+            )
             if len(path) <= _MAX_REMEMBERED_LENGTH:
                 self._remembered.put(path, rules)
         return rules

@@ -1,4 +1,4 @@
-"""The places in the code that rules name: URL patterns and call sites, as far as they are imported."""
+"""The places in the code that rules name: URL patterns and imported call sites."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def route_names() -> set[str]:
 
 
 def look_for_call_sites() -> None:
-    """Make known what stands on the methods of views, as these count under the class of the view that runs."""
+    """Make known what stands on the methods of views, as these count under the class of the view
+    that runs.
+    """
     if not getattr(settings, "ROOT_URLCONF", None):
         return
     known = vars(get_resolver())
@@ -43,20 +45,32 @@ def meant_by(name: str) -> str:
 
 
 def place_problems(rule: Rule) -> list[str]:
-    """The parts of a rule that have no effect because of the code: an unknown route or call site, or a ban of an
-    identity that all callers share."""
+    """The parts of a rule that have no effect because of the code: an unknown route or call site,
+    or a ban of an identity that all callers share.
+    """
     look_for_call_sites()
     found = []
     if rule.route and rule.route not in route_names():
-        found.append(_("No URL pattern has the name “%(name)s”: the rule matches nothing.") % {"name": rule.route})
+        found.append(
+            _("No URL pattern has the name “%(name)s”: the rule matches nothing.")
+            % {"name": rule.route}
+        )
     if rule.template is None or rule.group is None:
         return found
     if rule.group not in known_call_sites:
-        text = _("No limit in the code has the name “%(name)s”, as far as it is imported here: the rule does nothing.")
+        text = _(
+            "No limit in the code has the name “%(name)s”, as far as it is imported here: the "
+            "rule does nothing."
+        )
         text %= {"name": rule.group}
         meant = meant_by(rule.group)
         found.append(f"{text} {_('Did you mean “%(name)s”?') % {'name': meant}}" if meant else text)
     sites = known_call_sites.of(rule.name) if rule.group == rule.name and rule.key is None else ()
     if rule.template.options.get("ban_after") and any(site.key == ALL_CALLERS for site in sites):
-        found.append(_("The limit in the code counts all clients together, so the rule never bans: give it a key."))
+        found.append(
+            _(
+                "The limit in the code counts all clients together, so the rule never bans: give "
+                "it a key."
+            )
+        )
     return found

@@ -14,8 +14,9 @@ logger = logging.getLogger("django_ratelimit_lua")
 class Problems:
     """What this process had to leave out of its rules.
 
-    `database`: why there are no rules in the database, if that is so; `owner`: which other database owns the prefix, if
-    one does; `unpublished`: why a saved change is left to processes of a newer version, while it is.
+    `database`: why there are no rules in the database, if that is so; `owner`: which other database
+    owns the prefix, if one does; `unpublished`: why a saved change is left to processes of a newer
+    version, while it is.
     """
 
     def __init__(self) -> None:
@@ -31,13 +32,19 @@ class Problems:
         self._declared: Mapping[str, Any] = {}
 
     def in_force(self, declared: Mapping[str, Any], skipped: Sequence[str]) -> None:
-        """Other rules are in force, by name as they are declared, without what was skipped. A failure is forgotten
-        when its rule has changed."""
+        """Other rules are in force, by name as they are declared, without what was skipped.
+
+        A failure is forgotten when its rule has changed.
+        """
         for problem in skipped:
             if problem not in self._skipped:
                 logger.error("Skipped: %s", problem)
         self._declared, self._skipped = declared, tuple(skipped)
-        self._failed = {name: failure for name, failure in self._failed.items() if declared.get(name) == failure[0]}
+        self._failed = {
+            name: failure
+            for name, failure in self._failed.items()
+            if declared.get(name) == failure[0]
+        }
 
     def failed(self, name: str, error: Exception) -> None:
         """A rule could not be applied to a request, which goes on without it."""

@@ -1,7 +1,9 @@
-"""The rules of this process, and the source of newer ones: Redis, or the database, or its own memory.
+"""The rules of this process, and the source of newer ones: Redis, or the database, or its own
+memory.
 
-The published snapshot names its database. One database owns a prefix: a process of another database uses the rules that
-its own database had when they were loaded, publishes nothing, and reports which setting to change.
+The published snapshot names its database. One database owns a prefix: a process of another database
+uses the rules that its own database had when they were loaded, publishes nothing, and reports which
+setting to change.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ APP = "django_ratelimit_lua"
 """Whether rules can be edited: the app is installed. Then every call compares its rules."""
 REVISION, SNAPSHOT, DATABASE, KEYS, FORMAT = b"revision", b"rules", b"database", b"keys", b"format"
 COMPARE_SECONDS = 10.0
-"""How often it is looked whether what is published is what the database has, while there are requests."""
+"""How often it is looked whether what is published is what the database has, while there are
+requests.
+"""
 
 ASK_SECONDS = 1.0
 """For how long the background waits for the answer whether there are other rules."""
@@ -45,24 +49,32 @@ MANY = 1000
 """More rules than these are loaded by a thread of their own, while the old ones go on."""
 
 republish: Callable[[float, bool], bool] | None = None
-"""Publishes the rules of the database, and is waited for at most this number of seconds; also if they are published
-already but unreadable. Returns whether the published rules are those of the database. `publishing` sets itself here."""
+"""Publishes the rules of the database, and is waited for at most this number of seconds; also if
+they are published already but unreadable. Returns whether the published rules are those of the
+database. `publishing` sets itself here.
+"""
 
 Begin = Callable[[Mapping[str, Any]], None]
 read_database: Callable[[float, Begin | None], Mapping[str, Any] | None] | None = None
-"""The rules of the database, as this version would publish them; None if that takes too long, or fails. A caller that
-needs rules to begin with passes a function that is called with them, however late, and overrides are cached too.
-`publishing` sets itself here."""
+"""The rules of the database, as this version would publish them; None if that takes too long, or
+fails. A caller that needs rules to begin with passes a function that is called with them, however
+late, and overrides are cached too. `publishing` sets itself here.
+"""
 
 on_new_rules: list[Callable[[], None]] = []
-"""Functions that are called whenever this process has new rules, or may have to load some, so that caches are
-cleared."""
+"""Functions that are called whenever this process has new rules, or may have to load some, so that
+caches are cleared.
+"""
 
 compare: Callable[[], None] | None = None
-"""Looks in the background whether what is published is what the database has; `publishing` puts itself here."""
+"""Looks in the background whether what is published is what the database has; `publishing` puts
+itself here.
+"""
 
 database: str | None = None
-"""The id of this process's database; empty: no rule was ever saved in it; None: it could not be read yet."""
+"""The id of this process's database; empty: no rule was ever saved in it; None: it could not be
+read yet.
+"""
 
 REMEDY = (
     "Set RATELIMIT_CACHE_PREFIX to another value for each site. If the other database is gone, run "
@@ -77,8 +89,9 @@ is_answered = True
 
 _ruleset: Ruleset | None = None
 _blind: Ruleset | None = None
-"""The rules to begin with, if the database has not answered yet: those of the settings alone, while Redis is
-unavailable; or the last known ones, at the revision of newer ones that cannot be read."""
+"""The rules to begin with, if the database has not answered yet: those of the settings alone, while
+Redis is unavailable; or the last known ones, at the revision of newer ones that cannot be read.
+"""
 
 _snapshot: Mapping[str, Any] | None = None
 _changes = 0
@@ -104,7 +117,8 @@ def is_others(owner: object) -> bool:
 def owner_problem(owner: str) -> str:
     """Return the problem of a prefix that another database owns."""
     return (
-        f"RATELIMIT_CACHE_PREFIX {conf.CACHE_PREFIX.decode()!r} belongs to the database {owner}, which is not this "
+        f"RATELIMIT_CACHE_PREFIX {conf.CACHE_PREFIX.decode()!r} belongs to the database {owner}, "
+        "which is not this "
         f"site's; so this site's rules are not published. {REMEDY}"
     )
 
@@ -121,7 +135,10 @@ def note_database(database_id: str) -> None:
 
 
 def note_owner(owner: str) -> bool:
-    """Record and log whether another database owns the prefix. Return whether this process's database may publish."""
+    """Record and log whether another database owns the prefix.
+
+    Return whether this process's database may publish.
+    """
     problem = owner_problem(owner) if is_others(owner) else ""
     if problem and problem != problems.owner:
         logger.error("%s", problem)
@@ -135,7 +152,10 @@ def current() -> Ruleset | None:
         _compare_now_and_then()
     if _ruleset is None and _snapshot is not None:
         # Only the settings have changed.
-        _go_by(Ruleset(settings_rules(), _snapshot, rules_key() if apps.is_installed(APP) else None), _changes)
+        _go_by(
+            Ruleset(settings_rules(), _snapshot, rules_key() if apps.is_installed(APP) else None),
+            _changes,
+        )
     return _ruleset
 
 
@@ -154,15 +174,17 @@ def in_force() -> Ruleset | None:
 
 
 def load(stale: StaleRules | None = None, patience: Patience | None = None) -> Ruleset:
-    """Load the rules, the first time or because a call used stale ones. If that takes longer than the patience (None:
-    as long as a decision may take), return the known ones. Blocks. Raises `ImproperlyConfigured` only for the rules of
-    the settings."""
+    """Load the rules, the first time or because a call used stale ones.
+
+    If that takes longer than the patience (None: as long as a decision may take), return the known
+    ones. Blocks. Raises `ImproperlyConfigured` only for the rules of the settings.
+    """
     patience = patience or Patience(conf.TIMEOUT)
     ruleset = _ruleset
     if ruleset is None or len(ruleset.rules) <= MANY:
         return _load(stale, patience)
-    # A large number takes a while to read. A thread does that, and the request waits only as long as leaves time to
-    # decide.
+    # A large number takes a while to read. A thread does that, and the request waits only as long
+    # as leaves time to decide.
     if not _loading.is_busy and _loading.give(partial(_load_beside, stale)) is None:
         return _load(stale, patience)  # There is no thread for it.
     turn = patience.share(2)
@@ -180,8 +202,9 @@ def _load_beside(stale: StaleRules | None) -> None:
 
 
 def _load(stale: StaleRules | None, patience: Patience, most: float | None = None) -> Ruleset:
-    """`most`: for how long the database may be asked, by default no longer than a request may take, as others may wait
-    for their turn."""
+    """`most`: for how long the database may be asked, by default no longer than a request may take,
+    as others may wait for their turn.
+    """
     global _unanswered_at, is_answered
     most = conf.TIMEOUT if most is None else most
     lock = _lock
@@ -199,7 +222,11 @@ def _load(stale: StaleRules | None, patience: Patience, most: float | None = Non
             is_answered = True
         except StoreError:
             _unanswered_at, is_answered = time.monotonic(), False
-            if older is not None and older.fence is not None and (older is not _blind or older.snapshot):
+            if (
+                older is not None
+                and older.fence is not None
+                and (older is not _blind or older.snapshot)
+            ):
                 return older
             fence, snapshot = rules_key(), _from_database(patience, most)
             is_blind = not snapshot
@@ -218,22 +245,27 @@ def _load(stale: StaleRules | None, patience: Patience, most: float | None = Non
 
 
 def _go_by(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> Ruleset:
-    """Use these rules from now on, unless settings have changed since `changes` was read. Report their problems, and
-    clear caches that depend on earlier rules."""
+    """Use these rules from now on, unless settings have changed since `changes` was read.
+
+    Report their problems, and clear caches that depend on earlier rules.
+    """
     global _ruleset, _blind
     if changes != _changes:
         return ruleset
     _ruleset, _blind = ruleset, ruleset if is_blind else None
     if ruleset.snapshot:
-        problems.in_force({name: rule.given for name, rule in ruleset.by_name.items()}, ruleset.problems)
+        problems.in_force(
+            {name: rule.given for name, rule in ruleset.by_name.items()}, ruleset.problems
+        )
     for hear in on_new_rules:
         hear()
     return ruleset
 
 
 def _waited_for(lock: Lock, patience: Patience) -> bool:
-    """Whether a lock was acquired within half of the remaining time: only one request waits for a database that does
-    not answer, and the others continue with the known rules."""
+    """Whether a lock was acquired within half of the remaining time: only one request waits for a
+    database that does not answer, and the others continue with the known rules.
+    """
     turn, began = patience.share(2), time.monotonic()
     is_got = turn.wait(lambda seconds: lock.acquire(timeout=seconds))
     if _unanswered_at > began or not (is_got or get_store().heard_at > began):
@@ -242,8 +274,9 @@ def _waited_for(lock: Lock, patience: Patience) -> bool:
 
 
 def _within_half(patience: Patience, most: float, ask: Callable[..., T], *arguments: object) -> T:
-    """The answer of a function that gets a timeout: half of the remaining time, or of `most`, so that there is time
-    left to decide by the known rules."""
+    """The answer of a function that gets a timeout: half of the remaining time, or of `most`, so
+    that there is time left to decide by the known rules.
+    """
     began, most = time.monotonic(), max(0.0, min(patience.left, most) / 2)
     answer = ask(most, *arguments)
     patience.spend(began, most)
@@ -251,16 +284,18 @@ def _within_half(patience: Patience, most: float, ask: Callable[..., T], *argume
 
 
 def _from_database(patience: Patience, most: float) -> Mapping[str, Any]:
-    """The rules that a process begins with while Redis is unavailable: those of the database, or none if that takes too
-    long."""
+    """The rules that a process begins with while Redis is unavailable: those of the database, or
+    none if that takes too long.
+    """
     if read_database is None:
         return {}
     return _within_half(patience, most, read_database, partial(_begin_with, NO_RULES)) or {}
 
 
 def _begin_with(as_of: Revision, snapshot: Mapping[str, Any]) -> None:
-    """Use the rules of the database, if it has not answered until now, unless it was read before the revision that
-    these stand for."""
+    """Use the rules of the database, if it has not answered until now, unless it was read before
+    the revision that these stand for.
+    """
     with _lock:
         before, changes = _blind, _changes
         if before is not None and _ruleset is before and before.revision == as_of:
@@ -270,21 +305,36 @@ def _begin_with(as_of: Revision, snapshot: Mapping[str, Any]) -> None:
 
 
 def _after(
-    older: Ruleset | None, declared: Sequence[Rule], snapshot: Mapping[str, Any], fence: bytes | None
+    older: Ruleset | None,
+    declared: Sequence[Rule],
+    snapshot: Mapping[str, Any],
+    fence: bytes | None,
 ) -> Ruleset:
-    """The rules of a snapshot, following those given; following none if they are of another database."""
-    before = older if older is not None and older.snapshot.get("database") == snapshot.get("database") else None
+    """The rules of a snapshot, following those given.
+
+    Following none if they are of another database.
+    """
+    before = (
+        older
+        if older is not None and older.snapshot.get("database") == snapshot.get("database")
+        else None
+    )
     return Ruleset(declared, snapshot, fence, before)
 
 
 def _published_or_best(
     ruleset: Ruleset | None, patience: Patience, most: float
 ) -> tuple[bytes, Mapping[str, Any], bool]:
-    """The key for comparing rules; the snapshot to use, which is that of `ruleset` if nothing is published and it
-    cannot be restored now; and whether the database still has to answer. Raises `StoreError`."""
+    """The key for comparing rules; the snapshot to use, which is that of `ruleset` if nothing is
+    published and it cannot be restored now; and whether the database still has to answer.
+
+    Raises `StoreError`.
+    """
     key, snapshot, unread = _fetch(patience)
     is_garbage = unread is not None and not unread.is_kept
-    if republish is not None and (is_garbage or (unread is None and _may_be_wrong(snapshot, ruleset))):
+    if republish is not None and (
+        is_garbage or (unread is None and _may_be_wrong(snapshot, ruleset))
+    ):
         is_right = _within_half(patience, most, republish, is_garbage)
         key, snapshot, unread = _fetch(patience)
         is_missing = unread is None and not snapshot["revision"].number
@@ -295,12 +345,15 @@ def _published_or_best(
     best: Mapping[str, Any] | None = None
     is_late = False
     if unread.is_kept and read_database is not None:
-        best = _within_half(patience, most, read_database, partial(_begin_with, snapshot["revision"]))
+        best = _within_half(
+            patience, most, read_database, partial(_begin_with, snapshot["revision"])
+        )
         is_late = best is None
     if best is None:
         is_usable = ruleset is not None and not is_others(ruleset.snapshot.get("database", ""))
         best = ruleset.snapshot if ruleset is not None and is_usable else {}
-    # As of that revision: it is not asked for again until something is published that may be understood.
+    # As of that revision: it is not asked for again until something is published that may be
+    # understood.
     return key, {**best, "revision": snapshot["revision"]}, is_late
 
 
@@ -310,9 +363,12 @@ def reload() -> Ruleset:
 
 
 def compare_with_published(*, loads: bool) -> bool:
-    """Compare the rules of this process with the published ones, and return whether they are the same. If not, caches
-    are cleared, so that the next request notices, and loads the others; `loads`: or they are loaded here. For
-    background work. Raises `StoreError`."""
+    """Compare the rules of this process with the published ones, and return whether they are the
+    same.
+
+    If not, caches are cleared, so that the next request notices, and loads the others; `loads`: or
+    they are loaded here. For background work. Raises `StoreError`.
+    """
     for may_load in (loads, False):
         ruleset = in_force()
         if ruleset is None or ruleset.fence is None:
@@ -322,7 +378,12 @@ def compare_with_published(*, loads: bool) -> bool:
         text = b""
         # Otherwise they are of another database, or were loaded before the settings changed.
         if ruleset.fence == rules_key() and not is_others(ruleset.snapshot.get("database", "")):
-            text = get_store(background=True).execute(b"HGET", ruleset.fence, REVISION, patience=patience) or b"0"
+            text = (
+                get_store(background=True).execute(
+                    b"HGET", ruleset.fence, REVISION, patience=patience
+                )
+                or b"0"
+            )
         if text == ruleset.published.text:
             freshness.confirm(ruleset.fence, ruleset.published, asked_at)
             return True
@@ -368,13 +429,18 @@ def take_back(prefix: bytes) -> None:
 def _may_be_wrong(snapshot: Mapping[str, Any], ruleset: Ruleset | None) -> bool:
     """Whether what is published may not be what the database has, so that this has to be asked.
 
-    It is not yet known which database that is; or Redis is new, or was emptied, or restored from an older copy; or two
-    histories of one database have come to the same number; or an older version has published what may lack something.
+    It is not yet known which database that is; or Redis is new, or was emptied, or restored from an
+    older copy; or two histories of one database have come to the same number; or an older version
+    has published what may lack something.
     """
     revision: Revision = snapshot["revision"]
     if database is None or not revision.number or is_of_older_format(snapshot):
         return True
-    return ruleset is not None and revision.number <= ruleset.revision.number and revision != ruleset.revision
+    return (
+        ruleset is not None
+        and revision.number <= ruleset.revision.number
+        and revision != ruleset.revision
+    )
 
 
 class _Fetched(NamedTuple):
@@ -402,7 +468,9 @@ def _fetch(patience: Patience) -> _Fetched:
 
 def _fetch_unreadable(key: bytes, patience: Patience) -> _Fetched:
     global _unread
-    number, text, owner = get_store().execute(b"HMGET", key, REVISION, SNAPSHOT, DATABASE, patience=patience)
+    number, text, owner = get_store().execute(
+        b"HMGET", key, REVISION, SNAPSHOT, DATABASE, patience=patience
+    )
     try:
         return _Fetched(key, parse_snapshot(text or b"{}"))  # There is another by now.
     except UnreadableError as error:
@@ -414,7 +482,9 @@ def _fetch_unreadable(key: bytes, patience: Patience) -> _Fetched:
         revision = Revision.read(number or b"0")
     except ValueError:
         revision = NO_RULES
-    return _Fetched(key, {"revision": revision, "database": (owner or b"").decode(errors="replace")}, unread)
+    return _Fetched(
+        key, {"revision": revision, "database": (owner or b"").decode(errors="replace")}, unread
+    )
 
 
 def _reread_settings() -> None:
@@ -431,4 +501,6 @@ def _go_elsewhere() -> None:
 
 
 on_change(("RATELIMIT_*", "SECRET_KEY", "SECRET_KEY_FALLBACKS"), _reread_settings)
-on_change(("RATELIMIT_CACHE_PREFIX", "RATELIMIT_USE_CACHE", "CACHES", "INSTALLED_APPS"), _go_elsewhere)
+on_change(
+    ("RATELIMIT_CACHE_PREFIX", "RATELIMIT_USE_CACHE", "CACHES", "INSTALLED_APPS"), _go_elsewhere
+)

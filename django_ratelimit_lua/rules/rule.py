@@ -1,4 +1,7 @@
-"""One rule: a limit, and when it applies. The same words in `RATELIMIT_RULES`, in the admin and in YAML."""
+"""One rule: a limit, and when it applies.
+
+The same words in `RATELIMIT_RULES`, in the admin and in YAML.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,22 @@ from .paths import path_pattern
 from .template import LimitTemplate, compile_cost, compile_rate, tier_key
 
 FIELDS = (
-    "name", "description", "order", "path", "route", "group", "method", "audience", "key", "rate",
-    "tiers", "cost", "exempt", "message", *OPTIONS,
-)  # fmt: skip
+    "name",
+    "description",
+    "order",
+    "path",
+    "route",
+    "group",
+    "method",
+    "audience",
+    "key",
+    "rate",
+    "tiers",
+    "cost",
+    "exempt",
+    "message",
+    *OPTIONS,
+)
 """The words of the core; annexes add theirs, see `extension.rule_fields`."""
 _KNOWN = frozenset((*FIELDS, "id"))
 TIER_FIELDS = ("group", "rate", "burst")
@@ -46,14 +62,17 @@ WRONG = (ValueError, TypeError, ArithmeticError)
 """Errors that the parts of a rule raise."""
 
 Outcome = Callable[[HttpRequest, Any], Any]
-"""Called with the request and its response, or the exception that was raised instead of one; may be `async`."""
+"""Called with the request and its response, or the exception that was raised instead of one; may be
+`async`.
+"""
 
 
 class RuleError(ImproperlyConfigured):
     """A rule that cannot be understood.
 
-    `problem` is what is wrong with `field`, `where` in which rule of which text, `tier` in which tier (a group), if
-    it is one. If there are several problems, this is the first of `each`, and the message has the first hundred.
+    `problem` is what is wrong with `field`, `where` in which rule of which text, `tier` in which
+    tier (a group), if it is one. If there are several problems, this is the first of `each`, and
+    the message has the first hundred.
     """
 
     MAX_SHOWN = 100
@@ -83,10 +102,11 @@ class Rule:
     """When a limit applies, and its effect. A call site is a rule too, one without a name.
 
     - `template`: the amount and the key; None: requests that match are exempt;
-    - `paths`: prefixes or globs (none: every path); `route`: a URL pattern's name, with its namespaces; `group`: only
-      at call sites of that name; `methods` (None: all) and `audience`: of its requests;
-    - `extra`: the compiled values of the fields that annexes add; `is_elsewhere`: it applies only at the places of one
-      of these, and to no request;
+    - `paths`: prefixes or globs (none: every path); `route`: a URL pattern's name, with its
+      namespaces; `group`: only at call sites of that name; `methods` (None: all) and `audience`: of
+      its requests;
+    - `extra`: the compiled values of the fields that annexes add; `is_elsewhere`: it applies only
+      at the places of one of these, and to no request;
     - `block`, `count_if`, `reset_if`, `cost_after`: as at a call site, see `ratelimit`;
     - `replaces`: the call sites that it replaces;
     - `given`: its declaration; `problems`: the parts that had to be left out.
@@ -129,13 +149,21 @@ class Rule:
 
     @property
     def is_for_requests(self) -> bool:
-        """Whether the middleware applies it: it is neither for call sites nor for what only an annex knows."""
+        """Whether the middleware applies it: it is neither for call sites nor for what only an
+        annex knows.
+        """
         return self.group is None and not self.is_elsewhere
 
     @property
     def keys(self) -> list[Key]:
-        """The keys that it reads from a request: those that it counts and bans by, and those of its tiers."""
-        keys = () if self.template is None else (self.template.key, self.template.ban_key, *self.template.tier_keys)
+        """The keys that it reads from a request: those that it counts and bans by, and those of its
+        tiers.
+        """
+        keys = (
+            ()
+            if self.template is None
+            else (self.template.key, self.template.ban_key, *self.template.tier_keys)
+        )
         return [key for key in keys if key is not None]
 
     @property
@@ -158,8 +186,9 @@ class Rule:
 
     @property
     def lumps_strangers(self) -> bool:
-        """Whether it applies to requests without a signed-in user, and counts them as one, because its key uses the
-        user alone."""
+        """Whether it applies to requests without a signed-in user, and counts them as one, because
+        its key uses the user alone.
+        """
         if self.key is None or {EVERYONE, "anonymous"}.isdisjoint(self.audience):
             return False
         return self.key.needs_user and self.key.lumps_strangers
@@ -168,7 +197,9 @@ class Rule:
         """Whether a path is one of its own."""
         # A path that is too long for a glob to decide about is limited, and not exempt.
         is_limit = self.template is not None
-        return not self.paths or any(path_pattern(text).matches(path, is_limit) for text in self.paths)
+        return not self.paths or any(
+            path_pattern(text).matches(path, is_limit) for text in self.paths
+        )
 
     def matches_route(self, request: HttpRequest) -> bool:
         """Whether the request's route is its own."""
@@ -186,34 +217,58 @@ class Rule:
         return self.methods is None or request.method in self.methods
 
     def name_at(self, group: str) -> str:
-        """What its limits are named by; `group`: what those of a call site without a group are named by."""
+        """What its limits are named by.
+
+        `group`: what those of a call site without a group are named by.
+        """
         return self.name or self.group or group
 
     def in_place_of(self, call_sites: Sequence[Rule]) -> Rule:
-        """This rule with the values that only call sites of its name have, and with their counts by the same key. If
-        several have that name, key, algorithm and outcome are those of the first."""
+        """This rule with the values that only call sites of its name have, and with their counts by
+        the same key.
+
+        If several have that name, key, algorithm and outcome are those of the first.
+        """
         first, template = call_sites[0], self.template
         methods = self.methods
         if methods is None and all(call_site.methods is not None for call_site in call_sites):
-            methods = frozenset(method for call_site in call_sites for method in call_site.methods or ())
+            methods = frozenset(
+                method for call_site in call_sites for method in call_site.methods or ()
+            )
         if template is not None and first.template is not None:
             cost = first.template.cost if template.cost is None else template.cost
             key = template.key or first.template.key
-            templates = [call_site.template for call_site in call_sites if call_site.template is not None]
-            same = [other for other in templates if key is None or other.key is None or other.key.name == key.name]
+            templates = [
+                call_site.template for call_site in call_sites if call_site.template is not None
+            ]
+            same = [
+                other
+                for other in templates
+                if key is None or other.key is None or other.key.name == key.name
+            ]
             limits = tuple([limit for other in same for limit in other.limits(self.name)])
             template = replace(template.in_place_of(limits), key=key, cost=cost)
         return replace(
-            self, template=template, methods=methods, block=first.block, count_if=first.count_if,
-            reset_if=first.reset_if, cost_after=first.cost_after, replaces=tuple(call_sites),
-        )  # fmt: skip
+            self,
+            template=template,
+            methods=methods,
+            block=first.block,
+            count_if=first.count_if,
+            reset_if=first.reset_if,
+            cost_after=first.cost_after,
+            replaces=tuple(call_sites),
+        )
 
     def limit_names(self) -> list[str]:
         """The names of the limits that its constant rates become."""
         if self.template is None:
             return []
         templates = [self.template, *(template for _, template in self.template.tiers)]
-        return list(dict.fromkeys(limit.name for template in templates for limit in template.limits(self.name)))
+        return list(
+            dict.fromkeys(
+                limit.name for template in templates for limit in template.limits(self.name)
+            )
+        )
 
 
 _TEXTS = {
@@ -237,8 +292,8 @@ T = TypeVar("T")
 class _Reader:
     """Reads one declaration and collects what is wrong with it.
 
-    Unless it is `strict`, a tier that is wrong is left out, and named in `left_out`. If it is `plain`, code has no
-    place in the declaration.
+    Unless it is `strict`, a tier that is wrong is left out, and named in `left_out`. If it is
+    `plain`, code has no place in the declaration.
     """
 
     given: Mapping[str, Any]
@@ -263,10 +318,17 @@ class _Reader:
         given = self.given
         for word, value in given.items():
             # Nearly every value is a number, or text that may be written anywhere.
-            is_bare, is_text = value is None or isinstance(value, (int, float)), isinstance(value, str)
+            is_bare, is_text = (
+                value is None or isinstance(value, (int, float)),
+                isinstance(value, str),
+            )
             if not (is_bare or (is_text and value.isprintable() and value == value.strip())):
                 self.read(word, self.check_text, word)
-            if word in _TEXTS and value is not None and not (is_text and (value or word == "description")):
+            if (
+                word in _TEXTS
+                and value is not None
+                and not (is_text and (value or word == "description"))
+            ):
                 self.read(word, self.refuse, word, f"; write {_TEXTS[word]}")
         for word, (check, right) in _PLAIN.items():
             if word in given and not check(given[word]):
@@ -288,10 +350,22 @@ class _Reader:
                 group = name
             template = self.template(name, needs_key=group != name and not is_elsewhere)
         rule = Rule(
-            name=name, template=template, paths=paths, route=route, group=group, methods=methods, audience=audience,
-            extra=extra, is_elsewhere=is_elsewhere, mode=given.get("mode", "enforce"), order=given.get("order", 0),
-            message=given.get("message") or "", pk=given.get("id"), given=given, problems=tuple(self.left_out),
-        )  # fmt: skip
+            name=name,
+            template=template,
+            paths=paths,
+            route=route,
+            group=group,
+            methods=methods,
+            audience=audience,
+            extra=extra,
+            is_elsewhere=is_elsewhere,
+            mode=given.get("mode", "enforce"),
+            order=given.get("order", 0),
+            message=given.get("message") or "",
+            pk=given.get("id"),
+            given=given,
+            problems=tuple(self.left_out),
+        )
         for word, added in annexed.items() if None not in extra.values() else ():
             self.read(word, added.check, rule)
         if self.problems:
@@ -301,8 +375,12 @@ class _Reader:
     def check_text(self, word: str) -> None:
         """Raises for text that no database takes, or that is not what it looks like."""
         for text in _texts(self.given[word]):
-            if UNWRITABLE.search(text) or (word not in ("description", "message") and _CONTROL.search(text)):
-                raise LimitError(f"{word} is {text!r}: must be text in one line, without control characters")
+            if UNWRITABLE.search(text) or (
+                word not in ("description", "message") and _CONTROL.search(text)
+            ):
+                raise LimitError(
+                    f"{word} is {text!r}: must be text in one line, without control characters"
+                )
             if self.plain and word in ("path", "key") and text != text.strip():
                 raise LimitError(f"{word} is {text!r}: must not begin or end with a space")
 
@@ -312,9 +390,16 @@ class _Reader:
             return ()
         paths = value if isinstance(value, (list, tuple)) else (value,)
         for path in paths:
-            if not isinstance(path, str) or not path.startswith(("/", "**", "*/")) or not {*path}.isdisjoint("?#"):
+            if (
+                not isinstance(path, str)
+                or not path.startswith(("/", "**", "*/"))
+                or not {*path}.isdisjoint("?#")
+            ):
                 raise LimitError(
-                    _("path is %(path)r: write a prefix or pattern that begins with / or **, without ? and #"),
+                    _(
+                        "path is %(path)r: write a prefix or pattern that begins with / or **, "
+                        "without ? and #"
+                    ),
                     path=path,
                 )
         if len(paths) > MAX_PATTERNS or len(max(paths, key=len, default="")) > MAX_PATTERN_LENGTH:
@@ -330,9 +415,15 @@ class _Reader:
         value = self.given.get("audience", EVERYONE)
         names = [value] if isinstance(value, str) else value
         if not (isinstance(names, (list, tuple)) and names and all(map(_is_audience, names))):
-            self.refuse("audience", f"; choose one of: {', '.join(AUDIENCES)}, group:NAME, or a list of groups")
+            self.refuse(
+                "audience",
+                f"; choose one of: {', '.join(AUDIENCES)}, group:NAME, or a list of groups",
+            )
         if self.plain and len(names) > 1 and not all(name.startswith(_GROUP) for name in names):
-            self.refuse("audience", ": a rule of the admin is for one of them, or for groups; make a rule of each")
+            self.refuse(
+                "audience",
+                ": a rule of the admin is for one of them, or for groups; make a rule of each",
+            )
         return tuple(names)
 
     def key(self, needs_key: bool) -> Key | None:
@@ -345,9 +436,13 @@ class _Reader:
             if not isinstance(part, str):
                 self.refuse("key", "; write a key such as 'ip', or a list of keys")
             if "." in part and ":" not in part:
-                raise LimitError(_("key is %(key)r: callables can only be named in the settings"), key=part)
+                raise LimitError(
+                    _("key is %(key)r: callables can only be named in the settings"), key=part
+                )
             if "+" in part:
-                self.refuse("key", ": + joins keys; a name that has one can only stand in the settings")
+                self.refuse(
+                    "key", ": + joins keys; a name that has one can only stand in the settings"
+                )
         return compile_key(value) if value else None
 
     def check_exempt(self) -> None:
@@ -363,7 +458,9 @@ class _Reader:
     def template(self, name: str, *, needs_key: bool) -> LimitTemplate | None:
         """The limits, or None if something is wrong with them."""
         given = self.given
-        options: Any = {option: given[option] for option in OPTIONS if given.get(option) is not None}
+        options: Any = {
+            option: given[option] for option in OPTIONS if given.get(option) is not None
+        }
         if given.get("mode") not in ("enforce", "shadow"):
             options.pop("mode", None)  # A rule that is off is checked as if it was on.
         key = self.read("key", self.key, needs_key)
@@ -387,26 +484,39 @@ class _Reader:
         return None if value is None else compile_cost(value)
 
     def rates(self, value: Any) -> list[Any]:
-        """One rate, or several that hold together: each for a period of its own, as of two for one the smaller decides
-        alone. Raises also `LimitError`."""
+        """One rate, or several that hold together: each for a period of its own, as of two for one
+        the smaller decides alone.
+
+        Raises also `LimitError`.
+        """
         if value is None:
             raise LimitError(_("A rule needs a limit, such as 100/m, unless it is exempt"))
         rates = value if isinstance(value, list) else [value]
         if self.plain and not (rates and all(isinstance(rate, str) for rate in rates)):
-            raise LimitError(f"rate is {value!r}; write a rate, such as '100/m', or a list of rates")
+            raise LimitError(
+                f"rate is {value!r}; write a rate, such as '100/m', or a list of rates"
+            )
         if len(rates) > MAX_RATES:
             raise LimitError(_("A rule has at most %(number)d limits."), number=MAX_RATES)
-        compiled = [Rate.parse(rate) for rate in rates] if self.plain else [compile_rate(rate) for rate in rates]
+        compiled = (
+            [Rate.parse(rate) for rate in rates]
+            if self.plain
+            else [compile_rate(rate) for rate in rates]
+        )
         periods: dict[int, Rate] = {}
         for rate in compiled:
             if isinstance(rate, Rate) and periods.setdefault(rate.period_us, rate) is not rate:
                 text = _("%(one)s and %(other_rate)s are for the same period. Keep the smaller one")
                 raise LimitError(text, one=str(periods[rate.period_us]), other_rate=str(rate))
         if self.plain and len(rates) > 1 and 0 in periods:
-            raise LimitError(_("A limit of so many at once stands alone. Make another rule for rates."))
+            raise LimitError(
+                _("A limit of so many at once stands alone. Make another rule for rates.")
+            )
         return compiled
 
-    def tiers(self, compiled: Callable[[Any, Any], LimitTemplate]) -> tuple[tuple[str, LimitTemplate], ...]:
+    def tiers(
+        self, compiled: Callable[[Any, Any], LimitTemplate]
+    ) -> tuple[tuple[str, LimitTemplate], ...]:
         """The same rule with other numbers for Django groups, the most favourable first."""
         value = self.given.get("tiers")
         if value is None:
@@ -427,13 +537,24 @@ class _Reader:
                     self.problems.append(problem)
                 else:
                     self.left_out.append(
-                        f"{problem} (a tier, which is left out; its group has the numbers of the rule)"
+                        f"{problem} (a tier, which is left out; its group has the numbers of the "
+                        "rule)"
                     )
         return tuple(sorted(tiers.items(), key=lambda tier: _favour(tier[1]), reverse=True))
 
-    def tier(self, group: Any, tier: Any, compiled: Callable[[Any, Any], LimitTemplate]) -> LimitTemplate:
-        if not isinstance(group, str) or not group or "rate" not in tier or set(tier) - set(TIER_FIELDS):
-            right = "{'group': NAME, 'rate': '1000/m'}, with the name of a group or KEY:VALUE, and optionally 'burst'"
+    def tier(
+        self, group: Any, tier: Any, compiled: Callable[[Any, Any], LimitTemplate]
+    ) -> LimitTemplate:
+        if (
+            not isinstance(group, str)
+            or not group
+            or "rate" not in tier
+            or set(tier) - set(TIER_FIELDS)
+        ):
+            right = (
+                "{'group': NAME, 'rate': '1000/m'}, with the name of a group or KEY:VALUE, "
+                "and optionally 'burst'"
+            )
             raise LimitError(f"tier {tier!r}; write {right}")
         tier_key(group)
         rates = self.rates(tier["rate"])
@@ -447,7 +568,9 @@ def _raise(error: LimitError) -> NoReturn:
 
 
 def _is_audience(name: Any) -> bool:
-    return isinstance(name, str) and (name in AUDIENCES or (name.startswith(_GROUP) and name != _GROUP))
+    return isinstance(name, str) and (
+        name in AUDIENCES or (name.startswith(_GROUP) and name != _GROUP)
+    )
 
 
 def _favour(template: LimitTemplate) -> tuple[float, int]:
@@ -476,26 +599,39 @@ def refuse_absent(given: Mapping[str, Any], where: str) -> None:
 
 
 def compile_rule(
-    given: Mapping[str, Any], *, plain: bool = False, strict: bool = True, where: str = "RATELIMIT_RULES"
+    given: Mapping[str, Any],
+    *,
+    plain: bool = False,
+    strict: bool = True,
+    where: str = "RATELIMIT_RULES",
 ) -> Rule:
-    """Compile a rule from its declaration. Raises `RuleError` that names the rule and the fields that are wrong.
+    """Compile a rule from its declaration.
 
-    The only check of a rule, wherever it is written: a rule that it accepts can be applied to every request.
+    Raises `RuleError` that names the rule and the fields that are wrong.
 
-    With `plain`, nothing in it may name code: no callable and no dotted path, because operators may edit rules in the
-    admin but not the site's code; and the fields of an annex that is not installed are ignored, as rows keep them.
-    Without `strict`, a tier that contradicts its rule is left out, and named in the rule's `problems`, instead of
-    rejecting the rule. That is for rules that are in force already.
+    The only check of a rule, wherever it is written: a rule that it accepts can be applied to every
+    request.
+
+    With `plain`, nothing in it may name code: no callable and no dotted path, because operators may
+    edit rules in the admin but not the site's code; and the fields of an annex that is not
+    installed are ignored, as rows keep them. Without `strict`, a tier that contradicts its rule is
+    left out, and named in the rule's `problems`, instead of rejecting the rule. That is for rules
+    that are in force already.
 
     >>> rule = compile_rule({"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"})
     >>> rule.paths, rule.key.name
     (('/api/',), 'ip')
     """
     if not isinstance(given, Mapping):
-        raise RuleError(where, "name", f"{given!r} is not a rule; write a dict with {', '.join(FIELDS)}")
+        raise RuleError(
+            where, "name", f"{given!r} is not a rule; write a dict with {', '.join(FIELDS)}"
+        )
     for word in WORDS_OF_ANNEXES:
         if word in given:
-            text = f"{word} {given[word]!r} is not a rule; it belongs in a file for `manage.py ratelimit rules import`"
+            text = (
+                f"{word} {given[word]!r} is not a rule; it belongs in a file for `manage.py "
+                "ratelimit rules import`"
+            )
             raise RuleError(where, word, text)
     name = given.get("name")
     if not isinstance(name, str) or not name:
@@ -507,7 +643,11 @@ def compile_rule(
             refuse_absent(given, where)
         known = (*FIELDS, *rule_fields())
         unknown -= {*known, *FIELDS_OF_ANNEXES}
-        meant = [match for word in sorted(map(str, unknown)) for match in get_close_matches(word, known, 1, 0.7)]
+        meant = [
+            match
+            for word in sorted(map(str, unknown))
+            for match in get_close_matches(word, known, 1, 0.7)
+        ]
         hint = f"; did you mean {', '.join(meant)}?" if meant else ""
         if unknown:
             words = ", ".join(sorted(map(str, unknown)))

@@ -46,36 +46,45 @@ def settings_problems() -> list[str]:
 
 
 def compile_rules(given: Sequence[Mapping[str, Any]]) -> tuple[Rule, ...]:
-    """Rules as they are declared, in that order. Raises `ImproperlyConfigured`, also for two of one name."""
+    """Rules as they are declared, in that order.
+
+    Raises `ImproperlyConfigured`, also for two of one name.
+    """
     if not isinstance(given, (list, tuple)):
         raise ImproperlyConfigured("RATELIMIT_RULES must be a list of rules")
     rules = tuple(map(compile_rule, given))
-    twice = sorted(name for name, count in Counter(rule.name for rule in rules).items() if count > 1)
+    twice = sorted(
+        name for name, count in Counter(rule.name for rule in rules).items() if count > 1
+    )
     if twice:
-        raise ImproperlyConfigured(f"RATELIMIT_RULES: two rules are called {', '.join(twice)}; a name is a count")
+        raise ImproperlyConfigured(
+            f"RATELIMIT_RULES: two rules are called {', '.join(twice)}; a name is a count"
+        )
     return rules
 
 
 class Ruleset:
     """The rules of the settings with those of the admin over them, at one revision.
 
-    `fence` is the key under which Redis compares them (None: no comparison). `snapshot` is the published one (see
-    `publish`), or nothing:
+    `fence` is the key under which Redis compares them (None: no comparison). `snapshot` is the
+    published one (see `publish`), or nothing:
 
     - `revision`: counts the changes, with a random tag; 0: there never was one;
     - `database`: the id of their database;
-    - `rules`: as declared, each with the `id` of its row. For those that are not fully understood, see
-      `rules.snapshot`, and the log;
-    - `kinds`: by rule name, or `EVERY_RULE`, the kinds of override subjects; `blocks`: the kinds of those that are
-      blocked for every rule;
+    - `rules`: as declared, each with the `id` of its row. For those that are not fully understood,
+      see `rules.snapshot`, and the log;
+    - `kinds`: by rule name, or `EVERY_RULE`, the kinds of override subjects; `blocks`: the kinds of
+      those that are blocked for every rule;
     - `parts`: the parts of annexes, by name; see `Extension.snapshot`;
-    - `keys`: the ids of the keys that digests of subjects were made with, of each subject by all of them; and
-      `field_keys`, by kind, of those whose value is unknown now, which have only the one digest.
+    - `keys`: the ids of the keys that digests of subjects were made with, of each subject by all of
+      them; and `field_keys`, by kind, of those whose value is unknown now, which have only the one
+      digest.
 
-    `published`: the revision in Redis: that of these rules, or none, if it was emptied and they could not be restored
-    yet.
+    `published`: the revision in Redis: that of these rules, or none, if it was emptied and they
+    could not be restored yet.
 
-    `before`: the previous rules. Unchanged ones are not read again, and unreadable ones stay as they were.
+    `before`: the previous rules. Unchanged ones are not read again, and unreadable ones stay as
+    they were.
     """
 
     def __init__(
@@ -87,7 +96,9 @@ class Ruleset:
     ) -> None:
         self.declared = declared
         self.fence = fence
-        parts, self.problems = valid_parts(snapshot or {}, {} if before is None else before.snapshot)
+        parts, self.problems = valid_parts(
+            snapshot or {}, {} if before is None else before.snapshot
+        )
         self.snapshot: Mapping[str, Any] = parts
         self.revision: Revision = parts.get("revision", NO_RULES)
         self.published = self.revision
@@ -110,7 +121,9 @@ class Ruleset:
             self.problems += read.problems
             if read.rule is not None:
                 by_name[read.rule.name] = read.rule
-        self.parts: Mapping[str, Any] = {each.name: self._load_part(each, before) for each in extensions}
+        self.parts: Mapping[str, Any] = {
+            each.name: self._load_part(each, before) for each in extensions
+        }
         """What installed annexes made of their parts, by name."""
         self.by_name: Mapping[str, Rule] = by_name
         self.rules = tuple(sorted(by_name.values(), key=attrgetter("order")))
@@ -120,7 +133,11 @@ class Ruleset:
         self._index = PathIndex(self.at_paths)
         self._beside: dict[str, list[Rule]] = {}
         for rule in self.rules:
-            if rule.group not in (None, rule.name) and rule.mode != "off" and rule.template is not None:
+            if (
+                rule.group not in (None, rule.name)
+                and rule.mode != "off"
+                and rule.template is not None
+            ):
                 self._beside.setdefault(str(rule.group), []).append(rule)
         self.site_names: Collection[str] = by_name.keys() | self._beside.keys()
         """What call sites are called that a rule may be about."""
@@ -129,22 +146,31 @@ class Ruleset:
         return f"<Ruleset of {len(self.rules)} rules, revision {self.revision.number}>"
 
     def _load_part(self, extension: Extension, before: Ruleset | None) -> Any:
-        """The part of one annex. If it cannot be read at all, what was read before stays in force."""
+        """The part of one annex.
+
+        If it cannot be read at all, what was read before stays in force.
+        """
         part = self.snapshot.get("parts", {}).get(extension.name)
         earlier = None if before is None else before.parts.get(extension.name)
         try:
             return extension.load(part, earlier, self.problems)
         except Exception as error:
-            self.problems.append(f"what is published for {extension.name!r} cannot be read: {error!r:.200}")
+            self.problems.append(
+                f"what is published for {extension.name!r} cannot be read: {error!r:.200}"
+            )
             return earlier
 
     def secrets(self, kind: str) -> Sequence[str | bytes]:
-        """The secrets with which a subject of that kind has to be digested to be found: mostly the one in force."""
+        """The secrets with which a subject of that kind has to be digested to be found: mostly the
+        one in force.
+        """
         secrets = self._secrets.get(kind)
         if secrets is None:
             by_id = secrets_by_id()
             # A subject whose digest can be made again is published by each key: any will do.
-            chosen = [by_id[key] for key in self.snapshot.get("keys", (key_id(),)) if key in by_id][:1]
+            chosen = [by_id[key] for key in self.snapshot.get("keys", (key_id(),)) if key in by_id][
+                :1
+            ]
             fields = self.snapshot.get("field_keys", {})
             if kind in fields:
                 chosen = [secret for key, secret in by_id.items() if key in fields[kind]]
@@ -160,15 +186,20 @@ class Ruleset:
         return self._by_limit.get(limit_name)
 
     def at_path(self, path: str) -> Sequence[Rule]:
-        """The rules for a path, in their order, whatever their other conditions; without those for call sites."""
+        """The rules for a path, in their order, whatever their other conditions.
+
+        Without those for call sites.
+        """
         return self._index.matching(path)
 
     def matching(self, request: HttpRequest) -> list[Rule]:
         """The rules for a request, in their order; those for call sites are not among them."""
         return [rule for rule in self.at_path(request.path_info) if rule.matches_route(request)]
 
-    def replacement_for(self, name: str, call_sites: Sequence[Rule], request: HttpRequest) -> list[Rule] | None:
-        """What takes the place of call sites of that name, if a rule does: that rule, or nothing."""
+    def replacement_for(
+        self, name: str, call_sites: Sequence[Rule], request: HttpRequest
+    ) -> list[Rule] | None:
+        """The rule that replaces the call sites of that name, if there is one."""
         rule = self.by_name.get(name)
         if rule is None or rule.group not in (None, name) or not rule.matches(request):
             return None
@@ -178,8 +209,12 @@ class Ruleset:
         """The rules for call sites of that group, which are added to their own."""
         return [rule for rule in self._beside.get(name, ()) if rule.matches(request)]
 
-    def for_call_sites(self, call_sites: Sequence[Rule], group: str, request: HttpRequest) -> Sequence[Rule]:
-        """The rules that decide call sites: rules of their names replace them, rules for their group are added."""
+    def for_call_sites(
+        self, call_sites: Sequence[Rule], group: str, request: HttpRequest
+    ) -> Sequence[Rule]:
+        """The rules that decide call sites: rules of their names replace them, rules for their
+        group are added.
+        """
         site_names = self.site_names
         for call_site in call_sites:
             if (call_site.group or group) in site_names:

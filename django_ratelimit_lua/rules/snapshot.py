@@ -1,17 +1,17 @@
 """Published rules, read as far as this version of the package understands them.
 
-During the rollout of a new version, the older one has to read snapshots of the newer, and rows are also edited by hand.
-No request may fail because of that, and no limit may be lifted:
+During the rollout of a new version, the older one has to read snapshots of the newer, and rows are
+also edited by hand. No request may fail because of that, and no limit may be lifted:
 
-- an unknown field is ignored if a limit with a place remains. It may apply to more requests than intended, until the
-  newer version runs everywhere. The same holds for an unknown value of a field with fixed choices, which then has its
-  default; without a mode, a rule enforces;
-- a rule that lifts limits (`exempt`, `mode: "off"`), refuses all requests (a rate of 0) or has no known place would do
-  harm beyond its intention, and one with an unknown key has no identity. Of these, and of invalid rules, the last
-  understood version stays; otherwise they are skipped.
+- an unknown field is ignored if a limit with a place remains. It may apply to more requests than
+  intended, until the newer version runs everywhere. The same holds for an unknown value of a field
+  with fixed choices, which then has its default; without a mode, a rule enforces;
+- a rule that lifts limits (`exempt`, `mode: "off"`), refuses all requests (a rate of 0) or has no
+  known place would do harm beyond its intention, and one with an unknown key has no identity. Of
+  these, and of invalid rules, the last understood version stays; otherwise they are skipped.
 
-A snapshot of a higher `FORMAT` is read in the same way. One without a list of rules is not read at all: see
-`rules.provider`.
+A snapshot of a higher `FORMAT` is read in the same way. One without a list of rules is not read at
+all: see `rules.provider`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from ..limits.rate import Rate
 from .rule import FIELDS, Rule, RuleError, compile_rule
 
 FORMAT = 4
-"""The version of what this package publishes. Raise it whenever older versions would leave something out of it: a new
-word of a rule or an override, or a new part. A process never publishes over a higher format."""
+"""The version of what this package publishes. Raise it whenever older versions would leave
+something out of it: a new word of a rule or an override, or a new part. A process never publishes
+over a higher format.
+"""
 CHOICES = ("mode", "audience", "split", *(option for option, row in OPTIONS.items() if row.names))
 """Fields for which a newer version may have more values."""
 WHERE = "Rules of the admin"
@@ -46,7 +48,9 @@ _PARTS: Mapping[str, tuple[type, bool]] = {
 
 
 class UnreadableError(ValueError):
-    """The published snapshot cannot be used: it is invalid, or of a newer format or another database, and stays."""
+    """The published snapshot cannot be used: it is invalid, or of a newer format or another
+    database, and stays.
+    """
 
     def __init__(self, problem: str, *, is_kept: bool = False) -> None:
         super().__init__(problem)
@@ -76,7 +80,9 @@ def read_rule(given: Any, before: Rule | None) -> ReadRule:
         problem = f"{WHERE}: {str(given)[:200]}: {type(error).__name__}: {error}"
     else:
         if rule.is_elsewhere and rule.extra.keys().isdisjoint(PLACES):
-            return ReadRule(given, None, ())  # Its only place is one of an annex that is not installed.
+            return ReadRule(
+                given, None, ()
+            )  # Its only place is one of an annex that is not installed.
         return ReadRule(given, rule, rule.problems)
     goes_on = "" if before is None else "; what was understood last goes on"
     return ReadRule(given, before, (problem + goes_on,))
@@ -86,7 +92,9 @@ def _without_unknown(given: Any, problem: RuleError) -> Rule:
     """The rule without its unknown fields, if a limit remains. Otherwise raises its problem."""
     if not isinstance(given, Mapping):
         raise problem
-    words = {word: value for word, value in given.items() if word in (*FIELDS, *FIELDS_OF_ANNEXES, "id")}
+    words = {
+        word: value for word, value in given.items() if word in (*FIELDS, *FIELDS_OF_ANNEXES, "id")
+    }
     ignored = [f"{word!r}" for word in given if word not in words]
     choices: Sequence[str] = CHOICES
     while True:
@@ -97,12 +105,18 @@ def _without_unknown(given: Any, problem: RuleError) -> Rule:
             if error.field not in choices or error.field not in words:
                 raise problem from None
             ignored.append(f"{error.field} {words.pop(error.field)!r}")
-            choices = (*CHOICES, *OPTIONS)  # Other fields may belong to it, as the burst to a token bucket.
+            choices = (
+                *CHOICES,
+                *OPTIONS,
+            )  # Other fields may belong to it, as the burst to a token bucket.
     if not ignored or not _may_be_widened(rule):
         raise problem
     return replace(
         rule,
-        problems=(*rule.problems, f"{problem.where}: what this version does not know of it: {', '.join(ignored)}"),
+        problems=(
+            *rule.problems,
+            f"{problem.where}: what this version does not know of it: {', '.join(ignored)}",
+        ),
     )
 
 
@@ -115,9 +129,14 @@ def _may_be_widened(rule: Rule) -> bool:
     return all(isinstance(rate, Rate) and rate.limit > 0 for rate in rule.template.rates)
 
 
-def valid_parts(snapshot: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """A snapshot whose parts have the right types, and its problems. A part with a wrong type is replaced by that of
-    the snapshot `before`. Raises `ValueError` if its revision is invalid."""
+def valid_parts(
+    snapshot: Mapping[str, Any], before: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], list[str]]:
+    """A snapshot whose parts have the right types, and its problems.
+
+    A part with a wrong type is replaced by that of the snapshot `before`. Raises `ValueError` if
+    its revision is invalid.
+    """
     parts = dict(snapshot)
     problems = []
     revision = parts.get("revision", NO_RULES)
@@ -128,9 +147,13 @@ def valid_parts(snapshot: Mapping[str, Any], before: Mapping[str, Any]) -> tuple
         is_right = isinstance(part, kind)
         if is_right and holds_texts:
             lists = list(part.values()) if kind is dict else [part]
-            is_right = {*map(type, lists)} <= {list} and {type(text) for texts in lists for text in texts} <= {str}
+            is_right = {*map(type, lists)} <= {list} and {
+                type(text) for texts in lists for text in texts
+            } <= {str}
         if not is_right:
-            problems.append(f"what is published as {name!r} cannot be understood: {str(part)[:100]}")
+            problems.append(
+                f"what is published as {name!r} cannot be understood: {str(part)[:100]}"
+            )
             parts.pop(name)
             if name in before:
                 parts[name] = before[name]
@@ -155,7 +178,9 @@ def parse_snapshot(text: bytes) -> Mapping[str, Any]:
     if isinstance(form, bool) or not isinstance(form, int) or form < 1:
         raise UnreadableError(f"a snapshot of the format {str(form)[:100]}")
     if form > FORMAT and not isinstance(snapshot.get("rules"), list):
-        raise UnreadableError(f"a snapshot of the format {form}; this version reads {FORMAT}", is_kept=True)
+        raise UnreadableError(
+            f"a snapshot of the format {form}; this version reads {FORMAT}", is_kept=True
+        )
     try:
         snapshot["revision"] = Revision.read(str(snapshot.get("revision", 0)).encode())
     except ValueError as error:

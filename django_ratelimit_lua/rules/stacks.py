@@ -1,8 +1,8 @@
 """Which `@ratelimit` and which decorators of annexes stand on a view.
 
-A decorator leaves what it is on the function that it makes, under a name of its own. `functools.wraps`,
-`method_decorator` and `as_view` copy such attributes, so they are found on whatever a URL pattern leads to, and on the
-methods of its class.
+A decorator leaves what it is on the function that it makes, under a name of its own.
+`functools.wraps`, `method_decorator` and `as_view` copy such attributes, so they are found on
+whatever a URL pattern leads to, and on the methods of its class.
 """
 
 from __future__ import annotations
@@ -24,31 +24,45 @@ from .rule import Rule
 
 LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
 BEFORE_METHODS = ("", "dispatch")
-"""Places of stacks that are decided before a class-based view examines its request: around it, and on `dispatch`."""
+"""Places of stacks that are decided before a class-based view examines its request: around it, and
+on `dispatch`.
+"""
 TRIAL = "django.utils.decorators."
-"""`method_decorator` tries a decorator on a function of this module, and copies what that has to the method."""
+"""`method_decorator` tries a decorator on a function of this module, and copies what that has to
+the method.
+"""
 _DRF_CALLS = {
-    "get": ("list", "retrieve"), "post": ("create",), "put": ("update",), "patch": ("partial_update",),
-    "delete": ("destroy",), "partial_update": ("update",),
-}  # fmt: skip
+    "get": ("list", "retrieve"),
+    "post": ("create",),
+    "put": ("update",),
+    "patch": ("partial_update",),
+    "delete": ("destroy",),
+    "partial_update": ("update",),
+}
 """The methods that DRF's generic views and mixins call."""
 _NAME = "_ratelimit_mark_"
 _numbers = count()
 
 
 def url_patterns(resolver: URLResolver | None = None) -> Iterator[tuple[URLPattern, str]]:
-    """All URL patterns of a resolver, each with the namespaces that it is in, as in "shop:". By default those of the
-    site; none without a `ROOT_URLCONF`, as in a project of workers alone."""
+    """All URL patterns of a resolver, each with the namespaces that it is in, as in "shop:".
+
+    By default those of the site; none without a `ROOT_URLCONF`, as in a project of workers alone.
+    """
     if resolver is None and not getattr(settings, "ROOT_URLCONF", None):
         return iter(())
     return _within((resolver or get_resolver()).url_patterns, "", frozenset())
 
 
-def _within(patterns: Sequence[Any], space: str, seen: frozenset[int]) -> Iterator[tuple[URLPattern, str]]:
+def _within(
+    patterns: Sequence[Any], space: str, seen: frozenset[int]
+) -> Iterator[tuple[URLPattern, str]]:
     for pattern in patterns:
         if isinstance(pattern, URLPattern):
             yield pattern, space
-        elif isinstance(pattern, URLResolver) and id(pattern) not in seen:  # A URLconf may include itself.
+        elif (
+            isinstance(pattern, URLResolver) and id(pattern) not in seen
+        ):  # A URLconf may include itself.
             inner = f"{space}{pattern.namespace}:" if pattern.namespace else space
             yield from _within(pattern.url_patterns, inner, seen | {id(pattern)})
 
@@ -57,8 +71,9 @@ def _within(patterns: Sequence[Any], space: str, seen: frozenset[int]) -> Iterat
 class Stack:
     """The limits that stand together on one view, and are decided in one call.
 
-    `checker`: the function that checks them; `view`: what it guards; `group`: what is counted under where a limit names
-    no group; `fallback`: what answers refused requests; `method`: the method of the view's class that it stands on.
+    `checker`: the function that checks them; `view`: what it guards; `group`: what is counted under
+    where a limit names no group; `fallback`: what answers refused requests; `method`: the method of
+    the view's class that it stands on.
     """
 
     checker: Callable[..., Any]
@@ -78,8 +93,8 @@ class Stack:
 class Mark:
     """The mark of an annex's decorator on a view, for `Extension.inspect`.
 
-    `checker`: the function that the decorator made; `annex`: its name; `value`: data of the annex; `method`: as of a
-    `Stack`.
+    `checker`: the function that the decorator made; `annex`: its name; `value`: data of the annex;
+    `method`: as of a `Stack`.
     """
 
     checker: Callable[..., Any]
@@ -89,7 +104,9 @@ class Mark:
 
 
 Placed = dict[str, Stack | Mark]
-"""What stands on a function, by the name that it is left under; what is further out has a greater name."""
+"""What stands on a function, by the name that it is left under; what is further out has a greater
+name.
+"""
 
 
 def register(placed: Stack | Mark) -> Callable[..., Any]:
@@ -100,7 +117,11 @@ def register(placed: Stack | Mark) -> Callable[..., Any]:
 
 def stack_of(function: Any) -> Stack | None:
     """The stack that a function checks itself, not one that it wraps."""
-    own = (each for each in _placed(function).values() if each.checker is function and isinstance(each, Stack))
+    own = (
+        each
+        for each in _placed(function).values()
+        if each.checker is function and isinstance(each, Stack)
+    )
     return next(own, None)
 
 
@@ -109,7 +130,8 @@ class OnView:
     """The limits and marks of a view, outermost first.
 
     - `class_view`: the object with the attributes that `as_view()` sets; None if there is no class;
-    - `unknown`: the functions of which it is unknown whether the view calls them; `hidden`: the known stacks on them.
+    - `unknown`: the functions of which it is unknown whether the view calls them; `hidden`: the
+      known stacks on them.
     """
 
     stacks: list[Stack]
@@ -127,8 +149,9 @@ class OnView:
 def on_view(view: Any, method: str | None = None) -> OnView:
     """The limits and marks that a request of that method (None: of any) meets at a view.
 
-    They are looked for around the view, on `dispatch` of its class and of the parents, and on the method that answers.
-    Those on other methods of the class are `unknown`, unless these methods answer other requests.
+    They are looked for around the view, on `dispatch` of its class and of the parents, and on the
+    method that answers. Those on other methods of the class are `unknown`, unless these methods
+    answer other requests.
     """
     unknown: list[str] = []
     found: Placed = {}
@@ -142,7 +165,9 @@ def on_view(view: Any, method: str | None = None) -> OnView:
             for name, function in vars(base).items():
                 if not inspect.isfunction(function):
                     continue
-                is_own = name == "dispatch" or getattr(cls, name) is function  # Each `dispatch` calls the next.
+                is_own = (
+                    name == "dispatch" or getattr(cls, name) is function
+                )  # Each `dispatch` calls the next.
                 if is_own and name in running:
                     found = _on_method(_layers(function, unknown), cls, name) | found
                 elif not is_own or name not in answering:
@@ -172,13 +197,16 @@ def _stacks(placed: Placed) -> list[Stack]:
 
 
 def is_behind_login(view: Any, placed: Stack | Mark) -> bool:
-    """Whether a login is required before a stack or a mark, by Django's own middleware, decorator or mixin."""
+    """Whether a login is required before a stack or a mark, by Django's own middleware, decorator
+    or mixin.
+    """
     if LOGIN_REQUIRED in settings.MIDDLEWARE and getattr(view, "login_required", True):
         return True
-    # `login_required` leaves this on what it makes. Decorators around that copy it; those inside have it not.
+    # `login_required` leaves this on what it makes. Decorators around that copy it; those inside
+    # have it not.
     is_closed = hasattr(view, "login_url")
-    # The mixin asks in `dispatch`, before the methods.
-    # Django's AccessMixin by what it has: to import it, django.contrib.auth would have to be installed.
+    # The mixin asks in `dispatch`, before the methods. Django's AccessMixin by what it has: to
+    # import it, django.contrib.auth would have to be installed.
     cls = _class_of(view)
     asks = cls is not None and (is_closed or hasattr(cls, "handle_no_permission"))
     is_inside = is_closed and not hasattr(placed.checker, "login_url")
@@ -192,16 +220,26 @@ def _class_of(view: Any) -> type | None:
 
 
 def _layers(view: Any, unknown: list[str]) -> list[Any]:
-    """A function and those that it wraps, outermost first. An object that is not a function, or has several that it may
-    call, is `unknown`."""
+    """A function and those that it wraps, outermost first.
+
+    An object that is not a function, or has several that it may call, is `unknown`.
+    """
     found: list[Any] = []
     while view is not None:
         while isinstance(view, partial):
             view = view.func
-        held = [cell.cell_contents for cell in getattr(view, "__closure__", None) or () if cell != CellType()]
+        held = [
+            cell.cell_contents
+            for cell in getattr(view, "__closure__", None) or ()
+            if cell != CellType()
+        ]
         inside = [value for value in held if inspect.isfunction(value)]
         wrapped = getattr(view, "__wrapped__", inside[0] if inside else None)
-        if not inspect.isfunction(view) or view in found or (len(inside) > 1 and not hasattr(view, "__wrapped__")):
+        if (
+            not inspect.isfunction(view)
+            or view in found
+            or (len(inside) > 1 and not hasattr(view, "__wrapped__"))
+        ):
             unknown.append(name_of(view))
             wrapped = None
         found.append(view)
@@ -210,10 +248,16 @@ def _layers(view: Any, unknown: list[str]) -> list[Any]:
 
 
 def _answering(class_view: Any, cls: type, method: str | None) -> list[str]:
-    """The names of the methods that run for a request of a method; None: of any, also at other URLs of a `ViewSet`."""
+    """The names of the methods that run for a request of a method.
+
+    None: of any, also at other URLs of a `ViewSet`.
+    """
     actions: dict[str, str] = getattr(class_view, "actions", None) or {}
     names = [method.lower()] if method is not None else list(getattr(cls, "http_method_names", ()))
-    by_get = ["get" if name == "head" and name not in actions and not hasattr(cls, name) else name for name in names]
+    by_get = [
+        "get" if name == "head" and name not in actions and not hasattr(cls, name) else name
+        for name in names
+    ]
     running = ["dispatch", *(actions.get(name, name) for name in by_get)]
     for name in running:
         if getattr(getattr(cls, name, None), "__module__", "").startswith("rest_framework."):

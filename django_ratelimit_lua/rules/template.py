@@ -1,4 +1,7 @@
-"""A limit as it is declared: the amount and the key. It becomes limits when its rates and algorithm are known."""
+"""A limit as it is declared: the amount and the key.
+
+It becomes limits when its rates and algorithm are known.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ def compile_cost(cost: CostLike) -> int | CostFunction:
             return lazily(cost, "Cost")
     elif isinstance(cost, int):
         return whole_cost(cost, "Cost")
-    right = f"must be a whole number from 0 to {MAX_COST}, a callable (group, request) or its dotted path"
+    right = (
+        f"must be a whole number from 0 to {MAX_COST}, a callable (group, request) or its "
+        "dotted path"
+    )
     raise LimitError(f"Cost {cost!r}: {right}", "cost")
 
 
@@ -62,7 +68,8 @@ def ban_key(given: Any) -> Key:
 
 
 def tier_key(name: str) -> Key | None:
-    """Return the registered key of a tier such as `plan:pro`, or None if the tier is for a Django group.
+    """Return the registered key of a tier such as `plan:pro`, or None if the tier is for a Django
+    group.
 
     Raises `LimitError` for a name with a colon that is not a registered key and a value.
     """
@@ -71,7 +78,10 @@ def tier_key(name: str) -> Key | None:
         return None
     keys = registered_keys()
     if key not in keys or not value or value != value.strip():
-        text = _("%(group)r is not KEY:VALUE with a key of RATELIMIT_KEYS (%(keys)s), without blanks around the value")
+        text = _(
+            "%(group)r is not KEY:VALUE with a key of RATELIMIT_KEYS (%(keys)s), without blanks "
+            "around the value"
+        )
         raise LimitError(text, "group", group=name, keys=", ".join(keys) or "none")
     return keys[key]
 
@@ -80,17 +90,20 @@ def tier_key(name: str) -> Key | None:
 class LimitTemplate:
     """The amount and the key.
 
-    - `key`: the key to count by, and `cost`: the units of a request; None: those of the call site that a rule replaces
-      (by default, a cost of 1);
+    - `key`: the key to count by, and `cost`: the units of a request; None: those of the call site
+      that a rule replaces (by default, a cost of 1);
     - `rates`: units per time, or functions that return them; `options`: of each limit;
     - `ban_key`: the key to ban by; None: the same;
-    - `tiers`: what replaces it for the members of a Django group, or for a value of a registered key (`plan:pro`), the
-      most favourable first; `tier_keys`: these keys; `has_group_tiers`: whether any is for a group;
-    - `label`: distinguishes its limits from others of the same name, in addition to the rate. Empty: a rate is
-      identified by its period alone, the longest by nothing: so a changed rate keeps its count, and so does one that
-      gets a shorter one next to it (one that is not the longest any more starts a new count). A rate from a function
-      next to other rates is identified by the whole rate, so that it never shares a count with a written one;
-    - `counted`: by period and algorithm, the names of the counts of the code that these continue, see `in_place_of`.
+    - `tiers`: what replaces it for the members of a Django group, or for a value of a registered
+      key (`plan:pro`), the most favourable first; `tier_keys`: these keys; `has_group_tiers`:
+      whether any is for a group;
+    - `label`: distinguishes its limits from others of the same name, in addition to the rate.
+      Empty: a rate is identified by its period alone, the longest by nothing: so a changed rate
+      keeps its count, and so does one that gets a shorter one next to it (one that is not the
+      longest any more starts a new count). A rate from a function next to other rates is identified
+      by the whole rate, so that it never shares a count with a written one;
+    - `counted`: by period and algorithm, the names of the counts of the code that these continue,
+      see `in_place_of`.
     """
 
     key: Key | None
@@ -110,12 +123,19 @@ class LimitTemplate:
         given = self.options.get("ban_key")
         object.__setattr__(self, "ban_key", ban_key(given) if given else None)
         keys = [tier_key(name) for name, _ in self.tiers]
-        object.__setattr__(self, "tier_keys", tuple({key.name: key for key in keys if key is not None}.values()))
+        object.__setattr__(
+            self, "tier_keys", tuple({key.name: key for key in keys if key is not None}.values())
+        )
         object.__setattr__(self, "has_group_tiers", None in keys)
 
     @classmethod
     def compiled(
-        cls, name: str, key: KeyLike | Key | None, rate: Any, cost: CostLike | None, options: Options
+        cls,
+        name: str,
+        key: KeyLike | Key | None,
+        rate: Any,
+        cost: CostLike | None,
+        options: Options,
     ) -> LimitTemplate:
         """Raises `LimitError` for whatever is wrong with it."""
         given = rate if isinstance(rate, list) else [rate]
@@ -129,8 +149,14 @@ class LimitTemplate:
         elif key:
             count_by = compile_key(key)
         template = cls(count_by, rates, None if cost is None else compile_cost(cost), declared)
-        if template.key is not None and template.key.name == ALL_CALLERS and declared.get("ban_after"):
-            text = _("A limit for everybody together cannot ban: the ban would refuse every client.")
+        if (
+            template.key is not None
+            and template.key.name == ALL_CALLERS
+            and declared.get("ban_after")
+        ):
+            text = _(
+                "A limit for everybody together cannot ban: the ban would refuse every client."
+            )
             raise LimitError(text, "ban_after")
         # Errors in the options apply to every rate: raise them now, not at the first request.
         with_default = {"algorithm": conf.ALGORITHM, **declared}
@@ -139,14 +165,23 @@ class LimitTemplate:
             nominal = 0
         for each in rates:
             known = each if isinstance(each, Rate) else Rate(1, nominal)
-            own = with_default if len(rates) == 1 else template._options_of(known, with_default["algorithm"])
+            own = (
+                with_default
+                if len(rates) == 1
+                else template._options_of(known, with_default["algorithm"])
+            )
             limit = Limit(name, known, **own)
             if len(rates) == 1 and limit.rate is each:
-                template._limits[name, each.limit, each.period_us, 1, with_default["algorithm"], ()] = limit
+                template._limits[
+                    name, each.limit, each.period_us, 1, with_default["algorithm"], ()
+                ] = limit
         return template
 
     def limit(self, name: str, rate: Rate, ordinal: int = 1) -> Limit:
-        """The limit that keeps one rate; of several that would be named alike in one call, the one of that ordinal."""
+        """The limit that keeps one rate.
+
+        Of several that would be named alike in one call, the one of that ordinal.
+        """
         algorithm = self.options.get("algorithm") or conf.ALGORITHM
         limit_key = (name, rate.limit, rate.period_us, ordinal, algorithm, self.counted)
         limit = self._limits.get(limit_key)
@@ -162,13 +197,16 @@ class LimitTemplate:
             options = self._options_of(rate, algorithm)
             if ordinal > 1:
                 name = f"{name}*{ordinal}"
-            limit = Limit(name, rate, counted_as=self._count_of(name, rate, options, ordinal), **options)
+            limit = Limit(
+                name, rate, counted_as=self._count_of(name, rate, options, ordinal), **options
+            )
             self._limits[limit_key] = limit
         return limit
 
     def _count_of(self, name: str, rate: Rate, options: Options, ordinal: int) -> str:
-        """The name of the count of a limit of that name: never that of a limit of the code with another period or
-        algorithm."""
+        """The name of the count of a limit of that name: never that of a limit of the code with
+        another period or algorithm.
+        """
         counted = dict(self.counted)
         known = counted.get((rate.period_us, options["algorithm"]), "")
         if known and ordinal == 1:
@@ -176,17 +214,24 @@ class LimitTemplate:
         return f"{name}:{rate.per or 'slots'}" if name in counted.values() else name
 
     def in_place_of(self, limits: tuple[Limit, ...]) -> LimitTemplate:
-        """The same in place of these limits of the code, which count by the same key: a rate continues the count of the
-        one with the same period and algorithm. If no algorithm is named, it is that of the code, if the rates and
-        options fit it."""
+        """The same in place of these limits of the code, which count by the same key: a rate
+        continues the count of the one with the same period and algorithm.
+
+        If no algorithm is named, it is that of the code, if the rates and options fit it.
+        """
         asked = (limits, conf.ALGORITHM)
         template = self._in_place.get(asked)
         if template is None:
             if len(self._in_place) >= 100:
                 self._in_place.clear()
-            counted = {(limit.rate.period_us, limit.algorithm): limit.counted_as for limit in reversed(limits)}
+            counted = {
+                (limit.rate.period_us, limit.algorithm): limit.counted_as
+                for limit in reversed(limits)
+            }
             tiers = tuple([(group, tier.in_place_of(limits)) for group, tier in self.tiers])
-            template = replace(self._by_algorithm_of(limits), tiers=tiers, counted=tuple(counted.items()))
+            template = replace(
+                self._by_algorithm_of(limits), tiers=tiers, counted=tuple(counted.items())
+            )
             self._in_place[asked] = template
         return template
 
@@ -205,8 +250,10 @@ class LimitTemplate:
         return template
 
     def _options_of(self, rate: Rate, algorithm: str) -> Options:
-        """The options of one rate. If there are both slots and rates, each kind has its algorithm, with the options of
-        that."""
+        """The options of one rate.
+
+        If there are both slots and rates, each kind has its algorithm, with the options of that.
+        """
         options: Any = {**self.options, "algorithm": algorithm}
         kinds = {each.is_slots for each in self.rates if isinstance(each, Rate)}
         if len(kinds) < 2:
@@ -216,7 +263,11 @@ class LimitTemplate:
             of_rates = algorithms.find(conf.ALGORITHM)
         own, other = (of_slots, of_rates) if rate.is_slots else (of_rates, of_slots)
         options["algorithm"] = own.name
-        kept = {option: value for option, value in options.items() if option not in other.options - own.options}
+        kept = {
+            option: value
+            for option, value in options.items()
+            if option not in other.options - own.options
+        }
         return cast(Options, kept)
 
     def limits(self, name: str) -> tuple[Limit, ...]:

@@ -1,7 +1,9 @@
-"""Connections to Redis: performs one call within one deadline, and flushes what a process has collected.
+"""Connections to Redis: performs one call within one deadline, and flushes what a process has
+collected.
 
-It sends commands over connections that django-redis configures, and routes them by Sentinel and hash slot. It imports
-the ground floor. It does not know requests, identities or rules: it gets calls and keys as bytes.
+It sends commands over connections that django-redis configures, and routes them by Sentinel and
+hash slot. It imports the ground floor. It does not know requests, identities or rules: it gets
+calls and keys as bytes.
 """
 
 from __future__ import annotations
@@ -58,31 +60,45 @@ _get_ident = threading.get_ident
 def get_store(background: bool = False) -> Store:
     """The store of the alias that `RATELIMIT_USE_CACHE` names. Raises `ImproperlyConfigured`.
 
-    `background`: for work that no request waits for. It has a longer timeout, and does not pause after failures.
+    `background`: for work that no request waits for. It has a longer timeout, and does not pause
+    after failures.
     """
     while True:
         stores, store_key = _stores, (conf.USE_CACHE, background)
         store = stores.get(store_key)
         if store is None:
-            if threading.get_ident is not _get_ident:  # Greenlets would share locks, and block the whole process.
+            if (
+                threading.get_ident is not _get_ident
+            ):  # Greenlets would share locks, and block the whole process.
                 raise ImproperlyConfigured(
-                    "gevent or eventlet patched the standard library after django_ratelimit_lua was imported."
-                    " Patch it first; for gunicorn --preload, in the first lines of gunicorn.conf.py:"
+                    "gevent or eventlet patched the standard library after django_ratelimit_lua "
+                    "was imported."
+                    " Patch it first; for gunicorn --preload, in the first lines of "
+                    "gunicorn.conf.py:"
                     " from gevent import monkey; monkey.patch_all()"
                 )
             params = ConnectionParams.of(conf.USE_CACHE)
             kind = ShardedStore if params.nodes else Store
-            new_store = kind(params, PATIENCE if background else conf.TIMEOUT, background=background)
+            new_store = kind(
+                params, PATIENCE if background else conf.TIMEOUT, background=background
+            )
             # Another thread may have been faster; all use the same.
             store = stores.setdefault(store_key, new_store)
-        if stores is _stores:  # Otherwise the settings have changed since, and it must not be cached.
+        if (
+            stores is _stores
+        ):  # Otherwise the settings have changed since, and it must not be cached.
             return store
 
 
 def take_turn(key: bytes, seconds: float) -> bool:
-    """Take a lock that expires after this time. Return whether this process got it. Raises `StoreError`."""
+    """Take a lock that expires after this time.
+
+    Return whether this process got it. Raises `StoreError`.
+    """
     store, lifetime = get_store(background=True), round(seconds * 1000)
-    if store.execute(b"PTTL", key) > lifetime:  # The server's clock was set back, so the lock would last too long.
+    if (
+        store.execute(b"PTTL", key) > lifetime
+    ):  # The server's clock was set back, so the lock would last too long.
         store.execute(b"DEL", key)
     return bool(store.execute(b"SET", key, b"1", b"NX", b"PX", b"%d" % lifetime))
 
@@ -93,7 +109,9 @@ def store_at(url: str) -> Store:
 
 
 def rules_key() -> bytes:
-    """The key of the hash with the published rules: the revision, the snapshot, and the overrides of each subject."""
+    """The key of the hash with the published rules: the revision, the snapshot, and the overrides
+    of each subject.
+    """
     return conf.CACHE_PREFIX + b"{rules}"
 
 

@@ -1,7 +1,9 @@
-"""Connections for coroutines: one for each event loop, shared by all of its coroutines, and closed with the loop.
+"""Connections for coroutines: one for each event loop, shared by all of its coroutines, and closed
+with the loop.
 
-Commands that coroutines send in the same turn of the loop are written together. One task per connection reads the
-replies, in the order of the commands, so that a caller that is cancelled or gives up disturbs no other.
+Commands that coroutines send in the same turn of the loop are written together. One task per
+connection reads the replies, in the order of the commands, so that a caller that is cancelled or
+gives up disturbs no other.
 """
 
 from __future__ import annotations
@@ -16,14 +18,27 @@ from contextvars import Context
 from typing import Any, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, NoScriptError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import (
+    InvalidResponse,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..limits.call import StaleRules
 from ..limits.program import Program
 from ..process.forks import leave_to_parent, renew_after_fork
 from .blocking import IDLE_SECONDS
-from .commands import Address, Question, Unreachable, as_redis_error, to_check_master, to_find_master
+from .commands import (
+    Address,
+    Question,
+    Unreachable,
+    as_redis_error,
+    to_check_master,
+    to_find_master,
+)
 from .connection_params import ConnectionParams
 from .patience import Patience, Pulse
 
@@ -31,15 +46,20 @@ T = TypeVar("T")
 
 
 BATCH_SIZE = 32
-"""Commands that are written together, so that the server begins while the loop gets to the other coroutines."""
+"""Commands that are written together, so that the server begins while the loop gets to the other
+coroutines.
+"""
 STEPS = 10
-"""A wait is made of this many timers. A loop that is busy with something else is late for one of them, not for all."""
+"""A wait is made of this many timers. A loop that is busy with something else is late for one of
+them, not for all.
+"""
 QUIET_SECONDS = 1.0
 """After this time without a reply the loop looks for a closed connection before it is used."""
 
 
 class Countdown:
-    """Calls a function after `seconds` in which the event loop had time to listen, unless it is cancelled.
+    """Calls a function after `seconds` in which the event loop had time to listen, unless it is
+    cancelled.
 
     Each sign of life of `pulse` restarts the wait.
     """
@@ -47,7 +67,11 @@ class Countdown:
     __slots__ = ("_call", "_due", "_handle", "_heard_at", "_left", "_loop", "_pulse", "_step")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, seconds: float, call: Callable[[], object], pulse: Pulse | None = None
+        self,
+        loop: asyncio.AbstractEventLoop,
+        seconds: float,
+        call: Callable[[], object],
+        pulse: Pulse | None = None,
     ) -> None:
         self._loop = loop
         self._call = call
@@ -73,9 +97,14 @@ class Countdown:
 
 
 async def within(
-    patience: Patience, awaitable: Coroutine[Any, Any, T] | asyncio.Future[T], pulse: Pulse | None = None
+    patience: Patience,
+    awaitable: Coroutine[Any, Any, T] | asyncio.Future[T],
+    pulse: Pulse | None = None,
 ) -> T:
-    """The result of an awaitable, which is cancelled if the patience ends. Raises `TimeoutError` of redis-py."""
+    """The result of an awaitable, which is cancelled if the patience ends.
+
+    Raises `TimeoutError` of redis-py.
+    """
     if patience.is_over:
         if asyncio.iscoroutine(awaitable):
             awaitable.close()
@@ -107,12 +136,16 @@ async def within(
 class Link:
     """One connection of one event loop, which any number of coroutines may use at once.
 
-    It is closed if a reply is not what it must be, and if the server does not reply for `timeout` seconds. Then all
-    callers that wait get an error.
+    It is closed if a reply is not what it must be, and if the server does not reply for `timeout`
+    seconds. Then all callers that wait get an error.
     """
 
     def __init__(
-        self, connection: Any, pulse: Pulse, timeout: float, loop_ended: Callable[[], object] = lambda: None
+        self,
+        connection: Any,
+        pulse: Pulse,
+        timeout: float,
+        loop_ended: Callable[[], object] = lambda: None,
     ) -> None:
         self._connection = connection
         self._loop_ended = loop_ended
@@ -132,7 +165,10 @@ class Link:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a command can be sent at once. After some time without use, the server may have closed it."""
+        """Whether a command can be sent at once.
+
+        After some time without use, the server may have closed it.
+        """
         is_used = self._waiting or time.monotonic() - self._used_at < QUIET_SECONDS
         return self.is_usable and bool(is_used)
 
@@ -245,8 +281,11 @@ class Link:
 
     async def _reply(self) -> Any:
         try:
-            # redis-py would wait for the server to end TLS, which an event loop that ends does not. `close` aborts.
-            return await self._connection.read_response(disable_decoding=True, disconnect_on_error=False)
+            # redis-py would wait for the server to end TLS, which an event loop that ends does not.
+            # `close` aborts.
+            return await self._connection.read_response(
+                disable_decoding=True, disconnect_on_error=False
+            )
         except ResponseError as error:
             return error
 
@@ -263,7 +302,10 @@ class Link:
                 future.set_result(answer)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Close it. The first caller that waits gets the error; those behind it get one that names it."""
+        """Close it.
+
+        The first caller that waits gets the error; those behind it get one that names it.
+        """
         if self.error is not None:
             return
         self.error = error = error or RedisConnectionError("closed")
@@ -278,7 +320,9 @@ class Link:
             if not future.done():
                 with suppress(RuntimeError):  # The loop is closed.
                     is_error = isinstance(error, Exception)
-                    future.set_exception(as_redis_error(error) if is_error else RedisConnectionError("the loop ends"))
+                    future.set_exception(
+                        as_redis_error(error) if is_error else RedisConnectionError("the loop ends")
+                    )
                     error = RedisConnectionError(behind)
 
     def _close_if_idle(self) -> None:
@@ -294,7 +338,11 @@ class LoopConnections:
     """One event loop's connection to one server, and how it is made again."""
 
     def __init__(
-        self, params: ConnectionParams, pulse: Pulse, timeout: float, loop_ended: Callable[[], object]
+        self,
+        params: ConnectionParams,
+        pulse: Pulse,
+        timeout: float,
+        loop_ended: Callable[[], object],
     ) -> None:
         self._params = params
         self._pulse = pulse
@@ -317,14 +365,18 @@ class LoopConnections:
             return self._exchange_anew(question, patience, check)
         return link.ask(question, patience)
 
-    async def _exchange_anew(self, question: Question, patience: Patience, check: Callable[[], None]) -> Any:
+    async def _exchange_anew(
+        self, question: Question, patience: Patience, check: Callable[[], None]
+    ) -> Any:
         for _ in range(3):  # The loop notices if the server has closed the connection.
             await asyncio.sleep(0)
         while (link := self._link) is None or not link.is_usable:
             is_first = self._connecting is None
             if self._connecting is None:
                 self._connecting = asyncio.create_task(self._reconnect(), context=Context())
-                self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
+                self._connecting.add_done_callback(
+                    lambda task: task.cancelled() or task.exception()
+                )
             try:
                 await within(patience, asyncio.shield(self._connecting))
             except (RedisError, OSError) as error:
@@ -356,7 +408,9 @@ class LoopConnections:
             with suppress(RedisError, OSError):
                 link = await self._opened(sentinel, share)
                 try:
-                    master: Address | None = await link.ask(to_find_master(self._params.service), share)
+                    master: Address | None = await link.ask(
+                        to_find_master(self._params.service), share
+                    )
                 finally:
                     link.close()
                 if master is not None:
@@ -375,7 +429,9 @@ class LoopConnections:
 
 
 class AsyncConnections:
-    """A process's connections to one server, for every event loop that it runs, in whichever thread."""
+    """A process's connections to one server, for every event loop that it runs, in whichever
+    thread.
+    """
 
     def __init__(self, params: ConnectionParams, pulse: Pulse, timeout: float) -> None:
         self._params = params
@@ -400,7 +456,9 @@ class AsyncConnections:
         connections = self._loops.get(loop)
         if connections is None:
             loops = self._loops
-            connections = LoopConnections(self._params, self._pulse, self._timeout, lambda: loops.pop(loop, None))
+            connections = LoopConnections(
+                self._params, self._pulse, self._timeout, lambda: loops.pop(loop, None)
+            )
             with self._lock:
                 ended = [loops.pop(other, None) for other in list(loops) if other.is_closed()]
                 loops[loop] = connections

@@ -21,7 +21,14 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..limits.call import StaleRules
 from ..limits.program import PROGRAM
 from ..process.forks import renew_after_fork
-from .commands import Address, Question, Unreachable, as_redis_error, to_check_master, to_find_master
+from .commands import (
+    Address,
+    Question,
+    Unreachable,
+    as_redis_error,
+    to_check_master,
+    to_find_master,
+)
 from .connection_params import ConnectionParams
 from .flusher import flusher
 from .patience import Patience, Pulse
@@ -30,13 +37,18 @@ from .redis_py import Turn
 T = TypeVar("T")
 
 BATCH_SIZE = 32
-"""Commands of a pipeline that are sent together, so that the server begins while the rest is encoded."""
+"""Commands of a pipeline that are sent together, so that the server begins while the rest is
+encoded.
+"""
 IDLE_SECONDS = 60.0
 """A connection that was not used for this long is closed."""
 
 
 class Link:
-    """One connection, used by one thread at a time. It connects with the first exchange, and again after an error."""
+    """One connection, used by one thread at a time.
+
+    It connects with the first exchange, and again after an error.
+    """
 
     def __init__(self, params: ConnectionParams, pulse: Pulse) -> None:
         self._params = params
@@ -49,8 +61,8 @@ class Link:
     def ask(self, question: Question, patience: Patience) -> Any:
         """Send a command and return the answer.
 
-        Raises `Unreachable` if nothing was sent, and the errors of the question and of redis-py. The connection is
-        closed unless the reply was read completely.
+        Raises `Unreachable` if nothing was sent, and the errors of the question and of redis-py.
+        The connection is closed unless the reply was read completely.
         """
         self.begin(patience, has_token=question.program is PROGRAM)
         try:
@@ -67,8 +79,8 @@ class Link:
     def ask_all(self, questions: Iterable[Question], patience: Patience) -> list[Any]:
         """Send commands together and return their answers. All call the same program, or none.
 
-        The first is sent with the source of the program: a command that did not find it could only be run after its
-        successors.
+        The first is sent with the source of the program: a command that did not find it could only
+        be run after its successors.
         """
         self.begin(patience)
         asked: list[Question] = []
@@ -83,7 +95,9 @@ class Link:
             answers, errors = [], []
             for question in asked:
                 try:
-                    answers.append(question.read(self.connection.read_response(disable_decoding=True)))
+                    answers.append(
+                        question.read(self.connection.read_response(disable_decoding=True))
+                    )
                 except ResponseError as error:
                     errors.append(error)
             self._pulse.heard_at = time.monotonic()
@@ -94,11 +108,18 @@ class Link:
             raise self._ended(error)  # noqa: B904 - it has its cause
 
     def begin(self, patience: Patience, *, has_token: bool = False) -> None:
-        """Begin an exchange. `has_token`: its reply shows by a token whether it is the reply to it."""
+        """Begin an exchange.
+
+        `has_token`: its reply shows by a token whether it is the reply to it.
+        """
         self.turn.begin(patience)
-        # Input that belongs to no command is the server hanging up, or was not meant for us. redis-py may have read
-        # some of it already.
-        if self.connection is None or self._has_input() or (not has_token and self.connection.can_read(0)):
+        # Input that belongs to no command is the server hanging up, or was not meant for us.
+        # redis-py may have read some of it already.
+        if (
+            self.connection is None
+            or self._has_input()
+            or (not has_token and self.connection.can_read(0))
+        ):
             self._connect(patience)
 
     def close(self) -> None:
@@ -154,7 +175,9 @@ class Link:
 
 
 def has_input(sock: Any) -> Callable[[], object]:
-    """A function that returns whether there is something to read, without waiting and without reading it."""
+    """A function that returns whether there is something to read, without waiting and without
+    reading it.
+    """
     pending = getattr(sock, "pending", None)  # TLS: what is decrypted already.
     if not hasattr(select, "poll"):  # Windows, and greenlets of eventlet.
         return lambda: (pending is not None and pending()) or select.select([sock], [], [], 0)[0]
@@ -186,7 +209,10 @@ class Connections:
         self._waiting = 0
 
     def close(self, unused_since: float = float("inf")) -> bool:
-        """Close the idle connections that were not used since a moment (monotonic). Return whether others are left."""
+        """Close the idle connections that were not used since a moment (monotonic).
+
+        Return whether others are left.
+        """
         for link in self._idle[:]:
             if link.connection is not None and link.used_at <= unused_since:
                 with suppress(ValueError):  # A thread has taken it.
@@ -194,7 +220,9 @@ class Connections:
                     link.close()
                     self._idle.insert(0, link)
         idle = self._idle[:]
-        return len(idle) < self._params.max_connections or any(link.connection is not None for link in idle)
+        return len(idle) < self._params.max_connections or any(
+            link.connection is not None for link in idle
+        )
 
     def use(
         self,
@@ -205,8 +233,8 @@ class Connections:
     ) -> Any:
         """Call a method of a connection that is free, and return its result.
 
-        Raises what the method raises, `TimeoutError` of redis-py if no connection gets free, and what `check` raises,
-        which is called after waiting for one.
+        Raises what the method raises, `TimeoutError` of redis-py if no connection gets free, and
+        what `check` raises, which is called after waiting for one.
         """
         try:
             link = None if self._waiting else self._idle.pop()
@@ -239,8 +267,12 @@ class Connections:
                     self._freed.wait(most)
                     patience.spend(began, most)
                     if self._pulse.heard_at > began:
-                        patience.left = at_first - min(time.monotonic() - self._pulse.heard_at, most)
+                        patience.left = at_first - min(
+                            time.monotonic() - self._pulse.heard_at, most
+                        )
                     elif not most:
-                        raise RedisTimeoutError("no connection is free, and the server answers no other thread")
+                        raise RedisTimeoutError(
+                            "no connection is free, and the server answers no other thread"
+                        )
             finally:
                 self._waiting -= 1

@@ -1,8 +1,9 @@
-"""A circuit breaker: after repeated failures no command is sent, so that an outage costs microseconds per request.
+"""A circuit breaker: after repeated failures no command is sent, so that an outage costs
+microseconds per request.
 
-The pattern is Nygard's ("Release It!", 2007): commands are sent while it is closed, and none while it is open, until a
-trial succeeds. A background thread makes the trials, so that no request pays for them, with jittered pauses, so that
-processes do not try at the same time.
+The pattern is Nygard's ("Release It!", 2007): commands are sent while it is closed, and none while
+it is open, until a trial succeeds. A background thread makes the trials, so that no request pays
+for them, with jittered pauses, so that processes do not try at the same time.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from ..process.tasks import Task
 FAILURES = 3
 """Failures in a row after which it opens."""
 FIRST_PAUSE, MAX_PAUSE = 0.25, 1.0
-"""Seconds between trials while it is open. Each pause is half as long again, with a jitter of a quarter."""
+"""Seconds between trials while it is open. Each pause is half as long again, with a jitter of a
+quarter.
+"""
 GROWTH = 1.5
 
 
 class Breaker:
-    """Whether commands may be sent. `answers`: makes a trial, and returns whether the server answered.
+    """Whether commands may be sent.
+
+    `answers`: makes a trial, and returns whether the server answered.
 
     >>> breaker = Breaker(lambda: False)
     >>> for _ in range(FAILURES):

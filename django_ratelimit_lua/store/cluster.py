@@ -1,6 +1,7 @@
 """Which node of a cluster has which hash slot: read from any node, and corrected by redirections.
 
-See https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/ (MOVED, ASK, CLUSTER SLOTS).
+See https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/ (MOVED, ASK, CLUSTER
+SLOTS).
 """
 
 from __future__ import annotations
@@ -92,17 +93,21 @@ class Cluster:
         return self._masters[slot] if self._masters else None
 
     def exchange(self, slot: int, question: Question, patience: Patience) -> Steps:
-        """Send a command to the node that has the hash slot. Yields steps, and raises what redis-py and the question
-        raise.
+        """Send a command to the node that has the hash slot.
 
-        A command that may have been carried out is not sent again. One that was redirected or could not be sent is.
+        Yields steps, and raises what redis-py and the question raise.
+
+        A command that may have been carried out is not sent again. One that was redirected or could
+        not be sent is.
         """
         if self._is_due():
             yield from self.look(patience)
         address, ahead = self._holder(slot), b""
         for _ in range(MAX_REDIRECTIONS):
             try:
-                answer = yield Ask(address, question._replace(ahead=ahead) if ahead else question, patience)
+                answer = yield Ask(
+                    address, question._replace(ahead=ahead) if ahead else question, patience
+                )
             except (RedisError, OSError) as raised:
                 error = _with_kind(raised)
                 if isinstance(error, MovedError):  # A subclass of `AskError`.
@@ -131,7 +136,10 @@ class Cluster:
         raise RedisConnectionError(f"redirected {MAX_REDIRECTIONS} times")
 
     def look(self, patience: Patience) -> Steps:
-        """Read the map of hash slots from the first node that answers. Raises `RedisError` if none does."""
+        """Read the map of hash slots from the first node that answers.
+
+        Raises `RedisError` if none does.
+        """
         last_error: Exception = RedisConnectionError("no node of the cluster was reached")
         for address, share in patience.shares(self._candidates()):
             try:
@@ -141,7 +149,9 @@ class Cluster:
             else:
                 return
         if not self._masters:
-            raise RedisConnectionError(f"no node returned the map of the cluster: {last_error}") from last_error
+            raise RedisConnectionError(
+                f"no node returned the map of the cluster: {last_error}"
+            ) from last_error
 
     def _candidates(self) -> list[Address]:
         nodes = [*self.masters, *self._others]
@@ -168,7 +178,9 @@ class Cluster:
         for first, last, *nodes in reply:
             if not 0 <= first <= last < SLOTS:
                 raise InvalidResponse(f"not hash slots: {first} to {last}")
-            addresses = [(node[0].decode() if node[0] else source[0], int(node[1])) for node in nodes]
+            addresses = [
+                (node[0].decode() if node[0] else source[0], int(node[1])) for node in nodes
+            ]
             masters[first : last + 1] = [addresses[0]] * (last + 1 - first)
             others.update(addresses[1:])
         if masters == [None] * SLOTS:
@@ -187,11 +199,18 @@ class Cluster:
         self._is_moved = True
 
 
-_KINDS = {"ASK": AskError, "CLUSTERDOWN": ClusterDownError, "MOVED": MovedError, "TRYAGAIN": TryAgainError}
+_KINDS = {
+    "ASK": AskError,
+    "CLUSTERDOWN": ClusterDownError,
+    "MOVED": MovedError,
+    "TRYAGAIN": TryAgainError,
+}
 
 
 def _with_kind(error: Exception) -> Exception:
-    """The error as newer versions of redis-py raise it: before version 6, only its `RedisCluster` knew these kinds."""
+    """The error as newer versions of redis-py raise it: before version 6, only its `RedisCluster`
+    knew these kinds.
+    """
     word, _, rest = str(error).partition(" ")
     if type(error) is ResponseError and word in _KINDS:
         try:
@@ -207,5 +226,5 @@ def _is_without_node(error: Exception) -> bool:
 
 
 def _redirected(error: AskError, by: Address) -> Address:
-    """The address that a redirection names; without a host, that of the node that answered with it."""
+    """The address in a redirection; without a host, that of the node that sent it."""
     return error.host or by[0], error.port

@@ -37,7 +37,8 @@ class Unreachable(RedisConnectionError):  # noqa: N818 - named as redis-py names
 
 
 def command(*parts: bytes) -> bytes:
-    """One command as it is sent (RESP: https://redis.io/docs/latest/develop/reference/protocol-spec/).
+    """One command as it is sent (RESP:
+    https://redis.io/docs/latest/develop/reference/protocol-spec/).
 
     >>> command(b"GET", b"key")
     b'*2\\r\\n$3\\r\\nGET\\r\\n$3\\r\\nkey\\r\\n'
@@ -52,8 +53,8 @@ def _encoded(*parts: bytes) -> bytes:
 class Question(NamedTuple):
     """One command, and how to read its reply.
 
-    - `read`: makes the answer from the reply. Raises any error for a reply that the command cannot have, and
-      `StaleRules`;
+    - `read`: makes the answer from the reply. Raises any error for a reply that the command cannot
+      have, and `StaleRules`;
     - `key`: a key of the command, which names the node in a cluster;
     - `program`: the program that the command calls by its digest;
     - `ahead`: a command to send right before it.
@@ -68,7 +69,10 @@ class Question(NamedTuple):
     def with_source(self) -> Question:
         """The same by the source of the program, after which the server has it."""
         assert self.program is not None
-        by_digest, by_source = _encoded(b"EVALSHA", self.program.sha), _encoded(b"EVAL", self.program.source)
+        by_digest, by_source = (
+            _encoded(b"EVALSHA", self.program.sha),
+            _encoded(b"EVAL", self.program.source),
+        )
         return self._replace(command=self.command.replace(by_digest, by_source, 1))
 
     def answer(self, reply: Any) -> Any:
@@ -115,20 +119,28 @@ def _evalsha(call: Call, token: bytes) -> bytes:
 
 @lru_cache(maxsize=FORMS)
 def _form(rest: tuple[Any, ...], limits: tuple[tuple[Limit, int, bool], ...]) -> bytes:
-    """The command for calls that differ in their identities alone, with places for these and for the token. Empty if
-    more than that differs: with the moment, or because limits share a name. `rest`: the fields of the call after its
-    charges.
+    """The command for calls that differ in their identities alone, with places for these and for
+    the token.
+
+    Empty if more than that differs: with the moment, or because limits share a name. `rest`: the
+    fields of the call after its charges.
     """
     places = [bytes([number]) * DIGEST_SIZE for number in range(1, 2 * len(limits) + 1)]
     charges = [
         Charge(limit, place, cost, banned, reports)
-        for (limit, cost, reports), place, banned in zip(limits, places, places[len(limits) :], strict=False)
+        for (limit, cost, reports), place, banned in zip(
+            limits, places, places[len(limits) :], strict=False
+        )
     ]
     call = Call(charges, *rest)
     varies = any(limit.wants_more or not limit.packed for limit, _, _ in limits)
     if varies or len({limit.key_part for limit, _, _ in limits}) < len(limits):
         return b""
-    form = _evalsha(call, bytes(TOKEN_SIZE)).removesuffix(bytes(TOKEN_SIZE) + b"\r\n").replace(b"%", b"%%")
+    form = (
+        _evalsha(call, bytes(TOKEN_SIZE))
+        .removesuffix(bytes(TOKEN_SIZE) + b"\r\n")
+        .replace(b"%", b"%%")
+    )
     for place in (*places, b"%d" % _MOMENT):  # A limit without bans has no key for one.
         form = form.replace(place, b"%b", 1)
     form = form.replace(_SLOT, b"%b")  # One for each limit of slots.
@@ -136,8 +148,8 @@ def _form(rest: tuple[Any, ...], limits: tuple[tuple[Limit, int, bool], ...]) ->
 
 
 RULES, RESET, ANNEX = b"rules", b"reset", b"annex"
-# A user who may not publish can still delete. The register, if there is one, lists all bans: these leave it.
-# If a server forbids TIME in scripts, the message has no moment.
+# A user who may not publish can still delete. The register, if there is one, lists all bans: these
+# leave it. If a server forbids TIME in scripts, the message has no moment.
 _DELETE = b"""local last = #KEYS - tonumber(ARGV[3])
 redis.call('DEL', unpack(KEYS, 1, last))
 if last < #KEYS then redis.pcall('ZREM', KEYS[#KEYS], unpack(KEYS, 1, last)) end
@@ -151,12 +163,16 @@ return moment"""
 
 
 def to_delete(call: Call, channel: bytes) -> Question:
-    """Delete the counts and bans of a call's limits, and notify all processes. The answer is the moment of it, in
-    microseconds since 1970 by the clock of Redis."""
+    """Delete the counts and bans of a call's limits, and notify all processes.
+
+    The answer is the moment of it, in microseconds since 1970 by the clock of Redis.
+    """
     keys, registers = call.state_keys(), call.registers and bool(call.banning)
     if registers:
         keys.append(call.prefix + REGISTER)
-    digests = dict.fromkeys(digest for charge in call.charges for digest in (charge.digest, charge.ban_digest))
+    digests = dict.fromkeys(
+        digest for charge in call.charges for digest in (charge.digest, charge.ban_digest)
+    )
     message = (channel, b" ".join([RESET, *digests]), b"%d" % registers)
     parts = (b"EVAL", _DELETE, b"%d" % len(keys), *keys, *message)
     return Question(command(*parts), lambda reply: _whole_number(reply) or FOREVER)
@@ -166,8 +182,9 @@ def read_reset(words: Iterable[bytes]) -> tuple[set[bytes], int]:
     """Read what follows `RESET` in a message.
 
     Returns:
-        The digests, and the moment up to which their units do not count any more: `FOREVER` if the message has no
-        moment."""
+        The digests, and the moment up to which their units do not count any more: `FOREVER` if the
+        message has no moment.
+    """
     digests = set(words)
     moments = {word for word in digests if word.startswith(b"@")}
     number = b"".join(moments)[1:]
@@ -179,9 +196,13 @@ _TELL = b"redis.pcall('PUBLISH', ARGV[1], ARGV[2]) return 1"
 
 
 def to_tell_reset(call: Call, channel: bytes) -> Question:
-    """Notify all processes that cached refusals of a call's identities have ended. Counts stay: they were counted after
-    the moment 0."""
-    message = b" ".join([RESET, *dict.fromkeys(charge.ban_digest for charge in call.charges), b"@0"])
+    """Notify all processes that cached refusals of a call's identities have ended.
+
+    Counts stay: they were counted after the moment 0.
+    """
+    message = b" ".join(
+        [RESET, *dict.fromkeys(charge.ban_digest for charge in call.charges), b"@0"]
+    )
     return Question(command(b"EVAL", _TELL, b"0", channel, message), _whole_number)
 
 
@@ -211,7 +232,10 @@ def to_run(program: Program, keys: Sequence[bytes], arguments: Sequence[bytes]) 
 
 
 def to_find_master(service: str) -> Question:
-    """Ask a Sentinel. The answer is the master's address, or None if it does not know the service."""
+    """Ask a Sentinel.
+
+    The answer is the master's address, or None if it does not know the service.
+    """
 
     def read(reply: Any) -> Address | None:
         return None if reply is None else (reply[0].decode(), int(reply[1]))
@@ -224,7 +248,9 @@ def to_check_master() -> Question:
 
     def read(reply: Any) -> None:
         if reply[0] != b"master":
-            raise RedisConnectionError(f"the Sentinels named a server that is not a master: {reply!r:.80}")
+            raise RedisConnectionError(
+                f"the Sentinels named a server that is not a master: {reply!r:.80}"
+            )
 
     return Question(command(b"ROLE"), read)
 
@@ -239,12 +265,17 @@ def _whole_number(reply: Any) -> int:
     return reply
 
 
-def as_redis_error(error: BaseException, kind: type[RedisConnectionError] = RedisConnectionError) -> BaseException:
-    """The error to raise for one that ended an exchange: an error that redis-py does not know becomes one of its own,
-    because a reply that cannot be read is no answer."""
+def as_redis_error(
+    error: BaseException, kind: type[RedisConnectionError] = RedisConnectionError
+) -> BaseException:
+    """The error to raise for one that ended an exchange: an error that redis-py does not know
+    becomes one of its own, because a reply that cannot be read is no answer.
+    """
     if not isinstance(error, Exception) or isinstance(error, StaleRules):
         return error
-    if isinstance(error, RedisError) and (kind is RedisConnectionError or isinstance(error, (kind, ResponseError))):
+    if isinstance(error, RedisError) and (
+        kind is RedisConnectionError or isinstance(error, (kind, ResponseError))
+    ):
         return error
     broken = kind(f"{type(error).__name__}: {error}")
     broken.__cause__ = error

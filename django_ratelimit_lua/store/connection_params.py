@@ -1,8 +1,9 @@
-"""How to connect, taken from a django-redis alias: its servers, credentials and TLS options, with our own deadline.
+"""How to connect, taken from a django-redis alias: its servers, credentials and TLS options, with
+our own deadline.
 
-Only the options listed here are taken from the alias, so a new option of redis-py changes nothing. The cache's
-timeouts, retries, decoding and pool are right for the cache and stay as they are. A cache that uses up its pool takes
-no connection from the limiter.
+Only the options listed here are taken from the alias, so a new option of redis-py changes nothing.
+The cache's timeouts, retries, decoding and pool are right for the cache and stay as they are. A
+cache that uses up its pool takes no connection from the limiter.
 """
 
 from __future__ import annotations
@@ -20,14 +21,38 @@ from .commands import Address
 from .factory import ClusterConnectionFactory
 
 MAX_CONNECTIONS = 100
-"""Maximum number of connections of a process to one server, unless the alias's pool allows fewer."""
+"""Maximum number of connections of a process to one server, unless the alias's pool allows fewer.
+"""
 OPTIONS = {
-    "client_name", "credential_provider", "db", "host", "parser_class", "password", "path", "port", "socket_keepalive",
-    "socket_keepalive_options", "socket_type", "ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs",
-    "ssl_certfile", "ssl_check_hostname", "ssl_ciphers", "ssl_exclude_verify_flags", "ssl_include_verify_flags",
-    "ssl_keyfile", "ssl_min_version", "ssl_ocsp_context", "ssl_ocsp_expected_cert", "ssl_password", "ssl_validate_ocsp",
-    "ssl_validate_ocsp_stapled", "username",
-}  # fmt: skip
+    "client_name",
+    "credential_provider",
+    "db",
+    "host",
+    "parser_class",
+    "password",
+    "path",
+    "port",
+    "socket_keepalive",
+    "socket_keepalive_options",
+    "socket_type",
+    "ssl_ca_certs",
+    "ssl_ca_data",
+    "ssl_ca_path",
+    "ssl_cert_reqs",
+    "ssl_certfile",
+    "ssl_check_hostname",
+    "ssl_ciphers",
+    "ssl_exclude_verify_flags",
+    "ssl_include_verify_flags",
+    "ssl_keyfile",
+    "ssl_min_version",
+    "ssl_ocsp_context",
+    "ssl_ocsp_expected_cert",
+    "ssl_password",
+    "ssl_validate_ocsp",
+    "ssl_validate_ocsp_stapled",
+    "username",
+}
 """The options of an alias's connections that are used."""
 
 
@@ -50,8 +75,11 @@ class ConnectionParams:
 
     @classmethod
     def of(cls, name: str) -> ConnectionParams:
-        """Those of an alias. Raises `ImproperlyConfigured` if it cannot be used, and Django's
-        `InvalidCacheBackendError` if it does not exist."""
+        """Those of an alias.
+
+        Raises `ImproperlyConfigured` if it cannot be used, and Django's `InvalidCacheBackendError`
+        if it does not exist.
+        """
         problem = why_unusable(name)
         if problem:
             kind = ImproperlyConfigured if name in caches.settings else InvalidCacheBackendError
@@ -76,7 +104,9 @@ class ConnectionParams:
     @classmethod
     def _of_pool(cls, name: str, pool: Any) -> ConnectionParams:
         given = pool.connection_kwargs
-        return cls(name, redis_py.class_of(pool), {key: given[key] for key in given.keys() & OPTIONS})
+        return cls(
+            name, redis_py.class_of(pool), {key: given[key] for key in given.keys() & OPTIONS}
+        )
 
     def at(self, address: Address) -> ConnectionParams:
         """The same for another server: a node of the cluster, or the master."""
@@ -88,7 +118,10 @@ class ConnectionParams:
         return int(self.options.get("db") or 0)
 
     def connection(self, turn: redis_py.Turn) -> Any:
-        """A connection for a thread, not connected yet. Raises whatever redis-py raises for options that it refuses."""
+        """A connection for a thread, not connected yet.
+
+        Raises whatever redis-py raises for options that it refuses.
+        """
         return redis_py.blocking_connection(self.connection_class, self.options, turn)
 
     def async_connection(self) -> Any:
@@ -96,7 +129,9 @@ class ConnectionParams:
         try:
             return redis_py.async_connection(self.connection_class, self.options)
         except TypeError as error:
-            raise ImproperlyConfigured(f"CACHES[{self.name!r}] cannot be used by coroutines: {error}") from error
+            raise ImproperlyConfigured(
+                f"CACHES[{self.name!r}] cannot be used by coroutines: {error}"
+            ) from error
 
 
 def why_unusable(alias: str) -> str | None:
@@ -125,7 +160,9 @@ def _problem(alias: str, cache: Any) -> str | None:
     pools = redis_py.pools_of(client)
     given = pools[0].connection_kwargs
     # To ignore an option of TLS would check less than the project requires.
-    unknown = sorted(name for name in given.keys() - OPTIONS if name.startswith("ssl_") and given[name])
+    unknown = sorted(
+        name for name in given.keys() - OPTIONS if name.startswith("ssl_") and given[name]
+    )
     if unknown:
         return f"CACHES[{alias!r}] connects with {', '.join(unknown)}, which limits do not support"
     for params in (ConnectionParams._of_pool(alias, pool) for pool in pools):

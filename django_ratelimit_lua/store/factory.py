@@ -12,29 +12,40 @@ from ..process.forks import leave_to_parent, renew_after_fork
 
 
 class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # django-redis 6 has no types
-    """Makes clients of `redis.cluster.RedisCluster`: `"CONNECTION_FACTORY"` in the `OPTIONS` of an alias.
+    """Makes clients of `redis.cluster.RedisCluster`: `"CONNECTION_FACTORY"` in the `OPTIONS` of an
+    alias.
 
-    `LOCATION` names one node or several. One of them has to answer, so that a process finds the others. All share user,
-    password and TLS options. Each process keeps one client, as django-redis keeps its pools. Limits do not use it:
-    they have their own connections to each node.
+    `LOCATION` names one node or several. One of them has to answer, so that a process finds the
+    others. All share user, password and TLS options. Each process keeps one client, as django-redis
+    keeps its pools. Limits do not use it: they have their own connections to each node.
     """
 
     _clusters: ClassVar[dict[tuple[str, ...], RedisCluster]] = {}
 
     def connect(self, url: str) -> Any:
-        """A client for the cluster of a node. Raises what `RedisCluster` raises if no node answers."""
+        """A client for the cluster of a node.
+
+        Raises what `RedisCluster` raises if no node answers.
+        """
         urls = _siblings(url)
         if urls not in self._clusters:
-            pools = [self.get_connection_pool(self.make_connection_params(node_url)) for node_url in urls]
+            pools = [
+                self.get_connection_pool(self.make_connection_params(node_url)) for node_url in urls
+            ]
             kwargs = dict(pools[0].connection_kwargs)
             nodes = [
-                ClusterNode(pool.connection_kwargs["host"], pool.connection_kwargs.get("port", 6379)) for pool in pools
+                ClusterNode(
+                    pool.connection_kwargs["host"], pool.connection_kwargs.get("port", 6379)
+                )
+                for pool in pools
             ]
             for name in ("host", "port", "db", "parser_class"):
                 kwargs.pop(name, None)
             if url.startswith("rediss://"):
                 kwargs["ssl"] = True
-            self._clusters[urls] = RedisCluster(startup_nodes=nodes, **kwargs, **self.redis_client_cls_kwargs)
+            self._clusters[urls] = RedisCluster(
+                startup_nodes=nodes, **kwargs, **self.redis_client_cls_kwargs
+            )
         return self._clusters[urls]
 
     def disconnect(self, connection: Any) -> None:

@@ -14,7 +14,9 @@ from ..process.forks import renew_after_fork
 
 Kind = Literal["timeout", "connection", "answered", "paused"]
 KINDS: tuple[Kind, ...] = ("timeout", "connection", "answered", "paused")
-"""No answer in time; no connection, or a broken one; an answer that is an error; not sent, after repeated failures."""
+"""No answer in time; no connection, or a broken one; an answer that is an error; not sent, after
+repeated failures.
+"""
 
 
 class Paused(RedisConnectionError):  # noqa: N818 - named as redis-py names its own
@@ -24,7 +26,12 @@ class Paused(RedisConnectionError):  # noqa: N818 - named as redis-py names its 
 def kind_of(error: BaseException) -> Kind:
     """The kind of an error.
 
-    >>> kind_of(Paused()), kind_of(RedisTimeoutError()), kind_of(ResponseError("OOM")), kind_of(OSError())
+    >>> (
+    ...     kind_of(Paused()),
+    ...     kind_of(RedisTimeoutError()),
+    ...     kind_of(ResponseError("OOM")),
+    ...     kind_of(OSError()),
+    ... )
     ('paused', 'timeout', 'answered', 'connection')
     """
     if isinstance(error, Paused):

@@ -11,23 +11,36 @@ from .patience import Patience, last_patience
 FLUSH_SECONDS = 1.0
 
 Flush = Callable[[Patience | None], bool]
-"""Writes what was collected, and returns whether to flush again a second later. Raises `StoreError`.
+"""Writes what was collected, and returns whether to flush again a second later. Raises
+`StoreError`.
 
 The argument is None, or the time that is left if the process ends.
 """
 
 
 class Flusher(Task):
-    """Calls each of its functions once a second, from `start` on, until none has more to write, and once more when the
-    process ends. A failure of one does not keep back the others."""
+    """Calls each of its functions once a second, from `start` on, until none has more to write, and
+    once more when the process ends.
+
+    A failure of one does not keep back the others.
+    """
 
     def __init__(self) -> None:
         meanwhile = "limits are decided, and what was collected is kept, up to a bound"
-        super().__init__("flush", self._flush_all, meanwhile=meanwhile, delay=FLUSH_SECONDS, at_exit=self._flush_last)
+        super().__init__(
+            "flush",
+            self._flush_all,
+            meanwhile=meanwhile,
+            delay=FLUSH_SECONDS,
+            at_exit=self._flush_last,
+        )
         self._flushes: list[Flush] = []
 
     def add(self, flush: Flush, *, is_urgent: bool = False) -> None:
-        """Call this function with each flush. Urgent ones are called first, as others may take seconds."""
+        """Call this function with each flush.
+
+        Urgent ones are called first, as others may take seconds.
+        """
         self._flushes.insert(0 if is_urgent else len(self._flushes), flush)
 
     def _flush_all(self) -> float | None:

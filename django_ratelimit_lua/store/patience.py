@@ -1,11 +1,13 @@
 """The time that a decision may wait for Redis.
 
-A deadline by the clock cannot tell a silent server from a thread or an event loop that has no time to listen: in a
-burst the replies have arrived, and no thread has read them yet. So only the time in which a caller really waited
-counts. A thread waits in slices, and a slice counts for no more than its own length: a thread that returns late looks
-again before it gives up. An event loop does the same with more steps (`asynchronous.Countdown`).
+A deadline by the clock cannot tell a silent server from a thread or an event loop that has no time
+to listen: in a burst the replies have arrived, and no thread has read them yet. So only the time in
+which a caller really waited counts. A thread waits in slices, and a slice counts for no more than
+its own length: a thread that returns late looks again before it gives up. An event loop does the
+same with more steps (`asynchronous.Countdown`).
 
-A wait for a free connection lasts as long as the server is silent: each reply to another caller restarts it.
+A wait for a free connection lasts as long as the server is silent: each reply to another caller
+restarts it.
 """
 
 from __future__ import annotations
@@ -17,10 +19,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SLICES = 2
-"""Slices of a wait. More would make more threads compete for the interpreter when hundreds of them wait."""
+"""Slices of a wait. More would make more threads compete for the interpreter when hundreds of them
+wait.
+"""
 GRACE = 0.02
-"""Seconds, but at most a fifth of the whole, that are left at least after a connection was made or rules were
-loaded."""
+"""Seconds, but at most a fifth of the whole, that are left at least after a connection was made or
+rules were loaded.
+"""
 
 
 LAST_PATIENCE = 1.0
@@ -41,7 +46,9 @@ class Patience:
         return self.left <= 0.0
 
     def spend(self, began: float, most: float) -> None:
-        """Count a wait that began at this moment (monotonic), but no more than `most` seconds of it."""
+        """Count a wait that began at this moment (monotonic), but no more than `most` seconds of
+        it.
+        """
         took = time.monotonic() - began
         self.left -= most if took > most else took
 
@@ -50,7 +57,10 @@ class Patience:
         self.left = max(self.left, min(GRACE, self.whole / 5))
 
     def wait(self, attempt: Callable[[float], bool]) -> bool:
-        """Call `attempt` with a timeout until it succeeds or no time is left. Return whether it succeeded."""
+        """Call `attempt` with a timeout until it succeeds or no time is left.
+
+        Return whether it succeeded.
+        """
         while True:
             began, most = time.monotonic(), max(0.0, min(self.left, self.slice))
             succeeded = attempt(most)
@@ -59,7 +69,10 @@ class Patience:
                 return succeeded
 
     def share(self, among: int) -> Patience:
-        """A part of what is left, for one of several servers that are asked in turn. See `take_back`."""
+        """A part of what is left, for one of several servers that are asked in turn.
+
+        See `take_back`.
+        """
         return Patience(max(self.left, 0.0) / among)
 
     def take_back(self, share: Patience) -> None:
@@ -67,8 +80,10 @@ class Patience:
         self.left -= share.whole - share.left
 
     def shares(self, among: Sequence[T]) -> Iterator[tuple[T, Patience]]:
-        """Each of several servers that are asked in turn, with its share, while any time is left. The time that a share
-        has spent counts with the next turn, or with the end of the loop."""
+        """Each of several servers that are asked in turn, with its share, while any time is left.
+
+        The time that a share has spent counts with the next turn, or with the end of the loop.
+        """
         for number, item in enumerate(among):
             share = self.share(len(among) - number)
             if share.is_over:
@@ -92,7 +107,10 @@ _last: Patience | None = None
 
 
 def last_patience() -> Patience:
-    """The time that is left for everything that a process writes when it ends. It begins with the first call."""
+    """The time that is left for everything that a process writes when it ends.
+
+    It begins with the first call.
+    """
     global _last
     if _last is None:
         _last = Patience(LAST_PATIENCE)

@@ -1,7 +1,8 @@
-"""Everything that relies on the internals of redis-py and django-redis, tested with the oldest and newest of both.
+"""Everything that relies on the internals of redis-py and django-redis, tested with the oldest and
+newest of both.
 
-redis-py opens the connections (addresses, TLS, login) and reads the replies. Two of its private names are used:
-`_connect` of its connections, and `_writer` of its asyncio connections.
+redis-py opens the connections (addresses, TLS, login) and reads the replies. Two of its private
+names are used: `_connect` of its connections, and `_writer` of its asyncio connections.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ from typing import Any
 import redis.asyncio.connection as asynchronous
 import redis.connection as synchronous
 from django_redis.client import DefaultClient
-from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
+from redis.sentinel import (
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 
 from .factory import ClusterConnectionFactory
 from .patience import Patience
 
-ConnectionClass = Any  # A subclass of `redis.connection.AbstractConnection`, which mypy does not take as hashable.
+# A subclass of `redis.connection.AbstractConnection`, which mypy does not take as hashable.
+ConnectionClass = Any
 
 _TWINS: list[tuple[Any, Any]] = [
     (synchronous.SSLConnection, asynchronous.SSLConnection),
@@ -33,16 +39,24 @@ _MANAGED: list[tuple[Any, Any]] = [
     (SentinelManagedConnection, synchronous.Connection),
 ]
 _BLOCKING_ONLY = {
-    "parser_class", "ssl_ocsp_context", "ssl_ocsp_expected_cert", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled",
-}  # fmt: skip
+    "parser_class",
+    "ssl_ocsp_context",
+    "ssl_ocsp_expected_cert",
+    "ssl_validate_ocsp",
+    "ssl_validate_ocsp_stapled",
+}
 """Options that asyncio connections do not have."""
 LARGE = 65_536
-"""From this number of bytes on, the time that it takes to read a reply counts, not only the wait for it."""
+"""From this number of bytes on, the time that it takes to read a reply counts, not only the wait
+for it.
+"""
 _WOULD_BLOCK = (TimeoutError, BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Turn:
-    """The exchange that a connection is used for at the moment: its patience, and the bytes received so far."""
+    """The exchange that a connection is used for at the moment: its patience, and the bytes
+    received so far.
+    """
 
     __slots__ = ("cpu", "patience", "received")
 
@@ -65,8 +79,8 @@ class Turn:
 class DeadlineSocket:
     """A connected socket. Its operations together take no longer than the patience of the turn.
 
-    redis-py sets timeouts per operation, so a reply that arrives byte by byte would never run into one. Its timeouts
-    are ignored here, except for zero, which means not to wait.
+    redis-py sets timeouts per operation, so a reply that arrives byte by byte would never run into
+    one. Its timeouts are ignored here, except for zero, which means not to wait.
     """
 
     __slots__ = ("_may_wait", "_timeout", "_turn", "sock")
@@ -131,7 +145,9 @@ class DeadlineSocket:
 
 
 class BlockingConnection(synchronous.AbstractConnection):
-    """Mixed into a connection class of redis-py, so that all it does ends with the patience of its turn."""
+    """Mixed into a connection class of redis-py, so that all it does ends with the patience of its
+    turn.
+    """
 
     turn = Turn()
     deadline_socket: DeadlineSocket
@@ -160,7 +176,9 @@ class BlockingConnection(synchronous.AbstractConnection):
 
 
 class AsyncConnection(asynchronous.AbstractConnection):
-    """Mixed into an asyncio connection class of redis-py, so that many callers can write without waiting."""
+    """Mixed into an asyncio connection class of redis-py, so that many callers can write without
+    waiting.
+    """
 
     def write(self, data: bytes) -> None:
         """Hand over bytes to be sent; they are buffered if the server does not read them."""
@@ -182,14 +200,20 @@ def _mixed(base: type, kind: ConnectionClass) -> Any:
 
 
 def blocking_connection(kind: ConnectionClass, options: dict[str, Any], turn: Turn) -> Any:
-    """A connection that is not connected yet. Raises whatever redis-py raises for options that it does not accept."""
+    """A connection that is not connected yet.
+
+    Raises whatever redis-py raises for options that it does not accept.
+    """
     connection = _mixed(BlockingConnection, kind)(**options, protocol=2)
     connection.turn = turn
     return _without_library_name(connection)
 
 
 def async_connection(kind: ConnectionClass, options: dict[str, Any]) -> Any:
-    """The same for coroutines. Raises `TypeError` if redis-py's asyncio connections lack the class or an option."""
+    """The same for coroutines.
+
+    Raises `TypeError` if redis-py's asyncio connections lack the class or an option.
+    """
     twin = next((twin for plain, twin in _TWINS if issubclass(kind, plain)), None)
     if twin is None:
         raise TypeError(f"{kind.__name__} has no asyncio counterpart")
@@ -200,7 +224,8 @@ def async_connection(kind: ConnectionClass, options: dict[str, Any]) -> Any:
     if refused:
         raise TypeError(f"asyncio connections do not support {', '.join(refused)}")
     accepted = {name: value for name, value in options.items() if name not in _BLOCKING_ONLY}
-    # The deadline is kept outside: a timeout costs redis-py's asyncio connections some µs in each operation.
+    # The deadline is kept outside: a timeout costs redis-py's asyncio connections some µs in each
+    # operation.
     timeouts = {"socket_timeout": None, "socket_connect_timeout": None}
     return _without_library_name(_mixed(AsyncConnection, twin)(**accepted, **timeouts, protocol=2))
 
@@ -212,11 +237,17 @@ def _without_library_name(connection: Any) -> Any:
 
 
 def pools_of(client: DefaultClient) -> list[Any]:
-    """The pools of an alias, for their options: one, or one for each node of a cluster that the alias names. They do
-    not connect."""
+    """The pools of an alias, for their options: one, or one for each node of a cluster that the
+    alias names.
+
+    They do not connect.
+    """
     factory = client.connection_factory
     if isinstance(factory, ClusterConnectionFactory):
-        return [factory.get_connection_pool(factory.make_connection_params(url)) for url in client._server]
+        return [
+            factory.get_connection_pool(factory.make_connection_params(url))
+            for url in client._server
+        ]
     return [client.get_client(write=True).connection_pool]
 
 
@@ -232,7 +263,9 @@ def class_of(pool: Any) -> ConnectionClass:
 
 
 def sentinel_pools_of(pool: Any) -> tuple[str, list[Any]]:
-    """The service that Sentinel watches, and the pools of the Sentinels; of any other pool, none."""
+    """The service that Sentinel watches, and the pools of the Sentinels; else None."""
     if not isinstance(pool, SentinelConnectionPool):
         return "", []
-    return str(pool.service_name), [sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels]
+    return str(pool.service_name), [
+        sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels
+    ]

@@ -20,7 +20,16 @@ from ..signals import store_down, store_up
 from .asynchronous import AsyncConnections
 from .blocking import IDLE_SECONDS, Connections, Link
 from .breaker import Breaker
-from .commands import Address, Question, to_decide, to_delete, to_execute, to_ping, to_run, to_tell_reset
+from .commands import (
+    Address,
+    Question,
+    to_decide,
+    to_delete,
+    to_execute,
+    to_ping,
+    to_run,
+    to_tell_reset,
+)
 from .connection_params import ConnectionParams
 from .failures import Paused, failures, kind_of
 from .patience import Patience, Pulse
@@ -30,13 +39,15 @@ logger = logging.getLogger("django_ratelimit_lua")
 MAX_KEYS = 500
 """Keys of one command, so that it does not keep the server busy for long."""
 STEADY_SECONDS = 1.0
-"""Time without a failure after which Redis counts as up again, unless it was not asked in between."""
+"""Time without a failure after which Redis counts as up again, unless it was not asked in between.
+"""
 
 
 class Node:
     """Exchanges commands with one server. After repeated failures it sends none for a moment.
 
-    In the background it goes on."""
+    In the background it goes on.
+    """
 
     def __init__(self, params: ConnectionParams, timeout: float, *, background: bool) -> None:
         self._pulse = Pulse()
@@ -70,7 +81,10 @@ class Node:
         return answer
 
     async def aexchange(self, question: Question, patience: Patience) -> Any:
-        """The answer to a question, without blocking the event loop. Raises what it and redis-py raise."""
+        """The answer to a question, without blocking the event loop.
+
+        Raises what it and redis-py raise.
+        """
         breaker = self._breaker
         if breaker is not None and breaker.is_open:
             self._check()
@@ -84,7 +98,10 @@ class Node:
         return answer
 
     def close(self) -> None:
-        """Close the idle connections of threads, and stop trials. Those of an event loop are closed with it."""
+        """Close the idle connections of threads, and stop trials.
+
+        Those of an event loop are closed with it.
+        """
         if self._breaker is not None:
             self._breaker.succeeded()
         self._connections.close()
@@ -115,15 +132,19 @@ class Node:
 
 
 class Store:
-    """Performs calls on one server, or on the master that Sentinel names, each within `timeout` seconds.
+    """Performs calls on one server, or on the master that Sentinel names, each within `timeout`
+    seconds.
 
-    After repeated failures it sends nothing until the server answers again. A `background` store does not pause, and
-    leaves it to its caller to report failures. The log and the signals report each change of state once: a server
-    that answers some calls with errors is down until it has decided for a while without one.
+    After repeated failures it sends nothing until the server answers again. A `background` store
+    does not pause, and leaves it to its caller to report failures. The log and the signals report
+    each change of state once: a server that answers some calls with errors is down until it has
+    decided for a while without one.
     """
 
     compares_rules = True
-    """Whether the call that counts also compares the revision of the rules. Otherwise a call without charges does."""
+    """Whether the call that counts also compares the revision of the rules. Otherwise a call
+    without charges does.
+    """
 
     def __init__(self, params: ConnectionParams, timeout: float, *, background: bool) -> None:
         self._params = params
@@ -151,13 +172,18 @@ class Store:
         return max((node.heard_at for node in list(self._nodes.values())), default=float("-inf"))
 
     def decide(self, call: Call, patience: Patience | None = None) -> Decision:
-        """Decide a call within a patience, or within the timeout. Raises `StoreError`, `StaleRules`."""
+        """Decide a call within a patience, or within the timeout.
+
+        Raises `StoreError`, `StaleRules`.
+        """
         decision: Decision = self._exchange(to_decide(call), patience)
         return decision
 
     def decide_many(self, calls: Sequence[Call]) -> list[Decision]:
-        """Decide calls that have a time of their own, one after the other, sent together. Raises `StoreError`. Then it
-        is unknown how many of them were counted."""
+        """Decide calls that have a time of their own, one after the other, sent together.
+
+        Raises `StoreError`. Then it is unknown how many of them were counted.
+        """
         return self._exchange_all(map(to_decide, calls)) if calls else []
 
     def delete_keys(self, keys: Sequence[bytes]) -> None:
@@ -165,8 +191,10 @@ class Store:
             self.execute(b"DEL", *keys[first : first + MAX_KEYS])
 
     def find_keys(self, begin: bytes, pattern: bytes = b"*") -> set[bytes]:
-        """Return the keys on all masters that begin with this text and match the pattern after it. Raises
-        `StoreError`."""
+        """Return the keys on all masters that begin with this text and match the pattern after it.
+
+        Raises `StoreError`.
+        """
         begin = re.sub(rb"([*?\[\]\\])", rb"\\\1", begin)
         found: set[bytes] = set()
         for node in self._masters():
@@ -183,18 +211,28 @@ class Store:
     def _masters(self) -> list[Node]:
         return [self._nodes.get(None) or self._node_at(None)]
 
-    def adecide(self, call: Call, patience: Patience | None = None) -> Coroutine[Any, Any, Decision]:
+    def adecide(
+        self, call: Call, patience: Patience | None = None
+    ) -> Coroutine[Any, Any, Decision]:
         """`decide`, without blocking the event loop."""
         return self._aexchange(to_decide(call), patience)
 
     def channel(self, prefix: bytes) -> bytes:
-        """The channel of processes that share a database and a prefix. Its messages are: new rules (`RULES
-        <revision>`), resets (`RESET <digest> <digest> ... @<moment>`), and messages of an annex (`ANNEX <annex> <word>
-        <word> ...`)."""
-        return b"%bchanges:%d" % (prefix, self._params.database)  # A channel is the same in all databases.
+        """The channel of processes that share a database and a prefix.
+
+        Its messages are: new rules (`RULES <revision>`), resets (`RESET <digest> <digest> ...
+        @<moment>`), and messages of an annex (`ANNEX <annex> <word> <word> ...`).
+        """
+        return b"%bchanges:%d" % (
+            prefix,
+            self._params.database,
+        )  # A channel is the same in all databases.
 
     def delete(self, call: Call) -> int:
-        """Delete the state of every limit of a call. Return the moment, see `to_delete`. Raises `StoreError`."""
+        """Delete the state of every limit of a call.
+
+        Return the moment, see `to_delete`. Raises `StoreError`.
+        """
         moment: int = self._exchange(to_delete(call, self.channel(call.prefix)))
         return moment
 
@@ -204,7 +242,10 @@ class Store:
         return moment
 
     def tell_reset(self, call: Call) -> None:
-        """Notify all processes that cached refusals of a call's identities have ended. Raises `StoreError`."""
+        """Notify all processes that cached refusals of a call's identities have ended.
+
+        Raises `StoreError`.
+        """
         self._exchange(to_tell_reset(call, self.channel(call.prefix)))
 
     async def atell_reset(self, call: Call) -> None:
@@ -216,21 +257,34 @@ class Store:
         return self._exchange(to_execute(*parts), patience)
 
     def run(
-        self, program: Program, keys: Sequence[bytes], arguments: Sequence[bytes], patience: Patience | None = None
+        self,
+        program: Program,
+        keys: Sequence[bytes],
+        arguments: Sequence[bytes],
+        patience: Patience | None = None,
     ) -> list[Any]:
         """The reply to a program. Its keys must be in one hash slot. Raises `StoreError`."""
         reply: list[Any] = self._exchange(to_run(program, keys, arguments), patience)
         return reply
 
     async def arun(
-        self, program: Program, keys: Sequence[bytes], arguments: Sequence[bytes], patience: Patience | None = None
+        self,
+        program: Program,
+        keys: Sequence[bytes],
+        arguments: Sequence[bytes],
+        patience: Patience | None = None,
     ) -> list[Any]:
         """`run`, without blocking the event loop."""
         reply: list[Any] = await self._aexchange(to_run(program, keys, arguments), patience)
         return reply
 
-    def execute_all(self, commands: Sequence[Sequence[bytes]], patience: Patience | None = None) -> list[Any]:
-        """The replies to several other commands, sent together. Raises `StoreError` if one is an error."""
+    def execute_all(
+        self, commands: Sequence[Sequence[bytes]], patience: Patience | None = None
+    ) -> list[Any]:
+        """The replies to several other commands, sent together.
+
+        Raises `StoreError` if one is an error.
+        """
         if not commands:
             return []
         return self._exchange_all([to_execute(*parts) for parts in commands], patience)
@@ -242,17 +296,25 @@ class Store:
         items: Sequence[tuple[bytes, bytes]],
         patience: Patience,
     ) -> list[int | None]:
-        """The answers of a program that returns one for each key. Its arguments are the `common` ones and one for each
-        key. None for keys of a server that did not answer."""
+        """The answers of a program that returns one for each key.
+
+        Its arguments are the `common` ones and one for each key. None for keys of a server that did
+        not answer.
+        """
         answers: list[int | None] = [None] * len(items)
         failing: set[Address | None] = set()  # A server that failed is not tried again.
         for places in self._portions([key for key, _ in items]):
-            keys, arguments = [items[place][0] for place in places], [items[place][1] for place in places]
+            keys, arguments = (
+                [items[place][0] for place in places],
+                [items[place][1] for place in places],
+            )
             server = self._server_of(keys[0])
             if server in failing:
                 continue
             try:
-                found = self._exchange(to_run(program, keys, [*common, *arguments]), Patience(patience.whole))
+                found = self._exchange(
+                    to_run(program, keys, [*common, *arguments]), Patience(patience.whole)
+                )
             except StoreError:
                 failing.add(server)
                 continue
@@ -290,7 +352,9 @@ class Store:
             self._answered()
         return answer
 
-    def _exchange_all(self, questions: Iterable[Question], patience: Patience | None = None) -> list[Any]:
+    def _exchange_all(
+        self, questions: Iterable[Question], patience: Patience | None = None
+    ) -> list[Any]:
         try:
             node = self._nodes.get(None) or self._node_at(None)
             answers: list[Any] = node.use(Link.ask_all, questions, self._patience(patience))
@@ -321,7 +385,10 @@ class Store:
         return node
 
     def _patience(self, patience: Patience | None = None) -> Patience:
-        """Raises `StoreError` if no time is left. That does not count as a failure of the server."""
+        """Raises `StoreError` if no time is left.
+
+        That does not count as a failure of the server.
+        """
         patience = patience or Patience(self._timeout)
         if patience.left <= 0.0:
             if not self._is_background:
@@ -350,8 +417,9 @@ class Store:
             was_down, self._is_down = self._is_down, True
             self._failing.add(node)
             self._failed_at = time.monotonic()
-            # After a pause the first answer is enough: a trial has shown that Redis is back. Without a pause, some
-            # calls were answered with errors or not at all: that has to end first.
+            # After a pause the first answer is enough: a trial has shown that Redis is back.
+            # Without a pause, some calls were answered with errors or not at all: that has to end
+            # first.
             self._was_paused = self.is_paused
         if not was_down:
             logger.error("Redis of cache %r cannot decide limits: %s", self._params.name, message)

@@ -1,10 +1,12 @@
-"""The store of a cluster: all limits of one identity are in one hash slot, and its node decides them.
+"""The store of a cluster: all limits of one identity are in one hash slot, and its node decides
+them.
 
-A call whose keys are in several hash slots is decided slot by slot, in its own order. Each slot decides its part
-atomically. Nothing is admitted that one limit refuses. After a refusal the remaining slots are only read, because the
-numbers of every limit are part of the answer. Units that were taken before the refusal are given back. Until then they
-count for others, so a client may be refused that a single server would have admitted, never the other way round. If the
-process dies in between, those units stay counted.
+A call whose keys are in several hash slots is decided slot by slot, in its own order. Each slot
+decides its part atomically. Nothing is admitted that one limit refuses. After a refusal the
+remaining slots are only read, because the numbers of every limit are part of the answer. Units that
+were taken before the refusal are given back. Until then they count for others, so a client may be
+refused that a single server would have admitted, never the other way round. If the process dies in
+between, those units stay counted.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ from .patience import Patience
 from .server import MAX_KEYS, Node, Store
 
 REFUSES = Limit("never", "0/s", algorithm="fixed_window")
-"""With this limit a hit is refused, so that the other limits only count what they count of refused hits. It has no
-state."""
+"""With this limit a hit is refused, so that the other limits only count what they count of refused
+hits. It has no state.
+"""
 
 Deciding = Generator[Any, Any, Decision]
 
@@ -92,9 +95,13 @@ class ShardedStore(Store):
         return self._drive(self._ask(slot_of(question.key), question, self._patience(patience)))
 
     async def _aexchange(self, question: Question, patience: Patience | None = None) -> Any:
-        return await self._adrive(self._ask(slot_of(question.key), question, self._patience(patience)))
+        return await self._adrive(
+            self._ask(slot_of(question.key), question, self._patience(patience))
+        )
 
-    def _exchange_all(self, questions: Iterable[Question], patience: Patience | None = None) -> list[Any]:
+    def _exchange_all(
+        self, questions: Iterable[Question], patience: Patience | None = None
+    ) -> list[Any]:
         return [self._exchange(question, patience) for question in questions]
 
     def _portions(self, keys: Sequence[bytes]) -> Iterator[Sequence[int]]:
@@ -114,10 +121,22 @@ class ShardedStore(Store):
         # The rules are in another hash slot. `_replace` takes four times as long.
         revision = call.revision_number
         call = Call(
-            call.charges, call.operation, call.prefix, call.now, call.max_wait_us, call.partial, hit_at=call.hit_at,
-            longest_hold_us=call.longest_hold_us, slack_us=call.slack_us, slot=call.slot, waits=call.waits,
-            registers=False, why=call.why, confirm_ms=call.confirm_ms, debt=call.debt,
-        )  # fmt: skip
+            call.charges,
+            call.operation,
+            call.prefix,
+            call.now,
+            call.max_wait_us,
+            call.partial,
+            hit_at=call.hit_at,
+            longest_hold_us=call.longest_hold_us,
+            slack_us=call.slack_us,
+            slot=call.slot,
+            waits=call.waits,
+            registers=False,
+            why=call.why,
+            confirm_ms=call.confirm_ms,
+            debt=call.debt,
+        )
         elsewhere = [place for place, charge in call.banning if _bans_elsewhere(charge)]
         if elsewhere:
             decision = yield from self._decide_with_bans(call, elsewhere, patience)
@@ -133,9 +152,12 @@ class ShardedStore(Store):
             decision = yield from self._decide_in_turn(call, parts, patience)
         return decision
 
-    def _decide_with_bans(self, call: Call, elsewhere: Sequence[int], patience: Patience) -> Deciding:
-        """Decide a call with bans of other identities in other hash slots: read these first, then decide the limits,
-        which only read if a ban refuses, and then record offences."""
+    def _decide_with_bans(
+        self, call: Call, elsewhere: Sequence[int], patience: Patience
+    ) -> Deciding:
+        """Decide a call with bans of other identities in other hash slots: read these first, then
+        decide the limits, which only read if a ban refuses, and then record offences.
+        """
         is_hit, bans = call.operation == "hit", {}
         for place in elsewhere:
             units = 0 if is_hit else call.charges[place].cost
@@ -147,13 +169,23 @@ class ShardedStore(Store):
         for place in elsewhere:
             # A limit in shadow mode admits a banned client and does not count it.
             cost = 0 if is_hit and place in held else charges[place].cost
-            charges[place] = charges[place]._replace(limit=charges[place].limit.without_bans(), cost=cost)
+            charges[place] = charges[place]._replace(
+                limit=charges[place].limit.without_bans(), cost=cost
+            )
         operation: Operation = "peek" if is_hit and is_banned else call.operation
-        decision = yield from self._decide_limits(call._replace(charges=charges, operation=operation), patience)
+        decision = yield from self._decide_limits(
+            call._replace(charges=charges, operation=operation), patience
+        )
         states = list(decision.limits)
         for place in elsewhere:
             charge, state = call.charges[place], states[place]
-            if is_hit and charge.cost and not is_banned and place not in held and _is_offence(charge, state):
+            if (
+                is_hit
+                and charge.cost
+                and not is_banned
+                and place not in held
+                and _is_offence(charge, state)
+            ):
                 bans[place] = yield from self._of_ban(call, place, 1, patience)
             states[place] = _with_ban(state, bans[place], decision.moment, is_held=place in held)
         if is_hit and is_banned:
@@ -162,12 +194,24 @@ class ShardedStore(Store):
             decision = decision._replace(granted=call.units)
         return decision._replace(limits=tuple(states), allowed=decision.allowed and not is_banned)
 
-    def _of_ban(self, call: Call, place: int, units: int, patience: Patience) -> Generator[Any, Any, Ban]:
-        """The ban in its own hash slot, after the offences and the operation of a call are recorded there."""
+    def _of_ban(
+        self, call: Call, place: int, units: int, patience: Patience
+    ) -> Generator[Any, Any, Ban]:
+        """The ban in its own hash slot, after the offences and the operation of a call are recorded
+        there.
+        """
         charge = call.charges[place]
         operation: Operation = call.operation if call.operation in ("ban", "unban") else "offend"
         charge = Charge(charge.limit, charge.ban_digest, 0 if call.operation == "peek" else units)
-        alone = Call([charge], operation, call.prefix, call.now, slack_us=call.slack_us, registers=False, why=call.why)
+        alone = Call(
+            [charge],
+            operation,
+            call.prefix,
+            call.now,
+            slack_us=call.slack_us,
+            registers=False,
+            why=call.why,
+        )
         decision = yield from self._decide_at(_slot_of(charge), alone, patience)
         return decision.limits[0].ban or Ban()
 
@@ -187,7 +231,8 @@ class ShardedStore(Store):
                 if call.partial:
                     part_call = _at_most(part_call, 1)  # A refused partial hit counts one unit.
                 part_call = part_call._replace(
-                    charges=[*part_call.charges, Charge(REFUSES, part_call.charges[0].digest)], partial=False
+                    charges=[*part_call.charges, Charge(REFUSES, part_call.charges[0].digest)],
+                    partial=False,
                 )
             elif call.operation == "hit" and call.partial and taken:
                 part_call = _at_most(part_call, taken[-1][1].granted)
@@ -201,7 +246,11 @@ class ShardedStore(Store):
             if call.operation == "hit" and decision.allowed:
                 taken.append((Part(part_call, part.places), decision))
             refused = refused or not decision.allowed
-        granted = 0 if refused else (min if call.partial else max)(decision.granted for decision in decisions)
+        granted = (
+            0
+            if refused
+            else (min if call.partial else max)(decision.granted for decision in decisions)
+        )
         if refused or call.partial:
             yield from self._give_back(taken, granted, states, patience)
         return Decision(
@@ -218,17 +267,27 @@ class ShardedStore(Store):
         )
 
     def _give_back(
-        self, taken: Sequence[tuple[Part, Decision]], keep: int, states: dict[int, LimitState], patience: Patience
+        self,
+        taken: Sequence[tuple[Part, Decision]],
+        keep: int,
+        states: dict[int, LimitState],
+        patience: Patience,
     ) -> Steps:
-        """Give back the units that were taken, except `keep` units of each limit. Units that cannot be given back stay
-        counted."""
+        """Give back the units that were taken, except `keep` units of each limit.
+
+        Units that cannot be given back stay counted.
+        """
         for part, decision in taken:
             call = part.call
             back: dict[int, list[tuple[int, LimitState, Charge]]] = {}
-            for place, charge, state in zip(part.places, call.charges, decision.limits, strict=True):
+            for place, charge, state in zip(
+                part.places, call.charges, decision.limits, strict=True
+            ):
                 took = decision.granted if call.partial else charge.cost
                 kept_units = keep
-                if charge.limit.count_denied and not keep:  # Refused hits count, and so does this one.
+                if (
+                    charge.limit.count_denied and not keep
+                ):  # Refused hits count, and so does this one.
                     kept_units = 1 if call.partial else took
                 cost = took - kept_units
                 if state.allowed and cost > 0:
@@ -236,7 +295,9 @@ class ShardedStore(Store):
                     back.setdefault(moment, []).append((place, state, charge._replace(cost=cost)))
             for moment, those in back.items():
                 charges = [charge for _, _, charge in those]
-                refund = call._replace(operation="refund", partial=False, hit_at=moment, charges=charges)
+                refund = call._replace(
+                    operation="refund", partial=False, hit_at=moment, charges=charges
+                )
                 with suppress(StoreError):
                     given = yield from self._decide_at(_slot_of(charges[0]), refund, patience)
                     for (place, state, _), now in zip(those, given.limits, strict=True):
@@ -261,7 +322,9 @@ class ShardedStore(Store):
         question = to_tell_reset(call, self.channel(call.prefix))
         yield from self._ask(_slot_of(call.charges[0]), question, patience)
         register = call.prefix + REGISTER  # It is in another hash slot than the bans.
-        yield from self._ask(slot_of(register), to_execute(b"ZREM", register, *call.state_keys()), patience)
+        yield from self._ask(
+            slot_of(register), to_execute(b"ZREM", register, *call.state_keys()), patience
+        )
 
     def _ask(self, slot: int, question: Question, patience: Patience) -> Steps:
         try:
@@ -288,7 +351,9 @@ class ShardedStore(Store):
                 try:
                     answer = None
                     if isinstance(step, Ask):
-                        answer = self._node_at(step.address).use(Link.ask, step.question, step.patience)
+                        answer = self._node_at(step.address).use(
+                            Link.ask, step.question, step.patience
+                        )
                     else:
                         time.sleep(step)
                 except (RedisError, OSError, StaleRules) as error:
@@ -305,7 +370,9 @@ class ShardedStore(Store):
                 try:
                     answer = None
                     if isinstance(step, Ask):
-                        answer = await self._node_at(step.address).aexchange(step.question, step.patience)
+                        answer = await self._node_at(step.address).aexchange(
+                            step.question, step.patience
+                        )
                     else:
                         await asyncio.sleep(step)
                 except (RedisError, OSError, StaleRules) as error:
@@ -325,7 +392,11 @@ def _is_offence(charge: Charge, state: LimitState) -> bool:
     terms = charge.limit.ban
     if terms is None or charge.reports:
         return False
-    return not state.allowed if terms.on == "refused" else terms.on == "counted" and state.counted_at > 0
+    return (
+        not state.allowed
+        if terms.on == "refused"
+        else terms.on == "counted" and state.counted_at > 0
+    )
 
 
 def _with_ban(state: LimitState, ban: Ban, moment: int, *, is_held: bool) -> LimitState:
@@ -333,9 +404,19 @@ def _with_ban(state: LimitState, ban: Ban, moment: int, *, is_held: bool) -> Lim
     if not ban.until:
         return state._replace(ban=ban)
     seconds, is_allowed = max(0, ban.until - moment) / SECOND, state.allowed and not is_held
-    retry = 0.0 if is_allowed else None if state.retry_after is None else max(state.retry_after, seconds)
+    retry = (
+        0.0
+        if is_allowed
+        else None
+        if state.retry_after is None
+        else max(state.retry_after, seconds)
+    )
     return state._replace(
-        allowed=is_allowed, remaining=0, retry_after=retry, reset_after=max(state.reset_after, seconds), ban=ban
+        allowed=is_allowed,
+        remaining=0,
+        retry_after=retry,
+        reset_after=max(state.reset_after, seconds),
+        ban=ban,
     )
 
 
@@ -346,13 +427,20 @@ def _slot_of(charge: Charge) -> int:
 def _parts_of(call: Call) -> list[Part]:
     """A call's parts, one for each hash slot."""
     first = call.charges[0].digest
-    if all(charge.digest == first for charge in call.charges):  # Nearly always. Computing a hash slot takes time.
+    if all(
+        charge.digest == first for charge in call.charges
+    ):  # Nearly always. Computing a hash slot takes time.
         return [Part(call, range(len(call.charges)))]
     places: dict[int, list[int]] = {}
     for place, charge in enumerate(call.charges):
         places.setdefault(_slot_of(charge), []).append(place)
-    return [Part(call._replace(charges=[call.charges[place] for place in those]), those) for those in places.values()]
+    return [
+        Part(call._replace(charges=[call.charges[place] for place in those]), those)
+        for those in places.values()
+    ]
 
 
 def _at_most(call: Call, cost: int) -> Call:
-    return call._replace(charges=[charge._replace(cost=min(charge.cost, cost)) for charge in call.charges])
+    return call._replace(
+        charges=[charge._replace(cost=min(charge.cost, cost)) for charge in call.charges]
+    )

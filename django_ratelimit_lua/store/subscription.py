@@ -21,16 +21,22 @@ from .patience import Patience, Pulse
 
 PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
 PING_SECONDS, SILENT_SECONDS = 0.5, 4.0
-"""Interval of PINGs, and the time without an answer to one after which the connection counts as dead."""
+"""Interval of PINGs, and the time without an answer to one after which the connection counts as
+dead.
+"""
 
 
 class Subscription:
-    """Receives the messages of a channel until the connection ends. Raises `StoreError` if it cannot, now or later.
+    """Receives the messages of a channel until the connection ends.
 
-    The channel of a cluster is the same on all nodes: any node that the alias names will do. But a node that is cut off
-    from the others does not pass on their messages any more, though it answers PINGs.
+    Raises `StoreError` if it cannot, now or later.
 
-    `heard_at`: everything that was published until then (monotonic) was received; never known in a cluster.
+    The channel of a cluster is the same on all nodes: any node that the alias names will do. But a
+    node that is cut off from the others does not pass on their messages any more, though it answers
+    PINGs.
+
+    `heard_at`: everything that was published until then (monotonic) was received; never known in a
+    cluster.
     """
 
     _twin: socket.socket | None = None
@@ -46,8 +52,8 @@ class Subscription:
         self._pinged_at = float("-inf")
         self._is_open = self._is_pinged = False
         try:
-            # To no subscriber. It fails for a user without the right to publish, which other processes then lack as
-            # well.
+            # To no subscriber. It fails for a user without the right to publish, which other
+            # processes then lack as well.
             self._link.ask(to_execute(b"PUBLISH", channel + b":test", b""), patience)
             self._send(command(b"SUBSCRIBE", channel))
             while not self._is_open:
@@ -63,26 +69,35 @@ class Subscription:
             raise self._ended(error) from error
 
     def has_news(self) -> bool:
-        """Whether there is something to receive, or the connection has ended. Neither waits nor receives. It is for
-        other threads, because the thread that receives may have to wait for the interpreter."""
+        """Whether there is something to receive, or the connection has ended.
+
+        Neither waits nor receives. It is for other threads, because the thread that receives may
+        have to wait for the interpreter.
+        """
         try:
             # If the connection is encrypted, an answer to our PING looks like a message.
-            return self._twin is not None and self._twin.recv(len(PONG) + 1, socket.MSG_PEEK) != PONG
+            return (
+                self._twin is not None and self._twin.recv(len(PONG) + 1, socket.MSG_PEEK) != PONG
+            )
         except BlockingIOError:
             return False
         except OSError:
             return True
 
     def receive(self, seconds: float) -> list[bytes]:
-        """Wait for messages for this time at most, and return them. Raises `StoreError` if the connection has
-        ended or the server does not answer: then messages may be lost."""
+        """Wait for messages for this time at most, and return them.
+
+        Raises `StoreError` if the connection has ended or the server does not answer: then messages
+        may be lost.
+        """
         try:
             now = time.monotonic()
             if not self._is_pinged and now - self._pinged_at >= PING_SECONDS:
                 self._pinged_at, self._is_pinged = now, True
                 self._send(command(b"PING"))
             messages = self._read(min(seconds, PING_SECONDS))
-            # By the time before it was read: this process may have stood still, and the answer be there.
+            # By the time before it was read: this process may have stood still, and the answer be
+            # there.
             if self._is_pinged and now - self._pinged_at > SILENT_SECONDS:
                 raise RedisConnectionError("the server is silent")
         except (RedisError, OSError) as error:
@@ -96,7 +111,9 @@ class Subscription:
             self._twin.close()
 
     def __del__(self) -> None:
-        if self._twin is not None:  # Of one that was dropped, as after a fork. The link closes itself.
+        if (
+            self._twin is not None
+        ):  # Of one that was dropped, as after a fork. The link closes itself.
             self._twin.close()
 
     def hang_up(self) -> None:
@@ -128,7 +145,9 @@ class Subscription:
             self._link.turn.begin(Patience(seconds))
             try:
                 # What has arrived of a reply stays in the parser.
-                reply = self._connection.read_response(disable_decoding=True, disconnect_on_error=False)
+                reply = self._connection.read_response(
+                    disable_decoding=True, disconnect_on_error=False
+                )
             except RedisTimeoutError:
                 return messages
             except ResponseError:  # To a PING, if the user may not send one. It is an answer.
@@ -142,6 +161,8 @@ class Subscription:
                     messages.append(message)
                 case [b"pong", *_]:
                     self._is_pinged = False
-                    if self._hears_all:  # The answer comes after all that was published before the PING.
+                    if (
+                        self._hears_all
+                    ):  # The answer comes after all that was published before the PING.
                         self.heard_at = self._pinged_at
             seconds = 0.0

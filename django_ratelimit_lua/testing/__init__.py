@@ -1,7 +1,8 @@
-"""Tools for the tests of projects: other settings, fresh counts, a clock that can be moved, a server.
+"""Tools for the tests of projects: other settings, fresh counts, a clock that can be moved, a
+server.
 
-Projects import it in their tests, and pytest through its plugin. It imports engine and rules. No other room imports it,
-and it starts real servers instead of imitating Redis.
+Projects import it in their tests, and pytest through its plugin. It imports engine and rules. No
+other room imports it, and it starts real servers instead of imitating Redis.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ _serial = itertools.count(1)
 
 
 class override_ratelimits(override_settings):  # noqa: N801 - named like Django's
-    """Other limits for a while, with counts of their own: as a context manager, or decorating a test or a `TestCase`.
+    """Other limits for a while, with counts of their own: as a context manager, or decorating a
+    test or a `TestCase`.
 
-    - `enabled`: `RATELIMIT_ENABLE`; `rules`: `RATELIMIT_RULES`; any other `RATELIMIT_` setting by its name;
+    - `enabled`: `RATELIMIT_ENABLE`; `rules`: `RATELIMIT_RULES`; any other `RATELIMIT_` setting by
+      its name;
     - counts start from nothing, and leave those outside as they are, unless `fresh` is false.
 
     >>> from django_ratelimit_lua import RateLimiter
@@ -67,16 +70,22 @@ class override_ratelimits(override_settings):  # noqa: N801 - named like Django'
             start_fresh()
 
     def disable(self) -> None:
-        """Restore the settings, and delete the rules that were published in the meantime from Redis."""
+        """Restore the settings, and delete the rules that were published in the meantime from
+        Redis.
+        """
         if self._fresh:
             take_back(self.options["RATELIMIT_CACHE_PREFIX"].encode())
         super().disable()
 
     def decorate_class(self, cls: Any) -> Any:
-        """The settings for the whole class, as Django's, and each test starts afresh. Raises `ValueError` for what is
-        no `TestCase`."""
+        """The settings for the whole class, as Django's, and each test starts afresh.
+
+        Raises `ValueError` for what is no `TestCase`.
+        """
         if not issubclass(cls, unittest.TestCase):
-            raise ValueError("override_ratelimits decorates functions, coroutines and subclasses of TestCase")
+            raise ValueError(
+                "override_ratelimits decorates functions, coroutines and subclasses of TestCase"
+            )
         if issubclass(cls, SimpleTestCase):
             self._decorate_whole(cls)
         set_up = cls.setUp
@@ -114,7 +123,9 @@ def _new_prefix() -> str:
 
 
 class move_clock(TestContextDecorator):  # noqa: N801 - named like Django's
-    """A clock that stands still until it is moved, in place of Redis's; used like `override_ratelimits`.
+    """A clock that stands still until it is moved, in place of Redis's.
+
+    Used like `override_ratelimits`.
 
     Only decisions use it: `acquire`, and views that hold a request, sleep real seconds.
 

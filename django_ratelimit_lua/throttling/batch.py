@@ -19,7 +19,10 @@ States = tuple[LimitState, ...]
 
 
 class BatchDecision:
-    """The states of one decision, until each throttle of the view takes its own. `refusal`: its content, if any."""
+    """The states of one decision, until each throttle of the view takes its own.
+
+    `refusal`: its content, if any.
+    """
 
     refusal: Refusal | None
 
@@ -29,7 +32,8 @@ class BatchDecision:
         outcome = decide(planner)
         held = hold_slots(request, outcome)
         if held is not None and hasattr(view, name := request.method.lower()):
-            # DRF calls it next. It converts exceptions, but an interruption would leave the slot held.
+            # DRF calls it next. It converts exceptions, but an interruption would leave the slot
+            # held.
             setattr(view, name, watched_method(request, held, getattr(view, name)))
         decision = outcome.decision
         if decision.limits:
@@ -51,7 +55,9 @@ class BatchDecision:
         """Return the throttles of the view that are decided together, including the caller."""
         if not caller.is_decided_together or not hasattr(view, "get_throttles"):
             return [caller]
-        throttles = [each for each in view.get_throttles() if getattr(each, "is_decided_together", False)]
+        throttles = [
+            each for each in view.get_throttles() if getattr(each, "is_decided_together", False)
+        ]
         for place, throttle in enumerate(throttles):
             if type(throttle) is type(caller):
                 throttles[place] = caller
@@ -68,7 +74,10 @@ class BatchDecision:
 
 
 def decision_for(request: Any, view: Any, caller: SimpleRateThrottle) -> States:
-    """Return the states for a throttle, from an earlier decision or from a new one. Empty if it counts nothing."""
+    """Return the states for a throttle, from an earlier decision or from a new one.
+
+    Empty if it counts nothing.
+    """
     state = request_state(request)
     batch: BatchDecision | None = state.throttles
     states = None if batch is None else batch.take(caller)

@@ -1,7 +1,8 @@
-"""The throttle classes of Django REST framework, with the same names: to migrate, change the import line.
+"""The throttle classes of Django REST framework, with the same names: to migrate, change the import
+line.
 
-DRF calls the throttles of a view one by one. Those of this package are decided in one call, all or nothing: a request
-that one of them refuses costs the others nothing.
+DRF calls the throttles of a view one by one. Those of this package are decided in one call, all or
+nothing: a request that one of them refuses costs the others nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ from .batch import decision_for
 
 
 def _constant(rate: Any) -> tuple[Rate, ...]:
-    """Return the rates of a throttle's declaration, without the invalid ones, which the throttle reports."""
+    """Return the rates of a throttle's declaration, without the invalid ones, which the throttle
+    reports.
+    """
     rates = []
     for each in rate.values() if isinstance(rate, Mapping) else (rate,):
         if each:
@@ -53,16 +56,20 @@ def _constant(rate: Any) -> tuple[Rate, ...]:
 
 
 class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed.
-    """DRF's `SimpleRateThrottle`. Override `get_cache_key`, which returns the identity to count, or None.
+    """DRF's `SimpleRateThrottle`.
 
-    A rule with the name of the scope replaces the rate and the options. A rule with the scope as its `group` is added.
+    Override `get_cache_key`, which returns the identity to count, or None.
+
+    A rule with the name of the scope replaces the rate and the options. A rule with the scope as
+    its `group` is added.
 
     Attributes:
-        rate: A value that `Rate.parse` accepts, None for no limit, or a dict of these by HTTP method. In a dict, "*" is
-            for all other methods, and GET includes HEAD.
-        scope: As in DRF, like `THROTTLE_RATES`, `timer` and `cache_format`.
-        algorithm: The default is a sliding log, which decides as DRF documents (a sliding window for limits above
-            100,000). With "concurrency", a rate is a plain number: the maximum of concurrent requests.
+        rate: A value that `Rate.parse` accepts, None for no limit, or a dict of these by HTTP
+            method. In a dict, "*" is for all other methods, and GET includes HEAD.
+        scope: As in DRF, like `THROTTLE_RATES`, `timer` and `cache_format`. algorithm: The default
+        is a sliding log, which decides as DRF documents (a sliding window for limits above
+            100,000). With "concurrency", a rate is a plain number: the maximum of concurrent
+            requests.
         options: Other options of `Limit`.
 
     A view's `throttle_cost` is the cost of its requests: a number, or a dict of numbers by action.
@@ -86,7 +93,10 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         super().__init_subclass__(**kwargs)
         refuse_unknown(cls.options, where=f"Throttle {cls.__name__}: ")
         if cls.options.get("ban_key"):
-            raise LimitError(f"Throttle {cls.__name__}: ban_key is not supported; throttles ban the client they count")
+            raise LimitError(
+                f"Throttle {cls.__name__}: ban_key is not supported; throttles ban the client "
+                "they count"
+            )
         if isinstance(cls.scope, str):
             # The rate may be in the settings.
             place = f"{cls.__module__}.{cls.__qualname__}"
@@ -107,12 +117,18 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
     def _by_method(self) -> Mapping[str, Any]:
         """Return the rates of a dict by the name of the method in capitals."""
         try:
-            return {name if name == "*" else method_name(name): rate for name, rate in self.rate.items()}
+            return {
+                name if name == "*" else method_name(name): rate for name, rate in self.rate.items()
+            }
         except LimitError as error:
-            raise ImproperlyConfigured(f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}") from None
+            raise ImproperlyConfigured(
+                f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}"
+            ) from None
 
     def _counts_as(self, method: str | None) -> str:
-        """Return the method whose rate applies to a request: GET for HEAD, which runs the same view."""
+        """Return the method whose rate applies to a request: GET for HEAD, which runs the same
+        view.
+        """
         names = self._by_method()
         if method is not None and method in names:
             return method
@@ -125,17 +141,23 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
     def get_rate(self) -> Any:
         """Return the rate of the scope."""
         if not self.scope:
-            raise ImproperlyConfigured(f"Set either `scope` or `rate` for the throttle {type(self).__name__}")
+            raise ImproperlyConfigured(
+                f"Set either `scope` or `rate` for the throttle {type(self).__name__}"
+            )
         try:
             return self.THROTTLE_RATES[self.scope]
         except KeyError:
             scopes = ", ".join(sorted(self.THROTTLE_RATES)) or "none"
             raise ImproperlyConfigured(
-                f"No default throttle rate set for '{self.scope}' scope; DEFAULT_THROTTLE_RATES has: {scopes}"
+                f"No default throttle rate set for '{self.scope}' scope; DEFAULT_THROTTLE_RATES "
+                f"has: {scopes}"
             ) from None
 
     def parse_rate(self, rate: Any) -> tuple[int | None, float | None]:
-        """Return the number of requests and the period in seconds; 0 for slots, (None, None) for no limit."""
+        """Return the number of requests and the period in seconds.
+
+        0 for slots, (None, None) for no limit.
+        """
         if rate is None:
             return None, None
         try:
@@ -143,18 +165,25 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             if parsed.is_slots != algorithms.find(throttle_algorithm(parsed, self.algorithm)).holds:
                 raise other_rate(parsed)
         except LimitError as error:
-            raise ImproperlyConfigured(f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}") from None
+            raise ImproperlyConfigured(
+                f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}"
+            ) from None
         whole, rest = divmod(parsed.period_us, SECOND)
         return parsed.limit, parsed.period if rest else whole
 
     def get_ident(self, request: Any) -> str:
-        """Return the masked address of the client, by DRF's NUM_PROXIES if set, or `RATELIMIT_TRUSTED_PROXIES`."""
+        """Return the masked address of the client, by DRF's NUM_PROXIES if set, or
+        `RATELIMIT_TRUSTED_PROXIES`.
+        """
         if api_settings.NUM_PROXIES is not None:
             return str(address_as(super().get_ident(request), "NUM_PROXIES says so").network)
         return str(client_address(plain(request)).network)
 
     def get_cost(self, request: Any, view: Any) -> int:
-        """Return the cost of a request: the view's `throttle_cost`, by action if it is a dict. Default: 1."""
+        """Return the cost of a request: the view's `throttle_cost`, by action if it is a dict.
+
+        Default: 1.
+        """
         cost = getattr(view, "throttle_cost", 1)
         if isinstance(cost, Mapping):
             cost = cost.get(getattr(view, "action", None), 1)
@@ -179,7 +208,10 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
     @property
     def is_decided_together(self) -> bool:
-        """Whether it is decided together with other throttles; not if the project overrides `allow_request`."""
+        """Whether it is decided together with other throttles.
+
+        Not if the project overrides `allow_request`.
+        """
         return type(self).allow_request is SimpleRateThrottle.allow_request
 
     @staticmethod
@@ -190,7 +222,10 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         operation: Operation = "hit",
         on_error: OnError | None = None,
     ) -> RequestPlanner:
-        """Return the planner of the charges of these throttles. `on_error`: see `RequestPlanner`."""
+        """Return the planner of the charges of these throttles.
+
+        `on_error`: see `RequestPlanner`.
+        """
 
         def places(ruleset: Ruleset) -> list[Place]:
             found = []
@@ -207,7 +242,12 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         now = round(clocks[0]() * SECOND) if clocks else None
         has_blocks = any(throttle.everywhere for throttle in throttles)
         return RequestPlanner(
-            plain(request), places, operation=operation, now=now, on_error=on_error, has_blocks=has_blocks
+            plain(request),
+            places,
+            operation=operation,
+            now=now,
+            on_error=on_error,
+            has_blocks=has_blocks,
         )
 
     def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
@@ -217,7 +257,9 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             self.key = self.get_cache_key(request, view)  # It has no rate, but a rule may have one.
         charges = []
         if charge is not None:
-            charges.append(PlannedCharge(charge, self.name, owner=self, identity=self._identity(request)))
+            charges.append(
+                PlannedCharge(charge, self.name, owner=self, identity=self._identity(request))
+            )
         if self.key is None or self.name not in ruleset.site_names:
             return Place((), self.name, charges, self)
         identity = str(self.key)
@@ -227,7 +269,9 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         template = LimitTemplate(key, (), cost)
         if limit is not None:
             counted = (((limit.rate.period_us, limit.algorithm), limit.counted_as),)
-            template = LimitTemplate(key, (limit.rate,), cost, {"algorithm": limit.algorithm}, counted=counted)
+            template = LimitTemplate(
+                key, (limit.rate,), cost, {"algorithm": limit.algorithm}, counted=counted
+            )
         call_site = Rule(template=template)
         replacement = ruleset.replacement_for(self.name, [call_site], plain(request))
         rules = list(ruleset.additional_for(self.name, plain(request)))
@@ -265,10 +309,12 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             name = f"{name}:{self._counts_as(method)}"
         requests = self.num_requests or 0
         rate = Rate.parse((requests, self.duration)) if self.duration else Rate(requests, 0)
-        return _limit(name, rate, throttle_algorithm(rate, self.algorithm), tuple(self.options.items()))
+        return _limit(
+            name, rate, throttle_algorithm(rate, self.algorithm), tuple(self.options.items())
+        )
 
     def allow_request(self, request: Any, view: Any) -> bool:
-        """Return whether the request is allowed, by one decision about all throttles of the view."""
+        """Return whether the request is allowed, by one decision for all throttles of the view."""
         if not conf.ENABLE:
             return True
         states = decision_for(request, view, self)
@@ -301,7 +347,9 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
 def _latest(refused: Sequence[LimitState]) -> LimitState:
     """Return the limit with the longest `retry_after`."""
-    return max(refused, key=lambda state: float("inf") if state.retry_after is None else state.retry_after)
+    return max(
+        refused, key=lambda state: float("inf") if state.retry_after is None else state.retry_after
+    )
 
 
 class AnonRateThrottle(SimpleRateThrottle):
@@ -329,7 +377,7 @@ class UserRateThrottle(SimpleRateThrottle):
 
 
 class ScopedRateThrottle(UserRateThrottle):
-    """Limits each view that has a `throttle_scope` by the rate of that scope, by user or address."""
+    """Limits each view with a `throttle_scope` by the rate of that scope, by user or address."""
 
     scope = None
     scope_attr = "throttle_scope"
@@ -357,15 +405,19 @@ class ScopedRateThrottle(UserRateThrottle):
         return super().limits_on(view) if self._has_scope(view) else []
 
     def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
-        """Return the charges by the view's scope and by its rules. A view without a scope is not throttled."""
+        """Return the charges by the view's scope and by its rules.
+
+        A view without a scope is not throttled.
+        """
         return super().place(request, view, ruleset) if self._has_scope(view) else Place(())
 
 
 class RuleThrottle(SimpleRateThrottle):
-    """Applies the rules of the settings and of the admin to a view, with the user that DRF has authenticated.
+    """Applies the rules of the settings and of the admin to a view, with the user that DRF has
+    authenticated.
 
-    It does for single views what `RateLimitMiddleware` does for all requests. Rules that the middleware has counted for
-    a request are not counted again.
+    It does for single views what `RateLimitMiddleware` does for all requests. Rules that the
+    middleware has counted for a request are not counted again.
     """
 
     rate = ()
@@ -390,13 +442,14 @@ def _last_refusal(request: Any) -> Refusal | None:
 
 
 def exception_handler(exc: Exception, context: Any) -> Any:
-    """Handle exceptions for DRF's setting `EXCEPTION_HANDLER`: a `Ratelimited` becomes DRF's 429 instead of its 403.
+    """Handle exceptions for DRF's setting `EXCEPTION_HANDLER`: a `Ratelimited` becomes DRF's 429
+    instead of its 403.
 
-    The body is DRF's. Its `detail` begins with the message of the rule that refuses, and it has the members `type`,
-    `violated-policies` and `reference`, as in a problem document.
+    The body is DRF's. Its `detail` begins with the message of the rule that refuses, and it has the
+    members `type`, `violated-policies` and `reference`, as in a problem document.
 
-    It is DRF's default if `django_ratelimit_lua` is in `INSTALLED_APPS`. A project's own handler calls it instead of
-    `rest_framework.views.exception_handler`.
+    It is DRF's default if `django_ratelimit_lua` is in `INSTALLED_APPS`. A project's own handler
+    calls it instead of `rest_framework.views.exception_handler`.
     """
     from rest_framework.exceptions import APIException, PermissionDenied, Throttled
     from rest_framework.views import exception_handler as drf_handler
@@ -423,7 +476,9 @@ def exception_handler(exc: Exception, context: Any) -> Any:
     if details is None:
         return response
     if isinstance(response.data, dict):
-        response.data |= {name: value for name, value in details.members().items() if name != "title"}
+        response.data |= {
+            name: value for name, value in details.members().items() if name != "title"
+        }
     for name, value in details.headers().items():
         response.headers[name] = value
     if refusal is not None:
@@ -432,7 +487,9 @@ def exception_handler(exc: Exception, context: Any) -> Any:
 
 
 def _detail(refusal: Refusal) -> str | None:
-    """Return the replacement for DRF's "Request was throttled.", to which DRF adds the time to wait."""
+    """Return the replacement for DRF's "Request was throttled.", to which DRF adds the time to
+    wait.
+    """
     if refusal.retry_after is None:
         return refusal.detail() or None
     if not refusal.message and refusal.reason == "at once":
@@ -441,7 +498,9 @@ def _detail(refusal: Refusal) -> str | None:
 
 
 for _scope, _rate in api_settings.DEFAULT_THROTTLE_RATES.items():
-    known_call_sites.add(_scope, CallSite(THROTTLE, "REST_FRAMEWORK, DEFAULT_THROTTLE_RATES", _constant(_rate)))
+    known_call_sites.add(
+        _scope, CallSite(THROTTLE, "REST_FRAMEWORK, DEFAULT_THROTTLE_RATES", _constant(_rate))
+    )
 
 
 @lru_cache(maxsize=4096)

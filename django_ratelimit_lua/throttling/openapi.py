@@ -1,6 +1,7 @@
 """A hook for drf-spectacular: adds the 429 to operations that a throttle of this package limits.
 
-Add `"django_ratelimit_lua.throttling.openapi.show_429"` to `SPECTACULAR_SETTINGS["POSTPROCESSING_HOOKS"]`.
+Add `"django_ratelimit_lua.throttling.openapi.show_429"` to
+`SPECTACULAR_SETTINGS["POSTPROCESSING_HOOKS"]`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,14 @@ from .classes import SimpleRateThrottle
 RESPONSE: dict[str, Any] = {
     "description": "Too many requests",
     "headers": {
-        "Retry-After": {"description": "Seconds to wait", "schema": {"type": "integer", "minimum": 0}},
-        "RateLimit-Reference": {"description": "Reference for support", "schema": {"type": "string"}},
+        "Retry-After": {
+            "description": "Seconds to wait",
+            "schema": {"type": "integer", "minimum": 0},
+        },
+        "RateLimit-Reference": {
+            "description": "Reference for support",
+            "schema": {"type": "string"},
+        },
     },
     "content": {
         "application/json": {
@@ -35,6 +42,8 @@ def show_429(result: dict[str, Any], generator: Any, request: Any, public: bool)
     """Add the response to each operation with one of these throttles on its view."""
     for path, _, method, view in generator._get_paths_and_endpoints():
         operation = result["paths"].get(path, {}).get(method.lower())
-        if operation and any(isinstance(throttle, SimpleRateThrottle) for throttle in view.get_throttles()):
+        if operation and any(
+            isinstance(throttle, SimpleRateThrottle) for throttle in view.get_throttles()
+        ):
             operation["responses"].setdefault("429", RESPONSE)
     return result

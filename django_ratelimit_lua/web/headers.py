@@ -25,18 +25,21 @@ def add_headers(response: HttpResponseBase, decision: Decision, style: str | Non
 def limit_headers(decision: Decision, style: str | None = None) -> dict[str, str]:
     """Return the headers in the format of `style`, or of `RATELIMIT_HEADERS`.
 
-    - "draft-10": `RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-10, one item for each
-      limit, as structured fields (RFC 9651);
-    - "x": `X-RateLimit-Limit`, `-Remaining` and `-Reset` (seconds) of the limit with the least remaining.
+    - "draft-10": `RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-10, one
+      item for each limit, as structured fields (RFC 9651);
+    - "x": `X-RateLimit-Limit`, `-Remaining` and `-Reset` (seconds) of the limit with the least
+      remaining.
 
-    Limits in shadow mode are left out, because they do not affect the client. There are no headers if a block forbids
-    the request, because its end is not disclosed.
+    Limits in shadow mode are left out, because they do not affect the client. There are no headers
+    if a block forbids the request, because its end is not disclosed.
     """
     style = style or conf.HEADERS
     states = [state for state in decision.limits if state.mode != "shadow"]
     if style is None or not states or decision.source == "fallback":
         return {}
-    if not decision.allowed and any(state.block is not None and state.block.forbids for state in states):
+    if not decision.allowed and any(
+        state.block is not None and state.block.forbids for state in states
+    ):
         return {}
     if style == "x":
         nearest = min(states, key=lambda state: (state.remaining, -state.reset_after))
@@ -45,16 +48,22 @@ def limit_headers(decision: Decision, style: str | None = None) -> dict[str, str
             "X-RateLimit-Remaining": str(nearest.remaining),
             "X-RateLimit-Reset": str(math.ceil(nearest.reset_after)),
         }
-    policy, names = _policy(tuple([(state.name, state.limit, state.period, state.is_block) for state in states]))
-    items = [
-        f"{name};r={min(state.remaining, _MAX_INTEGER)};t={min(math.ceil(state.reset_after), _MAX_INTEGER)}"
-        for name, state in zip(names, states, strict=True)
-    ]
+    policy, names = _policy(
+        tuple([(state.name, state.limit, state.period, state.is_block) for state in states])
+    )
+    items = []
+    for name, state in zip(names, states, strict=True):
+        remaining = min(state.remaining, _MAX_INTEGER)
+        reset_after = min(math.ceil(state.reset_after), _MAX_INTEGER)
+        items.append(f"{name};r={remaining};t={reset_after}")
     return {"RateLimit-Policy": policy, "RateLimit": ", ".join(items)}
 
 
 def violated_policies(decision: Decision) -> list[str]:
-    """The limits that refused, by the names that `RateLimit-Policy` gives them. A block is no policy."""
+    """The limits that refused, by the names that `RateLimit-Policy` gives them.
+
+    A block is no policy.
+    """
     states = [state for state in decision.limits if state.mode != "shadow"]
     named = zip(_names([state.name for state in states]), states, strict=True)
     return [name for name, state in named if state.refuses and not state.is_block]
@@ -62,11 +71,19 @@ def violated_policies(decision: Decision) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def _policy(limits: Sequence[tuple[str, int, float, bool]]) -> tuple[str, list[str]]:
-    """`RateLimit-Policy`, and the names in it. It is cached, because it is the same in every answer and expensive to
-    write. For each limit: the name, the number, the period in seconds (0.0: slots), and whether a block replaces it."""
+    """`RateLimit-Policy`, and the names in it.
+
+    It is cached, because it is the same in every answer and expensive to write. For each limit: the
+    name, the number, the period in seconds (0.0: slots), and whether a block replaces it.
+    """
     items: list[Any] = []
-    for name, (_, limit, period, is_block) in zip(_names([name for name, *_ in limits]), limits, strict=True):
-        quota: dict[str, int | str] = {"q": min(limit, _MAX_INTEGER), "w": max(1, math.ceil(period))}
+    for name, (_, limit, period, is_block) in zip(
+        _names([name for name, *_ in limits]), limits, strict=True
+    ):
+        quota: dict[str, int | str] = {
+            "q": min(limit, _MAX_INTEGER),
+            "w": max(1, math.ceil(period)),
+        }
         if is_block:
             quota = {"q": 0}
         elif period == 0.0:  # A quota of this unit is of no time.
@@ -78,12 +95,17 @@ def _policy(limits: Sequence[tuple[str, int, float, bool]]) -> tuple[str, list[s
 
 
 def _names(limits: Iterable[str]) -> list[str]:
-    """A name for each limit: the last part of what it is called by, in printable ASCII, and no two the same."""
+    """A name for each limit: the last part of what it is called by, in printable ASCII, and no two
+    the same.
+    """
     names: list[str] = []
     for limit in limits:
-        # A limit of a call site is named group:methods:key:rate. The module of the group is not disclosed.
+        # A limit of a call site is named group:methods:key:rate. The module of the group is not
+        # disclosed.
         short = limit.partition(":")[0].rpartition(".")[2]
-        name = base = "".join(letter if " " <= letter <= "~" else "_" for letter in short) or "limit"
+        name = base = (
+            "".join(letter if " " <= letter <= "~" else "_" for letter in short) or "limit"
+        )
         number = 1
         while name in names:
             number += 1

@@ -1,15 +1,17 @@
 """Slots that a request holds until its response is closed.
 
-Django closes the request together with the final response: after the last byte of its body is sent, after the client
-has disconnected, and after an exception was converted. That is when its slots are released, for views, middleware and
-throttles. These cases do not get that far:
+Django closes the request together with the final response: after the last byte of its body is sent,
+after the client has disconnected, and after an exception was converted. That is when its slots are
+released, for views, middleware and throttles. These cases do not get that far:
 
-- an exception that passes a decorator, a method of a DRF view or the middleware: the slots taken there are released;
+- an exception that passes a decorator, a method of a DRF view or the middleware: the slots taken
+  there are released;
 - a body that raises: Django's ASGI handler does not close such a response;
-- under ASGI, a client that disconnects before there is a response, while a view in a thread continues: Django signals
-  the end of the request when the thread is done. If a server cancels even that, asgiref's context of the request is
-  dropped;
-- a response that is never closed: its slots become garbage with the request, and the background releases them.
+- under ASGI, a client that disconnects before there is a response, while a view in a thread
+  continues: Django signals the end of the request when the thread is done. If a server cancels even
+  that, asgiref's context of the request is dropped;
+- a response that is never closed: its slots become garbage with the request, and the background
+  releases them.
 """
 
 from __future__ import annotations
@@ -36,8 +38,11 @@ MAX_PATH_LENGTH = 180
 
 
 class _OfContext(list[list[Held]]):
-    """The slots of the requests in one context of asgiref. When it is dropped, the background releases them, because
-    garbage is collected anywhere, also in threads that cannot wait."""
+    """The slots of the requests in one context of asgiref.
+
+    When it is dropped, the background releases them, because garbage is collected anywhere, also in
+    threads that cannot wait.
+    """
 
     def __del__(self) -> None:
         for of_request in self:
@@ -49,7 +54,10 @@ _by_context: weakref.WeakKeyDictionary[object, _OfContext] = weakref.WeakKeyDict
 
 
 def hold_slots(request: Any, outcome: Outcome) -> Held | None:
-    """Hold the slots of an outcome until the response to the request is closed. Returns what is held, if any is."""
+    """Hold the slots of an outcome until the response to the request is closed.
+
+    Returns what is held, if any is.
+    """
     if not outcome.held:
         return None
     request = plain(request)
@@ -78,8 +86,11 @@ def watch_body(request: Any, response: Any) -> Any:
 
 
 def watched_method(request: Any, held: Held, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that makes a response. If it raises, also an exception that never becomes a response, such as
-    `SystemExit`, the slots are released."""
+    """A method that makes a response.
+
+    If it raises, also an exception that never becomes a response, such as `SystemExit`, the slots
+    are released.
+    """
 
     @wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -93,8 +104,9 @@ def watched_method(request: Any, held: Held, method: Callable[..., Any]) -> Call
 
 
 async def release_left(request: Any, error: BaseException) -> None:
-    """Release what a request holds that is left by an exception: of one that is cancelled, behind whatever runs on in
-    its thread."""
+    """Release what a request holds that is left by an exception: of one that is cancelled, behind
+    whatever runs on in its thread.
+    """
     if not request_state(request).held:
         return
     if isinstance(error, asyncio.CancelledError):

@@ -1,5 +1,6 @@
-"""The subjects that overrides may match, in a request or as given by a service, and the effect of overrides on
-charges."""
+"""The subjects that overrides may match, in a request or as given by a service, and the effect of
+overrides on charges.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,15 @@ from ..identity.names import original
 from ..limits.call import Charge
 from ..limits.decision import LimitState
 from ..limits.limit import Limit
-from ..rules.overrides import DIGEST, USER, KnownOverrides, SubjectRef, client_identity, is_field, network_digest
+from ..rules.overrides import (
+    DIGEST,
+    USER,
+    KnownOverrides,
+    SubjectRef,
+    client_identity,
+    is_field,
+    network_digest,
+)
 from ..rules.ruleset import EVERY_RULE, Ruleset
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -32,13 +41,24 @@ BLOCK = "block"
 NOTHING = Limit(BLOCK, "1/s")
 """The limit of such a block, of which nothing is taken."""
 
-REFUSED = (Http404, PermissionDenied, BadRequest, SuspiciousOperation, MultiPartParserError, Ratelimited)
+REFUSED = (
+    Http404,
+    PermissionDenied,
+    BadRequest,
+    SuspiciousOperation,
+    MultiPartParserError,
+    Ratelimited,
+)
 """What Django makes an answer of: the request is refused, and no rule is to blame."""
 
 
-def override_kinds(ruleset: Ruleset, charges: Sequence[PlannedCharge], has_blocks: bool) -> Collection[str]:
-    """The kinds of override subjects that may affect these charges; `has_blocks`: or may block the request even if
-    nothing is charged."""
+def override_kinds(
+    ruleset: Ruleset, charges: Sequence[PlannedCharge], has_blocks: bool
+) -> Collection[str]:
+    """The kinds of override subjects that may affect these charges.
+
+    `has_blocks`: or may block the request even if nothing is charged.
+    """
     # An exemption lifts a block, also if nothing is charged.
     names = [EVERY_RULE] if charges or (has_blocks and ruleset.blocks) else []
     names += [planned.name for planned in charges]
@@ -55,8 +75,9 @@ class Who(Protocol):
         """The full address, or None."""
 
     def fields(self, field: str) -> Sequence[Identity]:
-        """The identities by the value of a field: more than one if it can be read in more than one way, none if it is
-        missing."""
+        """The identities by the value of a field: more than one if it can be read in more than one
+        way, none if it is missing.
+        """
 
 
 class Sender:
@@ -69,7 +90,10 @@ class Sender:
     __slots__ = ("_request", "_site_keys", "_user")
 
     def __init__(
-        self, request: HttpRequest, user: Callable[[], Any], site_keys: Mapping[str, Callable[[], Any]] = EMPTY
+        self,
+        request: HttpRequest,
+        user: Callable[[], Any],
+        site_keys: Mapping[str, Callable[[], Any]] = EMPTY,
     ) -> None:
         self._request = request
         self._user = user
@@ -96,7 +120,9 @@ def override_subjects(
     for kind in kinds:
         secrets = ruleset.secrets(kind)
         try:
-            digests = client_digests(charges, secrets) if kind == DIGEST else _digests(who, kind, secrets)
+            digests = (
+                client_digests(charges, secrets) if kind == DIGEST else _digests(who, kind, secrets)
+            )
         except REFUSED:
             raise
         except Exception as error:
@@ -118,7 +144,9 @@ def _digests(who: Who, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]
         identities = who.fields(kind)
     else:
         address = who.address()
-        networks = [] if address is None else [network_digest(address, kind, secret) for secret in secrets]
+        networks = (
+            [] if address is None else [network_digest(address, kind, secret) for secret in secrets]
+        )
         return [network for network in networks if network is not None]
     return [digest(identity, secret) for identity in identities for secret in secrets]
 
@@ -140,12 +168,14 @@ def client_digests(charges: Sequence[PlannedCharge], secrets: Sequence[str | byt
             if not is_unknown(identity):
                 clients[client] = None
                 clients |= dict.fromkeys(digest(identity, secret) for secret in earlier)
-    return [digest(client_identity(client.decode()), secret) for client in clients for secret in secrets]
+    return [
+        digest(client_identity(client.decode()), secret) for client in clients for secret in secrets
+    ]
 
 
 def is_unknown(identity: Identity) -> bool:
-    """Whether an identity is shared: by all callers, by all requests for a path, or by all that lack the value that the
-    key reads.
+    """Whether an identity is shared: by all callers, by all requests for a path, or by all that
+    lack the value that the key reads.
 
     >>> is_unknown(("user", None)), is_unknown((("ip", "192.0.2.1"), ("path", "/")))
     (True, False)
@@ -158,13 +188,19 @@ def is_unknown(identity: Identity) -> bool:
 
 
 class UnknownKinds:
-    """Kinds of subjects that could not be determined. The log reports each once, until it can be determined again."""
+    """Kinds of subjects that could not be determined.
+
+    The log reports each once, until it can be determined again.
+    """
 
     def __init__(self) -> None:
         self._kinds: set[str] = set()
 
     def add(self, kind: str, error: Exception) -> None:
-        """Record that a subject could not be determined. The request continues without the overrides about it."""
+        """Record that a subject could not be determined.
+
+        The request continues without the overrides about it.
+        """
         if kind not in self._kinds:
             self._kinds.add(kind)
             text = "Overrides by %s are not applied, as it cannot be found out: %s: %s"
@@ -179,8 +215,10 @@ unknown_kinds = UnknownKinds()
 
 
 class Applied(NamedTuple):
-    """What overrides make of charges: those that are left, with other limits, or blocked; and those that are
-    `exempt`."""
+    """What overrides make of charges: those that are left, with other limits, or blocked.
+
+    And those that are `exempt`.
+    """
 
     charges: Sequence[PlannedCharge]
     exempt: Sequence[PlannedCharge] = ()
@@ -195,8 +233,9 @@ def apply_overrides(
 ) -> Applied:
     """Apply overrides to these charges.
 
-    With `has_blocks`, a block applies even without charges: as a charge of `NOTHING`, for this `owner`. If there is an
-    enforced charge, its override decides: the block, or the override with precedence over it.
+    With `has_blocks`, a block applies even without charges: as a charge of `NOTHING`, for this
+    `owner`. If there is an enforced charge, its override decides: the block, or the override with
+    precedence over it.
     """
     if not overrides:
         return Applied(charges)
@@ -214,7 +253,9 @@ def apply_overrides(
         if override is None:
             applied.append(planned)
         elif override.effect == "block":
-            state = LimitState.blocked(limit.name, override.retry_after(now), limit.mode, override.block)
+            state = LimitState.blocked(
+                limit.name, override.retry_after(now), limit.mode, override.block
+            )
             applied.append(planned._replace(blocked=state, subject=overrides.subject_of(override)))
         elif override.effect == "limit":
             changed = override.limit(limit)

@@ -1,7 +1,7 @@
 """What is charged: gathered from a request, or from identities and limits, then planned.
 
-Gathering may wait: for the user, the user's groups and the session, and for rates, costs and keys that are functions.
-Planning never waits.
+Gathering may wait: for the user, the user's groups and the session, and for rates, costs and keys
+that are functions. Planning never waits.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class Place:
         identity: Any,
         banned: Identity = None,
     ) -> None:
-        """Add the charges of a rule, with the numbers of a tier or its own: all of them, or none if one raises."""
+        """Add the charges of a rule, with the numbers of a tier or its own: all of them, or none if
+        one raises.
+        """
         subject = digest(identity)
         ban_subject = b"" if banned is None else digest(banned)
         if numbers.key is None or numbers.key.functions:
@@ -90,14 +92,19 @@ class Place:
             if self._is_mixed and not rule.block:
                 limit = limit.advising()
             charge = Charge(limit, subject, cost, ban_subject)
-            charges.append(PlannedCharge(charge, name, rule, self.owner, identity=identity, banned=banned))
+            charges.append(
+                PlannedCharge(charge, name, rule, self.owner, identity=identity, banned=banned)
+            )
         self._taken = taken
         self.charges += charges
 
 
 class Party(NamedTuple):
-    """The charges of one client, and the `subjects` by which overrides may match it; `has_blocks`: whether a block for
-    all rules refuses it even if nothing is charged; `owner`: the face that gets the answer in that case."""
+    """The charges of one client, and the `subjects` by which overrides may match it.
+
+    `has_blocks`: whether a block for all rules refuses it even if nothing is charged; `owner`: the
+    face that gets the answer in that case.
+    """
 
     charges: Sequence[PlannedCharge]
     subjects: Sequence[SubjectRef]
@@ -106,11 +113,14 @@ class Party(NamedTuple):
 
 
 class Planner:
-    """Plans one decision: the base of what each face feeds with its request, or with its identities and limits.
+    """Plans one decision: the base of what each face feeds with its request, or with its identities
+    and limits.
 
-    A subclass gathers `charges` by the rules in force, and, if overrides may be about them, the same as `parties`.
+    A subclass gathers `charges` by the rules in force, and, if overrides may be about them, the
+    same as `parties`.
 
-    - `options`: those of `build_call`; `adds_up`: what two charges take from one counter is taken together;
+    - `options`: those of `build_call`; `adds_up`: what two charges take from one counter is taken
+      together;
     - `counted`: the names of the rules that were counted for the request.
 
     The other members are those of `engine.decide.Planner`.
@@ -148,7 +158,9 @@ class Planner:
             known, subjects = override_cache.get_each([party.subjects for party in self.parties])
             charges = []
             for party, overrides in zip(self.parties, known, strict=True):
-                applied = apply_overrides(party.charges, overrides, ruleset, party.has_blocks, party.owner)
+                applied = apply_overrides(
+                    party.charges, overrides, ruleset, party.has_blocks, party.owner
+                )
                 charges += applied.charges
                 exempt += applied.exempt
             if self.operation == "refund":  # What was taken before a block can be given back.
@@ -178,7 +190,11 @@ class Planner:
             rule_name = planned.rule.name if planned.rule is not None else ""
             if rule_name and self.counted is not None:
                 self.counted.add(rule_name)
-            if state.allowed or outcome.decision.source == "fallback" or not limit_exceeded.receivers:
+            if (
+                state.allowed
+                or outcome.decision.source == "fallback"
+                or not limit_exceeded.receivers
+            ):
                 continue
             request = self.request_of(planned)
             if request is None or planned.charge.limit is NOTHING:
@@ -199,8 +215,8 @@ class Planner:
 class RequestPlanner(Planner):
     """Plans the charges of a request.
 
-    - `choose`: the call sites of one place, named `group`, which rules may extend; or a function that returns the
-      places by the rules in force (None: the request is exempt);
+    - `choose`: the call sites of one place, named `group`, which rules may extend; or a function
+      that returns the places by the rules in force (None: the request is exempt);
     - `now`: microseconds since 1970, for a caller with its own clock;
     - `has_blocks`: whether a blocked client is refused even if nothing is charged;
     - `on_error`: receives the names of rules that cannot be applied, which are otherwise raised.
@@ -241,7 +257,8 @@ class RequestPlanner(Planner):
         else:
             rules = ruleset.for_call_sites(self._choose, self._group, self.request)
             places = (Place(rules, self._group),)
-            # By newer rules, too, the call sites may stand as they are: then so does what was gathered of them.
+            # By newer rules, too, the call sites may stand as they are: then so does what was
+            # gathered of them.
             is_gathered = rules is self._gathered
             self._gathered = rules if rules is self._choose else None
         if not is_gathered:
@@ -307,25 +324,34 @@ class RequestPlanner(Planner):
             identity = yield Wait(read, sync_to_async(read))
         else:
             identity = key.read(name, self.request, user)
-        if type(identity) is not tuple and inspect.isawaitable(identity):  # Only a function returns it.
+        if type(identity) is not tuple and inspect.isawaitable(
+            identity
+        ):  # Only a function returns it.
             identity = yield awaited(identity)
         return identity
 
     def _user(self) -> Waiting[Any]:
         """The request's user. Raises `ImproperlyConfigured` if no middleware sets one."""
-        user = yield Wait(partial(getattr, self.request, "user", None), partial(_auser, self.request))
+        user = yield Wait(
+            partial(getattr, self.request, "user", None), partial(_auser, self.request)
+        )
         if user is None:
             raise user_missing()
         return user
 
     def _numbers_for(self, rule: Rule, numbers: LimitTemplate) -> Waiting[LimitTemplate | None]:
-        """Return the numbers of the most favourable tier, or the rule's own; None if the audience does not match."""
+        """Return the numbers of the most favourable tier, or the rule's own.
+
+        None if the audience does not match.
+        """
         names: frozenset[str] = frozenset()
         if numbers.has_group_tiers or "everyone" not in rule.audience:
             user = yield from self._user()
             is_about = _is_about(rule, user)
             # The database is asked only if the user's groups matter.
-            if user.is_authenticated and (numbers.has_group_tiers if is_about else _names_groups(rule)):
+            if user.is_authenticated and (
+                numbers.has_group_tiers if is_about else _names_groups(rule)
+            ):
                 names = yield from self._group_names(user)
             if not is_about and not any(f"group:{name}" in rule.audience for name in names):
                 return None
@@ -345,8 +371,11 @@ class RequestPlanner(Planner):
         return self.state.groups[1]
 
     def _fail(self, rule: Rule, place: Place, error: Exception) -> None:
-        """Leave out a rule that cannot be applied to this request, and log it. The call sites that it replaces apply
-        again. An error of a call site raises, because its developer has to see it."""
+        """Leave out a rule that cannot be applied to this request, and log it.
+
+        The call sites that it replaces apply again. An error of a call site raises, because its
+        developer has to see it.
+        """
         name = rule.name_at(place.group)
         if isinstance(error, REFUSED):
             raise error
@@ -371,8 +400,9 @@ class RequestPlanner(Planner):
         self.parties = [Party(self.charges, subjects, has_blocks)] if subjects else ()
 
     def _plan_bans(self, charges: list[PlannedCharge]) -> None:
-        """Apply the settings of bans to the charges: clients that are never banned, and offences that are known only
-        after the view."""
+        """Apply the settings of bans to the charges: clients that are never banned, and offences
+        that are known only after the view.
+        """
         is_free = is_never_banned(self.request)
         for place, planned in enumerate(charges):
             charge, rule, ban = planned.charge, planned.rule, planned.charge.limit.ban
@@ -385,18 +415,23 @@ class RequestPlanner(Planner):
             charges[place] = planned._replace(charge=charge)
 
     def _without_held(self, charges: Sequence[PlannedCharge]) -> list[PlannedCharge]:
-        """The same, without the slots that the request holds already: it is one request, however often it is asked
-        about."""
+        """The same, without the slots that the request holds already: it is one request, however
+        often it is asked about.
+        """
         counters = {counter for held in self.state.held for counter in held.counters}
         return [
-            planned for planned in charges
-            if not planned.charge.limit.holds or (planned.charge.digest, planned.charge.limit.key_part) not in counters
-        ]  # fmt: skip
+            planned
+            for planned in charges
+            if not planned.charge.limit.holds
+            or (planned.charge.digest, planned.charge.limit.key_part) not in counters
+        ]
 
 
 def is_never_banned(request: HttpRequest) -> bool:
-    """Whether a request comes from a network that is never banned. A request without an address matches no network,
-    unless no proxy setting is configured."""
+    """Whether a request comes from a network that is never banned.
+
+    A request without an address matches no network, unless no proxy setting is configured.
+    """
     networks = conf.NEVER_BAN
     if not networks:
         return False
@@ -406,7 +441,9 @@ def is_never_banned(request: HttpRequest) -> bool:
 
 def is_spared(address: Address) -> bool:
     """Whether an address is of a network that is never banned."""
-    return any(address.version == network.version and address in network for network in conf.NEVER_BAN)
+    return any(
+        address.version == network.version and address in network for network in conf.NEVER_BAN
+    )
 
 
 def _is_about(rule: Rule, user: Any) -> bool:
@@ -448,8 +485,11 @@ def _nothing() -> None:
 
 
 def one_of_each(charges: Sequence[PlannedCharge], *, adds_up: bool = False) -> list[PlannedCharge]:
-    """The charges without duplicate counters. Two throttles of one scope differ by their rates. With `adds_up`, charges
-    of the same limit are added."""
+    """The charges without duplicate counters.
+
+    Two throttles of one scope differ by their rates. With `adds_up`, charges of the same limit are
+    added.
+    """
     by_counter: dict[tuple[bytes, bytes], PlannedCharge] = {}
     for planned in charges:
         charge = planned.charge
@@ -460,7 +500,9 @@ def one_of_each(charges: Sequence[PlannedCharge], *, adds_up: bool = False) -> l
                 planned = planned._replace(owner=(*other.owner, *planned.owner))  # type: ignore[misc]
                 charge = charge._replace(cost=min(charge.cost + other.charge.cost, MAX_COST))
                 break
-            limit = charge.limit.renamed(f"{charge.limit.name}:{charge.limit.rate}" + f"*{number}" * (number > 1))
+            limit = charge.limit.renamed(
+                f"{charge.limit.name}:{charge.limit.rate}" + f"*{number}" * (number > 1)
+            )
             number += 1
         if charge.limit is not limit or other is not None:
             planned = planned._replace(charge=charge._replace(limit=limit))

@@ -1,12 +1,11 @@
 """The reference of a refusal: the time, the limit and the client, in 20 letters and digits.
 
-    28 bits   the second, modulo 2**28 (8.5 years)
-    16 bits   a keyed hash of the limit: 10 bits of its place, with which its name begins, and 6 of its full name
-    32 bits   the identity's digest, which is keyed as well
-    24 bits   a MAC of these, which rejects mistyped and foreign references
+    28 bits   the second, modulo 2**28 (8.5 years) 16 bits   a keyed hash of the limit: 10 bits of
+    its place, with which its name begins, and 6 of its full name 32 bits   the identity's digest,
+    which is keyed as well 24 bits   a MAC of these, which rejects mistyped and foreign references
 
-The reference contains all of it, so a flood of refusals writes nothing. Keyed hashes reveal no name and no client. A
-comparison of two references shows only whether they agree in one of these parts.
+The reference contains all of it, so a flood of refusals writes nothing. Keyed hashes reveal no name
+and no client. A comparison of two references shows only whether they agree in one of these parts.
 """
 
 from __future__ import annotations
@@ -55,11 +54,15 @@ class Reference(NamedTuple):
         return self.is_of_limit(_BLOCK)
 
     def is_of_limit(self, name: str) -> bool:
-        """Whether the limit of that name may have refused: another name matches once in 65,536 times."""
+        """Whether the limit of that name may have refused: another name matches once in 65,536
+        times.
+        """
         return _hash_of_limit(self.secret, name) == self.limit
 
     def is_of_place(self, name: str) -> bool:
-        """Whether a limit in the same place may have refused: of the same group, scope or rule, at any rate."""
+        """Whether a limit in the same place may have refused: of the same group, scope or rule, at
+        any rate.
+        """
         return _hash_of_limit(self.secret, name) >> 6 == self.limit >> 6
 
 
@@ -76,12 +79,14 @@ def reference_of(decision: Decision) -> str:
 
 
 def open_reference(text: str) -> Reference:
-    """Read a reference, written in capitals or not, with or without hyphens and spaces. Raises `BadReferenceError`.
+    """Read a reference, written in capitals or not, with or without hyphens and spaces.
+
+    Raises `BadReferenceError`.
 
     >>> open_reference("7ZK4M-…")
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.web.reference.BadReferenceError: a reference has 20 letters and digits, and this has 6
+    django_ratelimit_lua.web.reference.BadReferenceError: a reference has 20 letters and ...
     """
     letters = text[:200].upper().translate(_LOOK_ALIKES)
     if len(letters) != LENGTH:
@@ -98,7 +103,8 @@ def open_reference(text: str) -> Reference:
                 return Reference(_text(number), _latest(payload >> 48), limit, prefix, secret)
     raise BadReferenceError(
         _(
-            "this is mistyped, or not a reference of this site: it matches no secret of RATELIMIT_KEY_SECRET, or of "
+            "this is mistyped, or not a reference of this site: it matches no secret of "
+            "RATELIMIT_KEY_SECRET, or of "
             "SECRET_KEY and its fallbacks"
         )
     )
@@ -124,7 +130,9 @@ def _key(secret: str | bytes) -> bytes:
 @lru_cache(maxsize=4096)
 def _hash_of_limit(secret: str | bytes, name: str) -> int:
     place, whole = [
-        hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=2, key=_key(secret)).digest()
+        hashlib.blake2b(
+            text.encode(errors="surrogatepass"), digest_size=2, key=_key(secret)
+        ).digest()
         for text in (name.partition(":")[0], name)
     ]
     return int.from_bytes(place, "big") & 0xFFC0 | int.from_bytes(whole, "big") & 0x3F

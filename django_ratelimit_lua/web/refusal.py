@@ -1,4 +1,6 @@
-"""The content of a refusal in words, numbers and a reference, the same in every format of the answer."""
+"""The content of a refusal in words, numbers and a reference, the same in every format of the
+answer.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,10 @@ ABNORMAL_USAGE_TITLE = "Request not satisfied due to detection of abnormal reque
 class ErrorDetails:
     """The answer to a client that is refused.
 
-    - `page`: the template of a project for browsers; `folder`: the folder with ours; `status`: of the answer;
-    - `retry_after`: whole seconds, rounded up, and at least 1 (RFC 9110, 10.2.3); None: waiting does not help.
+    - `page`: the template of a project for browsers; `folder`: the folder with ours; `status`: of
+      the answer;
+    - `retry_after`: whole seconds, rounded up, and at least 1 (RFC 9110, 10.2.3); None: waiting
+      does not help.
     """
 
     page: ClassVar[str]
@@ -69,8 +73,10 @@ class ErrorDetails:
         """A problem document (RFC 9457)."""
         # The title is for programs: not translated.
         body: dict[str, object] = {
-            "type": "about:blank", "title": HTTPStatus(self.status).phrase, "status": self.status,
-        }  # fmt: skip
+            "type": "about:blank",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+        }
         if detail := self.detail():
             body["detail"] = detail
         if self.retry_after is not None:
@@ -95,13 +101,15 @@ def details_of(error: Exception) -> ErrorDetails | None:
 class Refusal(ErrorDetails):
     """The content for a decision that refuses.
 
-    - `reason`: "wait": waiting helps; "at once": slots may be free at any moment; "banned": until a ban ends;
-      "blocked": without an end; "unavailable": the limit is 0; "too large": more than the limit can ever allow;
-      "unknown": no decision is known, as when `Ratelimited` is raised by hand;
+    - `reason`: "wait": waiting helps; "at once": slots may be free at any moment; "banned": until a
+      ban ends; "blocked": without an end; "unavailable": the limit is 0; "too large": more than the
+      limit can ever allow; "unknown": no decision is known, as when `Ratelimited` is raised by
+      hand;
     - `message`: the message of the rule; empty: none;
     - `reference`: see `web.reference`; empty: none;
     - `is_forbidden`: a block answers 403 instead of 429, without its end;
-    - `remedy`: for staff on the admin's own pages, the command that switches the rule off; empty for others;
+    - `remedy`: for staff on the admin's own pages, the command that switches the rule off; empty
+      for others;
     - `only_status`: the one status that the server can send; 0: any.
     """
 
@@ -138,16 +146,25 @@ class Refusal(ErrorDetails):
 
     @property
     def banned_until(self) -> str:
-        """The end of the ban that refuses, for programs (RFC 3339). Empty without a ban, or if it is not disclosed."""
+        """The end of the ban that refuses, for programs (RFC 3339).
+
+        Empty without a ban, or if it is not disclosed.
+        """
         until = None if self.retry_after is None else self.decision.banned_until
         return "" if until is None else until.isoformat().replace("+00:00", "Z")
 
     def begin(self) -> str:
-        """The sentence that reports the refusal, in the current language. Empty for blocked clients, which get another
-        one."""
+        """The sentence that reports the refusal, in the current language.
+
+        Empty for blocked clients, which get another one.
+        """
         if self.is_forbidden:
             return ""
-        return _("Too many requests at the same time.") if self.reason == "at once" else _("Too many requests.")
+        return (
+            _("Too many requests at the same time.")
+            if self.reason == "at once"
+            else _("Too many requests.")
+        )
 
     def detail(self) -> str:
         """The message, and when to try again, or why not."""
@@ -155,14 +172,23 @@ class Refusal(ErrorDetails):
         return " ".join(filter(None, (message, self.when())))
 
     def members(self) -> dict[str, object]:
-        """The members of a body for programs (RFC 9457): type, title and the names of the violated policies as in
-        draft-ietf-httpapi-ratelimit-headers-10, and the reference."""
+        """The members of a body for programs (RFC 9457): type, title and the names of the violated
+        policies as in draft-ietf-httpapi-ratelimit-headers-10, and the reference.
+        """
         members: dict[str, object] = {}
         violated = violated_policies(self.decision)
         if violated:
-            members |= {"type": QUOTA_EXCEEDED, "title": QUOTA_EXCEEDED_TITLE, "violated-policies": violated}
+            members |= {
+                "type": QUOTA_EXCEEDED,
+                "title": QUOTA_EXCEEDED_TITLE,
+                "violated-policies": violated,
+            }
         if self.banned_until:
-            members |= {"type": ABNORMAL_USAGE, "title": ABNORMAL_USAGE_TITLE, "banned-until": self.banned_until}
+            members |= {
+                "type": ABNORMAL_USAGE,
+                "title": ABNORMAL_USAGE_TITLE,
+                "banned-until": self.banned_until,
+            }
         if self.reference:
             members["reference"] = self.reference
         return members
@@ -215,13 +241,17 @@ def _rule_and_message(refused: Sequence[LimitState]) -> tuple[str | None, str]:
         return None, ""
     found = [ruleset.rule_of(state.name) for state in refused]
     rules = [rule for rule in found if rule is not None]
-    return (rules[0].name if rules else None), next((rule.message for rule in rules if rule.message), "")
+    return (rules[0].name if rules else None), next(
+        (rule.message for rule in rules if rule.message), ""
+    )
 
 
 def _reason(refused: Sequence[LimitState]) -> Reason:
     if not refused:
         return "unknown"
-    if any(state.banned_until for state in refused) and all(state.retry_after is not None for state in refused):
+    if any(state.banned_until for state in refused) and all(
+        state.retry_after is not None for state in refused
+    ):
         return "banned"
     never = [state for state in refused if state.retry_after is None]
     if not never:
@@ -233,8 +263,10 @@ def _reason(refused: Sequence[LimitState]) -> Reason:
 
 @contextmanager
 def language_of(request: HttpRequest) -> Iterator[None]:
-    """Activate the language that the site will use for a client. If `LocaleMiddleware` comes later, the active language
-    is still that of the previous request."""
+    """Activate the language that the site will use for a client.
+
+    If `LocaleMiddleware` comes later, the active language is still that of the previous request.
+    """
     is_known = not settings.USE_I18N or hasattr(request, "LANGUAGE_CODE")
     if is_known or not _chooses_language(tuple(settings.MIDDLEWARE)):
         yield

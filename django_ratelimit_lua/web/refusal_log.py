@@ -1,7 +1,8 @@
-"""One log record for the first refusal of an identity by a limit in a minute, sampled by limits in this process, so
-that a flood writes little, whether it comes from one client or many.
+"""One log record for the first refusal of an identity by a limit in a minute, sampled by limits in
+this process, so that a flood writes little, whether it comes from one client or many.
 
-It needs no call to Redis. The next record about the same limit contains the number of skipped records.
+It needs no call to Redis. The next record about the same limit contains the number of skipped
+records.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class RefusalLog:
         self._by_limit: BoundedMap[str, _Tally] = BoundedMap(_MAX_LIMITS)
         self._written: BoundedMap[tuple[str, bytes], float] = BoundedMap(_MAX_IDENTITIES)
 
-    def write(self, request: HttpRequest, decision: Decision, rule: str | None, reference: str) -> None:
+    def write(
+        self, request: HttpRequest, decision: Decision, rule: str | None, reference: str
+    ) -> None:
         """Write one record, if there were not too many."""
         if not logger.isEnabledFor(logging.WARNING):
             return
@@ -62,35 +65,47 @@ class RefusalLog:
             "identity": decision.identity[:8].decode(),
             "client": _masked_address(request),
             "method": (request.method or "")[:20],
-            "path": request.path[:_MAX_PATH_LENGTH].encode("unicode_escape").decode(),  # No line breaks of a client's.
+            "path": request.path[:_MAX_PATH_LENGTH]
+            .encode("unicode_escape")
+            .decode(),  # No line breaks of a client's.
             "reference": reference or None,
             "banned_until": str(decision.banned_until) if decision.banned_until else None,
             "left_out": left_out,
         }
         logger.warning(
-            "Refused by %(limit)s (rule: %(rule)s): %(method)s %(path)s of %(client)s, identity %(identity)s, "
+            "Refused by %(limit)s (rule: %(rule)s): %(method)s %(path)s of %(client)s, identity "
+            "%(identity)s, "
             "reference %(reference)s; left out before: %(left_out)s",
             details,
             extra=details,
         )
 
     def write_wrong_token(self, request: HttpRequest, token_digest: str, charge: Charge) -> None:
-        """Write one record about a token of no client of the gateway, if there were not too many."""
+        """Write one record about an unknown token at the gateway, unless there were too many."""
         if not logger.isEnabledFor(logging.WARNING):
             return
         left_out = self.left_out(charge.limit.name, charge.digest, time.monotonic())
         if left_out is None:
             return
-        details = {"client": _masked_address(request), "token": token_digest[:8], "left_out": left_out}
+        details = {
+            "client": _masked_address(request),
+            "token": token_digest[:8],
+            "left_out": left_out,
+        }
         logger.warning(
-            "Wrong token for the gateway from %(client)s, digest %(token)s; left out before: %(left_out)s",
+            "Wrong token for the gateway from %(client)s, digest %(token)s; left out before: "
+            "%(left_out)s",
             details,
             extra=details,
         )
 
     def left_out(self, limit: str, identity: bytes, now: float) -> int | None:
-        """The number of skipped records about the limit before this one, for a record at this time in seconds. None:
-        skip this one, too. `identity`: the digest of the refused identity; empty if it is not known."""
+        """The number of skipped records about the limit before this one, for a record at this time
+        in seconds.
+
+        None: skip this one, too. `identity`: the digest of the refused identity; empty if it is not
+        known.
+        """
         with self._lock:
             tally = self._by_limit.get(limit)
             if tally is None:
@@ -121,14 +136,20 @@ class _Tally:
 
 
 def _bucket(limit: Limit) -> Bucket:
-    return Bucket(limit, ProcessShare(0, 1, 1))  # The whole limit, because no other process shares it.
+    return Bucket(
+        limit, ProcessShare(0, 1, 1)
+    )  # The whole limit, because no other process shares it.
 
 
 def _masked_address(request: HttpRequest) -> str:
-    with suppress(Exception):  # A function for RATELIMIT_IP_META_KEY is the project's; no record is worth a 500.
+    with suppress(
+        Exception
+    ):  # A function for RATELIMIT_IP_META_KEY is the project's; no record is worth a 500.
         address = client_address(request).address
         if address is not None:
-            return str(ipaddress.ip_network(f"{address}/{_SHOWN_BITS[address.version]}", strict=False))
+            return str(
+                ipaddress.ip_network(f"{address}/{_SHOWN_BITS[address.version]}", strict=False)
+            )
     return "unknown"
 
 

@@ -1,4 +1,6 @@
-"""A remedy for staff that a rule has locked out of the admin: the command that switches the rule off."""
+"""A remedy for staff that a rule has locked out of the admin: the command that switches the rule
+off.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,14 @@ from ..rules.rule import Rule
 
 
 def find_remedy(request: HttpRequest, decision: Decision) -> Waiting[str]:
-    """The remedy for a refusal on the admin's own pages, for signed-in staff. Empty for all others."""
+    """The remedy for a refusal on the admin's own pages, for signed-in staff.
+
+    Empty for all others.
+    """
     rule = _rule_of(request, decision)
-    if rule is not None and (yield Wait(partial(_is_staff, request), partial(sync_to_async(_is_staff), request))):
+    if rule is not None and (
+        yield Wait(partial(_is_staff, request), partial(sync_to_async(_is_staff), request))
+    ):
         return _words(rule)
     return ""
 
@@ -35,8 +42,10 @@ def _is_staff(request: HttpRequest) -> bool:
 
 
 def _rule_of(request: HttpRequest, decision: Decision) -> Rule | None:
-    """The rule that refuses, on a page of the admin and for a request that may be signed in. Other requests, of which
-    there may be a flood, cost nothing here."""
+    """The rule that refuses, on a page of the admin and for a request that may be signed in.
+
+    Other requests, of which there may be a flood, cost nothing here.
+    """
     ruleset = current()
     if ruleset is None or settings.SESSION_COOKIE_NAME not in request.COOKIES:
         return None
@@ -45,7 +54,9 @@ def _rule_of(request: HttpRequest, decision: Decision) -> Rule | None:
             return None
     except NoReverseMatch:
         return None
-    return next((rule for rule in map(ruleset.rule_of, decision.denied_by) if rule is not None), None)
+    return next(
+        (rule for rule in map(ruleset.rule_of, decision.denied_by) if rule is not None), None
+    )
 
 
 def _words(rule: Rule) -> str:
@@ -53,5 +64,6 @@ def _words(rule: Rule) -> str:
         return _("The rule “%(rule)s” of RATELIMIT_RULES refuses you.") % {"rule": rule.name}
     command = f"python manage.py ratelimit rules mode {shlex.quote(rule.name)} off"
     return _("The rule “%(rule)s” refuses you. This switches it off: %(command)s") % {
-        "rule": rule.name, "command": command,
-    }  # fmt: skip
+        "rule": rule.name,
+        "command": command,
+    }

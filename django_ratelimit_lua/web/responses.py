@@ -46,9 +46,12 @@ def projects_page(name: str) -> Any:
 
 @lru_cache(maxsize=2)
 def our_page(name: str, folder: Path) -> Any:
-    """The page of this package, whatever the project's templates are made with, and whether or not it is an installed
-    app."""
-    engine = DjangoTemplates({"NAME": __name__, "DIRS": [folder], "APP_DIRS": False, "OPTIONS": {"debug": False}})
+    """The page of this package, whatever the project's templates are made with, and whether or not
+    it is an installed app.
+    """
+    engine = DjangoTemplates(
+        {"NAME": __name__, "DIRS": [folder], "APP_DIRS": False, "OPTIONS": {"debug": False}}
+    )
     return engine.get_template(f"{_OURS}/{name}")
 
 
@@ -56,7 +59,9 @@ def _rendered(template: Any, request: HttpRequest, context: Mapping[str, Any]) -
     """A page, with what every page needs."""
     nonce = getattr(request, "csp_nonce", None)  # Of django-csp; Django's own, from 6.0 on:
     nonce = getattr(request, "_csp_nonce", None) if nonce is None else nonce
-    text: str = template.render({**context, "csp_nonce": "" if nonce is None else str(nonce)}, request)
+    text: str = template.render(
+        {**context, "csp_nonce": "" if nonce is None else str(nonce)}, request
+    )
     return text
 
 
@@ -64,7 +69,11 @@ def asked_for(request: HttpRequest) -> Literal["problem", "page", "text"]:
     """The form of the answer, by what the client accepts."""
     accept = request.META.get("HTTP_ACCEPT", "")
     # More is not needed, and a refusal must not cost more than the request.
-    return _preferred(accept) if len(accept) <= MAX_ACCEPT_LENGTH and accept.count(",") < MAX_TYPES else "text"
+    return (
+        _preferred(accept)
+        if len(accept) <= MAX_ACCEPT_LENGTH and accept.count(",") < MAX_TYPES
+        else "text"
+    )
 
 
 @lru_cache(maxsize=256)
@@ -79,12 +88,18 @@ def _preferred(accept: str) -> Literal["problem", "page", "text"]:
 
 
 def compose(request: HttpRequest, details: ErrorDetails) -> Waiting[HttpResponse]:
-    """Compose an answer in the form that the client accepts: a problem document for JSON, the project's page, or else
-    a page of ours for browsers and plain text for others."""
+    """Compose an answer in the form that the client accepts: a problem document for JSON, the
+    project's page, or else a page of ours for browsers and plain text for others.
+    """
     form = asked_for(request)
     template = None if form == "problem" else projects_page(details.page)
     if template is None:
-        response = _made(request, details, form, our_page(details.page, details.folder) if form == "page" else None)
+        response = _made(
+            request,
+            details,
+            form,
+            our_page(details.page, details.folder) if form == "page" else None,
+        )
     else:  # It may ask a database.
         make = partial(_made, request, details, form, template)
         response = yield Wait(make, sync_to_async(make))
@@ -94,10 +109,11 @@ def compose(request: HttpRequest, details: ErrorDetails) -> Waiting[HttpResponse
 def brief_refusal(
     request: HttpRequest, decision: Decision, style: str | None = None, *, only_status: int = 0
 ) -> HttpResponse:
-    """The answer to a blocked request of another server: a problem document or plain text, by what the client accepts.
+    """The answer to a blocked request of another server: a problem document or plain text, by what
+    the client accepts.
 
-    Nothing of the project's makes it, as its pages are not that server's. `style`: see `add_headers`; `only_status`:
-    see `Refusal`.
+    Nothing of the project's makes it, as its pages are not that server's. `style`: see
+    `add_headers`; `only_status`: see `Refusal`.
     """
     refusal = replace(refusal_of(request, decision), only_status=only_status)
     response = _finished(_made(request, refusal, asked_for(request), None), refusal)
@@ -138,9 +154,12 @@ def _refuse(request: HttpRequest, decision: Decision) -> Waiting[HttpResponse]:
             error = refusal.tell(Ratelimited(decision))
         is_async = iscoroutinefunction(view) or iscoroutinefunction(getattr(view, "__call__", None))  # noqa: B004
         answer = yield Wait(
-            partial(view, request, error), partial(view if is_async else sync_to_async(view), request, error)
+            partial(view, request, error),
+            partial(view if is_async else sync_to_async(view), request, error),
         )
-        response = _finished((yield awaited(answer)) if inspect.isawaitable(answer) else answer, refusal)
+        response = _finished(
+            (yield awaited(answer)) if inspect.isawaitable(answer) else answer, refusal
+        )
     add_headers(response, decision)
     return response
 
@@ -148,9 +167,9 @@ def _refuse(request: HttpRequest, decision: Decision) -> Waiting[HttpResponse]:
 def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
     """The answer to a blocked request.
 
-    If `RATELIMIT_VIEW` is set, it makes the answer from the request and a `Ratelimited`. Otherwise the answer is a 429,
-    see `compose`. It is not to be stored, and carries the reference, and `Retry-After` unless the request can never be
-    allowed. A block may answer 403 instead.
+    If `RATELIMIT_VIEW` is set, it makes the answer from the request and a `Ratelimited`. Otherwise
+    the answer is a 429, see `compose`. It is not to be stored, and carries the reference, and
+    `Retry-After` unless the request can never be allowed. A block may answer 403 instead.
     """
     return run(_refuse(request, decision))
 
@@ -167,7 +186,9 @@ def attach_decision(request: Any, decision: Decision) -> Decision:
     is_limited = not decision.allowed
     for state in decision.limits:
         is_limited = is_limited or (state.mode == "advise" and not state.allowed)
-    request = vars(request).get("_request", request)  # DRF's finds it there, and so does the middleware.
+    request = vars(request).get(
+        "_request", request
+    )  # DRF's finds it there, and so does the middleware.
     request.limited = is_limited or getattr(request, "limited", False)
     earlier = getattr(request, "ratelimit", None)
     request.ratelimit = earlier.merged(decision) if isinstance(earlier, Decision) else decision
@@ -175,7 +196,10 @@ def attach_decision(request: Any, decision: Decision) -> Decision:
 
 
 def refused_response(request: HttpRequest, decision: Decision) -> HttpResponse:
-    """The answer to a blocked request. Raises what `RATELIMIT_EXCEPTION_CLASS` names, if anything."""
+    """The answer to a blocked request.
+
+    Raises what `RATELIMIT_EXCEPTION_CLASS` names, if anything.
+    """
     _raise_instead(request, decision)
     return run(_refuse(request, decision))
 

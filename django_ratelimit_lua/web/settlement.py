@@ -1,7 +1,8 @@
 """The work after a view has answered or raised: refund, clear, charge.
 
-A unit is taken before the view and refunded after it, so that simultaneous requests cannot all pass. A view that is
-cancelled or interrupted has an outcome, too. If a worker dies in between, its unit stays counted until it expires.
+A unit is taken before the view and refunded after it, so that simultaneous requests cannot all
+pass. A view that is cancelled or interrupted has an outcome, too. If a worker dies in between, its
+unit stays counted until it expires.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ from ..identity.request_state import request_state
 from ..limits.call import whole_cost
 
 
-def settle(request: HttpRequest, response: Any, outcome: Outcome, held: Held | None = None) -> Waiting[None]:
-    """Settle the charges of a decision by the response, or by the exception that was raised instead, which may be the
-    one that stopped the view: `CancelledError`, `KeyboardInterrupt`, `SystemExit`, `GeneratorExit`. An exception
-    releases the `held` slots. Otherwise they are released when the response is closed."""
+def settle(
+    request: HttpRequest, response: Any, outcome: Outcome, held: Held | None = None
+) -> Waiting[None]:
+    """Settle the charges of a decision by the response, or by the exception that was raised
+    instead, which may be the one that stopped the view: `CancelledError`, `KeyboardInterrupt`,
+    `SystemExit`, `GeneratorExit`.
+
+    An exception releases the `held` slots. Otherwise they are released when the response is closed.
+    """
     if held is not None and isinstance(response, BaseException):
         yield from held.releasing()
     if outcome.decision.source == "fallback":
@@ -35,7 +41,9 @@ def settle(request: HttpRequest, response: Any, outcome: Outcome, held: Held | N
             resets.append(charge)
             continue
         if rule.cost_after is not None:
-            cost = whole_cost((yield from called(rule.cost_after, request, response)), "cost_after gave")
+            cost = whole_cost(
+                (yield from called(rule.cost_after, request, response)), "cost_after gave"
+            )
             # Once for each request, however often it goes through the view.
             counter = (charge.digest, charge.limit.key_part)
             if cost and counter not in charged:

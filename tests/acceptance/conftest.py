@@ -79,12 +79,23 @@ def demo() -> Iterator[str]:
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One browser for a module: to start it costs more than most of what it does."""
     if not CHROMIUM or not DRIVER:
-        pytest.skip("NO BROWSER TEST: chromium and chromedriver are not installed (Debian: chromium, chromium-driver)")
+        pytest.skip(
+            "NO BROWSER TEST: chromium and chromedriver are not installed (Debian: chromium, "
+            "chromium-driver)"
+        )
     options = ChromeOptions()
     options.binary_location = CHROMIUM
-    for argument in ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run",
-                     "disable-background-networking", "disable-component-update", "disable-sync",
-                     f"user-data-dir={tmp_path_factory.mktemp('chromium')}"):  # fmt: skip
+    for argument in (
+        "headless",
+        "no-sandbox",
+        "disable-gpu",
+        "disable-quic",
+        "no-first-run",
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-sync",
+        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
+    ):
         options.add_argument(f"--{argument}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = Chrome(options=options, service=ChromeService(DRIVER))

@@ -1,4 +1,6 @@
-"""The admin: what an operator does there holds for the next request, says who did it, and is theirs to do."""
+"""The admin: what an operator does there holds for the next request, says who did it, and is theirs
+to do.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ from django.utils import timezone
 from django_ratelimit_lua import Limit, RateLimiter, ratelimit
 from django_ratelimit_lua.admin.forms import versions_of
 from django_ratelimit_lua.limits.rate import Rate
-from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
+from django_ratelimit_lua.models import (
+    RateLimitChange,
+    RateLimitOverride,
+    RateLimitRule,
+    RateLimitTier,
+)
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.operations.rules_yaml import apply, plan
 from django_ratelimit_lua.operations.simulate import START_US, simulate
@@ -48,7 +55,12 @@ APP = "django_ratelimit_lua"
 RULES = "/admin/django_ratelimit_lua/ratelimitrule/"
 OVERRIDES = "/admin/django_ratelimit_lua/ratelimitoverride/"
 CHANGES = "/admin/django_ratelimit_lua/ratelimitchange/"
-NO_TIERS = {"tiers-TOTAL_FORMS": 0, "tiers-INITIAL_FORMS": 0, "tiers-MIN_NUM_FORMS": 0, "tiers-MAX_NUM_FORMS": 1000}
+NO_TIERS = {
+    "tiers-TOTAL_FORMS": 0,
+    "tiers-INITIAL_FORMS": 0,
+    "tiers-MIN_NUM_FORMS": 0,
+    "tiers-MAX_NUM_FORMS": 1000,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +96,9 @@ def confirmed(client: Client, url: str, form: dict[str, Any]) -> HttpResponse:
 
 
 def errors(response: HttpResponse) -> str:
-    return " ".join(re.findall(r'<ul class="errorlist[^>]*>(.*?)</ul>', response.content.decode(), re.DOTALL))
+    return " ".join(
+        re.findall(r'<ul class="errorlist[^>]*>(.*?)</ul>', response.content.decode(), re.DOTALL)
+    )
 
 
 def test_a_rule_is_made_changed_and_deleted_by_form(operator: Client) -> None:
@@ -101,8 +115,16 @@ def test_a_rule_is_made_changed_and_deleted_by_form(operator: Client) -> None:
 
 def test_the_files_of_the_pages_are_there() -> None:
     """Every script and style sheet that a page of ours names."""
-    ours = [model_admin for model, model_admin in admin.site._registry.items() if model._meta.app_label == APP]
-    named = {name for model_admin in ours for name in re.findall(rf'"[^"]*({APP}/[^"]+)"', str(model_admin.media))}
+    ours = [
+        model_admin
+        for model, model_admin in admin.site._registry.items()
+        if model._meta.app_label == APP
+    ]
+    named = {
+        name
+        for model_admin in ours
+        for name in re.findall(rf'"[^"]*({APP}/[^"]+)"', str(model_admin.media))
+    }
     assert len(named) >= 2
     assert [name for name in named if finders.find(name) is None] == []
 
@@ -110,7 +132,13 @@ def test_the_files_of_the_pages_are_there() -> None:
 def test_tiers_are_given_in_the_rules_form(operator: Client) -> None:
     """By the names of Django's groups."""
     Group.objects.create(name="pro")
-    tier = {**NO_TIERS, "tiers-TOTAL_FORMS": 1, "tiers-0-group": "pro", "tiers-0-limit": 50, "tiers-0-period": 1}
+    tier = {
+        **NO_TIERS,
+        "tiers-TOTAL_FORMS": 1,
+        "tiers-0-group": "pro",
+        "tiers-0-limit": 50,
+        "tiers-0-period": 1,
+    }
     form = {**given(path="/ok", key="ip", limit=1), **tier, "tiers-0-unit": "h"}
     operator.post(f"{RULES}add/", form)
     assert RateLimitRule.objects.get().declared()["tiers"] == [{"group": "pro", "rate": "50/h"}]
@@ -148,7 +176,9 @@ def test_a_rule_named_like_a_call_site_needs_no_path(operator: Client) -> None:
 
 def test_the_list_reads_switches_and_orders(operator: Client) -> None:
     """In sentences, in place, by action and by one click."""
-    rule = RateLimitRule.objects.create(name="api", path="/ok", key="user_or_ip", limit=1, unit="h", mode="shadow")
+    rule = RateLimitRule.objects.create(
+        name="api", path="/ok", key="user_or_ip", limit=1, unit="h", mode="shadow"
+    )
     assert visits(2) == [200, 200]
     page = operator.get(RULES).content.decode()
     assert "1 per hour per user or address, on /ok, shadow" in page
@@ -166,7 +196,9 @@ def test_the_list_reads_switches_and_orders(operator: Client) -> None:
     for action, mode in (("switch_off", "off"), ("shadow", "shadow"), ("enforce", "enforce")):
         rule.refresh_from_db()
         meant = versions_of([rule])
-        operator.post(RULES, {"action": action, "_selected_action": rule.pk, "enforce_confirmed": meant})
+        operator.post(
+            RULES, {"action": action, "_selected_action": rule.pk, "enforce_confirmed": meant}
+        )
         rule.refresh_from_db()
         assert rule.mode == mode
     assert visits() == [429]
@@ -176,13 +208,27 @@ def test_the_list_reads_switches_and_orders(operator: Client) -> None:
     assert "Enforce now" in operator.get(f"{RULES}{rule.pk}/change/").content.decode()
 
 
-def test_the_preview_shows_what_the_rule_would_do(operator: Client, direct: Any, prefix: str) -> None:
+def test_the_preview_shows_what_the_rule_would_do(
+    operator: Client, direct: Any, prefix: str
+) -> None:
     """Before it is saved, by the program that decides, and nothing stays counted."""
     form = given(path="/ok", key="ip", limit=60, unit="m", algorithm="token_bucket", burst=20)
-    page = operator.post(f"{RULES}preview/", {**form, "preview_burst": 50, "preview_flow": 30, "preview_unit": "m"})
-    assert "Of 50 at once, 20 are allowed. Of 90 that follow steadily, 90 are allowed." in page.content.decode()
+    page = operator.post(
+        f"{RULES}preview/", {**form, "preview_burst": 50, "preview_flow": 30, "preview_unit": "m"}
+    )
+    assert (
+        "Of 50 at once, 20 are allowed. Of 90 that follow steadily, 90 are allowed."
+        in page.content.decode()
+    )
     assert page.content.count(b'<path class="line') == 2
-    leaky = {**form, "algorithm": "leaky_bucket", "burst": "", "queue": 4, "preview_burst": 10, "preview_flow": 0}
+    leaky = {
+        **form,
+        "algorithm": "leaky_bucket",
+        "burst": "",
+        "queue": 4,
+        "preview_burst": 10,
+        "preview_flow": 0,
+    }
     page = operator.post(f"{RULES}preview/", leaky).content.decode()
     assert "Of 10 at once, 5 are allowed." in page
     assert "The longest wait is 4 s." in page
@@ -192,8 +238,14 @@ def test_the_preview_shows_what_the_rule_would_do(operator: Client, direct: Any,
     assert "Enter a limit to see what it would do." in untouched
     assert "ratelimit-problems" not in untouched
     huge = {**form, "limit": 1_000_000, "burst": "", "preview_burst": 2000, "preview_flow": 100000}
-    assert "Of 2000 at once, 2000 are allowed." in operator.post(f"{RULES}preview/", huge).content.decode()
-    assert "at once" in operator.post(f"{RULES}preview/", {**form, "preview_burst": -1}).content.decode()
+    assert (
+        "Of 2000 at once, 2000 are allowed."
+        in operator.post(f"{RULES}preview/", huge).content.decode()
+    )
+    assert (
+        "at once"
+        in operator.post(f"{RULES}preview/", {**form, "preview_burst": -1}).content.decode()
+    )
     assert [key for key in direct.keys(f"{prefix}*") if b"preview" in key] == []
     assert operator.get(f"{RULES}preview/").status_code == 403
     assert not RateLimitRule.objects.exists()
@@ -209,19 +261,43 @@ def test_the_preview_shows_what_the_rule_would_do(operator: Client, direct: Any,
         ({"split": "equal"}, "leaves out the split"),
     ],
 )
-def test_the_preview_says_what_it_leaves_out(fields: dict[str, Any], note: str, operator: Client) -> None:
+def test_the_preview_says_what_it_leaves_out(
+    fields: dict[str, Any], note: str, operator: Client
+) -> None:
     """Mode, lease and split are not played through."""
-    form = given(path="/ok", key="ip", limit=3, unit="m", algorithm="token_bucket", preview_burst=5, preview_flow=0)
+    form = given(
+        path="/ok",
+        key="ip",
+        limit=3,
+        unit="m",
+        algorithm="token_bucket",
+        preview_burst=5,
+        preview_flow=0,
+    )
     page = operator.post(f"{RULES}preview/", {**form, **fields}).content.decode()
     assert "Of 5 at once, 3 are allowed." in page
     assert page.count('<p class="ratelimit-note">') == len(fields)
     assert note in page
 
 
-@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"])
-def test_the_preview_counts_who_is_refused_where_the_rule_does(operator: Client, algorithm: str) -> None:
-    """Who goes on knocking stays outside in the preview as on the site; what is exempt is shown as that."""
-    form = given(path="/ok", key="ip", limit=3, unit="m", algorithm=algorithm, preview_burst=5, preview_flow=30)
+@pytest.mark.parametrize(
+    "algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"]
+)
+def test_the_preview_counts_who_is_refused_where_the_rule_does(
+    operator: Client, algorithm: str
+) -> None:
+    """Who goes on knocking stays outside in the preview as on the site; what is exempt is shown as
+    that.
+    """
+    form = given(
+        path="/ok",
+        key="ip",
+        limit=3,
+        unit="m",
+        algorithm=algorithm,
+        preview_burst=5,
+        preview_flow=30,
+    )
     form["preview_unit"] = "m"
 
     def goes(**more: Any) -> int:
@@ -240,16 +316,24 @@ def test_the_preview_counts_who_is_refused_where_the_rule_does(operator: Client,
             clock.advance(2)
             granted += limit.hit("somebody").allowed
     assert goes(count_denied="on") == granted
-    assert goes() > granted or algorithm == "fixed_window"  # Whose next window is a fresh start for all.
+    assert (
+        goes() > granted or algorithm == "fixed_window"
+    )  # Whose next window is a fresh start for all.
     page = operator.post(f"{RULES}preview/", {**form, "exempt": "on"}).content.decode()
     assert "every request is allowed, and none is counted" in page
     assert "<svg" not in page
 
 
-@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"])
+@pytest.mark.parametrize(
+    "algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"]
+)
 @pytest.mark.parametrize("cost", [1, 2])
-def test_a_preview_of_many_at_once_is_that_of_one_by_one(monkeypatch: Any, algorithm: Any, cost: int) -> None:
-    """Where several are asked about together, as many are refused and counted as if each had come by itself."""
+def test_a_preview_of_many_at_once_is_that_of_one_by_one(
+    monkeypatch: Any, algorithm: Any, cost: int
+) -> None:
+    """Where several are asked about together, as many are refused and counted as if each had come
+    by itself.
+    """
     limit = Limit("many", "9/m", algorithm=algorithm, count_denied=True)
     one_by_one = simulate([limit], 30, Rate.parse("60/m"), cost)
     monkeypatch.setattr("django_ratelimit_lua.operations.simulate.MAX_CALLS", 15)
@@ -260,11 +344,16 @@ def test_overrides_are_made_by_form_and_ended_by_action(operator: Client) -> Non
     """For an hour, until a time, for good; secrets are never shown."""
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
     form = {"effect": "block", "period": 1, "unit": "m"}
-    operator.post(f"{OVERRIDES}add/", {**form, "network": "203.0.113.9", "duration": "3600", "reason": "scraping"})
+    operator.post(
+        f"{OVERRIDES}add/",
+        {**form, "network": "203.0.113.9", "duration": "3600", "reason": "scraping"},
+    )
     block = RateLimitOverride.objects.get()
     assert block.created_by == "grace"
     assert block.ends is not None
-    assert abs(block.ends - timezone.now() - datetime.timedelta(hours=1)) < datetime.timedelta(minutes=1)
+    assert abs(block.ends - timezone.now() - datetime.timedelta(hours=1)) < datetime.timedelta(
+        minutes=1
+    )
     assert visits() == [429]
     page = operator.get(OVERRIDES).content.decode()
     assert "203.0.113.9" in page
@@ -273,10 +362,18 @@ def test_overrides_are_made_by_form_and_ended_by_action(operator: Client) -> Non
     assert visits(2) == [200, 429]
     assert "203.0.113.9" not in operator.get(f"{OVERRIDES}?active=yes").content.decode()
     assert "203.0.113.9" in operator.get(f"{OVERRIDES}?active=no").content.decode()
-    secret = {**form, "effect": "exempt", "field": "header:X-API-Key", "value": "hush-hush", "label": "partner"}
+    secret = {
+        **form,
+        "effect": "exempt",
+        "field": "header:X-API-Key",
+        "value": "hush-hush",
+        "label": "partner",
+    }
     operator.post(f"{OVERRIDES}add/", {**secret, "rule": rule.pk})
     key = RateLimitOverride.objects.get(label="partner")
-    assert [Client(headers={"x-api-key": "hush-hush"}).get("/ok").status_code for _ in range(3)] == [200] * 3
+    assert [
+        Client(headers={"x-api-key": "hush-hush"}).get("/ok").status_code for _ in range(3)
+    ] == [200] * 3
     pages = [OVERRIDES, f"{OVERRIDES}{key.pk}/change/", f"{OVERRIDES}{key.pk}/history/", CHANGES]
     assert not [page for page in pages if "hush-hush" in operator.get(page).content.decode()]
     operator.post(f"{OVERRIDES}{key.pk}/change/", {**secret, "value": "", "reason": "kept"})
@@ -285,7 +382,9 @@ def test_overrides_are_made_by_form_and_ended_by_action(operator: Client) -> Non
 
 
 def test_an_override_that_no_longer_fits_its_rule_is_not_shown_as_active(operator: Client) -> None:
-    """The rule was changed to windows of the calendar after it: the override is skipped, and the list says so."""
+    """The rule was changed to windows of the calendar after it: the override is skipped, and the
+    list says so.
+    """
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
     RateLimitOverride.objects.create(rule=rule, network="203.0.113.9", limit=3, unit="m")
     page = operator.get(OVERRIDES).content.decode()
@@ -313,9 +412,13 @@ def test_an_override_that_no_longer_fits_its_rule_is_not_shown_as_active(operato
         ({"field": "exact:ip", "value": "x"}, "Enter one of header"),
     ],
 )
-def test_an_override_that_makes_no_sense_is_refused(fields: dict[str, Any], problem: str, operator: Client) -> None:
+def test_an_override_that_makes_no_sense_is_refused(
+    fields: dict[str, Any], problem: str, operator: Client
+) -> None:
     """At its field."""
-    response = operator.post(f"{OVERRIDES}add/", {"effect": "block", "period": 1, "unit": "m", **fields})
+    response = operator.post(
+        f"{OVERRIDES}add/", {"effect": "block", "period": 1, "unit": "m", **fields}
+    )
     assert problem in errors(response)
     assert not RateLimitOverride.objects.exists()
 
@@ -327,7 +430,10 @@ def test_an_override_that_makes_no_sense_is_refused(fields: dict[str, Any], prob
         ({"user": "999"}, "Select a valid choice."),
         ({"field": "X-API-Key", "value": "x"}, "Enter one of header"),
         ({"value": "x"}, "Enter the field that has this value"),
-        ({"network": "203.0.113.9", "effect": "limit", "limit": "-1"}, "greater than or equal to 0"),
+        (
+            {"network": "203.0.113.9", "effect": "limit", "limit": "-1"},
+            "greater than or equal to 0",
+        ),
         ({"network": "203.0.113.9", "effect": "limit", "limit": "many"}, "Enter a whole number"),
     ],
 )
@@ -335,18 +441,36 @@ def test_what_was_entered_wrongly_is_not_said_to_be_missing(
     fields: dict[str, Any], problem: str, operator: Client
 ) -> None:
     """One mistake, one message."""
-    found = errors(operator.post(f"{OVERRIDES}add/", {"effect": "block", "period": 1, "unit": "m", **fields}))
+    found = errors(
+        operator.post(f"{OVERRIDES}add/", {"effect": "block", "period": 1, "unit": "m", **fields})
+    )
     assert problem in found
     assert found.count("<li>") == 1
 
 
 def test_an_override_ends_after_it_begins_and_fits_its_rule(operator: Client) -> None:
     """Times the wrong way round, and numbers that the rule's algorithm cannot keep, are refused."""
-    rule = RateLimitRule.objects.create(name="log", path="/ok", key="ip", limit=1, unit="h", algorithm="sliding_log")
-    form = {"network": "203.0.113.9", "effect": "limit", "limit": 10**6, "period": 1, "unit": "m", "rule": rule.pk}
+    rule = RateLimitRule.objects.create(
+        name="log", path="/ok", key="ip", limit=1, unit="h", algorithm="sliding_log"
+    )
+    form = {
+        "network": "203.0.113.9",
+        "effect": "limit",
+        "limit": 10**6,
+        "period": 1,
+        "unit": "m",
+        "rule": rule.pk,
+    }
     assert "100000" in errors(operator.post(f"{OVERRIDES}add/", form)).replace(",", "")
-    turned = {"starts_0": "2026-01-02", "starts_1": "00:00", "ends_0": "2026-01-01", "ends_1": "00:00"}
-    assert "before the start" in errors(operator.post(f"{OVERRIDES}add/", {**form, "limit": 5, **turned}))
+    turned = {
+        "starts_0": "2026-01-02",
+        "starts_1": "00:00",
+        "ends_0": "2026-01-01",
+        "ends_1": "00:00",
+    }
+    assert "before the start" in errors(
+        operator.post(f"{OVERRIDES}add/", {**form, "limit": 5, **turned})
+    )
 
 
 def test_the_form_finds_users_and_rules(operator: Client) -> None:
@@ -360,13 +484,19 @@ def test_the_form_finds_users_and_rules(operator: Client) -> None:
         "field_name": "user",
         "term": "love",
     }
-    assert operator.get("/admin/autocomplete/", query).json()["results"] == [{"id": str(user.pk), "text": "lovelace"}]
-    operator.post(f"{OVERRIDES}add/", {"user": user.pk, "effect": "exempt", "period": 1, "unit": "m"})
+    assert operator.get("/admin/autocomplete/", query).json()["results"] == [
+        {"id": str(user.pk), "text": "lovelace"}
+    ]
+    operator.post(
+        f"{OVERRIDES}add/", {"user": user.pk, "effect": "exempt", "period": 1, "unit": "m"}
+    )
     assert RateLimitOverride.objects.get().client() == "user lovelace"
 
 
 def test_the_inspector_shows_and_acts(operator: Client) -> None:
-    """Used, remaining, when it frees up and from which override; reset, exempt and block, each in the log."""
+    """Used, remaining, when it frees up and from which override; reset, exempt and block, each in
+    the log.
+    """
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     url = reverse("admin:django_ratelimit_lua_inspect")
     asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET"}
@@ -391,9 +521,12 @@ def test_the_inspector_shows_and_acts(operator: Client) -> None:
     assert {entry.user.username for entry in LogEntry.objects.all()} == {"grace"}
     kinds = [(change.kind, change.action) for change in RateLimitChange.objects.order_by("pk")]
     assert kinds == [
-        ("rule", "created"), ("identity", "reset"), ("override", "created"),
-        ("identity", "reset"), ("override", "created"),
-    ]  # fmt: skip
+        ("rule", "created"),
+        ("identity", "reset"),
+        ("override", "created"),
+        ("identity", "reset"),
+        ("override", "created"),
+    ]
     assert "203.0.113.9" not in str(list(RateLimitChange.objects.filter(kind="identity").values()))
 
 
@@ -402,20 +535,35 @@ def test_the_inspector_knows_users_headers_and_call_sites(operator: Client) -> N
     User.objects.create(username="ada")
     url = reverse("admin:django_ratelimit_lua_inspect")
     asked = {"address": "203.0.113.9", "path": "/search", "method": "GET"}
-    page = operator.post(url, {**asked, "user": "ada", "header": "X-API-Key: hush"}).content.decode()
+    page = operator.post(
+        url, {**asked, "user": "ada", "header": "X-API-Key: hush"}
+    ).content.decode()
     assert "search:*:ip:100/m" in page
     assert "user ada" in page
     block = {"action": "block", "subject": "header:X-API-Key", "duration": "3600", "confirm": "yes"}
     operator.post(url, {**asked, "header": "X-API-Key: hush", **block})
     assert Client(headers={"x-api-key": "hush"}).get("/search").status_code == 429
-    operator.post(url, {**asked, "user": "ada", "action": "exempt", "subject": "user", "duration": "3600"})
+    operator.post(
+        url, {**asked, "user": "ada", "action": "exempt", "subject": "user", "duration": "3600"}
+    )
     assert RateLimitOverride.objects.filter(user__username="ada").exists()
-    assert "No user has this name" in operator.post(url, {**asked, "user": "nobody"}).content.decode()
-    assert "Line 1: enter NAME: VALUE" in operator.post(url, {**asked, "header": "key"}).content.decode()
+    assert (
+        "No user has this name" in operator.post(url, {**asked, "user": "nobody"}).content.decode()
+    )
+    assert (
+        "Line 1: enter NAME: VALUE"
+        in operator.post(url, {**asked, "header": "key"}).content.decode()
+    )
     assert "A path begins with /" in operator.post(url, {**asked, "path": "ok"}).content.decode()
     assert "Exempt by admin" in operator.post(url, {**asked, "path": "/admin/"}).content.decode()
     assert "No rule applies" in operator.post(url, {**asked, "path": "/nowhere"}).content.decode()
-    own = {**asked, "address": OPERATOR, "action": "block", "subject": "address", "duration": "3600"}
+    own = {
+        **asked,
+        "address": OPERATOR,
+        "action": "block",
+        "subject": "address",
+        "duration": "3600",
+    }
     assert "lock yourself out" in operator.post(url, own, follow=True).content.decode()
     assert operator.post(url, {**asked, "action": "explode"}).status_code == 403
 
@@ -446,11 +594,21 @@ def test_history_tells_and_goes_back(operator: Client) -> None:
 
 
 def test_viewing_changing_and_blocking_are_permissions_apart() -> None:
-    """Who may only look changes nothing; who may only block changes no rule; every change is a POST with a token."""
-    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h", mode="shadow")
+    """Who may only look changes nothing; who may only block changes no rule; every change is a POST
+    with a token.
+    """
+    rule = RateLimitRule.objects.create(
+        name="site", path="/ok", key="ip", limit=2, unit="h", mode="shadow"
+    )
     change = RateLimitChange.objects.get()
     url = reverse("admin:django_ratelimit_lua_inspect")
-    block = {"address": "203.0.113.9", "path": "/ok", "action": "block", "subject": "address", "confirm": "yes"}
+    block = {
+        "address": "203.0.113.9",
+        "path": "/ok",
+        "action": "block",
+        "subject": "address",
+        "confirm": "yes",
+    }
     looks = staff("view_ratelimitrule", "view_ratelimitchange", name="looks")
     assert looks.get(RULES).status_code == looks.get(f"{RULES}{rule.pk}/change/").status_code == 200
     assert looks.post(f"{RULES}{rule.pk}/mode/enforce/").status_code == 403
@@ -466,12 +624,20 @@ def test_viewing_changing_and_blocking_are_permissions_apart() -> None:
     ended = RateLimitOverride.objects.get()
     blocks.post(OVERRIDES, {"action": "end_now", "_selected_action": ended.pk})
     assert visits() == [200]
-    assert blocks.post(f"{OVERRIDES}add/", {"network": "203.0.113.1", "effect": "exempt"}).status_code == 403
+    assert (
+        blocks.post(f"{OVERRIDES}add/", {"network": "203.0.113.1", "effect": "exempt"}).status_code
+        == 403
+    )
     nobody = staff(name="nobody")
     assert nobody.get(url).status_code == nobody.get(OVERRIDES).status_code == 403
     careless = Client(enforce_csrf_checks=True)
     careless.force_login(User.objects.create_superuser("root"))
-    for target in (url, f"{RULES}{rule.pk}/mode/enforce/", f"{RULES}restore/{change.pk}/", f"{RULES}preview/"):
+    for target in (
+        url,
+        f"{RULES}{rule.pk}/mode/enforce/",
+        f"{RULES}restore/{change.pk}/",
+        f"{RULES}preview/",
+    ):
         assert careless.post(target, block).status_code == 403
     rule.refresh_from_db()
     assert rule.mode == "shadow"
@@ -486,20 +652,31 @@ def test_pages_offer_only_what_may_be_done(permissions: tuple[str, ...]) -> None
     client = staff(*(f"{one}_ratelimitrule" for one in permissions))
     listed = client.get(RULES)
     offered = "inspect/" in listed.content.decode() if listed.status_code == 200 else False
-    assert offered is (client.get(f"{OVERRIDES}inspect/").status_code == 200) is ("view" in permissions)
+    assert (
+        offered
+        is (client.get(f"{OVERRIDES}inspect/").status_code == 200)
+        is ("view" in permissions)
+    )
     change = RateLimitChange.objects.order_by("pk").first()
     assert change is not None
     history = client.get(f"{RULES}{rule.pk}/history/")
-    restorable = "Restore this version" in history.content.decode() if history.status_code == 200 else False
+    restorable = (
+        "Restore this version" in history.content.decode() if history.status_code == 200 else False
+    )
     restored = client.post(f"{RULES}restore/{change.pk}/").status_code
     assert restorable is (restored == 302) is ({"add", "change"} <= set(permissions))
 
 
-def test_the_inspector_links_only_to_what_may_be_seen_and_says_what_it_cannot_see(settings: Any) -> None:
+def test_the_inspector_links_only_to_what_may_be_seen_and_says_what_it_cannot_see(
+    settings: Any,
+) -> None:
     """Who sees rules alone gets no link to overrides; a function that finds addresses is named."""
     override = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     asks = {"path": "/ok", "method": "GET", "address": "203.0.113.9"}
-    for permission, name in (("view_ratelimitrule", "rules"), ("view_ratelimitoverride", "overrides")):
+    for permission, name in (
+        ("view_ratelimitrule", "rules"),
+        ("view_ratelimitoverride", "overrides"),
+    ):
         client = staff(permission, name=name)
         page = client.post(f"{OVERRIDES}inspect/", asks).content.decode()
         assert "would be refused" in page
@@ -507,7 +684,9 @@ def test_the_inspector_links_only_to_what_may_be_seen_and_says_what_it_cannot_se
         assert (link in page) is (client.get(link).status_code == 200) is (name == "overrides")
         assert "RATELIMIT_IP_META_KEY is a function" not in page
     settings.RATELIMIT_IP_META_KEY = f"{__name__}.whence"
-    assert "RATELIMIT_IP_META_KEY is a function" in client.get(f"{OVERRIDES}inspect/").content.decode()
+    assert (
+        "RATELIMIT_IP_META_KEY is a function" in client.get(f"{OVERRIDES}inspect/").content.decode()
+    )
 
 
 def whence(request: HttpRequest) -> str:
@@ -515,21 +694,34 @@ def whence(request: HttpRequest) -> str:
 
 
 def test_texts_of_several_lines_are_kept_by_form_and_file_alike(operator: Client) -> None:
-    """The form shows a file's lines, and saving it again, with line breaks as browsers send them, changes nothing."""
-    text = '- {name: site, path: /ok, key: ip, rate: 5/h, message: "One.\\nTwo.", description: "A.\\nB."}'
+    """The form shows a file's lines, and saving it again, with line breaks as browsers send them,
+    changes nothing.
+    """
+    text = (
+        '- {name: site, path: /ok, key: ip, rate: 5/h, message: "One.\\nTwo.", description: '
+        '"A.\\nB."}'
+    )
     apply(text)
     rule = RateLimitRule.objects.get()
     page = operator.get(f"{RULES}{rule.pk}/change/").content.decode()
-    assert re.search(r"<textarea[^>]* name=\"message\"|<textarea name=\"message\"", page) is not None
-    form = given(name="site", path="/ok", key="ip", limit=5, message="One.\r\nTwo.", description="A.\r\nB.")
+    assert (
+        re.search(r"<textarea[^>]* name=\"message\"|<textarea name=\"message\"", page) is not None
+    )
+    form = given(
+        name="site", path="/ok", key="ip", limit=5, message="One.\r\nTwo.", description="A.\r\nB."
+    )
     assert operator.post(f"{RULES}{rule.pk}/change/", form).status_code == 302
     assert plan(text) == []
 
 
-def test_many_overrides_are_ended_in_few_statements(operator: Client, django_assert_max_num_queries: Any) -> None:
+def test_many_overrides_are_ended_in_few_statements(
+    operator: Client, django_assert_max_num_queries: Any
+) -> None:
     """As many as for one, and each is in Django's log."""
     users = User.objects.bulk_create([User(username=f"user {number}") for number in range(60)])
-    RateLimitOverride.objects.bulk_create([RateLimitOverride(user=user, effect="block") for user in users])
+    RateLimitOverride.objects.bulk_create(
+        [RateLimitOverride(user=user, effect="block") for user in users]
+    )
     chosen = list(RateLimitOverride.objects.values_list("pk", flat=True))
     with django_assert_max_num_queries(58):
         operator.post(OVERRIDES, {"action": "end_now", "_selected_action": chosen})
@@ -537,11 +729,15 @@ def test_many_overrides_are_ended_in_few_statements(operator: Client, django_ass
     assert LogEntry.objects.filter(change_message="Ended.").count() == 60
 
 
-def test_the_admin_works_while_redis_is_away(operator: Client, settings: Any, monkeypatch: Any) -> None:
+def test_the_admin_works_while_redis_is_away(
+    operator: Client, settings: Any, monkeypatch: Any
+) -> None:
     """And says so."""
 
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
-    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.CACHES = {
+        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    }
     settings.RATELIMIT_ON_STORE_ERROR = "open"
     assert "Redis is unavailable" in operator.get(RULES).content.decode()
     operator.post(f"{RULES}{rule.pk}/change/", given(path="/ok", key="ip", limit=4))
@@ -552,10 +748,15 @@ def test_the_admin_works_while_redis_is_away(operator: Client, settings: Any, mo
     url = reverse("admin:django_ratelimit_lua_inspect")
     asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET"}
     assert "Redis is unavailable" in operator.post(url, asked).content.decode()
-    assert "Nothing was reset" in operator.post(url, {**asked, "action": "reset"}, follow=True).content.decode()
+    assert (
+        "Nothing was reset"
+        in operator.post(url, {**asked, "action": "reset"}, follow=True).content.decode()
+    )
 
 
-def test_a_save_that_is_not_live_says_so(operator: Client, settings: Any, prefix: str, direct: redis.Redis) -> None:
+def test_a_save_that_is_not_live_says_so(
+    operator: Client, settings: Any, prefix: str, direct: redis.Redis
+) -> None:
     """Redis is away; or another database owns the prefix, whose rules are not ours."""
     working, url = settings.CACHES, f"{RULES}add/"
     form = given(limit=2, key="ip", path="/ok", groups=[], methods=[])
@@ -579,8 +780,9 @@ def test_a_save_that_is_not_live_says_so(operator: Client, settings: Any, prefix
 def test_what_a_test_case_has_done_is_published_for_it(
     atomic: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the transaction that it never commits, as `captureOnCommitCallbacks` does it, and where Redis was emptied: no
-    other connection could see it. Not so from a transaction inside of that."""
+    """In the transaction that it never commits, as `captureOnCommitCallbacks` does it, and where
+    Redis was emptied: no other connection could see it. Not so from a transaction inside of that.
+    """
     monkeypatch.setitem(settings.DATABASES["default"], "ATOMIC_REQUESTS", atomic)
 
     class Case(TestCase):
@@ -601,19 +803,30 @@ def test_what_a_test_case_has_done_is_published_for_it(
 
 
 @pytest.mark.parametrize("methods", [["PURGE"], ["GET", "CONNECT"], ["PROPFIND", "POST", "LOCK"]])
-def test_methods_that_the_form_has_no_name_for_are_kept(operator: Client, methods: list[str]) -> None:
+def test_methods_that_the_form_has_no_name_for_are_kept(
+    operator: Client, methods: list[str]
+) -> None:
     """A rule for them is never widened to others by being saved; only by unticking them."""
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=0, methods=methods)
     url = f"{RULES}{rule.pk}/change/"
     page = operator.get(url).content.decode()
-    ticked = [tag for tag in re.findall(r"<input[^>]*>", page) if 'name="methods"' in tag and "checked" in tag]
+    ticked = [
+        tag
+        for tag in re.findall(r"<input[^>]*>", page)
+        if 'name="methods"' in tag and "checked" in tag
+    ]
     assert sorted(re.findall(r'value="([^"]*)"', " ".join(ticked))) == sorted(methods)
     form = given(limit=0, key="ip", path="/ok", description="touched", methods=methods)
     answer = confirmed(operator, url, form)
     assert answer.status_code == 302, errors(answer)
     rule.refresh_from_db()
     assert (rule.description, sorted(rule.methods)) == ("touched", sorted(methods))
-    assert operator.post(url, given(limit=0, key="ip", path="/ok", confirm="on", methods=["FOO"])).status_code == 200
+    assert (
+        operator.post(
+            url, given(limit=0, key="ip", path="/ok", confirm="on", methods=["FOO"])
+        ).status_code
+        == 200
+    )
     confirmed(operator, url, given(limit=0, key="ip", path="/ok", methods=["GET"]))
     rule.refresh_from_db()
     assert rule.methods == ["GET"]

@@ -1,4 +1,5 @@
-"""The page of bans: what it shows is what real requests have earned, and what it does, they obey."""
+"""The page of bans: what it shows is what real requests have earned, and what it does,
+they obey."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def by_ip(request: HttpRequest) -> HttpResponse:
     return HttpResponse("in")
 
 
-@ratelimit(group="banned-by-both", key=("ip", "post:username"), rate="1/h", ban_after=2, ban_for="10m")
+@ratelimit(
+    group="banned-by-both", key=("ip", "post:username"), rate="1/h", ban_after=2, ban_for="10m"
+)
 def by_both(request: HttpRequest) -> HttpResponse:
     return HttpResponse("in")
 
@@ -43,7 +46,14 @@ def by_user(request: HttpRequest) -> HttpResponse:
     return HttpResponse("in")
 
 
-@ratelimit(group="banned-wider", key=("ip", "post:username"), rate="1/h", ban_after=2, ban_for="10m", ban_key="ip")
+@ratelimit(
+    group="banned-wider",
+    key=("ip", "post:username"),
+    rate="1/h",
+    ban_after=2,
+    ban_for="10m",
+    ban_key="ip",
+)
 def wider(request: HttpRequest) -> HttpResponse:
     return HttpResponse("in")
 
@@ -95,7 +105,9 @@ def text_of(response: Any) -> str:
     return unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page)))
 
 
-def attack(where: str = "/ip/", times: int = 3, address: str = ATTACKER, agent: str = "sqlmap", **data: str) -> Any:
+def attack(
+    where: str = "/ip/", times: int = 3, address: str = ATTACKER, agent: str = "sqlmap", **data: str
+) -> Any:
     client = Client(REMOTE_ADDR=address, headers={"user-agent": agent})
     for _ in range(times):
         response = client.post(where, data)
@@ -110,7 +122,9 @@ def act(operator: Client, action: str, **more: str) -> Any:
 
 
 def test_the_page_says_who_and_why(operator: Client) -> None:
-    """By which limit, until when, what the next one would be, and the offences with path and user agent."""
+    """By which limit, until when, what the next one would be, and the offences with path and user
+    agent.
+    """
     assert "Nobody is banned." in text_of(operator.get(BANS))
     attack()
     text = text_of(operator.get(BANS))
@@ -120,8 +134,9 @@ def test_the_page_says_who_and_why(operator: Client) -> None:
 
 
 def test_unbanning_holds_at_once(operator: Client) -> None:
-    """For the next request; whoever offends again is banned for longer, unless earlier bans were forgotten. It stands
-    in the history by whom."""
+    """For the next request; whoever offends again is banned for longer, unless earlier bans were
+    forgotten. It stands in the history by whom.
+    """
     assert attack().status_code == 429
     page = act(operator, "lift")
     assert "is lifted." in text_of(page)
@@ -139,20 +154,35 @@ def test_unbanning_holds_at_once(operator: Client) -> None:
 
 
 @pytest.mark.parametrize("shows", ["plain", "off"])
-def test_a_ban_becomes_a_block_of_the_same_client_for_a_time(operator: Client, settings: Any, shows: str) -> None:
-    """By the digest, for at most 30 days, which are chosen first; for the rule, where one of the admin has banned."""
+def test_a_ban_becomes_a_block_of_the_same_client_for_a_time(
+    operator: Client, settings: Any, shows: str
+) -> None:
+    """By the digest, for at most 30 days, which are chosen first; for the rule, where one of the
+    admin has banned.
+    """
     settings.RATELIMIT_SHOW_IDENTITIES = shows
-    RateLimitRule.objects.create(name="banned-by-both", rate="1/h", key="ip+post:username", ban_after=2, ban_for="10m")
+    RateLimitRule.objects.create(
+        name="banned-by-both", rate="1/h", key="ip+post:username", ban_after=2, ban_for="10m"
+    )
     attack("/both/", username="Ada")
     (active,) = active_bans()
     page = act(operator, "block")
     assert "the rule banned-by-both refuses every request" in text_of(page)
-    assert re.findall(r'<option value="(\d+)"', page.content.decode())[:4] == ["3600", "86400", "604800", "2592000"]
+    assert re.findall(r'<option value="(\d+)"', page.content.decode())[:4] == [
+        "3600",
+        "86400",
+        "604800",
+        "2592000",
+    ]
     assert "Block" in text_of(act(operator, "block", duration="2592001"))
     assert not RateLimitOverride.objects.exists()
     assert "is blocked for 30 days." in text_of(act(operator, "block", duration="2592000"))
     override = RateLimitOverride.objects.get()
-    assert (override.effect, override.client_digest, override.rule.name) == ("block", active.identity, "banned-by-both")
+    assert (override.effect, override.client_digest, override.rule.name) == (
+        "block",
+        active.identity,
+        "banned-by-both",
+    )
     assert (override.created_by, (override.ends - override.created_at).days) == ("grace", 29)
     act(operator, "forget")
     assert attack("/both/", times=1, username="ada").status_code == 429
@@ -161,7 +191,9 @@ def test_a_ban_becomes_a_block_of_the_same_client_for_a_time(operator: Client, s
 
 
 def test_a_block_of_who_is_banned_by_another_key_is_of_that(operator: Client) -> None:
-    """Whoever offends as one of several users of an address: the address is banned, and then blocked."""
+    """Whoever offends as one of several users of an address: the address is banned, and then
+    blocked.
+    """
     attack("/wider/", username="ada")
     act(operator, "block", duration="3600")
     act(operator, "forget")
@@ -173,8 +205,10 @@ def test_a_block_of_who_is_banned_by_another_key_is_of_that(operator: Client) ->
 def test_a_block_of_who_is_banned_neither_shows_nor_keeps_a_secret(
     settings: Any, shows: str, direct: redis.Redis, prefix: str
 ) -> None:
-    """What a client sends in a field is blocked, and stands nowhere: not on the pages of who may block but not see
-    names, nor in the override, nor in the history, nor in Redis where names are masked."""
+    """What a client sends in a field is blocked, and stands nowhere: not on the pages of who may
+    block but not see names, nor in the override, nor in the history, nor in Redis where names are
+    masked.
+    """
     settings.RATELIMIT_SHOW_IDENTITIES = shows
     client = Client(REMOTE_ADDR=ATTACKER, headers={"x-api-key": "s3cr3t-of-ada"})
     for _ in range(3):
@@ -196,7 +230,9 @@ def test_a_block_of_who_is_banned_neither_shows_nor_keeps_a_secret(
 
 @pytest.mark.parametrize("where", ["/ip/", "/user/", "/as-both/"])
 @pytest.mark.parametrize("secrets", [["old"], ["new", "old"]])
-def test_operators_do_not_block_themselves(operator: Client, settings: Any, where: str, secrets: list[str]) -> None:
+def test_operators_do_not_block_themselves(
+    operator: Client, settings: Any, where: str, secrets: list[str]
+) -> None:
     """By a ban of their own address, user or both, also from before the secret was changed."""
     settings.RATELIMIT_KEY_SECRET = ["old"]
     for _ in range(3):
@@ -216,10 +252,14 @@ def test_a_limit_of_a_long_name_bans_and_blocks(operator: Client) -> None:
 def test_somebody_is_banned_by_hand(operator: Client) -> None:
     """By a limit that bans, with a reason; a user by name, an address, or both with a field."""
     ada = User.objects.create_user("ada")
-    page = operator.post(BANS, {"action": "add", "limit": "banned-by-ip:*:ip:1/h", "why": "scraper"})
+    page = operator.post(
+        BANS, {"action": "add", "limit": "banned-by-ip:*:ip:1/h", "why": "scraper"}
+    )
     assert "this limit counts by addresses" in text_of(page)
     given = {"address": ATTACKER, "why": "scraper", "length": "1h"}
-    page = operator.post(BANS, {"action": "add", "limit": "banned-by-ip:*:ip:1/h", **given}, follow=True)
+    page = operator.post(
+        BANS, {"action": "add", "limit": "banned-by-ip:*:ip:1/h", **given}, follow=True
+    )
     text = text_of(page)
     assert "Banned until" in text
     assert "scraper" in text
@@ -230,10 +270,18 @@ def test_somebody_is_banned_by_hand(operator: Client) -> None:
     client = Client(REMOTE_ADDR=OFFICE)
     client.force_login(ada)
     assert client.post("/user/").status_code == 200
-    limit = next(name for name in re.findall(r'<option value="([^"]+)"', page.content.decode()) if "by-user" in name)
+    limit = next(
+        name
+        for name in re.findall(r'<option value="([^"]+)"', page.content.decode())
+        if "by-user" in name
+    )
     operator.post(BANS, {"action": "add", "limit": limit, "user": "ada", "why": "asked us to"})
     assert client.post("/user/").status_code == 429
-    limit = next(name for name in re.findall(r'<option value="([^"]+)"', page.content.decode()) if "wider" in name)
+    limit = next(
+        name
+        for name in re.findall(r'<option value="([^"]+)"', page.content.decode())
+        if "wider" in name
+    )
     operator.post(BANS, {"action": "add", "limit": limit, "address": OFFICE, "why": "all of them"})
     assert attack("/wider/", times=1, address=OFFICE, username="bob").status_code == 429
     names = re.findall(r'<option value="([^"]+)"', page.content.decode())
@@ -243,7 +291,9 @@ def test_somebody_is_banned_by_hand(operator: Client) -> None:
 
 
 def test_who_may_not_sees_less(operator: Client) -> None:
-    """Buttons, names and evidence are shown by permission; whatever is sent, nothing is done without it."""
+    """Buttons, names and evidence are shown by permission; whatever is sent, nothing is done
+    without it.
+    """
     attack()
     (active,) = active_bans()
     colleague = staff("view_ratelimitrule")
@@ -262,8 +312,9 @@ def test_who_may_not_sees_less(operator: Client) -> None:
 
 
 def test_the_masked_are_told_apart(operator: Client, settings: Any) -> None:
-    """Two addresses of one network: by a part of the digest, on the page and in the history, which names who it was to
-    those who may see names, and says what was forgotten."""
+    """Two addresses of one network: by a part of the digest, on the page and in the history, which
+    names who it was to those who may see names, and says what was forgotten.
+    """
     settings.RATELIMIT_SHOW_IDENTITIES = "masked"
     attack()
     attack(address="203.0.113.10")
@@ -291,13 +342,19 @@ def test_what_has_ended_is_said_to_have(operator: Client) -> None:
     (active,) = active_bans()
     act(operator, "lift")
     for key in (active.key.decode(), "t1:{rules}", "\x00"):
-        assert "ended already" in text_of(operator.post(BANS, {"action": f"lift:{key}"}, follow=True))
+        assert "ended already" in text_of(
+            operator.post(BANS, {"action": f"lift:{key}"}, follow=True)
+        )
 
 
-def test_bans_are_chosen_by_rule_and_bounded(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bans_are_chosen_by_rule_and_bounded(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those that began last, and how many more there are; a link of the rule leads to its own."""
     monkeypatch.setattr("django_ratelimit_lua.admin.bans.SHOWN", 3)
-    rule = RateLimitRule.objects.create(name="banned-by-ip", rate="1/h", key="ip", ban_after=2, ban_for="10m")
+    rule = RateLimitRule.objects.create(
+        name="banned-by-ip", rate="1/h", key="ip", ban_after=2, ban_for="10m"
+    )
     for number in range(5):
         attack(address=f"203.0.113.{number}")
     attack("/both/", username="ada", address=OFFICE)
@@ -310,7 +367,9 @@ def test_bans_are_chosen_by_rule_and_bounded(operator: Client, monkeypatch: pyte
     assert "5 bans are in force." in text
     assert OFFICE not in text
     assert "No client is banned by nothing." in text_of(operator.get(BANS, {"rule": "nothing"}))
-    page = operator.get(f"/admin/django_ratelimit_lua/ratelimitrule/{rule.pk}/change/").content.decode()
+    page = operator.get(
+        f"/admin/django_ratelimit_lua/ratelimitrule/{rule.pk}/change/"
+    ).content.decode()
     assert f"{BANS}?rule=banned-by-ip" in page
 
 

@@ -25,7 +25,10 @@ from tests.access_log import access
 from tests.demo import run_in, screenshot, start
 
 AXE = Path(axe_core_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
-RULES, OVERRIDES = "admin/django_ratelimit_lua/ratelimitrule/", "admin/django_ratelimit_lua/ratelimitoverride/"
+RULES, OVERRIDES = (
+    "admin/django_ratelimit_lua/ratelimitrule/",
+    "admin/django_ratelimit_lua/ratelimitoverride/",
+)
 PAGES = {
     "rules": RULES,
     "rule": f"{RULES}1/change/",
@@ -52,9 +55,18 @@ PAGES = {
 }
 # What Django's own pages bring along, wherever a model is shown: nothing of ours to mend.
 DJANGOS = {
-    ".object-tools", "#changelist-filter", ".actions", "#toggle-nav-sidebar", "#nav-filter", ".paginator",
-    ".breadcrumbs", "#result_list thead", "#header", "#user-tools", ".select2",
-}  # fmt: skip
+    ".object-tools",
+    "#changelist-filter",
+    ".actions",
+    "#toggle-nav-sidebar",
+    "#nav-filter",
+    ".paginator",
+    ".breadcrumbs",
+    "#result_list thead",
+    "#header",
+    "#user-tools",
+    ".select2",
+}
 
 
 def status(address: str, **headers: str) -> int:
@@ -71,7 +83,9 @@ def goes_on(browser: Any, act: Callable[[], Any]) -> None:
     browser.execute_script("window.before = true")
     act()
     WebDriverWait(browser, 20, ignored_exceptions=[WebDriverException]).until(
-        lambda page: page.execute_script("return !window.before && document.readyState === 'complete'")
+        lambda page: page.execute_script(
+            "return !window.before && document.readyState === 'complete'"
+        )
     )
 
 
@@ -101,14 +115,21 @@ def session_of(demo: str) -> str:
     client = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
     client.open(f"{demo}admin/login/")
     token = next(cookie.value for cookie in cookies if cookie.name == "csrftoken")
-    form = {"username": "grace", "password": "hopper", "csrfmiddlewaretoken": token, "next": "/admin/"}
+    form = {
+        "username": "grace",
+        "password": "hopper",
+        "csrfmiddlewaretoken": token,
+        "next": "/admin/",
+    }
     client.open(f"{demo}admin/login/", urllib.parse.urlencode(form).encode())
     return next(str(cookie.value) for cookie in cookies if cookie.name == "sessionid")
 
 
 def sign_in(browser: Any, demo: str) -> None:
     """From now on, be logged in there."""
-    browser.execute_cdp_cmd("Network.setCookie", {"name": "sessionid", "value": session_of(demo), "url": demo})
+    browser.execute_cdp_cmd(
+        "Network.setCookie", {"name": "sessionid", "value": session_of(demo), "url": demo}
+    )
 
 
 def log_in(browser: Any, demo: str) -> None:
@@ -118,14 +139,16 @@ def log_in(browser: Any, demo: str) -> None:
 
 
 def look(browser: Any, width: int, height: int, scheme: str = "light") -> None:
-    """Look at the page that is open on such a screen, at once: nothing fades. The window of a browser without a screen
-    is never as narrow as a phone."""
+    """Look at the page that is open on such a screen, at once: nothing fades. The window of a
+    browser without a screen is never as narrow as a phone.
+    """
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
         {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
     )
     browser.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
     )
     browser.execute_script(
         "const still = new CSSStyleSheet(); still.replaceSync('* {transition: none !important}');"
@@ -135,12 +158,20 @@ def look(browser: Any, width: int, height: int, scheme: str = "light") -> None:
 
 def previewed(browser: Any) -> str:
     """The words of the preview, once they are there."""
-    return str(WebDriverWait(browser, 20).until(lambda page: page.find_elements("id", "ratelimit-plot-words"))[0].text)
+    return str(
+        WebDriverWait(browser, 20)
+        .until(lambda page: page.find_elements("id", "ratelimit-plot-words"))[0]
+        .text
+    )
 
 
 def complaints(browser: Any) -> list[str]:
-    """What the browser has to say: errors of scripts, and what the Content-Security-Policy kept out."""
-    said = [entry for entry in browser.get_log("browser") if entry["level"] != "DEBUG"]  # Hints for who writes pages.
+    """What the browser has to say: errors of scripts, and what the Content-Security-Policy kept
+    out.
+    """
+    said = [
+        entry for entry in browser.get_log("browser") if entry["level"] != "DEBUG"
+    ]  # Hints for who writes pages.
     return [entry["message"] for entry in said if "favicon" not in entry["message"]]
 
 
@@ -152,8 +183,10 @@ def problems_of(browser: Any, *rules: str) -> list[Any]:
         "const [excluded, rules, done] = arguments;"
         "const only = rules.length ? {runOnly: {type: 'rule', values: rules}} : {};"
         "const options = {resultTypes: ['violations'], ...only};"
-        "axe.run({exclude: excluded.map(one => [one])}, options).then(found => done(found.violations.map("
-        "one => [one.id, one.nodes.map(node => node.html.slice(0, 160))])), error => done([String(error)]));",
+        "axe.run({exclude: excluded.map(one => [one])}, options).then(found => "
+        "done(found.violations.map("
+        "one => [one.id, one.nodes.map(node => node.html.slice(0, 160))])), error => "
+        "done([String(error)]));",
         sorted(DJANGOS),
         rules,
     )
@@ -166,7 +199,9 @@ def signs_in(demo: str, name: str, password: str) -> int:
     client = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
     client.open(f"{demo}login/")
     token = next(cookie.value for cookie in cookies if cookie.name == "csrftoken")
-    form = urllib.parse.urlencode({"username": name, "password": password, "csrfmiddlewaretoken": token})
+    form = urllib.parse.urlencode(
+        {"username": name, "password": password, "csrfmiddlewaretoken": token}
+    )
     try:
         client.open(urllib.request.Request(f"{demo}login/", form.encode(), {"Referer": demo}))
     except urllib.error.HTTPError as error:
@@ -175,7 +210,9 @@ def signs_in(demo: str, name: str, password: str) -> int:
 
 
 def test_a_customer_who_is_locked_out_at_login_is_let_in(browser: Any, demo: str) -> None:
-    """From the admin's index in five presses: what refuses is found by the path alone, and the right password works."""
+    """From the admin's index in five presses: what refuses is found by the path alone, and the
+    right password works.
+    """
     assert [signs_in(demo, "ada", "guess") for _ in range(6)] == [200] * 5 + [429]
     assert signs_in(demo, "ada", "lovelace") == 429
     browser.set_window_size(1280, 1000)
@@ -203,11 +240,24 @@ def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str)
     assert status(search) == 200
 
     browser.get(f"{demo}{RULES}add/")
-    fill(browser, name="search", limit="3", unit="h", algorithm="token_bucket", preview_burst="10", preview_flow="0")
-    WebDriverWait(browser, 20).until(lambda page: "Of 10 at once, 3 are allowed." in previewed(page))
+    fill(
+        browser,
+        name="search",
+        limit="3",
+        unit="h",
+        algorithm="token_bucket",
+        preview_burst="10",
+        preview_flow="0",
+    )
+    WebDriverWait(browser, 20).until(
+        lambda page: "Of 10 at once, 3 are allowed." in previewed(page)
+    )
     screenshot(browser, "admin-preview")
     press(browser, "[name=_save]")
-    assert "the counts of this limit start again" in browser.find_element("css selector", ".messagelist").text
+    assert (
+        "the counts of this limit start again"
+        in browser.find_element("css selector", ".messagelist").text
+    )
     assert [status(search) for _ in range(4)] == [200, 200, 200, 429]
 
     goes_on(browser, browser.find_element("link text", "search").click)
@@ -216,14 +266,24 @@ def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str)
     assert status(search) == 200
     goes_on(browser, browser.find_element("link text", "search").click)
     goes_on(browser, browser.find_element("css selector", ".historylink").click)
-    assert "Limit: 3 per hour → 5 per hour" in browser.find_element("css selector", ".ratelimit-history").text
+    assert (
+        "Limit: 3 per hour → 5 per hour"
+        in browser.find_element("css selector", ".ratelimit-history").text
+    )
     screenshot(browser, "admin-history")
     press(browser, ".ratelimit-history button")
     assert "is restored: 3 per hour" in browser.find_element("css selector", ".messagelist").text
     assert status(search) == 429
 
     browser.get(f"{demo}{OVERRIDES}add/")
-    fill(browser, field="header:X-API-Key", value="hush", label="a leaked key", effect="block", duration="3600")
+    fill(
+        browser,
+        field="header:X-API-Key",
+        value="hush",
+        label="a leaked key",
+        effect="block",
+        duration="3600",
+    )
     screenshot(browser, "admin-block")
     press(browser, "[name=_save]")
     assert status(demo, **{"X-API-Key": "hush"}) == 429
@@ -247,25 +307,35 @@ def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str)
     press(browser, ".ratelimit-enforce")
     assert "Would have refused: " in browser.find_element("class name", "ratelimit-judged").text
     press(browser, ".submit-row [type=submit]")
-    assert "Enforce: applies from the next request on." in browser.find_element("css selector", ".messagelist").text
+    assert (
+        "Enforce: applies from the next request on."
+        in browser.find_element("css selector", ".messagelist").text
+    )
     browser.get(f"{demo}{RULES}")
     screenshot(browser, "admin-rules")
     assert complaints(browser) == []
 
 
 def test_the_form_of_a_rule_speaks_in_words(browser: Any, demo: str) -> None:
-    """Whom it counts is chosen and makes the key; only the options that the algorithm takes are there; the name has
-    the focus and says what it takes the place of; no error is shown before anything is typed."""
+    """Whom it counts is chosen and makes the key; only the options that the algorithm takes are
+    there; the name has the focus and says what it takes the place of; no error is shown before
+    anything is typed.
+    """
     browser.set_window_size(1280, 1000)
     sign_in(browser, demo)
     browser.get(f"{demo}{RULES}add/")
     waiting = WebDriverWait(browser, 20)
     waiting.until(lambda page: page.execute_script("return document.activeElement.id") == "id_name")
-    waiting.until(lambda page: "Enter a limit" in page.find_element("css selector", ".ratelimit-plot").text)
+    waiting.until(
+        lambda page: "Enter a limit" in page.find_element("css selector", ".ratelimit-plot").text
+    )
     assert browser.find_elements("css selector", ".ratelimit-plot .ratelimit-problems") == []
     fill(browser, name="search")
     waiting.until(
-        lambda page: "10 per second and 500 per hour" in page.find_element("class name", "ratelimit-call-site").text
+        lambda page: (
+            "10 per second and 500 per hour"
+            in page.find_element("class name", "ratelimit-call-site").text
+        )
     )
 
     def key() -> str:
@@ -273,7 +343,9 @@ def test_the_form_of_a_rule_speaks_in_words(browser: Any, demo: str) -> None:
 
     def parts(selector: str) -> list[Any]:
         return [
-            one for one in browser.find_elements("css selector", f".ratelimit-key {selector}") if one.is_displayed()
+            one
+            for one in browser.find_elements("css selector", f".ratelimit-key {selector}")
+            if one.is_displayed()
         ]
 
     Select(parts("select")[0]).select_by_visible_text("Address")
@@ -287,19 +359,29 @@ def test_the_form_of_a_rule_speaks_in_words(browser: Any, demo: str) -> None:
 
     def offered() -> list[str]:
         names = ("burst", "initial", "queue", "segments", "align", "time_zone", "groups")
-        return [name for name in names if browser.find_element("class name", f"field-{name}").is_displayed()]
+        return [
+            name
+            for name in names
+            if browser.find_element("class name", f"field-{name}").is_displayed()
+        ]
 
     assert offered() == ["segments"]
     fill(browser, algorithm="token_bucket")
     assert offered() == ["burst", "initial"]
     fill(browser, burst="5", algorithm="fixed_window", align="day", audience="groups")
-    assert offered() == ["burst", "align", "time_zone", "groups"]  # What has a value is never unseen.
+    assert offered() == [
+        "burst",
+        "align",
+        "time_zone",
+        "groups",
+    ]  # What has a value is never unseen.
     routes = browser.execute_script(
         "return [...document.getElementById('id_route').list.options].map(one => one.value)"
     )
     assert {"search", "admin:index"} <= set(routes)
     numbers, preview = (
-        browser.find_element("css selector", f".ratelimit-columns > {one}") for one in ("div", "fieldset")
+        browser.find_element("css selector", f".ratelimit-columns > {one}")
+        for one in ("div", "fieldset")
     )
     assert abs(numbers.rect["y"] - preview.rect["y"]) < 50
     assert complaints(browser) == []
@@ -321,7 +403,9 @@ def test_a_preview_of_who_is_logged_out_says_so(browser: Any, demo: str) -> None
 
 
 def test_slots_have_no_preview(browser: Any, demo: str) -> None:
-    """So many at once have no curve in time: nothing is drawn of them, and the fields have its room."""
+    """So many at once have no curve in time: nothing is drawn of them, and the fields have its
+    room.
+    """
     sign_in(browser, demo)
     browser.get(demo + PAGES["rule-new"])
     preview = browser.find_element("css selector", ".ratelimit-preview")
@@ -332,17 +416,24 @@ def test_slots_have_no_preview(browser: Any, demo: str) -> None:
 
 
 def test_the_form_of_a_rule_has_its_fields_beside_the_preview(browser: Any, demo: str) -> None:
-    """At 1280 pixels: none is under it, the label is above what is wide, limit, period and unit make one line, and what
-    an algorithm does not take is hidden with its help."""
+    """At 1280 pixels: none is under it, the label is above what is wide, limit, period and unit
+    make one line, and what an algorithm does not take is hidden with its help.
+    """
     browser.set_window_size(1280, 1000)
     sign_in(browser, demo)
     browser.get(f"{demo}{RULES}add/")
     fields = "#content .ratelimit-columns > div :is(select, input:not([type=hidden]), textarea)"
     for algorithm in ("", "fixed_window", "token_bucket", "leaky_bucket", "sliding_log"):
         fill(browser, algorithm=algorithm)
-        shown = [field for field in browser.find_elements("css selector", fields) if field.is_displayed()]
+        shown = [
+            field for field in browser.find_elements("css selector", fields) if field.is_displayed()
+        ]
         preview = browser.find_element("css selector", ".ratelimit-preview").rect["x"]
-        assert [one.get_attribute("name") for one in shown if one.rect["x"] + one.rect["width"] > preview] == []
+        assert [
+            one.get_attribute("name")
+            for one in shown
+            if one.rect["x"] + one.rect["width"] > preview
+        ] == []
         lines = {field.get_attribute("name"): field.rect["y"] for field in shown}
         assert abs(lines["limit"] - lines["unit"]) < 5
         for name in ("algorithm", "cost"):
@@ -367,7 +458,9 @@ def opened(browser: Any, demo: str, name: str) -> None:
     """Open one of the pages, as far as it takes."""
     browser.get(demo + PAGES[name])
     if name in ("rule", "rule-new"):
-        WebDriverWait(browser, 20).until(lambda shown: shown.find_elements("css selector", ".ratelimit-plot *"))
+        WebDriverWait(browser, 20).until(
+            lambda shown: shown.find_elements("css selector", ".ratelimit-plot *")
+        )
     if name == "rule-replay":
         with tempfile.TemporaryDirectory() as folder:
             browser.find_element("name", "log").send_keys(str(access_log(folder)))
@@ -378,15 +471,22 @@ def opened(browser: Any, demo: str, name: str) -> None:
 def access_log(folder: str) -> Path:
     """A log of two thousand requests that the first rule meets."""
     log = Path(folder, "access.log")
-    hits = [(number * 37, f"2001:db8:{number * number % 23:x}::1", "/export/") for number in range(2000)]
-    log.write_text(access(*hits, agent="Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko)"))
+    hits = [
+        (number * 37, f"2001:db8:{number * number % 23:x}::1", "/export/") for number in range(2000)
+    ]
+    log.write_text(
+        access(
+            *hits, agent="Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko)"
+        )
+    )
     return log
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_page_can_be_used_by_everyone(name: str, browser: Any, demo: str) -> None:
-    """Large and small, light and dark: axe finds nothing on our pages, a strict Content-Security-Policy keeps nothing
-    out, a phone does not scroll sideways."""
+    """Large and small, light and dark: axe finds nothing on our pages, a strict
+    Content-Security-Policy keeps nothing out, a phone does not scroll sideways.
+    """
     sign_in(browser, demo)
     opened(browser, demo, name)
     for width, height in SIZES.values():
@@ -432,7 +532,7 @@ for number in range(110):
 Override.objects.create(network="2001:db8:1234:5678:9abc:def0:1234:0/112", effect="exempt", starts=tomorrow)
 transaction.commit()
 print(keyed.subject)
-"""
+"""  # noqa: E501
 EMPTY = """
 from django_ratelimit_lua import models
 for model in (models.RateLimitRule, models.RateLimitOverride, models.RateLimitChange):
@@ -443,13 +543,13 @@ LIMITED = """
 from django_ratelimit_lua.models import RateLimitRule as Rule
 Rule.objects.create(name="example_project.views.Login.dispatch", limit=3, unit="h", more_rates=["20/d"])
 Rule.objects.create(name="example_project.views.clock, slower", group="example_project.views.clock", key="ip", limit=1)
-"""
+"""  # noqa: E501
 OVERFLOWING = """
 const width = window.innerWidth, beyond = document.documentElement.scrollWidth - width;
 if (beyond <= 0) return [];
 const outside = [...document.querySelectorAll("body *")].filter(one => one.getBoundingClientRect().right > width + 1);
 return [`${beyond} px`, ...outside.map(one => one.outerHTML.slice(0, 200))];
-"""
+"""  # noqa: E501
 CUT_OFF = """
 const places = document.querySelectorAll(".results, .ratelimit-scroll, .ratelimit-settings, .inline-group, #content");
 const scrolled = [...places].filter(place => place.scrollWidth > place.clientWidth).map(place => place.className);
@@ -460,12 +560,14 @@ const outside = [...parts].filter(one => {
 }).map(one => one.outerHTML.slice(0, 200));
 const wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
 return [...(wide ? ["page"] : []), ...scrolled, ...outside];
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], tuple[str, str]]]:
-    """Demos with what code has put into them: the address, and what the code printed. Each is started once."""
+    """Demos with what code has put into them: the address, and what the code printed. Each is
+    started once.
+    """
     started: dict[str, tuple[tuple[Any, str, str], str]] = {}
 
     def demo_with(code: str) -> tuple[str, str]:
@@ -483,19 +585,27 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
 
 
 LONG_PAGES = {
-    "rules": RULES, "overrides": OVERRIDES, "changes": "admin/django_ratelimit_lua/ratelimitchange/",
-    "history": f"{RULES}5/history/", "rule": f"{RULES}5/change/", "override": f"{OVERRIDES}2/change/",
-    "inspector": f"{OVERRIDES}inspect/?path=/login/&method=POST&address=203.0.113.9&post=username%3Dada",
+    "rules": RULES,
+    "overrides": OVERRIDES,
+    "changes": "admin/django_ratelimit_lua/ratelimitchange/",
+    "history": f"{RULES}5/history/",
+    "rule": f"{RULES}5/change/",
+    "override": f"{OVERRIDES}2/change/",
+    "inspector": f"{OVERRIDES}inspect/?path=/login/&method=POST&address=203.0.113.9&post=username%3Dada",  # noqa: E501
     "network": f"{OVERRIDES}inspect/?path=/search/&address=10.1.0.0/16",
-    "add": f"{RULES}add/", "delete": f"{RULES}5/delete/", "limits": f"{RULES}limits/", "file": f"{RULES}file/",
-}  # fmt: skip
+    "add": f"{RULES}add/",
+    "delete": f"{RULES}5/delete/",
+    "limits": f"{RULES}limits/",
+    "file": f"{RULES}file/",
+}
 
 
 @pytest.mark.parametrize("name", LONG_PAGES)
 def test_no_column_is_cut_off(name: str, browser: Any, places: Any) -> None:
-    """With names of 80 characters, in long lists, every cell and every button is on the screen; on a phone, rows are
-    cards whose values have the names of their columns. Nothing there is a digest, moments are short, and a limit reads
-    as a sentence."""
+    """With names of 80 characters, in long lists, every cell and every button is on the screen; on
+    a phone, rows are cards whose values have the names of their columns. Nothing there is a digest,
+    moments are short, and a limit reads as a sentence.
+    """
     address, digest = places(FURNISH)
     sign_in(browser, address)
     browser.get(address + LONG_PAGES[name])
@@ -506,7 +616,10 @@ def test_no_column_is_cut_off(name: str, browser: Any, places: Any) -> None:
         look(browser, *size)
         screenshot(browser, f"admin-long-{name}-{size[0]}")
         assert browser.execute_script(CUT_OFF) == [], size
-        assert browser.execute_script(BROKEN_WORDS, "#content :is(button, .button, .ratelimit-badge)") == [], size
+        assert (
+            browser.execute_script(BROKEN_WORDS, "#content :is(button, .button, .ratelimit-badge)")
+            == []
+        ), size
         if name in ("rule", "override") and size[0] > 500:
             row = browser.find_element("css selector", ".form-row.field-limit")
             assert row.text.split("\n")[:2] == ["Limit", "requests per"]
@@ -515,19 +628,27 @@ def test_no_column_is_cut_off(name: str, browser: Any, places: Any) -> None:
         if name in ("rules", "overrides", "changes", "history", "inspector", "network"):
             row, cell = "#content tbody tr", "#content tbody td:not(.action-checkbox)"
             shown = [
-                browser.execute_script("return getComputedStyle(document.querySelector(arguments[0])).display", one)
+                browser.execute_script(
+                    "return getComputedStyle(document.querySelector(arguments[0])).display", one
+                )
                 for one in (row, cell)
             ]
             assert shown == (["block", "block"] if size[0] < 500 else ["table-row", "table-cell"])
-            named = "return getComputedStyle(document.querySelector(arguments[0]), '::before').content"
+            named = (
+                "return getComputedStyle(document.querySelector(arguments[0]), '::before').content"
+            )
             assert (browser.execute_script(named, cell) != "none") == (size[0] < 500)
 
 
 AS_IT_BEGINS = "pass"
 NAMES = {
-    "user", "exports of a day", "reports at once", "Tried out before it refuses anybody.", "That is enough for today.",
+    "user",
+    "exports of a day",
+    "reports at once",
+    "Tried out before it refuses anybody.",
+    "That is enough for today.",
     "ratelimit rules import",
-}  # fmt: skip
+}
 """What the demo has called its own rules and scopes, and the command that has made them."""
 DJANGOS_OWN = re.compile(r"- Select an option -|Note: Enter times in the ")
 """What Django 6.1 has not translated itself."""
@@ -547,8 +668,9 @@ return [...new Set(read.map(text => text.replace(/\\s+/g, " ").trim()))];
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_page_speaks_german(name: str, browser: Any, places: Any) -> None:
-    """To whose browser asks for it: no words are left that have a translation, or that the English page has, too; and
-    on a phone nothing is cut off by longer ones."""
+    """To whose browser asks for it: no words are left that have a translation, or that the English
+    page has, too; and on a phone nothing is cut off by longer ones.
+    """
     demo, _printed = places(AS_IT_BEGINS)
     sign_in(browser, demo)
     opened(browser, demo, name)
@@ -559,7 +681,11 @@ def test_every_page_speaks_german(name: str, browser: Any, places: Any) -> None:
     german = set(browser.execute_script(WORDS))
     with translation.override("de"):
         assert [text for text in german - NAMES if text and gettext(text) != text] == []
-    same = [text for text in german & english - NAMES if re.search(r"^[^_]*[a-z]{2,} [a-z]{2,}[^_]*$", text)]
+    same = [
+        text
+        for text in german & english - NAMES
+        if re.search(r"^[^_]*[a-z]{2,} [a-z]{2,}[^_]*$", text)
+    ]
     assert [text for text in same if not DJANGOS_OWN.match(text)] == []
     for width, height in SIZES.values():
         look(browser, width, height)
@@ -594,7 +720,10 @@ def test_the_page_of_all_limits_breaks_no_word(browser: Any, places: Any) -> Non
         screenshot(browser, f"admin-limits-{width}")
         assert browser.execute_script(BROKEN_WORDS, ".ratelimit-limits :is(th, td)") == []
         assert browser.execute_script(CUT_OFF) == []
-        assert "replaced by example_project.views.Login.dispatch" in browser.find_element("id", "content").text
+        assert (
+            "replaced by example_project.views.Login.dispatch"
+            in browser.find_element("id", "content").text
+        )
         row = browser.find_element("css selector", ".ratelimit-limits tbody tr")
         assert row.value_of_css_property("display") == ("block" if width < 500 else "table-row")
 
@@ -636,12 +765,22 @@ def test_the_demo_shows_the_limits_as_they_are_edited(browser: Any, demo: str) -
     assert "3 per minute" in browser.find_element("css selector", card).text
 
 
-def test_an_override_about_a_client_is_made_by_form_and_by_inspector(browser: Any, demo: str) -> None:
-    """An address with a form field: the inspector offers its digest, the form takes one, and the list shows it."""
+def test_an_override_about_a_client_is_made_by_form_and_by_inspector(
+    browser: Any, demo: str
+) -> None:
+    """An address with a form field: the inspector offers its digest, the form takes one, and the
+    list shows it.
+    """
     browser.set_window_size(1280, 1400)
     log_in(browser, demo)
     browser.get(f"{demo}{OVERRIDES}add/")
-    fill(browser, client_digest="0123456789abcdef" * 2, label="the loud one", effect="block", duration="2592000")
+    fill(
+        browser,
+        client_digest="0123456789abcdef" * 2,
+        label="the loud one",
+        effect="block",
+        duration="2592000",
+    )
     screenshot(browser, "override-of-digest")
     press(browser, "[name=_save]")
     assert "client 0123456789ab (the loud one)" in browser.find_element("id", "result_list").text

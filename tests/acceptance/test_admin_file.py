@@ -1,4 +1,6 @@
-"""Rules as a file in the admin: what it would change is seen first, and done when that is confirmed."""
+"""Rules as a file in the admin: what it would change is seen first, and done when that is
+confirmed.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +48,15 @@ def test_what_is_downloaded_changes_nothing_when_it_is_uploaded(operator: Client
     assert "attachment" in answer["Content-Disposition"]
     assert f'href="{FILE}rules.yaml"' in operator.get(FILE).content.decode()
     assert f'href="{FILE}"' in operator.get(RULES).content.decode()
-    assert "Nothing: the rules are those of the file" in looked_at(operator, answer.content).content.decode()
+    assert (
+        "Nothing: the rules are those of the file"
+        in looked_at(operator, answer.content).content.decode()
+    )
 
 
 def test_a_file_is_applied_when_what_it_changes_was_confirmed(operator: Client) -> None:
-    """Old and new are shown before; it holds for the next request, and the history says who did it."""
+    """Old and new are shown before; it holds for the next request, and the history says who did
+    it."""
     page = looked_at(operator, export().replace("5/h", "1/h"))
     assert "rate: 5/h → 1/h" in page.content.decode()
     assert visits(2) == [200, 200]
@@ -65,9 +71,14 @@ def test_rules_that_a_file_lacks_are_deleted_only_where_that_is_ticked(operator:
     cut = text[: text.index("- name: other")]
     page = looked_at(operator, cut)
     assert "- other: 7 per hour" in page.content.decode()
-    assert "tick the box if the warnings and deletions are intended" in confirmed(operator, page).content.decode()
+    assert (
+        "tick the box if the warnings and deletions are intended"
+        in confirmed(operator, page).content.decode()
+    )
     assert export() == text
-    may_change = staff("view_ratelimitrule", "add_ratelimitrule", "change_ratelimitrule", name="changes")
+    may_change = staff(
+        "view_ratelimitrule", "add_ratelimitrule", "change_ratelimitrule", name="changes"
+    )
     theirs = looked_at(may_change, cut)
     assert "You may not delete rules" in theirs.content.decode()
     assert confirmed(may_change, theirs, intended="on").status_code == 403
@@ -82,7 +93,10 @@ def test_what_would_surprise_in_a_file_has_to_be_confirmed(operator: Client) -> 
     wide = text.replace("rate: 5/h", "rate: 5/h\n  cost: 8")
     page = looked_at(operator, wide)
     assert "refuses every request that the rule applies to." in page.content.decode()
-    assert "tick the box if the warnings and deletions are intended" in confirmed(operator, page).content.decode()
+    assert (
+        "tick the box if the warnings and deletions are intended"
+        in confirmed(operator, page).content.decode()
+    )
     assert export() == text
     confirmed(operator, page, intended="on")
     assert export() == wide
@@ -112,7 +126,10 @@ def test_what_was_seen_is_what_is_done(operator: Client) -> None:
         ("# nothing\n", ["is empty; write []"]),
         (b"\xff", ["not text in UTF-8"]),
         ("#" * (MAX_VALUE + 1), ["larger than 2 MiB"]),
-        ("- {name: a, key: id, rate: 5/m, path: /}\n- 5", ["line 1: rule", "Unknown key", "line 2: 5 is not a rule"]),
+        (
+            "- {name: a, key: id, rate: 5/m, path: /}\n- 5",
+            ["line 1: rule", "Unknown key", "line 2: 5 is not a rule"],
+        ),
         ("- {name: <b>, key: id, rate: 5/m, path: /}", ["&lt;b&gt;"]),
     ],
 )

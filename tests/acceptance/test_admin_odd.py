@@ -20,7 +20,12 @@ from django.test import Client
 from django.urls import path, reverse
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
+from django_ratelimit_lua.models import (
+    RateLimitChange,
+    RateLimitOverride,
+    RateLimitRule,
+    RateLimitTier,
+)
 from tests.acceptance.test_admin import NO_TIERS, errors, given, staff
 from tests.acceptance.test_any_rule import OURS, SESSIONS, USERS
 from tests.acceptance.test_command import said
@@ -51,7 +56,12 @@ urlpatterns = [path("admin/", admin.site.urls), path("ok", ok, name="ok"), path(
 @pytest.fixture(autouse=True)
 def site(settings: Any, no_others: None, strict: None) -> None:
     settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = [SESSIONS, USERS, "django.contrib.messages.middleware.MessageMiddleware", OURS]
+    settings.MIDDLEWARE = [
+        SESSIONS,
+        USERS,
+        "django.contrib.messages.middleware.MessageMiddleware",
+        OURS,
+    ]
     settings.RATELIMIT_RULES = [{"name": "admin", "path": "/admin/", "exempt": True}]
 
 
@@ -76,7 +86,9 @@ def rows(operator: Client) -> None:
     RateLimitTier.objects.create(rule=day, group="gone", limit=50, unit="m")
     forever = datetime.datetime(9999, 12, 31, 23, 59, tzinfo=datetime.UTC)
     RateLimitOverride.objects.create(rule=broken, network="203.0.113.9", limit=5, ends=forever)
-    RateLimitOverride.objects.create(network="2001:db8::/32", effect="block", starts=forever.replace(year=1))
+    RateLimitOverride.objects.create(
+        network="2001:db8::/32", effect="block", starts=forever.replace(year=1)
+    )
     RateLimitOverride.objects.create(user=User.objects.get(), effect="exempt")
     key = RateLimitOverride(field="header:X-Key", effect="exempt", label="partner")
     key.set_value("hush")
@@ -84,7 +96,8 @@ def rows(operator: Client) -> None:
     RateLimitRule.objects.filter(pk=fits.pk).update(name="renamed")
     with connection.cursor() as cursor:
         cursor.execute(
-            f"UPDATE {APP}_ratelimitrule SET groups = '5', methods = '{{}}', unit = 'y' WHERE name = 'broken'"
+            f"UPDATE {APP}_ratelimitrule SET groups = '5', methods = '{{}}', unit = 'y' WHERE "
+            "name = 'broken'"
         )
         cursor.execute(f"UPDATE {APP}_ratelimitoverride SET unit = 'y' WHERE effect = 'limit'")
     for declared in (
@@ -95,10 +108,21 @@ def rows(operator: Client) -> None:
         [1],
     ):
         RateLimitChange.objects.create(
-            revision=9, kind="rule", name="odd", action="changed", before=declared, after=declared, object_id=fits.pk
+            revision=9,
+            kind="rule",
+            name="odd",
+            action="changed",
+            before=declared,
+            after=declared,
+            object_id=fits.pk,
         )
     RateLimitChange.objects.create(
-        revision=9, kind="rule", name="taken", action="changed", after=day.declared(), object_id=fits.pk
+        revision=9,
+        kind="rule",
+        name="taken",
+        action="changed",
+        after=day.declared(),
+        object_id=fits.pk,
     )
     RateLimitChange.objects.create(revision=10, kind="rule", name="many", action="bulk")
 
@@ -263,7 +287,11 @@ def filled(dice: random.Random, pattern: str) -> str:
     def argument(match: re.Match[str]) -> str:
         kind = match[1]
         if dice.random() < 0.7:
-            return dice.choice(["enforce", "off"]) if kind.startswith("str") else str(dice.randint(1, 12))
+            return (
+                dice.choice(["enforce", "off"])
+                if kind.startswith("str")
+                else str(dice.randint(1, 12))
+            )
         value = dice.choice(ODD)
         return (
             quote(value, safe="", errors="surrogatepass")
@@ -275,7 +303,9 @@ def filled(dice: random.Random, pattern: str) -> str:
 
 
 def sent(dice: random.Random, page: str) -> list[tuple[str, str]]:
-    """A form as nobody fills it in: most fields as they stand in the page, or chosen, some odd, missing or repeated."""
+    """A form as nobody fills it in: most fields as they stand in the page, or chosen, some odd,
+    missing or repeated.
+    """
     by_name: dict[str, list[str]] = {}
     for name, value in Fields(page).fields:
         by_name.setdefault(name, []).append(value)
@@ -286,12 +316,20 @@ def sent(dice: random.Random, page: str) -> list[tuple[str, str]]:
         if name in buttons and dice.random() < 0.6:
             continue
         times = dice.choices([0, 1, 2], [oddly, 1, oddly])[0]
-        given += [(name, dice.choice(ODD if dice.random() < oddly else values)) for _ in range(times)]
+        given += [
+            (name, dice.choice(ODD if dice.random() < oddly else values)) for _ in range(times)
+        ]
     if dice.random() < 0.5:
-        given += [("_selected_action", dice.choice([*ODD, "1", "2", "3"])), ("action", dice.choice(ACTIONS))]
+        given += [
+            ("_selected_action", dice.choice([*ODD, "1", "2", "3"])),
+            ("action", dice.choice(ACTIONS)),
+        ]
     if dice.random() < 0.3:
         given.append(
-            (dice.choice(["action", "subject", "duration", "target"]), dice.choice([*ODD, "address", "header", "user"]))
+            (
+                dice.choice(["action", "subject", "duration", "target"]),
+                dice.choice([*ODD, "address", "header", "user"]),
+            )
         )
     dice.shuffle(given)
     return given
@@ -313,7 +351,9 @@ ACTIONS = [
 ]
 
 
-def asked(client: Client, dice: random.Random, patterns: Sequence[str]) -> Iterator[tuple[str, str, Any, int]]:
+def asked(
+    client: Client, dice: random.Random, patterns: Sequence[str]
+) -> Iterator[tuple[str, str, Any, int]]:
     """Odd requests: (method, URL, what was sent, status)."""
     while True:
         url = filled(dice, dice.choice(patterns))
@@ -325,7 +365,14 @@ def asked(client: Client, dice: random.Random, patterns: Sequence[str]) -> Itera
         source = (
             url
             if response.status_code == 200
-            else dice.choice([f"{RULES}add/", f"{RULES}1/change/", f"{OVERRIDES}add/", reverse(f"admin:{APP}_inspect")])
+            else dice.choice(
+                [
+                    f"{RULES}add/",
+                    f"{RULES}1/change/",
+                    f"{OVERRIDES}add/",
+                    reverse(f"admin:{APP}_inspect"),
+                ]
+            )
         )
         page = (response if source == url else client.get(source)).content.decode()
         target = url if dice.random() < 0.6 else filled(dice, dice.choice(patterns))
@@ -340,7 +387,9 @@ def asked(client: Client, dice: random.Random, patterns: Sequence[str]) -> Itera
 def test_every_page_and_button_answers(
     seed: int, zone: str, operator: Client, rows: None, settings: Any, caplog: Any
 ) -> None:
-    """Forms, actions, queries and addresses with odd values: pages, redirects, refusals, never a failure."""
+    """Forms, actions, queries and addresses with odd values: pages, redirects, refusals, never a
+    failure.
+    """
     settings.TIME_ZONE = zone
     dice = random.Random(seed)
     patterns = pages()
@@ -358,7 +407,9 @@ def test_every_page_and_button_answers(
 
 
 def test_the_inspector_looks_at_whatever_is_asked(operator: Client, rows: None) -> None:
-    """Rules by session, paths that are no part of a URL, call sites that need what only a real request has."""
+    """Rules by session, paths that are no part of a URL, call sites that need what only a real
+    request has.
+    """
     url = reverse(f"admin:{APP}_inspect")
     asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET"}
     for odd in ("/ok", "//[", "/[", "/%ff%00", "/ok?q=[#"):
@@ -368,7 +419,9 @@ def test_the_inspector_looks_at_whatever_is_asked(operator: Client, rows: None) 
     assert "Cannot be applied to this request: tenant: AttributeError" in page
     assert "search:*:ip:5/m" in page
     for user in ("²", "9" * 40, "nobody"):
-        assert "No user has this name" in operator.post(url, {**asked, "user": user}).content.decode()
+        assert (
+            "No user has this name" in operator.post(url, {**asked, "user": user}).content.decode()
+        )
     assert "by session" in said("explain", "--path", "//[")
     assert "cannot be applied to this request: tenant" in said("explain", "--path", "/search")
     with pytest.raises(CommandError, match="no user has this"):
@@ -378,7 +431,9 @@ def test_the_inspector_looks_at_whatever_is_asked(operator: Client, rows: None) 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("strict")
 @pytest.mark.parametrize("page", ["ratelimitrule", "ratelimitoverride", "ratelimitchange"])
-def test_a_filter_that_no_database_takes_is_answered_as_django_answers_others(operator: Client, page: str) -> None:
+def test_a_filter_that_no_database_takes_is_answered_as_django_answers_others(
+    operator: Client, page: str
+) -> None:
     """Also as PostgreSQL, which refuses texts with a null character."""
     path = f"/admin/django_ratelimit_lua/{page}/"
     for text in ("a%00b", "%00"):
@@ -386,38 +441,65 @@ def test_a_filter_that_no_database_takes_is_answered_as_django_answers_others(op
         assert (answer.status_code, answer["Location"]) == (302, f"{path}?e=1")
 
 
-def test_no_name_that_is_asked_for_reaches_a_database_that_refuses_it(operator: Client, rows: None) -> None:
+def test_no_name_that_is_asked_for_reaches_a_database_that_refuses_it(
+    operator: Client, rows: None
+) -> None:
     """Every query that has a name, and every command."""
     names = ("\x00", "a\x00b")
-    asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET", "subject": "address", "duration": "3600"}
+    asked = {
+        "address": "203.0.113.9",
+        "path": "/ok",
+        "method": "GET",
+        "subject": "address",
+        "duration": "3600",
+    }
     inspect = reverse(f"admin:{APP}_inspect")
     for name in names:
         RateLimiter(name, "5/h").hit("ada")
         for url, query in (
-            (f"{RULES}add/", {"instead": name}), (f"{RULES}add/", {"beside": name, "which": name}),
-            (f"{RULES}add/", {"settings": name}), (f"{RULES}add/", {"copy": name}),
-            (reverse("admin:django_ratelimit_lua_call_site"), {"name": name}), (f"{RULES}limits/", {"q": name}),
-            (RULES, {"q": name}), (OVERRIDES, {"q": name}), (CHANGES, {"q": name}),
-            (inspect, {**asked, "user": name}), (inspect, {"reference": name}),
-        ):  # fmt: skip
+            (f"{RULES}add/", {"instead": name}),
+            (f"{RULES}add/", {"beside": name, "which": name}),
+            (f"{RULES}add/", {"settings": name}),
+            (f"{RULES}add/", {"copy": name}),
+            (reverse("admin:django_ratelimit_lua_call_site"), {"name": name}),
+            (f"{RULES}limits/", {"q": name}),
+            (RULES, {"q": name}),
+            (OVERRIDES, {"q": name}),
+            (CHANGES, {"q": name}),
+            (inspect, {**asked, "user": name}),
+            (inspect, {"reference": name}),
+        ):
             assert operator.get(url, query).status_code < 500, (url, query)
         for action in (f"block:{name}", f"exempt:{name}", f"reset:{name}", f"end:{name}"):
             assert operator.post(inspect, {**asked, "action": action}).status_code < 500
     for name in (*names, "half \ud800"):
         for command in (
-            ("rules", "mode", name, "off"), ("rules", "explain", "--path", "/ok", "--user", name),
-            ("block", "--ip", "203.0.113.9", "--rule", name), ("block", "--user", name),
-            ("unblock", "--user", name), ("reset", "--path", "/ok", "--limit", name),
-        ):  # fmt: skip
+            ("rules", "mode", name, "off"),
+            ("rules", "explain", "--path", "/ok", "--user", name),
+            ("block", "--ip", "203.0.113.9", "--rule", name),
+            ("block", "--user", name),
+            ("unblock", "--user", name),
+            ("reset", "--path", "/ok", "--limit", name),
+        ):
             with pytest.raises(CommandError):
                 call_command("ratelimit", *command)
 
 
 @pytest.mark.parametrize("action", ["block:nobody", "exempt:nobody", "block:admin"])
-def test_an_override_for_a_rule_that_is_not_there_is_an_error(action: str, operator: Client) -> None:
+def test_an_override_for_a_rule_that_is_not_there_is_an_error(
+    action: str, operator: Client
+) -> None:
     """And never one for all rules."""
-    asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET", "subject": "address", "duration": "3600"}
-    page = operator.post(reverse(f"admin:{APP}_inspect"), {**asked, "action": action}, follow=True).content.decode()
+    asked = {
+        "address": "203.0.113.9",
+        "path": "/ok",
+        "method": "GET",
+        "subject": "address",
+        "duration": "3600",
+    }
+    page = operator.post(
+        reverse(f"admin:{APP}_inspect"), {**asked, "action": action}, follow=True
+    ).content.decode()
     assert "There is no rule" in page
     assert not RateLimitOverride.objects.exists()
 
@@ -425,9 +507,18 @@ def test_an_override_for_a_rule_that_is_not_there_is_an_error(action: str, opera
 def test_a_header_that_is_too_long_is_an_error(operator: Client) -> None:
     """Told on the page."""
     name = "a" * 250
-    asked = {"header": f"{name}: b", "path": "/ok", "method": "GET", "subject": f"header:{name}", "duration": "3600"}
+    asked = {
+        "header": f"{name}: b",
+        "path": "/ok",
+        "method": "GET",
+        "subject": f"header:{name}",
+        "duration": "3600",
+    }
     page = operator.post(reverse(f"admin:{APP}_inspect"), {**asked, "action": "block"}, follow=True)
-    assert (page.status_code, "Field: Ensure this value has at most 200 characters" in page.content.decode()) == (
+    assert (
+        page.status_code,
+        "Field: Ensure this value has at most 200 characters" in page.content.decode(),
+    ) == (
         200,
         True,
     )
@@ -436,16 +527,29 @@ def test_a_header_that_is_too_long_is_an_error(operator: Client) -> None:
 
 def test_the_preview_tells_what_is_wrong(operator: Client) -> None:
     """A cost that cannot be; one that is only large is shown as what it is: nothing goes."""
-    form = given(path="/ok", key="ip", limit=60, unit="m", preview_burst=1000, preview_flow=1000, preview_unit="m")
+    form = given(
+        path="/ok",
+        key="ip",
+        limit=60,
+        unit="m",
+        preview_burst=1000,
+        preview_flow=1000,
+        preview_unit="m",
+    )
     for cost in (2**53 + 1, 2**63 - 1, 10**30, -1, "x"):
-        assert "Cost: " in operator.post(f"{RULES}preview/", {**form, "cost": cost}).content.decode()
+        assert (
+            "Cost: " in operator.post(f"{RULES}preview/", {**form, "cost": cost}).content.decode()
+        )
     assert (
-        "Of 1000 at once, 0 are allowed." in operator.post(f"{RULES}preview/", {**form, "cost": 2**53}).content.decode()
+        "Of 1000 at once, 0 are allowed."
+        in operator.post(f"{RULES}preview/", {**form, "cost": 2**53}).content.decode()
     )
 
 
 def test_a_version_whose_name_is_taken_is_not_restored(operator: Client) -> None:
-    """It says so, and overwrites nobody else's rule; a deleted rule comes back as the row that it was."""
+    """It says so, and overwrites nobody else's rule; a deleted rule comes back as the row that it
+    was.
+    """
     one = RateLimitRule.objects.create(name="first", path="/ok", key="ip", limit=5)
     first = RateLimitChange.objects.get()
     RateLimitRule.objects.filter(pk=one.pk).update(name="second")
@@ -458,7 +562,10 @@ def test_a_version_whose_name_is_taken_is_not_restored(operator: Client) -> None
     assert [rule.limit for rule in RateLimitRule.objects.all()] == [7]
     other.delete()
     operator.post(f"{RULES}restore/{first.pk}/")
-    assert (RateLimitRule.objects.get().pk, RateLimitRule.objects.get().limit) == (first.object_id, 5)
+    assert (RateLimitRule.objects.get().pk, RateLimitRule.objects.get().limit) == (
+        first.object_id,
+        5,
+    )
 
 
 @pytest.mark.parametrize("day", ["9999-12-31", "0001-01-01", "9700-02-28"])
@@ -469,7 +576,8 @@ def test_the_ends_of_the_calendar_are_no_dates(day: str, field: str, operator: C
     page = operator.post(f"{OVERRIDES}add/", {**form, f"{field}_0": day, f"{field}_1": "23:59:59"})
     assert "leave it empty" in errors(page) or "valid date" in errors(page)
     page = operator.post(
-        f"{OVERRIDES}add/", {**form, "starts_0": "9999-12-31", "starts_1": "23:00", "duration": "604800"}
+        f"{OVERRIDES}add/",
+        {**form, "starts_0": "9999-12-31", "starts_1": "23:00", "duration": "604800"},
     )
     assert "leave it empty" in errors(page)
     year = int(day[:4])
@@ -481,7 +589,11 @@ def test_the_ends_of_the_calendar_are_no_dates(day: str, field: str, operator: C
     RateLimitOverride.objects.update(**{field: moment})
     one.refresh_from_db()
     assert 1970 < getattr(one, field).year < 9700
-    assert operator.get(OVERRIDES).status_code == operator.get(f"{OVERRIDES}{one.pk}/change/").status_code == 200
+    assert (
+        operator.get(OVERRIDES).status_code
+        == operator.get(f"{OVERRIDES}{one.pk}/change/").status_code
+        == 200
+    )
 
 
 def test_a_tier_that_its_rule_cannot_have_is_refused_by_the_form(operator: Client) -> None:
@@ -502,11 +614,18 @@ def test_a_tier_that_its_rule_cannot_have_is_refused_by_the_form(operator: Clien
     assert not RateLimitRule.objects.exists()
     operator.post(f"{RULES}add/", {**day, **tier, "tiers-0-unit": "d"})
     saved = RateLimitTier.objects.get()
-    changed = {**tier, "tiers-INITIAL_FORMS": 1, "tiers-0-id": saved.pk, "tiers-0-rule": saved.rule_id}
+    changed = {
+        **tier,
+        "tiers-INITIAL_FORMS": 1,
+        "tiers-0-id": saved.pk,
+        "tiers-0-rule": saved.rule_id,
+    }
     plain = given(path="/ok", key="ip", limit=5, unit="m")
     operator.post(f"{RULES}{saved.rule_id}/change/", {**plain, **changed})
     assert RateLimitRule.objects.get().declared()["tiers"] == [{"group": "pro", "rate": "50/m"}]
-    assert "A window that starts" in errors(operator.post(f"{RULES}{saved.rule_id}/change/", {**day, **changed}))
+    assert "A window that starts" in errors(
+        operator.post(f"{RULES}{saved.rule_id}/change/", {**day, **changed})
+    )
 
 
 def test_who_may_not_edit_tiers_cannot_contradict_them(operator: Client) -> None:
@@ -523,9 +642,16 @@ def test_who_may_not_edit_tiers_cannot_contradict_them(operator: Client) -> None
 def test_a_broken_rule_locks_neither_the_list_nor_its_switch(operator: Client, rows: None) -> None:
     """The order of all can be changed, and it can be switched off."""
     every = list(RateLimitRule.objects.all())
-    form: dict[str, Any] = {"form-TOTAL_FORMS": len(every), "form-INITIAL_FORMS": len(every), "_save": "Save"}
+    form: dict[str, Any] = {
+        "form-TOTAL_FORMS": len(every),
+        "form-INITIAL_FORMS": len(every),
+        "_save": "Save",
+    }
     for number, rule in enumerate(every):
-        form |= {f"form-{number}-id": rule.pk, f"form-{number}-order": 5 if rule.name == "day" else rule.order}
+        form |= {
+            f"form-{number}-id": rule.pk,
+            f"form-{number}-order": 5 if rule.name == "day" else rule.order,
+        }
     assert operator.post(RULES, form).status_code == 302
     assert RateLimitRule.objects.get(name="day").order == 5
     broken = RateLimitRule.objects.get(name="broken")

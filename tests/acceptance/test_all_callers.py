@@ -16,9 +16,14 @@ from django_ratelimit_lua.rules.rule import RuleError, compile_rule
 
 
 def test_a_limiter_without_an_identity_counts_all_callers(settings: Any) -> None:
-    """As a call site with that key does, which a rule replaces by its name; and nobody is banned."""
+    """As a call site with that key does, which a rule replaces by its name; and nobody is
+    banned."""
     limiter = RateLimiter("everyone", "3/h", ban_after=1, ban_for="1h")
-    assert [limiter.hit().allowed, limiter.hit(None).allowed, limiter.peek().remaining] == [True, True, 1]
+    assert [limiter.hit().allowed, limiter.hit(None).allowed, limiter.peek().remaining] == [
+        True,
+        True,
+        1,
+    ]
     assert limiter.refund().remaining == 2
     assert [limiter.hit().allowed for _ in range(4)] == [True, True, False, False]
     assert limiter.hit().banned_until is None
@@ -34,7 +39,10 @@ def test_a_limiter_without_an_identity_counts_all_callers(settings: Any) -> None
     [
         ({"key": ["all", "ip"]}, "use it alone"),
         ({"key": "all", "ban_after": 3, "ban_for": "1h"}, "would refuse every client"),
-        ({"key": "ip", "ban_after": 3, "ban_for": "1h", "ban_key": "all"}, "would ban every client"),
+        (
+            {"key": "ip", "ban_after": 3, "ban_for": "1h", "ban_key": "all"},
+            "would ban every client",
+        ),
     ],
 )
 def test_what_would_be_a_mistake_is_refused(given: dict[str, Any], problem: str) -> None:
@@ -43,7 +51,11 @@ def test_what_would_be_a_mistake_is_refused(given: dict[str, Any], problem: str)
         compile_rule({"name": "x", "path": "/", "rate": "1/m", **given})
     with pytest.raises(LimitError, match=problem):
         ratelimit(
-            rate="1/m", **{**given, "key": tuple(given["key"]) if isinstance(given["key"], list) else given["key"]}
+            rate="1/m",
+            **{
+                **given,
+                "key": tuple(given["key"]) if isinstance(given["key"], list) else given["key"],
+            },
         )
 
 
@@ -55,7 +67,9 @@ def test_operators_use_it(settings: Any) -> None:
     assert reading(rule.declared()) == "500 per second for all clients together, on /ok"
     for wrong in ({"key": "all+ip"}, {"ban_after": 3, "ban_for": "1h"}):
         with pytest.raises(ValidationError):
-            RateLimitRule(**{"name": "x", "path": "/ok", "key": "all", "limit": 5, "unit": "s", **wrong}).full_clean()
+            RateLimitRule(
+                **{"name": "x", "path": "/ok", "key": "all", "limit": 5, "unit": "s", **wrong}
+            ).full_clean()
     with pytest.raises(ValidationError):
         RateLimitOverride(field="all", effect="block").full_clean()
     with pytest.raises(CommandError):

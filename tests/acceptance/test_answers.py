@@ -46,7 +46,10 @@ def test_a_program_is_told_in_plain_text_when_to_come_back(client: Client) -> No
     """In words, with the reference."""
     response = blocked(client)
     assert response["Content-Type"] == "text/plain; charset=utf-8"
-    text = f"Too many requests. Try again in {response['Retry-After']} seconds.\nReference: {response[REFERENCE]}\n"
+    text = (
+        f"Too many requests. Try again in {response['Retry-After']} seconds.\nReference: "
+        f"{response[REFERENCE]}\n"
+    )
     assert response.content.decode() == text
 
 
@@ -54,7 +57,8 @@ def test_a_program_is_told_in_plain_text_when_to_come_back(client: Client) -> No
     "accept", ["application/json", "application/problem+json", "application/json, text/html;q=0.5"]
 )
 def test_who_asks_for_json_gets_a_problem_document(accept: str, client: Client) -> None:
-    """RFC 9457, of the type that the IETF's draft has for quotas, with the names of the policies."""
+    """RFC 9457, of the type that the IETF's draft has for quotas, with the names of the
+    policies."""
     response = blocked(client, accept=accept)
     assert response["Content-Type"] == "application/problem+json"
     assert json.loads(response.content) == {
@@ -68,7 +72,9 @@ def test_who_asks_for_json_gets_a_problem_document(accept: str, client: Client) 
     }
 
 
-def test_the_violated_policies_are_named_as_in_the_headers(rf: RequestFactory, settings: Any) -> None:
+def test_the_violated_policies_are_named_as_in_the_headers(
+    rf: RequestFactory, settings: Any
+) -> None:
     """Those that refuse, and no others."""
     settings.RATELIMIT_HEADERS = "draft-10"
     view = ratelimit("search", "ip", ["9/s", "1/h", "5/d"])(lambda request: HttpResponse())
@@ -78,7 +84,9 @@ def test_the_violated_policies_are_named_as_in_the_headers(rf: RequestFactory, s
     assert refused["RateLimit-Policy"].startswith('"search";q=9;w=1, "search-2";q=1;w=3600')
 
 
-@pytest.mark.parametrize("accept", [BROWSER, "text/html", "TEXT/HTML", "text/html, application/json;q=0.9"])
+@pytest.mark.parametrize(
+    "accept", [BROWSER, "text/html", "TEXT/HTML", "text/html, application/json;q=0.9"]
+)
 def test_a_browser_gets_a_page(accept: str, client: Client) -> None:
     """Without a template of the project: what happened, when to come back, and the reference."""
     response = blocked(client, accept=accept)
@@ -99,7 +107,10 @@ def test_who_asks_for_neither_gets_plain_text(accept: str, client: Client) -> No
     "engine",
     [
         {"BACKEND": "django.template.backends.django.DjangoTemplates"},
-        {"BACKEND": "django.template.backends.django.DjangoTemplates", "OPTIONS": {"string_if_invalid": "BROKEN"}},
+        {
+            "BACKEND": "django.template.backends.django.DjangoTemplates",
+            "OPTIONS": {"string_if_invalid": "BROKEN"},
+        },
         None,
     ],
     ids=["without app directories", "strict", "no templates at all"],
@@ -115,7 +126,9 @@ def test_the_page_needs_nothing_of_the_project(engine: Any, client: Client, sett
 def test_the_page_has_no_script_and_loads_nothing(client: Client) -> None:
     """So it works under any policy for contents; where there is a nonce, its style has it."""
     page = blocked(client, accept=BROWSER).content.decode()
-    assert not re.search(r"<script|<link|<img|<iframe|@import|url\(|https?:|\bsrc=|\bon\w+=|\bstyle=", page)
+    assert not re.search(
+        r"<script|<link|<img|<iframe|@import|url\(|https?:|\bsrc=|\bon\w+=|\bstyle=", page
+    )
     assert '<meta name="color-scheme" content="light dark">' in page
     assert "<style>" in page
 
@@ -131,7 +144,9 @@ def test_the_style_has_the_nonce_of_the_request(attribute: str, rf: RequestFacto
 
 def test_the_documentation_has_the_hash_of_the_style(client: Client) -> None:
     """For policies by hash."""
-    style = re.search(r"<style>(.*)</style>", blocked(client, accept=BROWSER).content.decode()).group(1)
+    style = re.search(
+        r"<style>(.*)</style>", blocked(client, accept=BROWSER).content.decode()
+    ).group(1)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     assert f"'sha256-{digest}'" in (Path(__file__).parents[2] / "docs" / "refused.rst").read_text()
 
@@ -140,28 +155,40 @@ def test_what_a_rule_says_is_escaped(client: Client, settings: Any) -> None:
     """And its lines stay lines."""
     message = "Too many searches.\nAsk <sales@example.org>."
     settings.MIDDLEWARE = [LIMITS]
-    settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": "ip", "rate": "0/m", "message": message}]
+    settings.RATELIMIT_RULES = [
+        {"name": "all", "path": "/", "key": "ip", "rate": "0/m", "message": message}
+    ]
     page = client.get("/plain", headers={"accept": BROWSER}).content.decode()
     assert "<p>Too many searches.<br>Ask &lt;sales@example.org&gt;.</p>" in page
 
 
-@pytest.mark.parametrize("middleware", [[LOCALE, LIMITS], [LIMITS, LOCALE]], ids=["in front", "behind"])
-def test_a_client_is_told_in_its_language(middleware: list[str], client: Client, settings: Any) -> None:
+@pytest.mark.parametrize(
+    "middleware", [[LOCALE, LIMITS], [LIMITS, LOCALE]], ids=["in front", "behind"]
+)
+def test_a_client_is_told_in_its_language(
+    middleware: list[str], client: Client, settings: Any
+) -> None:
     """Wherever `LocaleMiddleware` stands, and whoever was answered before."""
     settings.MIDDLEWARE = middleware
-    settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": "ip", "rate": "1/d", "algorithm": "fixed_window"}]
+    settings.RATELIMIT_RULES = [
+        {"name": "all", "path": "/", "key": "ip", "rate": "1/d", "algorithm": "fixed_window"}
+    ]
     client.get("/plain")
     page = client.get("/plain", headers=GERMAN).content.decode()
     assert '<html lang="de">' in page
     assert "<h1>Zu viele Anfragen</h1>" in page
     assert "Versuchen Sie es in etwa 24 Stunden noch einmal." in page
     assert "nennen Sie diese Referenz:" in page
-    english = client.get("/plain", headers={"accept": BROWSER, "accept-language": "en"}).content.decode()
+    english = client.get(
+        "/plain", headers={"accept": BROWSER, "accept-language": "en"}
+    ).content.decode()
     assert "Try again in about 24 hours." in english
     detail = client.get("/plain", headers={**GERMAN, "accept": "application/json"}).json()["detail"]
     assert detail == "Versuchen Sie es in etwa 24 Stunden noch einmal."
     plain = client.get("/plain", headers={**GERMAN, "accept": "*/*"}).content.decode()
-    assert plain.startswith("Zu viele Anfragen. Versuchen Sie es in etwa 24 Stunden noch einmal.\nReferenz: ")
+    assert plain.startswith(
+        "Zu viele Anfragen. Versuchen Sie es in etwa 24 Stunden noch einmal.\nReferenz: "
+    )
 
 
 def test_a_site_of_one_language_speaks_it(client: Client, settings: Any) -> None:
@@ -174,13 +201,19 @@ def test_a_site_of_one_language_speaks_it(client: Client, settings: Any) -> None
 
 def templates(text: str) -> list[dict[str, Any]]:
     loaders = [("django.template.loaders.locmem.Loader", {"429.html": text})]
-    return [{"BACKEND": "django.template.backends.django.DjangoTemplates", "OPTIONS": {"loaders": loaders}}]
+    return [
+        {
+            "BACKEND": "django.template.backends.django.DjangoTemplates",
+            "OPTIONS": {"loaders": loaders},
+        }
+    ]
 
 
 def test_the_projects_template_is_used(client: Client, settings: Any) -> None:
     """`429.html` gets what the documentation says."""
     settings.TEMPLATES = templates(
-        "{{ retry_after }}|{{ decision.remaining }}|{{ decision.denied_by.0 }}|{{ reason }}|{{ message }}|{{ when }}|"
+        "{{ retry_after }}|{{ decision.remaining }}|{{ decision.denied_by.0 }}|{{ reason }}|{{ "
+        "message }}|{{ when }}|"
         "{{ reference }}"
     )
     response = blocked(client)
@@ -190,7 +223,9 @@ def test_the_projects_template_is_used(client: Client, settings: Any) -> None:
     assert response["Content-Type"].startswith("text/html")
 
 
-def test_the_template_of_another_app_goes_before_ours(client: Client, settings: Any, tmp_path: Path) -> None:
+def test_the_template_of_another_app_goes_before_ours(
+    client: Client, settings: Any, tmp_path: Path
+) -> None:
     """In whatever order the apps are installed, and it may extend ours."""
     folder = tmp_path / "shop" / "templates"
     folder.mkdir(parents=True)
@@ -207,7 +242,9 @@ def test_the_template_of_another_app_goes_before_ours(client: Client, settings: 
     assert "<h1>Too many requests</h1>" in page
 
 
-def test_a_template_missing_inside_the_projects_is_not_hidden(client: Client, settings: Any) -> None:
+def test_a_template_missing_inside_the_projects_is_not_hidden(
+    client: Client, settings: Any
+) -> None:
     """Only the absence of `429.html` itself means that there is none."""
     from django.template import TemplateDoesNotExist
 
@@ -229,7 +266,14 @@ def test_the_view_setting_is_told_what_to_say(client: Client, settings: Any) -> 
     """The rule's message, when to try again in the client's language, and the reference."""
     settings.MIDDLEWARE = [LIMITS, LOCALE]
     settings.RATELIMIT_RULES = [
-        {"name": "all", "path": "/", "key": "ip", "rate": "1/d", "algorithm": "fixed_window", "message": "Ask sales."}
+        {
+            "name": "all",
+            "path": "/",
+            "key": "ip",
+            "rate": "1/d",
+            "algorithm": "fixed_window",
+            "message": "Ask sales.",
+        }
     ]
     settings.RATELIMIT_VIEW = lambda request, refused: HttpResponse(
         f"{refused.message}|{refused.when}|{refused.reference}", status=429
@@ -242,9 +286,13 @@ def test_the_view_setting_is_told_what_to_say(client: Client, settings: Any) -> 
 
 
 def test_an_exception_of_the_projects_is_told_too(rf: RequestFactory, settings: Any) -> None:
-    """Where it is a `Ratelimited`; it still has it in another process. A rule without a message leaves its text."""
+    """Where it is a `Ratelimited`; it still has it in another process. A rule without a message
+    leaves its text.
+    """
     settings.RATELIMIT_EXCEPTION_CLASS = Ratelimited
-    settings.RATELIMIT_RULES = [{"name": "search", "path": "/", "key": "ip", "rate": "0/m", "message": "Ask sales."}]
+    settings.RATELIMIT_RULES = [
+        {"name": "search", "path": "/", "key": "ip", "rate": "0/m", "message": "Ask sales."}
+    ]
     view = ratelimit("search", "ip", "5/m")(lambda request: None)
     with pytest.raises(Ratelimited) as raised:
         view(rf.get("/"))
@@ -268,7 +316,9 @@ def test_an_exception_of_the_projects_is_told_too(rf: RequestFactory, settings: 
         (["5/m", "100/h"], 6, "This request is larger than the limit allows."),
     ],
 )
-def test_who_can_never_come_back_is_told_why(rate: Any, cost: int, detail: str, rf: RequestFactory) -> None:
+def test_who_can_never_come_back_is_told_why(
+    rate: Any, cost: int, detail: str, rf: RequestFactory
+) -> None:
     """What is too large is too large; where nothing is let in, size is not the reason."""
     view = ratelimit(key="ip", rate=rate, cost=cost)(lambda request: None)
     response = view(rf.get("/", headers={"accept": "application/json"}))
@@ -282,7 +332,9 @@ def test_who_is_blocked_for_good_is_told_so(has_rule: bool, client: Client, sett
     settings.MIDDLEWARE = [LIMITS]
     settings.RATELIMIT_HEADERS = "draft-10"
     if has_rule:
-        RateLimitRule.objects.create(name="all", key="ip", limit=5, period=60, path="/", message="Ask sales.")
+        RateLimitRule.objects.create(
+            name="all", key="ip", limit=5, period=60, path="/", message="Ask sales."
+        )
     block = RateLimitOverride.objects.create(network="127.0.0.0/8", effect="block")
     response = client.get("/plain", headers={"accept": "application/json"})
     body = response.json()
@@ -307,8 +359,12 @@ def test_who_is_blocked_for_good_is_told_so(has_rule: bool, client: Client, sett
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_real_browser_shows_the_page(theme: str, browser: Any, live_server: Any, settings: Any) -> None:
-    """On a desk and on a phone, light and dark; whole under the strictest policy, and accessible with and without."""
+def test_a_real_browser_shows_the_page(
+    theme: str, browser: Any, live_server: Any, settings: Any
+) -> None:
+    """On a desk and on a phone, light and dark; whole under the strictest policy, and accessible
+    with and without.
+    """
     settings.MIDDLEWARE = ["tests.acceptance.test_answers.with_policy"]
     theme_feature = {"name": "prefers-color-scheme", "value": theme}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [theme_feature]})

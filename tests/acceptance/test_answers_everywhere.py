@@ -1,4 +1,6 @@
-"""Every 429 of ours, wherever it is made and whatever it asks on its way: the same promises under WSGI and ASGI."""
+"""Every 429 of ours, wherever it is made and whatever it asks on its way: the same promises under
+WSGI and ASGI.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,9 @@ async def arefused_view(request: HttpRequest, exception: Ratelimited) -> HttpRes
 
 class RefusedClass(View):
     async def get(self, request: HttpRequest, exception: Ratelimited) -> HttpResponse:
-        return HttpResponse(f"{await User.objects.acount()} {exception.decision.denied_by}", status=429)
+        return HttpResponse(
+            f"{await User.objects.acount()} {exception.decision.denied_by}", status=429
+        )
 
 
 class Called:
@@ -214,7 +218,9 @@ def test_a_page_that_knows_the_user(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_of_either_kind_makes_the_answer(view: str, kind: str, settings: Any) -> None:
-    """`RATELIMIT_VIEW` may ask the database, be a coroutine, a class, or leave its page to be rendered."""
+    """`RATELIMIT_VIEW` may ask the database, be a coroutine, a class, or leave its page to be
+    rendered.
+    """
     settings.RATELIMIT_VIEW = VIEWS[view]
     for where in DJANGO:
         response = last(where, kind)
@@ -253,9 +259,13 @@ def test_drfs_body_says_what_a_problem_document_says(where: str, kind: str) -> N
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 def test_the_message_of_a_rule_is_in_every_answer(kind: str, settings: Any) -> None:
-    """By decorator, middleware and throttle, raised deep inside, as JSON, page, text and in DRF's body."""
+    """By decorator, middleware and throttle, raised deep inside, as JSON, page, text and in DRF's
+    body.
+    """
     names = ("decorated", "adecorated", "refusing", "deep")
-    rules = [{"name": name, "group": name, "key": "ip", "rate": "1/h"} for name in names] + settings.RATELIMIT_RULES
+    rules = [
+        {"name": name, "group": name, "key": "ip", "rate": "1/h"} for name in names
+    ] + settings.RATELIMIT_RULES
     settings.RATELIMIT_RULES = [{**rule, "message": "Ask sales."} for rule in rules]
     settings.TEMPLATES = []
     for where in ("/ruled", "/aruled", "/decorated", "/adecorated", "/deep", "/adeep", "/nowhere"):
@@ -271,25 +281,35 @@ def test_the_message_of_a_rule_is_in_every_answer(kind: str, settings: Any) -> N
 
 def test_what_can_never_be_is_said_in_drf_too(settings: Any) -> None:
     """A limit of 0 names no time."""
-    settings.RATELIMIT_RULES = [{"name": "refusing", "group": "refusing", "rate": "0/h", "message": "Closed."}]
+    settings.RATELIMIT_RULES = [
+        {"name": "refusing", "group": "refusing", "rate": "0/h", "message": "Closed."}
+    ]
     response = last("/drf/throttled", "wsgi")
-    assert (response.status_code, response.json()["detail"]) == (429, "Closed. This is not available.")
+    assert (response.status_code, response.json()["detail"]) == (
+        429,
+        "Closed. This is not available.",
+    )
     assert "Retry-After" not in response.headers
 
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 @pytest.mark.parametrize("exception", [None, Ratelimited])
 def test_a_refusal_is_logged_once(kind: str, exception: Any, settings: Any, caplog: Any) -> None:
-    """By whatever face, and where it is raised and caught again; with the reference that the client has. Refused
-    again in the same minute, nothing more is written."""
+    """By whatever face, and where it is raised and caught again; with the reference that the client
+    has. Refused again in the same minute, nothing more is written.
+    """
     settings.RATELIMIT_EXCEPTION_CLASS = exception
     for where in ["/decorated", "/adecorated", "/class", "/deep", "/adeep", *DRF]:
         refusal_log.clear()
         caplog.clear()
         response = last(where, kind)
-        records = [record for record in caplog.records if record.name == "django_ratelimit_lua.refused"]
+        records = [
+            record for record in caplog.records if record.name == "django_ratelimit_lua.refused"
+        ]
         assert [record.path for record in records] == [where]
-        if "deep" not in where and where != "/drf/function":  # These were refused the first time, too.
+        if (
+            "deep" not in where and where != "/drf/function"
+        ):  # These were refused the first time, too.
             assert records[0].reference == response["RateLimit-Reference"]
 
 
@@ -308,10 +328,17 @@ def own_handler(exc: Exception, context: Any) -> Response:
 
 def test_a_projects_own_handler_stays_its_own(settings: Any) -> None:
     """It is asked, and not ours; a throttle's refusal is not stored all the same."""
-    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": f"{__name__}.own_handler"}
+    settings.REST_FRAMEWORK = {
+        **settings.REST_FRAMEWORK,
+        "EXCEPTION_HANDLER": f"{__name__}.own_handler",
+    }
     assert last("/drf/deep", "wsgi").json() == {"own": True}
     throttled = last("/drf/throttled", "wsgi")
-    assert (throttled.status_code, throttled.json(), throttled["Cache-Control"]) == (429, {"own": True}, "no-store")
+    assert (throttled.status_code, throttled.json(), throttled["Cache-Control"]) == (
+        429,
+        {"own": True},
+        "no-store",
+    )
 
 
 def test_other_exceptions_are_drfs(settings: Any) -> None:
@@ -320,7 +347,9 @@ def test_other_exceptions_are_drfs(settings: Any) -> None:
 
     for error in (PermissionDenied("no"), ValueError()):
         theirs, found = exception_handler(error, {}), ours(error, {})
-        assert (found and (found.status_code, found.data)) == (theirs and (theirs.status_code, theirs.data))
+        assert (found and (found.status_code, found.data)) == (
+            theirs and (theirs.status_code, theirs.data)
+        )
 
 
 def test_what_can_never_be_allowed_names_no_time() -> None:
@@ -328,7 +357,11 @@ def test_what_can_never_be_allowed_names_no_time() -> None:
     from django_ratelimit_lua.throttling import exception_handler as ours
 
     response = ours(Ratelimited(Decision(False)), {})
-    assert (response.status_code, "Retry-After" in response, response["Cache-Control"]) == (429, False, "no-store")
+    assert (response.status_code, "Retry-After" in response, response["Cache-Control"]) == (
+        429,
+        False,
+        "no-store",
+    )
 
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
@@ -336,7 +369,9 @@ def test_what_the_view_says_of_storing_stays(kind: str, settings: Any) -> None:
     """`Cache-Control` and `Retry-After` of `RATELIMIT_VIEW` are its own."""
 
     def own(request: HttpRequest, exception: Ratelimited) -> HttpResponse:
-        return JsonResponse({}, status=429, headers={"Cache-Control": "private, max-age=5", "Retry-After": "7"})
+        return JsonResponse(
+            {}, status=429, headers={"Cache-Control": "private, max-age=5", "Retry-After": "7"}
+        )
 
     settings.RATELIMIT_VIEW = own
     response = last("/decorated", kind)

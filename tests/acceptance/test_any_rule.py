@@ -1,4 +1,6 @@
-"""Whatever rule is accepted, whatever is found in Redis, and whatever request comes: an answer, never a failure."""
+"""Whatever rule is accepted, whatever is found in Redis, and whatever request comes: an answer,
+never a failure.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def away(request: HttpRequest) -> HttpResponse:
 
 @ratelimit("search", "ip", "100/m")
 def search(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(",".join(f"{state.name}={state.limit}" for state in request.ratelimit.limits))
+    return HttpResponse(
+        ",".join(f"{state.name}={state.limit}" for state in request.ratelimit.limits)
+    )
 
 
 @ratelimit("search", ("ip", "get:who"), "100/m", method="POST")
@@ -86,7 +90,9 @@ def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rule(name: str = "site", **fields: Any) -> RateLimitRule:
-    return RateLimitRule.objects.create(name=name, **{"path": "/", "key": "ip", "limit": 2, "unit": "h", **fields})
+    return RateLimitRule.objects.create(
+        name=name, **{"path": "/", "key": "ip", "limit": 2, "unit": "h", **fields}
+    )
 
 
 def get(address: str = "/ok", times: int = 1) -> list[int]:
@@ -96,8 +102,16 @@ def get(address: str = "/ok", times: int = 1) -> list[int]:
 def by_hand(direct: redis.Redis, prefix: str, *rules: Any, revision: int = 1) -> None:
     """Rules in Redis as nobody of ours would have written them."""
     known = direct.hgetall(f"{prefix}{{rules}}")
-    snapshot = {"format": FORMAT, **json.loads(known.get(b"rules", b"{}")), "revision": revision, "rules": list(rules)}
-    direct.hset(f"{prefix}{{rules}}", mapping={**known, b"revision": revision, b"rules": json.dumps(snapshot)})
+    snapshot = {
+        "format": FORMAT,
+        **json.loads(known.get(b"rules", b"{}")),
+        "revision": revision,
+        "rules": list(rules),
+    }
+    direct.hset(
+        f"{prefix}{{rules}}",
+        mapping={**known, b"revision": revision, b"rules": json.dumps(snapshot)},
+    )
 
 
 BODIES = [
@@ -144,9 +158,15 @@ requests = st.fixed_dictionaries(
 def answer(asked: dict[str, Any]) -> int:
     """The status of what a request is answered, through the whole stack."""
     content, kind = asked["body"]
-    headers = {} if asked["header"] is None else {"User-Agent": asked["header"], "Accept": asked["header"]}
+    headers = (
+        {}
+        if asked["header"] is None
+        else {"User-Agent": asked["header"], "Accept": asked["header"]}
+    )
     with override_settings(MIDDLEWARE=asked["stack"]):
-        client: Any = (AsyncClient if asked["asynchronous"] else Client)(raise_request_exception=False)
+        client: Any = (AsyncClient if asked["asynchronous"] else Client)(
+            raise_request_exception=False
+        )
         if asked["user"] is not None:
             client.force_login(User.objects.get(username=asked["user"]))
         if asked["cookie"] is not None:
@@ -163,7 +183,9 @@ def people() -> None:
     grace.groups.add(Group.objects.create(name="free"))
 
 
-@example_settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
+@example_settings(
+    max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck)
+)
 @given(rules, st.lists(tiers, max_size=2), st.lists(requests, min_size=3, max_size=6))
 @example({"name": "site", "path": "/", "key": "ip", "limit": 5, "cost": 2**53 + 1}, [], [])
 def test_a_rule_that_is_accepted_can_be_applied(
@@ -173,7 +195,9 @@ def test_a_rule_that_is_accepted_can_be_applied(
     of_groups: list[dict[str, Any]],
     asked: list[dict[str, Any]],
 ) -> None:
-    """What `full_clean` takes compiles, and every request under it is answered; and the next rules are found."""
+    """What `full_clean` takes compiles, and every request under it is answered; and the next rules
+    are found.
+    """
     RateLimitRule.objects.all().delete()
     one = RateLimitRule(**fields)
     try:
@@ -193,7 +217,9 @@ def test_a_rule_that_is_accepted_can_be_applied(
     assert RateLimitRule.objects.get().compiled().given == one.compiled().given
     assert provider.reload().problems == []
     statuses = [answer(request) for request in asked]
-    assert set(statuses) <= ANSWERS, [(status, request) for status, request in zip(statuses, asked, strict=True)]
+    assert set(statuses) <= ANSWERS, [
+        (status, request) for status, request in zip(statuses, asked, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -209,11 +235,24 @@ def test_a_rule_that_is_accepted_can_be_applied(
         ({"audience": "groups", "groups": "pro"}, "list of names"),
         ({"max_wait": math.nan}, "seconds from 0"),
         ({"max_wait": math.inf}, "less than or equal to 315619200"),
-        ({"algorithm": "fixed_window", "align": "month", "period": 3, "unit": "h"}, "A window that starts"),
-        ({"time_zone": "../../etc/passwd", "algorithm": "fixed_window", "align": "day", "unit": "d"}, "time zone"),
+        (
+            {"algorithm": "fixed_window", "align": "month", "period": 3, "unit": "h"},
+            "A window that starts",
+        ),
+        (
+            {
+                "time_zone": "../../etc/passwd",
+                "algorithm": "fixed_window",
+                "align": "day",
+                "unit": "d",
+            },
+            "time zone",
+        ),
     ],
 )
-def test_what_cannot_be_applied_is_refused_where_it_is_written(fields: dict[str, Any], problem: str) -> None:
+def test_what_cannot_be_applied_is_refused_where_it_is_written(
+    fields: dict[str, Any], problem: str
+) -> None:
     """By the model, and so by every form."""
     one = RateLimitRule(**{"name": "site", "path": "/", "key": "ip", "limit": 5, **fields})
     with pytest.raises(ValidationError) as caught:
@@ -240,7 +279,9 @@ def test_what_cannot_be_applied_is_refused_where_it_is_written(fields: dict[str,
     ],
 )
 @pytest.mark.parametrize("plain", [True, False])
-def test_settings_and_files_have_the_same_judge(fields: dict[Any, Any], problem: str, plain: bool) -> None:
+def test_settings_and_files_have_the_same_judge(
+    fields: dict[Any, Any], problem: str, plain: bool
+) -> None:
     """An error that names the field, of whatever type a value is."""
     with pytest.raises(RuleError) as caught:
         compile_rule({"name": "site", "key": "ip", "rate": "5/m", **fields}, plain=plain)
@@ -248,7 +289,9 @@ def test_settings_and_files_have_the_same_judge(fields: dict[Any, Any], problem:
 
 
 def test_a_tier_has_to_fit_its_rule(direct: redis.Redis, prefix: str) -> None:
-    """Where it is written; and one that is in force already is left out alone: its rule goes on limiting everybody."""
+    """Where it is written; and one that is in force already is left out alone: its rule goes on
+    limiting everybody.
+    """
     one = rule(algorithm="fixed_window", align="day", limit=2, unit="d")
     wrong = RateLimitTier(rule=one, group="pro", limit=5, unit="m")
     with pytest.raises(ValidationError, match="A window that starts"):
@@ -260,7 +303,9 @@ def test_a_tier_has_to_fit_its_rule(direct: redis.Redis, prefix: str) -> None:
         RateLimitRule.objects.get().full_clean()
 
 
-@pytest.mark.usefixtures("quiet")  # Other rules come under the same revision, which nobody can hear of.
+@pytest.mark.usefixtures(
+    "quiet"
+)  # Other rules come under the same revision, which nobody can hear of.
 @example_settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
@@ -310,7 +355,8 @@ def test_a_tier_has_to_fit_its_rule(direct: redis.Redis, prefix: str) -> None:
 def test_whatever_is_found_in_redis_is_no_failure(
     people: None, direct: redis.Redis, prefix: str, found: list[Any], asked: list[dict[str, Any]]
 ) -> None:
-    """Written by an older version or by hand: what makes sense applies, and the rest is left out."""
+    """Written by an older version or by hand: what makes sense applies, and the rest is
+    left out."""
     provider.load()  # Which database is ours is known from here on.
     direct.delete(f"{prefix}{{rules}}")
     provider._ruleset = provider._snapshot = None
@@ -323,15 +369,21 @@ def test_whatever_is_found_in_redis_is_no_failure(
     )
     assert get() == [429]
     statuses = [answer(request) for request in asked]
-    assert set(statuses) <= ANSWERS, [(status, request) for status, request in zip(statuses, asked, strict=True)]
+    assert set(statuses) <= ANSWERS, [
+        (status, request) for status, request in zip(statuses, asked, strict=True)
+    ]
 
 
-@pytest.mark.parametrize("stack", STACKS[1:5], ids=lambda stack: "-".join(one.rpartition(".")[2] for one in stack))
+@pytest.mark.parametrize(
+    "stack", STACKS[1:5], ids=lambda stack: "-".join(one.rpartition(".")[2] for one in stack)
+)
 @pytest.mark.parametrize("key", ["session", "user", "user_or_ip"])
 def test_a_rule_that_fails_is_left_out_and_can_be_switched_off(
     key: str, stack: list[str], settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once in the log, in `check` and in health; requests go on by the other rules, and newer ones are found."""
+    """Once in the log, in `check` and in health; requests go on by the other rules, and newer ones
+    are found.
+    """
     settings.MIDDLEWARE = stack
     one = rule("bad", key=key, limit=1)
     rule("other", path="/other", limit=0)
@@ -351,9 +403,12 @@ def test_a_rule_that_fails_is_left_out_and_can_be_switched_off(
 
 
 @pytest.mark.parametrize(
-    "fields", [{"cost": 2**53 + 1}, {"algorithm": "fixed_window", "align": "day"}, {"audience": "nobody"}]
+    "fields",
+    [{"cost": 2**53 + 1}, {"algorithm": "fixed_window", "align": "day"}, {"audience": "nobody"}],
 )
-def test_settings_that_cannot_be_applied_start_no_server(fields: dict[str, Any], settings: Any) -> None:
+def test_settings_that_cannot_be_applied_start_no_server(
+    fields: dict[str, Any], settings: Any
+) -> None:
     """They are refused when the middleware is made, before any request."""
     settings.RATELIMIT_RULES = [{"name": "site", "path": "/", "key": "ip", "rate": "5/m", **fields}]
     with pytest.raises(ImproperlyConfigured, match="rule 'site'"):

@@ -1,4 +1,6 @@
-"""Bans as sites use them: views, throttles and limiters, what clients and colleagues are told, and outages."""
+"""Bans as sites use them: views, throttles and limiters, what clients and colleagues are told, and
+outages.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def test_offences_that_code_tells_of() -> None:
 
 
 def test_a_ban_by_hand_and_its_end() -> None:
-    """For as long as is said, with a reason; lifted at once, and what was earned before is forgotten only if told."""
+    """For as long as is said, with a reason; lifted at once, and what was earned before is
+    forgotten only if told.
+    """
     limiter = login(ban_for="10m,30m")
     for _ in range(5):
         limiter.hit("ada")
@@ -150,7 +154,9 @@ def test_each_attempt_at_a_view_may_be_an_offence(rf: RequestFactory) -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_view_may_say_what_is_an_offence(is_async: bool, rf: RequestFactory, told: list[Any]) -> None:
+def test_a_view_may_say_what_is_an_offence(
+    is_async: bool, rf: RequestFactory, told: list[Any]
+) -> None:
     """By its answer: only wrong passwords count, and towards a ban."""
 
     def is_wrong(request: HttpRequest, response: Any) -> bool:
@@ -171,7 +177,15 @@ def test_a_view_may_say_what_is_an_offence(is_async: bool, rf: RequestFactory, t
         return int((asyncio.run(aview(request)) if is_async else view(request)).status_code)
 
     assert [ask(200) for _ in range(9)] == [200] * 9
-    assert [ask(401), ask(200), ask(401), ask(200), ask(401), ask(200), ask(401)] == [401, 200, 401, 200, 401, 429, 429]
+    assert [ask(401), ask(200), ask(401), ask(200), ask(401), ask(200), ask(401)] == [
+        401,
+        200,
+        401,
+        200,
+        401,
+        429,
+        429,
+    ]
     (heard,) = told
     assert heard["request"].GET["status"] == "401"
 
@@ -180,29 +194,46 @@ def test_a_success_clears_the_count_and_no_offence(rf: RequestFactory) -> None:
     """Who owns one account cannot have offences against others forgotten by it."""
 
     @ratelimit(
-        key="ip", rate="2/h", ban_after=3, ban_for="10m", ban_on="counted",
+        key="ip",
+        rate="2/h",
+        ban_after=3,
+        ban_for="10m",
+        ban_on="counted",
         count_if=lambda request, response: response.status_code == 401,
         reset_if=lambda request, response: response.status_code == 200,
-    )  # fmt: skip
+    )
     def view(request: HttpRequest) -> HttpResponse:
         return HttpResponse(status=int(request.GET["status"]))
 
-    asked = [view(rf.get("/", {"status": status}, **CLIENT)).status_code for status in (401, 200, 401, 200, 401, 200)]
+    asked = [
+        view(rf.get("/", {"status": status}, **CLIENT)).status_code
+        for status in (401, 200, 401, 200, 401, 200)
+    ]
     assert asked == [401, 200, 401, 200, 401, 429]
 
 
 def test_who_earns_a_ban_is_told_once(told: list[dict[str, Any]], caplog: Any) -> None:
     """A hundred threads are refused at once: one signal, one record, with the numbers."""
     limiter = login(ban_after=10)
-    with caplog.at_level(logging.WARNING, "django_ratelimit_lua.banned"), ThreadPoolExecutor(100) as pool:
+    with (
+        caplog.at_level(logging.WARNING, "django_ratelimit_lua.banned"),
+        ThreadPoolExecutor(100) as pool,
+    ):
         list(pool.map(lambda _: limiter.hit("ada"), range(300)))
     (heard,) = told
     ban = heard["ban"]
-    assert (heard["limit"], heard["rule"], heard["mode"], heard["request"]) == ("login", None, "enforce", None)
+    assert (heard["limit"], heard["rule"], heard["mode"], heard["request"]) == (
+        "login",
+        None,
+        "enforce",
+        None,
+    )
     assert (ban.offences, ban.times, ban.until - ban.since) == (10, 1, 600 * 10**6)
     assert ban.first < ban.last == ban.since
     assert heard["decision"].limits[0].ban == ban
-    (record,) = [record for record in caplog.records if record.name == "django_ratelimit_lua.banned"]
+    (record,) = [
+        record for record in caplog.records if record.name == "django_ratelimit_lua.banned"
+    ]
     assert record.identity == heard["identity"][:8]
     assert record.getMessage().startswith(f"Banned by login (rule: None) until {ban.ends_at}")
 
@@ -217,7 +248,9 @@ def test_in_shadow_mode_nobody_is_told(told: list[Any], caplog: Any) -> None:
 
 
 def test_the_answer_says_until_when(rf: RequestFactory) -> None:
-    """As a problem document of a type of its own, as text, as a page, and in German; `Retry-After` is the ban's end."""
+    """As a problem document of a type of its own, as text, as a page, and in German; `Retry-After`
+    is the ban's end.
+    """
 
     @ratelimit(key="ip", rate="1/m", ban_after=1, ban_for="2h")
     def view(request: HttpRequest) -> HttpResponse:
@@ -281,9 +314,19 @@ def test_throttles_ban(rf: RequestFactory, settings: Any) -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_ban_may_be_wider_than_who_is_counted(is_async: bool, rf: RequestFactory, told: list[dict[str, Any]]) -> None:
-    """Offences of all names that an address tries add up, and the ban is of the address; others with these names go."""
-    options: Any = {"key": ("ip", "post:username"), "rate": "1/h", "ban_after": 3, "ban_for": "1h", "ban_key": "ip"}
+def test_a_ban_may_be_wider_than_who_is_counted(
+    is_async: bool, rf: RequestFactory, told: list[dict[str, Any]]
+) -> None:
+    """Offences of all names that an address tries add up, and the ban is of the address; others
+    with these names go.
+    """
+    options: Any = {
+        "key": ("ip", "post:username"),
+        "rate": "1/h",
+        "ban_after": 3,
+        "ban_for": "1h",
+        "ban_key": "ip",
+    }
 
     @ratelimit(group="sync", **options)
     def view(request: HttpRequest) -> HttpResponse:
@@ -307,10 +350,16 @@ def test_a_ban_may_be_wider_than_who_is_counted(is_async: bool, rf: RequestFacto
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [("nobody", "ban_key: .*nobody"), ("shop.keys.who", "cannot name code"), (7, "write a key such as")],
+    [
+        ("nobody", "ban_key: .*nobody"),
+        ("shop.keys.who", "cannot name code"),
+        (7, "write a key such as"),
+    ],
 )
 def test_whom_a_ban_is_of_is_a_key(wrong: Any, message: str) -> None:
-    """What is none is an error where it is written; so is one where there is no request to read it from."""
+    """What is none is an error where it is written; so is one where there is no request to read it
+    from.
+    """
     bans: Any = {"ban_after": 3, "ban_for": "1h"}
     with pytest.raises(LimitError, match=message):
         ratelimit(key="ip", rate="1/m", ban_key=wrong, **bans)
@@ -322,11 +371,24 @@ def test_whom_a_ban_is_of_is_a_key(wrong: Any, message: str) -> None:
         ratelimit(key="ip", rate="1/m", ban_key="ip")
 
 
-PRIVATE = ["10.1.2.3", "172.16.0.1", "192.168.1.1", "127.0.0.1", "::1", "fd00::7", "::ffff:10.1.2.3", ""]
+PRIVATE = [
+    "10.1.2.3",
+    "172.16.0.1",
+    "192.168.1.1",
+    "127.0.0.1",
+    "::1",
+    "fd00::7",
+    "::ffff:10.1.2.3",
+    "",
+]
 
 
-def test_private_addresses_are_never_banned_while_no_proxy_is_named(rf: RequestFactory, settings: Any) -> None:
-    """They may be a proxy, and all visitors behind it; where it is said who is trusted, they are clients."""
+def test_private_addresses_are_never_banned_while_no_proxy_is_named(
+    rf: RequestFactory, settings: Any
+) -> None:
+    """They may be a proxy, and all visitors behind it; where it is said who is trusted, they are
+    clients.
+    """
 
     @ratelimit(key="ip", rate="1/m", ban_after=1, ban_for="1h")
     def view(request: HttpRequest) -> HttpResponse:
@@ -343,7 +405,11 @@ def test_private_addresses_are_never_banned_while_no_proxy_is_named(rf: RequestF
     settings.RATELIMIT_TRUSTED_PROXIES = 0
     assert is_banned("10.1.2.3")
     settings.RATELIMIT_NEVER_BAN = ["203.0.113.0/24", "::ffff:198.51.100.0/120"]
-    assert [is_banned(address) for address in ("203.0.113.9", "198.51.100.1", "203.0.114.9")] == [False, False, True]
+    assert [is_banned(address) for address in ("203.0.113.9", "198.51.100.1", "203.0.114.9")] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_ban_is_lifted_in_all_processes(direct: redis.Redis, settings: Any) -> None:
@@ -369,7 +435,9 @@ def test_a_ban_is_lifted_in_all_processes(direct: redis.Redis, settings: Any) ->
 def own(settings: Any) -> Iterator[Server]:
     """A server of this test's own."""
     with Server() as server:
-        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+        }
         start_fresh()
         yield server
 
@@ -379,7 +447,9 @@ def own(settings: Any) -> Iterator[Server]:
 def test_an_outage_lets_nobody_in_who_is_known_to_be_banned(
     policy: Any, clock: str, own: Server, settings: Any
 ) -> None:
-    """Until the ban's end, by whichever clock; nobody earns one meanwhile, and others go by the policy."""
+    """Until the ban's end, by whichever clock; nobody earns one meanwhile, and others go by the
+    policy.
+    """
     settings.RATELIMIT_CLOCK = clock
     limiter = login(ban_for="1h", on_store_error=policy)
     for _ in range(5):
@@ -399,10 +469,17 @@ def test_an_outage_lets_nobody_in_who_is_known_to_be_banned(
             change("ada")
 
 
-def test_a_ban_that_refuses_nobody_leaves_the_other_limits_in_force_in_an_outage(own: Server) -> None:
-    """Whom a limit in shadow mode would ban is counted by the others, as with Redis; and who looks is told of a ban."""
+def test_a_ban_that_refuses_nobody_leaves_the_other_limits_in_force_in_an_outage(
+    own: Server,
+) -> None:
+    """Whom a limit in shadow mode would ban is counted by the others, as with Redis; and who looks
+    is told of a ban.
+    """
     watching = Limit("watching", "0/s", ban_after=1, ban_for="1h", mode="shadow")
-    charges = [Charge(watching, digest("ada")), Charge(Limit("strict", "3/h", on_store_error="local"), digest("ada"))]
+    charges = [
+        Charge(watching, digest("ada")),
+        Charge(Limit("strict", "3/h", on_store_error="local"), digest("ada")),
+    ]
 
     def hit(operation: Any = "hit") -> Decision:
         return run(answered(build_call(charges, operation)))

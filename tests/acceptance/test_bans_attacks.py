@@ -1,10 +1,10 @@
-"""Attacks as the logs of public rule sets have them, in the middle of a real log, as real requests: exactly the bans of
-the reference.
+"""Attacks as the logs of public rule sets have them, in the middle of a real log, as real requests:
+exactly the bans of the reference.
 
-The log is NASA's of 1995, and the attacks are what CrowdSec's rules are tested on (see `tests/logs`): a scanner,
-passwords that are tried, floods of paths that do not exist, and of others that no cache has. Beside them are some that
-no sample shows, for they take longer: passwords tried slowly all night, a botnet of many addresses, and somebody who
-comes back as soon as a ban ends.
+The log is NASA's of 1995, and the attacks are what CrowdSec's rules are tested on (see
+`tests/logs`): a scanner, passwords that are tried, floods of paths that do not exist, and of others
+that no cache has. Beside them are some that no sample shows, for they take longer: passwords tried
+slowly all night, a botnet of many addresses, and somebody who comes back as soon as a ban ends.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ from tests import reference
 LOGS = Path(__file__).parents[1] / "logs"
 SECOND = 1_000_000
 OPTIONS: dict[str, Any] = {
-    "algorithm": "sliding_log", "ban_after": 4, "ban_window": "5m", "ban_for": "1m,2m,4m,20m",
-}  # fmt: skip
+    "algorithm": "sliding_log",
+    "ban_after": 4,
+    "ban_window": "5m",
+    "ban_for": "1m,2m,4m,20m",
+}
 
 
 class Line(NamedTuple):
@@ -46,7 +49,10 @@ class Line(NamedTuple):
 def visitors() -> Iterator[Line]:
     """The real ones: each host has an address here."""
     addresses: dict[str, str] = {}
-    lines = [line.split("\t") for line in (LOGS / "nasa.tsv").read_text(encoding="latin-1").splitlines()[1:]]
+    lines = [
+        line.split("\t")
+        for line in (LOGS / "nasa.tsv").read_text(encoding="latin-1").splitlines()[1:]
+    ]
     for host, _logname, second, _method, path, status, _size in lines:
         number = len(addresses)
         address = addresses.setdefault(host, f"11.0.{number // 250}.{number % 250 + 1}")
@@ -54,7 +60,9 @@ def visitors() -> Iterator[Line]:
 
 
 def attackers(start: int) -> Iterator[Line]:
-    """The real ones, each sample two minutes after the one before, and all once more after ten. Each has an address."""
+    """The real ones, each sample two minutes after the one before, and all once more after ten.
+    Each has an address.
+    """
     addresses: dict[tuple[str, str], str] = {}
     begins: dict[str, int] = {}
     lines = [line.split("\t") for line in (LOGS / "attacks.tsv").read_text().splitlines()[1:]]
@@ -63,13 +71,17 @@ def attackers(start: int) -> Iterator[Line]:
             number = len(addresses)
             address = addresses.setdefault((sample, client), f"14.0.0.{number + 1}")
             begin = begins.setdefault(sample, int(second) - 120 * len(begins))
-            yield Line(start + (int(second) - begin + again) * SECOND, address, path, int(status), agent)
+            yield Line(
+                start + (int(second) - begin + again) * SECOND, address, path, int(status), agent
+            )
 
 
 def attacks(start: int) -> Iterator[Line]:
     """Those that are made, from that moment on."""
     for number in range(80):  # A scanner, all within a second.
-        yield Line(start + number * 11_000, "12.0.0.1", f"/cgi-bin/test{number}.php", 404, "scanner")
+        yield Line(
+            start + number * 11_000, "12.0.0.1", f"/cgi-bin/test{number}.php", 404, "scanner"
+        )
     for number in range(60):  # Passwords, five in a second.
         yield Line(start + number * SECOND // 5, "12.0.0.2", "/login", 401, "hydra")
     for number in range(40):  # One every 25 seconds.
@@ -84,7 +96,9 @@ def mixed() -> list[Line]:
     """All, in the order of their times, no two at the same."""
     real = list(visitors())
     start = min(line.now for line in real)
-    lines = sorted([*real, *attackers(start), *attacks(start + 2 * SECOND)], key=lambda line: line.now)
+    lines = sorted(
+        [*real, *attackers(start), *attacks(start + 2 * SECOND)], key=lambda line: line.now
+    )
     return [line._replace(now=line.now + number) for number, line in enumerate(lines)]
 
 
@@ -120,8 +134,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.mark.parametrize("judges", [False, True])
 @pytest.mark.django_db(transaction=True)
-def test_attacks_earn_exactly_the_bans_of_the_reference(clock: Callable[[int], None], *, judges: bool) -> None:
-    """Each verdict, and each ban with its end, its offences and how often there was one, as it is told."""
+def test_attacks_earn_exactly_the_bans_of_the_reference(
+    clock: Callable[[int], None], *, judges: bool
+) -> None:
+    """Each verdict, and each ban with its end, its offences and how often there was one, as it is
+    told.
+    """
     rate = "200/m" if judges else "10/m"
     options = {**OPTIONS, "ban_on": "counted", "count_if": is_bad} if judges else OPTIONS
     status = 200
@@ -147,7 +165,9 @@ def test_attacks_earn_exactly_the_bans_of_the_reference(clock: Callable[[int], N
                 expected.append((digest(("ip", line.address)).decode(), ban))
             status = line.status if line.status != 304 else 200
             agent = {"user-agent": line.agent}
-            response = view(RequestFactory().get(line.path, REMOTE_ADDR=line.address, headers=agent))
+            response = view(
+                RequestFactory().get(line.path, REMOTE_ADDR=line.address, headers=agent)
+            )
             assert (response.status_code != 429) is allowed, line
     finally:
         banned.disconnect(hear)
@@ -162,6 +182,8 @@ def test_attacks_earn_exactly_the_bans_of_the_reference(clock: Callable[[int], N
         moments = [offence.moment for offence in evidence]
         assert (moments[0], moments[-1], len(moments)) == (ban.first, ban.last, ban.offences)
         if identity == digest(("ip", "12.0.0.4")).decode():
-            assert {offence[1:] for offence in evidence} == {("GET", "/xmlrpc.php", "python-requests")}
+            assert {offence[1:] for offence in evidence} == {
+                ("GET", "/xmlrpc.php", "python-requests")
+            }
     assert flusher.error is None
     assert active_bans() == []  # By the time of the server's clock, that was long ago.

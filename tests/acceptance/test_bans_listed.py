@@ -1,4 +1,6 @@
-"""The bans in force: what operators see of them, `manage.py ratelimit bans`, and rules of the admin that ban."""
+"""The bans in force: what operators see of them, `manage.py ratelimit bans`, and rules of the admin
+that ban.
+"""
 
 from __future__ import annotations
 
@@ -65,24 +67,37 @@ def visit(url: str = "/login", address: str = ADDRESS, times: int = 1) -> int:
 
 
 def test_bans_are_listed() -> None:
-    """By which limit, of whom as far as that may be shown, since when, until when, why, and how long the next would be;
-    those that end first come first."""
+    """By which limit, of whom as far as that may be shown, since when, until when, why, and how
+    long the next would be; those that end first come first.
+    """
     assert said("list") == "No bans.\n"
     visit(times=4)
     limiter = RateLimiter("mail", "1/h", ban_after=1, ban_for="1m,2m")
     limiter.ban("ada@example.org", why="spam")
     first, second = active_bans()
-    assert (first.limit, first.who, first.why, first.ban.by_hand) == ("mail", [("", "ad…")], "spam", True)
+    assert (first.limit, first.who, first.why, first.ban.by_hand) == (
+        "mail",
+        [("", "ad…")],
+        "spam",
+        True,
+    )
     assert first.next_us == 2 * 60 * 10**6
     assert second.limit.startswith("login:")
-    assert (second.rule, second.who, second.ban.offences, second.ban.times) == ("", [("ip", "203.0.113.0/24")], 2, 1)
+    assert (second.rule, second.who, second.ban.offences, second.ban.times) == (
+        "",
+        [("ip", "203.0.113.0/24")],
+        2,
+        1,
+    )
     assert second.ban.until - second.ban.since == 600 * 10**6
     assert second.next_us == 600 * 10**6
     lines = said("list").splitlines()
     until = f"{timezone.localtime(first.ban.ends_at):%Y-%m-%d %H:%M:%S %Z}"
     assert lines[0].startswith(f"{first.identity[:12]} mail until {until}")
     assert lines[0].endswith(" (ad…): by an operator: spam, ban number 1, the next for 2 min 0 s")
-    assert lines[1].endswith(" (ip=203.0.113.0/24): 2 offences, ban number 1, the next for 10 min 0 s")
+    assert lines[1].endswith(
+        " (ip=203.0.113.0/24): 2 offences, ban number 1, the next for 10 min 0 s"
+    )
     objects = [json.loads(line) for line in said("list", "--json", "--limit", "mail").splitlines()]
     assert [one["identity"] for one in objects] == [first.identity]
     assert objects[0]["why"] == "spam"
@@ -135,13 +150,18 @@ def test_a_ban_is_lifted_by_its_identity() -> None:
     assert (change.by, change.action, change.name) == ("ratelimit bans lift", "unbanned", ban.limit)
     digest = ban.identity[:12]
     assert changed_words(change) == [f"The ban of {digest} is lifted."]
-    assert changed_words(change, may_see_who=True) == [f"The ban of address 203.0.113.0/24 ({digest}) is lifted."]
+    assert changed_words(change, may_see_who=True) == [
+        f"The ban of address 203.0.113.0/24 ({digest}) is lifted."
+    ]
     visit(times=3)
     assert [ban.ban.times for ban in active_bans()] == [1, 2]
     both = sorted(ban.identity[:12] for ban in active_bans())
     said("lift", "--all", "--forget")
     change = RateLimitChange.objects.latest("pk")
-    assert changed_words(change) == [f"The bans of {both[0]}, {both[1]} are lifted.", "Earlier bans are forgotten."]
+    assert changed_words(change) == [
+        f"The bans of {both[0]}, {both[1]} are lifted.",
+        "Earlier bans are forgotten.",
+    ]
     visit(times=3)
     assert [ban.ban.times for ban in active_bans()] == [1]
 
@@ -166,7 +186,11 @@ def test_a_ban_that_refuses_nobody_is_said_to() -> None:
     )
     assert visit(times=4) == 200
     (active,) = active_bans()
-    assert (active.is_shadow, active.rule, active.who) == (True, "login", [("ip", "203.0.113.0/24")])
+    assert (active.is_shadow, active.rule, active.who) == (
+        True,
+        "login",
+        [("ip", "203.0.113.0/24")],
+    )
     assert "in shadow mode, which refuses no request" in said("list")
     assert json.loads(said("list", "--json"))["shadow"] is True
     rule.mode = "enforce"
@@ -232,11 +256,17 @@ def test_a_ban_of_a_limit_that_is_gone_can_be_lifted(direct: redis.Redis) -> Non
 
 
 def test_somebody_is_banned_from_a_terminal() -> None:
-    """Whoever a request is counted for, with a reason; for as long as is said, or as the next ban would be."""
+    """Whoever a request is counted for, with a reason; for as long as is said, or as the next ban
+    would be.
+    """
     described = ("--path", "/login", "--ip", ADDRESS)
     assert said("add", *described, "--why", "scraper").startswith("banned until ")
     (ban,) = active_bans()
-    assert (ban.why, ban.ban.until - ban.ban.since, ban.who) == ("scraper", 600 * 10**6, [("ip", "203.0.113.0/24")])
+    assert (ban.why, ban.ban.until - ban.ban.since, ban.who) == (
+        "scraper",
+        600 * 10**6,
+        [("ip", "203.0.113.0/24")],
+    )
     assert visit() == 429
     assert visit(address="203.0.113.10") == 200
     change = RateLimitChange.objects.get()
@@ -250,15 +280,20 @@ def test_somebody_is_banned_from_a_terminal() -> None:
         said("add", *described, "--for", "soon")
     with pytest.raises(CommandError, match=r"no limit with bans applies to this request \(none\)"):
         said("add", "--path", "/ok", "--ip", ADDRESS)
-    with pytest.raises(CommandError, match=r"applies to this request \(login:.*RATELIMIT_NEVER_BAN"):
+    with pytest.raises(
+        CommandError, match=r"applies to this request \(login:.*RATELIMIT_NEVER_BAN"
+    ):
         said("add", "--path", "/login")
     with pytest.raises(CommandError, match="no limit with bans applies"):
         said("add", *described, "--limit", "another")
 
 
 def test_the_list_goes_by_limits_as_they_are_now() -> None:
-    """A ban that an edit has ended is not listed, nor one whose state is gone, or is none of ours."""
-    rule = RateLimitRule.objects.create(name="api", path="/", key="ip", rate="1/h", ban_after=1, ban_for="1h")
+    """A ban that an edit has ended is not listed, nor one whose state is gone, or is none
+    of ours."""
+    rule = RateLimitRule.objects.create(
+        name="api", path="/", key="ip", rate="1/h", ban_after=1, ban_for="1h"
+    )
     visit("/ok", times=2)
     (ban,) = active_bans()
     assert (ban.limit, ban.rule) == ("api", "api")
@@ -270,7 +305,9 @@ def test_the_list_goes_by_limits_as_they_are_now() -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 44, None])
-def test_what_somebody_has_written_there_is_left_out(damage: bytes | None, direct: redis.Redis) -> None:
+def test_what_somebody_has_written_there_is_left_out(
+    damage: bytes | None, direct: redis.Redis
+) -> None:
     """The others are listed."""
     visit(times=4)
     RateLimiter("mail", "1/h", ban_after=1, ban_for="1m").ban("ada")
@@ -288,7 +325,9 @@ def test_the_inspector_says_who_banned() -> None:
     """In one sentence, with when it ends, and the offences that have earned it."""
     visit(times=4)
     (met,) = explain(build_request("/login", "GET", ADDRESS, None)).met
-    assert re.fullmatch(r"Banned by login until .*\d\d:\d\d; 2 offences since .*\d\d:\d\d\.", _reason(met))
+    assert re.fullmatch(
+        r"Banned by login until .*\d\d:\d\d; 2 offences since .*\d\d:\d\d\.", _reason(met)
+    )
     said("add", "--path", "/login", "--ip", ADDRESS)
     (met,) = explain(build_request("/login", "GET", ADDRESS, None)).met
     assert _reason(met).startswith("Banned by login by hand, since ")
@@ -297,9 +336,15 @@ def test_the_inspector_says_who_banned() -> None:
 def test_rules_of_the_admin_ban() -> None:
     """By the same words, which YAML takes as well; a change of them is in the history."""
     rule = RateLimitRule(
-        name="api", path="/", key="ip", rate="2/h", ban_after=2, ban_for="10m,30m,1d", ban_window="1h",
+        name="api",
+        path="/",
+        key="ip",
+        rate="2/h",
+        ban_after=2,
+        ban_for="10m,30m,1d",
+        ban_window="1h",
         ban_on="counted",
-    )  # fmt: skip
+    )
     rule.full_clean()
     rule.save()
     assert rule.reading() == "2 per hour per address, banned for 10m,30m,1d after 2 offences, on /"
@@ -307,12 +352,18 @@ def test_rules_of_the_admin_ban() -> None:
     (ban,) = active_bans()
     assert (ban.rule, ban.next_us) == ("api", 1800 * 10**6)
     text = export()
-    assert {word: said for word, said in yaml.safe_load(text)[0].items() if word.startswith("ban_")} == {
-        "ban_after": 2, "ban_for": "10m,30m,1d", "ban_window": "1h", "ban_on": "counted",
-    }  # fmt: skip
+    assert {
+        word: said for word, said in yaml.safe_load(text)[0].items() if word.startswith("ban_")
+    } == {
+        "ban_after": 2,
+        "ban_for": "10m,30m,1d",
+        "ban_window": "1h",
+        "ban_on": "counted",
+    }
     assert plan(text) == []
     assert (
-        plan(text.replace("ban_for: 10m,", "ban_for: 20m,"))[0].words()[1].strip() == "ban_for: 10m,30m,1d → 20m,30m,1d"
+        plan(text.replace("ban_for: 10m,", "ban_for: 20m,"))[0].words()[1].strip()
+        == "ban_for: 10m,30m,1d → 20m,30m,1d"
     )
 
 
@@ -327,11 +378,16 @@ def test_resetting_keeps_the_register_of_the_others() -> None:
 
 def test_a_form_says_which_length_of_a_ban_is_wrong() -> None:
     """And what would be right; neither more than eight."""
-    rule = RateLimitRule(name="api", path="/", key="ip", rate="2/h", ban_after=2, ban_for="10m,soon, 1d,0s")
+    rule = RateLimitRule(
+        name="api", path="/", key="ip", rate="2/h", ban_after=2, ban_for="10m,soon, 1d,0s"
+    )
     with pytest.raises(ValidationError) as error:
         rule.full_clean()
     assert error.value.message_dict == {
-        "ban_for": ["'soon': write a number and a unit without a space, such as 10m, 1h or 7d, from 1s to ten years."]
+        "ban_for": [
+            "'soon': write a number and a unit without a space, such as 10m, 1h or 7d, from 1s to "
+            "ten years."
+        ]
     }
     rule.ban_for = ",".join(["1h"] * 9)
     with pytest.raises(ValidationError) as error:

@@ -70,7 +70,9 @@ def test_commands_say_that_redis_could_not_be_asked(begin: Any) -> None:
     assert "Redis is unavailable" in said("explain", "--path", "/ok")
 
 
-def test_a_slow_database_is_waited_for_by_a_thread(begin: Any, settings: Any, monkeypatch: Any) -> None:
+def test_a_slow_database_is_waited_for_by_a_thread(
+    begin: Any, settings: Any, monkeypatch: Any
+) -> None:
     """Requests go by the settings meanwhile, and by the database when it has answered."""
     settings.RATELIMIT_TIMEOUT = 0.05
     rule(limit=0)
@@ -136,7 +138,9 @@ def test_commands_say_what_is_saved_and_not_live(begin: Any, tmp_path: Path) -> 
     rule()
     file = tmp_path / "rules.yaml"
     file.write_text(said("export").replace("2/h", "3/h"))
-    assert "not live" not in said("mode", "site", "shadow") + said("mode", "site", "enforce", "--confirm")
+    assert "not live" not in said("mode", "site", "shadow") + said(
+        "mode", "site", "enforce", "--confirm"
+    )
     begin()
     for command in (("mode", "site", "off"), ("import", str(file))):
         text = said(*command)

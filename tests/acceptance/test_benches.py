@@ -20,14 +20,19 @@ def test_a_profile_of_a_hit_is_one_command_away() -> None:
     """It names the functions that took most, of a hit, of a request and of coroutines."""
     told = subprocess.run(
         [sys.executable, "-m", "tests.profile_hit", "200"],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
         env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.bench.settings"},
-    )  # fmt: skip
+    )
     assert told.returncode == 0, told.stderr
     tables = told.stdout.strip().split("\n\n")
     assert [table.partition(":")[0] for table in tables] == [
-        "RateLimiter.hit", "a view under @ratelimit", "RateLimiter.ahit, 100 coroutines",
-    ]  # fmt: skip
+        "RateLimiter.hit",
+        "a view under @ratelimit",
+        "RateLimiter.ahit, 100 coroutines",
+    ]
     for table in tables:
         assert "django_ratelimit_lua/engine/decide.py" in table
 
@@ -38,7 +43,9 @@ def missing(limits: int) -> Any:
     return no_such_package
 
 
-@pytest.mark.usefixtures("quiet")  # Round trips are counted by the server: nobody else may make any.
+@pytest.mark.usefixtures(
+    "quiet"
+)  # Round trips are counted by the server: nobody else may make any.
 def test_who_is_not_installed_or_refuses_is_said_to() -> None:
     """Its row says why, and the others are measured."""
     limiters = [

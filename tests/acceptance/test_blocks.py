@@ -13,7 +13,12 @@ from django.urls import path
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
+from django_ratelimit_lua.models import (
+    RateLimitChange,
+    RateLimitOverride,
+    RateLimitRevision,
+    RateLimitRule,
+)
 from django_ratelimit_lua.throttling import RuleThrottle
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import OPERATOR, OVERRIDES, errors, visits
@@ -53,21 +58,36 @@ def test_a_block_answers_403_without_a_time_to_come_back(operator: Client) -> No
     answer = Client(**CLIENT).get("/ok")
     assert (answer.status_code, "Retry-After" in answer) == (429, True)
     row = RateLimitOverride.objects.get()
-    block = {**FORM, "network": "203.0.113.9", "forbids": "on", "message": "Write to abuse@example.org."}
+    block = {
+        **FORM,
+        "network": "203.0.113.9",
+        "forbids": "on",
+        "message": "Write to abuse@example.org.",
+    }
     assert operator.post(f"{OVERRIDES}{row.pk}/change/", block).status_code == 302
     for accept in ("*/*", "text/html", "application/json"):
         answer = Client(**CLIENT, headers={"accept": accept}).get("/ok")
-        assert (answer.status_code, "Retry-After" in answer, "RateLimit" in answer) == (403, False, False), accept
+        assert (answer.status_code, "Retry-After" in answer, "RateLimit" in answer) == (
+            403,
+            False,
+            False,
+        ), accept
         assert "Write to abuse@example.org." in answer.content.decode()
         assert "again" not in answer.content.decode()
     body = json.loads(answer.content)
-    assert (body["title"], body["status"], body["detail"]) == ("Forbidden", 403, "Write to abuse@example.org.")
+    assert (body["title"], body["status"], body["detail"]) == (
+        "Forbidden",
+        403,
+        "Write to abuse@example.org.",
+    )
     assert visits(address="203.0.113.10") == [200]
 
 
 def test_a_403_without_a_message_says_what_it_is(operator: Client) -> None:
     """Or what the rule has to say that the block stands in the place of."""
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=5, unit="h", message="Slower, please.")
+    RateLimitRule.objects.create(
+        name="site", path="/ok", key="ip", limit=5, unit="h", message="Slower, please."
+    )
     operator.post(f"{OVERRIDES}add/", {**FORM, "network": "203.0.113.0/24", "forbids": "on"})
     answer = Client(**CLIENT).get("/ok")
     assert (answer.status_code, answer.content.decode().splitlines()[0]) == (403, "Slower, please.")
@@ -75,14 +95,25 @@ def test_a_403_without_a_message_says_what_it_is(operator: Client) -> None:
     assert Client(**CLIENT).get("/ok").content.decode().splitlines()[0] == "You are blocked."
 
 
-def test_a_403_is_one_in_a_view_of_rest_framework_and_in_a_projects_view(operator: Client, settings: Any) -> None:
+def test_a_403_is_one_in_a_view_of_rest_framework_and_in_a_projects_view(
+    operator: Client, settings: Any
+) -> None:
     """DRF's body, and the exception's status."""
     settings.MIDDLEWARE = [one for one in settings.MIDDLEWARE if "RateLimit" not in one]
-    operator.post(f"{OVERRIDES}add/", {**FORM, "network": "203.0.113.9", "forbids": "on", "message": "No."})
+    operator.post(
+        f"{OVERRIDES}add/", {**FORM, "network": "203.0.113.9", "forbids": "on", "message": "No."}
+    )
     RateLimitRule.objects.create(name="orders", path="/orders", key="ip", limit=5)
     answer = Client(**CLIENT).get("/orders")
-    assert (answer.status_code, answer.json()["detail"], "Retry-After" in answer) == (403, "No.", False)
-    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    assert (answer.status_code, answer.json()["detail"], "Retry-After" in answer) == (
+        403,
+        "No.",
+        False,
+    )
+    settings.MIDDLEWARE = [
+        *settings.MIDDLEWARE,
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ]
     settings.RATELIMIT_VIEW = f"{__name__}.told"
     answer = Client(**CLIENT).get("/ok")
     assert (answer.status_code, answer.content, "Retry-After" in answer) == (403, b"403 No.", False)
@@ -91,19 +122,26 @@ def test_a_403_is_one_in_a_view_of_rest_framework_and_in_a_projects_view(operato
 @pytest.mark.parametrize("fields", [{"forbids": "on"}, {"message": "No."}])
 def test_an_answer_is_a_blocks(fields: dict[str, str], operator: Client) -> None:
     """Of an exemption or another limit nobody would read it."""
-    answer = operator.post(f"{OVERRIDES}add/", {**FORM, **fields, "network": "203.0.113.9", "effect": "exempt"})
+    answer = operator.post(
+        f"{OVERRIDES}add/", {**FORM, **fields, "network": "203.0.113.9", "effect": "exempt"}
+    )
     assert "This is for blocks." in errors(answer)
 
 
 def test_a_list_of_networks_becomes_an_override_each(operator: Client) -> None:
-    """In one change, all with the same words; each is in Django's log, and can be ended by itself."""
+    """In one change, all with the same words; each is in Django's log, and can be ended
+    by itself."""
     before = RateLimitRevision.read("default").number
     pasted = "203.0.113.9\r\n198.51.100.128/25, 2001:db8::/48\r\n\r\n203.0.113.9"
-    answer = operator.post(f"{OVERRIDES}add/", {**FORM, "network": pasted, "reason": "scrapers"}, follow=True)
+    answer = operator.post(
+        f"{OVERRIDES}add/", {**FORM, "network": pasted, "reason": "scrapers"}, follow=True
+    )
     assert "3 overrides were added" in answer.content.decode()
     rows = RateLimitOverride.objects.order_by("pk")
     assert [row.network for row in rows] == ["203.0.113.9", "198.51.100.128/25", "2001:db8::/48"]
-    assert {(row.reason, row.created_by, row.ends) for row in rows} == {("scrapers", "grace", rows[0].ends)}
+    assert {(row.reason, row.created_by, row.ends) for row in rows} == {
+        ("scrapers", "grace", rows[0].ends)
+    }
     assert RateLimitRevision.read("default").number == before + 1
     assert RateLimitChange.objects.count() == LogEntry.objects.count() == 3
     for address in ("203.0.113.9", "198.51.100.200", "2001:db8::7"):
@@ -118,10 +156,15 @@ def test_a_list_of_networks_becomes_an_override_each(operator: Client) -> None:
     [
         ("203.0.113.9\nnowhere\n10.0.0.0/99", "No address or network: nowhere, 10.0.0.0/99."),
         (f"203.0.113.9\n{OPERATOR}", "you would lock yourself out"),
-        ("\n".join(f"10.0.{number // 250}.{number % 250}" for number in range(1001)), "Enter at most 1000 networks"),
+        (
+            "\n".join(f"10.0.{number // 250}.{number % 250}" for number in range(1001)),
+            "Enter at most 1000 networks",
+        ),
     ],
 )
-def test_a_list_with_something_wrong_adds_nothing(pasted: str, problem: str, operator: Client) -> None:
+def test_a_list_with_something_wrong_adds_nothing(
+    pasted: str, problem: str, operator: Client
+) -> None:
     """Which lines are wrong is said."""
     answer = operator.post(f"{OVERRIDES}add/", {**FORM, "network": pasted})
     assert problem in errors(answer)
@@ -131,5 +174,7 @@ def test_a_list_with_something_wrong_adds_nothing(pasted: str, problem: str, ope
 def test_an_override_that_is_there_stays_for_one_network(operator: Client) -> None:
     """Several are added by a new one."""
     row = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
-    answer = operator.post(f"{OVERRIDES}{row.pk}/change/", {**FORM, "network": "203.0.113.9 203.0.113.10"})
+    answer = operator.post(
+        f"{OVERRIDES}{row.pk}/change/", {**FORM, "network": "203.0.113.9 203.0.113.10"}
+    )
     assert "Add a new one for several" in errors(answer)

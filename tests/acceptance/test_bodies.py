@@ -1,4 +1,6 @@
-"""Keys by a field of the body: read where it is small, never taken from the view, no way to a count of one's own."""
+"""Keys by a field of the body: read where it is small, never taken from the view, no way to a count
+of one's own.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ ROOT = Path(__file__).parents[2]
 FORM = "application/x-www-form-urlencoded"
 LARGE = "x" * 70_000
 RULES = [
-    {"name": "body", "path": "/", "key": ["post:name", "data:name", "json:user.name"], "rate": "1000000/h"},
+    {
+        "name": "body",
+        "path": "/",
+        "key": ["post:name", "data:name", "json:user.name"],
+        "rate": "1000000/h",
+    },
     {"name": "exact", "path": "/", "key": "exact:post:name", "rate": "1000000/h"},
 ]
 
@@ -88,9 +95,12 @@ def answer(method: str, path: str, body: bytes, kind: str) -> tuple[int, bytes]:
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_a_view_finds_the_body_as_it_would_without_us(name: str, way: str) -> None:
-    """However it takes it, for every kind of body and method, under both handlers. (Where it would have met an error
-    because it reads the stream twice, it may find the body instead.)"""
-    asked = [(method, f"/{way}/{take.__name__}") for method in ("POST", "PUT", "GET") for take in TAKES]
+    """However it takes it, for every kind of body and method, under both handlers. (Where it would
+    have met an error because it reads the stream twice, it may find the body instead.)
+    """
+    asked = [
+        (method, f"/{way}/{take.__name__}") for method in ("POST", "PUT", "GET") for take in TAKES
+    ]
     with override_settings(RATELIMIT_ENABLE=False):
         without = [answer(*one, *BODIES[name]) for one in asked]
     for one, expected in zip(asked, without, strict=True):
@@ -102,7 +112,9 @@ def test_a_view_finds_the_body_as_it_would_without_us(name: str, way: str) -> No
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
-@pytest.mark.parametrize("name", ["form", "multipart", "multipart with a small file", "json", "upload"])
+@pytest.mark.parametrize(
+    "name", ["form", "multipart", "multipart with a small file", "json", "upload"]
+)
 def test_drf_finds_the_body_as_it_would_without_us(method: str, name: str) -> None:
     """Its parsers read the stream that Django kept."""
     with override_settings(RATELIMIT_ENABLE=False):
@@ -113,13 +125,22 @@ def test_drf_finds_the_body_as_it_would_without_us(method: str, name: str) -> No
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 @pytest.mark.parametrize("name", ["form", "multipart", "multipart with a small file", "json"])
-def test_a_small_body_is_looked_at_whatever_the_method(method: str, name: str, rf: RequestFactory) -> None:
+def test_a_small_body_is_looked_at_whatever_the_method(
+    method: str, name: str, rf: RequestFactory
+) -> None:
     """As DRF parses it."""
     body, kind = BODIES[name]
-    read = [compile_key(key).read("", rf.generic(method, "/", body, kind), None) for key in ("data:name", "json:name")]
+    read = [
+        compile_key(key).read("", rf.generic(method, "/", body, kind), None)
+        for key in ("data:name", "json:name")
+    ]
     assert read == [("data", "name", "ada"), ("json", "name", "ada" if name == "json" else None)]
     if name != "json":
-        assert compile_key("post:name").read("", rf.generic(method, "/", body, kind), None) == ("post", "name", "ada")
+        assert compile_key("post:name").read("", rf.generic(method, "/", body, kind), None) == (
+            "post",
+            "name",
+            "ada",
+        )
 
 
 UNKNOWN = ["large form", "too many fields", "upload", "multipart without a boundary"]
@@ -127,11 +148,16 @@ UNKNOWN = ["large form", "too many fields", "upload", "multipart without a bound
 
 @pytest.mark.parametrize("key", ["post:name", "data:name", "exact:post:name", ("post:name",)])
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_a_body_that_is_not_looked_at_counts_as_the_address(name: str, key: Any, rf: RequestFactory) -> None:
+def test_a_body_that_is_not_looked_at_counts_as_the_address(
+    name: str, key: Any, rf: RequestFactory
+) -> None:
     """So nobody uses up everybody's count, and nobody gains one."""
     body, kind = BODIES[name]
     address = ("ip", "127.0.0.1")
-    assert compile_key(key).read("", rf.generic("POST", "/", body, kind), None) in (address, (address,))
+    assert compile_key(key).read("", rf.generic("POST", "/", body, kind), None) in (
+        address,
+        (address,),
+    )
 
 
 def test_what_was_parsed_already_is_used_whatever_its_size(rf: RequestFactory) -> None:
@@ -152,9 +178,13 @@ def test_only_small_bodies_are_looked_at(settings: Any, rf: RequestFactory) -> N
     assert form_field(rf.generic("POST", "/", b"name=ada", FORM), "name") is UNREAD
 
 
-@pytest.mark.parametrize("path", ["/sync/read", "/async/read", "/async/handlers", "/sync/body", "/async/body"])
+@pytest.mark.parametrize(
+    "path", ["/sync/read", "/async/read", "/async/handlers", "/sync/body", "/async/body"]
+)
 def test_what_django_would_refuse_is_left_alone(path: str, settings: Any) -> None:
-    """A project that allows less than the bound: the view finds the whole stream, or Django's own refusal."""
+    """A project that allows less than the bound: the view finds the whole stream, or Django's own
+    refusal.
+    """
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
     body = multipart(name="a" * 30)
     with override_settings(RATELIMIT_ENABLE=False):
@@ -165,7 +195,12 @@ def test_what_django_would_refuse_is_left_alone(path: str, settings: Any) -> Non
 def test_a_chunked_body_that_django_would_refuse_is_left_alone(settings: Any) -> None:
     """Which does not say how long it is."""
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
-    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-type", FORM.encode())]}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "headers": [(b"content-type", FORM.encode())],
+    }
     with tempfile.SpooledTemporaryFile() as stream:
         stream.write(b"name=" + b"a" * 30)
         stream.seek(0)
@@ -191,12 +226,22 @@ def test_an_upload_is_not_read_at_all(kind: str) -> None:
     """Not a byte of a large one, under both handlers, nor of a small one of another kind."""
     size = 4000 if kind.startswith(("text", "application/octet")) else 400 * 2**20
     environment = RequestFactory()._base_environ(
-        REQUEST_METHOD="POST", CONTENT_TYPE=kind, CONTENT_LENGTH=str(size), **{"wsgi.input": Untouched()}
+        REQUEST_METHOD="POST",
+        CONTENT_TYPE=kind,
+        CONTENT_LENGTH=str(size),
+        **{"wsgi.input": Untouched()},
     )
     requests: list[Any] = [WSGIRequest(environment)]
     upload = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
     upload.truncate(size)
-    scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": [], "client": ["::1", 0]}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "query_string": b"",
+        "headers": [],
+        "client": ["::1", 0],
+    }
     for length in ([(b"content-length", str(size).encode())], []):
         headers = [(b"content-type", kind.encode()), *length]
         requests.append(ASGIRequest({**scope, "headers": headers}, upload))
@@ -228,7 +273,10 @@ def test_a_client_that_hangs_up_is_not_a_failure(rf: RequestFactory) -> None:
     assert json_field(request, "name") in (None, UNREAD)
 
 
-@given(body=st.binary(max_size=300), kind=st.sampled_from([*{kind for _, kind in BODIES.values()}, "\x00", "a/b+json"]))
+@given(
+    body=st.binary(max_size=300),
+    kind=st.sampled_from([*{kind for _, kind in BODIES.values()}, "\x00", "a/b+json"]),
+)
 def test_no_body_is_a_failure(body: bytes, kind: str) -> None:
     """Whatever it holds, and whatever it says that it is."""
     for method in ("POST", "PUT"):
@@ -240,33 +288,54 @@ def test_no_body_is_a_failure(body: bytes, kind: str) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_an_override_by_a_field_of_the_body_leaves_uploads_alone() -> None:
-    """It looks at small bodies; of others nobody knows whose they are, and no override is about them."""
+    """It looks at small bodies; of others nobody knows whose they are, and no override is about
+    them.
+    """
     override = RateLimitOverride(field="post:name", effect="block", label="ada")
     override.set_value("Ada")
     override.full_clean(exclude=["subject", "kind"])
     override.save()
-    codes = {name: answer("POST", "/sync/handlers", *BODIES[name])[0] for name in ("form", "multipart", "upload")}
+    codes = {
+        name: answer("POST", "/sync/handlers", *BODIES[name])[0]
+        for name in ("form", "multipart", "upload")
+    }
     assert codes == {"form": 429, "multipart": 429, "upload": 200}
     assert answer("PUT", "/async/nothing", *BODIES["form"])[0] == 429
 
 
 def test_a_decorator_leaves_the_body_alone_as_well(rf: RequestFactory) -> None:
-    """On a view that sets upload handlers of its own, forms are counted by name and uploads by address."""
+    """On a view that sets upload handlers of its own, forms are counted by name and uploads by
+    address.
+    """
     from tests.bodies_site import handlers
 
     view = ratelimit(key="post:name", rate="2/h")(lambda request: handlers(request))
-    for name, address in (("form", "192.0.2.1"), ("multipart with a small file", "192.0.2.2"), ("form", "192.0.2.3")):
+    for name, address in (
+        ("form", "192.0.2.1"),
+        ("multipart with a small file", "192.0.2.2"),
+        ("form", "192.0.2.3"),
+    ):
         last = view(rf.generic("POST", "/", *BODIES[name], REMOTE_ADDR=address))
     assert last.status_code == 429
-    uploads = [view(rf.generic("POST", "/", *BODIES["upload"], REMOTE_ADDR="192.0.2.1")) for _ in range(3)]
+    uploads = [
+        view(rf.generic("POST", "/", *BODIES["upload"], REMOTE_ADDR="192.0.2.1")) for _ in range(3)
+    ]
     assert uploads[0][1][0][1][0][0] == "own-a.bin"
     assert uploads[2].status_code == 429
-    assert isinstance(view(rf.generic("POST", "/", *BODIES["upload"], REMOTE_ADDR="192.0.2.2")), list)
+    assert isinstance(
+        view(rf.generic("POST", "/", *BODIES["upload"], REMOTE_ADDR="192.0.2.2")), list
+    )
 
 
 COMMANDS = {
     "wsgi": ["gunicorn", "tests.bodies_site:application", "--log-level=error", "--bind"],
-    "asgi": ["uvicorn", "tests.bodies_site:asgi", "--log-level=error", "--host=127.0.0.1", "--port"],
+    "asgi": [
+        "uvicorn",
+        "tests.bodies_site:asgi",
+        "--log-level=error",
+        "--host=127.0.0.1",
+        "--port",
+    ],
 }
 
 
@@ -277,7 +346,9 @@ def server(request: Any, prefix: str) -> Iterator[tuple[str, int]]:
     where = f"127.0.0.1:{port}" if request.param == "wsgi" else str(port)
     environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
-    process = subprocess.Popen([sys.executable, "-m", *COMMANDS[request.param], where], cwd=ROOT, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-m", *COMMANDS[request.param], where], cwd=ROOT, env=environment
+    )
     try:
         await_port(port)
         yield request.param, port
@@ -286,11 +357,15 @@ def server(request: Any, prefix: str) -> Iterator[tuple[str, int]]:
         process.wait(30)
 
 
-def send(port: int, path: str, body: Any, kind: str = FORM, method: str = "POST") -> tuple[int, Any]:
+def send(
+    port: int, path: str, body: Any, kind: str = FORM, method: str = "POST"
+) -> tuple[int, Any]:
     """Send a body, in chunks and without a length where it is an iterator."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request(method, path, body, {"Content-Type": kind}, encode_chunked=not isinstance(body, bytes))
+        connection.request(
+            method, path, body, {"Content-Type": kind}, encode_chunked=not isinstance(body, bytes)
+        )
         response = connection.getresponse()
         content = response.read()
     except ConnectionError:
@@ -301,8 +376,9 @@ def send(port: int, path: str, body: Any, kind: str = FORM, method: str = "POST"
 
 
 def test_real_servers(server: tuple[str, int]) -> None:
-    """A name is counted with a length and in chunks; an upload passes, its stream untouched, and counts as the address;
-    a view that reads the server's own stream finds all of it."""
+    """A name is counted with a length and in chunks; an upload passes, its stream untouched, and
+    counts as the address; a view that reads the server's own stream finds all of it.
+    """
     way, port = server
     view = "/sync/" if way == "wsgi" else "/async/"
     assert send(port, f"{view}servers_own", b"name=grace")[1]["took"] == (

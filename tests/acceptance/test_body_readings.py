@@ -1,4 +1,6 @@
-"""Who sends a body names its type and its charset: neither buys another count, nor a way past a block."""
+"""Who sends a body names its type and its charset: neither buys another count, nor a way past a
+block.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def site(settings: Any) -> None:
 
 
 def code(where: str, body: bytes, kind: str, **more: Any) -> int:
-    return int(Client(raise_request_exception=False).generic("POST", where, body, kind, **more).status_code)
+    return int(
+        Client(raise_request_exception=False).generic("POST", where, body, kind, **more).status_code
+    )
 
 
 def block(**fields: Any) -> None:
@@ -97,12 +101,19 @@ def block(**fields: Any) -> None:
 @pytest.mark.parametrize("where", ["/plain", "/method", "/function", "/asks"])
 def test_another_charset_buys_no_guess(where: str, settings: Any) -> None:
     """A name that is spelled anew in UTF-7, or escaped, and that DRF reads as the same."""
-    settings.RATELIMIT_RULES = [{"name": "plain", "path": "/plain", "key": "data:name", "rate": "2/h"}]
-    spelled = [code(where, utf_7("bobby", mask), "application/json; charset=utf-7") for mask in range(8)]
+    settings.RATELIMIT_RULES = [
+        {"name": "plain", "path": "/plain", "key": "data:name", "rate": "2/h"}
+    ]
+    spelled = [
+        code(where, utf_7("bobby", mask), "application/json; charset=utf-7") for mask in range(8)
+    ]
     assert spelled.count(200) <= 4  # Of the name where all readings agree, else of the address.
     assert spelled[-3:] == [429] * 3
     escaped = [b"name=" + b"%5Cx65" * many + b"eeeee"[many:] for many in range(6)]
-    sent = [code(where, body, f"{FORM}; charset=unicode_escape", REMOTE_ADDR="192.0.2.9") for body in escaped]
+    sent = [
+        code(where, body, f"{FORM}; charset=unicode_escape", REMOTE_ADDR="192.0.2.9")
+        for body in escaped
+    ]
     assert sent.count(200) <= 4
     assert sent[-1] == 429
 
@@ -110,15 +121,21 @@ def test_another_charset_buys_no_guess(where: str, settings: Any) -> None:
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("where", ["/method", "/function", "/asks"])
 def test_a_call_site_within_drf_counts_by_the_field(where: str, kind: str) -> None:
-    """Whatever the type says beside its name: each name has a count of its own, at every address."""
+    """Whatever the type says beside its name: each name has a count of its own, at every
+    address."""
     for name in (b"ada", b"eve"):
-        codes = [code(where, TYPES[kind] % name, kind, REMOTE_ADDR=f"192.0.2.{last}") for last in (1, 2, 3)]
+        codes = [
+            code(where, TYPES[kind] % name, kind, REMOTE_ADDR=f"192.0.2.{last}")
+            for last in (1, 2, 3)
+        ]
         assert codes == [200, 200, 429]
 
 
 @pytest.mark.parametrize("where", ["/method", "/function"])
 def test_one_name_is_counted_once_within_drf(where: str, settings: Any) -> None:
-    """A rule that is named like the limit on a method of DRF's takes one unit of a request, not two."""
+    """A rule that is named like the limit on a method of DRF's takes one unit of a request, not
+    two.
+    """
     settings.RATELIMIT_RULES = [{"name": where[1:], "path": where, "key": "ip", "rate": "4/h"}]
     body = b'{"name": "ada"}'
     assert [code(where, body, "application/json") for _ in range(5)] == [200] * 4 + [429]
@@ -127,8 +144,9 @@ def test_one_name_is_counted_once_within_drf(where: str, settings: Any) -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("field", ["post:name", "data:name", "json:name"])
 def test_no_charset_is_a_failure(field: str, settings: Any) -> None:
-    """With an override by a field and a rule by it, whatever charset a stranger names: the request is answered as it
-    would be without, the address counts, and no rule is said to be broken."""
+    """With an override by a field and a rule by it, whatever charset a stranger names: the request
+    is answered as it would be without, the address counts, and no rule is said to be broken.
+    """
     settings.RATELIMIT_RULES = [{"name": "names", "path": "/", "key": [field], "rate": "1000/h"}]
     block(field=field)
     problems.clear()
@@ -144,7 +162,15 @@ def test_no_charset_is_a_failure(field: str, settings: Any) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(
-    "kind", ["application/json", "application/*", "*/*", "*/json", "*/JSON; a=b", "Application/Json; charset=utf-7"]
+    "kind",
+    [
+        "application/json",
+        "application/*",
+        "*/*",
+        "*/json",
+        "*/JSON; a=b",
+        "Application/Json; charset=utf-7",
+    ],
 )
 def test_no_type_is_a_way_past_a_block(kind: str) -> None:
     """DRF hands a type with a `*` in it to its first parser."""
@@ -160,24 +186,34 @@ def test_no_charset_is_a_way_past_a_block() -> None:
     block(field="data:name")
     assert code("/plain", utf_7("ada", 5), "application/json; charset=utf-7") == 429
     assert code("/plain", b"name=%5Cx61da", f"{FORM}; charset=unicode_escape") == 429
-    assert code("/plain", '{"name": "ada"}'.encode("cp037"), "application/json; charset=cp037") == 429
-    assert code("/plain", '{"name": "ada"}'.encode("utf-16"), "application/json; charset=utf-16") == 429
+    assert (
+        code("/plain", '{"name": "ada"}'.encode("cp037"), "application/json; charset=cp037") == 429
+    )
+    assert (
+        code("/plain", '{"name": "ada"}'.encode("utf-16"), "application/json; charset=utf-16")
+        == 429
+    )
     assert code("/plain", TYPES[MULTIPART] % b"+AGE-da", f"{MULTIPART}; charset=utf-7") == 429
     assert code("/plain", TYPES[MULTIPART] % b"ada", f"multipart/*; boundary={BOUNDARY}") == 429
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("way", ["sync", "async"])
-def test_an_override_for_a_user_needs_no_database(way: str, settings: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """While the database is away nobody knows who is logged in: limits that do not ask for it go on, and the log says
-    so once."""
+def test_an_override_for_a_user_needs_no_database(
+    way: str, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While the database is away nobody knows who is logged in: limits that do not ask for it go
+    on, and the log says so once.
+    """
     settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
     settings.MIDDLEWARE = [
         "django.contrib.sessions.middleware.SessionMiddleware",
         "django.contrib.auth.middleware.AuthenticationMiddleware",
         "django_ratelimit_lua.middleware.RateLimitMiddleware",
     ]
-    settings.RATELIMIT_RULES = [{"name": "keys", "path": "/", "key": "header:X-API-Key", "rate": "4/h"}]
+    settings.RATELIMIT_RULES = [
+        {"name": "keys", "path": "/", "key": "header:X-API-Key", "rate": "4/h"}
+    ]
     user = User.objects.create_user("ada")
     block(user=user)
     client: Any = AsyncClient() if way == "async" else Client()
@@ -196,7 +232,9 @@ def test_an_override_for_a_user_needs_no_database(way: str, settings: Any, caplo
     try:
         with caplog.at_level(logging.ERROR, "django_ratelimit_lua"):
             assert [get() for _ in range(5)] == [200] * 4 + [429]
-        said = [one for one in caplog.records if "Overrides by user are not applied" in one.getMessage()]
+        said = [
+            one for one in caplog.records if "Overrides by user are not applied" in one.getMessage()
+        ]
         assert len(said) == 1
     finally:
         with connection.cursor() as cursor:

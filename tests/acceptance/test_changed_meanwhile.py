@@ -26,7 +26,9 @@ def other() -> Client:
 
 @pytest.fixture
 def rule() -> RateLimitRule:
-    return RateLimitRule.objects.create(name="api", path="/ok\n/api/", key="ip", limit=100, methods=["GET", "POST"])
+    return RateLimitRule.objects.create(
+        name="api", path="/ok\n/api/", key="ip", limit=100, methods=["GET", "POST"]
+    )
 
 
 def page_of(client: Client, rule: RateLimitRule) -> dict[str, Any]:
@@ -37,7 +39,12 @@ def page_of(client: Client, rule: RateLimitRule) -> dict[str, Any]:
 
 def hidden(page: Any) -> dict[str, str]:
     """The versions in a page."""
-    return dict(re.findall(r'<input type="hidden" name="([a-z0-9-]*version)" value="([^"]*)"', page.content.decode()))
+    return dict(
+        re.findall(
+            r'<input type="hidden" name="([a-z0-9-]*version)" value="([^"]*)"',
+            page.content.decode(),
+        )
+    )
 
 
 def fields(page: Any) -> dict[str, Any]:
@@ -51,7 +58,9 @@ def fields(page: Any) -> dict[str, Any]:
         sent |= {bound.html_name: bound.value() for bound in formset.formset.management_form}
         for tier in formset.formset.initial_forms:
             sent |= {
-                tier.add_prefix(bound.name): bound.value() for bound in tier if bound.value() not in (None, "", [])
+                tier.add_prefix(bound.name): bound.value()
+                for bound in tier
+                if bound.value() not in (None, "", [])
             }
     return sent
 
@@ -64,7 +73,10 @@ def test_a_form_is_refused_if_the_rule_was_changed_while_it_was_open(
 ) -> None:
     """Also if it is sent a second time; after a reload it is saved."""
     url, stale = f"{RULES}{rule.pk}/change/", page_of(other, rule)
-    assert operator.post(url, {**page_of(operator, rule), "limit": 70, "methods": ["GET"]}).status_code == 302
+    assert (
+        operator.post(url, {**page_of(operator, rule), "limit": 70, "methods": ["GET"]}).status_code
+        == 302
+    )
     for _ in range(2):
         answer = other.post(url, {**stale, "description": "Mine."})
         assert REFUSED in errors(answer)
@@ -77,7 +89,9 @@ def test_a_form_is_refused_if_the_rule_was_changed_while_it_was_open(
     assert (rule.limit, rule.description, rule.methods) == (70, "Mine.", ["GET"])
 
 
-def test_a_form_that_nobody_has_interfered_with_is_saved(operator: Client, rule: RateLimitRule) -> None:
+def test_a_form_that_nobody_has_interfered_with_is_saved(
+    operator: Client, rule: RateLimitRule
+) -> None:
     """Also with lines as browsers send them."""
     url = f"{RULES}{rule.pk}/change/"
     answer = operator.post(url, {**page_of(operator, rule), "limit": 70})
@@ -86,7 +100,9 @@ def test_a_form_that_nobody_has_interfered_with_is_saved(operator: Client, rule:
     assert rule.limit == 70
 
 
-def test_a_tier_that_was_changed_meanwhile_is_kept(operator: Client, other: Client, rule: RateLimitRule) -> None:
+def test_a_tier_that_was_changed_meanwhile_is_kept(
+    operator: Client, other: Client, rule: RateLimitRule
+) -> None:
     """Tiers are a part of the rule's form."""
     Group.objects.create(name="pro")
     tier = RateLimitTier.objects.create(rule=rule, group="pro", limit=1000)
@@ -110,7 +126,9 @@ def rows(client: Client) -> dict[str, Any]:
 
 def of(sent: dict[str, Any], rule: RateLimitRule) -> str:
     """The prefix of a rule in the list."""
-    return next(name for name, value in sent.items() if name.endswith("-id") and value == rule.pk).removesuffix("id")
+    return next(
+        name for name, value in sent.items() if name.endswith("-id") and value == rule.pk
+    ).removesuffix("id")
 
 
 def test_the_list_is_refused_if_a_rule_in_it_was_changed_while_it_was_open(

@@ -86,7 +86,9 @@ def sizes(found: Cluster) -> list[int]:
 
 
 def test_limits_and_the_cache_live_on_all_masters(cluster: Cluster) -> None:
-    """Plain and asynchronous hits of one identity share a count; identities spread; the cache works as a cache."""
+    """Plain and asynchronous hits of one identity share a count; identities spread; the cache works
+    as a cache.
+    """
     limiter = RateLimiter("x", "3/h")
 
     async def ahits(identity: str) -> list[bool]:
@@ -94,14 +96,23 @@ def test_limits_and_the_cache_live_on_all_masters(cluster: Cluster) -> None:
 
     for number in range(40):
         who = f"client {number}"
-        assert [limiter.hit(who).allowed for _ in range(2)] + asyncio.run(ahits(who)) == [True, True, True, False]
+        assert [limiter.hit(who).allowed for _ in range(2)] + asyncio.run(ahits(who)) == [
+            True,
+            True,
+            True,
+            False,
+        ]
     assert min(sizes(cluster)) > 0
     limiter.reset("client 0")
     asyncio.run(limiter.areset("client 1"))
     assert [limiter.peek(f"client {number}").remaining for number in range(3)] == [3, 3, 0]
     assert health().ok
     django_cache.set("counter", 1, timeout=60)
-    assert [django_cache.incr("counter"), django_cache.get("counter"), django_cache.add("counter", 9)] == [2, 2, False]
+    assert [
+        django_cache.incr("counter"),
+        django_cache.get("counter"),
+        django_cache.add("counter", 9),
+    ] == [2, 2, False]
     assert django_cache.delete("counter")
     django_cache.close()
 
@@ -125,7 +136,9 @@ def before(cluster: Cluster) -> Any:
         found: Counter[int] = Counter()
         for server in cluster.servers[:MASTERS]:
             with client(server.port) as direct:
-                found[server.port] = direct.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
+                found[server.port] = (
+                    direct.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
+                )
         return found
 
     started = calls()
@@ -139,15 +152,21 @@ ALGORITHMS = ("token_bucket", "fixed_window", "sliding_window", "sliding_log")
 def test_identities_in_several_slots_are_decided_as_one_server_would(
     seed: int, cluster: Cluster, settings: Any
 ) -> None:
-    """All or nothing across slots: costs, partial hits, shadow limits, counted refusals. Every number is what a
-    single server answers to the same calls at the same times."""
+    """All or nothing across slots: costs, partial hits, shadow limits, counted refusals. Every
+    number is what a single server answers to the same calls at the same times.
+    """
     chance = random.Random(seed)
     now = 1_750_000_000_000_000
     limits = []
     for number, algorithm in enumerate(ALGORITHMS):
         for kind in ({}, {"mode": "shadow"}, {"count_denied": True}):
             limits.append(
-                Limit(f"{algorithm}{sorted(kind)}{number}", f"{chance.randint(3, 12)}/m", algorithm=algorithm, **kind)
+                Limit(
+                    f"{algorithm}{sorted(kind)}{number}",
+                    f"{chance.randint(3, 12)}/m",
+                    algorithm=algorithm,
+                    **kind,
+                )
             )
     who = [digest(f"{seed} {number}") for number in range(4)]
     calls = []
@@ -159,8 +178,14 @@ def test_identities_in_several_slots_are_decided_as_one_server_would(
             charges[limit.key_part, one] = Charge(limit, one, chance.randint(0, 3))
         operation = chance.choice(["hit"] * 8 + ["peek", "refund", "charge"])
         partial = chance.random() < 0.3 and operation == "hit"
-        if partial:  # One cost for all, as every face has it; a shadow's verdict is about what its own slot grants.
-            charges = {key: one._replace(cost=2) for key, one in charges.items() if one.limit.mode == "enforce"}
+        # One cost for all, as every face has it; a shadow's verdict is about what its own slot
+        # grants.
+        if partial:
+            charges = {
+                key: one._replace(cost=2)
+                for key, one in charges.items()
+                if one.limit.mode == "enforce"
+            }
         if not charges:
             continue
         calls.append(build_call(list(charges.values()), operation, partial=partial, now=now))
@@ -180,30 +205,44 @@ def test_identities_in_several_slots_are_decided_as_one_server_would(
 
 
 def test_a_crowd_on_two_slots_is_never_admitted_beyond_the_tighter_one(cluster: Cluster) -> None:
-    """Threads that hit two identities at once: as many go as the tighter one says; the other has counted just those."""
-    one, other = Charge(Limit("one", "40/h"), digest("one")), Charge(Limit("other", "90/h"), digest("other"))
+    """Threads that hit two identities at once: as many go as the tighter one says; the other has
+    counted just those.
+    """
+    one, other = (
+        Charge(Limit("one", "40/h"), digest("one")),
+        Charge(Limit("other", "90/h"), digest("other")),
+    )
     call = build_call([other, one])
     with ThreadPoolExecutor(16) as pool:
-        admitted = sum(decision.allowed for decision in pool.map(lambda _: decide(call), range(300)))
+        admitted = sum(
+            decision.allowed for decision in pool.map(lambda _: decide(call), range(300))
+        )
     assert admitted == 40
     assert [state.used for state in decide(build_call([one, other], "peek")).limits] == [40, 40]
 
 
 @pytest.mark.usefixtures("quiet")  # It counts what the masters are asked.
 def test_a_refused_hit_takes_nothing_and_every_limit_is_told(cluster: Cluster) -> None:
-    """Slots are asked in the order of the call. What was taken before the one that refuses is given back; behind it the
-    others only look, so that the numbers are those of all limits."""
-    full, ample = Charge(Limit("full", "500/h"), digest("a")), Charge(Limit("ample", "400/h"), digest("b"))
+    """Slots are asked in the order of the call. What was taken before the one that refuses is given
+    back; behind it the others only look, so that the numbers are those of all limits.
+    """
+    full, ample = (
+        Charge(Limit("full", "500/h"), digest("a")),
+        Charge(Limit("ample", "400/h"), digest("b")),
+    )
     decide(build_call([full._replace(cost=500)]))
-    decide(build_call([ample], "peek"))  # From now on its node knows the script, whatever tests ran before.
+    decide(
+        build_call([ample], "peek")
+    )  # From now on its node knows the script, whatever tests ran before.
     for charges, scripts in (([full, ample], 2), ([ample, full], 3)):  # The third gives back.
         served = before(cluster)
         decision = decide(build_call(charges))
         assert not decision
         assert sum(served().values()) == scripts
         assert {state.name: (state.used, state.allowed) for state in decision.limits} == {
-            "full": (500, False), "ample": (0, True)
-        }  # fmt: skip
+            "full": (500, False),
+            "ample": (0, True),
+        }
     assert [state.used for state in decide(build_call([full, ample], "peek")).limits] == [500, 0]
 
 
@@ -213,7 +252,9 @@ def test_units_go_back_where_a_later_node_cannot_be_asked(mortal: Cluster, setti
     first = digest("x 0")
     home = mortal.master_of(b"{%b}" % first)
     second = next(
-        who for who in (digest(f"x {n}") for n in range(1, 99)) if mortal.master_of(b"{%b}" % who) is not home
+        who
+        for who in (digest(f"x {n}") for n in range(1, 99))
+        if mortal.master_of(b"{%b}" % who) is not home
     )
     charges = [Charge(limits[0], first), Charge(limits[1], second)]
     assert decide(build_call(charges)).allowed
@@ -222,13 +263,20 @@ def test_units_go_back_where_a_later_node_cannot_be_asked(mortal: Cluster, setti
     os.kill(mortal.master_of(b"{%b}" % second).pid, signal.SIGSTOP)
     decision = decide(build_call(charges))
     assert (decision.allowed, decision.source) == (False, "fallback")
-    assert decide(build_call(charges[:1], "peek")).limits[0].used in (2, 3)  # 3 where no time was left to give it back.
+    assert decide(build_call(charges[:1], "peek")).limits[0].used in (
+        2,
+        3,
+    )  # 3 where no time was left to give it back.
 
 
-@pytest.mark.usefixtures("quiet")  # It counts what the masters are asked, and has not heard of the edit.
+@pytest.mark.usefixtures(
+    "quiet"
+)  # It counts what the masters are asked, and has not heard of the edit.
 @pytest.mark.django_db(transaction=True)
 def test_edits_of_rules_hold_within_the_second(cluster: Cluster) -> None:
-    """The rules live in another slot: they are asked for apart, once a second, and an edit by anybody is found then."""
+    """The rules live in another slot: they are asked for apart, once a second, and an edit by
+    anybody is found then.
+    """
     limiter = RateLimiter("mail", "100/h")
     assert limiter.hit("x").limits[0].limit == 100
     RateLimitRule.objects.create(name="mail", limit=7, unit="h")
@@ -266,8 +314,12 @@ def test_overrides_hold_within_the_second(cluster: Cluster, client: Any) -> None
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the edits, and is the only process.
 @pytest.mark.django_db(transaction=True)
-def test_edits_of_split_rules_hold_within_the_second_too(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is decided in the process and what is asked apart in a cluster go by one look at the rules, not by two."""
+def test_edits_of_split_rules_hold_within_the_second_too(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is decided in the process and what is asked apart in a cluster go by one look at the
+    rules, not by two.
+    """
     set_part(monkeypatch, ProcessShare(0, 1, 1))
     limiter = RateLimiter("x", "100000/h", split="equal")
     RateLimitRule.objects.create(name="x", limit=90_000, unit="h", split="equal")
@@ -282,7 +334,9 @@ def test_edits_of_split_rules_hold_within_the_second_too(cluster: Cluster, monke
 
 
 def test_a_slot_that_moves_under_load_loses_and_repeats_nothing(mortal: Cluster) -> None:
-    """Threads hit an identity while its slot goes to another master, and back, key by key: each hit is counted once."""
+    """Threads hit an identity while its slot goes to another master, and back, key by key: each hit
+    is counted once.
+    """
     limiter = RateLimiter("x", "100000/h", algorithm="fixed_window")
     both = RateLimiter("both", ["100000/h", "200000/h"], algorithm="fixed_window")
     key = key_of(limiter, "x")
@@ -315,25 +369,36 @@ def test_a_process_that_knows_an_old_map_is_redirected(mortal: Cluster) -> None:
     limiter = RateLimiter("x", "100/h")
     limiter.hit("x")
     key = key_of(limiter, "x")
-    target = next(server for server in mortal.servers[:MASTERS] if server is not mortal.master_of(key))
+    target = next(
+        server for server in mortal.servers[:MASTERS] if server is not mortal.master_of(key)
+    )
     mortal.move(key, target)
 
     async def ahit() -> int:
         return (await limiter.ahit("x")).limits[0].used
 
-    assert [limiter.hit("x").limits[0].used, asyncio.run(ahit()), limiter.hit("x").limits[0].used] == [2, 3, 4]
+    assert [
+        limiter.hit("x").limits[0].used,
+        asyncio.run(ahit()),
+        limiter.hit("x").limits[0].used,
+    ] == [2, 3, 4]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_master_that_dies_or_hangs(how: int, mortal: Cluster, settings: Any) -> None:
-    """Its slots are decided by the policy until its replica has taken over, with the count it had; other slots notice
-    nothing, nobody waits beyond the deadline, and down and up are told once."""
+    """Its slots are decided by the policy until its replica has taken over, with the count it had;
+    other slots notice nothing, nobody waits beyond the deadline, and down and up are told once.
+    """
     settings.RATELIMIT_TIMEOUT = 0.3
     limiter = RateLimiter("x", "1000000/h")
     limiter.hit("x")
     key = key_of(limiter, "x")
     victim = mortal.master_of(key)
-    bystander = next(name for name in map(str, range(99)) if mortal.master_of(key_of(limiter, name)) is not victim)
+    bystander = next(
+        name
+        for name in map(str, range(99))
+        if mortal.master_of(key_of(limiter, name)) is not victim
+    )
     limiter.hit(bystander)
     with client(victim.port) as direct:
         direct.set(b"{%b}last" % key[key.index(b"{") + 1 : key.index(b"}")], "written")
@@ -356,14 +421,21 @@ def test_a_master_that_dies_or_hangs(how: int, mortal: Cluster, settings: Any) -
         os.kill(victim.pid, signal.SIGCONT) if how == signal.SIGSTOP else None
 
 
-def test_a_master_of_the_rules_that_hangs_keeps_no_other_slot_from_deciding(mortal: Cluster, settings: Any) -> None:
-    """A burst in the moment it hangs, the rules having been asked for a while ago: all other slots are decided by
-    Redis."""
+def test_a_master_of_the_rules_that_hangs_keeps_no_other_slot_from_deciding(
+    mortal: Cluster, settings: Any
+) -> None:
+    """A burst in the moment it hangs, the rules having been asked for a while ago: all other slots
+    are decided by Redis.
+    """
     settings.RATELIMIT_TIMEOUT = 0.3
     settings.RATELIMIT_ON_STORE_ERROR = "closed"
     limiter = RateLimiter("x", "1000000/h")
     victim = mortal.master_of(build_call([Charge(limiter.limits[0], digest("x"))]).fence)
-    others = [name for name in map(str, range(60)) if mortal.master_of(key_of(limiter, name)) is not victim][:10]
+    others = [
+        name
+        for name in map(str, range(60))
+        if mortal.master_of(key_of(limiter, name)) is not victim
+    ][:10]
 
     async def burst() -> list[Any]:
         return await asyncio.gather(*(limiter.ahit(others[number % 10]) for number in range(200)))
@@ -385,18 +457,23 @@ def test_a_master_of_the_rules_that_hangs_keeps_no_other_slot_from_deciding(mort
     os.kill(victim.pid, signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(40) as pool:
-            found = Counter(pool.map(lambda number: limiter.hit(others[number % 10]).source, range(80)))
+            found = Counter(
+                pool.map(lambda number: limiter.hit(others[number % 10]).source, range(80))
+            )
     finally:
         os.kill(victim.pid, signal.SIGCONT)
     assert found == {"redis": 80}
 
 
 def test_one_asks_for_all_shortly_before_the_rules_are_too_old() -> None:
-    """While it asks, the others go on for as long as what they know is not too old; then everybody asks."""
+    """While it asks, the others go on for as long as what they know is not too old; then everybody
+    asks.
+    """
     now = time.monotonic()
     charges = [Charge(Limit("x", "1/h"), b"x" * 32)]
     one, other = (
-        Call(charges, revision=NO_RULES, subjects=(Subject(name * 32, b"t"),), prefix=b"p:") for name in (b"a", b"b")
+        Call(charges, revision=NO_RULES, subjects=(Subject(name * 32, b"t"),), prefix=b"p:")
+        for name in (b"a", b"b")
     )
 
     def asks(age: float, call: Call = one) -> list[bool]:
@@ -413,7 +490,8 @@ def test_one_asks_for_all_shortly_before_the_rules_are_too_old() -> None:
 
 
 def test_what_was_asked_before_a_change_confirms_nothing() -> None:
-    """An answer that is still on its way while this process publishes, or hears that somebody has."""
+    """An answer that is still on its way while this process publishes, or hears that
+    somebody has."""
     freshness, asked_at = Freshness(), time.monotonic()
     call = Call([], revision=NO_RULES, fence=b"f")
     freshness.expire()
@@ -424,11 +502,17 @@ def test_what_was_asked_before_a_change_confirms_nothing() -> None:
 
 
 def test_a_process_starts_where_some_nodes_are_dead(mortal: Cluster, settings: Any) -> None:
-    """Any node that answers is enough to begin with; where none does, the policy decides, and nothing is a 500."""
+    """Any node that answers is enough to begin with; where none does, the policy decides, and
+    nothing is a 500.
+    """
     clusters.kill(mortal.servers[0])
     settings.CACHES = mortal.cache(mortal.servers[0], mortal.servers[1])
     limiter = RateLimiter("x", "1000/h")
-    name = next(name for name in map(str, range(99)) if mortal.master_of(key_of(limiter, name)) is mortal.servers[1])
+    name = next(
+        name
+        for name in map(str, range(99))
+        if mortal.master_of(key_of(limiter, name)) is mortal.servers[1]
+    )
     assert limiter.hit(name).source == "redis"
     settings.CACHES = mortal.cache(mortal.servers[0])
     assert limiter.hit(name).source == "fallback"
@@ -437,12 +521,18 @@ def test_a_process_starts_where_some_nodes_are_dead(mortal: Cluster, settings: A
 
 
 def test_what_is_no_cluster_is_said(settings: Any) -> None:
-    """Another database than 0, a Unix socket; and a single server behind the factory is a failure like any other."""
+    """Another database than 0, a Unix socket; and a single server behind the factory is a failure
+    like any other.
+    """
     options = {"CONNECTION_FACTORY": "django_ratelimit_lua.store.ClusterConnectionFactory"}
 
     def problem(location: str) -> str | None:
         settings.CACHES = {
-            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}
+            "default": {
+                "BACKEND": "django_redis.cache.RedisCache",
+                "LOCATION": location,
+                "OPTIONS": options,
+            }
         }
         return why_unusable("default")
 
@@ -454,13 +544,19 @@ def test_what_is_no_cluster_is_said(settings: Any) -> None:
     assert ConnectionParams.of("default").nodes
 
 
-def test_settings_of_the_alias_reach_every_node(mortal: Cluster, settings: Any, prefix: str) -> None:
-    """User and password; and such a user needs no more rights than those that are documented, even while slots move."""
+def test_settings_of_the_alias_reach_every_node(
+    mortal: Cluster, settings: Any, prefix: str
+) -> None:
+    """User and password; and such a user needs no more rights than those that are documented, even
+    while slots move.
+    """
     rights = [f"+{command}" for command in f"{IN_SCRIPTS} {LIMITS} cluster|slots asking".split()]
     keys = f"~{prefix}*", f"&{prefix}*"
     for server in mortal.servers:
         with client(server.port) as direct:
-            direct.execute_command("ACL", "SETUSER", "limiter", "on", ">hush", *keys, "-@all", *rights)
+            direct.execute_command(
+                "ACL", "SETUSER", "limiter", "on", ">hush", *keys, "-@all", *rights
+            )
     settings.CACHES = mortal.cache(user="limiter:hush@")
     limiter = RateLimiter("x", "100/h")
     assert {limiter.hit(f"{number}").source for number in range(20)} == {"redis"}
@@ -470,7 +566,9 @@ def test_settings_of_the_alias_reach_every_node(mortal: Cluster, settings: Any, 
             names |= {one["user"] for one in direct.client_list() if one["cmd"] == "evalsha"}
     assert names == {"limiter"}
     key = key_of(limiter, "elsewhere")
-    target = next(server for server in mortal.servers[:MASTERS] if server is not mortal.master_of(key))
+    target = next(
+        server for server in mortal.servers[:MASTERS] if server is not mortal.master_of(key)
+    )
     mortal.move(key, target, while_moving=lambda: limiter.hit("elsewhere"))
     assert limiter.hit("elsewhere").limits[0].used == 3
     limiter.reset("elsewhere")
@@ -478,8 +576,9 @@ def test_settings_of_the_alias_reach_every_node(mortal: Cluster, settings: Any, 
 
 @pytest.mark.django_db(transaction=True)
 def test_bans_hold_in_every_slot(cluster: Cluster) -> None:
-    """Those of whoever is counted, in one call; and those of others, in a slot of their own: earned once, by exactly so
-    many offences, listed and lifted."""
+    """Those of whoever is counted, in one call; and those of others, in a slot of their own: earned
+    once, by exactly so many offences, listed and lifted.
+    """
     own = RateLimiter("own", "1/h", ban_after=10, ban_for="1h")
     with ThreadPoolExecutor(20) as pool:
         decisions = list(pool.map(lambda _: own.hit("ada"), range(60)))
@@ -524,15 +623,18 @@ def test_bans_hold_in_every_slot(cluster: Cluster) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_ban_that_refuses_nobody_counts_nothing_in_every_slot(cluster: Cluster) -> None:
-    """As on one server: who would be banned, by a limit in shadow mode, is let through and not counted by it, and by
-    the others as ever."""
+    """As on one server: who would be banned, by a limit in shadow mode, is let through and not
+    counted by it, and by the others as ever.
+    """
     bans = {"ban_after": 1, "ban_for": "1h", "ban_key": "ip", "ban_on": "counted"}
     limit = Limit("wide", "100/h", algorithm="sliding_log", mode="shadow", **bans)
     other = Limit("other", "100/h", algorithm="sliding_log")
     for number in range(6):
         address = digest(("ip", f"203.0.113.{number}"))
         attacker, client = digest(("name", number)), digest(("client", number))
-        decisions = [get_store().decide(build_call([Charge(limit, attacker, 1, address)])) for _ in range(2)]
+        decisions = [
+            get_store().decide(build_call([Charge(limit, attacker, 1, address)])) for _ in range(2)
+        ]
         assert decisions[-1].limits[0].ban.until
         call = build_call([Charge(limit, client, 3, address), Charge(other, client, 2)])
         (decision,) = [get_store().decide(call) for _ in range(2)][-1:]

@@ -1,4 +1,5 @@
-"""What would refuse or admit everybody has to be confirmed, and everything else is saved unasked."""
+"""What would refuse or admit everybody has to be confirmed, and everything else is saved
+unasked."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ site = test_admin.site
 def test_a_rule_that_limits_the_admin_itself_is_asked_about(
     fields: dict[str, Any], operator: Client, settings: Any
 ) -> None:
-    """It would lock its author out; not where the admin is exempt, by the settings or by another rule."""
+    """It would lock its author out; not where the admin is exempt, by the settings or by another
+    rule.
+    """
     settings.RATELIMIT_RULES = []
     form = given(**{"key": "ip", "limit": 1000, **fields})
     answer = operator.post(f"{RULES}add/", form)
@@ -46,13 +49,17 @@ def test_a_rule_that_limits_the_admin_itself_is_asked_about(
     assert operator.post(f"{RULES}add/", form).status_code == 302
     exempt.delete()
     rule = RateLimitRule.objects.get()
-    assert "The rule also limits this admin" in errors(operator.post(f"{RULES}{rule.pk}/change/", form))
+    assert "The rule also limits this admin" in errors(
+        operator.post(f"{RULES}{rule.pk}/change/", form)
+    )
     assert confirmed(operator, f"{RULES}{rule.pk}/change/", form).status_code == 302
     settings.RATELIMIT_RULES = [{"name": "admin", "path": "/admin/", "exempt": True}]
     assert operator.post(f"{RULES}{rule.pk}/change/", form).status_code == 302
 
 
-@pytest.mark.parametrize("fields", [{"path": "/ok"}, {"path": "/admin/", "mode": "off"}, {"path": "/administration"}])
+@pytest.mark.parametrize(
+    "fields", [{"path": "/ok"}, {"path": "/admin/", "mode": "off"}, {"path": "/administration"}]
+)
 def test_a_rule_that_leaves_the_admin_alone_is_saved_unasked(
     fields: dict[str, Any], operator: Client, settings: Any
 ) -> None:
@@ -67,10 +74,14 @@ def test_a_limit_of_0_is_asked_about_wherever_it_stands(operator: Client) -> Non
     form = given(path="/ok", key="ip", limit=1)
     for fields in ({"limit": 0}, {"more_rates": "0/s"}):
         answer = operator.post(f"{RULES}add/", {**form, **fields})
-        assert "A limit of 0, or one below the cost, refuses every request" in errors(answer), fields
+        assert "A limit of 0, or one below the cost, refuses every request" in errors(answer), (
+            fields
+        )
     assert confirmed(operator, f"{RULES}add/", {**form, **fields}).status_code == 302
     zero = {"network": "203.0.113.9", "effect": "limit", "limit": 0, "period": 1, "unit": "m"}
-    assert "refuses every request, as a block does" in errors(operator.post(f"{OVERRIDES}add/", zero))
+    assert "refuses every request, as a block does" in errors(
+        operator.post(f"{OVERRIDES}add/", zero)
+    )
     assert confirmed(operator, f"{OVERRIDES}add/", zero).status_code == 302
 
 
@@ -85,7 +96,9 @@ def test_a_limit_of_0_is_asked_about_wherever_it_stands(operator: Client) -> Non
         (1, "192.0.2.2", False),
     ],
 )
-def test_a_block_of_a_known_proxy_is_asked_about(trusted: Any, network: str, is_asked: bool, settings: Any) -> None:
+def test_a_block_of_a_known_proxy_is_asked_about(
+    trusted: Any, network: str, is_asked: bool, settings: Any
+) -> None:
     """Known by the settings, or because the operator comes through it."""
     settings.RATELIMIT_TRUSTED_PROXIES = trusted
     client = Client(REMOTE_ADDR="192.0.2.1", headers={"x-forwarded-for": OPERATOR})
@@ -132,39 +145,68 @@ def test_a_network_of_a_usual_size_is_not_asked_about(operator: Client) -> None:
 
 def test_an_override_that_has_ended_can_be_changed_unasked(operator: Client) -> None:
     """Its end is not what was changed."""
-    row = RateLimitOverride.objects.create(network="203.0.113.9", effect="block", ends=timezone.now())
+    row = RateLimitOverride.objects.create(
+        network="203.0.113.9", effect="block", ends=timezone.now()
+    )
     page = operator.get(f"{OVERRIDES}{row.pk}/change/")
     ends = page.context["adminform"].form["ends"].value()
-    form = {"network": row.network, "effect": "block", "period": 1, "unit": "m", "reason": "scraper"}
-    form |= {"ends_0": f"{timezone.localtime(ends):%Y-%m-%d}", "ends_1": f"{timezone.localtime(ends):%H:%M:%S}"}
+    form = {
+        "network": row.network,
+        "effect": "block",
+        "period": 1,
+        "unit": "m",
+        "reason": "scraper",
+    }
+    form |= {
+        "ends_0": f"{timezone.localtime(ends):%Y-%m-%d}",
+        "ends_1": f"{timezone.localtime(ends):%H:%M:%S}",
+    }
     assert operator.post(f"{OVERRIDES}{row.pk}/change/", form).status_code == 302
-    assert operator.post(f"{OVERRIDES}{row.pk}/change/", {**form, "duration": "3600"}).status_code == 302
+    assert (
+        operator.post(f"{OVERRIDES}{row.pk}/change/", {**form, "duration": "3600"}).status_code
+        == 302
+    )
     row.refresh_from_db()
     assert row.is_active()
 
 
 def test_a_duration_and_an_end_contradict_each_other(operator: Client) -> None:
     """Neither goes before the other unsaid."""
-    form = {"effect": "block", "period": 1, "unit": "m", "network": "203.0.113.9", "duration": "3600"}
+    form = {
+        "effect": "block",
+        "period": 1,
+        "unit": "m",
+        "network": "203.0.113.9",
+        "duration": "3600",
+    }
     answer = operator.post(f"{OVERRIDES}add/", {**form, "ends_0": "2099-01-01", "ends_1": "00:00"})
     assert "There is an end below as well" in errors(answer)
     assert not RateLimitOverride.objects.exists()
 
 
-def test_a_rule_that_is_looser_than_one_of_the_settings_is_asked_about(operator: Client, settings: Any) -> None:
+def test_a_rule_that_is_looser_than_one_of_the_settings_is_asked_about(
+    operator: Client, settings: Any
+) -> None:
     """It takes the place of that one by its name."""
-    settings.RATELIMIT_RULES += [{"name": "posts", "path": "/ok", "key": "ip", "rate": ["5/m", "50/d"]}]
+    settings.RATELIMIT_RULES += [
+        {"name": "posts", "path": "/ok", "key": "ip", "rate": ["5/m", "50/d"]}
+    ]
     form = given(name="posts", path="/ok", key="ip", limit=9, unit="m")
     problems = errors(operator.post(f"{RULES}add/", form))
     assert "The code has 5 per minute per address (RATELIMIT_RULES)." in problems
     assert "The code has 50 per day per address (RATELIMIT_RULES)." in problems
-    assert operator.post(f"{RULES}add/", {**form, "limit": 2, "more_rates": "50/d"}).status_code == 302
+    assert (
+        operator.post(f"{RULES}add/", {**form, "limit": 2, "more_rates": "50/d"}).status_code == 302
+    )
 
 
 @pytest.mark.parametrize("words", [{"algorithm": "fixed_window"}, {}])
 def test_counts_that_start_again_are_said(words: dict[str, str], operator: Client) -> None:
-    """When a rule comes in the place of the code, and when it is changed; in a form and in a file."""
-    site = CallSite.of(call_site("counted", "ip", "500/h", ALL, 1, {"algorithm": "token_bucket"}), "counted")
+    """When a rule comes in the place of the code, and when it is changed; in a form and
+    in a file."""
+    site = CallSite.of(
+        call_site("counted", "ip", "500/h", ALL, 1, {"algorithm": "token_bucket"}), "counted"
+    )
     known_call_sites.add("counted", site)
     told = "the counts of this limit start again"
     after = {"name": "counted", "group": "counted", "rate": "3/h", **words}
@@ -173,18 +215,25 @@ def test_counts_that_start_again_are_said(words: dict[str, str], operator: Clien
     page = operator.post(f"{RULES}add/", {**form, **words}, follow=True).content.decode()
     assert (told in page) is bool(words)
     rule = RateLimitRule.objects.get()
-    page = operator.post(f"{RULES}{rule.pk}/change/", {**form, **words, "limit": 200}, follow=True).content.decode()
+    page = operator.post(
+        f"{RULES}{rule.pk}/change/", {**form, **words, "limit": 200}, follow=True
+    ).content.decode()
     assert told not in page
     page = operator.post(f"{RULES}{rule.pk}/change/", form, follow=True).content.decode()
     assert (told in page) is bool(words)
 
 
-def test_what_is_confirmed_of_an_override_are_the_warnings_that_were_shown(operator: Client) -> None:
+def test_what_is_confirmed_of_an_override_are_the_warnings_that_were_shown(
+    operator: Client,
+) -> None:
     """A box that was ticked beforehand, or for another network, confirms nothing."""
     form = {"period": 1, "unit": "m", "network": "0.0.0.0/0", "effect": "exempt"}
     answer = operator.post(f"{OVERRIDES}add/", {**form, "confirm": "on"})
     assert WIDE in errors(answer)
-    meant = {**form, "confirm": answer.context["adminform"].form.fields["confirm"].widget.attrs["value"]}
+    meant = {
+        **form,
+        "confirm": answer.context["adminform"].form.fields["confirm"].widget.attrs["value"],
+    }
     assert f'value="{meant["confirm"]}"' in answer.content.decode()
     assert WIDE in errors(operator.post(f"{OVERRIDES}add/", {**meant, "network": "::/0"}))
     assert not RateLimitOverride.objects.exists()

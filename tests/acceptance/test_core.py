@@ -20,7 +20,9 @@ def view(request: HttpRequest) -> HttpResponse:
 
 def test_usage_counts_and_says_when_it_changes(rf: RequestFactory) -> None:
     """With `increment` each call counts; the refused one shows as one more than the limit."""
-    usages = [get_usage(rf.get("/"), group="g", key="ip", rate="2/h", increment=True) for _ in range(3)]
+    usages = [
+        get_usage(rf.get("/"), group="g", key="ip", rate="2/h", increment=True) for _ in range(3)
+    ]
     assert [(usage["count"], usage["limit"], usage["should_limit"]) for usage in usages] == [
         (1, 2, False),
         (2, 2, False),
@@ -30,7 +32,9 @@ def test_usage_counts_and_says_when_it_changes(rf: RequestFactory) -> None:
 
 
 def test_without_increment_nothing_is_counted(rf: RequestFactory) -> None:
-    """And the answer is what one more would be told: the pattern of counting failures only does block."""
+    """And the answer is what one more would be told: the pattern of counting failures only does
+    block.
+    """
     ask = {"request": rf.get("/"), "group": "login", "key": "ip", "rate": "2/h"}
     assert [is_ratelimited(**ask) for _ in range(5)] == [False] * 5
     for _ in range(2):
@@ -68,7 +72,12 @@ def test_a_count_needs_a_name(rf: RequestFactory) -> None:
 
 @pytest.mark.parametrize("function", [get_usage, is_ratelimited])
 def test_methods_are_named_on_the_functions(rf: RequestFactory, function: Any) -> None:
-    """As in django-ratelimit, so that a call with `is_ratelimited.UNSAFE` needs no second import."""
+    """As in django-ratelimit, so that a call with `is_ratelimited.UNSAFE` needs no second
+    import."""
     assert (function.ALL, function.UNSAFE) == (None, UNSAFE)
-    assert not function(rf.get("/"), group="g", key="ip", rate="0/s", method=function.UNSAFE, increment=True)
-    assert function(rf.post("/"), group="g", key="ip", rate="0/s", method=function.UNSAFE, increment=True)
+    assert not function(
+        rf.get("/"), group="g", key="ip", rate="0/s", method=function.UNSAFE, increment=True
+    )
+    assert function(
+        rf.post("/"), group="g", key="ip", rate="0/s", method=function.UNSAFE, increment=True
+    )

@@ -16,20 +16,37 @@ from django.core.exceptions import ImproperlyConfigured
 
 from tests.server import url
 
-OF_ANNEXES = re.compile(r"statistic|stats|breaker|circuit|replay|gateway|descriptor|envoy|metrics|opentelemetry", re.I)
+OF_ANNEXES = re.compile(
+    r"statistic|stats|breaker|circuit|replay|gateway|descriptor|envoy|metrics|opentelemetry", re.I
+)
 TABLES = {
     f"django_ratelimit_lua_{name}"
-    for name in ("ratelimitchange", "ratelimitoverride", "ratelimitrevision", "ratelimitrule", "ratelimittier")
+    for name in (
+        "ratelimitchange",
+        "ratelimitoverride",
+        "ratelimitrevision",
+        "ratelimitrule",
+        "ratelimittier",
+    )
 }
 
 
 @pytest.fixture(scope="module")
 def site() -> Any:
-    """What there is in a site with the core alone, after requests, commands and visits to the admin."""
-    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    """What there is in a site with the core alone, after requests, commands and visits to the
+    admin.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"
+    }
     command = [sys.executable, "-m", "tests.core_site", url(), f"core-alone-{os.getpid()}:"]
     done = subprocess.run(
-        command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, timeout=120
+        command,
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -1,4 +1,6 @@
-"""The first request after a save was heard of obeys it, also in a process that asked nothing else and met no rule."""
+"""The first request after a save was heard of obeys it, also in a process that asked nothing else
+and met no rule.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,12 @@ def other(prefix: str) -> Iterator[Ask]:
     environment.pop("DJANGO_SETTINGS_MODULE", None)
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.asked_site"],
-        cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdin is not None
     assert process.stdout is not None
 
@@ -64,7 +70,9 @@ def other(prefix: str) -> Iterator[Ask]:
 
 
 def rules(face: str) -> st.SearchStrategy[list[dict[str, Any]]]:
-    """Rules in the place of call sites, beside them, and for paths; for some methods and some people."""
+    """Rules in the place of call sites, beside them, and for paths; for some methods and some
+    people.
+    """
     sites = FACES[face] or ["none"]
     rule = st.fixed_dictionaries(
         {
@@ -86,7 +94,11 @@ def histories(draw: st.DrawFn) -> tuple[Any, ...]:
     """Rules, a request that meets them, other rules, and the first request after these."""
     face = draw(st.sampled_from(list(FACES)))
     first, second = (
-        {"face": face, "method": draw(st.sampled_from(["GET", "POST"])), "user": draw(st.sampled_from([None, "ada"]))}
+        {
+            "face": face,
+            "method": draw(st.sampled_from(["GET", "POST"])),
+            "user": draw(st.sampled_from([None, "ada"])),
+        }
         for _ in range(2)
     )
     return draw(rules(face)), first, draw(rules(face)), second, draw(st.booleans())
@@ -102,20 +114,29 @@ def save(declared: list[dict[str, Any]], block: bool) -> None:
 
 
 def hear(other: Ask) -> None:
-    """Wait until the other process, if it has any rules, has heard of the save, as mostly it has by now."""
+    """Wait until the other process, if it has any rules, has heard of the save, as mostly it has by
+    now.
+    """
     saved, end = RateLimitRevision.read("default").number, time.monotonic() + 1
     while other("revision") not in (None, saved):
         assert time.monotonic() < end
         time.sleep(0.005)
 
 
-def test_the_first_request_after_a_save_obeys_it_in_a_process_that_asked_nothing_else(other: Ask) -> None:
-    """Whatever the rules were and are, and whatever asks: it is answered as by a process that has just started."""
+def test_the_first_request_after_a_save_obeys_it_in_a_process_that_asked_nothing_else(
+    other: Ask,
+) -> None:
+    """Whatever the rules were and are, and whatever asks: it is answered as by a process that has
+    just started.
+    """
     RateLimitRule.objects.create(name="first", path="/first", key="ip", limit=1)
 
     @given(histories())
     @hypothesis_settings(
-        max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck), database=None
+        max_examples=examples(100),
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
     )
     def holds(history: Any) -> None:
         before, first, after, second, block = history
@@ -131,7 +152,9 @@ def test_the_first_request_after_a_save_obeys_it_in_a_process_that_asked_nothing
 
 
 def test_a_rule_that_is_new_is_obeyed_by_every_face(other: Ask) -> None:
-    """Where nothing applied, a limit of none does: for the method, the user and the place that was let through."""
+    """Where nothing applied, a limit of none does: for the method, the user and the place that was
+    let through.
+    """
     for face, sites in FACES.items():
         save([], False)
         hear(other)

@@ -38,7 +38,9 @@ def test_each_hit_is_given_with_its_request(decisions: list[Any], rf: RequestFac
     limiter.refund("ada")
     (planned, decision, seconds, exempt, state), (others, *_, no_state) = decisions
     assert [charge.name for charge in planned] == ["outer", "inner"]
-    assert [charge.charge.limit.name for charge in planned] == [limit.name for limit in decision.limits]
+    assert [charge.charge.limit.name for charge in planned] == [
+        limit.name for limit in decision.limits
+    ]
     assert decision.allowed
     assert 0 < seconds < 60
     assert list(exempt) == []

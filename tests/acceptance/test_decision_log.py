@@ -51,28 +51,43 @@ def test_each_decision_is_a_record_with_its_numbers(records: Records, settings: 
     ada = digest("ada")[:8].decode()
     common = {"rule": None, "identity": ada, "mode": "enforce"}
     assert first == {
-        "operation": "hit", "allowed": True, "remaining": 0, "retry_after": 0.0, "source": "redis", "denied_by": (),
+        "operation": "hit",
+        "allowed": True,
+        "remaining": 0,
+        "retry_after": 0.0,
+        "source": "redis",
+        "denied_by": (),
         "limits": [
             {"limit": state.name, **common, "allowed": True, "remaining": left, "retry_after": 0.0}
             for state, left in zip(mail.limits, (0, 8), strict=True)
         ],
-    }  # fmt: skip
+    }
     assert 3590 < refused.retry_after <= 3600
-    assert (second["allowed"], second["retry_after"], second["source"]) == (False, refused.retry_after, "redis")
+    assert (second["allowed"], second["retry_after"], second["source"]) == (
+        False,
+        refused.retry_after,
+        "redis",
+    )
     assert [limit["allowed"] for limit in second["limits"]] == [False, True]
     assert (third["allowed"], third["source"]) == (False, "deny-cache")
     assert (fourth["operation"], fourth["remaining"]) == ("peek", 1)
-    assert all((record.name, record.levelname) == ("django_ratelimit_lua.decisions", "DEBUG") for record in records())
+    assert all(
+        (record.name, record.levelname) == ("django_ratelimit_lua.decisions", "DEBUG")
+        for record in records()
+    )
     text = records()[1].getMessage()
-    assert text.startswith(f"hit: allowed False, remaining 0, retry_after {refused.retry_after}, source redis, ")
+    assert text.startswith(
+        f"hit: allowed False, remaining 0, retry_after {refused.retry_after}, source redis, "
+    )
     assert all(limit.name in text for limit in mail.limits)
     json.dumps(second)  # As a formatter for JSON has it.
 
 
 @pytest.mark.django_db(transaction=True)
 def test_no_record_names_a_client(records: Records) -> None:
-    """By digests alone, also if an override blocks a client, with or without a limit; no object of the request is on
-    the record."""
+    """By digests alone, also if an override blocks a client, with or without a limit; no object of
+    the request is on the record.
+    """
 
     @ratelimit(group="search", key=("ip", "header:X-Api-Key"), rate="9/h")
     def search(request: HttpRequest) -> HttpResponse:
@@ -85,12 +100,22 @@ def test_no_record_names_a_client(records: Records) -> None:
     assert RateLimitMiddleware(lambda request: HttpResponse("found"))(request).status_code == 429
     decisions = records()
     found = [(of(record)["allowed"], of(record)["denied_by"]) for record in decisions]
-    assert found == [(True, ()), (False, ("search:*:ip+header:X-Api-Key:9/h",)), (False, ("block",))]
-    whole = b"".join(pickle.dumps(vars(record)) + record.getMessage().encode() for record in decisions)
-    assert not [secret for secret in (ADDRESS.encode(), b"a-key-of-ada", b"of ada") if secret in whole]
+    assert found == [
+        (True, ()),
+        (False, ("search:*:ip+header:X-Api-Key:9/h",)),
+        (False, ("block",)),
+    ]
+    whole = b"".join(
+        pickle.dumps(vars(record)) + record.getMessage().encode() for record in decisions
+    )
+    assert not [
+        secret for secret in (ADDRESS.encode(), b"a-key-of-ada", b"of ada") if secret in whole
+    ]
 
 
-def test_switched_off_nothing_is_made(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_switched_off_nothing_is_made(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """As it is unless somebody sets the level: no record, and no look at the decision for one."""
     made: list[Any] = []
     monkeypatch.setattr(decide, "log_decision", lambda *given: made.append(given))

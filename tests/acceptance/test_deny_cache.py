@@ -20,13 +20,16 @@ from tests.clusters import until
 from tests.engine.test_cost import calls
 from tests.nursery import Born
 
-# Who listens hears of what it has given back itself once more, a moment later, and forgets once more.
+# Who listens hears of what it has given back itself once more, a moment later, and forgets once
+# more.
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @pytest.fixture(autouse=True)
 def long(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long enough that nothing ends while a machine stands still; and no statistics are written meanwhile."""
+    """Long enough that nothing ends while a machine stands still; and no statistics are written
+    meanwhile.
+    """
     monkeypatch.setattr("django_ratelimit_lua.engine.decide.decision_hooks", [])
     settings.RATELIMIT_DENY_CACHE_SECONDS = 60
 
@@ -59,7 +62,9 @@ def test_a_flood_is_refused_from_memory(kind: str, direct: redis.Redis) -> None:
 
 
 def test_a_flood_costs_one_call_a_second_in_each_process(prefix: str, direct: redis.Redis) -> None:
-    """Three processes that are refused as fast as they can ask: two thousand times, and for two seconds or longer."""
+    """Three processes that are refused as fast as they can ask: two thousand times, and for two
+    seconds or longer.
+    """
     direct.config_resetstat()
     workers = [Born(FLOOD, prefix) for _ in range(3)]
     seconds = [float(worker.communicate()) for worker in workers]

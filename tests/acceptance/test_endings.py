@@ -56,15 +56,21 @@ print("ends", flush=True)
 def own(settings: Any) -> Iterator[Server]:
     """A server that this test may stop."""
     with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
-        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+        }
         yield server
         os.kill(server.pid, signal.SIGCONT)
 
 
 def test_a_silent_redis_keeps_no_process_from_ending(own: Server) -> None:
-    """All that a process has still to say when it ends has one second in all, however many leases it holds."""
+    """All that a process has still to say when it ends has one second in all, however many leases
+    it holds.
+    """
     command = [sys.executable, "-c", ENDS, own.url, str(own.pid)]
-    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ends\n"
         began = time.monotonic()
@@ -97,12 +103,20 @@ async def fails_to_start(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.mark.parametrize(
     "application",
-    [supports_lifespan, raises_at_once, raises_later, returns_at_once, fails_to_start, get_asgi_application()],
+    [
+        supports_lifespan,
+        raises_at_once,
+        raises_later,
+        returns_at_once,
+        fails_to_start,
+        get_asgi_application(),
+    ],
     ids=lambda application: getattr(application, "__name__", "django"),
 )
 def test_a_lifespan_is_that_of_the_application_and_ends_with_a_clean_end(application: Any) -> None:
-    """Each event is answered once: by an application that supports them, also if it fails, or for one that does not.
-    The last answer is sent when nothing runs any more beside requests."""
+    """Each event is answered once: by an application that supports them, also if it fails, or for
+    one that does not. The last answer is sent when nothing runs any more beside requests.
+    """
     limiter, sent = RateLimiter("plain", "100/h"), []
     events = iter(["lifespan.startup", "lifespan.shutdown"])
 
@@ -129,23 +143,41 @@ def test_a_lifespan_is_that_of_the_application_and_ends_with_a_clean_end(applica
 
 
 ASGI_SERVERS = {
-    "uvicorn": ["uvicorn", "--workers=2", "--limit-max-requests=12", "--timeout-graceful-shutdown=1"],
-    "gunicorn": ["gunicorn", "--worker-class=uvicorn.workers.UvicornWorker", "--workers=2", "--max-requests=12"],
-}  # fmt: skip
+    "uvicorn": [
+        "uvicorn",
+        "--workers=2",
+        "--limit-max-requests=12",
+        "--timeout-graceful-shutdown=1",
+    ],
+    "gunicorn": [
+        "gunicorn",
+        "--worker-class=uvicorn.workers.UvicornWorker",
+        "--workers=2",
+        "--max-requests=12",
+    ],
+}
 
 
 @pytest.mark.parametrize("kind", list(ASGI_SERVERS))
 def test_workers_of_an_asgi_server_end_as_processes_do(
     kind: str, direct: redis.Redis, prefix: str, settings: Any
 ) -> None:
-    """With `finish_at_shutdown`: workers that have served enough, that are replaced (HUP) and that are terminated have
-    released the slot of a view that runs on in a thread."""
+    """With `finish_at_shutdown`: workers that have served enough, that are replaced (HUP) and that
+    are terminated have released the slot of a view that runs on in a thread.
+    """
     settings.RATELIMIT_CACHE_PREFIX = prefix
     slots, port = SlotsInUse(direct, prefix, prefix), free_port()
     environment = {**os.environ, "SLOTS_PREFIX": prefix, "SLOTS_SECONDS": "60"}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
     where = [f"--bind=127.0.0.1:{port}"] if kind == "gunicorn" else [f"--port={port}"]
-    command = [sys.executable, "-m", *ASGI_SERVERS[kind], *where, "--log-level=critical", "tests.slots_site:asgi"]
+    command = [
+        sys.executable,
+        "-m",
+        *ASGI_SERVERS[kind],
+        *where,
+        "--log-level=critical",
+        "tests.slots_site:asgi",
+    ]
     answered = 0
 
     def visit() -> None:
@@ -164,7 +196,9 @@ def test_workers_of_an_asgi_server_end_as_processes_do(
         with socket.create_connection(("127.0.0.1", port)) as client:
             # gunicorn kills a worker whose view runs on.
             seconds = 60 if kind == "uvicorn" else 1
-            client.sendall(f"GET /sync/plain/?who=bob&seconds={seconds} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            client.sendall(
+                f"GET /sync/plain/?who=bob&seconds={seconds} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()  # noqa: E501
+            )
             until(lambda: slots.held == 1, "a view holds a slot")
             process.terminate()
             process.wait(60)
@@ -175,10 +209,15 @@ def test_workers_of_an_asgi_server_end_as_processes_do(
 def test_without_threads_nothing_fails_and_redis_is_found_again(
     own: Server, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that may start no thread decides all the same, also in an outage, and asks Redis again once it may."""
+    """A process that may start no thread decides all the same, also in an outage, and asks Redis
+    again once it may.
+    """
     settings.RATELIMIT_TIMEOUT = 0.1
     settings.RATELIMIT_ON_STORE_ERROR = "local"
-    plain, leased = RateLimiter("plain", "100/h"), RateLimiter("hot", "1000/h", algorithm="fixed_window", lease=10)
+    plain, leased = (
+        RateLimiter("plain", "100/h"),
+        RateLimiter("hot", "1000/h", algorithm="fixed_window", lease=10),
+    )
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -197,7 +236,9 @@ def test_without_threads_nothing_fails_and_redis_is_found_again(
 
 
 def test_what_runs_beside_requests_ends_and_begins_anew(direct: redis.Redis) -> None:
-    """No thread is left, and no connection that hears of changes; the next decision starts what it needs."""
+    """No thread is left, and no connection that hears of changes; the next decision starts what it
+    needs.
+    """
     limiter = RateLimiter("part", "100/h", split="equal")
 
     def hearers() -> int:
@@ -209,7 +250,9 @@ def test_what_runs_beside_requests_ends_and_begins_anew(direct: redis.Redis) -> 
         until(lambda: hearers() == 1, "changes are heard of")
         assert heartbeat.task.is_running
         stop(20)
-        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("ratelimit-")]
+        assert not [
+            thread.name for thread in threading.enumerate() if thread.name.startswith("ratelimit-")
+        ]
         assert not any(task.is_running for task in background_tasks())
         until(lambda: hearers() == 0, "nobody hears of them")
         assert not listener.is_listening

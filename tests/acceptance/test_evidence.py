@@ -38,7 +38,9 @@ from django_ratelimit_lua.testing import move_clock
 OFFICE = "203.0.113.9"
 
 
-def request(path: str = "/login", agent: str = "curl/8", user: Any = None, address: str = OFFICE) -> HttpRequest:
+def request(
+    path: str = "/login", agent: str = "curl/8", user: Any = None, address: str = OFFICE
+) -> HttpRequest:
     made = RequestFactory().post(path, headers={"user-agent": agent}, REMOTE_ADDR=address)
     made.user = user or AnonymousUser()
     return made
@@ -55,7 +57,14 @@ class User:
 
 def login(**options: Any) -> Any:
     """A view that bans who is refused too often."""
-    given = {"group": "login", "key": "ip", "rate": "2/h", "ban_after": 3, "ban_for": "10m", **options}
+    given = {
+        "group": "login",
+        "key": "ip",
+        "rate": "2/h",
+        "ban_after": 3,
+        "ban_for": "10m",
+        **options,
+    }
 
     @ratelimit(**given)
     def view(request: HttpRequest) -> HttpResponse:
@@ -76,7 +85,9 @@ def written() -> None:
 
 
 def test_the_last_offences_are_kept_beside_the_ban(direct: redis.Redis, prefix: str) -> None:
-    """Which paths and which user agents, the earliest first; neither what was allowed nor what the ban refused."""
+    """Which paths and which user agents, the earliest first; neither what was allowed nor what the
+    ban refused.
+    """
     view = login()
     for number in range(9):
         view(request(f"/login/{number}", f"agent {number}"))
@@ -106,7 +117,9 @@ def test_evidence_ends_with_the_ban(direct: redis.Redis, prefix: str) -> None:
     assert 590_000 < direct.pttl(evidence_key(key)) <= 600_000
 
 
-def test_what_comes_while_the_clock_is_behind_is_no_evidence(direct: redis.Redis, prefix: str) -> None:
+def test_what_comes_while_the_clock_is_behind_is_no_evidence(
+    direct: redis.Redis, prefix: str
+) -> None:
     """Only offences are, also when the clock was set back since the last one."""
     limiter = RateLimiter("mail", "5/h", ban_after=3, ban_for="10m", ban_on="reported")
     with move_clock() as clock:
@@ -121,8 +134,12 @@ def test_what_comes_while_the_clock_is_behind_is_no_evidence(direct: redis.Redis
         assert len(offences) == 2
 
 
-def test_evidence_moves_along_with_a_clock_that_is_set_back(direct: redis.Redis, prefix: str) -> None:
-    """As the ban does: what comes afterwards is later than what was before, and the last ten are kept."""
+def test_evidence_moves_along_with_a_clock_that_is_set_back(
+    direct: redis.Redis, prefix: str
+) -> None:
+    """As the ban does: what comes afterwards is later than what was before, and the last ten are
+    kept.
+    """
     limiter = RateLimiter("mail", "0/s", ban_after=20, ban_for="2h")
     with move_clock() as clock:
         for _ in range(10):
@@ -168,16 +185,24 @@ def test_what_clients_send_harms_nobody_who_reads_it(direct: redis.Redis, prefix
     direct.set(evidence_key(key), b"odd")
     written()
     (offences,) = evidence_of([(key, Ban())])
-    assert all(letter.isprintable() for offence in offences for text in offence[1:] for letter in text)
+    assert all(
+        letter.isprintable() for offence in offences for text in offence[1:] for letter in text
+    )
     assert offences[0].path == "/a\\x1b[2J\\u202e"
     assert len(offences[0].agent) == MAX_AGENT_BYTES
     assert offences[1].path == "/é"
     assert offences[1].agent == "\\udcff\\x00\\r\\n"
 
 
-@pytest.mark.parametrize("letter", ["x", '"', "é", "\U0001f980", "\x00", "\u202e", "\udcff", "\U0010ffff"])
-def test_evidence_of_a_ban_has_a_maximum_in_bytes(direct: redis.Redis, prefix: str, letter: str) -> None:
-    """Names, texts and escapes together, whatever a client sends; the latest offences are kept, as many as fit."""
+@pytest.mark.parametrize(
+    "letter", ["x", '"', "é", "\U0001f980", "\x00", "\u202e", "\udcff", "\U0010ffff"]
+)
+def test_evidence_of_a_ban_has_a_maximum_in_bytes(
+    direct: redis.Redis, prefix: str, letter: str
+) -> None:
+    """Names, texts and escapes together, whatever a client sends; the latest offences are kept, as
+    many as fit.
+    """
     view = login(ban_after=50, rate="0/s")
     for number in range(25):
         asked = request(agent=f"{number}{letter * 5000}")
@@ -193,8 +218,12 @@ def test_evidence_of_a_ban_has_a_maximum_in_bytes(direct: redis.Redis, prefix: s
     assert evidence_of([(key, Ban())]) == [noted]
     assert 3 <= len(noted) <= MAX_OFFENCES
     last = range(25 - len(noted), 25)
-    assert [int("".join(re.findall(r"^/([0-9]+)", offence.path))) for offence in noted] == list(last)
-    assert all(offence.agent.startswith(str(number)) for offence, number in zip(noted, last, strict=True))
+    assert [int("".join(re.findall(r"^/([0-9]+)", offence.path))) for offence in noted] == list(
+        last
+    )
+    assert all(
+        offence.agent.startswith(str(number)) for offence, number in zip(noted, last, strict=True)
+    )
     assert all(each.isprintable() for offence in noted for text in offence[1:] for each in text)
 
 
@@ -207,8 +236,12 @@ class WrittenMeanwhile(WSGIRequest):
         return self.__dict__["META"]
 
 
-def test_no_evidence_is_lost_while_other_evidence_is_written(quiet: None, direct: redis.Redis, prefix: str) -> None:
-    """An offence that is recorded while its table is being written belongs to one of the two tables."""
+def test_no_evidence_is_lost_while_other_evidence_is_written(
+    quiet: None, direct: redis.Redis, prefix: str
+) -> None:
+    """An offence that is recorded while its table is being written belongs to one of the two
+    tables.
+    """
     view = login(rate="0/s", ban_after=50)
     for number in range(3):
         asked = request(f"/{number}")
@@ -257,22 +290,39 @@ def test_a_limiter_tells_when_alone(direct: redis.Redis, prefix: str) -> None:
     assert isinstance(offences[0], Offence)
 
 
-def test_without_redis_it_waits_and_is_bounded(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_redis_it_waits_and_is_bounded(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What could not be written is written later; of too many identities, some are left out."""
     monkeypatch.setattr("django_ratelimit_lua.engine.evidence.MAX_NOTED", 3)
     limiter = RateLimiter("mail", "0/s", ban_after=2, ban_for="1m")
     for number in range(5):
         limiter.hit(number)
     keys = [
-        Call([Charge(Limit("mail", "0/s", ban_after=2, ban_for="1m"), digest(number))], "peek",
-             settings.RATELIMIT_CACHE_PREFIX.encode()).ban_keys()[0]
+        Call(
+            [Charge(Limit("mail", "0/s", ban_after=2, ban_for="1m"), digest(number))],
+            "peek",
+            settings.RATELIMIT_CACHE_PREFIX.encode(),
+        ).ban_keys()[0]
         for number in range(5)
-    ]  # fmt: skip
-    assert [len(offences) for offences in evidence_of([(key, Ban()) for key in keys])] == [1, 1, 1, 0, 0]
+    ]
+    assert [len(offences) for offences in evidence_of([(key, Ban()) for key in keys])] == [
+        1,
+        1,
+        1,
+        0,
+        0,
+    ]
     assert not evidence_notes.write(Patience(0.0))
     limiter.hit(0)
     written()
-    assert [len(offences) for offences in evidence_of([(key, Ban()) for key in keys])] == [2, 1, 1, 0, 0]
+    assert [len(offences) for offences in evidence_of([(key, Ban()) for key in keys])] == [
+        2,
+        1,
+        1,
+        0,
+        0,
+    ]
 
 
 def test_offences_come_while_others_are_written() -> None:
@@ -331,7 +381,9 @@ def test_a_lifted_ban_leaves_no_evidence(direct: redis.Redis, prefix: str) -> No
 
 def test_reported_offences_leave_evidence(direct: redis.Redis, prefix: str) -> None:
     """Where the view says what is one, it is the request that it was about."""
-    view = login(rate="100/h", ban_on="counted", count_if=lambda request, response: "wrong" in request.path)
+    view = login(
+        rate="100/h", ban_on="counted", count_if=lambda request, response: "wrong" in request.path
+    )
     for path in ["/in", "/wrong/1", "/in", "/wrong/2"]:
         view(request(path))
     (offences,) = evidence_of([(only_key(direct, prefix), Ban())])

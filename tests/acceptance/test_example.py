@@ -1,4 +1,5 @@
-"""The example as its visitors meet it: the real demo process, in a real browser where there is one."""
+"""The example as its visitors meet it: the real demo process, in a real browser where there is
+one."""
 
 from __future__ import annotations
 
@@ -48,9 +49,13 @@ def test_a_redis_one_already_has_is_used_and_left_alone() -> None:
 def told(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """What the demo says that does not come to serve."""
     return subprocess.run(
-        [sys.executable, "-m", "example_project", *arguments], cwd=ROOT, env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-m", "example_project", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 def test_a_port_that_cannot_be_had_is_said_before_anything_is_started() -> None:
@@ -59,7 +64,11 @@ def test_a_port_that_cannot_be_had_is_said_before_anything_is_started() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = str(other.getsockname()[1])
-        for port, why in ((taken, "Address already in use"), ("http", "it is no port"), ("99999", "it is no port")):
+        for port, why in (
+            (taken, "Address already in use"),
+            ("http", "it is no port"),
+            ("99999", "it is no port"),
+        ):
             found = told(PORT=port)
             assert (found.returncode, found.stdout) == (1, "")
             way_out = "Choose another, such as PORT=8001 in front of the command."
@@ -78,15 +87,20 @@ def test_the_demo_says_what_it_goes_by() -> None:
 
 
 def test_a_block_that_says_403_is_one_in_the_demo(tmp_path: Path) -> None:
-    """Its own answer has the status that the block has, and no time to come back; in the reader's language."""
+    """Its own answer has the status that the block has, and no time to come back; in the reader's
+    language.
+    """
     process, site, redis_url = start(EXAMPLE_DATABASE=str(tmp_path / "db.sqlite3"))
     block = (
         "from django_ratelimit_lua.models import RateLimitOverride as Override\n"
-        "Override.objects.create(network='127.0.0.1', effect='block', forbids=True, message='Call us.')"
+        "Override.objects.create(network='127.0.0.1', effect='block', forbids=True, message='Call "
+        "us.')"
     )
     run_in(tmp_path / "db.sqlite3", redis_url, block)
     for kind in ("application/json", "text/html"):
-        asked = urllib.request.Request(site + "search/", headers={"Accept": kind, "Accept-Language": "de"})
+        asked = urllib.request.Request(
+            site + "search/", headers={"Accept": kind, "Accept-Language": "de"}
+        )
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(asked)
         body = refused.value.read().decode()
@@ -110,7 +124,10 @@ def burst(browser: Any, target: str, count: int) -> str:
     browser.find_element("css selector", "#burst button").click()
     for _ in range(300):
         summary = browser.find_element("id", "summary").text
-        if "to come" not in summary and browser.find_element("css selector", "#burst button").is_enabled():
+        if (
+            "to come" not in summary
+            and browser.find_element("css selector", "#burst button").is_enabled()
+        ):
             return str(summary)
         time.sleep(0.05)
     raise AssertionError(summary)
@@ -119,7 +136,9 @@ def burst(browser: Any, target: str, count: int) -> str:
 @pytest.mark.alone
 @pytest.mark.parametrize("size", [(1280, 1000), (390, 844)], ids=["desktop", "phone"])
 def test_a_visitor_sees_what_got_through(size: tuple[int, int], browser: Any, demo: str) -> None:
-    """Every target, at desktop and phone width, without an error in the console and without scrolling sideways."""
+    """Every target, at desktop and phone width, without an error in the console and without
+    scrolling sideways.
+    """
     browser.set_window_size(*size)
     browser.get(demo)
     expected = {
@@ -136,16 +155,26 @@ def test_a_visitor_sees_what_got_through(size: tuple[int, int], browser: Any, de
         assert len(browser.find_elements("css selector", "#plot .mark")) == 12
     refused = browser.find_element("css selector", "#plot .mark.refused")
     assert "refused by 10/s; it would fit in" in refused.get_attribute("aria-label")
-    assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
-    errors = [entry["message"] for entry in browser.get_log("browser") if "status of 4" not in entry["message"]]
+    assert browser.execute_script(
+        "return document.documentElement.scrollWidth <= window.innerWidth"
+    )
+    errors = [
+        entry["message"]
+        for entry in browser.get_log("browser")
+        if "status of 4" not in entry["message"]
+    ]
     assert errors == []
     browser.execute_script("window.scrollTo(0, 0)")
-    browser.set_window_size(size[0], browser.execute_script("return document.documentElement.scrollHeight") + 140)
+    browser.set_window_size(
+        size[0], browser.execute_script("return document.documentElement.scrollHeight") + 140
+    )
     screenshot(browser, f"home-{size[0]}")
 
 
 def test_the_login_form_is_a_login_form(browser: Any, demo: str) -> None:
-    """The sixth guess meets a page that says when to come back; nobody is locked out under another name."""
+    """The sixth guess meets a page that says when to come back; nobody is locked out under another
+    name.
+    """
     browser.get(demo)
     forget(browser)
     for guess in range(6):
@@ -157,14 +186,18 @@ def test_the_login_form_is_a_login_form(browser: Any, demo: str) -> None:
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (390, 844)], ids=["desktop", "phone"])
-def test_a_visitor_sees_which_address_counts_and_why(size: tuple[int, int], browser: Any, demo: str) -> None:
+def test_a_visitor_sees_which_address_counts_and_why(
+    size: tuple[int, int], browser: Any, demo: str
+) -> None:
     """For whoever sets up a proxy."""
     browser.set_window_size(*size)
     browser.get(demo + "address/")
     text = browser.find_element("tag name", "main").text
     assert "You are counted as 127.0.0.1" in text
     assert "Because it is REMOTE_ADDR; no proxy is trusted." in text
-    assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+    assert browser.execute_script(
+        "return document.documentElement.scrollWidth <= window.innerWidth"
+    )
     screenshot(browser, f"address-{size[0]}")
 
 
@@ -175,12 +208,19 @@ def test_the_browsable_api_works_and_tells_what_is_left(browser: Any, demo: str)
     browser.get(demo + "api/")
     assert "one decision about both" in browser.page_source
     with urllib.request.urlopen(demo + "api/") as response:
-        names = [name for name, _ in http_sf.parse(response.headers["RateLimit-Policy"].encode(), tltype="list")]
+        names = [
+            name
+            for name, _ in http_sf.parse(
+                response.headers["RateLimit-Policy"].encode(), tltype="list"
+            )
+        ]
     assert names == ["everything", "anon", "user"]
 
 
 def burst_at_once(browser: Any, target: str, count: int, expected: str) -> str:
-    """A burst from nothing; sent again, at most twice, where a machine that stood still has spread it over seconds."""
+    """A burst from nothing; sent again, at most twice, where a machine that stood still has spread
+    it over seconds.
+    """
     for _ in range(3):
         forget(browser)
         found = burst(browser, target, count)
@@ -192,7 +232,9 @@ def burst_at_once(browser: Any, target: str, count: int, expected: str) -> str:
 def forget(browser: Any) -> None:
     browser.execute_script("document.getElementById('summary').textContent = ''")
     browser.find_element("id", "reset").click()
-    WebDriverWait(browser, 20).until(lambda page: "forgotten" in page.find_element("id", "summary").text)
+    WebDriverWait(browser, 20).until(
+        lambda page: "forgotten" in page.find_element("id", "summary").text
+    )
 
 
 def log_in(browser: Any, site: str, name: str, password: str) -> str:
@@ -201,8 +243,11 @@ def log_in(browser: Any, site: str, name: str, password: str) -> str:
     browser.find_element("name", "username").send_keys(name)
     browser.find_element("name", "password").send_keys(password)
     browser.find_element("css selector", "main button").click()
-    # Another page has another window: ask until there is one, whatever the driver thinks of asking in between.
+    # Another page has another window: ask until there is one, whatever the driver thinks of asking
+    # in between.
     WebDriverWait(browser, 20, ignored_exceptions=[WebDriverException]).until(
-        lambda page: page.execute_script("return !window.before && document.readyState === 'complete'")
+        lambda page: page.execute_script(
+            "return !window.before && document.readyState === 'complete'"
+        )
     )
     return str(browser.page_source)

@@ -1,5 +1,6 @@
-"""Why a request was refused is found out for views of every kind: what is explained is what is counted, and what is
-reset lets the real request go."""
+"""Why a request was refused is found out for views of every kind: what is explained is what is
+counted, and what is reset lets the real request go.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,12 @@ from django_ratelimit_lua.operations.call_sites import call_sites_of
 from django_ratelimit_lua.operations.explain import explain, reset
 from django_ratelimit_lua.operations.request_builder import build_request
 from django_ratelimit_lua.rules.stacks import on_view
-from django_ratelimit_lua.throttling import AnonRateThrottle, RuleThrottle, ScopedRateThrottle, UserRateThrottle
+from django_ratelimit_lua.throttling import (
+    AnonRateThrottle,
+    RuleThrottle,
+    ScopedRateThrottle,
+    UserRateThrottle,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ADDRESS = "203.0.113.9"
@@ -171,9 +177,15 @@ class Known(Throttled):
 router = SimpleRouter()
 router.register("orders", Orders, "orders")
 PARTS = {
-    "form": "post:username", "json": "json:user.name", "header": "header:X-API-Key", "cookie": "cookie:c",
-    "query": "get:q", "data": "data:name", "kwarg": "kwarg:name", "exact": "exact:post:username",
-}  # fmt: skip
+    "form": "post:username",
+    "json": "json:user.name",
+    "header": "header:X-API-Key",
+    "cookie": "cookie:c",
+    "query": "get:q",
+    "data": "data:name",
+    "kwarg": "kwarg:name",
+    "exact": "exact:post:username",
+}
 
 
 def host(group: str, request: HttpRequest) -> str:
@@ -188,7 +200,9 @@ by = {name: ratelimit(key=("ip", key), rate="2/h")(fine) for name, key in PARTS.
 
 
 class Case(NamedTuple):
-    """A view, how many limits a request meets there, and what the request is described by beside the path."""
+    """A view, how many limits a request meets there, and what the request is described by beside
+    the path.
+    """
 
     view: Any
     count: int
@@ -218,23 +232,52 @@ VIEWS = {
     "scoped": Case(Scoped.as_view(), 1),
     "orders": Case(None, 1, "orders/"),
     "export": Case(None, 1, "orders/export/"),
-    "known": Case(Known.as_view(), 2, sends={"headers": {"X-Name": "ada"}}, fields=(("header:X-Name", "ada"),)),
+    "known": Case(
+        Known.as_view(), 2, sends={"headers": {"X-Name": "ada"}}, fields=(("header:X-Name", "ada"),)
+    ),
     "form": Case(by["form"], 1, method="post", sends=FORM, fields=(("post:username", "ada"),)),
-    "exact": Case(by["exact"], 1, method="post", sends=FORM, fields=(("post:username", "ada"), ("post:q", "1"))),
+    "exact": Case(
+        by["exact"],
+        1,
+        method="post",
+        sends=FORM,
+        fields=(("post:username", "ada"), ("post:q", "1")),
+    ),
     "json": Case(
-        by["json"], 1, method="post", fields=(("json:user.name", "ada"), ("json:user.age", "7")),
+        by["json"],
+        1,
+        method="post",
+        fields=(("json:user.name", "ada"), ("json:user.age", "7")),
         sends={"data": {"user": {"name": "ada", "age": 7}}, "content_type": "application/json"},
     ),
-    "data": Case(by["data"], 1, method="post", sends={"data": {"name": "ada"}}, fields=(("data:name", "ada"),)),
-    "header": Case(by["header"], 1, sends={"headers": {"X-API-Key": "k 1"}}, fields=(("header:X-API-Key", "k 1"),)),
+    "data": Case(
+        by["data"],
+        1,
+        method="post",
+        sends={"data": {"name": "ada"}},
+        fields=(("data:name", "ada"),),
+    ),
+    "header": Case(
+        by["header"],
+        1,
+        sends={"headers": {"X-API-Key": "k 1"}},
+        fields=(("header:X-API-Key", "k 1"),),
+    ),
     "cookie": Case(
-        by["cookie"], 1, sends={"headers": {"Cookie": "a=1; c=2"}}, fields=(("cookie:a", "1"), ("cookie:c", "2")),
+        by["cookie"],
+        1,
+        sends={"headers": {"Cookie": "a=1; c=2"}},
+        fields=(("cookie:a", "1"), ("cookie:c", "2")),
     ),
     "query": Case(by["query"], 1, sends={"query_params": {"q": "a b"}}, fields=(("get:q", "a b"),)),
     "kwarg": Case(by["kwarg"], 1, "kwarg/ada/"),
-}  # fmt: skip
+}
 urlpatterns = [
-    *(path(f"{name}/", case.view) for name, case in VIEWS.items() if case.view is not None and not case.path),
+    *(
+        path(f"{name}/", case.view)
+        for name, case in VIEWS.items()
+        if case.view is not None and not case.path
+    ),
     path("kwarg/<name>/", by["kwarg"]),
     path("ruled/", Ruled.as_view()),
     path("foreign/", Throttled.as_view(throttle_classes=[Foreign])),
@@ -256,13 +299,16 @@ def site(settings: Any) -> None:
 
 def visit(case: Case, name: str) -> int:
     client = Client(REMOTE_ADDR=ADDRESS)
-    return int(getattr(client, case.method)(f"/{case.path or name + '/'}", **case.sends).status_code)
+    return int(
+        getattr(client, case.method)(f"/{case.path or name + '/'}", **case.sends).status_code
+    )
 
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_what_is_explained_is_what_is_counted(name: str) -> None:
-    """Each limit of the view with the units it has counted, and the refusal with the limit that refuses; what is reset
-    lets the next real request go."""
+    """Each limit of the view with the units it has counted, and the refusal with the limit that
+    refuses; what is reset lets the next real request go.
+    """
     User.objects.create(username="ada")
     case = VIEWS[name]
 
@@ -293,14 +339,21 @@ def test_what_is_explained_is_what_is_counted(name: str) -> None:
 @pytest.mark.parametrize("has_middleware", [True, False])
 def test_rules_are_explained_where_they_are_applied(has_middleware: bool, settings: Any) -> None:
     """By the middleware or by a throttle; where nobody applies them, that is said."""
-    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"] if has_middleware else []
+    settings.MIDDLEWARE = (
+        ["django_ratelimit_lua.middleware.RateLimitMiddleware"] if has_middleware else []
+    )
     RateLimitRule.objects.create(name="two", path="/", key="ip", limit=2, unit="h")
     for place, is_limited in (("ok", has_middleware), ("ruled", True)):
         statuses = [Client(REMOTE_ADDR=ADDRESS).get(f"/{place}/").status_code for _ in range(3)]
         explanation = explain(build_request(f"/{place}/", address=ADDRESS))
-        assert (429 in statuses) is is_limited is not explanation.decision.allowed, (place, statuses)
+        assert (429 in statuses) is is_limited is not explanation.decision.allowed, (
+            place,
+            statuses,
+        )
         assert [limit.name for limit in explanation.met] == ["two"] * is_limited
-        assert any("is not in MIDDLEWARE" in note for note in explanation.notes) is not has_middleware
+        assert (
+            any("is not in MIDDLEWARE" in note for note in explanation.notes) is not has_middleware
+        )
         assert reset(explanation) == ["two"] * is_limited
         assert Client(REMOTE_ADDR=ADDRESS).get(f"/{place}/").status_code == 200
         reset(explain(build_request(f"/{place}/", address=ADDRESS)))
@@ -322,7 +375,10 @@ def test_a_rule_in_the_place_of_a_call_site_is_explained() -> None:
 def test_who_is_logged_in_by_the_view_is_found_out_as_the_view_does() -> None:
     """By the headers that its authentication reads; or the user that was entered."""
     ada = User.objects.create(username="ada")
-    statuses = [Client(REMOTE_ADDR=ADDRESS, headers={"X-Name": "ada"}).get("/known/").status_code for _ in range(3)]
+    statuses = [
+        Client(REMOTE_ADDR=ADDRESS, headers={"X-Name": "ada"}).get("/known/").status_code
+        for _ in range(3)
+    ]
     assert statuses == [200, 200, 429]
     by_header = explain(build_request("/known/", address=ADDRESS, headers={"X-Name": "ada"}))
     by_user = explain(build_request("/known/", address="198.51.100.1", user=ada))
@@ -331,17 +387,25 @@ def test_who_is_logged_in_by_the_view_is_found_out_as_the_view_does() -> None:
 
 
 def test_what_cannot_be_known_is_named() -> None:
-    """Functions of the project, throttles that count elsewhere, and those that decide themselves."""
+    """Functions of the project, throttles that count elsewhere, and those that decide
+    themselves."""
     explanation = explain(build_request("/host/", address=ADDRESS, host="one.example"))
-    assert [note.partition(" goes by")[0] for note in explanation.notes] == [f"Not looked at: all that {__name__}.host"]
-    assert [Client(headers={"host": "one.example"}).get("/host/").status_code for _ in range(3)] == [200, 200, 429]
+    assert [note.partition(" goes by")[0] for note in explanation.notes] == [
+        f"Not looked at: all that {__name__}.host"
+    ]
+    assert [
+        Client(headers={"host": "one.example"}).get("/host/").status_code for _ in range(3)
+    ] == [200, 200, 429]
     assert not explain(build_request("/host/", host="one.example")).decision.allowed
     assert explain(build_request("/host/", host="other.example")).decision.allowed
     explanation = explain(build_request("/failing/"))
     assert [note.count(".failing") + note.count("<lambda>") for note in explanation.notes] == [1, 1]
     assert "AttributeError" in explanation.problems[0]
     (note,) = explain(build_request("/foreign/")).notes
-    assert note == "Not looked at: rest_framework.throttling.AnonRateThrottle, a throttle that counts elsewhere."
+    assert (
+        note == "Not looked at: rest_framework.throttling.AnonRateThrottle, a throttle that counts "
+        "elsewhere."
+    )
 
 
 def test_a_placement_that_is_not_seen_is_unknown() -> None:
@@ -352,7 +416,10 @@ def test_a_placement_that_is_not_seen_is_unknown() -> None:
     assert explanation.notes == (note,)
     out = io.StringIO()
     call_command("ratelimit", "rules", "explain", "--path", "/hides/", stdout=out)
-    assert out.getvalue().splitlines() == [note, "The next request like this would be allowed, as far as known."]
+    assert out.getvalue().splitlines() == [
+        note,
+        "The next request like this would be allowed, as far as known.",
+    ]
     assert [str(site.rates[0]) for site in call_sites_of(f"{__name__}.Hides.get")] == ["2/h", "5/h"]
 
 
@@ -385,7 +452,9 @@ urlpatterns += [
 
 
 def test_a_request_that_the_site_itself_refuses_is_told() -> None:
-    """What a key raises, of which Django makes an answer, is no failure of the page; nor is too long a header."""
+    """What a key raises, of which Django makes an answer, is no failure of the page; nor is too
+    long a header.
+    """
     assert Client(headers={"host": "a b"}).get("/host/").status_code == 400
     (problem,) = explain(build_request("/host/", host="a b")).problems
     assert problem.startswith("refused by the site: DisallowedHost: ")
@@ -394,7 +463,9 @@ def test_a_request_that_the_site_itself_refuses_is_told() -> None:
 
 
 def test_throttles_of_ones_own_are_named() -> None:
-    """One that decides itself whether it asks is not asked; one that says whom it counts is, and its function named."""
+    """One that decides itself whether it asks is not asked; one that says whom it counts is, and
+    its function named.
+    """
     explanation = explain(build_request("/picky/"))
     assert explanation.met == ()
     assert "Picky, a throttle with an allow_request of its own" in explanation.notes[0]
@@ -433,9 +504,12 @@ def test_a_limit_that_only_tells_the_view_refuses_nobody() -> None:
 
 
 def test_fields_and_methods_that_would_show_more_are_proposed() -> None:
-    """The fields that limits count by and the request lacks, and the methods that meet more limits."""
+    """The fields that limits count by and the request lacks, and the methods that meet more
+    limits."""
     assert explain(build_request("/posted/")).other_methods == ("POST",)
     explanation = explain(build_request("/posted/", "POST"))
     assert (explanation.missing, explanation.other_methods) == (("post:username",), ())
-    assert explain(build_request("/posted/", "POST", fields=[("post:username", "ada")])).missing == ()
+    assert (
+        explain(build_request("/posted/", "POST", fields=[("post:username", "ada")])).missing == ()
+    )
     assert explain(build_request("/exact/", "POST")).missing == ("post:username",)

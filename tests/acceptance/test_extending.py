@@ -1,4 +1,6 @@
-"""The page "Extending" is followed to the letter: a made-up algorithm works in a copy of the package."""
+"""The page "Extending" is followed to the letter: a made-up algorithm works in a copy of the
+package.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ except LimitError as error:
 else:
     raise AssertionError("it takes no burst")
 print("works")
-"""
+"""  # noqa: E501
 
 
 def code_blocks() -> list[str]:
@@ -72,7 +74,9 @@ def code_blocks() -> list[str]:
 
 
 def test_an_algorithm_is_added_as_the_page_says(tmp_path: Path) -> None:
-    """With two files and two lines, and without a migration: `RateLimiter`, rules and the rule form have it."""
+    """With two files and two lines, and without a migration: `RateLimiter`, rules and the rule form
+    have it.
+    """
     copy = tmp_path / "django_ratelimit_lua"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     algorithms = copy / "limits" / "algorithms"
@@ -81,19 +85,33 @@ def test_an_algorithm_is_added_as_the_page_says(tmp_path: Path) -> None:
     (algorithms / "clock_window.lua").write_text(lua)
     registry = algorithms / "__init__.py"
     text = registry.read_text()
-    text = text.replace("from .concurrency", "from .clock_window import ClockWindow\nfrom .concurrency", 1)
-    registry.write_text(text.replace("SlidingLog(), ", "SlidingLog(), ClockWindow(), ", 1))
+    text = text.replace(
+        "from .concurrency", "from .clock_window import ClockWindow\nfrom .concurrency", 1
+    )
+    registry.write_text(text.replace("SlidingLog(),", "SlidingLog(), ClockWindow(),", 1))
     site = tmp_path / "run.py"
     site.write_text(SITE % (url(), os.getpid()))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     found = subprocess.run(
         [sys.executable, str(site)],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert found.stdout.strip() == "works", found.stderr
 
 
-NAMES = ("token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency")
+NAMES = (
+    "token_bucket",
+    "leaky_bucket",
+    "fixed_window",
+    "sliding_window",
+    "sliding_log",
+    "concurrency",
+)
 DEFAULTS = {
     "conf/__init__.py": {"sliding_window"},
     "limits/options.py": {"sliding_window"},
@@ -109,7 +127,11 @@ def test_no_module_names_an_algorithm_except_as_a_default() -> None:
     found: dict[str, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
         place = path.relative_to(PACKAGE).as_posix()
-        lines = [line for line in path.read_text().splitlines() if not re.match(r"\s*(>>>|\.\.\. )", line)]
+        lines = [
+            line
+            for line in path.read_text().splitlines()
+            if not re.match(r"\s*(>>>|\.\.\. )", line)
+        ]
         text = re.sub(r'"""(?:.|\n)*?"""|f"[^"\n]*"|\'[^\'\n]*\'', "", "\n".join(lines))
         names = {name for name in NAMES if f'"{name}"' in text}
         if names and not place.startswith("limits/algorithms/"):

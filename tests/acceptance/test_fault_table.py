@@ -18,7 +18,9 @@ AT_ONCE = 3
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> dict[str, Future[faults.Outcome]]:
     """Those of the tests that are run, over by now: the first test waits for all of them."""
-    names = [item.callspec.params["name"] for item in request.session.items if item.path == request.path]
+    names = [
+        item.callspec.params["name"] for item in request.session.items if item.path == request.path
+    ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return {name: pool.submit(faults.run, name) for name in names if not lacks_clock(name)}
 
@@ -28,9 +30,12 @@ def lacks_clock(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", faults.FAULTS)
-def test_requests_are_answered_and_limits_hold(name: str, runs: dict[str, Future[faults.Outcome]]) -> None:
-    """Never a 500; nothing beyond the limit unless the server forgot it, and then no more than it forgot; nobody waits
-    much longer than the deadline."""
+def test_requests_are_answered_and_limits_hold(
+    name: str, runs: dict[str, Future[faults.Outcome]]
+) -> None:
+    """Never a 500; nothing beyond the limit unless the server forgot it, and then no more than it
+    forgot; nobody waits much longer than the deadline.
+    """
     if lacks_clock(name):
         pytest.skip("NO CLOCK TEST: libfaketime (Debian: faketime) is not installed")
     outcome = runs[name].result()
@@ -38,7 +43,9 @@ def test_requests_are_answered_and_limits_hold(name: str, runs: dict[str, Future
     assert outcome.failed == 0
     forgotten = dict.fromkeys(("closed", "local"), 0)
     if name in faults.LOSES:
-        forgotten = {limit: outcome.admitted(limit, until=outcome.hurt_at + 0.5) for limit in forgotten}
+        forgotten = {
+            limit: outcome.admitted(limit, until=outcome.hurt_at + 0.5) for limit in forgotten
+        }
     assert outcome.over("closed") <= forgotten["closed"]
     assert outcome.over("local") <= forgotten["local"] + ROUNDING
     assert outcome.admitted("closed") > faults.LIMIT // 2
@@ -47,8 +54,10 @@ def test_requests_are_answered_and_limits_hold(name: str, runs: dict[str, Future
 
 @pytest.mark.parametrize("name", holders.FAULTS)
 def test_slots_hold_whatever_happens_to_their_holders(name: str) -> None:
-    """Never more than there are, and no more run than those and one that lives and was hurt; the next one gets its slot
-    when the time of the lost one is over, and whoever lives and has lost one is told, once."""
+    """Never more than there are, and no more run than those and one that lives and was hurt; the
+    next one gets its slot when the time of the lost one is over, and whoever lives and has lost one
+    is told, once.
+    """
     if lacks_clock(name):
         pytest.skip("NO CLOCK TEST: libfaketime (Debian: faketime) is not installed")
     outcome = holders.run(name)

@@ -32,13 +32,17 @@ DEADLINE, SCHEDULING = 0.1, 0.4
 
 
 def cache(url: str, **options: Any) -> dict[str, Any]:
-    return {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url, "OPTIONS": options}}
+    return {
+        "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url, "OPTIONS": options}
+    }
 
 
 @pytest.fixture
 def own(settings: Any) -> Iterator[Server]:
-    """A server that this test may hurt, and an alias that would wait for long. The deadline is one that a machine which
-    stands still for a moment does not miss; tests of the deadline set the one that is shipped."""
+    """A server that this test may hurt, and an alias that would wait for long. The deadline is one
+    that a machine which stands still for a moment does not miss; tests of the deadline set the one
+    that is shipped.
+    """
     with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
         settings.RATELIMIT_TIMEOUT = 5
         settings.CACHES = cache(server.url, SOCKET_TIMEOUT=30, SOCKET_CONNECT_TIMEOUT=30)
@@ -94,18 +98,24 @@ def until_asked(limiter: RateLimiter) -> Any:
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("policy", ["open", "closed"])
 @pytest.mark.usefixtures("nobody")
-def test_a_refused_connection_is_decided_by_the_policy(kind: str, policy: str, settings: Any) -> None:
+def test_a_refused_connection_is_decided_by_the_policy(
+    kind: str, policy: str, settings: Any
+) -> None:
     """At once, and says so."""
     settings.RATELIMIT_ON_STORE_ERROR = policy
     decisions, seconds = timed_hits(RateLimiter("x", "1/m"), kind)
-    assert [(decision.allowed, decision.source) for decision in decisions] == [(policy == "open", "fallback")] * 2
+    assert [(decision.allowed, decision.source) for decision in decisions] == [
+        (policy == "open", "fallback")
+    ] * 2
     assert [decision.retry_after for decision in decisions] == [0 if policy == "open" else 1] * 2
     assert seconds < DEADLINE + SCHEDULING
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("warm", [True, False])
-def test_a_hung_server_costs_no_more_than_the_deadline(kind: str, warm: bool, own: Server, settings: Any) -> None:
+def test_a_hung_server_costs_no_more_than_the_deadline(
+    kind: str, warm: bool, own: Server, settings: Any
+) -> None:
     """Whatever the alias says: it would wait 30 seconds, and retry."""
     settings.RATELIMIT_TIMEOUT = DEADLINE
     limiter = RateLimiter("x", "100/m")
@@ -177,7 +187,8 @@ def test_a_view_is_never_a_500(path: str, settings: Any, client: Client) -> None
 
 
 def test_a_restarted_server_is_used_again(own: Server, caplog: pytest.LogCaptureFixture) -> None:
-    """Down is logged once, up is logged once, and a connection that died is replaced, not trusted."""
+    """Down is logged once, up is logged once, and a connection that died is replaced, not
+    trusted."""
     limiter = RateLimiter("x", "100/m")
     limiter.hit("x")
     own.stop()
@@ -205,14 +216,23 @@ def test_who_hears_of_no_changes_says_so_once_and_once_that_it_hears_again(
         own.stop()
         until(lambda: not listener.is_listening, "it hears nothing")
         own.start()
-        until(lambda: "Changes of rules are heard of again" in caplog.messages, "it says that it hears again")
-    said = [message.split(",")[0] for message in caplog.messages if message.startswith("Changes of rules")]
+        until(
+            lambda: "Changes of rules are heard of again" in caplog.messages,
+            "it says that it hears again",
+        )
+    said = [
+        message.split(",")[0]
+        for message in caplog.messages
+        if message.startswith("Changes of rules")
+    ]
     assert said == ["Changes of rules are asked for", "Changes of rules are heard of again"]
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_an_outage_soon_costs_nothing(kind: str, own: Server, settings: Any) -> None:
-    """After three failures nobody asks for a moment: a hundred hits do not take a hundred deadlines."""
+    """After three failures nobody asks for a moment: a hundred hits do not take a hundred
+    deadlines.
+    """
     settings.RATELIMIT_TIMEOUT = DEADLINE
     limiter = RateLimiter("x", "100/m")
     limiter.hit("x")
@@ -232,7 +252,9 @@ def test_an_outage_soon_costs_nothing(kind: str, own: Server, settings: Any) -> 
     os.kill(own.pid, signal.SIGSTOP)
     started = time.monotonic()
     try:
-        decisions = asyncio.run(ahits()) if kind == "async" else [limiter.hit("x") for _ in range(100)]
+        decisions = (
+            asyncio.run(ahits()) if kind == "async" else [limiter.hit("x") for _ in range(100)]
+        )
         seconds = time.monotonic() - started
         assert get_store().is_paused
     finally:
@@ -386,8 +408,11 @@ def test_event_loops_over_time_leave_no_connections(own: Server) -> None:
 
 
 def test_a_full_pool_waits_and_gives_up_in_time(own: Server, settings: Any) -> None:
-    """With one connection for all, threads take turns; behind a hung server nobody waits beyond the deadline."""
-    # Another database, because django-redis keeps a pool for each URL, and somebody may have used this one already.
+    """With one connection for all, threads take turns; behind a hung server nobody waits beyond the
+    deadline.
+    """
+    # Another database, because django-redis keeps a pool for each URL, and somebody may have used
+    # this one already.
     settings.CACHES = cache(own.url[:-1] + "1", CONNECTION_POOL_KWARGS={"max_connections": 1})
     start_fresh()
     limiter = RateLimiter("x", "1000/m")
@@ -431,7 +456,8 @@ def test_the_caches_own_settings_are_left_alone(own: Server) -> None:
 
 
 def test_over_a_unix_socket_with_a_password(settings: Any, tmp_path: Any) -> None:
-    """Where the alias connects, we connect, sync and async, with its credentials and its database."""
+    """Where the alias connects, we connect, sync and async, with its credentials and its
+    database."""
     path = f"{tmp_path}/redis.sock"
     with Server(os.environ.get("RATELIMIT_TEST_BINARY"), "--unixsocket", path) as server:
         with redis.Redis.from_url(server.url) as direct:
@@ -449,8 +475,9 @@ def test_over_a_unix_socket_with_a_password(settings: Any, tmp_path: Any) -> Non
 def test_a_slow_database_keeps_nobody_waiting(
     kind: str, own: Server, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis was emptied, and the rules have to be published again: who finds out waits no longer than the deadline, and
-    goes by the rules that are known; nobody else waits at all."""
+    """Redis was emptied, and the rules have to be published again: who finds out waits no longer
+    than the deadline, and goes by the rules that are known; nobody else waits at all.
+    """
     RateLimitRule.objects.create(name="x", limit=7, unit="h")
     limiter = RateLimiter("x", "100/h")
     assert limiter.hit("x").limits[0].limit == 7
@@ -460,6 +487,8 @@ def test_a_slow_database_keeps_nobody_waiting(
     with redis.Redis.from_url(own.url) as direct:
         direct.flushall()
     decisions, seconds = timed_hits(limiter, kind)
-    assert [(decision.source, decision.limits[0].limit) for decision in decisions] == [("redis", 7)] * 2
+    assert [(decision.source, decision.limits[0].limit) for decision in decisions] == [
+        ("redis", 7)
+    ] * 2
     assert seconds < 0.2 + SCHEDULING
     assert triggers.healing.wait(10)

@@ -1,4 +1,6 @@
-"""`ratelimit forget`: nothing of one identity is left, in Redis, in the database, or in another process."""
+"""`ratelimit forget`: nothing of one identity is left, in Redis, in the database, or in another
+process.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ from rest_framework.views import APIView
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.admin.history import restore
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
+from django_ratelimit_lua.models import (
+    RateLimitChange,
+    RateLimitOverride,
+    RateLimitRule,
+    RateLimitTier,
+)
 from django_ratelimit_lua.models.audit import acting
 from django_ratelimit_lua.operations import forgetting
 from django_ratelimit_lua.store import get_store
@@ -59,13 +66,20 @@ def in_redis(server: redis.Redis, prefix: str) -> str:
 
 def in_database() -> str:
     """All rows of this package and of the admin's log, as one text."""
-    models = [model for model in apps.get_models() if model.__module__.startswith("django_ratelimit_lua")]
-    return serialize("json", itertools.chain(*(model._base_manager.all() for model in [*models, LogEntry])))
+    models = [
+        model for model in apps.get_models() if model.__module__.startswith("django_ratelimit_lua")
+    ]
+    return serialize(
+        "json", itertools.chain(*(model._base_manager.all() for model in [*models, LogEntry]))
+    )
 
 
 def traces(server: redis.Redis, prefix: str, *words: str) -> list[str]:
     """The lines that contain one of these words."""
-    lines = [*in_redis(server, prefix).splitlines(), *in_database().replace("}, {", "},\n{").splitlines()]
+    lines = [
+        *in_redis(server, prefix).splitlines(),
+        *in_database().replace("}, {", "},\n{").splitlines(),
+    ]
     return [line for line in lines if any(word in line for word in words)]
 
 
@@ -86,7 +100,9 @@ def use_everything(identity: Any = IP) -> None:
 
 def erased(text: str) -> dict[str, int]:
     lines = [
-        line.removeprefix("erased: ").rpartition(": ") for line in text.splitlines() if line.startswith("erased: ")
+        line.removeprefix("erased: ").rpartition(": ")
+        for line in text.splitlines()
+        if line.startswith("erased: ")
     ]
     return {kind: int(number.replace(",", "")) for kind, _mark, number in lines}
 
@@ -94,8 +110,9 @@ def erased(text: str) -> dict[str, int]:
 def test_nothing_of_an_address_is_left(
     direct: redis.Redis, prefix: str, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counts, bans, slots, statistics, overrides, their history and the admin's log, under earlier secrets as well; all
-    of others stays."""
+    """Counts, bans, slots, statistics, overrides, their history and the admin's log, under earlier
+    secrets as well; all of others stays.
+    """
     monkeypatch.setattr("django_ratelimit_lua.engine.slots.HeldSlots.interval", 0.1)
     settings.RATELIMIT_SHOW_IDENTITIES = "plain"
     settings.RATELIMIT_KEY_SECRET = "earlier"
@@ -112,7 +129,11 @@ def test_nothing_of_an_address_is_left(
         operator = User.objects.create(username="operator")
         content_type = ContentType.objects.get_for_model(RateLimitOverride)
         LogEntry.objects.create(
-            user=operator, content_type=content_type, object_id=pk, object_repr=ADDRESS, action_flag=CHANGE
+            user=operator,
+            content_type=content_type,
+            object_id=pk,
+            object_repr=ADDRESS,
+            action_flag=CHANGE,
         )
         time.sleep(1.5)  # Until evidence, statistics and the list of slots are written.
         words = (*digests, ADDRESS + '"', f"{ADDRESS}'", f"at {ADDRESS}")
@@ -121,19 +142,28 @@ def test_nothing_of_an_address_is_left(
         time.sleep(0.5)  # The slot is renewed meanwhile.
         assert traces(direct, prefix, *words, f"{ADDRESS}\\") == []
     found = erased(text)
-    assert (found["overrides"], found["bans"], found["slots"], found["entries of the admin's log"]) == (1, 1, 1, 1)
+    assert (
+        found["overrides"],
+        found["bans"],
+        found["slots"],
+        found["entries of the admin's log"],
+    ) == (1, 1, 1, 1)
     assert found["counts"] >= 3
     assert found["history entries"] >= 2
     assert "cannot be erased: log files" in text
     theirs = digest(("ip", OTHER)).decode()
     assert f"{{{theirs}}}:counted" in in_redis(direct, prefix)
     assert RateLimitOverride.objects.get().network == OTHER
-    assert [change.name for change in RateLimitChange.objects.filter(subjects__contains=theirs)] == []
+    assert [
+        change.name for change in RateLimitChange.objects.filter(subjects__contains=theirs)
+    ] == []
     assert RateLimitChange.objects.filter(name=OTHER).exists()
     assert RateLimiter("banning", "1/h", ban_after=2, ban_for="1d").hit(IP).allowed
 
 
-def test_what_throttles_and_expired_bans_have_left_is_forgotten(soon: None, direct: redis.Redis, prefix: str) -> None:
+def test_what_throttles_and_expired_bans_have_left_is_forgotten(
+    soon: None, direct: redis.Redis, prefix: str
+) -> None:
     """DRF's classes count by texts of their own; the register of bans may outlive a ban."""
     user = User.objects.create(username="grace")
     factory = APIRequestFactory()
@@ -183,36 +213,54 @@ def test_a_terminal_is_asked_about_overrides(soon: None, monkeypatch: pytest.Mon
         assert RateLimitOverride.objects.exists() == is_left
 
 
-def test_a_user_is_forgotten_also_as_an_author(soon: None, direct: redis.Redis, prefix: str) -> None:
+def test_a_user_is_forgotten_also_as_an_author(
+    soon: None, direct: redis.Redis, prefix: str
+) -> None:
     """The name goes from the history and from what they have written; undo of rules works on."""
     ada = User.objects.create(username="ada")
     with acting(ada):
-        rule = RateLimitRule.objects.create(name="login", path="/", key="ip", limit=5, unit="m", description="for ada")
+        rule = RateLimitRule.objects.create(
+            name="login", path="/", key="ip", limit=5, unit="m", description="for ada"
+        )
         RateLimitRule.objects.filter(pk=rule.pk).update(limit=6)
-        block = RateLimitOverride(effect="block", network=OTHER, reason="as ada says", created_by="ada")
+        block = RateLimitOverride(
+            effect="block", network=OTHER, reason="as ada says", created_by="ada"
+        )
         block.save()
     said("block", "--user", "ada")
     text = said("forget", "--user", "ada", "--overrides")
     assert "not erased: rules that mention it: 1 (edit them: login)" in text
     assert "not erased: earlier versions of rules that mention it: 2" in text
     assert "not erased: overrides about others that mention it: 1" in text
-    others = [line for line in traces(direct, prefix, "ada") if "for ada" not in line and "as ada says" not in line]
+    others = [
+        line
+        for line in traces(direct, prefix, "ada")
+        if "for ada" not in line and "as ada says" not in line
+    ]
     assert others == []
     first = RateLimitChange.objects.filter(kind="rule").earliest("pk")
     assert first.by == "(erased)"
     assert restore(first).limit == 5
 
 
-def test_values_of_fields_and_combinations_are_forgotten(soon: None, direct: redis.Redis, prefix: str) -> None:
-    """However a limit reads the value; several options together are the identity of a key that combines them."""
+def test_values_of_fields_and_combinations_are_forgotten(
+    soon: None, direct: redis.Redis, prefix: str
+) -> None:
+    """However a limit reads the value; several options together are the identity of a key that
+    combines them.
+    """
     field, combined = ("data", "username", "ada"), (("post", "username", "ada"), IP)
     for identity in (field, combined, IP):
         RateLimiter("counted", "1/h").hit(identity)
     said("forget", "--field", "username= Ada")
-    left = [digest(identity).decode() in in_redis(direct, prefix) for identity in (field, combined, IP)]
+    left = [
+        digest(identity).decode() in in_redis(direct, prefix) for identity in (field, combined, IP)
+    ]
     assert left == [False, True, True]
     said("forget", "--ip", ADDRESS, "--field", "username=ada")
-    left = [digest(identity).decode() in in_redis(direct, prefix) for identity in (field, combined, IP)]
+    left = [
+        digest(identity).decode() in in_redis(direct, prefix) for identity in (field, combined, IP)
+    ]
     assert left == [False, False, True]
     said("forget", "--digest", digest(IP).decode())
     assert traces(direct, prefix, digest(IP).decode()) == []
@@ -233,7 +281,9 @@ def test_what_cannot_be_forgotten_is_an_error(arguments: tuple[str, ...], proble
         call_command("ratelimit", "forget", *arguments)
 
 
-def forget_what_another_process_knows(direct: redis.Redis, prefix: str, tmp_path: Path, *annexes: str) -> None:
+def forget_what_another_process_knows(
+    direct: redis.Redis, prefix: str, tmp_path: Path, *annexes: str
+) -> None:
     """Refuse a user in one process, forget the user in another, and search Redis for the user."""
     site = {"default": migrated(tmp_path / "db.sqlite3", *annexes)}
     settings = {"RATELIMIT_DENY_CACHE_SECONDS": 60, "RATELIMIT_SHOW_IDENTITIES": "plain"}
@@ -247,12 +297,19 @@ def forget_what_another_process_knows(direct: redis.Redis, prefix: str, tmp_path
         deadline = time.monotonic() + 20
         while not process("hears()") and time.monotonic() < deadline:
             time.sleep(0.01)
-        while process("limiter.hit(('user', '1')).source") != "deny-cache" and time.monotonic() < deadline:
+        while (
+            process("limiter.hit(('user', '1')).source") != "deny-cache"
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.01)
         time.sleep(1.5)
-        assert len([line for line in in_redis(direct, prefix).splitlines() if text in line]) > 2 * len(annexes)
+        assert len(
+            [line for line in in_redis(direct, prefix).splitlines() if text in line]
+        ) > 2 * len(annexes)
         process("[limiter.hit(('user', '1')).allowed for _ in range(5)]")
-        operator("call_command('ratelimit', 'forget', '--user', 'ada', stdout=open(os.devnull, 'w'))")
+        operator(
+            "call_command('ratelimit', 'forget', '--user', 'ada', stdout=open(os.devnull, 'w'))"
+        )
         time.sleep(1.2)
         assert [line for line in in_redis(direct, prefix).splitlines() if text in line] == []
         process("limiter.hit(('user', '2')).allowed")  # Its lists of clients are written once more.
@@ -261,7 +318,9 @@ def forget_what_another_process_knows(direct: redis.Redis, prefix: str, tmp_path
         assert process("limiter.hit(('user', '1')).allowed") is True
 
 
-def test_another_process_forgets_within_a_second(direct: redis.Redis, prefix: str, tmp_path: Path) -> None:
+def test_another_process_forgets_within_a_second(
+    direct: redis.Redis, prefix: str, tmp_path: Path
+) -> None:
     """A refusal that it remembers."""
     forget_what_another_process_knows(direct, prefix, tmp_path)
 

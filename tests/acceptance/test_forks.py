@@ -1,4 +1,5 @@
-"""A process that is forked: its child decides by itself, whatever the parent's threads were doing."""
+"""A process that is forked: its child decides by itself, whatever the parent's threads
+were doing."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def of_a_process(*more: object) -> list[tuple[str, Any]]:
 def own(settings: Any) -> Iterator[Server]:
     """A server that this test may stop."""
     with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
-        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+        }
         settings.RATELIMIT_RULES = [{"name": "site", "key": "ip", "rate": "3/h", "path": "/"}]
         settings.RATELIMIT_TIMEOUT = 5
         start_fresh()
@@ -77,8 +80,9 @@ def own(settings: Any) -> Iterator[Server]:
 
 @pytest.fixture
 def ours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No locks but this package's: a child may find for ever locked what threads of its parent were at, such as a file
-    that Python logs to, and Django's translations."""
+    """No locks but this package's: a child may find for ever locked what threads of its parent were
+    at, such as a file that Python logs to, and Django's translations.
+    """
     monkeypatch.setattr("django.utils.translation.trans_real._active", threading.local())
     logger = logging.getLogger("django_ratelimit_lua")
     monkeypatch.setattr(logger, "handlers", [logging.handlers.BufferingHandler(1000)])
@@ -95,8 +99,10 @@ def view(request: HttpRequest) -> HttpResponse:
 
 
 def everything(name: str, redis_is: str = "there") -> Callable[[], None]:
-    """Decide in every way there is: by views and limiters, blocking and not, from Redis, leases, parts, the deny cache
-    and shares; load rules, and forget. Where Redis is there: say that this process is."""
+    """Decide in every way there is: by views and limiters, blocking and not, from Redis, leases,
+    parts, the deny cache and shares; load rules, and forget. Where Redis is there: say that this
+    process is.
+    """
     limiters = [
         RateLimiter("plain", "3/h"),
         RateLimiter("log", "50/h", algorithm="sliding_log"),
@@ -151,7 +157,9 @@ def ended(children: list[int]) -> list[int | None]:
 def test_children_decide_while_threads_of_the_parent_do(
     redis_is: str, own: Server, settings: Any, ours_alone: None
 ) -> None:
-    """Thirty children are forked at any moment of four threads' decisions, also during an outage: none hangs."""
+    """Thirty children are forked at any moment of four threads' decisions, also during an outage:
+    none hangs.
+    """
     limit_exceeded.connect(refuse)
     works = [everything(f"thread {number}", redis_is) for number in range(4)]
     works[0]()
@@ -188,11 +196,15 @@ def test_children_decide_while_threads_of_the_parent_do(
 
 
 def test_whatever_lock_is_held_a_child_decides(own: Server, settings: Any) -> None:
-    """Every lock of the package that can be found is held by another thread in the moment of the fork."""
+    """Every lock of the package that can be found is held by another thread in the moment of the
+    fork.
+    """
     limit_exceeded.connect(refuse)
     everything("x")()
     held, over = threading.Event(), threading.Event()
-    locks = [found for _, found in of_a_process() if isinstance(found, (*LOCKS, threading.Condition))]
+    locks = [
+        found for _, found in of_a_process() if isinstance(found, (*LOCKS, threading.Condition))
+    ]
     assert len(locks) > 10
 
     def hold() -> None:
@@ -222,7 +234,9 @@ def test_whatever_lock_is_held_a_child_decides(own: Server, settings: Any) -> No
 
 
 def test_a_child_of_a_loop_leaves_the_loops_connections_to_its_parent(own: Server) -> None:
-    """A child that is forked in a coroutine decides in a loop of its own; the parent's goes on with its connection."""
+    """A child that is forked in a coroutine decides in a loop of its own; the parent's goes on with
+    its connection.
+    """
     limiter = RateLimiter("x", "100/h")
 
     async def parent() -> list[tuple[str, int]]:
@@ -238,23 +252,36 @@ def test_a_child_of_a_loop_leaves_the_loops_connections_to_its_parent(own: Serve
         found = asyncio.run(parent())
         assert {source for source, _ in found} == {"redis"}
         assert (found[0][1], found[2][1]) == (1, 4)
-        # Of the parent and of the child: for the loop, for what runs beside (two at once), and to hear of changes.
+        # Of the parent and of the child: for the loop, for what runs beside (two at once), and to
+        # hear of changes.
         assert direct.info("stats")["total_connections_received"] - connected <= 8
 
 
 def test_nothing_of_a_process_is_older_than_the_process(own: Server) -> None:
-    """No lock, thread, timer, loop, socket or connection that the package leads to in a child was the parent's."""
+    """No lock, thread, timer, loop, socket or connection that the package leads to in a child was
+    the parent's.
+    """
     import_all()
     more = [Cluster([("127.0.0.1", 1)])]
     everything("x")()
-    decide(build_call([Charge(Limit("leased", "1000000/h", algorithm="fixed_window", lease=1000), digest("x"))]))
+    decide(
+        build_call(
+            [
+                Charge(
+                    Limit("leased", "1000000/h", algorithm="fixed_window", lease=1000), digest("x")
+                )
+            ]
+        )
+    )
     before = of_a_process(*more)
     kinds = {type(found).__name__ for _, found in before}
     assert {"lock", "socket"} <= kinds
     reading, writing = os.pipe()
 
     def look() -> None:
-        old = {id(found) for _, found in before}  # They are all held on to, so no other object has their place.
+        old = {
+            id(found) for _, found in before
+        }  # They are all held on to, so no other object has their place.
         found = "\n".join(way for way, found in of_a_process(*more) if id(found) in old)
         os.write(writing, found.encode())
 
@@ -267,15 +294,20 @@ def test_nothing_of_a_process_is_older_than_the_process(own: Server) -> None:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux's list of descriptors")
 def test_a_child_keeps_no_connection_of_its_parent_open(own: Server) -> None:
-    """Neither of requests nor of what runs in the background: if a child lives longer than its parent, the server would
-    send messages to it that nobody reads."""
+    """Neither of requests nor of what runs in the background: if a child lives longer than its
+    parent, the server would send messages to it that nobody reads.
+    """
     everything("x")()
     listener.wait(BOUND)
     reading, writing = os.pipe()
     with redis.Redis.from_url(own.url) as direct:
         direct.ping()  # Is not of this package, so that children have it.
-        for _ in range(10):  # An exchange of another thread may be under way in the moment of one of these.
-            assert ended([child_of(lambda: os.write(writing, b"%d " % connections_to(own.port)))]) == [0]
+        for _ in range(
+            10
+        ):  # An exchange of another thread may be under way in the moment of one of these.
+            assert ended(
+                [child_of(lambda: os.write(writing, b"%d " % connections_to(own.port)))]
+            ) == [0]
     os.close(writing)
     with open(reading) as pipe:
         assert min(map(int, pipe.read().split())) == 1
@@ -286,5 +318,7 @@ def connections_to(port: int) -> int:
     found = 0
     for number in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-            found += connection.getpeername()[1:2] == (port,)  # A name, of a socket without addresses.
+            found += connection.getpeername()[1:2] == (
+                port,
+            )  # A name, of a socket without addresses.
     return found

@@ -1,4 +1,5 @@
-"""The first requests of a new process, and what a header in front of a real server does to a path."""
+"""The first requests of a new process, and what a header in front of a real server does
+to a path."""
 
 from __future__ import annotations
 
@@ -17,12 +18,33 @@ from tests.demo import await_port, free_port
 
 ROOT = Path(__file__).parents[2]
 EXEMPT = [
-    "function", "coroutine", "decorated", "as-view", "on-class", "on-dispatch", "drf-class", "drf-view-set", "by-hand",
-    "included", "lazy",
-]  # fmt: skip
+    "function",
+    "coroutine",
+    "decorated",
+    "as-view",
+    "on-class",
+    "on-dispatch",
+    "drf-class",
+    "drf-view-set",
+    "by-hand",
+    "included",
+    "lazy",
+]
 COMMANDS = {
-    "wsgi": ["gunicorn", "tests.fresh_site:application", "--threads=2", "--log-level=warning", "--bind"],
-    "asgi": ["uvicorn", "tests.fresh_site:asgi", "--log-level=warning", "--host=127.0.0.1", "--port"],
+    "wsgi": [
+        "gunicorn",
+        "tests.fresh_site:application",
+        "--threads=2",
+        "--log-level=warning",
+        "--bind",
+    ],
+    "asgi": [
+        "uvicorn",
+        "tests.fresh_site:asgi",
+        "--log-level=warning",
+        "--host=127.0.0.1",
+        "--port",
+    ],
 }
 REFUSED = [{"name": "all", "path": "/", "key": "ip", "rate": "0/s"}]
 
@@ -43,11 +65,15 @@ for name in names:  # Each in a process in which nothing was asked for yet.
         print(name, found, flush=True)
         os._exit(0)
     os.waitpid(child, 0)
-"""
+"""  # noqa: E501
 
 
 def environment(prefix: str, rules: list[dict[str, object]]) -> dict[str, str]:
-    given = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix, "RATELIMIT_TEST_RULES": json.dumps(rules)}
+    given = {
+        **os.environ,
+        "RATELIMIT_TEST_PREFIX": prefix,
+        "RATELIMIT_TEST_RULES": json.dumps(rules),
+    }
     given.pop("DJANGO_SETTINGS_MODULE", None)
     return given
 
@@ -57,7 +83,9 @@ def server(kind: str, prefix: str, rules: list[dict[str, object]]) -> Iterator[i
     """The port of a server whose one process has answered nothing yet."""
     port = free_port()
     where = f"127.0.0.1:{port}" if kind == "wsgi" else str(port)
-    process = subprocess.Popen([sys.executable, "-m", *COMMANDS[kind], where], cwd=ROOT, env=environment(prefix, rules))
+    process = subprocess.Popen(
+        [sys.executable, "-m", *COMMANDS[kind], where], cwd=ROOT, env=environment(prefix, rules)
+    )
     try:
         await_port(port)
         yield port
@@ -85,24 +113,35 @@ def test_a_health_check_is_exempt_from_the_first_request_on(kind: str, prefix: s
 @pytest.mark.skipif(os.name == "nt", reason="forks")
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 def test_however_a_view_is_exempt_its_first_request_is(kind: str, prefix: str) -> None:
-    """Functions, classes, DRF's views, `as_view()`, included and lazily imported URLs: each in a process of its own."""
+    """Functions, classes, DRF's views, `as_view()`, included and lazily imported URLs: each in a
+    process of its own.
+    """
     command = [sys.executable, "-c", FIRST, kind, *EXEMPT, "limited"]
-    done = subprocess.run(command, cwd=ROOT, env=environment(prefix, REFUSED), capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(prefix, REFUSED), capture_output=True, text=True
+    )
     expected = [f"{name} [200, 200, 200]" for name in EXEMPT] + ["limited [429, 429, 429]"]
     assert done.stdout.splitlines() == expected, done.stderr
 
 
 def test_a_check_knows_what_views_name_before_any_is_imported(prefix: str) -> None:
     """`check --tag caches` in a new process finds a dotted path that leads nowhere."""
-    code = "from tests import fresh_site; from django.core.management import execute_from_command_line as run; "
+    code = (
+        "from tests import fresh_site; from django.core.management import "
+        "execute_from_command_line as run; "
+    )
     command = [sys.executable, "-c", code + "run(['manage.py', 'check', '--tag', 'caches'])"]
-    done = subprocess.run(command, cwd=ROOT, env=environment(prefix, []), capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(prefix, []), capture_output=True, text=True
+    )
     assert "(django_ratelimit_lua.E003) Key 'nowhere.key' cannot be imported" in done.stderr
     assert done.returncode == 1
 
 
 def test_a_script_name_in_a_header_walks_around_nothing(prefix: str) -> None:
-    """gunicorn takes it from who is on the same host; rules by path, glob, route and key meet the view all the same."""
+    """gunicorn takes it from who is on the same host; rules by path, glob, route and key meet the
+    view all the same.
+    """
     rules: list[dict[str, object]] = [
         {"name": "prefix", "path": "/api/", "key": "ip", "rate": "3/h"},
         {"name": "glob", "path": "/*b/", "key": "ip", "rate": "4/h"},
@@ -112,5 +151,18 @@ def test_a_script_name_in_a_header_walks_around_nothing(prefix: str) -> None:
     with server("wsgi", prefix, rules) as port:
         walks = [f"/z{number}" for number in range(7)]
         names = ("api", "b", "c", "d")
-        found = [visit(port, f"{walk}/{name}/", {"SCRIPT_NAME": walk}) for name in names for walk in walks]
-    assert found == [*[200] * 3, *[429] * 4, *[200] * 4, *[429] * 3, *[200] * 5, *[429] * 2, *[200] * 6, 429]
+        found = [
+            visit(port, f"{walk}/{name}/", {"SCRIPT_NAME": walk})
+            for name in names
+            for walk in walks
+        ]
+    assert found == [
+        *[200] * 3,
+        *[429] * 4,
+        *[200] * 4,
+        *[429] * 3,
+        *[200] * 5,
+        *[429] * 2,
+        *[200] * 6,
+        429,
+    ]

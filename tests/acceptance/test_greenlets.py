@@ -1,4 +1,6 @@
-"""gevent: greenlets instead of threads, in processes that are patched before the package is imported."""
+"""gevent: greenlets instead of threads, in processes that are patched before the package is
+imported.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ settings.configure(
 import django
 django.setup()
 from django_ratelimit_lua import RateLimiter
-"""
+"""  # noqa: E501
 
 
 def run(
@@ -37,15 +39,23 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run this in a process of a site that is patched first."""
     given = f"PREFIX, URL, ANNEXES = {prefix!r}, {url()!r}, {annexes!r}\n"
-    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"
+    }
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", first + given + SITE + then + code],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
 
 
 def test_200_greenlets_admit_exactly_n_and_get_their_own_answers(prefix: str) -> None:
-    """Also while others are killed in the middle of a decision; slots are free again, and the process ends."""
+    """Also while others are killed in the middle of a decision; slots are free again, and the
+    process ends.
+    """
     done = run(
         prefix,
         """
@@ -82,9 +92,11 @@ end = time.monotonic() + 30
 while slots.peek("ada").limits[0].used and time.monotonic() < end:
     gevent.sleep(0.05)
 print(slots.peek("ada").limits[0].used)
-""",
+""",  # noqa: E501
     )
-    assert (done.returncode, done.stdout.split("\n")[:3]) == (0, ["100", "[]", "0"]), done.stderr[-3000:]
+    assert (done.returncode, done.stdout.split("\n")[:3]) == (0, ["100", "[]", "0"]), done.stderr[
+        -3000:
+    ]
 
 
 def test_slots_of_greenlets_are_renewed(prefix: str) -> None:
@@ -130,7 +142,9 @@ application = WSGIHandler()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="gunicorn does not run there")
-def test_gunicorn_preloads_an_application_that_is_patched_first(prefix: str, tmp_path: Path) -> None:
+def test_gunicorn_preloads_an_application_that_is_patched_first(
+    prefix: str, tmp_path: Path
+) -> None:
     """Two workers admit exactly N, and end when they are told to."""
     import concurrent.futures
     import socket
@@ -141,11 +155,15 @@ def test_gunicorn_preloads_an_application_that_is_patched_first(prefix: str, tmp
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     (tmp_path / "gunicorn.conf.py").write_text(CONFIG)
-    (tmp_path / "preloaded.py").write_text(f"PREFIX, URL, ANNEXES = {prefix!r}, {url()!r}, ()\n" + SITE + APPLICATION)
+    (tmp_path / "preloaded.py").write_text(
+        f"PREFIX, URL, ANNEXES = {prefix!r}, {url()!r}, ()\n" + SITE + APPLICATION
+    )
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
     command = ("-m", "gunicorn", "-k", "gevent", "-w", "2", "-b", f"127.0.0.1:{port}", "preloaded")
-    server = subprocess.Popen([sys.executable, *command], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        [sys.executable, *command], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL
+    )
 
     def visit(client: str) -> int:
         request = urllib.request.Request(f"http://127.0.0.1:{port}/", headers={"X-Client": client})

@@ -24,15 +24,26 @@ MIDDLEWARE = {"plain": "", "blocking": "tests.hangup_site.Blocking"}
 
 @pytest.fixture(scope="module", params=list(MIDDLEWARE))
 def site(request: pytest.FixtureRequest) -> Iterator[tuple[int, str]]:
-    """The port of uvicorn with one process, and the prefix of its counts; with middleware that runs on the event loop,
-    and with one that does not."""
+    """The port of uvicorn with one process, and the prefix of its counts; with middleware that runs
+    on the event loop, and with one that does not.
+    """
     port, prefix = free_port(), PREFIX.format(request.param)
     environment = {
-        **os.environ, "RATELIMIT_TEST_PREFIX": prefix, "HANGUP_MIDDLEWARE": MIDDLEWARE[request.param],
-    }  # fmt: skip
+        **os.environ,
+        "RATELIMIT_TEST_PREFIX": prefix,
+        "HANGUP_MIDDLEWARE": MIDDLEWARE[request.param],
+    }
     environment.pop("DJANGO_SETTINGS_MODULE", None)
-    command = ["uvicorn", "tests.hangup_site:asgi", "--log-level=error", f"--host={ADDRESS}", f"--port={port}"]
-    process = subprocess.Popen([sys.executable, "-m", *command], cwd=Path(__file__).parents[2], env=environment)
+    command = [
+        "uvicorn",
+        "tests.hangup_site:asgi",
+        "--log-level=error",
+        f"--host={ADDRESS}",
+        f"--port={port}",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command], cwd=Path(__file__).parents[2], env=environment
+    )
     try:
         until(lambda: answers(port), "it answers")
         yield port, prefix
@@ -62,7 +73,9 @@ def hang_up(port: int, kind: str, name: str, who: str, seconds: float) -> None:
     """Ask for a view that takes so long, and go when it has begun."""
     before = used(name, who)
     with socket.create_connection((ADDRESS, port)) as client:
-        client.sendall(f"GET /{kind}/{name}/?who={who}&seconds={seconds} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        client.sendall(
+            f"GET /{kind}/{name}/?who={who}&seconds={seconds} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()  # noqa: E501
+        )
         until(lambda: used(name, who) == before + 1, "its unit is taken", 10)
 
 
@@ -72,9 +85,13 @@ def settled(name: str, who: str, units: int) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
-def test_what_was_run_for_nobody_is_charged(site: tuple[int, str], kind: str, settings: Any) -> None:
-    """Whoever starts an expensive view again and again, and hangs up each time, is refused when the cost is used up:
-    a view that is cancelled has cost what `cost_after` says, and one that cannot be goes on to its end."""
+def test_what_was_run_for_nobody_is_charged(
+    site: tuple[int, str], kind: str, settings: Any
+) -> None:
+    """Whoever starts an expensive view again and again, and hangs up each time, is refused when the
+    cost is used up: a view that is cancelled has cost what `cost_after` says, and one that cannot
+    be goes on to its end.
+    """
     port, settings.RATELIMIT_CACHE_PREFIX = site
     who, seconds = f"mallory-{kind}", 60 if kind == "async" else 0.2
     for run in range(4):
@@ -90,9 +107,12 @@ UNITS = {"counts": (1, 0), "acounts": (1, 0), "returns": (0, 1), "resets": (0, 1
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_a_view_whose_client_hung_up_has_an_outcome(site: tuple[int, str], name: str, settings: Any) -> None:
-    """An asynchronous view ends with what cancelled it: by that, units are kept, given back or cleared, once. A view in
-    a thread ends as if its client were there."""
+def test_a_view_whose_client_hung_up_has_an_outcome(
+    site: tuple[int, str], name: str, settings: Any
+) -> None:
+    """An asynchronous view ends with what cancelled it: by that, units are kept, given back or
+    cleared, once. A view in a thread ends as if its client were there.
+    """
     port, settings.RATELIMIT_CACHE_PREFIX = site
     hung_up, stayed = UNITS[name]
     for kind, who, seconds in (("async", "gone", 60), ("sync", "thread", 0.3)):

@@ -33,7 +33,10 @@ def test_draft_10_names_every_policy(rf: RequestFactory, settings: Any) -> None:
     for used in (1, 2):
         response = view(rf.get("/"))
         assert response["RateLimit-Policy"] == '"search";q=10;w=60, "search-2";q=500;w=3600'
-        assert response["RateLimit"] == f'"search";r={10 - used};t=60, "search-2";r={500 - used};t=3600'
+        assert (
+            response["RateLimit"]
+            == f'"search";r={10 - used};t=60, "search-2";r={500 - used};t=3600'
+        )
 
 
 def test_x_headers_tell_the_nearest_limit(rf: RequestFactory, settings: Any) -> None:
@@ -52,7 +55,9 @@ def test_every_kind_of_view_has_them(path: str, client: Client, settings: Any) -
     """Allowed and refused alike."""
     settings.RATELIMIT_HEADERS = "draft-10"
     responses = [client.get(path) for _ in range(3)]
-    assert [http_sf.parse(r["RateLimit"].encode(), tltype="list")[0][1]["r"] for r in responses] == [1, 0, 0]
+    assert [
+        http_sf.parse(r["RateLimit"].encode(), tltype="list")[0][1]["r"] for r in responses
+    ] == [1, 0, 0]
 
 
 def test_a_view_that_answers_nothing_is_djangos_to_judge(rf: RequestFactory, settings: Any) -> None:

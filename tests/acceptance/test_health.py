@@ -33,7 +33,9 @@ def test_health_tells_that_limits_can_be_decided(direct: redis.Redis, prefix: st
 
 def test_health_tells_what_is_wrong(settings: Any) -> None:
     """Within the deadline, and that asking is paused; the command exits with 1."""
-    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.CACHES = {
+        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    }
     found = [health() for _ in range(4)]
     assert not any(one.ok for one in found)
     assert "Connection refused" in str(found[0].error)
@@ -44,7 +46,9 @@ def test_health_tells_what_is_wrong(settings: Any) -> None:
 
 
 def test_the_command_says_how_it_is() -> None:
-    """In one line; and then what the process does in the background, with the same words for all of it."""
+    """In one line; and then what the process does in the background, with the same words for all of
+    it.
+    """
     output = io.StringIO()
     call_command("ratelimit", "health", stdout=output, stderr=io.StringIO())
     first, *tasks = output.getvalue().splitlines()
@@ -68,7 +72,10 @@ def test_everything_that_runs_beside_requests_is_in_the_list() -> None:
         assert time.monotonic() < end
         time.sleep(0.01)
     assert {found.name for found in background_tasks()} >= set(TASKS) - AT_TIMES
-    assert {found.name for found in tasks} <= {*TASKS, *(name for each in extensions for name in each.tasks)}
+    assert {found.name for found in tasks} <= {
+        *TASKS,
+        *(name for each in extensions for name in each.tasks),
+    }
     assert any("ZeroDivisionError" in found.error for found in background_tasks())
     del task
 
@@ -95,7 +102,9 @@ def test_a_task_goes_on_for_who_starts_it_while_it_ends() -> None:
     assert (done, len(threads)) == ([3, 2, 1, 0], 1)
 
 
-def test_a_task_that_fails_says_so_once_and_once_that_it_works_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_task_that_fails_says_so_once_and_once_that_it_works_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Whatever it fails of, and however often; with what holds meanwhile."""
     errors = [ValueError("first"), KeyError("second"), None, None, OSError("third"), None]
 

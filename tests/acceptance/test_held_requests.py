@@ -1,4 +1,6 @@
-"""Slots of requests: held until the response is closed, by every face, whatever becomes of the request."""
+"""Slots of requests: held until the response is closed, by every face, whatever becomes of the
+request.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ from tests.slots_site import CHUNKS, FACES, PREFIX, SLOTS, Throttle, limit
 
 pytestmark = [
     pytest.mark.usefixtures("site"),
-    pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume synchronous iterators:Warning"),
+    pytest.mark.filterwarnings(
+        "ignore:StreamingHttpResponse must consume synchronous iterators:Warning"
+    ),
     # Before Django 6, its handler for ASGI leaves files open where it is interrupted.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -41,9 +45,18 @@ N = int(SLOTS)
 LATER = 5.0
 """Seconds within which the background has released what is late; half of what a slot lasts."""
 MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
-PLACES = [*((face, MIDDLEWARE) for face in FACES), *((face, []) for face in FACES if "middleware" not in face)]
+PLACES = [
+    *((face, MIDDLEWARE) for face in FACES),
+    *((face, []) for face in FACES if "middleware" not in face),
+]
 """Faces with our middleware around them, and without."""
-RULE = {"name": "at once", "path": "/middleware/", "key": "get:who", "rate": SLOTS, "algorithm": "concurrency"}
+RULE = {
+    "name": "at once",
+    "path": "/middleware/",
+    "key": "get:who",
+    "rate": SLOTS,
+    "algorithm": "concurrency",
+}
 
 
 @pytest.fixture
@@ -79,9 +92,12 @@ def end(body: Any) -> bytes:
 
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("ending", ["plain", "stream", "file", "nothing", "raises"])
-def test_a_slot_is_held_until_the_response_is_closed(slots: SlotsInUse, face: str, ending: str) -> None:
-    """By every face, of every kind of response: one slot while it is open, also when its body is at its end; none
-    afterwards. What a view raises is over by then."""
+def test_a_slot_is_held_until_the_response_is_closed(
+    slots: SlotsInUse, face: str, ending: str
+) -> None:
+    """By every face, of every kind of response: one slot while it is open, also when its body is at
+    its end; none afterwards. What a view raises is over by then.
+    """
     status, body = begin(f"/{face}/{ending}/?who=ada")
     assert status == (500 if ending in ("nothing", "raises") else 200)
     is_over = ending == "raises" and not face.startswith("middleware")
@@ -94,7 +110,9 @@ def test_a_slot_is_held_until_the_response_is_closed(slots: SlotsInUse, face: st
 
 @pytest.mark.parametrize("face", FACES)
 def test_who_comes_while_all_are_held_is_refused(slots: SlotsInUse, face: str) -> None:
-    """N may be open at once, by every face; the next is refused, holds nothing, and gets in when one is closed."""
+    """N may be open at once, by every face; the next is refused, holds nothing, and gets in when
+    one is closed.
+    """
     bodies = [begin(f"/{face}/plain/?who=ada") for _ in range(N)]
     assert [status for status, _ in bodies] == [200] * N
     refused, body = begin(f"/{face}/plain/?who=ada")
@@ -122,8 +140,9 @@ def test_requests_without_a_body_end_as_well(slots: SlotsInUse, face: str, metho
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("ending", ["exits", "interrupted", "closed"])
 def test_what_stops_a_view_releases_its_slot(slots: SlotsInUse, face: str, ending: str) -> None:
-    """`SystemExit`, `KeyboardInterrupt` and `GeneratorExit` pass Django, which makes no response of them: the slot is
-    released as they go by."""
+    """`SystemExit`, `KeyboardInterrupt` and `GeneratorExit` pass Django, which makes no response of
+    them: the slot is released as they go by.
+    """
     with pytest.raises(BaseException) as stopped:  # noqa: PT011 - which of them depends on the ending
         begin(f"/{face}/{ending}/?who=ada")
     assert not isinstance(stopped.value, Exception)
@@ -132,7 +151,9 @@ def test_what_stops_a_view_releases_its_slot(slots: SlotsInUse, face: str, endin
 
 @pytest.mark.parametrize("face", FACES)
 def test_a_body_that_breaks_off_releases_its_slot(slots: SlotsInUse, face: str) -> None:
-    """A generator that raises in the middle, and a client that goes there: the server closes the response."""
+    """A generator that raises in the middle, and a client that goes there: the server closes the
+    response.
+    """
     _, body = begin(f"/{face}/stream/?who=ada&breaks")
     with pytest.raises(ValueError, match="in the middle"):
         end(body)
@@ -159,7 +180,9 @@ def test_a_response_that_nobody_closes_holds_its_slot_no_longer_than_it_is_there
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_an_exception_that_django_lets_through_releases_the_slot(slots: SlotsInUse, face: str, settings: Any) -> None:
+def test_an_exception_that_django_lets_through_releases_the_slot(
+    slots: SlotsInUse, face: str, settings: Any
+) -> None:
     """Where `DEBUG_PROPAGATE_EXCEPTIONS` is set there is no response to what a view raises."""
     settings.DEBUG_PROPAGATE_EXCEPTIONS = True
     with pytest.raises(ValueError, match="raised by the view"):
@@ -177,7 +200,9 @@ async def asgi(
     until_true: Callable[[], bool] | None = None,
     gone: asyncio.Event | None = None,
 ) -> Messages:
-    """What an ASGI server does with a request, whose client goes after so many messages, or when that is true."""
+    """What an ASGI server does with a request, whose client goes after so many messages, or when
+    that is true.
+    """
     sent: Messages = []
     begun, gone = False, gone or asyncio.Event()
 
@@ -200,16 +225,25 @@ async def asgi(
 
     path, _, query = path.partition("?")
     scope = {
-        "type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": [],
-        "server": ("testserver", 80), "client": ("127.0.0.1", 1), "scheme": "http", "http_version": "1.1",
-    }  # fmt: skip
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "query_string": query.encode(),
+        "headers": [],
+        "server": ("testserver", 80),
+        "client": ("127.0.0.1", 1),
+        "scheme": "http",
+        "http_version": "1.1",
+    }
     await ASGIHandler()(scope, receive, send)
     return sent
 
 
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("ending", ["plain", "stream", "astream", "file", "nothing", "raises"])
-def test_under_asgi_a_slot_is_released_with_the_response(slots: SlotsInUse, face: str, ending: str) -> None:
+def test_under_asgi_a_slot_is_released_with_the_response(
+    slots: SlotsInUse, face: str, ending: str
+) -> None:
     """By every face, of every kind of response."""
     sent = asyncio.run(asgi(f"/{face}/{ending}/?who=ada"))
     assert sent[0]["status"] == (500 if ending in ("nothing", "raises") else 200)
@@ -220,7 +254,9 @@ def test_under_asgi_a_slot_is_released_with_the_response(slots: SlotsInUse, face
 def test_under_asgi_a_client_that_goes_while_the_view_runs_holds_it_until_the_view_is_over(
     slots: SlotsInUse, face: str, middleware: list[str], settings: Any
 ) -> None:
-    """A coroutine is cancelled, and a thread runs on to its end: the slot goes with it, not before, not later."""
+    """A coroutine is cancelled, and a thread runs on to its end: the slot goes with it, not before,
+    not later.
+    """
     settings.MIDDLEWARE = middleware
     running_unheld: list[int] = []
 
@@ -228,7 +264,9 @@ def test_under_asgi_a_client_that_goes_while_the_view_runs_holds_it_until_the_vi
         return slots.running("ada") == 1
 
     async def watched() -> None:
-        request = asyncio.ensure_future(asgi(f"/{face}/plain/?who=ada&seconds=0.5", until_true=runs))
+        request = asyncio.ensure_future(
+            asgi(f"/{face}/plain/?who=ada&seconds=0.5", until_true=runs)
+        )
         while not request.done():
             running = await asyncio.to_thread(slots.running, "ada")
             held = await asyncio.to_thread(lambda: slots.held)
@@ -280,7 +318,9 @@ def hang_up(get_response: Any) -> Any:
     """A middleware in front of all others."""
 
     async def middleware(request: HttpRequest) -> Any:
-        interrupted = Interrupted(get_response(request), HangUp.number, "cancelled", HangUp.gone.set)
+        interrupted = Interrupted(
+            get_response(request), HangUp.number, "cancelled", HangUp.gone.set
+        )
         try:
             return await interrupted
         finally:
@@ -294,7 +334,9 @@ def hang_up(get_response: Any) -> Any:
 def test_under_asgi_a_client_that_goes_at_any_moment_leaves_no_slot(
     slots: SlotsInUse, face: str, middleware: list[str], ending: str, settings: Any
 ) -> None:
-    """Above all while Redis is asked for the slot: Django cancels coroutines then, and threads run on."""
+    """Above all while Redis is asked for the slot: Django cancels coroutines then, and threads run
+    on.
+    """
     settings.MIDDLEWARE = [f"{__name__}.hang_up", *middleware]
 
     async def request(number: int) -> None:
@@ -311,8 +353,11 @@ def test_under_asgi_a_client_that_goes_at_any_moment_leaves_no_slot(
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("middleware", [False, True])
-def test_a_request_that_is_stopped_anywhere_leaves_no_slot(slots: SlotsInUse, how: How, middleware: bool) -> None:
-    """By whatever calls an asynchronous view, or the middleware: at each point at which they wait."""
+def test_a_request_that_is_stopped_anywhere_leaves_no_slot(
+    slots: SlotsInUse, how: How, middleware: bool
+) -> None:
+    """By whatever calls an asynchronous view, or the middleware: at each point at which
+    they wait."""
 
     async def view(request: Any) -> HttpResponse:
         await asyncio.sleep(0.001)
@@ -330,7 +375,9 @@ def test_a_request_that_is_stopped_anywhere_leaves_no_slot(slots: SlotsInUse, ho
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_server_that_cancels_a_request_releases_its_slot(slots: SlotsInUse, face: str, settings: Any) -> None:
+def test_a_server_that_cancels_a_request_releases_its_slot(
+    slots: SlotsInUse, face: str, settings: Any
+) -> None:
     """Django has no response then, and does not tell that the request is over."""
     settings.RATELIMIT_SLOT_SECONDS = 0.8
 
@@ -342,7 +389,8 @@ def test_a_server_that_cancels_a_request_releases_its_slot(slots: SlotsInUse, fa
         await asyncio.wait([request])
 
     asyncio.run(cancelled())
-    # With the request, when that is let go of: by the thread of a view, too, which is not cancelled.
+    # With the request, when that is let go of: by the thread of a view, too, which is not
+    # cancelled.
     until(lambda: gc.collect() >= 0 and slots.held == 0, "all slots are released")
     assert slots.running("ada") == 0
 
@@ -354,7 +402,9 @@ def called(view: Any, who: str = "ada", **headers: str) -> tuple[HttpRequest, An
 
 
 def test_slots_and_rates_on_a_view_are_one_decision(slots: SlotsInUse) -> None:
-    """In one list, and in decorators on top of each other: who is refused by one has taken nothing of the other."""
+    """In one list, and in decorators on top of each other: who is refused by one has taken nothing
+    of the other.
+    """
 
     @ratelimit("listed", "get:who", ["100/h", "1"], algorithm="sliding_log")
     def listed(request: HttpRequest) -> HttpResponse:
@@ -372,13 +422,17 @@ def test_slots_and_rates_on_a_view_are_one_decision(slots: SlotsInUse) -> None:
         assert slots.held == 1
         first.close()
         second, answered = called(view)
-        assert f", {used})" in answered.content.decode()  # The refused ones took nothing of the rate.
+        assert (
+            f", {used})" in answered.content.decode()
+        )  # The refused ones took nothing of the rate.
         second.close()
     assert called(stacked)[1].status_code == 429  # By the rate: its slot is free, and stays so.
     assert slots.held == 0
 
 
-def test_a_request_holds_one_slot_of_a_limit_however_often_it_is_asked_about(slots: SlotsInUse) -> None:
+def test_a_request_holds_one_slot_of_a_limit_however_often_it_is_asked_about(
+    slots: SlotsInUse,
+) -> None:
     """A view that calls another with the same limit needs no second slot."""
     once = ratelimit("nested", "get:who", "1", algorithm="concurrency")
 
@@ -416,9 +470,17 @@ def test_a_view_may_run_although_there_is_no_slot(slots: SlotsInUse) -> None:
 
 
 def test_what_is_given_back_by_outcome_are_units_of_rates(slots: SlotsInUse) -> None:
-    """`count_if` beside slots gives back the rate's unit, and not the slot, whose response is open still."""
+    """`count_if` beside slots gives back the rate's unit, and not the slot, whose response is open
+    still.
+    """
 
-    @ratelimit("counted", "get:who", ["1/h", "2"], count_if=lambda request, response: False, reset_if=lambda *_: False)
+    @ratelimit(
+        "counted",
+        "get:who",
+        ["1/h", "2"],
+        count_if=lambda request, response: False,
+        reset_if=lambda *_: False,
+    )
     def counted(request: HttpRequest) -> HttpResponse:
         return HttpResponse("counted")
 
@@ -456,7 +518,9 @@ def test_who_is_refused_is_told_why(slots: SlotsInUse, accept: str, settings: An
     assert 'qu="concurrent-requests"' in refused["RateLimit-Policy"]
     with translation.override("de"):
         _, refused = called(told, accept="text/plain")
-    assert refused.content.decode().startswith("Zu viele Anfragen gleichzeitig. Versuchen Sie es in")
+    assert refused.content.decode().startswith(
+        "Zu viele Anfragen gleichzeitig. Versuchen Sie es in"
+    )
     first.close()
 
 
@@ -464,7 +528,10 @@ def test_a_throttle_that_is_refused_says_why(slots: SlotsInUse) -> None:
     """In DRF's words, of our handler; a rate of the other kind is named with its scope."""
     bodies = [begin("/drf/plain/?who=ada") for _ in range(N)]
     status, refused = begin("/drf/plain/?who=ada")
-    assert (status, b"".join(refused)[:45]) == (429, b'{"detail":"Too many requests at the same time')
+    assert (status, b"".join(refused)[:45]) == (
+        429,
+        b'{"detail":"Too many requests at the same time',
+    )
     for _, body in [*bodies, (429, refused)]:
         body.close()
 
@@ -484,8 +551,9 @@ def test_a_throttle_that_is_refused_says_why(slots: SlotsInUse) -> None:
 
 @pytest.mark.parametrize("face", FACES)
 def test_without_redis_requests_hold_slots_of_this_process(face: str, settings: Any) -> None:
-    """Those that it holds from before count; each is free again when its response is closed, and Redis, when it is
-    back, is told of what is held still."""
+    """Those that it holds from before count; each is free again when its response is closed, and
+    Redis, when it is back, is told of what is held still.
+    """
     settings.RATELIMIT_ON_STORE_ERROR, settings.RATELIMIT_SLOT_SECONDS = "local", 2
     with Server() as server:
         settings.CACHES = alias(server.url)

@@ -28,7 +28,13 @@ N = int(SLOTS)
 SLOT_SECONDS = 2.0
 CLIENTS = 50
 COMMANDS = {
-    "wsgi": ["gunicorn", "tests.slots_site:wsgi", "--workers=2", "--threads=30", "--log-level=critical"],
+    "wsgi": [
+        "gunicorn",
+        "tests.slots_site:wsgi",
+        "--workers=2",
+        "--threads=30",
+        "--log-level=critical",
+    ],
     "asgi": ["uvicorn", "tests.slots_site:asgi", "--log-level=critical"],
 }
 BODIES = {"wsgi": ("plain", "stream", "file"), "asgi": ("plain", "astream", "file")}
@@ -41,7 +47,9 @@ def start(kind: str, direct: redis.Redis) -> tuple[subprocess.Popen[bytes], Site
     port, prefix = free_port(), f"held-served-{kind}-{next(_serial)}:"
     environment = {**os.environ, "SLOTS_PREFIX": prefix, "SLOTS_SECONDS": str(SLOT_SECONDS)}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
-    where = [f"--bind={ADDRESS}:{port}"] if kind == "wsgi" else [f"--host={ADDRESS}", f"--port={port}"]
+    where = (
+        [f"--bind={ADDRESS}:{port}"] if kind == "wsgi" else [f"--host={ADDRESS}", f"--port={port}"]
+    )
     command = [sys.executable, "-m", *COMMANDS[kind], *where]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[2], env=environment)
     await_port(port)
@@ -76,10 +84,13 @@ def get(port: int, path: str, method: str = "GET") -> int:
         connection.close()
 
 
-@pytest.mark.parametrize("face", ["sync", "async", "class", "drf", "middleware", "middleware/async"])
+@pytest.mark.parametrize(
+    "face", ["sync", "async", "class", "drf", "middleware", "middleware/async"]
+)
 def test_never_more_than_n_at_once_whoever_comes(site: tuple[str, Site], face: str) -> None:
-    """Fifty clients at a time, with bodies of every kind: N views and bodies run at the same time, measured inside
-    them, and never more; all others are refused; afterwards nothing is held."""
+    """Fifty clients at a time, with bodies of every kind: N views and bodies run at the same time,
+    measured inside them, and never more; all others are refused; afterwards nothing is held.
+    """
     kind, (port, _, slots) = site
     for ending in BODIES[kind]:
         who = f"{face}-{ending}".replace("/", "-")
@@ -103,7 +114,9 @@ def hang_up(port: int, path: str, when: Callable[[], bool], most: int = 0) -> No
 
 
 @pytest.mark.parametrize("face", ["sync", "async", "drf", "middleware"])
-def test_who_hangs_up_while_the_body_is_sent_holds_nothing(site: tuple[str, Site], face: str) -> None:
+def test_who_hangs_up_while_the_body_is_sent_holds_nothing(
+    site: tuple[str, Site], face: str
+) -> None:
     """The server finds nobody to send to, and closes the response."""
     kind, (port, _, slots) = site
     who = f"gone-{face}"
@@ -115,7 +128,9 @@ def test_who_hangs_up_while_the_body_is_sent_holds_nothing(site: tuple[str, Site
 
 
 @pytest.mark.parametrize("face", ["sync", "async", "drf", "middleware", "middleware/async"])
-def test_who_hangs_up_while_the_view_runs_holds_nothing_afterwards(site: tuple[str, Site], face: str) -> None:
+def test_who_hangs_up_while_the_view_runs_holds_nothing_afterwards(
+    site: tuple[str, Site], face: str
+) -> None:
     """Whether the view is cancelled or runs on to its end: its slot is released with it."""
     _, (port, _, slots) = site
     who = f"early-{face}".replace("/", "-")
@@ -125,7 +140,8 @@ def test_who_hangs_up_while_the_view_runs_holds_nothing_afterwards(site: tuple[s
 
 
 def test_a_request_without_a_body_and_one_that_fails(site: tuple[str, Site]) -> None:
-    """HEAD, an exception, and a view that returns nothing, again and again: none leaves anything."""
+    """HEAD, an exception, and a view that returns nothing, again and again: none leaves
+    anything."""
     _, (port, _, slots) = site
     for _ in range(N + 1):
         assert get(port, "/sync/stream/?who=head", "HEAD") in (200, 500)
@@ -141,12 +157,15 @@ def workers(pid: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", list(COMMANDS))
 def test_what_is_killed_holds_nothing_for_long(kind: str, client: redis.Redis) -> None:
-    """A process that is killed releases nothing: its slots end by themselves, within `RATELIMIT_SLOT_SECONDS`; while it
-    lived, it had them for longer than that."""
+    """A process that is killed releases nothing: its slots end by themselves, within
+    `RATELIMIT_SLOT_SECONDS`; while it lived, it had them for longer than that.
+    """
     process, (port, pid, slots) = start(kind, client)
     try:
         with socket.create_connection((ADDRESS, port)) as asking:
-            asking.sendall(b"GET /sync/plain/?who=killed&seconds=60 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            asking.sendall(
+                b"GET /sync/plain/?who=killed&seconds=60 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            )
             until(lambda: slots.running("killed") == 1, "it runs", 20)
             time.sleep(SLOT_SECONDS * 1.5)
             assert slots.held == 1
@@ -161,7 +180,9 @@ def test_what_is_killed_holds_nothing_for_long(kind: str, client: redis.Redis) -
 
 
 @pytest.mark.parametrize("kind", list(COMMANDS))
-def test_a_server_that_is_told_to_end_releases_what_it_holds(kind: str, client: redis.Redis) -> None:
+def test_a_server_that_is_told_to_end_releases_what_it_holds(
+    kind: str, client: redis.Redis
+) -> None:
     """What a worker still holds when it ends is free at once, as nobody runs there any more."""
     process, (port, _, slots) = start(kind, client)
     with socket.create_connection((ADDRESS, port)) as asking:

@@ -1,4 +1,6 @@
-"""Histories by dice: whatever happens to Redis and to databases, what the database has is what holds."""
+"""Histories by dice: whatever happens to Redis and to databases, what the database has is what
+holds.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.examples import examples
 from tests.server import url
@@ -23,12 +31,16 @@ _serial = itertools.count()
 sites, processes, blocked = st.sampled_from(sorted(SITES)), st.integers(0, 2), st.integers(0, 2)
 
 HEARD_SECONDS = 5.0
-"""Changes are pushed within milliseconds; a process that is cut off asks once a second; and the machine may be busy."""
+"""Changes are pushed within milliseconds; a process that is cut off asks once a second; and the
+machine may be busy.
+"""
 
 
 class Histories(RuleBasedStateMachine):
-    """Edits that are published hold for each process's next request at once. What nobody can notice, such as a database
-    that was restored without an edit, holds when one process has looked, which happens every few seconds."""
+    """Edits that are published hold for each process's next request at once. What nobody can
+    notice, such as a database that was restored without an edit, holds when one process has looked,
+    which happens every few seconds.
+    """
 
     workers: dict[str, list[Worker]]
     databases: dict[str, Path]
@@ -72,12 +84,16 @@ class Histories(RuleBasedStateMachine):
     @rule(site=sites, process=processes)
     def unblock(self, site: str, process: int) -> None:
         """The last block goes."""
-        if self._process(site, process)("[one.delete() for one in RateLimitOverride.objects.order_by('-pk')[:1]]"):
+        if self._process(site, process)(
+            "[one.delete() for one in RateLimitOverride.objects.order_by('-pk')[:1]]"
+        ):
             self._published(site)
 
     @rule(site=sites, process=processes)
     def roll_back(self, site: str, process: int) -> None:
-        """Redis is emptied, and rules are published and asked for, in the middle of what is rolled back."""
+        """Redis is emptied, and rules are published and asked for, in the middle of what is rolled
+        back.
+        """
         self._process(site, process)("in_a_transaction(5, commits=False)")
         self._published(site)
 
@@ -101,7 +117,9 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def back_redis_up(self) -> None:
         """Its dump is kept, or its replica stops to follow."""
-        self.kept = {key: self.direct.dump(key) for key in self.direct.keys(f"{self.prefix}{{rules}}*")}
+        self.kept = {
+            key: self.direct.dump(key) for key in self.direct.keys(f"{self.prefix}{{rules}}*")
+        }
 
     @rule()
     def restore_redis(self) -> None:
@@ -144,7 +162,9 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def what_the_database_has_holds(self) -> None:
-        """For every process, as soon as it has heard of it, unless something went on that nobody has seen yet."""
+        """For every process, as soon as it has heard of it, unless something went on that nobody
+        has seen yet.
+        """
         for site, workers in self.workers.items():
             if site not in self.unseen:
                 due, until = workers[0]("due()"), time.monotonic() + HEARD_SECONDS
@@ -171,18 +191,24 @@ def histories(tmp_path: Path) -> Any:
             worker("call_command('ratelimit', 'rules', 'new-id', stdout=open(os.devnull, 'w'))")
         databases[site] = tmp_path / f"{site}.sqlite3"
         workers[site] = [Worker("histories:", {"default": databases[site]}) for _ in range(count)]
-    yield type("Histories", (Histories,), {"empty": empty, "databases": databases, "workers": workers})
+    yield type(
+        "Histories", (Histories,), {"empty": empty, "databases": databases, "workers": workers}
+    )
     for started in workers.values():
         for worker in started:
             worker.__exit__()
 
 
 def test_whatever_happens_what_the_database_has_is_what_holds(histories: Any) -> None:
-    """Edits, rollbacks, killed processes, an emptied or restored Redis at any moment, a restored database, a replica
-    that takes over."""
+    """Edits, rollbacks, killed processes, an emptied or restored Redis at any moment, a restored
+    database, a replica that takes over.
+    """
     run_state_machine_as_test(
         histories,
         settings=settings(
-            max_examples=examples(15), stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples(15),
+            stateful_step_count=20,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
         ),
     )

@@ -1,4 +1,6 @@
-"""Thousands of rules: an edit reads again what has changed, and no request waits longer than it may for that."""
+"""Thousands of rules: an edit reads again what has changed, and no request waits longer than it may
+for that.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ def site(settings: Any) -> None:
 def declared(count: int, limit: int, edit: int = 0) -> list[dict[str, Any]]:
     """Rules that differ from those of another edit, and one that is for /ok."""
     others = [
-        {"id": n, "name": f"rule {n}", "path": f"/app{n}/*/", "key": "ip", "rate": f"{100 + edit}/m"}
+        {
+            "id": n,
+            "name": f"rule {n}",
+            "path": f"/app{n}/*/",
+            "key": "ip",
+            "rate": f"{100 + edit}/m",
+        }
         for n in range(1, count)
     ]
     return [*others, {"id": count, "name": "met", "path": "/ok", "key": "ip", "rate": f"{limit}/h"}]
@@ -43,7 +51,11 @@ def put(direct: redis.Redis, prefix: str, rules: list[dict[str, Any]]) -> Revisi
     number = int(known["revision"].partition("-")[0]) + 1
     revision = f"{number}-{number:016x}"
     direct.hset(
-        key, mapping={"revision": revision, "rules": json.dumps({**known, "revision": revision, "rules": rules})}
+        key,
+        mapping={
+            "revision": revision,
+            "rules": json.dumps({**known, "revision": revision, "rules": rules}),
+        },
     )
     return Revision.read(revision.encode())
 
@@ -56,13 +68,17 @@ def test_an_edit_reads_again_only_the_rule_that_changed() -> None:
     after = Ruleset((), {"rules": edited}, before=before)
     changed = [rule.name for rule in after.rules if before.by_name[rule.name] is not rule]
     assert changed == ["rule 8"]
-    assert Ruleset((), {"rules": edited[1:]}, before=after).by_name.keys() == after.by_name.keys() - {"rule 1"}
+    assert Ruleset(
+        (), {"rules": edited[1:]}, before=after
+    ).by_name.keys() == after.by_name.keys() - {"rule 1"}
 
 
 def test_the_old_rules_go_on_until_so_many_new_ones_are_there(
     direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request waits for as long as leaves it time to decide; the new rules hold as soon as a thread has read them."""
+    """A request waits for as long as leaves it time to decide; the new rules hold as soon as a
+    thread has read them.
+    """
     rule("first", limit=1)
     put(direct, prefix, declared(6000, 1000))
     another_process()
@@ -106,7 +122,9 @@ def test_usual_numbers_of_rules_hold_on_the_next_request(direct: redis.Redis, pr
         assert Client(REMOTE_ADDR="203.0.113.7").get("/ok").status_code == 200
 
 
-def test_a_process_that_is_forked_while_it_loads_loads_itself(direct: redis.Redis, prefix: str) -> None:
+def test_a_process_that_is_forked_while_it_loads_loads_itself(
+    direct: redis.Redis, prefix: str
+) -> None:
     """The thread is its parent's."""
     rule("first", limit=1)
     put(direct, prefix, declared(provider.MANY + 1, 1000))
@@ -137,7 +155,9 @@ def test_where_no_thread_can_be_started_who_asks_reads_itself(
 
 
 @pytest.mark.parametrize("change", ["_reread_settings", "_go_elsewhere", "start_fresh"])
-def test_rules_that_other_settings_were_read_by_are_not_gone_by(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_that_other_settings_were_read_by_are_not_gone_by(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever a thread was reading when settings changed."""
     rule("first", limit=1)
     another_process()

@@ -1,4 +1,6 @@
-"""The inspector tells the truth: what real requests have used up is what it shows, and what it does, they obey."""
+"""The inspector tells the truth: what real requests have used up is what it shows, and what it
+does, they obey.
+"""
 
 from __future__ import annotations
 
@@ -58,12 +60,16 @@ def pressed(operator: Client, description: dict[str, Any], **buttons: str) -> st
 
 
 def post(username: str = "ada", address: str = ADDRESS, **meta: Any) -> int:
-    return int(Client(REMOTE_ADDR=address).post("/posted/", {"username": username}, **meta).status_code)
+    return int(
+        Client(REMOTE_ADDR=address).post("/posted/", {"username": username}, **meta).status_code
+    )
 
 
 @pytest.mark.parametrize("name", ["function", "both", "scoped", "form", "json", "header"])
 def test_what_was_used_up_is_shown_and_what_is_reset_goes(name: str, operator: Client) -> None:
-    """Of what was explained: real requests until one is refused, the page, its button, and the real request again."""
+    """Of what was explained: real requests until one is refused, the page, its button, and the real
+    request again.
+    """
     User.objects.create(username="ada")
     case = VIEWS[name]
     description: dict[str, Any] = {
@@ -92,26 +98,38 @@ def test_a_limit_that_is_not_seen_is_unknown(operator: Client) -> None:
 
 
 def test_a_locked_out_customer_is_let_in(operator: Client) -> None:
-    """As support does it: the path, the method that the page proposes, the field that it asks for, and one button."""
+    """As support does it: the path, the method that the page proposes, the field that it asks for,
+    and one button.
+    """
     assert [post() for _ in range(3)] == [200, 200, 429]
     page = shown(operator, {"path": "/posted/", "address": ADDRESS})
     assert "More limits are met here by: POST" in page
     page = shown(operator, {"path": "/posted/", "address": ADDRESS, "as": "POST"})
     assert "would be allowed, as far as it is entered" in page
     assert "form field username" in page
-    assert "Nothing was reset: for this request, nothing is counted" in pressed(operator, POSTED, action="reset")
+    assert "Nothing was reset: for this request, nothing is counted" in pressed(
+        operator, POSTED, action="reset"
+    )
     page = shown(operator, {**POSTED, "post:username": "ada"})
     assert REFUSED in page
     assert "username=ada" in page
     page = pressed(operator, {**POSTED, "post:username": "ada"}, action="reset")
     assert ALLOWED in page
     assert post() == 200
-    assert [(change.kind, change.by) for change in RateLimitChange.objects.all()] == [("identity", "grace")]
+    assert [(change.kind, change.by) for change in RateLimitChange.objects.all()] == [
+        ("identity", "grace")
+    ]
 
 
 def test_a_link_shows_the_same_request(operator: Client) -> None:
     """After a button, the address of the page has what was entered, and nothing else."""
-    description = {**POSTED, "header": "X-API-Key: k", "post": "username=ada\r\nq=1", "json": "", "host": "one.example"}
+    description = {
+        **POSTED,
+        "header": "X-API-Key: k",
+        "post": "username=ada\r\nq=1",
+        "json": "",
+        "host": "one.example",
+    }
     response = operator.post(INSPECTOR, {**description, "action": "reset"})
     assert response.status_code == 302
     page = operator.get(response["Location"])
@@ -126,10 +144,13 @@ def test_a_link_shows_the_same_request(operator: Client) -> None:
 
 
 def test_an_exemption_shows_which_limits_it_applies_to(operator: Client) -> None:
-    """Of a user it does nothing for a form that nobody is logged in at, and the page says so; of the form's field it
-    does."""
+    """Of a user it does nothing for a form that nobody is logged in at, and the page says so; of
+    the form's field it does.
+    """
     User.objects.create(username="ada")
-    RateLimitRule.objects.create(name="site", path="/posted/", key="user_or_ip", limit=100, unit="h")
+    RateLimitRule.objects.create(
+        name="site", path="/posted/", key="user_or_ip", limit=100, unit="h"
+    )
     assert [post() for _ in range(3)] == [200, 200, 429]
     description = {**POSTED, "user": "ada", "post": "username=ada"}
     page = pressed(operator, description, action="exempt", subject="user", duration="3600")
@@ -144,11 +165,16 @@ def test_an_exemption_shows_which_limits_it_applies_to(operator: Client) -> None
     assert post() == 200
     RateLimitOverride.objects.all().delete()
     page = pressed(operator, description, action="exempt:site", subject="address", duration="3600")
-    assert [met.name for met in operator.get(INSPECTOR, description).context["found"].met if met.override] == ["site"]
+    assert [
+        met.name
+        for met in operator.get(INSPECTOR, description).context["found"].met
+        if met.override
+    ] == ["site"]
 
 
 def test_blocks_and_exemptions_for_good_are_confirmed(operator: Client) -> None:
-    """Nothing is done before; then it is done for as long as it says, and can be ended on the page."""
+    """Nothing is done before; then it is done for as long as it says, and can be ended on the
+    page."""
     description = {**POSTED, "address": "203.0.113.0/24", "post": "username=ada"}
     for action, duration, words in (
         ("block", "3600", "Block 203.0.113.0/24 for 1 hour?"),
@@ -194,7 +220,10 @@ def test_what_is_about_everybody_has_to_be_confirmed(operator: Client) -> None:
 def test_who_the_refusing_limit_counts_is_chosen_already(operator: Client) -> None:
     """Two quick clicks free one customer, and not the whole office."""
     description = {**POSTED, "post": "username=ada"}
-    assert '<option value="address">203.0.113.9' in operator.get(INSPECTOR, description).content.decode()
+    assert (
+        '<option value="address">203.0.113.9'
+        in operator.get(INSPECTOR, description).content.decode()
+    )
     assert [post() for _ in range(3)] == [200, 200, 429]
     page = operator.get(INSPECTOR, description).content.decode()
     chosen = re.findall(r'<option value="([^"]*)" selected>', page)
@@ -211,7 +240,10 @@ def test_a_value_that_is_not_kept_may_have_a_label(operator: Client) -> None:
     assert '<input type="hidden" name="label" value="the partner">' in page
     pressed(operator, description, **button, confirm="yes")
     assert str(RateLimitOverride.objects.get()) == "post:username (the partner)"
-    assert 'name="label"' not in operator.get(INSPECTOR, {"path": "/ok/", "address": ADDRESS}).content.decode()
+    assert (
+        'name="label"'
+        not in operator.get(INSPECTOR, {"path": "/ok/", "address": ADDRESS}).content.decode()
+    )
 
 
 def test_nobody_blocks_themselves(operator: Client) -> None:
@@ -244,7 +276,9 @@ def test_of_a_network_its_first_address_is_looked_at(operator: Client) -> None:
         ({"path": "nowhere"}, "A path begins with /."),
     ],
 )
-def test_what_no_request_can_be_is_told_at_its_field(entered: dict[str, str], said: str, operator: Client) -> None:
+def test_what_no_request_can_be_is_told_at_its_field(
+    entered: dict[str, str], said: str, operator: Client
+) -> None:
     """And no page fails."""
     assert said in shown(operator, {"path": "/ok/", **entered})
 
@@ -253,8 +287,15 @@ def test_the_index_leads_to_the_inspector(operator: Client) -> None:
     """For those who may see it."""
     entry = "/admin/django_ratelimit_lua/inspector/"
     assert f'href="{entry}"' in operator.get("/admin/").content.decode()
-    assert operator.get(entry)["Location"] == reverse("admin:django_ratelimit_lua_inspect") == INSPECTOR
-    assert f'href="{entry}"' in staff("view_ratelimitrule", name="looks").get("/admin/").content.decode()
+    assert (
+        operator.get(entry)["Location"]
+        == reverse("admin:django_ratelimit_lua_inspect")
+        == INSPECTOR
+    )
+    assert (
+        f'href="{entry}"'
+        in staff("view_ratelimitrule", name="looks").get("/admin/").content.decode()
+    )
     nobody = staff("view_ratelimitchange", name="nobody")
     assert entry not in nobody.get("/admin/").content.decode()
     looks = Client()
@@ -271,17 +312,25 @@ def test_what_is_done_is_in_the_log(operator: Client) -> None:
     pressed(operator, description, action="reset:site")
     pressed(operator, description, action="block", subject="address", confirm="yes")
     pressed(operator, description, action=f"end:{RateLimitOverride.objects.get().pk}")
-    messages = [(entry.user.username, entry.change_message) for entry in LogEntry.objects.order_by("pk")]
+    messages = [
+        (entry.user.username, entry.change_message) for entry in LogEntry.objects.order_by("pk")
+    ]
     assert messages == [
-        ("grace", "Reset counts in the inspector."), ("grace", "From the inspector."), ("grace", "Ended."),
-    ]  # fmt: skip
+        ("grace", "Reset counts in the inspector."),
+        ("grace", "From the inspector."),
+        ("grace", "Ended."),
+    ]
 
 
 def test_the_page_speaks_german(operator: Client) -> None:
     """With the same words for the same things."""
     assert [post() for _ in range(3)] == [200, 200, 429]
     with translation.override("de"):
-        page = text_of(operator.get(INSPECTOR, {**POSTED, "post": "username=ada"}, headers={"accept-language": "de"}))
+        page = text_of(
+            operator.get(
+                INSPECTOR, {**POSTED, "post": "username=ada"}, headers={"accept-language": "de"}
+            )
+        )
     assert "Abgewiesen; wieder zugelassen: in 1 Std." in page
     assert "Formularfelder" in page
 
@@ -290,7 +339,9 @@ NETWORK = {"path": "/posted/", "address": "203.0.113.0/24"}
 
 
 def test_of_a_network_all_overrides_are_shown_that_are_about_it(operator: Client) -> None:
-    """About it, about larger ones and about parts; neither what is beside it nor what has ended. Each can be ended."""
+    """About it, about larger ones and about parts; neither what is beside it nor what has ended.
+    Each can be ended.
+    """
     made = {
         network: RateLimitOverride.objects.create(network=network, effect=effect)
         for network, effect in {
@@ -301,7 +352,9 @@ def test_of_a_network_all_overrides_are_shown_that_are_about_it(operator: Client
             "2001:db8::/32": "block",
         }.items()
     }
-    ended = RateLimitOverride.objects.create(network="203.0.113.8", effect="block", ends=timezone.now())
+    ended = RateLimitOverride.objects.create(
+        network="203.0.113.8", effect="block", ends=timezone.now()
+    )
     page = shown(operator, NETWORK)
     assert "its first address is looked at: 203.0.113.0" in page
     told = [
@@ -343,9 +396,17 @@ def test_that_all_of_a_network_is_blocked_is_said_where_requests_are_refused(
 def test_it_says_in_a_sentence_why(operator: Client) -> None:
     """How much is used, since when, and when it frees up."""
     RateLimitRule.objects.create(
-        name="hourly", path="/posted/", key="ip", limit=3, unit="h", algorithm="fixed_window", order=-1
+        name="hourly",
+        path="/posted/",
+        key="ip",
+        limit=3,
+        unit="h",
+        algorithm="fixed_window",
+        order=-1,
     )
-    RateLimitRule.objects.create(name="bucket", path="/posted/", key="ip", limit=2, unit="d", algorithm="token_bucket")
+    RateLimitRule.objects.create(
+        name="bucket", path="/posted/", key="ip", limit=2, unit="d", algorithm="token_bucket"
+    )
     client = Client(REMOTE_ADDR=ADDRESS)
     began = timezone.localtime()
     statuses = [client.post("/posted/").status_code for _ in range(4)]
@@ -358,7 +419,9 @@ def test_it_says_in_a_sentence_why(operator: Client) -> None:
     assert statuses[1] == 429
     text = shown(operator, POSTED)
     moments = {(began + datetime.timedelta(minutes=late)).strftime("%H:%M") for late in range(2)}
-    found = re.search(r"Refused by hourly: 3 of 3 used, frees up in [^.;]*; used 3 since (\d\d:\d\d)\.", text)
+    found = re.search(
+        r"Refused by hourly: 3 of 3 used, frees up in [^.;]*; used 3 since (\d\d:\d\d)\.", text
+    )
     assert found is not None
     assert found[1] in moments
     stranger = shown(operator, {**POSTED, "address": "203.0.113.200"})

@@ -54,16 +54,33 @@ def test_asynchronous_keys_in_a_tuple_are_awaited(rf: RequestFactory) -> None:
 
 
 KEYS = [
-    "ip", "user", "user_or_ip", "session", "path", "route",
+    "ip",
+    "user",
+    "user_or_ip",
+    "session",
+    "path",
+    "route",
     *(f"{exact}{kind}:name" for kind in FIELD_KINDS for exact in ("", "exact:")),
-]  # fmt: skip
+]
 NASTY = st.one_of(
     st.text(max_size=40),
     st.sampled_from(
-        ["", " ", "\x00", "\ud800", "\u3000", "a" * 70_000, "%00%ff%", "[" * 2000, '{"name": [1, {"a": null}]}']
+        [
+            "",
+            " ",
+            "\x00",
+            "\ud800",
+            "\u3000",
+            "a" * 70_000,
+            "%00%ff%",
+            "[" * 2000,
+            '{"name": [1, {"a": null}]}',
+        ]
     ),
 )
-LATIN = st.text(st.characters(min_codepoint=1, max_codepoint=255, exclude_characters="\r\n"), max_size=40)
+LATIN = st.text(
+    st.characters(min_codepoint=1, max_codepoint=255, exclude_characters="\r\n"), max_size=40
+)
 SITE = {
     "ROOT_URLCONF": __name__,
     "MIDDLEWARE": [
@@ -72,7 +89,9 @@ SITE = {
         "django_ratelimit_lua.middleware.RateLimitMiddleware",
     ],
     "SESSION_ENGINE": "django.contrib.sessions.backends.cache",
-    "RATELIMIT_RULES": [{"name": key, "path": "/", "key": key, "rate": "1000000/h"} for key in KEYS],
+    "RATELIMIT_RULES": [
+        {"name": key, "path": "/", "key": key, "rate": "1000000/h"} for key in KEYS
+    ],
 }
 urlpatterns = [path("ok/<str:name>", ok), path("aok/<path:name>", aok)]
 
@@ -84,29 +103,52 @@ def odd_site() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("way", ["ok", "aok"])
-@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(25))
+@hypothesis_settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(25)
+)
 @given(
     method=st.sampled_from(["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]),
     name=NASTY,
-    body=st.one_of(st.binary(max_size=200), NASTY.map(lambda text: text.encode(errors="surrogatepass"))),
+    body=st.one_of(
+        st.binary(max_size=200), NASTY.map(lambda text: text.encode(errors="surrogatepass"))
+    ),
     kind=st.one_of(
         st.sampled_from(
-            ["application/json", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "a/b+json", ""]
+            [
+                "application/json",
+                "application/x-www-form-urlencoded",
+                "multipart/form-data; boundary=x",
+                "a/b+json",
+                "",
+            ]
         ),
-        st.text(st.characters(min_codepoint=1, max_codepoint=126, exclude_characters="\r\n"), max_size=20),
+        st.text(
+            st.characters(min_codepoint=1, max_codepoint=126, exclude_characters="\r\n"),
+            max_size=20,
+        ),
     ),
     header=LATIN,
     cookie=LATIN,
     forwarded=LATIN,
 )
 @example(
-    method="POST", name="ada", body=b"name=ada", kind="application/x-www-form-urlencoded", header="x", cookie="y",
+    method="POST",
+    name="ada",
+    body=b"name=ada",
+    kind="application/x-www-form-urlencoded",
+    header="x",
+    cookie="y",
     forwarded="z",
-)  # fmt: skip
+)
 @example(
-    method="PUT", name="\x00\ud800", body=b'{"name": {"name": 1}}', kind="application/json", header="\x80",
-    cookie="\xff", forwarded="::ffff:192.0.2.1",
-)  # fmt: skip
+    method="PUT",
+    name="\x00\ud800",
+    body=b'{"name": {"name": 1}}',
+    kind="application/json",
+    header="\x80",
+    cookie="\xff",
+    forwarded="::ffff:192.0.2.1",
+)
 def test_no_request_is_too_odd_for_any_key(
     way: str,
     method: str,
@@ -118,10 +160,16 @@ def test_no_request_is_too_odd_for_any_key(
     forwarded: str,
     odd_site: None,
 ) -> None:
-    """All keys at once, as rules in front of a view, under both handlers: an answer of Django's, and never a 500."""
+    """All keys at once, as rules in front of a view, under both handlers: an answer of Django's,
+    and never a 500.
+    """
     quoted = quote(name.encode(errors="surrogatepass"))[:3000]
     url = f"/{way}/{quoted}?name={quoted}"
-    headers = {"name": header, "cookie": f"name={cookie}; sessionid={cookie}", "x-forwarded-for": forwarded}
+    headers = {
+        "name": header,
+        "cookie": f"name={cookie}; sessionid={cookie}",
+        "x-forwarded-for": forwarded,
+    }
     if way == "ok":
         response = Client().generic(method, url, body, kind, headers=headers)
     else:
@@ -129,6 +177,10 @@ def test_no_request_is_too_odd_for_any_key(
     assert response.status_code in (200, 404, 400)
     if response.status_code == 200:
         assert (
-            len(response.asgi_request.ratelimit.limits if way == "aok" else response.wsgi_request.ratelimit.limits)
+            len(
+                response.asgi_request.ratelimit.limits
+                if way == "aok"
+                else response.wsgi_request.ratelimit.limits
+            )
             >= 10
         )

@@ -1,4 +1,6 @@
-"""Leases: units taken ahead and spent without asking; never more than the limit, and what is not spent goes back."""
+"""Leases: units taken ahead and spent without asking; never more than the limit, and what is not
+spent goes back.
+"""
 
 from __future__ import annotations
 
@@ -86,12 +88,15 @@ def test_who_comes_now_and_then_is_not_leased(calls: Any) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket"])
 def test_no_more_than_the_limit_in_one_process(algorithm: str) -> None:
-    """Threads at once, until all are refused: a window admits exactly N; a bucket no more than its burst and what flows
-    in meanwhile."""
+    """Threads at once, until all are refused: a window admits exactly N; a bucket no more than its
+    burst and what flows in meanwhile.
+    """
     limiter = RateLimiter("hot", "3000/h", algorithm=algorithm, lease=500)
     started = time.monotonic()
     with ThreadPoolExecutor(8) as pool:
-        admitted = sum(pool.map(lambda _: sum(limiter.hit("x").allowed for _ in range(800)), range(8)))
+        admitted = sum(
+            pool.map(lambda _: sum(limiter.hit("x").allowed for _ in range(800)), range(8))
+        )
     most = 3000 + (time.monotonic() - started) * 3000 / 3600
     if algorithm == "fixed_window":
         assert admitted == 3000
@@ -99,8 +104,9 @@ def test_no_more_than_the_limit_in_one_process(algorithm: str) -> None:
 
 
 def test_numbers_are_those_of_all(direct: redis.Redis) -> None:
-    """Used and remaining of a leased hit count what this process holds as unused; a peek says what a hit would be
-    told, and holds nothing."""
+    """Used and remaining of a leased hit count what this process holds as unused; a peek says what
+    a hit would be told, and holds nothing.
+    """
     limiter = window("100000/h")
     for _ in range(3000):
         decision = limiter.hit("x")
@@ -125,7 +131,9 @@ def test_units_go_back_when_nobody_comes(calls: Any) -> None:
 @pytest.mark.alone
 def test_units_lapse_with_their_window() -> None:
     """What was taken in one window is not spent in the next."""
-    limiter = RateLimiter("hot", Rate(2000, 500_000), algorithm="fixed_window", align="clock", lease=1000)
+    limiter = RateLimiter(
+        "hot", Rate(2000, 500_000), algorithm="fixed_window", align="clock", lease=1000
+    )
     windows: Counter[int] = Counter()
     end = time.monotonic() + 2.2
     while time.monotonic() < end:
@@ -162,7 +170,9 @@ def test_several_limits_with_a_lease_are_all_or_nothing() -> None:
 
 
 def test_beside_a_limit_without(rf: Any) -> None:
-    """A view with both: the other limit is asked for each request, and a refusal costs the leased one nothing."""
+    """A view with both: the other limit is asked for each request, and a refusal costs the leased
+    one nothing.
+    """
 
     @ratelimit("leased", key="ip", rate="100000/h", algorithm="fixed_window", lease=1000)
     @ratelimit("tight", key="ip", rate="700/h")
@@ -206,17 +216,25 @@ def test_refund_reset_and_acquire() -> None:
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("change", ["reset", "unban"])
-def test_a_late_message_takes_no_units_that_still_count(change: str, direct: redis.Redis, prefix: str) -> None:
-    """Units that were taken after a reset, before the process received the message about it, are not lost; an unban
-    resets no count."""
+def test_a_late_message_takes_no_units_that_still_count(
+    change: str, direct: redis.Redis, prefix: str
+) -> None:
+    """Units that were taken after a reset, before the process received the message about it, are
+    not lost; an unban resets no count.
+    """
     limiter = window("100000/h")
-    changed = limiter if change == "reset" else RateLimiter("banning", "5/h", ban_after=1, ban_for="1m")
+    changed = (
+        limiter if change == "reset" else RateLimiter("banning", "5/h", ban_after=1, ban_for="1m")
+    )
     with direct.pubsub(ignore_subscribe_messages=True) as channel:
         channel.subscribe(f"{prefix}changes:0")
         sources(limiter, 3000)
         getattr(changed, change)("x")
         messages: list[Any] = []
-        until(lambda: bool(messages.append(channel.get_message()) or messages[-1]), "the message is there")
+        until(
+            lambda: bool(messages.append(channel.get_message()) or messages[-1]),
+            "the message is there",
+        )
     found = sources(limiter, 3000)
     assert found["lease"] > 2000
     assert leases._holding
@@ -230,7 +248,14 @@ def test_a_late_message_takes_no_units_that_still_count(change: str, direct: red
 def test_a_leased_view_whose_units_go_back_uses_nothing(algorithm: str) -> None:
     """With `count_if`, whichever units were spent: in the end nothing is used."""
 
-    @ratelimit("leased", "ip", "1000/h", algorithm=algorithm, lease=100, count_if=lambda request, outcome: False)
+    @ratelimit(
+        "leased",
+        "ip",
+        "1000/h",
+        algorithm=algorithm,
+        lease=100,
+        count_if=lambda request, outcome: False,
+    )
     def view(request: Any) -> HttpResponse:
         return HttpResponse(str(request.ratelimit.source))
 
@@ -276,7 +301,9 @@ def test_a_forked_process_has_nothing_of_its_parents() -> None:
 def test_when_redis_goes_units_are_spent_until_they_lapse(settings: Any) -> None:
     """Then the policy decides; nothing raises."""
     with Server() as server:
-        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+        }
         settings.RATELIMIT_TIMEOUT = 0.2
         limiter = window()
         sources(limiter, 3000)
@@ -295,7 +322,9 @@ def test_when_redis_goes_units_are_spent_until_they_lapse(settings: Any) -> None
 def test_a_rule_leases_and_an_edit_holds_within_the_second() -> None:
     """What was taken under the old rule is spent or goes back; then the new one holds."""
     limiter = RateLimiter("hot", "5/h")
-    RateLimitRule.objects.create(name="hot", limit=1_000_000, unit="h", algorithm="fixed_window", lease=5000)
+    RateLimitRule.objects.create(
+        name="hot", limit=1_000_000, unit="h", algorithm="fixed_window", lease=5000
+    )
     assert sources(limiter, 3000)["lease"] > 2000
     RateLimitRule.objects.update(limit=10, lease=None)
     until(lambda: not limiter.hit("x").allowed, "the edit holds", 2)
@@ -329,8 +358,9 @@ print(admitted, flush=True)
 
 
 def test_eight_processes_admit_exactly_n(prefix: str) -> None:
-    """All of them as fast as they can, until nobody has been admitted for longer than units are held: N, not one more
-    or less."""
+    """All of them as fast as they can, until nobody has been admitted for longer than units are
+    held: N, not one more or less.
+    """
     workers = [Born(WORKER, prefix, "60000/h") for _ in range(8)]
     for worker in workers:
         assert worker.stdout.readline() == "ready\n"
@@ -344,11 +374,18 @@ def test_eight_processes_admit_exactly_n(prefix: str) -> None:
 
 def test_a_process_that_ends_gives_back_what_it_held(prefix: str) -> None:
     """At once: what is counted then is what was admitted."""
-    script = WORKER.partition("admitted = 0")[0] + "print(sum(limiter.hit('x').allowed for _ in range(5000)))"
+    script = (
+        WORKER.partition("admitted = 0")[0]
+        + "print(sum(limiter.hit('x').allowed for _ in range(5000)))"
+    )
     arguments = [sys.executable, "-c", script, prefix, "10000000/h"]
-    done = subprocess.run(arguments, input="go\n", capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        arguments, input="go\n", capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.split() == ["ready", "5000"]
-    assert RateLimiter("hot", "10000000/h", algorithm="fixed_window").peek("x").limits[0].used == 5000
+    assert (
+        RateLimiter("hot", "10000000/h", algorithm="fixed_window").peek("x").limits[0].used == 5000
+    )
 
 
 def test_a_killed_process_loses_no_more_than_it_held(prefix: str) -> None:

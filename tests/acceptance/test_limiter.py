@@ -31,7 +31,9 @@ def test_hit_peek_refund_reset() -> None:
 
 
 def test_a_limiter_can_be_sent_to_another_process(settings: Any) -> None:
-    """As `multiprocessing.Pool.map(limiter.hit, ...)` does: also one that was used, whatever the rules are."""
+    """As `multiprocessing.Pool.map(limiter.hit, ...)` does: also one that was used, whatever the
+    rules are.
+    """
     settings.RATELIMIT_RULES = [
         {"name": "x", "group": "x", "rate": "5/h"},
         {"path": "/", "key": lambda *_: "", "rate": "1/h", "name": "y"},
@@ -59,8 +61,29 @@ def test_the_same_for_coroutines() -> None:
 
 def test_identities_are_apart(direct: Any, prefix: str) -> None:
     """However long or odd; and nothing of them is readable in Redis."""
-    odd = ["", "a", b"a", None, ("a",), ("a", "b"), ("ab",), (("a",), "b"), "x" * 1_000_000, "x" * 1_000_001, "\x00",
-           "{a}", "{", "a:b", "a\nb", "😀", "\ud800", ["ab", ""], ("", "ab"), uuid.UUID(int=7), 8]  # fmt: skip
+    odd = [
+        "",
+        "a",
+        b"a",
+        None,
+        ("a",),
+        ("a", "b"),
+        ("ab",),
+        (("a",), "b"),
+        "x" * 1_000_000,
+        "x" * 1_000_001,
+        "\x00",
+        "{a}",
+        "{",
+        "a:b",
+        "a\nb",
+        "😀",
+        "\ud800",
+        ["ab", ""],
+        ("", "ab"),
+        uuid.UUID(int=7),
+        8,
+    ]
     limiter = RateLimiter("odd", "1/h")
     assert [limiter.hit(identity).allowed for identity in odd] == [True] * len(odd)
     assert [limiter.hit(identity).allowed for identity in odd] == [False] * len(odd)
@@ -83,7 +106,9 @@ def test_an_edit_keeps_what_was_used() -> None:
     """The rate is not part of the name: five used of ten are five used of six."""
     for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log"):
         RateLimiter("edited", "10/h", algorithm=algorithm).hit("ada", 5)
-        assert RateLimiter("edited", "6/h", algorithm=algorithm).peek("ada").remaining == 1, algorithm
+        assert RateLimiter("edited", "6/h", algorithm=algorithm).peek("ada").remaining == 1, (
+            algorithm
+        )
         assert not RateLimiter("edited", "3/h", algorithm=algorithm).peek("ada"), algorithm
 
 
@@ -153,8 +178,9 @@ def test_any_function_can_be_limited() -> None:
     [("later", "later"), (None, None), (lambda amount, by: f"{by} owes {amount}", "ada owes 5")],
 )
 def test_a_fallback_answers_a_refused_call(fallback: Any, expected: Any) -> None:
-    """A value, which may be None, or what a callable returns, with the arguments of the call; of coroutine functions, a
-    coroutine function as well."""
+    """A value, which may be None, or what a callable returns, with the arguments of the call; of
+    coroutine functions, a coroutine function as well.
+    """
     limiter = RateLimiter("pay", "1/h")
 
     @limiter(fallback=fallback)
@@ -207,7 +233,9 @@ def test_costs_are_whole_numbers(cost: Any) -> None:
     assert limiter.peek("ada").remaining == 5
 
 
-@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log"])
+@pytest.mark.parametrize(
+    "algorithm", ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log"]
+)
 @pytest.mark.parametrize("rate", ["5/s", "5/d", "5/520w"])
 def test_the_largest_cost_there_is_can_be_charged(rate: str, algorithm: str) -> None:
     """However slowly it is worked off: it is counted, and the next one is refused."""
@@ -246,7 +274,9 @@ def test_the_clients_clock_where_redis_may_not_be_asked(settings: Any) -> None:
 
 
 def test_acquire_grants_more_than_fits_and_later_callers_pay() -> None:
-    """With `debt`, at once; whoever comes next waits, or is refused with the time that it would have taken."""
+    """With `debt`, at once; whoever comes next waits, or is refused with the time that it would
+    have taken.
+    """
     limiter = RateLimiter("reports", "100/s", algorithm="token_bucket", burst=10)
     assert limiter.acquire("ada", 50, timeout=0).retry_after is None
     first = limiter.acquire("ada", 50, timeout=0, debt=True)
@@ -279,7 +309,9 @@ def test_coroutines_may_owe_as_well() -> None:
 
 def test_a_debt_is_for_token_buckets_and_for_what_is_exact() -> None:
     """Else the error says what is right, before anything is taken."""
-    with pytest.raises(LimitError, match="debt needs algorithm='token_bucket', not 'sliding_window'"):
+    with pytest.raises(
+        LimitError, match="debt needs algorithm='token_bucket', not 'sliding_window'"
+    ):
         RateLimiter("window", "10/h").acquire("ada", 20, debt=True)
     limiter = RateLimiter("large", "7/11s", algorithm="token_bucket")
     most = most_units(limiter.limits[0].rate)

@@ -1,4 +1,5 @@
-"""What there is to limit: everything that the code limits, and rules that begin with what is there."""
+"""What there is to limit: everything that the code limits, and rules that begin with what is
+there."""
 
 from __future__ import annotations
 
@@ -35,10 +36,16 @@ def signs_in(request: HttpRequest) -> HttpResponse:
 
 urlpatterns = [*test_admin.urlpatterns, path("looks", looks), path("signs-in", signs_in)]
 SETTINGS = {
-    "name": "everything", "path": "/", "key": ("ip", "path"), "rate": ["90/m", "900/h"],
-    "algorithm": "token_bucket", "burst": 20, "method": ["GET", "POST"],
-    "tiers": [{"group": "pro", "rate": "9000/m"}], "message": "Slower.",
-}  # fmt: skip
+    "name": "everything",
+    "path": "/",
+    "key": ("ip", "path"),
+    "rate": ["90/m", "900/h"],
+    "algorithm": "token_bucket",
+    "burst": 20,
+    "method": ["GET", "POST"],
+    "tiers": [{"group": "pro", "rate": "9000/m"}],
+    "message": "Slower.",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +88,9 @@ def test_the_page_has_all_that_is_limited(operator: Client) -> None:
     assert re.search(r"replaced by <a [^>]*>looks</a>: 3 per second and 500 per hour", page)
     assert re.search(r"beside it <a [^>]*>slower</a>", page)
     assert f'href="{LIMITS}"' in operator.get(RULES).content.decode()
-    assert "parcels in code" in operator.get(f"{RULES}add/").content.decode()  # The name is completed from it.
+    assert (
+        "parcels in code" in operator.get(f"{RULES}add/").content.decode()
+    )  # The name is completed from it.
     watcher = staff("view_ratelimitrule", name="watcher").get(LIMITS).content.decode()
     assert ("looks" in watcher, "Take over" in watcher) == (True, False)
     assert staff(name="nobody").get(LIMITS).status_code == 403
@@ -95,25 +104,35 @@ def test_a_rule_of_the_settings_is_taken_over_with_everything(operator: Client) 
     answer = operator.post(f"{RULES}add/", form)
     assert answer.status_code == 302, errors(answer)
     assert RateLimitRule.objects.get().declared() == {
-        **SETTINGS, "key": ["ip", "path"], "method": ["GET", "POST"],
-    }  # fmt: skip
+        **SETTINGS,
+        "key": ["ip", "path"],
+        "method": ["GET", "POST"],
+    }
     assert "settings=everything" not in operator.get(LIMITS).content.decode()
 
 
 def test_what_cannot_be_taken_over_says_so(operator: Client, settings: Any) -> None:
     """A rule that names code, or one that is not there."""
-    settings.RATELIMIT_RULES = [{"name": "code", "path": "/", "key": f"{__name__}.looks", "rate": "5/m"}]
+    settings.RATELIMIT_RULES = [
+        {"name": "code", "path": "/", "key": f"{__name__}.looks", "rate": "5/m"}
+    ]
     page = operator.get(f"{RULES}add/?settings=code").content.decode()
     assert "This rule of the settings cannot be one of the admin" in page
     assert "there is no rule" in operator.get(f"{RULES}add/?settings=nothing").content.decode()
 
 
 def test_a_rule_begins_as_what_the_code_says(operator: Client) -> None:
-    """In its place with all its rates, so that nothing has to be confirmed; or beside it with its key."""
+    """In its place with all its rates, so that nothing has to be confirmed; or beside it with its
+    key.
+    """
     form = filled_in(operator.get(f"{RULES}add/?instead=looks"))
     answer = operator.post(f"{RULES}add/", form)
     assert answer.status_code == 302, errors(answer)
-    assert RateLimitRule.objects.get().declared() == {"name": "looks", "group": "looks", "rate": ["10/s", "500/h"]}
+    assert RateLimitRule.objects.get().declared() == {
+        "name": "looks",
+        "group": "looks",
+        "rate": ["10/s", "500/h"],
+    }
     form = filled_in(operator.get(f"{RULES}add/?beside=looks"))
     operator.post(f"{RULES}add/", {**form, "limit": 2})
     beside = RateLimitRule.objects.get(group="looks")
@@ -122,7 +141,9 @@ def test_a_rule_begins_as_what_the_code_says(operator: Client) -> None:
 
 
 def test_of_several_limits_one_is_chosen_with_its_own_key(operator: Client) -> None:
-    """A rule counts by one key: it is filled in, and what would be lost is named, with the way to lose nothing."""
+    """A rule counts by one key: it is filled in, and what would be lost is named, with the way to
+    lose nothing.
+    """
     page = operator.get(LIMITS).content.decode()
     for number, words in enumerate(
         ("5 per 15 minutes per address", "30 per 15 minutes", "50 per hour per get:<wbr>user")
@@ -131,22 +152,41 @@ def test_of_several_limits_one_is_chosen_with_its_own_key(operator: Client) -> N
         assert f"?instead=signs%20in&amp;which={number}" in page
     numbers = [("5", "15", "ip+get:user"), ("30", "15", "ip"), ("50", "1", "get:user")]
     for way in ("instead", "beside"):
-        forms = [filled_in(operator.get(f"{RULES}add/?{way}=signs+in&which={number}")) for number in range(3)]
+        forms = [
+            filled_in(operator.get(f"{RULES}add/?{way}=signs+in&which={number}"))
+            for number in range(3)
+        ]
         assert [(str(form["limit"]), str(form["period"]), form["key"]) for form in forms] == numbers
-    problems = errors(operator.post(f"{RULES}add/", filled_in(operator.get(f"{RULES}add/?instead=signs+in&which=1"))))
+    problems = errors(
+        operator.post(
+            f"{RULES}add/", filled_in(operator.get(f"{RULES}add/?instead=signs+in&which=1"))
+        )
+    )
     assert "The code has 5 per 15 minutes per address and get:user" in problems
     assert "The code has 50 per hour per get:user" in problems
     assert "fill in “call site” instead: then this rule applies in addition" in problems
     assert "30 per 15 minutes" not in problems
     assert operator.post(f"{RULES}add/", forms[1]).status_code == 302, "beside, nothing is lost"
-    assert "A rule counts by one key" in operator.get(f"{RULES}call-site/?name=signs+in").content.decode()
+    assert (
+        "A rule counts by one key"
+        in operator.get(f"{RULES}call-site/?name=signs+in").content.decode()
+    )
     for odd in ("9", "-1", "x", "9" * 30):
         assert operator.get(f"{RULES}add/?instead=signs+in&which={odd}").status_code == 200
 
 
 def test_a_rule_without_a_key_names_that_of_the_code(operator: Client) -> None:
-    """It is that of the outermost limit: it counts by that, and every other limit is named as lost."""
-    form = {"name": "signs in", "limit": 4, "period": 15, "unit": "m", "mode": "enforce", "order": 0, **NO_TIERS}
+    """It is that of the outermost limit: it counts by that, and every other limit is named as
+    lost."""
+    form = {
+        "name": "signs in",
+        "limit": 4,
+        "period": 15,
+        "unit": "m",
+        "mode": "enforce",
+        "order": 0,
+        **NO_TIERS,
+    }
     problems = errors(operator.post(f"{RULES}add/", {**form, "audience": "everyone"}))
     assert "30 per 15 minutes per address (" in problems
     assert "50 per hour per get:user" in problems
@@ -159,15 +199,27 @@ def test_a_rule_without_a_key_names_that_of_the_code(operator: Client) -> None:
 def test_a_rule_is_duplicated_with_its_tiers(operator: Client) -> None:
     """Under another name; the first stays as it is."""
     one = RateLimitRule.objects.create(
-        name="site", path="/ok\n/no", key="ip", limit=5, more_rates=["9/d"], methods=["GET"], mode="shadow"
+        name="site",
+        path="/ok\n/no",
+        key="ip",
+        limit=5,
+        more_rates=["9/d"],
+        methods=["GET"],
+        mode="shadow",
     )
     RateLimitTier.objects.create(rule=one, group="pro", limit=50)
-    assert f'href="{RULES}add/?copy={one.pk}"' in operator.get(f"{RULES}{one.pk}/change/").content.decode()
+    assert (
+        f'href="{RULES}add/?copy={one.pk}"'
+        in operator.get(f"{RULES}{one.pk}/change/").content.decode()
+    )
     form = filled_in(operator.get(f"{RULES}add/?copy={one.pk}"))
     answer = operator.post(f"{RULES}add/", form)
     assert answer.status_code == 302, errors(answer)
     copy = RateLimitRule.objects.get(name="site, copy")
-    assert copy.declared() == {**RateLimitRule.objects.get(name="site").declared(), "name": "site, copy"}
+    assert copy.declared() == {
+        **RateLimitRule.objects.get(name="site").declared(),
+        "name": "site, copy",
+    }
     for odd in ("copy=x", "copy=99999", f"copy={'9' * 30}", "copy=²", "instead=nothing", "beside="):
         assert operator.get(f"{RULES}add/?{odd}").status_code == 200
 

@@ -34,7 +34,9 @@ PROCESSES = 4
 def own(quiet: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A server of this test's own, that four processes share, as no heartbeat of this one finds."""
     with Server() as server:
-        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+        }
         settings.RATELIMIT_ON_STORE_ERROR = "local"
         monkeypatch.setattr(heartbeat, "count", PROCESSES)
         start_fresh()
@@ -71,7 +73,9 @@ def test_a_share_begins_with_what_redis_said_last(own: Server) -> None:
 
 
 def test_when_redis_is_back_it_decides_again(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what was admitted meanwhile; the next outage begins with what it says then, or with the share's own."""
+    """With what was admitted meanwhile; the next outage begins with what it says then, or with the
+    share's own.
+    """
     monkeypatch.setattr("django_ratelimit_lua.engine.fallback.BACK_SECONDS", 0.0)
     limiter = RateLimiter("x", "100/h")
     own.stop()
@@ -79,18 +83,28 @@ def test_when_redis_is_back_it_decides_again(own: Server, monkeypatch: pytest.Mo
     own.start()
     until(lambda: limiter.peek("x").source == "redis", "it is back")
     until(lambda: limiter.peek("x").limits[0].used == 5, "it is told")
-    until(lambda: not counters.is_owing, "it is known that it is told")  # Until then, its share decides as well.
+    until(
+        lambda: not counters.is_owing, "it is known that it is told"
+    )  # Until then, its share decides as well.
     assert limiter.hit("x", cost=21).limits[0].used == 26
     own.stop()
     assert admitted(limiter, 60) == 25 - 7
     own.start()
-    until(lambda: limiter.peek("x").limits[0].used == 18, "it is told")  # It has forgotten the rest.
+    until(
+        lambda: limiter.peek("x").limits[0].used == 18, "it is told"
+    )  # It has forgotten the rest.
     own.stop()
-    assert admitted(limiter, 60) == 0, "it has had its share, though all together have not had the limit"
+    assert admitted(limiter, 60) == 0, (
+        "it has had its share, though all together have not had the limit"
+    )
 
 
-def test_until_the_others_are_back_too_each_goes_by_both(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A share that is used up stays so for a moment, whatever Redis has heard; what Redis refuses costs no share."""
+def test_until_the_others_are_back_too_each_goes_by_both(
+    own: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share that is used up stays so for a moment, whatever Redis has heard; what Redis refuses
+    costs no share.
+    """
     monkeypatch.setattr("django_ratelimit_lua.engine.fallback.BACK_SECONDS", 1.0)
     limiter, small = RateLimiter("x", "100/h"), RateLimiter("small", ["2/h", "80/h"])
 
@@ -110,7 +124,9 @@ def test_until_the_others_are_back_too_each_goes_by_both(own: Server, monkeypatc
         direct.replicaof("NO", "ONE")
 
 
-@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"])
+@pytest.mark.parametrize(
+    "algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"]
+)
 def test_shares_are_refilled(algorithm: str, own: Server) -> None:
     """By the same time as the limit is, and not before."""
     own.stop()
@@ -132,7 +148,9 @@ def test_a_leaky_bucket_paces_its_share(own: Server) -> None:
 
 
 def test_all_or_nothing_holds_in_memory_too(own: Server) -> None:
-    """What one limit refuses costs the others nothing; a limit that is closed in an outage refuses for all."""
+    """What one limit refuses costs the others nothing; a limit that is closed in an outage refuses
+    for all.
+    """
     own.stop()
     both = RateLimiter("x", ["8/h", "400/h"])
     assert admitted(both, 10) == 2
@@ -156,7 +174,9 @@ def test_giving_back_charging_and_looking(own: Server) -> None:
 
 
 def test_small_and_odd_limits(own: Server) -> None:
-    """Nobody is locked out by a share of less than one; 0 stays 0; one large hit goes where nothing else is counted."""
+    """Nobody is locked out by a share of less than one; 0 stays 0; one large hit goes where nothing
+    else is counted.
+    """
     own.stop()
     assert admitted(RateLimiter("small", "2/h"), 5) == 1
     assert admitted(RateLimiter("none", "0/h"), 5) == 0
@@ -191,14 +211,20 @@ def test_processes_know_how_many_they_are(own: Server) -> None:
 def test_no_history_of_outages_admits_more_than_the_limit(
     algorithm: str, own: Server, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    """One process, whose Redis is silent, full or a replica, for long or for a moment, also while it is being told."""
+    """One process, whose Redis is silent, full or a replica, for long or for a moment, also while
+    it is being told.
+    """
     monkeypatch.setattr(heartbeat, "count", 1)
     settings.RATELIMIT_TIMEOUT = 0.05
     monkeypatch.setattr("django_ratelimit_lua.engine.fallback.BACK_SECONDS", 0.1)
     monkeypatch.setattr("django_ratelimit_lua.engine.fallback.TELL_SECONDS", 0.02)
     monkeypatch.setattr("django_ratelimit_lua.store.server.STEADY_SECONDS", 0.05)
     monkeypatch.setattr("django_ratelimit_lua.store.breaker.FIRST_PAUSE", 0.02)
-    limiter, dice, total = RateLimiter("x", "10/h", algorithm=algorithm), random.Random(algorithm), [0] * 40
+    limiter, dice, total = (
+        RateLimiter("x", "10/h", algorithm=algorithm),
+        random.Random(algorithm),
+        [0] * 40,
+    )
 
     def traffic(hits: int) -> None:
         for _ in range(hits):
@@ -214,7 +240,11 @@ def test_no_history_of_outages_admits_more_than_the_limit(
             elif what in ("silent", "moment"):
                 os.kill(own.pid, signal.SIGSTOP)
             traffic(60)
-            if what == "full":  # What needs no memory is decided, so that it is said to be up, and nothing can be told.
+            if (
+                what == "full"
+                # What needs no memory is decided, so that it is said to be up, and nothing can be
+                # told.
+            ):
                 time.sleep(0.06)
                 limiter.peek("somebody")
                 traffic(20)
@@ -231,26 +261,38 @@ def test_no_history_of_outages_admits_more_than_the_limit(
         assert max(total) <= 10
         until(lambda: get_store().is_paused or not counters.is_owing, "everything is told", 10)
         until(lambda: limiter.peek("somebody").source == "redis", "it is back")
-        assert all(limiter.peek(str(who)).limits[0].used >= units for who, units in enumerate(total))
+        assert all(
+            limiter.peek(str(who)).limits[0].used >= units for who, units in enumerate(total)
+        )
         assert sum(total) > 200
 
 
 def test_an_idle_process_tells_without_a_request(own: Server, settings: Any) -> None:
-    """A thread tells as soon as Redis is back; an error about one identity drops none of the others."""
+    """A thread tells as soon as Redis is back; an error about one identity drops none of the
+    others.
+    """
     settings.RATELIMIT_TIMEOUT = 0.1
     limiter, other = RateLimiter("x", "100/h"), redis.Redis.from_url(own.url)
     limiter.peek("warm")
     os.kill(own.pid, signal.SIGSTOP)
-    admitted(limiter, 3, "lost")  # Redis may count them when it goes on; after that, it is not asked.
+    admitted(
+        limiter, 3, "lost"
+    )  # Redis may count them when it goes on; after that, it is not asked.
     assert [admitted(limiter, 5, str(who)) for who in range(20)] == [5] * 20
     os.kill(own.pid, signal.SIGCONT)
     with other:
         other.config_set("maxmemory", 1)
         time.sleep(0.5)
         other.config_set("maxmemory", 0)
-        until(lambda: other.dbsize() >= 20, "all are told", 10)  # But for one, where what was lost came after all.
+        until(
+            lambda: other.dbsize() >= 20, "all are told", 10
+        )  # But for one, where what was lost came after all.
     until(lambda: limiter.peek("warm").source == "redis", "it is back")
-    until(lambda: [limiter.peek(str(who)).limits[0].used for who in range(20)] == [5] * 20, "all by as many", 10)
+    until(
+        lambda: [limiter.peek(str(who)).limits[0].used for who in range(20)] == [5] * 20,
+        "all by as many",
+        10,
+    )
 
 
 WORKER = """
@@ -269,7 +311,7 @@ with override_settings(CACHES=caches, RATELIMIT_CACHE_PREFIX="cut off:", RATELIM
             print(heartbeat.beat(), flush=True)
         else:
             print(sum(limiter.hit("x").allowed for _ in range(150)), flush=True)
-"""
+"""  # noqa: E501
 
 
 def test_processes_that_are_cut_off_together_admit_about_the_limit() -> None:
@@ -293,7 +335,9 @@ def test_processes_that_are_cut_off_together_admit_about_the_limit() -> None:
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "token_bucket"])
 def test_redis_is_told_what_was_admitted_meanwhile(algorithm: str, own: Server) -> None:
-    """So that an outage that loses nothing admits no more than the limit; what was given back is not told."""
+    """So that an outage that loses nothing admits no more than the limit; what was given back is
+    not told.
+    """
     limiter = RateLimiter(algorithm, "16/h", algorithm=algorithm)
     assert [limiter.hit("x").source for _ in range(4)] == ["redis"] * 4
     with redis.Redis.from_url(own.url) as direct:
@@ -306,10 +350,13 @@ def test_redis_is_told_what_was_admitted_meanwhile(algorithm: str, own: Server) 
 
 
 def test_where_redis_comes_back_empty_no_more_is_admitted() -> None:
-    """Also where one process is told, heard of and asked before the other is: shares are what they were."""
+    """Also where one process is told, heard of and asked before the other is: shares are what they
+    were.
+    """
     settings = {"RATELIMIT_ON_STORE_ERROR": "local", "RATELIMIT_TIMEOUT": 1}
     begin = (
-        "import django_ratelimit_lua.engine.fallback as back, django_ratelimit_lua.engine.heartbeat as beats"
+        "import django_ratelimit_lua.engine.fallback as back, "
+        "django_ratelimit_lua.engine.heartbeat as beats"
         # However busy the machine is, the moment after an outage is not over.
         " ;; back.BACK_SECONDS = beats.LIFETIME = 60"
         " ;; from django_ratelimit_lua.engine.heartbeat import heartbeat"
@@ -318,7 +365,9 @@ def test_where_redis_comes_back_empty_no_more_is_admitted() -> None:
     hit = "sum(mails.hit('ada').allowed for _ in range(20))"
     used = "mails.peek('ada').limits[0].used"
     with Server() as server, ExitStack() as stack:
-        first, second = [stack.enter_context(Worker("rl:", {}, at=server.url, **settings)) for _ in range(2)]
+        first, second = [
+            stack.enter_context(Worker("rl:", {}, at=server.url, **settings)) for _ in range(2)
+        ]
         for worker in (first, second):
             worker(begin)
         assert (first("heartbeat.beat()"), second("heartbeat.beat()")) == (2, 2)
@@ -327,7 +376,9 @@ def test_where_redis_comes_back_empty_no_more_is_admitted() -> None:
         os.kill(second._process.pid, signal.SIGSTOP)
         try:
             with Server(server.binary, port=server.port):
-                until(lambda: first("mails.peek('ada').source") == "redis", "Redis is asked again", 20)
+                until(
+                    lambda: first("mails.peek('ada').source") == "redis", "Redis is asked again", 20
+                )
                 until(lambda: first(used) == 4, "it is told", 20)
                 assert first("heartbeat.beat()") == 2
                 assert first(hit) == 0

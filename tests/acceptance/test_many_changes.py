@@ -52,7 +52,8 @@ def site(settings: Any) -> None:
 def overrides(count: int, **fields: Any) -> list[RateLimitOverride]:
     given = {"effect": "block", **fields}
     return RateLimitOverride.objects.bulk_create(
-        RateLimitOverride(network=f"10.0.{number >> 8}.{number & 255}", **given) for number in range(count)
+        RateLimitOverride(network=f"10.0.{number >> 8}.{number & 255}", **given)
+        for number in range(count)
     )
 
 
@@ -62,7 +63,8 @@ def users(count: int) -> list[User]:
 
 def rules(count: int) -> list[RateLimitRule]:
     made = RateLimitRule.objects.bulk_create(
-        RateLimitRule(name=f"rule {number}", path=f"/{number}", key="ip", limit=5) for number in range(count)
+        RateLimitRule(name=f"rule {number}", path=f"/{number}", key="ip", limit=5)
+        for number in range(count)
     )
     Tier.objects.bulk_create(Tier(rule=one, group="staff", limit=50) for one in made)
     return made
@@ -74,11 +76,15 @@ def of_a_rule(count: int) -> None:
 
 def of_rules_and_users(count: int) -> None:
     pairs = zip(rules(count), users(count), strict=True)
-    RateLimitOverride.objects.bulk_create(RateLimitOverride(rule=one, user=ada, limit=9) for one, ada in pairs)
+    RateLimitOverride.objects.bulk_create(
+        RateLimitOverride(rule=one, user=ada, limit=9) for one, ada in pairs
+    )
 
 
 def create_for_all_users() -> None:
-    RateLimitOverride.objects.bulk_create(RateLimitOverride(user=one, effect="exempt") for one in User.objects.all())
+    RateLimitOverride.objects.bulk_create(
+        RateLimitOverride(user=one, effect="exempt") for one in User.objects.all()
+    )
 
 
 def update_by_hand() -> None:
@@ -91,11 +97,23 @@ def update_by_hand() -> None:
 Some = Callable[[int], Any]
 CASES: dict[str, tuple[Some, Callable[[], Any]]] = {
     "deleting overrides": (overrides, lambda: RateLimitOverride.objects.all().delete()),
-    "deleting a rule with overrides": (of_a_rule, lambda: RateLimitRule.objects.get(name="of").delete()),
-    "deleting rules with tiers and overrides": (of_rules_and_users, lambda: RateLimitRule.objects.all().delete()),
+    "deleting a rule with overrides": (
+        of_a_rule,
+        lambda: RateLimitRule.objects.get(name="of").delete(),
+    ),
+    "deleting rules with tiers and overrides": (
+        of_rules_and_users,
+        lambda: RateLimitRule.objects.all().delete(),
+    ),
     "deleting tiers": (rules, lambda: Tier.objects.all().delete()),
-    "updating overrides": (of_rules_and_users, lambda: RateLimitOverride.objects.update(effect="block")),
-    "updating whom they are about": (overrides, lambda: RateLimitOverride.objects.update(network="203.0.113.9")),
+    "updating overrides": (
+        of_rules_and_users,
+        lambda: RateLimitOverride.objects.update(effect="block"),
+    ),
+    "updating whom they are about": (
+        overrides,
+        lambda: RateLimitOverride.objects.update(network="203.0.113.9"),
+    ),
     "updating rules": (rules, lambda: RateLimitRule.objects.update(limit=6)),
     "updating tiers": (rules, lambda: Tier.objects.update(limit=6)),
     "creating": (users, create_for_all_users),
@@ -120,7 +138,8 @@ def test_many_rows_are_one_change(case: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 40])
 def test_what_django_does_row_by_row_is_one_change_as_well(count: int) -> None:
-    """`bulk_update` in many statements, an import of rules as code, and the actions of the admin."""
+    """`bulk_update` in many statements, an import of rules as code, and the actions of
+    the admin."""
     admin = User.objects.create_superuser("root", password="root")
     browser = Client()
     browser.force_login(admin)
@@ -165,7 +184,9 @@ def test_too_many_to_note_are_one_line_of_history() -> None:
 
 
 def test_history_of_a_deletion_says_what_there_was() -> None:
-    """A rule with its tiers, what it took along, and a tier that went alone; whatever part of them was read."""
+    """A rule with its tiers, what it took along, and a tier that went alone; whatever part of them
+    was read.
+    """
     one = rule("whole", limit=1)
     other = rule("other", path="/other")
     for group in ("free", "pro"):
@@ -180,7 +201,9 @@ def test_history_of_a_deletion_says_what_there_was() -> None:
     assert [tier["group"] for tier in changed.after["tiers"]] == ["pro"]
     one.limit = 77  # Never saved.
     one.delete()
-    gone = {change.name: change.before for change in RateLimitChange.objects.filter(action="deleted")}
+    gone = {
+        change.name: change.before for change in RateLimitChange.objects.filter(action="deleted")
+    }
     assert gone["whole"]["rate"] == "1/h"
     assert [tier["group"] for tier in gone["whole"]["tiers"]] == ["free", "pro"]
     assert (gone["203.0.113.9"]["rule"], gone["203.0.113.9"]["reason"]) == ("whole", "why")
@@ -231,14 +254,21 @@ def test_a_proxy_of_ours_is_ours() -> None:
 
 
 def test_other_models_of_the_site_are_left_alone() -> None:
-    """Their rows are deleted without being loaded, as Django does it without us, and no code of ours hears of them."""
+    """Their rows are deleted without being loaded, as Django does it without us, and no code of
+    ours hears of them.
+    """
     soon = timezone.now() + datetime.timedelta(days=1)
     Session.objects.bulk_create(
-        Session(session_key=f"{number:040}", session_data="", expire_date=soon) for number in range(20_000)
+        Session(session_key=f"{number:040}", session_data="", expire_date=soon)
+        for number in range(20_000)
     )
     with CaptureQueriesContext(connection) as captured:
         assert Session.objects.all().delete()[0] == 20_000
-    assert [query["sql"] for query in captured] == ["BEGIN", 'DELETE FROM "django_session"', "COMMIT"]
+    assert [query["sql"] for query in captured] == [
+        "BEGIN",
+        'DELETE FROM "django_session"',
+        "COMMIT",
+    ]
     assert Collector("default").can_fast_delete(Session.objects.all())
     assert Collector("default").can_fast_delete(RateLimitChange.objects.all())
     for model in apps.get_models():
@@ -250,7 +280,9 @@ def test_a_migration_that_nobody_told_of_is_published() -> None:
     """What a migration does with its own historical models holds when all migrations are done."""
     rule("search", path="", limit=50)
     historical = (
-        MigrationExecutor(connection).loader.project_state().apps.get_model("django_ratelimit_lua", "RateLimitRule")
+        MigrationExecutor(connection)
+        .loader.project_state()
+        .apps.get_model("django_ratelimit_lua", "RateLimitRule")
     )
     historical.objects.update(limit=40)  # Which sends no signal.
     emit_post_migrate_signal(0, False, "default", plan=[(Migration("0001", "anything"), False)])

@@ -1,4 +1,5 @@
-"""What strangers can make a process remember: bounded in entries and in bytes, whatever they send."""
+"""What strangers can make a process remember: bounded in entries and in bytes, whatever
+they send."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ from tests.kept import import_all, kept
 from tests.parts import set_part
 
 MANY, BOUND, FEW = 1_500, 500, 400
-"""So many are sent of each kind, and there is room for so many; `FEW` where only an `lru_cache` bounds them."""
+"""So many are sent of each kind, and there is room for so many; `FEW` where only an `lru_cache`
+bounds them.
+"""
 LONG = "sent" * 5_000  # As no setting of another test is.
 MAX_LENGTH = 3_000
 """Characters of a text that may be kept."""
@@ -42,7 +45,9 @@ more_room: dict[str, int] = {}
 """How many entries there may be where a way leads through these words."""
 before_weighing: list[Callable[[], object]] = []
 
-away = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+away = {
+    "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+}
 factory = RequestFactory()
 limiters: list[RateLimiter] = []
 """Those that go on living, as at the top of a module."""
@@ -84,8 +89,12 @@ def set_small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(found, "most", BOUND)
     monkeypatch.setattr("django_ratelimit_lua.engine.counters.MAX_IDENTITIES", BOUND)
     monkeypatch.setattr("django_ratelimit_lua.rules.paths._REMEMBERED", BOUND)
-    monkeypatch.setattr(callables, "known", dict(callables.known))  # What is named here is checked by no other test.
-    monkeypatch.setattr("django_ratelimit_lua.conf.callables.MAX_ENTRIES", max(BOUND, len(callables.known)))
+    monkeypatch.setattr(
+        callables, "known", dict(callables.known)
+    )  # What is named here is checked by no other test.
+    monkeypatch.setattr(
+        "django_ratelimit_lua.conf.callables.MAX_ENTRIES", max(BOUND, len(callables.known))
+    )
     monkeypatch.setattr(KnownCallSites, "MAX_ENTRIES", max(BOUND, len(known_call_sites)))
 
 
@@ -164,13 +173,25 @@ def overrides() -> None:
 
 def subjects() -> None:
     for number in range(MANY):
-        call = Call([], revision=Revision(1, ""), fence=b"f", subjects=[Subject(digest(str(number)))])
+        call = Call(
+            [], revision=Revision(1, ""), fence=b"f", subjects=[Subject(digest(str(number)))]
+        )
         freshness.confirm_call(call, 0.0)
 
 
 WITHOUT_REDIS = (
-    leased, in_parts, in_an_outage, one_in_an_outage, paths, addresses, groups, keys, short_lived, overrides, subjects,
-)  # fmt: skip
+    leased,
+    in_parts,
+    in_an_outage,
+    one_in_an_outage,
+    paths,
+    addresses,
+    groups,
+    keys,
+    short_lived,
+    overrides,
+    subjects,
+)
 
 
 def size_of(found: Any) -> int | None:
@@ -183,8 +204,9 @@ def size_of(found: Any) -> int | None:
 
 
 def weigh(sizes: dict[int, int]) -> tuple[int, list[str]]:
-    """The bytes of everything that is kept, and what is too large: containers that have grown beyond what was in them,
-    and texts that were sent."""
+    """The bytes of everything that is kept, and what is too large: containers that have grown
+    beyond what was in them, and texts that were sent.
+    """
     for settle in before_weighing:
         settle()
     gc.collect()
@@ -202,11 +224,16 @@ def weigh(sizes: dict[int, int]) -> tuple[int, list[str]]:
 
 
 @pytest.mark.usefixtures("little_room")
-@pytest.mark.parametrize("attacks", [(refused,), WITHOUT_REDIS], ids=["Redis is there", "Redis is away"])
-def test_whatever_is_sent_what_is_kept_is_bounded(attacks: tuple[Callable[[], None], ...], settings: Any) -> None:
-    """Three times as many of each kind as there is room for, some of 20,000 characters: no container of the package
-    grows beyond its bound, no long text is kept, and all stays small. Containers are found by walking from the modules,
-    so that none is missed."""
+@pytest.mark.parametrize(
+    "attacks", [(refused,), WITHOUT_REDIS], ids=["Redis is there", "Redis is away"]
+)
+def test_whatever_is_sent_what_is_kept_is_bounded(
+    attacks: tuple[Callable[[], None], ...], settings: Any
+) -> None:
+    """Three times as many of each kind as there is room for, some of 20,000 characters: no
+    container of the package grows beyond its bound, no long text is kept, and all stays small.
+    Containers are found by walking from the modules, so that none is missed.
+    """
     import_all()
     settings.RATELIMIT_RULES = [{"name": "api", "path": "/api/", "key": "path", "rate": "0/h"}]
     settings.RATELIMIT_TRUSTED_PROXIES = 1
@@ -214,7 +241,9 @@ def test_whatever_is_sent_what_is_kept_is_bounded(attacks: tuple[Callable[[], No
     if attacks is WITHOUT_REDIS:
         settings.CACHES = away
     start_fresh()
-    sizes = {id(found): entries for _, found in kept(limiters) if (entries := size_of(found)) is not None}
+    sizes = {
+        id(found): entries for _, found in kept(limiters) if (entries := size_of(found)) is not None
+    }
     before, _ = weigh(dict(sizes))
     for attack in attacks:
         attack()
@@ -224,19 +253,30 @@ def test_whatever_is_sent_what_is_kept_is_bounded(attacks: tuple[Callable[[], No
 
 
 def test_a_long_name_is_shortened_and_none_is_another() -> None:
-    """Limits whose names differ after 500 characters count apart; an override keeps what is counted under the name."""
-    first, second = (RateLimiter(f"{LONG}{number}", "1/h", algorithm="token_bucket") for number in (1, 2))
-    assert [first.hit("x").allowed, second.hit("x").allowed, first.hit("x").allowed] == [True, True, False]
+    """Limits whose names differ after 500 characters count apart; an override keeps what is counted
+    under the name.
+    """
+    first, second = (
+        RateLimiter(f"{LONG}{number}", "1/h", algorithm="token_bucket") for number in (1, 2)
+    )
+    assert [first.hit("x").allowed, second.hit("x").allowed, first.hit("x").allowed] == [
+        True,
+        True,
+        False,
+    ]
     limit = first.limits[0]
     assert len(limit.name) == 500
     assert limit.at(limit.rate, 5).key_part == limit.key_part
 
 
 def test_a_limiter_keeps_no_rules_that_are_not_in_force(settings: Any) -> None:
-    """However many limiters there are that were asked once: a thousand rules take about a megabyte."""
+    """However many limiters there are that were asked once: a thousand rules take about a
+    megabyte."""
     seen: list[weakref.ref[Any]] = []
     for number in range(10):
-        settings.RATELIMIT_RULES = [{"name": f"rule {number}", "path": "/", "key": "ip", "rate": "5/h"}]
+        settings.RATELIMIT_RULES = [
+            {"name": f"rule {number}", "path": "/", "key": "ip", "rate": "5/h"}
+        ]
         assert limiter(f"seldom {number}", "5/h").hit("ada")
         seen.append(weakref.ref(current()))
     gc.collect()

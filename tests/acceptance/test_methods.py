@@ -1,4 +1,5 @@
-"""Which methods a limit counts: GET means GET and HEAD, and a name that is no method is an error."""
+"""Which methods a limit counts: GET means GET and HEAD, and a name that is no method is
+an error."""
 
 from __future__ import annotations
 
@@ -87,12 +88,26 @@ def site(settings: Any) -> None:
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     settings.RATELIMIT_RULES = [
         {"name": "ruled", "path": "/ruled", "method": "GET", "key": "ip", "rate": "2/m"},
-        {"name": f"{__name__}.retuned", "group": f"{__name__}.retuned", "method": "GET", "key": "ip", "rate": "2/m"},
+        {
+            "name": f"{__name__}.retuned",
+            "group": f"{__name__}.retuned",
+            "method": "GET",
+            "key": "ip",
+            "rate": "2/m",
+        },
     ]
     runs.clear()
 
 
-EVERYWHERE = ["/function", "/coroutine", "/on-method", "/on-class", "/throttled", "/ruled", "/retuned"]
+EVERYWHERE = [
+    "/function",
+    "/coroutine",
+    "/on-method",
+    "/on-class",
+    "/throttled",
+    "/ruled",
+    "/retuned",
+]
 
 
 def asked(where: str, methods: list[str], kind: str) -> list[int]:
@@ -110,7 +125,9 @@ def asked(where: str, methods: list[str], kind: str) -> list[int]:
 @pytest.mark.parametrize("where", EVERYWHERE)
 @pytest.mark.parametrize("first", ["get", "head"])
 def test_who_counts_get_counts_head(where: str, kind: str, first: str) -> None:
-    """One count for both, in decorators, rules and throttles, whichever comes first: the view runs twice of four."""
+    """One count for both, in decorators, rules and throttles, whichever comes first: the view runs
+    twice of four.
+    """
     methods = ["get", "head"] if first == "get" else ["head", "get"]
     assert asked(where, [*methods, *methods], kind) == [200, 200, 429, 429]
     assert runs == [method.upper() for method in methods]
@@ -122,7 +139,11 @@ def test_head_named_by_itself_is_head_alone(rf: RequestFactory) -> None:
     assert [head(rf.get("/")).status_code for _ in range(3)] == [200, 200, 200]
     assert [head(rf.head("/")).status_code for _ in range(2)] == [200, 429]
     posts = ratelimit("posts", "ip", "0/m", ["POST", "OPTIONS"])(ok)
-    assert [posts(rf.head("/")).status_code, posts(rf.get("/")).status_code, posts(rf.post("/")).status_code] == [
+    assert [
+        posts(rf.head("/")).status_code,
+        posts(rf.get("/")).status_code,
+        posts(rf.post("/")).status_code,
+    ] == [
         200,
         200,
         429,
@@ -142,7 +163,9 @@ def test_a_throttle_may_give_head_a_rate_of_its_own() -> None:
 
 
 def test_django_ratelimits_functions_count_head_with_get(rf: RequestFactory) -> None:
-    """`is_ratelimited` and `get_usage` with `method="GET"`, and GET and HEAD written out are the same count."""
+    """`is_ratelimited` and `get_usage` with `method="GET"`, and GET and HEAD written out are the
+    same count.
+    """
     asked = {"group": "theirs", "key": "ip", "rate": "2/m"}
     assert not is_ratelimited(rf.head("/"), method="GET", increment=True, **asked)
     assert not is_ratelimited(rf.get("/"), method=["HEAD", "GET"], increment=True, **asked)

@@ -88,7 +88,9 @@ def test_a_rule_limits_what_it_is_about(kind: str, address: str, settings: Any) 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_paths_methods_and_routes(kind: str, settings: Any) -> None:
-    """Prefixes, globs, lists of them, URL names with their namespaces; each rule is a count of its own."""
+    """Prefixes, globs, lists of them, URL names with their namespaces; each rule is a count of its
+    own.
+    """
     settings.RATELIMIT_RULES = [
         {"name": "prefix", "path": "/o", "key": "ip", "rate": "1/m"},
         {"name": "glob", "path": ["/nothing/", "/a*k"], "key": "ip", "rate": "2/m"},
@@ -161,7 +163,9 @@ def test_other_exceptions_are_not_ours(rf: RequestFactory) -> None:
 
 def test_shadow_rules_only_watch(settings: Any) -> None:
     """Counted and decided, never refused."""
-    settings.RATELIMIT_RULES = [{"name": "watch", "path": "/", "key": "ip", "rate": "1/m", "mode": "shadow"}]
+    settings.RATELIMIT_RULES = [
+        {"name": "watch", "path": "/", "key": "ip", "rate": "1/m", "mode": "shadow"}
+    ]
     assert get("/ok", 3) == [200] * 3
 
 
@@ -189,13 +193,15 @@ def person(**attributes: Any) -> Any:
 )
 def test_audiences(kind: str, audience: str, limited: str, settings: Any) -> None:
     """Who a rule is about: a(nonymous), p(erson), s(taff)."""
-    settings.RATELIMIT_RULES = [{"name": "who", "path": "/", "audience": audience, "key": "ip", "rate": "0/s"}]
+    settings.RATELIMIT_RULES = [
+        {"name": "who", "path": "/", "audience": audience, "key": "ip", "rate": "0/s"}
+    ]
     staff = person()
     staff.is_staff = True
     users = {"a": AnonymousUser(), "p": person(), "s": staff}
-    assert "".join(letter for letter, user in sorted(users.items()) if status(user, kind) == 429) == "".join(
-        sorted(limited)
-    )
+    assert "".join(
+        letter for letter, user in sorted(users.items()) if status(user, kind) == 429
+    ) == "".join(sorted(limited))
 
 
 def status(user: Any, kind: str) -> int:
@@ -216,8 +222,12 @@ def status(user: Any, kind: str) -> int:
     return RateLimitMiddleware(ok)(plain).status_code
 
 
-def test_an_asynchronous_request_never_goes_through_a_thread(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rules about addresses, users and audiences, early and late, and a decorated view: all on the event loop."""
+def test_an_asynchronous_request_never_goes_through_a_thread(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rules about addresses, users and audiences, early and late, and a decorated view: all on the
+    event loop.
+    """
     from asgiref.sync import AsyncToSync, SyncToAsync, iscoroutinefunction
 
     def adapted(*args: Any, **kwargs: Any) -> None:
@@ -253,7 +263,9 @@ def test_an_asynchronous_request_never_goes_through_a_thread(settings: Any, monk
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_django_group_is_an_audience(kind: str, settings: Any) -> None:
     """Looked up in the database, under both handlers."""
-    settings.RATELIMIT_RULES = [{"name": "free", "path": "/", "audience": "group:free", "key": "user", "rate": "0/s"}]
+    settings.RATELIMIT_RULES = [
+        {"name": "free", "path": "/", "audience": "group:free", "key": "user", "rate": "0/s"}
+    ]
     free, paying = (User.objects.create(username=name) for name in ("free", "paying"))
     free.groups.add(Group.objects.create(name="free"))
     assert [status(user, kind) for user in (free, paying, AnonymousUser())] == [429, 200, 200]
@@ -263,8 +275,11 @@ def test_a_django_group_is_an_audience(kind: str, settings: Any) -> None:
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("order", ["in front", "behind"])
 def test_in_front_of_or_behind_the_authentication(kind: str, order: str, settings: Any) -> None:
-    """Rules about users are decided when the user is known; others at once, and each counts once."""
-    settings.MIDDLEWARE = [MIDDLEWARE, *AUTHENTICATION] if order == "in front" else [*AUTHENTICATION, MIDDLEWARE]
+    """Rules about users are decided when the user is known; others at once, and each
+    counts once."""
+    settings.MIDDLEWARE = (
+        [MIDDLEWARE, *AUTHENTICATION] if order == "in front" else [*AUTHENTICATION, MIDDLEWARE]
+    )
     settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
     settings.RATELIMIT_RULES = [
         {"name": "ip", "path": "/", "key": "ip", "rate": "3/m"},
@@ -314,7 +329,9 @@ def test_switched_off_no_rule_applies(settings: Any) -> None:
         ({"name": "x", "key": "ip", "rate": "5/m", "method": 7}, "method is 7"),
     ],
 )
-def test_a_rule_that_makes_no_sense_is_an_error(rule: Any, message: str, settings: Any, no_others: None) -> None:
+def test_a_rule_that_makes_no_sense_is_an_error(
+    rule: Any, message: str, settings: Any, no_others: None
+) -> None:
     """It names the rule and the field, at `check` and when it is used."""
     with pytest.raises(ImproperlyConfigured, match=message):
         compile_rule(rule)

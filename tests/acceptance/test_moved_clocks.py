@@ -55,15 +55,27 @@ def test_a_calendar_limit_admits_n_whatever_the_clocks_of_hosts_say(
     if abs(seconds) == DAY and align == "day":
         seconds //= 2  # The two hosts are in the same or in neighboring days.
     limiter = RateLimiter(
-        f"{align}{seconds}", RATES[align], algorithm="fixed_window", align=align, time_zone=zone_at_noon()
+        f"{align}{seconds}",
+        RATES[align],
+        algorithm="fixed_window",
+        align=align,
+        time_zone=zone_at_noon(),
     )
 
     def hits(client: str, seconds: int) -> int:
         monkeypatch.setattr(call, "time", WrongClock(seconds))
         return sum(bool(limiter.hit(client)) for _ in range(4))
 
-    assert [hits("right first", 0), hits("right first", seconds), hits("right first", 0)] == [4, 1, 0]
-    assert [hits("wrong first", seconds), hits("wrong first", 0), hits("wrong first", seconds)] == [4, 1, 0]
+    assert [hits("right first", 0), hits("right first", seconds), hits("right first", 0)] == [
+        4,
+        1,
+        0,
+    ]
+    assert [hits("wrong first", seconds), hits("wrong first", 0), hits("wrong first", seconds)] == [
+        4,
+        1,
+        0,
+    ]
     assert [hits("only wrong", seconds), hits("only wrong", seconds)] == [4, 1]
     for client in ("right first", "wrong first", "only wrong"):
         for clock in (0, seconds):
@@ -75,8 +87,11 @@ def test_a_calendar_limit_admits_n_whatever_the_clocks_of_hosts_say(
 
 @pytest.mark.parametrize("align", list(RATES))
 @pytest.mark.parametrize("days", [100, 365, 15_000])
-def test_a_server_clock_that_was_far_ahead_locks_nobody_out_of_a_calendar_limit(align: str, days: int) -> None:
-    """What was counted stays counted in the window that is current when the clock is right again."""
+def test_a_server_clock_that_was_far_ahead_locks_nobody_out_of_a_calendar_limit(
+    align: str, days: int
+) -> None:
+    """What was counted stays counted in the window that is current when the clock is
+    right again."""
     ask = Asker(RateLimiter("ahead", RATES[align], algorithm="fixed_window", align=align).limits[0])
     longest = {"day": 1, "week": 7, "month": 31}[align] * DAY
     assert [bool(ask(START + days * DAY * 10**6)) for _ in range(6)] == [True] * 5 + [False]
@@ -96,13 +111,18 @@ def test_a_turn_ends_though_the_servers_clock_was_set_back(
     done: list[str] = []
     monkeypatch.setattr(triggers, "publish", lambda **options: done.append("publishing"))
     monkeypatch.setattr(provider, "database", "of the tests")
-    monkeypatch.setattr(triggers, "_pause", 0.0)  # An earlier test may have left something to publish.
+    monkeypatch.setattr(
+        triggers, "_pause", 0.0
+    )  # An earlier test may have left something to publish.
     monkeypatch.setattr(triggers.problems, "unpublished", "")
     assert_turn_ends(triggers._look, triggers._turn_key(), done, direct)
 
 
-def assert_turn_ends(look: Callable[[], object], key: bytes, done: list[str], direct: redis.Redis) -> None:
-    """A process has the turn once, and once more after the server's clock was set back by a year."""
+def assert_turn_ends(
+    look: Callable[[], object], key: bytes, done: list[str], direct: redis.Redis
+) -> None:
+    """A process has the turn once, and once more after the server's clock was set back by
+    a year."""
     look()
     lifetime = direct.pttl(key)
     look()
@@ -114,7 +134,9 @@ def assert_turn_ends(look: Callable[[], object], key: bytes, done: list[str], di
     assert direct.pttl(key) <= lifetime + 1000
 
 
-def test_a_process_that_died_before_the_clock_was_set_back_is_not_counted(direct: redis.Redis, prefix: str) -> None:
+def test_a_process_that_died_before_the_clock_was_set_back_is_not_counted(
+    direct: redis.Redis, prefix: str
+) -> None:
     """Its entry is from the future: it would stay until the clock has caught up."""
     beat = Heartbeat()
     assert beat.beat() == 1
@@ -124,7 +146,8 @@ def test_a_process_that_died_before_the_clock_was_set_back_is_not_counted(direct
     beat.beat()
     assert direct.zscore(listed, "dead") is None
     assert direct.zcard(weights) == 1
-    # Other processes may be missing now: the register begins anew, so that no share grows too early.
+    # Other processes may be missing now: the register begins anew, so that no share grows too
+    # early.
     assert abs(float(direct.get(began).split()[0]) - time.time()) < 60
 
 
@@ -134,7 +157,10 @@ def test_slots_of_a_host_whose_clock_is_hours_behind_are_listed(
     """Processes that have ended are not, however young they are."""
     settings.RATELIMIT_SLOT_SECONDS = 4
     listed = f"{prefix}{{rules}}:slots"
-    direct.set(f"{listed}:behind", json.dumps({"host": "h", "pid": 1, "slots": [], "in_flight": {"exports": 3}}))
+    direct.set(
+        f"{listed}:behind",
+        json.dumps({"host": "h", "pid": 1, "slots": [], "in_flight": {"exports": 3}}),
+    )
     direct.zadd(listed, {"behind": time.time() - 7 * 3600, "ended": time.time()})
     exports = RateLimiter("exports", "5", algorithm="concurrency")
     with exports.slot("ada"):

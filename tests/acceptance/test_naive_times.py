@@ -58,8 +58,15 @@ def test_overrides_begin_and_end_when_they_say() -> None:
     for number, (starts, ends) in enumerate(
         ((now - hour, now + hour), (None, now - hour), (now + hour, None), (None, now + hour)), 1
     ):
-        RateLimitOverride.objects.create(network=f"203.0.113.{number}", effect="block", starts=starts, ends=ends)
-    assert [get(REMOTE_ADDR=f"203.0.113.{number}") for number in range(1, 5)] == [[429], [200], [200], [429]]
+        RateLimitOverride.objects.create(
+            network=f"203.0.113.{number}", effect="block", starts=starts, ends=ends
+        )
+    assert [get(REMOTE_ADDR=f"203.0.113.{number}") for number in range(1, 5)] == [
+        [429],
+        [200],
+        [200],
+        [429],
+    ]
     assert RateLimitOverride.objects.active().count() == 2
     retry_after = int(Client(REMOTE_ADDR="203.0.113.4").get("/ok")["Retry-After"])
     assert 3500 <= retry_after <= 3600
@@ -88,15 +95,29 @@ def test_the_admin_shows_and_saves(root: Client) -> None:
     """Lists, forms, filters, history, the inspector: with times and without."""
     saved = rule(limit=100)
     pages = [admin(f"{page}_changelist") for page in PAGES]
-    pages += [admin("ratelimitoverride_changelist") + "?active=yes", admin("ratelimitrule_change", saved.pk)]
-    pages += [admin("ratelimitrule_history", saved.pk), admin("ratelimitoverride_add") + "?starts=2030-01-01"]
+    pages += [
+        admin("ratelimitoverride_changelist") + "?active=yes",
+        admin("ratelimitrule_change", saved.pk),
+    ]
+    pages += [
+        admin("ratelimitrule_history", saved.pk),
+        admin("ratelimitoverride_add") + "?starts=2030-01-01",
+    ]
     assert [root.get(page).status_code for page in pages] == [200] * len(pages)
-    given = {"network": "203.0.113.9", "effect": "block", "period": 1, "unit": "m", "duration": "3600"}
+    given = {
+        "network": "203.0.113.9",
+        "effect": "block",
+        "period": 1,
+        "unit": "m",
+        "duration": "3600",
+    }
     assert root.post(admin("ratelimitoverride_add"), given).status_code == 302
     assert get(REMOTE_ADDR="203.0.113.9") == [429]
     made = RateLimitOverride.objects.get()
     assert made.ends is not None
-    assert abs(made.ends - timezone.now() - datetime.timedelta(hours=1)) < datetime.timedelta(minutes=1)
+    assert abs(made.ends - timezone.now() - datetime.timedelta(hours=1)) < datetime.timedelta(
+        minutes=1
+    )
     given |= {"duration": "", "ends_0": "2999-12-31", "ends_1": "12:00:00"}
     assert root.post(admin("ratelimitoverride_change", made.pk), given).status_code == 302
     made.refresh_from_db()

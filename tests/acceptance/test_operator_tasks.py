@@ -1,7 +1,8 @@
-"""What an operator does under pressure, in a real browser, in so many clicks; then, a real request shows its effect.
+"""What an operator does under pressure, in a real browser, in so many clicks; then, a real request
+shows its effect.
 
-A click is a press of a link or a button, or a choice in a list; typing is none. Each task begins at the admin's index,
-logged in, and takes as many clicks as docs/rules.rst says.
+A click is a press of a link or a button, or a choice in a list; typing is none. Each task begins at
+the admin's index, logged in, and takes as many clicks as docs/rules.rst says.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from tests.acceptance.test_admin_browser import complaints, fill, goes_on, log_i
 from tests.demo import ROOT, run_in, screenshot, start
 
 DOCS = (ROOT / "docs" / "rules.rst").read_text(encoding="utf-8")
-CLICKS = {task: int(number) for task, number in re.findall(r"^   \* - (.+)\n     - (\d+)$", DOCS, re.MULTILINE)}
+CLICKS = {
+    task: int(number)
+    for task, number in re.findall(r"^   \* - (.+)\n     - (\d+)$", DOCS, re.MULTILINE)
+}
 PREPARED = """
 import datetime
 from django.utils import timezone
@@ -31,7 +35,7 @@ RateLimitChange.objects.filter(object_id=rule.pk).update(at=timezone.now() - dat
 rule.limit = 100
 rule.save()
 RateLimitRule.objects.create(name="tried out", path="/clock/", key="ip", limit=2, unit="h", mode="shadow")
-"""
+"""  # noqa: E501
 
 
 class Answer(NamedTuple):
@@ -54,7 +58,9 @@ class Site(NamedTuple):
         """A real request, from any address of this machine's own network."""
         place = urlsplit(self.address)
         assert place.hostname is not None
-        connection = http.client.HTTPConnection(place.hostname, place.port, source_address=(source, 0))
+        connection = http.client.HTTPConnection(
+            place.hostname, place.port, source_address=(source, 0)
+        )
         headers = {"Accept": "application/json"}
         if method == "POST":
             connection.request("GET", "/login/", headers=headers)
@@ -76,7 +82,9 @@ class Site(NamedTuple):
 
 
 class Hand:
-    """The operator's: counts its clicks, and has axe look at every page that it comes to, in the dark."""
+    """The operator's: counts its clicks, and has axe look at every page that it comes to, in the
+    dark.
+    """
 
     def __init__(self, browser: Any, site: Site, task: str) -> None:
         self.browser, self.site, self.task, self.clicks = browser, site, task, 0
@@ -84,7 +92,9 @@ class Hand:
         look(browser, site.width, site.height, site.scheme)
 
     def press(self, selector: str) -> None:
-        """Press what leads to another page; it is found by a CSS selector, or by the words of a link."""
+        """Press what leads to another page; it is found by a CSS selector, or by the words of a
+        link.
+        """
         how = "css selector" if re.search(r"[.#\[>]", selector) else "link text"
         self.press_on(self.browser.find_element(how, selector))
 
@@ -93,9 +103,13 @@ class Hand:
         self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
         goes_on(self.browser, element.click)
         self.clicks += 1
-        if self.site.scheme == "dark":  # In the light, test_every_page_can_be_used_by_everyone looks at most of them.
+        if (
+            self.site.scheme == "dark"
+        ):  # In the light, test_every_page_can_be_used_by_everyone looks at most of them.
             assert problems_of(self.browser) == []
-        name = f"task-{self.task.replace(' ', '-')}-{self.clicks}-{self.site.width}-{self.site.scheme}"
+        name = (
+            f"task-{self.task.replace(' ', '-')}-{self.clicks}-{self.site.width}-{self.site.scheme}"
+        )
         screenshot(self.browser, name)
         assert self.browser.execute_script(
             "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
@@ -120,7 +134,9 @@ SCREENS = {"desktop": (1280, 900, "light"), "phone": (390, 844, "dark")}
 
 
 @pytest.fixture(scope="module", params=SCREENS)
-def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     database = tmp_path_factory.mktemp("demo") / "db.sqlite3"
     process, address, redis_url = start(EXAMPLE_DATABASE=str(database))
     run_in(database, redis_url, PREPARED)
@@ -135,7 +151,9 @@ def hand_for(browser: Any, site: Site) -> Callable[[str], Hand]:
 
 
 def test_a_limit_of_the_code_is_lowered(site: Site, hand_for: Callable[[str], Hand]) -> None:
-    """500 an hour become 4; the 10 a second of the same call site stay, as the answers' headers say."""
+    """500 an hour become 4; the 10 a second of the same call site stay, as the answers' headers
+    say.
+    """
     assert site.statuses("/search/", 5) == [200] * 5
     hand = hand_for("lower a limit of the code")
     hand.press(".model-ratelimitrule th a")
@@ -144,15 +162,22 @@ def test_a_limit_of_the_code_is_lowered(site: Site, hand_for: Callable[[str], Ha
     fill(hand.browser, more_rates="4/h")
     hand.press("[name=_save]")
     hand.is_done()
-    assert site.statuses("/search/", 2) == [429] * 2  # The rule goes on with the five that were counted.
+    assert (
+        site.statuses("/search/", 2) == [429] * 2
+    )  # The rule goes on with the five that were counted.
     policies = site.ask("/search/").headers["RateLimit-Policy"]
     assert {("10", "1"), ("4", "3600")} <= set(re.findall(r"q=(\d+);w=(\d+)", policies))
 
 
-def test_a_customer_locked_out_at_login_is_let_in(site: Site, hand_for: Callable[[str], Hand]) -> None:
+def test_a_customer_locked_out_at_login_is_let_in(
+    site: Site, hand_for: Callable[[str], Hand]
+) -> None:
     """By what support is told: name and address. Then the right password opens."""
     customer = "127.0.3.3"
-    guesses = [site.ask("/login/", "POST", customer, username="ada", password="guess").status for _ in range(6)]
+    guesses = [
+        site.ask("/login/", "POST", customer, username="ada", password="guess").status
+        for _ in range(6)
+    ]
     assert guesses == [200] * 5 + [429]
     assert site.ask("/login/", "POST", customer, username="ada", password="lovelace").status == 429
     hand = hand_for("unblock a customer who is locked out at login")
@@ -187,7 +212,9 @@ def test_a_network_is_blocked_for_an_hour(site: Site, hand_for: Callable[[str], 
 def test_a_reference_tells_what_refused(site: Site, hand_for: Callable[[str], Hand]) -> None:
     """Read aloud by who was refused: the limit that refused."""
     visitor = "127.0.6.6"
-    answers = [site.ask("/login/", "POST", visitor, username="eve", password="guess") for _ in range(6)]
+    answers = [
+        site.ask("/login/", "POST", visitor, username="eve", password="guess") for _ in range(6)
+    ]
     refused = answers[-1]
     assert refused.status == 429
     hand = hand_for("find what refused somebody, by the reference")
@@ -200,7 +227,9 @@ def test_a_reference_tells_what_refused(site: Site, hand_for: Callable[[str], Ha
 
 
 def test_a_rule_of_the_settings_is_taken_over(site: Site, hand_for: Callable[[str], Hand]) -> None:
-    """Everything but the numbers stays as it is: it still looks for scanners, and leaves others alone."""
+    """Everything but the numbers stays as it is: it still looks for scanners, and leaves others
+    alone.
+    """
     scanner = "127.0.7.7"
     assert site.statuses("/wp-login.php", 3, scanner) == [404] * 3
     hand = hand_for("take over a rule of the settings")
@@ -220,7 +249,11 @@ def test_the_version_of_yesterday_is_restored(site: Site, hand_for: Callable[[st
     hand = hand_for("restore the version of yesterday")
     hand.press(".model-ratelimitchange th a")
     rows = hand.browser.find_elements("css selector", "#result_list tbody tr")
-    (yesterday,) = [row for row in rows if "addresses" in row.text and "2 per hour" in row.text and "→" not in row.text]
+    (yesterday,) = [
+        row
+        for row in rows
+        if "addresses" in row.text and "2 per hour" in row.text and "→" not in row.text
+    ]
     hand.press_on(yesterday.find_element("css selector", "th a"))
     hand.press(".ratelimit-tool button")
     assert "is restored: 2 per hour" in hand.text(".messagelist")

@@ -30,7 +30,9 @@ async def afailed(request: HttpRequest, outcome: Any) -> bool:
 
 
 def answer(request: HttpRequest) -> HttpResponse:
-    """A login: the right password is redirected, a wrong one gets its form back, a broken one raises."""
+    """A login: the right password is redirected, a wrong one gets its form back, a broken one
+    raises.
+    """
     password = request.GET.get("password")
     if password == "broken":
         raise ValueError(password)
@@ -38,7 +40,10 @@ def answer(request: HttpRequest) -> HttpResponse:
 
 
 def ask(view: Any, *passwords: str) -> list[int]:
-    return [view(RequestFactory().get("/", {"password": password})).status_code for password in passwords]
+    return [
+        view(RequestFactory().get("/", {"password": password})).status_code
+        for password in passwords
+    ]
 
 
 @pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
@@ -52,7 +57,9 @@ def test_only_what_counts_counts(algorithm: str) -> None:
 
 
 def test_a_hundred_parallel_guesses_meet_five(rf: RequestFactory) -> None:
-    """Five reach the view. The next password that gets through, a right one, clears what still counts."""
+    """Five reach the view. The next password that gets through, a right one, clears what still
+    counts.
+    """
     reached, gate = [], threading.Barrier(100)
 
     def guess(request: HttpRequest) -> HttpResponse:
@@ -81,13 +88,22 @@ def test_a_hundred_parallel_guesses_meet_five(rf: RequestFactory) -> None:
 def test_one_right_password_clears_the_failures() -> None:
     """`reset_if`: four failures, a success, and there are five tries again."""
     login = ratelimit("login", "ip", "5/15m", count_if=failed, reset_if=succeeded)(answer)
-    assert ask(login, *["wrong"] * 4, "right", *["wrong"] * 6) == [200] * 4 + [302] + [200] * 5 + [429]
+    assert ask(login, *["wrong"] * 4, "right", *["wrong"] * 6) == [200] * 4 + [302] + [200] * 5 + [
+        429
+    ]
 
 
 def test_coroutines_settle_too() -> None:
     """With plain predicates and coroutines, also when the view raises."""
 
-    @ratelimit("login", "ip", "3/15m", count_if=afailed, reset_if=succeeded, cost_after=lambda request, outcome: 0)
+    @ratelimit(
+        "login",
+        "ip",
+        "3/15m",
+        count_if=afailed,
+        reset_if=succeeded,
+        cost_after=lambda request, outcome: 0,
+    )
     async def login(request: HttpRequest) -> HttpResponse:
         await asyncio.sleep(0)
         return answer(request)
@@ -96,14 +112,22 @@ def test_coroutines_settle_too() -> None:
         found = []
         for password in passwords:
             try:
-                found.append((await login(RequestFactory().get("/", {"password": password}))).status_code)
+                found.append(
+                    (await login(RequestFactory().get("/", {"password": password}))).status_code
+                )
             except ValueError:
                 found.append("raised")
         return found
 
     assert asyncio.run(asked("wrong", "broken", "right", "wrong", "broken", "wrong", "right")) == [
-        200, "raised", 302, 200, "raised", 200, 429,
-    ]  # fmt: skip
+        200,
+        "raised",
+        302,
+        200,
+        "raised",
+        200,
+        429,
+    ]
 
 
 def test_an_asynchronous_predicate_on_a_plain_view() -> None:
@@ -114,7 +138,9 @@ def test_an_asynchronous_predicate_on_a_plain_view() -> None:
 
 @pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
 def test_a_cost_known_only_afterwards(algorithm: str) -> None:
-    """Charged after, once for each request, even beyond the limit; then others wait until it is worked off."""
+    """Charged after, once for each request, even beyond the limit; then others wait until it is
+    worked off.
+    """
     export = ratelimit(
         "export",
         "ip",
@@ -128,7 +154,9 @@ def test_a_cost_known_only_afterwards(algorithm: str) -> None:
 
 def test_a_cost_afterwards_is_charged_once_for_a_request(rf: RequestFactory) -> None:
     """Also if the request goes through the view again."""
-    export = ratelimit("export", "ip", "100/h", cost=1, cost_after=lambda request, outcome: 10)(answer)
+    export = ratelimit("export", "ip", "100/h", cost=1, cost_after=lambda request, outcome: 10)(
+        answer
+    )
     request = rf.get("/")
     for used in (1, 12):
         export(request)
@@ -143,7 +171,9 @@ def test_a_cost_afterwards_is_a_whole_number() -> None:
     with pytest.raises(LimitError, match="cost_after gave -1"):
         ask(view, "x")
     huge = ratelimit("x", "ip", "10/h", cost_after=lambda request, outcome: 2**53 + 1)(answer)
-    with pytest.raises(LimitError, match="cost_after gave 9007199254740993: must be a whole number from 0 to"):
+    with pytest.raises(
+        LimitError, match="cost_after gave 9007199254740993: must be a whole number from 0 to"
+    ):
         ask(huge, "x")
     with pytest.raises(LimitError, match="x: cost is a number of more than 256 bits"):
         ask(ratelimit("x", "ip", "10/h", cost=lambda group, request: 2**100_000)(answer), "x")
@@ -177,7 +207,9 @@ def test_a_worker_that_dies_loses_its_unit_until_it_lapses() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     request = RequestFactory().get("/", {"password": "right"})
     view(answer)(request)
-    assert request.ratelimit.remaining == 0, "one for the dead, one for the living until its outcome was known"
+    assert request.ratelimit.remaining == 0, (
+        "one for the dead, one for the living until its outcome was known"
+    )
     time.sleep(1)
     assert ask(view(answer), "wrong", "wrong", "wrong") == [200, 200, 429]
 
@@ -187,14 +219,18 @@ def test_settled_where_redis_is_gone(settings: Any) -> None:
     view = ratelimit("x", "ip", "2/h", count_if=failed, reset_if=succeeded)
 
     def breaks(request: HttpRequest) -> HttpResponse:
-        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+        settings.CACHES = {
+            "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+        }
         return answer(request)
 
     assert ask(view(breaks), "right") == [302]
 
 
 def test_what_was_never_taken_is_not_given_back(settings: Any) -> None:
-    """Redis was gone for the request, and is back for its outcome: others' units stay where they are."""
+    """Redis was gone for the request, and is back for its outcome: others' units stay where they
+    are.
+    """
     here = settings.CACHES
     limiter = RateLimiter("x:*:ip:2/h", "2/h")
     limiter.hit(("ip", "127.0.0.1"))

@@ -1,4 +1,5 @@
-"""Which of several overrides counts: one order, for rules of every mode and where no rule applies."""
+"""Which of several overrides counts: one order, for rules of every mode and where no rule
+applies."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ EFFECTS = ("block", "exempt", "limit")
 
 def limits(request: HttpRequest) -> HttpResponse:
     found = getattr(request, "ratelimit", None)
-    return JsonResponse({state.name: state.limit for state in (found.limits if found is not None else ())})
+    return JsonResponse(
+        {state.name: state.limit for state in (found.limits if found is not None else ())}
+    )
 
 
 @ratelimit("site", "ip", "5/h")
@@ -43,15 +46,21 @@ class Throttled(APIView):
 
 
 urlpatterns = [
-    path("enforced/", limits), path("shadow/", limits), path("free/", limits), path("site/", at_a_call_site),
+    path("enforced/", limits),
+    path("shadow/", limits),
+    path("free/", limits),
+    path("site/", at_a_call_site),
     path("throttled/", Throttled.as_view()),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(autouse=True)
 def site(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = ["tests.users.logged_in", "django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.MIDDLEWARE = [
+        "tests.users.logged_in",
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ]
 
 
 @dataclass(frozen=True)
@@ -82,17 +91,22 @@ def row(said: Said, number: int, rule: RateLimitRule) -> RateLimitOverride:
         made.field = "header:X-API-Key"
         made.set_value(f"key {number}")
     else:
-        made.network = f"10.{number // 256}.{number % 256}.{'7' if said.subject == 'address' else '0/24'}"
+        made.network = (
+            f"10.{number // 256}.{number % 256}.{'7' if said.subject == 'address' else '0/24'}"
+        )
     return made
 
 
 def test_of_any_two_overrides_the_one_that_docs_name_counts() -> None:
-    """The more particular subject first, there what names the rule; a block for all rules also where none refuses.
+    """The more particular subject first, there what names the rule; a block for all rules also
+    where none refuses.
 
     The inspector says the same as the site.
     """
     rules = {
-        mode: RateLimitRule.objects.create(name=mode, path=f"/{mode}/", key="ip", limit=5, unit="h", mode=mode_of)
+        mode: RateLimitRule.objects.create(
+            name=mode, path=f"/{mode}/", key="ip", limit=5, unit="h", mode=mode_of
+        )
         for mode, mode_of in (("enforced", "enforce"), ("shadow", "shadow"))
     }
     every = [Said(*one) for one in itertools.product(SUBJECTS, (True, False), EFFECTS)]
@@ -102,9 +116,15 @@ def test_of_any_two_overrides_the_one_that_docs_name_counts() -> None:
         for where in ("enforced", "shadow")
         if where == "enforced" or not all(one.effect == "limit" for one in pair)
     ]
-    User.objects.bulk_create([User(pk=number, username=f"user {number}") for number in range(1, len(cases) + 1)])
+    User.objects.bulk_create(
+        [User(pk=number, username=f"user {number}") for number in range(1, len(cases) + 1)]
+    )
     RateLimitOverride.objects.bulk_create(
-        [row(one, number, rules[where]) for number, (where, pair) in enumerate(cases, 1) for one in pair]
+        [
+            row(one, number, rules[where])
+            for number, (where, pair) in enumerate(cases, 1)
+            for one in pair
+        ]
     )
     client = Client()
     for number, (where, pair) in enumerate(cases, 1):
@@ -124,7 +144,9 @@ def test_of_any_two_overrides_the_one_that_docs_name_counts() -> None:
 
 
 def test_a_block_for_all_goes_on_for_the_rules_that_nothing_else_is_said_of() -> None:
-    """Of two rules, an override for one lifts a block for all only there; so the request is refused."""
+    """Of two rules, an override for one lifts a block for all only there; so the request is
+    refused.
+    """
     first = RateLimitRule.objects.create(name="first", path="/", key="ip", limit=5, unit="h")
     RateLimitRule.objects.create(name="second", path="/enforced/", key="ip", limit=5, unit="h")
     RateLimitOverride.objects.create(network="10.0.0.0/8", effect="block")
@@ -136,7 +158,9 @@ def test_a_block_for_all_goes_on_for_the_rules_that_nothing_else_is_said_of() ->
 def test_a_rule_that_is_named_block_is_no_block() -> None:
     """What refuses whatever rule there is, is told by its effect and never by a name."""
     RateLimitRule.objects.create(name="block", path="/free/", key="ip", limit=5, unit="h")
-    RateLimitOverride.objects.create(network="10.0.0.7", effect="exempt", rule=RateLimitRule.objects.get())
+    RateLimitOverride.objects.create(
+        network="10.0.0.7", effect="exempt", rule=RateLimitRule.objects.get()
+    )
     RateLimitOverride.objects.create(network="10.0.0.8", limit=3, unit="h")
     for address in ("10.0.0.6", "10.0.0.7", "10.0.0.8"):
         found = explain(build_request("/free/", address=address))
@@ -170,24 +194,40 @@ def test_an_override_that_does_not_fit_a_limit_is_shown_as_skipped() -> None:
     assert Client(REMOTE_ADDR="10.0.0.7").get("/free/").json() == {"day": 5, "minute": 3}
     found = explain(build_request("/free/", address="10.0.0.7"))
     assert {met.name: met.is_skipped for met in found.met} == {"day": True, "minute": False}
-    assert said("explain", "--path", "/free/", "--ip", "10.0.0.7").count("skipped, as it does not fit") == 1
+    assert (
+        said("explain", "--path", "/free/", "--ip", "10.0.0.7").count("skipped, as it does not fit")
+        == 1
+    )
 
 
 def test_explain_names_what_it_does_not_look_at() -> None:
     """Throttles that count elsewhere, and a path that leads nowhere."""
     text = said("explain", "--path", "/throttled/")
-    assert "Not looked at: rest_framework.throttling.AnonRateThrottle, a throttle that counts elsewhere." in text
+    assert (
+        "Not looked at: rest_framework.throttling.AnonRateThrottle, a throttle that counts "
+        "elsewhere." in text
+    )
     assert "No URL pattern matches this path." in said("explain", "--path", "/nowhere/")
     assert explain(build_request("/free/")).notes == ()
 
 
-@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log"])
+@pytest.mark.parametrize(
+    "algorithm", ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log"]
+)
 @pytest.mark.parametrize("names_rule", [True, False])
-def test_another_limit_with_a_burst_is_kept_by_every_algorithm(algorithm: str, names_rule: bool) -> None:
+def test_another_limit_with_a_burst_is_kept_by_every_algorithm(
+    algorithm: str, names_rule: bool
+) -> None:
     """For all rules, the limit applies to each; the burst, to those that have one."""
-    rule = RateLimitRule.objects.create(name="api", path="/", key="ip", limit=50, unit="h", algorithm=algorithm)
-    RateLimitOverride.objects.create(network="10.0.0.7", limit=4, unit="h", burst=2, rule=rule if names_rule else None)
+    rule = RateLimitRule.objects.create(
+        name="api", path="/", key="ip", limit=50, unit="h", algorithm=algorithm
+    )
+    RateLimitOverride.objects.create(
+        network="10.0.0.7", limit=4, unit="h", burst=2, rule=rule if names_rule else None
+    )
     answers = [Client(REMOTE_ADDR="10.0.0.7").get("/free/") for _ in range(6)]
     assert answers[0].json() == {"api": 4}
     if algorithm != "leaky_bucket":  # Whose queue no view waits in for a quarter of an hour.
-        assert [answer.status_code for answer in answers].count(200) == (2 if algorithm == "token_bucket" else 4)
+        assert [answer.status_code for answer in answers].count(200) == (
+            2 if algorithm == "token_bucket" else 4
+        )

@@ -1,4 +1,6 @@
-"""Overrides name one subject each: a user, an address or network, the value of a field, or a client's digest."""
+"""Overrides name one subject each: a user, an address or network, the value of a field, or a
+client's digest.
+"""
 
 from __future__ import annotations
 
@@ -64,12 +66,20 @@ async def aok(request: HttpRequest) -> HttpResponse:
 login = ratelimit("login", ("ip", "post:username"), "2/h")(ok)
 by_function = ratelimit("partner", who, "1000/h")(ok)
 by_user = ratelimit("person", "user", "1000/h")(ok)
-banning = ratelimit("wide", ("ip", "post:username"), "1000/h", ban_after=5, ban_for="1h", ban_key="ip")(ok)
+banning = ratelimit(
+    "wide", ("ip", "post:username"), "1000/h", ban_after=5, ban_for="1h", ban_key="ip"
+)(ok)
 urlpatterns = [
-    path("rule/", ok), path("free/", ok), path("login/", login), path("async/", aok), path("partner/", by_function),
-    path("person/", by_user), path("wide/", banning), path("throttled/", Throttled.as_view()),
+    path("rule/", ok),
+    path("free/", ok),
+    path("login/", login),
+    path("async/", aok),
+    path("partner/", by_function),
+    path("person/", by_user),
+    path("wide/", banning),
+    path("throttled/", Throttled.as_view()),
     path("admin/", admin.site.urls),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(autouse=True)
@@ -108,8 +118,9 @@ def logged_in(username: str) -> Client:
 
 
 def test_a_block_of_a_digest_holds_for_every_limit_of_a_request_that_counts_that_client() -> None:
-    """At call sites, also asynchronous ones, in rules and at throttles; by a function, and by whom a ban would be of.
-    Not where another client is counted, or where nothing counts this one."""
+    """At call sites, also asynchronous ones, in rules and at throttles; by a function, and by whom
+    a ban would be of. Not where another client is counted, or where nothing counts this one.
+    """
     RateLimitRule.objects.create(name="rule", path="/rule/", key="ip", limit=1000, unit="h")
     pair = (("ip", ADDRESS), ("post", "username", "ada"))
     block = override(client=pair)
@@ -120,11 +131,17 @@ def test_a_block_of_a_digest_holds_for_every_limit_of_a_request_that_counts_that
     assert [post("/rule/", one) for one in (ADDRESS, NEIGHBOUR)] == [429, 200]
     assert [post("/wide/", one, username="ada") for one in (ADDRESS, NEIGHBOUR)] == [429, 200]
     override(client="acme")
-    assert [post("/partner/", headers={"x-partner": one}) for one in ("acme", "other")] == [429, 200]
+    assert [post("/partner/", headers={"x-partner": one}) for one in ("acme", "other")] == [
+        429,
+        200,
+    ]
     override(client=f"throttle_anon_{ADDRESS}")
     assert [post("/throttled/", one) for one in (ADDRESS, NEIGHBOUR)] == [429, 200]
     override(client=(("ip", "127.0.0.1"), ("header", "X-Tenant", "acme")))
-    answers = [asyncio.run(AsyncClient().get("/async/", headers={"x-tenant": one})) for one in ("acme", "other")]
+    answers = [
+        asyncio.run(AsyncClient().get("/async/", headers={"x-tenant": one}))
+        for one in ("acme", "other")
+    ]
     assert [answer.status_code for answer in answers] == [429, 200]
     limiter = RateLimiter("mail", "5/h")
     assert limiter.hit("acme")  # A RateLimiter obeys no overrides.
@@ -142,13 +159,17 @@ def test_a_digest_that_all_share_who_lack_something_is_nobodys() -> None:
 
 def test_an_exemption_of_a_digest_goes_before_a_block_of_the_user_and_of_the_network() -> None:
     """It names exactly whom a limit counts. Another limit holds for the rule that it names."""
-    rule = RateLimitRule.objects.create(name="rule", path="/rule/", key="user+ip", limit=1, unit="h")
+    rule = RateLimitRule.objects.create(
+        name="rule", path="/rule/", key="user+ip", limit=1, unit="h"
+    )
     ada = logged_in("ada")
     pk = str(User.objects.get().pk)
     override(network="203.0.113.0/24")
     override(user_id=pk)
     assert ada.get("/rule/").status_code == 429
-    limit = override(client=(("user", pk), ("ip", ADDRESS)), effect="limit", limit=2, unit="h", rule=rule)
+    limit = override(
+        client=(("user", pk), ("ip", ADDRESS)), effect="limit", limit=2, unit="h", rule=rule
+    )
     assert [ada.get("/rule/").status_code for _ in range(3)] == [200, 200, 429]
     limit.effect = "exempt"
     limit.save()
@@ -157,7 +178,9 @@ def test_an_exemption_of_a_digest_goes_before_a_block_of_the_user_and_of_the_net
 
 
 def test_a_digest_and_a_user_who_has_it_are_two_subjects() -> None:
-    """What is published about one is not published in the place of the other, one by one or all anew."""
+    """What is published about one is not published in the place of the other, one by one or all
+    anew.
+    """
     RateLimitRule.objects.create(name="rule", path="/rule/", key="user", limit=1000, unit="h")
     ada = logged_in("ada")
     user = User.objects.get()
@@ -181,7 +204,10 @@ def test_a_block_of_a_digest_ends_when_its_key_is_no_fallback_any_more(settings:
     def answers() -> list[int]:
         publish()
         pages = ("/rule/", "/throttled/", "/partner/")
-        return [post(page, STRANGER if page == "/partner/" else ADDRESS, {"x-partner": "acme"}) for page in pages]
+        return [
+            post(page, STRANGER if page == "/partner/" else ADDRESS, {"x-partner": "acme"})
+            for page in pages
+        ]
 
     assert answers() == [429] * 3
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "now", ["before"]
@@ -191,7 +217,9 @@ def test_a_block_of_a_digest_ends_when_its_key_is_no_fallback_any_more(settings:
 
 
 def test_a_row_that_names_several_subjects_is_not_saved() -> None:
-    """Whoever saves it: it would hold for more clients than was meant. So it is with one that names none."""
+    """Whoever saves it: it would hold for more clients than was meant. So it is with one that names
+    none.
+    """
     row = RateLimitOverride.objects.create(network=ADDRESS, effect="block")
     user = User.objects.create(username="ada")
     saves = [
@@ -219,11 +247,16 @@ def test_the_value_of_another_subject_is_none() -> None:
         assert Client().get("/free/", {field.removeprefix("get:"): "X"}).status_code == 429
 
 
-def test_a_kind_that_is_not_known_is_left_out(direct: redis.Redis, prefix: str, caplog: Any) -> None:
+def test_a_kind_that_is_not_known_is_left_out(
+    direct: redis.Redis, prefix: str, caplog: Any
+) -> None:
     """A newer version may have published it; the others hold."""
     key = f"{prefix}{{rules}}"
     override(network=STRANGER)
-    snapshot = json.loads(direct.hget(key, "rules")) | {"blocks": ["moon", "ip4/32"], "revision": "99-" + "a" * 16}
+    snapshot = json.loads(direct.hget(key, "rules")) | {
+        "blocks": ["moon", "ip4/32"],
+        "revision": "99-" + "a" * 16,
+    }
     direct.hset(key, mapping={"revision": snapshot["revision"], "rules": json.dumps(snapshot)})
     another_process()
     assert [post("/free/", one) for one in (STRANGER, ADDRESS)] == [429, 200]
@@ -231,7 +264,9 @@ def test_a_kind_that_is_not_known_is_left_out(direct: redis.Redis, prefix: str, 
 
 
 def test_only_what_is_known_of_the_subject_is_asked_about() -> None:
-    """A process that has just started learns of the block in the call that decides; of others, it learns nothing."""
+    """A process that has just started learns of the block in the call that decides; of others, it
+    learns nothing.
+    """
     override(client=(("ip", ADDRESS), ("post", "username", "ada")))
     another_process()
     override_cache.clear()
@@ -242,7 +277,9 @@ def test_only_what_is_known_of_the_subject_is_asked_about() -> None:
     assert provider.current().blocks == ["digest"]
 
 
-@pytest.mark.parametrize("name", ["a & post:b", "X, post", "ä\u2028", "exact:x", "a:b", "%", "digest"])
+@pytest.mark.parametrize(
+    "name", ["a & post:b", "X, post", "ä\u2028", "exact:x", "a:b", "%", "digest"]
+)
 def test_names_of_fields_may_be_odd(name: str) -> None:
     """Whatever a request may have as a name."""
     override("v", field=f"get:{name}")
@@ -250,8 +287,9 @@ def test_names_of_fields_may_be_odd(name: str) -> None:
 
 
 def test_two_kinds_of_one_field_are_written_as_one_subject() -> None:
-    """Who is blocked letter by letter is blocked by no other spelling; one by one and all anew, both are written,
-    however the database orders them."""
+    """Who is blocked letter by letter is blocked by no other spelling; one by one and all anew,
+    both are written, however the database orders them.
+    """
     override("ada", field="exact:header:X-Tenant")
     for other in ("bob", "carl", "dan", "zoe"):
         override(other, field="exact:header:X-Tenant", effect="exempt")
@@ -274,30 +312,46 @@ HEX = digest(("ip", ADDRESS)).decode()
     [
         ({"network": ADDRESS, **ADA}, "Make one override for each."),
         ({"client_digest": HEX, **ADA}, "Make one override for each."),
-        ({}, "Name one subject: a user, an address or network, a field and its value, or the digest of a client."),
+        (
+            {},
+            "Name one subject: a user, an address or network, a field and its value, or the "
+            "digest of a client.",
+        ),
         ({"value": "ada"}, "Enter the field that has this value"),
         ({"field": "post:username"}, "The value is missing."),
         ({"field": "post:a, post:b", "value": "x"}, None),
         ({"client_digest": "ada"}, "Enter 32 hexadecimal digits"),
         ({"client_digest": HEX, "duration": ""}, "needs an end, at most 30 days from now"),
-        ({"client_digest": HEX, "duration": "", "ends_0": "2099-01-01", "ends_1": "00:00"}, "at most 30 days from now"),
+        (
+            {"client_digest": HEX, "duration": "", "ends_0": "2099-01-01", "ends_1": "00:00"},
+            "at most 30 days from now",
+        ),
         ({"client_digest": HEX, "duration": "2592000"}, None),
         ({"client_digest": digest(("ip", OPERATOR)).decode()}, "you would lock yourself out"),
         ({"network": OPERATOR}, "you would lock yourself out"),
         ({"user": "own"}, "you would lock yourself out"),
     ],
 )
-def test_a_form_names_one_subject(fields: dict[str, str], problem: str | None, operator: Client) -> None:
+def test_a_form_names_one_subject(
+    fields: dict[str, str], problem: str | None, operator: Client
+) -> None:
     """Else it says what is wrong, and saves nothing."""
     own = User.objects.get(username="grace").pk
-    answer = operator.post(f"{OVERRIDES}add/", {**FORM, **fields, **({"user": own} if "user" in fields else {})})
+    answer = operator.post(
+        f"{OVERRIDES}add/", {**FORM, **fields, **({"user": own} if "user" in fields else {})}
+    )
     assert RateLimitOverride.objects.exists() is (problem is None)
     assert problem is None or problem in errors(answer)
 
 
-def test_a_form_keeps_no_value_and_refuses_to_overwrite_what_was_changed_meanwhile(operator: Client) -> None:
+def test_a_form_keeps_no_value_and_refuses_to_overwrite_what_was_changed_meanwhile(
+    operator: Client,
+) -> None:
     """Which another operator did while it was open: also where that was the value alone."""
-    assert operator.post(f"{OVERRIDES}add/", {**FORM, **ADA, "label": "the loud one"}).status_code == 302
+    assert (
+        operator.post(f"{OVERRIDES}add/", {**FORM, **ADA, "label": "the loud one"}).status_code
+        == 302
+    )
     row = RateLimitOverride.objects.get()
     page = f"{OVERRIDES}{row.pk}/change/"
     opened = operator.get(page)
@@ -308,7 +362,9 @@ def test_a_form_keeps_no_value_and_refuses_to_overwrite_what_was_changed_meanwhi
     edited = {**FORM, "field": "post:username", "label": "quiet", "version": version}
     row.set_value("bob")
     row.save()
-    assert "Another user changed this while you were editing it" in errors(operator.post(page, edited))
+    assert "Another user changed this while you were editing it" in errors(
+        operator.post(page, edited)
+    )
     edited["version"] = operator.get(page).context["adminform"].form.initial["version"]
     assert operator.post(page, edited).status_code == 302
     row.refresh_from_db()
@@ -327,8 +383,10 @@ def test_the_inspector_acts_on_whom_the_limit_counts_by_the_digest(operator: Cli
     client = digest((("ip", ADDRESS), ("post", "username", "ada"))).decode()
     whom = f"client {client[:12]} (address and post:username)"
     assert page.context["subjects"] == [
-        ("address", ADDRESS), ("post:username", "form field username = ada"), ("ip+post:username", whom),
-    ]  # fmt: skip
+        ("address", ADDRESS),
+        ("post:username", "form field username = ada"),
+        ("ip+post:username", whom),
+    ]
     assert page.context["counted"] == "ip+post:username"
     page = pressed(operator, ASKED, action="exempt", subject="ip+post:username", duration="3600")
     assert f"{whom.capitalize()} is exempt for 1 hour." in page
@@ -337,11 +395,25 @@ def test_the_inspector_acts_on_whom_the_limit_counts_by_the_digest(operator: Cli
     assert post("/login/", NEIGHBOUR, username="ada") == 200
     made = RateLimitOverride.objects.get()
     assert (made.kind, made.effect, made.client_digest) == ("digest", "exempt", client)
-    page = pressed(operator, ASKED, action="block", subject="ip+post:username", duration="", confirm="yes")
+    page = pressed(
+        operator, ASKED, action="block", subject="ip+post:username", duration="", confirm="yes"
+    )
     assert "needs an end, at most 30 days from now" in page
-    page = pressed(operator, ASKED, action="block", subject="ip+post:username", duration="3600", label="the loud one")
+    page = pressed(
+        operator,
+        ASKED,
+        action="block",
+        subject="ip+post:username",
+        duration="3600",
+        label="the loud one",
+    )
     assert f"Block {whom} for 1 hour?" in page
-    block = {"subject": "ip+post:username", "duration": "3600", "label": "the loud one", "confirm": "yes"}
+    block = {
+        "subject": "ip+post:username",
+        "duration": "3600",
+        "label": "the loud one",
+        "confirm": "yes",
+    }
     assert "would be refused" in pressed(operator, ASKED, action="block", **block)
     page = pressed(operator, ASKED, action=f"end:{RateLimitOverride.objects.latest('pk').pk}")
     assert f"Ended: client {client[:12]} (the loud one)." in page
@@ -364,7 +436,9 @@ def test_the_inspector_acts_on_whom_the_limit_counts_by_the_digest(operator: Cli
         ("all", {"address": ADDRESS}, None),
     ],
 )
-def test_whom_a_key_counts(key: str, asked: dict[str, str], whom: str | None, operator: Client) -> None:
+def test_whom_a_key_counts(
+    key: str, asked: dict[str, str], whom: str | None, operator: Client
+) -> None:
     """Unless it was entered by itself, is several addresses, or all who visit the path."""
     User.objects.create(username="ada")
     RateLimitRule.objects.create(name="rule", path="/rule/", key=key, limit=5, unit="h")
@@ -385,10 +459,14 @@ def test_the_inspector_knows_when_operators_would_lock_themselves_out(operator: 
 
 
 def test_commands_name_one_subject() -> None:
-    """`ratelimit block` and `ratelimit unblock`; the second names a block of a larger network that goes on."""
+    """`ratelimit block` and `ratelimit unblock`; the second names a block of a larger network that
+    goes on.
+    """
     for command in ("block", "unblock"):
         for options in (("--ip", ADDRESS, "--field", "username=ada"), ()):
-            with pytest.raises(CommandError, match="name one subject, by one of --user, --ip, --digest, --header"):
+            with pytest.raises(
+                CommandError, match="name one subject, by one of --user, --ip, --digest, --header"
+            ):
                 said(command, *options)
     client = digest((("ip", ADDRESS), ("post", "username", "ada"))).decode()
     with pytest.raises(CommandError, match="at most 30 days from now"):
@@ -405,7 +483,9 @@ def test_commands_name_one_subject() -> None:
 
 
 def test_a_check_warns_of_more_kinds_than_a_request_should_look_for() -> None:
-    """Not of many overrides: those about networks of one size, and about a field of one name, are one kind."""
+    """Not of many overrides: those about networks of one size, and about a field of one name, are
+    one kind.
+    """
 
     def warned() -> list[str]:
         found = checks.run_checks(databases=["default"], tags=[checks.Tags.database])

@@ -19,7 +19,12 @@ import redis
 from django.db import connection
 from django.test import override_settings
 
-from django_ratelimit_lua.models import RateLimitOverride, RateLimitRevision, RateLimitRule, RateLimitTier
+from django_ratelimit_lua.models import (
+    RateLimitOverride,
+    RateLimitRevision,
+    RateLimitRule,
+    RateLimitTier,
+)
 from django_ratelimit_lua.models.audit import one_change
 from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.publishing.publish import publish
@@ -28,8 +33,22 @@ from tests.demo import await_port, free_port
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = {
-    "wsgi": ["gunicorn", "tests.rules_site:application", "--workers=4", "--threads=2", "--log-level=warning", "--bind"],
-    "asgi": ["uvicorn", "tests.rules_site:asgi", "--workers=2", "--log-level=warning", "--host=127.0.0.1", "--port"],
+    "wsgi": [
+        "gunicorn",
+        "tests.rules_site:application",
+        "--workers=4",
+        "--threads=2",
+        "--log-level=warning",
+        "--bind",
+    ],
+    "asgi": [
+        "uvicorn",
+        "tests.rules_site:asgi",
+        "--workers=2",
+        "--log-level=warning",
+        "--host=127.0.0.1",
+        "--port",
+    ],
 }
 PROCESSES = {"/tell": 4, "/atell": 2}
 """Of the server that has this view."""
@@ -75,8 +94,9 @@ def ask(port: int, path: str) -> dict[str, int]:
 def test_no_request_that_starts_after_a_save_is_decided_by_older_rules(
     server: tuple[int, str], direct: redis.Redis
 ) -> None:
-    """Many edits under load; every answer tells its revision, and the limit is that of the revision. Without
-    edits, a request is one EVALSHA and nothing else."""
+    """Many edits under load; every answer tells its revision, and the limit is that of the
+    revision. Without edits, a request is one EVALSHA and nothing else.
+    """
     port, path = server
     with override_settings(RATELIMIT_TIMEOUT=10):
         rule = RateLimitRule.objects.create(name="site", path="/", key="ip", limit=1_000_001)
@@ -98,7 +118,11 @@ def test_no_request_that_starts_after_a_save_is_decided_by_older_rules(
     for thread in threads:
         thread.start()
     # Until each of the server's processes is there, and has answered.
-    until(lambda: len({process for *_, process in seen}) == PROCESSES[path] or bool(failures), "all of them answer", 60)
+    until(
+        lambda: len({process for *_, process in seen}) == PROCESSES[path] or bool(failures),
+        "all of them answer",
+        60,
+    )
     for edit in range(EDITS):
         # Revision n has limit 1,000,000 + n.
         RateLimitRule.objects.filter(pk=rule.pk).update(limit=1_000_002 + edit)
@@ -125,7 +149,8 @@ def test_no_request_that_starts_after_a_save_is_decided_by_older_rules(
     assert statistics["cmdstat_evalsha"]["calls"] == 40
     outside = {"cmdstat_evalsha", "cmdstat_info", "cmdstat_config|resetstat", "cmdstat_config"}
     inside = {"cmdstat_hmget", "cmdstat_time", "cmdstat_get", "cmdstat_set"}
-    # Each listener asks twice a second beside the requests, on both of its connections; the program asks once.
+    # Each listener asks twice a second beside the requests, on both of its connections; the program
+    # asks once.
     for command, by_requests in (("cmdstat_hget", 40), ("cmdstat_ping", 0)):
         questions = statistics.pop(command, {"calls": 0})["calls"]
         assert questions <= by_requests + 4 * (1 + 2 * (time.monotonic() - began))
@@ -134,7 +159,8 @@ def test_no_request_that_starts_after_a_save_is_decided_by_older_rules(
 
 @pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
 def test_a_block_holds_and_ends_for_every_process_at_once(server: tuple[int, str]) -> None:
-    """Blocked and unblocked many times under load: who asks after the save is refused, or is not."""
+    """Blocked and unblocked many times under load: who asks after the save is refused, or
+    is not."""
     port, path = server
     RateLimitRule.objects.create(name="site", path="/", key="ip", limit=10**9)
     other = RateLimitOverride.objects.create(network="203.0.113.1", effect="block")
@@ -183,13 +209,19 @@ def test_a_block_holds_and_ends_for_every_process_at_once(server: tuple[int, str
     assert ask(port, path)["limit"] == 10**9
 
 
-@pytest.mark.skipif(connection.vendor == "sqlite", reason="its readers see one state, and keep writers waiting")
+@pytest.mark.skipif(
+    connection.vendor == "sqlite", reason="its readers see one state, and keep writers waiting"
+)
 def test_what_is_published_is_one_revision_whenever_others_commit(
     direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A change of a rule and its tier is committed, and not published yet, before each of the statements by which
-    another process publishes: the rule and its tier are of the revision that is published."""
-    monkeypatch.setattr(triggers, "_publish_committed", lambda: None)  # Each process is killed after its commit.
+    """A change of a rule and its tier is committed, and not published yet, before each of the
+    statements by which another process publishes: the rule and its tier are of the revision that is
+    published.
+    """
+    monkeypatch.setattr(
+        triggers, "_publish_committed", lambda: None
+    )  # Each process is killed after its commit.
     rule = RateLimitRule.objects.create(name="site", path="/", key="ip", limit=1)
     tier = RateLimitTier.objects.create(rule=rule, group="staff", limit=1)
     texts: dict[bytes, int] = {}
@@ -210,7 +242,9 @@ def test_what_is_published_is_one_revision_whenever_others_commit(
     for statement in itertools.count(1):
         numbers = itertools.count(1)
 
-        def interfere(execute: Any, *arguments: Any, at: int = statement, count: Iterator[int] = numbers) -> Any:
+        def interfere(
+            execute: Any, *arguments: Any, at: int = statement, count: Iterator[int] = numbers
+        ) -> Any:
             if next(count) == at:
                 thread = threading.Thread(target=edit_beside, args=(2 * at + 1,))
                 thread.start()
@@ -222,7 +256,10 @@ def test_what_is_published_is_one_revision_whenever_others_commit(
             publish()
         revision, snapshot = direct.hmget(f"{prefix}{{rules}}", "revision", "rules")
         (published,) = json.loads(snapshot)["rules"]
-        limits = {published["rate"].partition("/")[0], published["tiers"][0]["rate"].partition("/")[0]}
+        limits = {
+            published["rate"].partition("/")[0],
+            published["tiers"][0]["rate"].partition("/")[0],
+        }
         assert limits == {str(texts[revision])}, statement
         if next(numbers) <= statement:
             break

@@ -1,4 +1,6 @@
-"""The settings of the production guide: each is loaded as it stands, but for the addresses, and asked."""
+"""The settings of the production guide: each is loaded as it stands, but for the addresses, and
+asked.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def one(folder: Path) -> Iterator[Address]:
     with Server() as server:
         with redis.Redis.from_url(server.url) as direct:
             direct.config_set("requirepass", "password")
-        yield {"redis.internal:6379": f"127.0.0.1:{server.port}", "cache.internal:6379": "127.0.0.1:1"}
+        yield {
+            "redis.internal:6379": f"127.0.0.1:{server.port}",
+            "cache.internal:6379": "127.0.0.1:1",
+        }
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""The way of rules from the database to Redis, on bad days: real processes, real files, and what happens to them."""
+"""The way of rules from the database to Redis, on bad days: real processes, real files, and what
+happens to them.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,13 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def of_sites(empty: Path) -> dict[str, Path]:
-    """Databases of three sites: each is of its own after `ratelimit rules new-id`, and nobody's copy."""
-    databases = {name: copy(empty, empty.with_name(f"{name}.sqlite3")) for name in ("site", "first", "second")}
+    """Databases of three sites: each is of its own after `ratelimit rules new-id`, and nobody's
+    copy.
+    """
+    databases = {
+        name: copy(empty, empty.with_name(f"{name}.sqlite3"))
+        for name in ("site", "first", "second")
+    }
     for name, database in databases.items():
         with Worker(f"{name}:", {"default": database}) as worker:
             worker("call_command('ratelimit', 'rules', 'new-id', stdout=open(os.devnull, 'w'))")
@@ -41,41 +48,74 @@ EDITS = [
     ("rule(limit=10)", {"site": 10}),
     ("edit(20)", {"site": 20}),
     ("one = RateLimitRule.objects.get() ;; one.limit = 30 ;; one.save()", {"site": 30}),
-    ("one = RateLimitRule.objects.get() ;; one.limit = 40 ;; RateLimitRule.objects.bulk_update([one], ['limit'])",
-     {"site": 40}),
+    (
+        "one = RateLimitRule.objects.get() ;; one.limit = 40 ;; "
+        "RateLimitRule.objects.bulk_update([one], ['limit'])",
+        {"site": 40},
+    ),
     ("RateLimitRule.objects.update_or_create(name='site', defaults={'limit': 50})", {"site": 50}),
-    ("given = {'path': '/', 'key': 'ip', 'limit': 500, 'unit': 'h'} ;; "
-     "RateLimitRule.objects.get_or_create(name='other', defaults=given)",
-     {"site": 50, "other": 500}),
-    ("RateLimitTier.objects.create(rule=RateLimitRule.objects.get(name='site'), group='pro', limit=99, unit='h')",
-     {"site": 99, "other": 500}),
+    (
+        "given = {'path': '/', 'key': 'ip', 'limit': 500, 'unit': 'h'} ;; "
+        "RateLimitRule.objects.get_or_create(name='other', defaults=given)",
+        {"site": 50, "other": 500},
+    ),
+    (
+        "RateLimitTier.objects.create(rule=RateLimitRule.objects.get(name='site'), group='pro', "
+        "limit=99, unit='h')",
+        {"site": 99, "other": 500},
+    ),
     ("RateLimitTier.objects.update(limit=98)", {"site": 98, "other": 500}),
     ("RateLimitRule.objects.get(name='site').tiers.update(limit=97)", {"site": 97, "other": 500}),
     ("RateLimitTier.objects.all().delete()", {"site": 50, "other": 500}),
     ("block(user=User.objects.using('default').get()) ;; edit(51)", "refused"),
-    ("RateLimitOverride.objects.update(effect='limit', limit=700, unit='h')", {"site": 700, "other": 700}),
-    ("one = RateLimitOverride.objects.get() ;; one.rule = RateLimitRule.objects.get(name='other') ;; one.save()",
-     {"site": 51, "other": 700}),
+    (
+        "RateLimitOverride.objects.update(effect='limit', limit=700, unit='h')",
+        {"site": 700, "other": 700},
+    ),
+    (
+        "one = RateLimitOverride.objects.get() ;; one.rule = "
+        "RateLimitRule.objects.get(name='other') ;; one.save()",
+        {"site": 51, "other": 700},
+    ),
     ("RateLimitOverride.objects.filter(rule__name='other').delete()", {"site": 51, "other": 500}),
     ("RateLimitRule.objects.filter(name='other').delete()", {"site": 51}),
     ("text = rules_yaml.export() ;; rules_yaml.apply(text.replace('51', '52'))", {"site": 52}),
-    ("restore(RateLimitChange.objects.using('default').filter(name='site', after__rate='40/h').first())", {"site": 40}),
+    (
+        "restore(RateLimitChange.objects.using('default').filter(name='site', "
+        "after__rate='40/h').first())",
+        {"site": 40},
+    ),
     ("RateLimitRule.objects.all().delete() ;; rules_yaml.apply(text)", {"site": 51}),
-    ("call_command('ratelimit', 'rules', 'mode', 'site', 'off', verbosity=0, stdout=open(os.devnull, 'w'))", {}),
-    ("call_command('ratelimit', 'rules', 'mode', 'site', 'enforce', confirm=True, stdout=open(os.devnull, 'w'))",
-     {"site": 51}),
-    ("RateLimitRule.objects.bulk_create([RateLimitRule(name='new', path='/', key='ip', limit=300, unit='h')])",
-     {"site": 51, "new": 300}),
-]  # fmt: skip
+    (
+        "call_command('ratelimit', 'rules', 'mode', 'site', 'off', verbosity=0, "
+        "stdout=open(os.devnull, 'w'))",
+        {},
+    ),
+    (
+        "call_command('ratelimit', 'rules', 'mode', 'site', 'enforce', confirm=True, "
+        "stdout=open(os.devnull, 'w'))",
+        {"site": 51},
+    ),
+    (
+        "RateLimitRule.objects.bulk_create([RateLimitRule(name='new', path='/', key='ip', "
+        "limit=300, unit='h')])",
+        {"site": 51, "new": 300},
+    ),
+]
 
 
 def test_every_edit_is_published_where_reads_go_to_a_replica(
     empty: Path, tmp_path: Path, prefix: str, started: Any
 ) -> None:
-    """Whatever a router says, what is published is what the primary has: the replica here never hears of anything."""
+    """Whatever a router says, what is published is what the primary has: the replica here never
+    hears of anything.
+    """
     copy(empty, tmp_path / "primary.sqlite3")
     with Worker(prefix, {"default": tmp_path / "primary.sqlite3"}) as before:
-        before("User.objects.create(username='ada').groups.add(Group.objects.create(name='pro')) ;; publish()")
+        before(
+            "User.objects.create(username='ada').groups.add(Group.objects.create(name='pro')) ;; "
+            "publish()"
+        )
     databases = {"default": tmp_path / "primary.sqlite3", "replica": tmp_path / "replica.sqlite3"}
     copy(databases["default"], databases["replica"])
     editor, other = started(prefix, databases), started(prefix, databases)
@@ -94,9 +134,13 @@ def site(tmp_path: Path, of_sites: dict[str, Path], name: str = "site") -> dict[
 MANY = {"site": 1000}
 
 
-def test_a_prefix_belongs_to_one_database(of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any) -> None:
-    """A second site is never limited by the rules of the first, and does not replace them: its own hold as they were
-    when they were loaded. Log, health and a check say what to change. A command takes the prefix over."""
+def test_a_prefix_belongs_to_one_database(
+    of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
+) -> None:
+    """A second site is never limited by the rules of the first, and does not replace them: its own
+    hold as they were when they were loaded. Log, health and a check say what to change. A command
+    takes the prefix over.
+    """
     first, second = site(tmp_path, of_sites, "first"), site(tmp_path, of_sites, "second")
     here, there, too = started(prefix, first), started(prefix, second), started(prefix, second)
     here("rule(limit=1000) ;; block(network='203.0.113.1')")
@@ -105,17 +149,27 @@ def test_a_prefix_belongs_to_one_database(of_sites: dict[str, Path], tmp_path: P
     there("rule(limit=2000)")
     here("edit(1001)")
     until(lambda: here("ask()") == {"site": 1001}, "the edit holds", 5)
-    until(lambda: [there("ask()"), too("ask()")] == [{"site": 2000}] * 2, "the own rules are loaded again", 5)
+    until(
+        lambda: [there("ask()"), too("ask()")] == [{"site": 2000}] * 2,
+        "the own rules are loaded again",
+        5,
+    )
     assert there("ask('203.0.113.1')") == {"site": 2000}
     assert len([line for line in there("said") if "belongs to the database" in line]) == 1
     assert "rules adopt" in too("health().problems[0]")
     assert "rules adopt" in there("triggers.unpublished")
     assert here("[said, list(health().problems)]") == [[], []]
-    found = "[one.id for one in checks.run_checks(databases=['default'], tags=[checks.Tags.database])]"
+    found = (
+        "[one.id for one in checks.run_checks(databases=['default'], tags=[checks.Tags.database])]"
+    )
     assert [there(found), here(found)] == [["django_ratelimit_lua.E013"], []]
     there("call_command('ratelimit', 'rules', 'adopt', stdout=open(os.devnull, 'w'))")
     there("edit(2001)")
-    until(lambda: [there("ask()"), too("ask()")] == [{"site": 2001}] * 2, "the prefix was taken over", 5)
+    until(
+        lambda: [there("ask()"), too("ask()")] == [{"site": 2001}] * 2,
+        "the prefix was taken over",
+        5,
+    )
     assert there("list(health().problems)") == []
     until(lambda: here("ask()") == {"site": 1001}, "the first site keeps its rules", 5)
 
@@ -141,8 +195,9 @@ def test_a_site_whose_database_cannot_be_read_goes_by_what_is_published(
 def test_what_may_be_rolled_back_is_never_published(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any, direct: Any
 ) -> None:
-    """Redis is emptied in the middle of a transaction that asks for decisions: what it has changed is seen by nobody,
-    whether it is rolled back then or committed."""
+    """Redis is emptied in the middle of a transaction that asks for decisions: what it has changed
+    is seen by nobody, whether it is rolled back then or committed.
+    """
     databases = site(tmp_path, of_sites)
     one, other = started(prefix, databases), started(prefix, databases)
     one("rule(limit=1000)")
@@ -165,14 +220,17 @@ def test_no_override_is_lost_where_redis_is_emptied_while_they_are_published(
     one("publishing.BATCH = 2")
     for emptied_at in range(1, 14):
         one(f"empty_redis() ;; publish_with({emptied_at})")
-        assert one("[ask(f'203.0.113.{number}') for number in range(6)]") == ["refused"] * 5 + [MANY], emptied_at
+        assert one("[ask(f'203.0.113.{number}') for number in range(6)]") == ["refused"] * 5 + [
+            MANY
+        ], emptied_at
 
 
 def test_what_was_published_of_a_lost_history_is_not_built_upon(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
-    """A backup is restored, and comes past the number that is published before anything is published again: a block
-    of the history that is lost does not stay with it."""
+    """A backup is restored, and comes past the number that is published before anything is
+    published again: a block of the history that is lost does not stay with it.
+    """
     databases = site(tmp_path, of_sites)
     one, other = started(prefix, databases), started(prefix, databases)
     one("rule(limit=1000)")
@@ -194,22 +252,30 @@ ADA = "{'key': 'secret'}, {'user': 'ada'}, {'address': '203.0.113.9'}, {'address
 def test_rotating_the_key_lifts_no_block(
     setting: str, of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
-    """Neither while old and new processes serve side by side, whoever edits, nor after that; and a check says which
-    values of fields find nobody when the last key that knew them has gone."""
+    """Neither while old and new processes serve side by side, whoever edits, nor after that; and a
+    check says which values of fields find nobody when the last key that knew them has gone.
+    """
     databases = site(tmp_path, of_sites)
 
     def keys(*keys: str) -> dict[str, Any]:
-        """The settings by which the first of these is the current one, and the others are accepted."""
+        """The settings by which the first of these is the current one, and the others are
+        accepted."""
         if setting == "SECRET_KEY":
             return {"SECRET_KEY": keys[0], "SECRET_KEY_FALLBACKS": list(keys[1:])}
         return {setting: keys[0] if len(keys) == 1 else list(keys)}
 
     blocked = f"[ask(**one) for one in ({ADA}, {{'key': 'new'}}, {{}})]"
     refused = ["refused"] * 5 + [MANY]
-    counted = "{one.id: one.msg[:2] for one in checks.run_checks(databases=['default'], tags=[checks.Tags.database])}"
+    counted = (
+        "{one.id: one.msg[:2] for one in checks.run_checks(databases=['default'], "
+        "tags=[checks.Tags.database])}"
+    )
     old = started(prefix, databases, **keys("old"))
     old("User.objects.create(username='ada') ;; rule(limit=1000) ;; block(key='secret')")
-    old("block(user=User.objects.get()) ;; block(network='203.0.113.9') ;; block(network='198.51.100.0/24')")
+    old(
+        "block(user=User.objects.get()) ;; block(network='203.0.113.9') ;; "
+        "block(network='198.51.100.0/24')"
+    )
     assert old(blocked) == ["refused"] * 4 + [MANY] * 2
     assert old(counted) == {}
     new = started(prefix, databases, **keys("new", "old"))
@@ -260,12 +326,20 @@ def test_a_key_that_is_rotated_without_fallbacks_still_finds_users_and_networks(
     """They are digested anew when the first process with the new key starts, without an edit."""
     databases = site(tmp_path, of_sites)
     with Worker(prefix, databases, SECRET_KEY="old") as old:
-        old("User.objects.create(username='ada') ;; rule(limit=1000) ;; block(user=User.objects.get())")
+        old(
+            "User.objects.create(username='ada') ;; rule(limit=1000) ;; "
+            "block(user=User.objects.get())"
+        )
         old("block(network='203.0.113.0/24') ;; block(key='secret')")
     new = started(prefix, databases, SECRET_KEY="new")
-    assert new("[ask(user='ada'), ask('203.0.113.9'), ask(key='secret')]") == ["refused", "refused", MANY]
+    assert new("[ask(user='ada'), ask('203.0.113.9'), ask(key='secret')]") == [
+        "refused",
+        "refused",
+        MANY,
+    ]
     new("RateLimitOverride.objects.filter(network='203.0.113.0/24').delete()")
     new(
-        "block(user=User.objects.get(), rule=RateLimitRule.objects.get()) ;; RateLimitOverride.objects.first().delete()"
+        "block(user=User.objects.get(), rule=RateLimitRule.objects.get()) ;; "
+        "RateLimitOverride.objects.first().delete()"
     )
     assert new("[ask(user='ada'), ask('203.0.113.9')]") == ["refused", MANY]

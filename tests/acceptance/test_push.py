@@ -1,4 +1,6 @@
-"""Staying current by push: what one process changes, every other obeys within milliseconds, and asks nobody for it."""
+"""Staying current by push: what one process changes, every other obeys within milliseconds, and
+asks nobody for it.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ from tests.server import url
 from tests.worker import Worker, copy, migrated
 
 SOON, AT_LAST = 0.05, 1.0
-"""Seconds after a save has returned: by when it is obeyed; and at the latest, where the machine is busy or nothing is
-heard of it."""
+"""Seconds after a save has returned: by when it is obeyed; and at the latest, where the machine is
+busy or nothing is heard of it.
+"""
 
 
 def until(ready: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -49,7 +52,9 @@ Start = Callable[..., list[Worker]]
 
 @pytest.fixture
 def start(prefix: str, database: Path) -> Iterator[Start]:
-    """Starts so many processes of a site, which hear of changes unless told otherwise; the first is to edit."""
+    """Starts so many processes of a site, which hear of changes unless told otherwise; the first is
+    to edit.
+    """
     with ExitStack() as stack:
 
         def begin(
@@ -58,7 +63,8 @@ def start(prefix: str, database: Path) -> Iterator[Start]:
             """`first`: what each has to do before all else; `at`: the server's address."""
             options = {"RATELIMIT_DENY_CACHE_SECONDS": 60, **settings}
             workers = [
-                stack.enter_context(Worker(prefix, {"default": database}, at=at, **options)) for _ in range(count)
+                stack.enter_context(Worker(prefix, {"default": database}, at=at, **options))
+                for _ in range(count)
             ]
             for worker in workers:
                 worker(first)
@@ -70,8 +76,12 @@ def start(prefix: str, database: Path) -> Iterator[Start]:
         yield begin
 
 
-def lags(workers: list[Worker], question: str, change: str, watch: str = "watch({!r})") -> list[float]:
-    """How long after the change had returned each process was asked last what it answered as before."""
+def lags(
+    workers: list[Worker], question: str, change: str, watch: str = "watch({!r})"
+) -> list[float]:
+    """How long after the change had returned each process was asked last what it answered as
+    before.
+    """
     editor, *others = workers
     for other in others:
         other.send(watch.format(question))
@@ -87,7 +97,11 @@ CHANGES = [
     ("ask()", "block(network='127.0.0.1')", "a block"),
     ("ask()", "RateLimitOverride.objects.all().delete() and None", "an unblock"),
     ("ask()", "edit(0)", "an edit"),
-    ("ask()", "RateLimitOverride.objects.create(network='127.0.0.1', effect='exempt').pk", "an exemption"),
+    (
+        "ask()",
+        "RateLimitOverride.objects.create(network='127.0.0.1', effect='exempt').pk",
+        "an exemption",
+    ),
     ("ask()", "RateLimitOverride.objects.all().delete() and None", "the end of an exemption"),
     ("ask()", "RateLimitRule.objects.all().delete() and None", "the end of a rule"),
     ("limiter.hit('ada').allowed", "limiter.reset('ada')", "a reset for who was just refused"),
@@ -96,7 +110,9 @@ CHANGES = [
 
 
 def test_a_change_is_obeyed_by_every_process_within_50_milliseconds(start: Start) -> None:
-    """Edits, blocks, unblocks, exemptions and resets, also for who sits in the deny cache there for a minute."""
+    """Edits, blocks, unblocks, exemptions and resets, also for who sits in the deny cache there for
+    a minute.
+    """
     workers = start(4)
     found: list[float] = []
     for _ in range(3):
@@ -115,11 +131,15 @@ _limits = itertools.count(10**6)
 
 def edits(workers: list[Worker], number: int = 5) -> list[float]:
     """How late so many edits of a rule are obeyed, which there has to be."""
-    return [late for _ in range(number) for late in lags(workers, "ask()", f"edit({next(_limits)})")]
+    return [
+        late for _ in range(number) for late in lags(workers, "ask()", f"edit({next(_limits)})")
+    ]
 
 
 def test_requests_that_no_rule_concerns_ask_nobody(start: Start, direct: redis.Redis) -> None:
-    """No matter how many: where no rule is, where one is for another path, and where somebody else is blocked."""
+    """No matter how many: where no rule is, where one is for another path, and where somebody else
+    is blocked.
+    """
     workers = start()
     changes = ("rule(path='/other')", "block(network='203.0.113.9')", "None")
     for change in changes:
@@ -142,15 +162,21 @@ def test_requests_that_no_rule_concerns_ask_nobody(start: Start, direct: redis.R
         assert commands.get("cmdstat_hget", {"calls": 0})["calls"] < 100
 
 
-def test_where_nothing_is_heard_changes_hold_within_a_second(start: Start, direct: redis.Redis) -> None:
-    """The listeners' connections are cut, and cannot be made again; when they can, milliseconds are enough again."""
+def test_where_nothing_is_heard_changes_hold_within_a_second(
+    start: Start, direct: redis.Redis
+) -> None:
+    """The listeners' connections are cut, and cannot be made again; when they can, milliseconds are
+    enough again.
+    """
     workers = start()
     for worker in workers:
         worker("setattr(listener, '_connect', lambda channel: None)")
     assert direct.execute_command("CLIENT", "KILL", "TYPE", "pubsub") >= len(workers)
     for worker in workers[1:]:
         until(lambda worker=worker: not worker("listener.is_listening"))
-    found = [late for question, change, _ in CHANGES[:6] for late in lags(workers, question, change)]
+    found = [
+        late for question, change, _ in CHANGES[:6] for late in lags(workers, question, change)
+    ]
     assert max(found) < AT_LAST
     # A reset: who was refused is so from memory for a second, whatever the deny cache may do else.
     for worker in workers[1:]:
@@ -164,8 +190,10 @@ def test_where_nothing_is_heard_changes_hold_within_a_second(start: Start, direc
 
 
 def test_a_connection_that_dies_without_a_word_is_believed_for_a_second(start: Start) -> None:
-    """Nothing comes on it any more, and nobody hangs up, as where a firewall forgets it; whatever the deny cache may do
-    else. While it answers, refusals are repeated for as long as the setting says."""
+    """Nothing comes on it any more, and nobody hangs up, as where a firewall forgets it; whatever
+    the deny cache may do else. While it answers, refusals are repeated for as long as the setting
+    says.
+    """
     with Wire(int(url().rpartition(":")[2].partition("/")[0])) as wire:
         workers = start(at=f"redis://127.0.0.1:{wire.port}/0")
         again = "[limiter.hit('ada'), time.sleep(1.5), limiter.hit('ada').source][-1]"
@@ -177,7 +205,9 @@ def test_a_connection_that_dies_without_a_word_is_believed_for_a_second(start: S
         assert max(lags(workers, *CHANGES[0][:2])) < AT_LAST
         for worker in workers:
             until(lambda worker=worker: not worker("listener.is_listening"))
-        found = [late for question, change, _ in CHANGES[1:6] for late in lags(workers, question, change)]
+        found = [
+            late for question, change, _ in CHANGES[1:6] for late in lags(workers, question, change)
+        ]
         assert max(found) < AT_LAST
         wire.is_deaf = False
         for worker in workers:
@@ -186,7 +216,9 @@ def test_a_connection_that_dies_without_a_word_is_believed_for_a_second(start: S
 
 
 def test_who_stood_still_repeats_nothing_that_was_ended_meanwhile(start: Start) -> None:
-    """A process that was stopped while others went on; and one whose threads have no turn, as uWSGI runs Python."""
+    """A process that was stopped while others went on; and one whose threads have no turn, as uWSGI
+    runs Python.
+    """
     workers = start(2)
     editor, other = workers
     assert [worker("refused()") for worker in workers] == ["deny-cache"] * 2
@@ -207,9 +239,12 @@ def test_who_stood_still_repeats_nothing_that_was_ended_meanwhile(start: Start) 
     assert median(found) < SOON
 
 
-def test_nobody_goes_by_what_is_remembered_while_the_listener_waits_for_its_turn(start: Start) -> None:
-    """Behind the threads of requests, which keep it waiting: who was refused, who spends a lease, and whom no rule was
-    about see by themselves that there is something to hear."""
+def test_nobody_goes_by_what_is_remembered_while_the_listener_waits_for_its_turn(
+    start: Start,
+) -> None:
+    """Behind the threads of requests, which keep it waiting: who was refused, who spends a lease,
+    and whom no rule was about see by themselves that there is something to hear.
+    """
     workers = start(2)
     workers[1]("keep_waiting()")
     found = []
@@ -227,9 +262,16 @@ def test_nobody_goes_by_what_is_remembered_while_the_listener_waits_for_its_turn
 
 
 def test_who_has_no_requests_reads_new_rules_at_a_moment_by_chance(start: Start) -> None:
-    """All processes hear of them at once, and do not read them at once; whoever is asked obeys them already."""
-    workers = start(first="setattr(sys.modules['django_ratelimit_lua.engine.listener'], 'SPREAD_SECONDS', 1e9)")
-    revision, saved = "provider.in_force().revision.number", "RateLimitRevision.read('default').number"
+    """All processes hear of them at once, and do not read them at once; whoever is asked obeys them
+    already.
+    """
+    workers = start(
+        first="setattr(sys.modules['django_ratelimit_lua.engine.listener'], 'SPREAD_SECONDS', 1e9)"
+    )
+    revision, saved = (
+        "provider.in_force().revision.number",
+        "RateLimitRevision.read('default').number",
+    )
     before = workers[1](revision)
     for limit in (10, 11):  # The second time it knows already that there are others.
         workers[0](f"edit({limit}) or rule(limit={limit})")
@@ -240,17 +282,25 @@ def test_who_has_no_requests_reads_new_rules_at_a_moment_by_chance(start: Start)
         assert worker("ask()") == {"site": 11}
         assert worker(revision) == workers[0](saved)
         until(lambda worker=worker: worker("listener._load_at == float('inf')"))
-        worker("setattr(sys.modules['django_ratelimit_lua.engine.listener'], 'SPREAD_SECONDS', 0.5)")
+        worker(
+            "setattr(sys.modules['django_ratelimit_lua.engine.listener'], 'SPREAD_SECONDS', 0.5)"
+        )
     workers[0]("edit(12)")
     for worker in workers[1:]:
         until(lambda worker=worker: worker(revision) == workers[0](saved))
 
 
-def test_sites_in_other_databases_of_a_server_do_not_hear_each_other(start: Start, prefix: str) -> None:
-    """A channel is the same in all databases, so its name has the number: of one prefix, each is reset by itself."""
+def test_sites_in_other_databases_of_a_server_do_not_hear_each_other(
+    start: Start, prefix: str
+) -> None:
+    """A channel is the same in all databases, so its name has the number: of one prefix, each is
+    reset by itself.
+    """
     with Server() as server, redis.Redis.from_url(server.url) as direct:
         sites = [start(2, at=server.url.replace("/0", f"/{number}")) for number in range(2)]
-        assert {*direct.pubsub_channels(f"{prefix}*")} == {f"{prefix}changes:{number}".encode() for number in range(2)}
+        assert {*direct.pubsub_channels(f"{prefix}*")} == {
+            f"{prefix}changes:{number}".encode() for number in range(2)
+        }
         for workers in sites:
             for worker in workers:
                 assert worker("refused()") == "deny-cache"
@@ -263,9 +313,13 @@ def test_sites_in_other_databases_of_a_server_do_not_hear_each_other(start: Star
 def test_without_threads_changes_hold_within_a_second(start: Start) -> None:
     """Requests ask by themselves, once a second."""
     refuse = 'def refuse(thread): raise RuntimeError("can\'t start new thread")'
-    workers = start(first=f"exec({refuse!r}, globals()) ;; threading.Thread.start = refuse", hears=False)
+    workers = start(
+        first=f"exec({refuse!r}, globals()) ;; threading.Thread.start = refuse", hears=False
+    )
     assert workers[1]("listener.task.is_running") is False
-    found = [late for question, change, _ in CHANGES[:6] for late in lags(workers, question, change)]
+    found = [
+        late for question, change, _ in CHANGES[:6] for late in lags(workers, question, change)
+    ]
     assert max(found) < AT_LAST
     assert workers[1]("[count for count in [asked(100)]][0]") <= 2
 
@@ -284,12 +338,23 @@ def test_a_child_hears_by_itself(start: Start) -> None:
 
 @pytest.mark.parametrize("right", ["resetchannels", "-publish"])
 def test_who_may_not_use_channels_asks_once_a_second(right: str, start: Start) -> None:
-    """A user of Redis without any channel, or who can only hear: saving works, and holds within the second."""
+    """A user of Redis without any channel, or who can only hear: saving works, and holds within the
+    second.
+    """
     with Server() as server, redis.Redis.from_url(server.url) as direct:
-        direct.execute_command("ACL", "SETUSER", "mute", "on", ">password", "~*", "&*", "+@all", right)
+        direct.execute_command(
+            "ACL", "SETUSER", "mute", "on", ">password", "~*", "&*", "+@all", right
+        )
         workers = start(at=server.url.replace("//", "//mute:password@"), hears=False)
-        until(lambda: "NoPermission" in workers[1]("listener.error") or "NOPERM" in workers[1]("listener.error"))
-        found = [late for question, change, _ in CHANGES[:6] for late in lags(workers, question, change)]
+        until(
+            lambda: (
+                "NoPermission" in workers[1]("listener.error")
+                or "NOPERM" in workers[1]("listener.error")
+            )
+        )
+        found = [
+            late for question, change, _ in CHANGES[:6] for late in lags(workers, question, change)
+        ]
         assert max(found) < AT_LAST
         assert {worker("refused()") for worker in workers} == {"deny-cache"}
         assert max(lags(workers, *RESET)) < AT_LAST
@@ -314,8 +379,10 @@ def test_it_hears_again_when_redis_was_restarted(start: Start) -> None:
 def test_what_nobody_can_put_back_is_not_asked_for_by_every_request(
     path: str, met: Any, asks: int, start: Start, direct: redis.Redis, database: Path, prefix: str
 ) -> None:
-    """Redis is emptied while the database is away: each process goes on by what it knows, blocks included, at the price
-    of any request; and what is saved when the database is back is obeyed by the next."""
+    """Redis is emptied while the database is away: each process goes on by what it knows, blocks
+    included, at the price of any request; and what is saved when the database is back is obeyed by
+    the next.
+    """
     workers = start(2)
     workers[0](f"rule(limit=5000, path={path!r}) ;; block(network='203.0.113.1')")
     question = "[ask('203.0.113.1'), *[ask() for _ in range(100)]][::100]"
@@ -332,9 +399,13 @@ def test_what_nobody_can_put_back_is_not_asked_for_by_every_request(
     for worker in workers:
         assert worker(question) == ["refused", met]
     commands = direct.info("commandstats")
-    decided, read = (commands.get(f"cmdstat_{command}", {"calls": 0})["calls"] for command in ("evalsha", "hget"))
+    decided, read = (
+        commands.get(f"cmdstat_{command}", {"calls": 0})["calls"] for command in ("evalsha", "hget")
+    )
     assert decided <= len(workers) * (asks + 1)
-    assert read < decided + 100  # The program reads the revision once, and each process twice a second.
+    assert (
+        read < decided + 100
+    )  # The program reads the revision once, and each process twice a second.
     database.rmdir()
     away.rename(database)
     workers[0]("rule('new', limit=6000)")
@@ -347,9 +418,14 @@ def test_what_nobody_can_put_back_is_not_asked_for_by_every_request(
 def test_no_request_waits_while_the_listener_waits_for_the_database(
     start: Start, direct: redis.Redis, database: Path, prefix: str
 ) -> None:
-    """Redis is emptied, and the database is there, and slow: whoever loads rules has its turn for no longer than a
-    request may take."""
-    slow = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(database), "OPTIONS": {"timeout": 20}}
+    """Redis is emptied, and the database is there, and slow: whoever loads rules has its turn for
+    no longer than a request may take.
+    """
+    slow = {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": str(database),
+        "OPTIONS": {"timeout": 20},
+    }
     (worker,) = start(1, DATABASES={"default": slow}, RATELIMIT_TIMEOUT=0.5)
     assert worker("rule(limit=5000) ;; ask()") == {"site": 5000}
     with sqlite3.connect(database, isolation_level=None) as writer:
@@ -358,12 +434,17 @@ def test_no_request_waits_while_the_listener_waits_for_the_database(
         assert worker("longest_turn(4)") < 1
         assert worker("triggers.healing.is_busy")
         writer.execute("ROLLBACK")
-    until(lambda: worker("ask()") == {"site": 5000} and worker("provider.in_force().published.number") > 0)
+    until(
+        lambda: (
+            worker("ask()") == {"site": 5000} and worker("provider.in_force().published.number") > 0
+        )
+    )
 
 
 def test_wrong_messages_only_make_it_ask(start: Start, direct: redis.Redis, prefix: str) -> None:
-    """Whoever can write to the channel can say what is not so, in any number: nothing is loosened, and not every one is
-    a question."""
+    """Whoever can write to the channel can say what is not so, in any number: nothing is loosened,
+    and not every one is a question.
+    """
     workers = start()
     workers[0]("rule(limit=0)")
     until(lambda: workers[1]("ask()") == "refused")
@@ -383,8 +464,13 @@ def test_wrong_messages_only_make_it_ask(start: Start, direct: redis.Redis, pref
         direct.publish(f"{prefix}changes:0", message)
     assert workers[1]("ask()") == "refused"
     seconds = time.monotonic() - began
-    assert direct.info("commandstats")["cmdstat_hget"]["calls"] < len(workers) * (seconds + 1) * 100 + 20
-    direct.publish(f"{prefix}changes:0", b"x" * 2**21)  # Longer than any message: the connection is made anew.
+    assert (
+        direct.info("commandstats")["cmdstat_hget"]["calls"]
+        < len(workers) * (seconds + 1) * 100 + 20
+    )
+    direct.publish(
+        f"{prefix}changes:0", b"x" * 2**21
+    )  # Longer than any message: the connection is made anew.
     for worker in workers:
         until(lambda worker=worker: worker("hears()"))
     assert median(edits(workers)) < SOON
@@ -406,8 +492,10 @@ def test_in_a_cluster_it_is_pushed_from_node_to_node(start: Start) -> None:
 
 
 def test_a_node_that_is_told_nothing_by_the_others_costs_a_second(start: Start) -> None:
-    """In a cluster, nodes pass on what is published. One that the others have forgotten answers as ever, and hears
-    nothing of it: changes hold within the second for who listens there, whatever the deny cache may do else."""
+    """In a cluster, nodes pass on what is published. One that the others have forgotten answers as
+    ever, and hears nothing of it: changes hold within the second for who listens there, whatever
+    the deny cache may do else.
+    """
     with clusters.cluster() as cluster:
         *others, deaf = cluster.servers
         workers = start(CACHES=cluster.cache(deaf))
@@ -419,7 +507,9 @@ def test_a_node_that_is_told_nothing_by_the_others_costs_a_second(start: Start) 
                 direct.execute_command("CLUSTER FORGET", name)
         assert {worker("refused()") for worker in workers} == {"deny-cache"}
         assert max(lags(workers, *RESET)) < AT_LAST
-        found = [late for question, change, _ in CHANGES[1:6] for late in lags(workers, question, change)]
+        found = [
+            late for question, change, _ in CHANGES[1:6] for late in lags(workers, question, change)
+        ]
         assert max(found) < AT_LAST
         assert all(worker("listener.is_listening") for worker in workers)
 

@@ -1,4 +1,5 @@
-"""Recipes of the documentation, run as they are written, against those who want to get around them."""
+"""Recipes of the documentation, run as they are written, against those who want to get around
+them."""
 
 from __future__ import annotations
 
@@ -24,26 +25,34 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def recipe(page: str, name: str) -> dict[str, Any]:
-    """What the code block of a page defines in which that name is; it is run as a reader's module."""
+    """What the code block of a page defines in which that name is; it is run as a
+    reader's module."""
     text = (DOCS / page).read_text()
     blocks = re.findall(r"^\.\. code-block:: python\n\n((?:   .*\n|\n)+)", text, re.MULTILINE)
-    (block,) = (block for block in blocks if re.search(rf"^   (def|class) {name}\b", block, re.MULTILINE))
+    (block,) = (
+        block for block in blocks if re.search(rf"^   (def|class) {name}\b", block, re.MULTILINE)
+    )
     names: dict[str, Any] = {"__name__": "recipe"}
-    for line in re.findall(r"^   ((?:from|import) .*)", text, re.MULTILINE):  # Blocks go on where earlier ones ended.
+    for line in re.findall(
+        r"^   ((?:from|import) .*)", text, re.MULTILINE
+    ):  # Blocks go on where earlier ones ended.
         exec(line, names)
     exec(compile(textwrap.dedent(block), page, "exec"), names)
     return names
 
 
 @pytest.mark.parametrize(
-    ("page", "view", "field"), [("outcomes.rst", "login", "name"), ("quickstart.rst", "Login", "username")]
+    ("page", "view", "field"),
+    [("outcomes.rst", "login", "name"), ("quickstart.rst", "Login", "username")],
 )
 @pytest.mark.parametrize("method", ["get", "head", "options"])
 @pytest.mark.django_db
 def test_who_looks_at_a_login_form_keeps_nobody_out(
     page: str, view: str, field: str, method: str, settings: Any
 ) -> None:
-    """Sixty look at the form, from one address and from many: nobody is refused, neither they nor who logs in then."""
+    """Sixty look at the form, from one address and from many: nobody is refused, neither they nor
+    who logs in then.
+    """
     names = recipe(page, view)
     login = names[view] if view == "login" else names[view].as_view()
     settings.RATELIMIT_CACHE_PREFIX += "fresh:"  # Without what the recipe's own lines have counted.
@@ -63,8 +72,9 @@ def test_who_looks_at_a_login_form_keeps_nobody_out(
 
 
 def test_who_owns_a_name_spelled_alike_gains_no_more_than_the_address_has(settings: Any) -> None:
-    """Logging in as ADA clears the failures at ada from that address, as the page says, but no other limit: thirty
-    guesses in all; without `reset_if`, five."""
+    """Logging in as ADA clears the failures at ada from that address, as the page says, but no
+    other limit: thirty guesses in all; without `reset_if`, five.
+    """
     names = recipe("outcomes.rst", "login")
 
     def guesses(login: Any) -> int:
@@ -94,7 +104,8 @@ def test_rules_for_a_login_let_everybody_look_at_the_form(settings: Any) -> None
     rules = [rule for rule in names["RATELIMIT_RULES"] if rule["name"].startswith("login")]
     assert len(rules) == 3
     settings.RATELIMIT_RULES = [
-        {name: value for name, value in rule.items() if name != "route"} | {"path": "/login/"} for rule in rules
+        {name: value for name, value in rule.items() if name != "route"} | {"path": "/login/"}
+        for rule in rules
     ]
     site = RateLimitMiddleware(lambda request: HttpResponse("ok"))
     requests = RequestFactory()
@@ -104,7 +115,10 @@ def test_rules_for_a_login_let_everybody_look_at_the_form(settings: Any) -> None
 
 
 ROWS = st.one_of(
-    st.text(max_size=20), st.integers().map(str), st.integers(10**39, 10**41).map(str), st.floats().map(str)
+    st.text(max_size=20),
+    st.integers().map(str),
+    st.integers(10**39, 10**41).map(str),
+    st.floats().map(str),
 )
 
 
@@ -113,7 +127,9 @@ def test_the_cost_of_rows_is_within_bounds_whatever_a_client_writes() -> None:
     rows = recipe("quickstart.rst", "export")["rows"]
 
     @hypothesis_settings(
-        max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+        max_examples=examples(300),
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
     @given(ROWS)
     @example("-100")
@@ -131,24 +147,38 @@ def test_the_cost_of_rows_is_within_bounds_whatever_a_client_writes() -> None:
         assert 1 <= cost <= 50
 
     bounded()
-    assert [rows("", RequestFactory().get("/", {"rows": n})) for n in (0, 99, 100, 250, 4900)] == [1, 1, 2, 3, 50]
+    assert [rows("", RequestFactory().get("/", {"rows": n})) for n in (0, 99, 100, 250, 4900)] == [
+        1,
+        1,
+        2,
+        3,
+        50,
+    ]
     assert rows("", RequestFactory().get("/")) == 1
 
 
 def test_odd_rows_run_out_as_others_do() -> None:
-    """A bucket of fifty: of seventy who ask for odd rows, fifty or so are served, and none meets an error."""
+    """A bucket of fifty: of seventy who ask for odd rows, fifty or so are served, and none meets an
+    error.
+    """
     export = recipe("quickstart.rst", "export")["export"]
     odd = ["-100", "abc", "", "-200", "9" * 40]
     for text in odd:
         with override_ratelimits():
-            found = [export(RequestFactory().get("/", {"rows": text})).status_code for _ in range(70)]
+            found = [
+                export(RequestFactory().get("/", {"rows": text})).status_code for _ in range(70)
+            ]
         assert set(found) == {200, 429}
         assert found.count(200) < 65
 
 
-@pytest.mark.parametrize("cost", [-1, -(10**40), 0.5, 1.0, "1", None, True, MAX_COST + 1, [], float("nan")])
+@pytest.mark.parametrize(
+    "cost", [-1, -(10**40), 0.5, 1.0, "1", None, True, MAX_COST + 1, [], float("nan")]
+)
 def test_a_cost_that_is_none_is_the_developers_error_and_no_free_pass(cost: Any) -> None:
-    """Of a callable, of a throttle and of a view: nothing is served, and the message says what is right."""
+    """Of a callable, of a throttle and of a view: nothing is served, and the message says what is
+    right.
+    """
     from rest_framework.test import APIRequestFactory
     from rest_framework.views import APIView
 
@@ -169,7 +199,9 @@ def test_a_cost_that_is_none_is_the_developers_error_and_no_free_pass(cost: Any)
         def get(self, request: Any) -> None:
             served.append(request)
 
-    with pytest.raises(LimitError, match=r"throttle_cost of Costly is .*: must be a whole number from 0"):
+    with pytest.raises(
+        LimitError, match=r"throttle_cost of Costly is .*: must be a whole number from 0"
+    ):
         Costly.as_view()(APIRequestFactory().get("/"))
     assert served == []
 
@@ -177,14 +209,25 @@ def test_a_cost_that_is_none_is_the_developers_error_and_no_free_pass(cost: Any)
 def test_a_host_is_one_however_it_is_spelled() -> None:
     """Capitals, a port, a dot at the end: one count."""
     by_host = recipe("keys.rst", "by_host")["by_host"]
-    hosts = ["site.example", "Site.EXAMPLE", "site.example:8000", "SITE.example:1", "site.example.", "site.example.:80"]
-    assert {by_host("", RequestFactory().get("/", HTTP_HOST=host)) for host in hosts} == {"site.example"}
+    hosts = [
+        "site.example",
+        "Site.EXAMPLE",
+        "site.example:8000",
+        "SITE.example:1",
+        "site.example.",
+        "site.example.:80",
+    ]
+    assert {by_host("", RequestFactory().get("/", HTTP_HOST=host)) for host in hosts} == {
+        "site.example"
+    }
     assert by_host("", RequestFactory().get("/", HTTP_HOST="[::1]:8000")) == "[::1]"
     assert by_host("", RequestFactory().get("/", HTTP_HOST="other.example")) == "other.example"
 
 
 def test_text_that_a_callable_returns_counts_letter_by_letter() -> None:
     """As the page on keys says: a callable decides itself what is the same."""
-    view = ratelimit(key=lambda group, request: request.GET["k"], rate="1/m")(lambda request: HttpResponse("ok"))
+    view = ratelimit(key=lambda group, request: request.GET["k"], rate="1/m")(
+        lambda request: HttpResponse("ok")
+    )
     found = [view(RequestFactory().get("/", {"k": k})).status_code for k in ("a", "A", " a", "a")]
     assert found == [200, 200, 200, 429]

@@ -1,4 +1,6 @@
-"""What a client was shown with a 429 is opened: what refused, and when; and a request is compared with it."""
+"""What a client was shown with a 429 is opened: what refused, and when; and a request is compared
+with it.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,9 @@ def explained(reference: str, **options: str) -> str:
 
 
 def only(opened: OpenedReference) -> tuple[str, str]:
-    (limit,) = {limit[:2] for limit in opened.limits}  # Other tests may have declared a second call site of a group.
+    (limit,) = {
+        limit[:2] for limit in opened.limits
+    }  # Other tests may have declared a second call site of a group.
     assert opened.is_exact
     return limit
 
@@ -147,7 +151,8 @@ def test_what_refused_in_the_code_is_found(where: str, name: str) -> None:
     ],
 )
 def test_a_client_is_examined_by_its_digest(where: str, place: str) -> None:
-    """Under the name that statistics count by: exactly the client that was refused, and no other."""
+    """Under the name that statistics count by: exactly the client that was refused, and
+    no other."""
     refused(where, REMOTE_ADDR="203.0.113.1")
     prefix = open_reference(refused(where, REMOTE_ADDR="203.0.113.77")).digest_prefix
     met = explain(build_request(where, address="203.0.113.77")).met
@@ -156,7 +161,11 @@ def test_a_client_is_examined_by_its_digest(where: str, place: str) -> None:
     explained = explain_identity(place, digest)
     (refusing,) = [met for met in explained.found.met if met.refuses]
     assert refusing.state is not None
-    assert (refusing.state.used, refusing.state.limit, refusing.charge.digest) == (1, 1, digest.encode())
+    assert (refusing.state.used, refusing.state.limit, refusing.charge.digest) == (
+        1,
+        1,
+        digest.encode(),
+    )
     stranger = explain_identity(place, "0" * 32)
     assert stranger.found.decision.allowed
     assert {met.state.used for met in stranger.found.met if met.state is not None} == {0}
@@ -165,7 +174,9 @@ def test_a_client_is_examined_by_its_digest(where: str, place: str) -> None:
 
 def test_a_rule_is_found_as_it_is_now() -> None:
     """With what it says now; one that is gone is not known."""
-    rule = RateLimitRule.objects.create(name="all", key="ip", limit=1, period=1, unit="h", path="/plain")
+    rule = RateLimitRule.objects.create(
+        name="all", key="ip", limit=1, period=1, unit="h", path="/plain"
+    )
     reference = refused("/plain")
     assert only(open_reference(reference)) == ("all", "admin")
     rule.limit = 5
@@ -230,12 +241,17 @@ def test_what_is_no_reference_is_an_error_of_the_command() -> None:
 
 
 def test_another_process_opens_it(prefix: str, tmp_path: Path) -> None:
-    """One that serves nobody, of the same site; it need not have refused anybody. Another site cannot."""
+    """One that serves nobody, of the same site; it need not have refused anybody. Another site
+    cannot.
+    """
     databases = {"default": migrated(tmp_path / "db.sqlite3")}
     view = f"__import__('importlib').import_module('{__name__}')"
     line = f"{view}.refused('/decorated', REMOTE_ADDR='198.51.100.7')"
     given = {"ROOT_URLCONF": __name__}
-    with Worker(prefix, databases, at=url(), **given) as serving, Worker(prefix, databases, **given) as desk:
+    with (
+        Worker(prefix, databases, at=url(), **given) as serving,
+        Worker(prefix, databases, **given) as desk,
+    ):
         reference = serving(line)
         opened = desk(f"str({view}.only({view}.open_reference({reference!r})))")
         assert opened == "('search:*:ip:1/h', 'code')"
@@ -276,7 +292,9 @@ def admin_site(settings: Any) -> None:
 @pytest.mark.usefixtures("admin_site")
 def test_the_inspector_opens_it_and_acts_on_the_request() -> None:
     """It shows the rule and the second; the described request has the counts, and is reset."""
-    rule = RateLimitRule.objects.create(name="all", key="ip", limit=1, period=1, unit="h", path="/plain")
+    rule = RateLimitRule.objects.create(
+        name="all", key="ip", limit=1, period=1, unit="h", path="/plain"
+    )
     reference = refused("/plain", REMOTE_ADDR="203.0.113.9")
     client = desk("view_ratelimitrule", "block_identity")
     text = page(client, reference.replace("-", " ").lower())
@@ -299,7 +317,9 @@ def test_the_inspector_says_what_is_wrong_with_a_reference() -> None:
     client = desk("view_ratelimitoverride")
     assert "A reference has 20 letters and digits, and this has 5" in page(client, "ABCDE")
     assert "This field is required." in page(client, "")
-    rule = RateLimitRule.objects.create(name="all", key="ip", limit=1, period=1, unit="h", path="/plain")
+    rule = RateLimitRule.objects.create(
+        name="all", key="ip", limit=1, period=1, unit="h", path="/plain"
+    )
     reference = refused("/plain")
     rule.delete()
     assert "The limit is not known here" in page(client, reference)
@@ -313,13 +333,17 @@ def test_the_inspector_says_what_is_wrong_with_a_reference() -> None:
 @pytest.mark.usefixtures("admin_site")
 @pytest.mark.parametrize("is_block", [True, False])
 def test_the_inspector_compares_who_it_was(is_block: bool) -> None:
-    """Of whom one has in mind: who is counted as the refused one was, or met by the same block. No digest is shown."""
+    """Of whom one has in mind: who is counted as the refused one was, or met by the same block. No
+    digest is shown.
+    """
     RateLimitRule.objects.create(name="all", key="ip", limit=1, period=1, unit="h", path="/plain")
     if is_block:
         RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
-    reference = Client(REMOTE_ADDR="203.0.113.9").get("/plain")[HEADER] if is_block else refused(
-        "/plain", REMOTE_ADDR="203.0.113.9"
-    )  # fmt: skip
+    reference = (
+        Client(REMOTE_ADDR="203.0.113.9").get("/plain")[HEADER]
+        if is_block
+        else refused("/plain", REMOTE_ADDR="203.0.113.9")
+    )
     client = desk("view_ratelimitrule")
     text = page(client, reference)
     assert "The client is not stored." in text
@@ -327,12 +351,18 @@ def test_the_inspector_compares_who_it_was(is_block: bool) -> None:
     assert open_reference(reference).digest_prefix not in text
 
     def compared(address: str, where: str = "/plain") -> str:
-        response = client.get(INSPECTOR, {"reference": reference, "path": where, "address": address})
+        response = client.get(
+            INSPECTOR, {"reference": reference, "path": where, "address": address}
+        )
         shown = re.search(r'"ratelimit-who">\s*<strong>(.*?)[:<]', response.content.decode())[1]
         assert shown.replace(" below", "") in explained(reference, path=where, ip=address)
         return str(shown)
 
-    assert compared("203.0.113.9") == "The request below is from the same client as the refused one."
-    assert compared("203.0.113.8") == "The request below is from another client than the refused one."
+    assert (
+        compared("203.0.113.9") == "The request below is from the same client as the refused one."
+    )
+    assert (
+        compared("203.0.113.8") == "The request below is from another client than the refused one."
+    )
     if not is_block:
         assert compared("203.0.113.9", "/decorated") == "The request below cannot be compared"

@@ -1,4 +1,6 @@
-"""A refusal's cost is bounded and small, whatever a client sends: by the processor's time, large against small."""
+"""A refusal's cost is bounded and small, whatever a client sends: by the processor's time, large
+against small.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from tests.floors import PACKAGE
 pytestmark = pytest.mark.alone
 FEWEST, MAX_ENTRIES = 10, 800_000
 DEAREST = 60
-"""How many times as dear as a small request's refusal a large one's may be; unbounded, they were 200 to 40,000."""
+"""How many times as dear as a small request's refusal a large one's may be; unbounded, they were
+200 to 40,000.
+"""
 rf = RequestFactory()
 serial = itertools.count()
 
@@ -48,12 +52,20 @@ class Api(APIView):
         return Response({})
 
 
-urlpatterns = [path("plain/", view), path("slug/<slug:who>/", view, name="slug"), path("rest/<path:who>", view)]
+urlpatterns = [
+    path("plain/", view),
+    path("slug/<slug:who>/", view, name="slug"),
+    path("rest/<path:who>", view),
+]
 
 
 def sends(name: str, piece: str, end: str = "") -> Callable[[int], HttpRequest]:
-    """A header that repeats a piece up to a length; another one each time, as what was read before is remembered."""
-    return lambda size: rf.get("/plain/", **{name: f"{next(serial)}{(piece * (size // len(piece) + 1))[:size]}{end}"})
+    """A header that repeats a piece up to a length; another one each time, as what was read before
+    is remembered.
+    """
+    return lambda size: rf.get(
+        "/plain/", **{name: f"{next(serial)}{(piece * (size // len(piece) + 1))[:size]}{end}"}
+    )
 
 
 def asks(query: str, piece: str) -> Callable[[int], HttpRequest]:
@@ -76,7 +88,9 @@ def posts(kind: str, piece: str, length: int | None = None) -> Callable[[int], H
 
 def typed(size: int) -> HttpRequest:
     # No more: Django itself takes time by the square of it, when the request is made.
-    return rf.generic("POST", "/plain/", b"{}", "application/json;" + "a=b;" * (min(size, 9_000) // 4))
+    return rf.generic(
+        "POST", "/plain/", b"{}", "application/json;" + "a=b;" * (min(size, 9_000) // 4)
+    )
 
 
 def many(size: int) -> HttpRequest:
@@ -95,17 +109,27 @@ CASES: dict[str, tuple[Callable[[int], HttpRequest], dict[str, Any], dict[str, A
     "X-Forwarded-For, many": (sends("HTTP_X_FORWARDED_FOR", "1.2.3.4,"), {}, TRUSTED),
     "X-Forwarded-For, one": (sends("HTTP_X_FORWARDED_FOR", "1"), {}, TRUSTED),
     "X-Forwarded-For, networks": (
-        sends("HTTP_X_FORWARDED_FOR", "127.0.0.1,"), {}, {"RATELIMIT_TRUSTED_PROXIES": ["127.0.0.0/8"]},
+        sends("HTTP_X_FORWARDED_FOR", "127.0.0.1,"),
+        {},
+        {"RATELIMIT_TRUSTED_PROXIES": ["127.0.0.0/8"]},
     ),
     "X-Forwarded-For, untrusted": (sends("HTTP_X_FORWARDED_FOR", "1.2.3.4,"), {}, {}),
     "Forwarded, many": (sends("HTTP_FORWARDED", "for=1.2.3.4,", "for=1.2.3.4"), {}, FORWARDED),
-    "Forwarded, quoted": (sends("HTTP_FORWARDED", 'for="127.0.0.1",', 'for="127.0.0.1"'), {}, FORWARDED),
+    "Forwarded, quoted": (
+        sends("HTTP_FORWARDED", 'for="127.0.0.1",', 'for="127.0.0.1"'),
+        {},
+        FORWARDED,
+    ),
     "Forwarded, quotes": (sends("HTTP_FORWARDED", ',a=";b=";'), {}, FORWARDED),
     "Forwarded, semicolons": (sends("HTTP_FORWARDED", ",a=b;;;;"), {}, FORWARDED),
     "META key": (sends("HTTP_X_REAL_IP", "1"), {}, META),
     "header": (sends("HTTP_X_KEY", "a"), {"key": "header:x-key"}, {}),
     "header, not ASCII": (sends("HTTP_X_KEY", "\ufdfa"), {"key": "header:x-key"}, {}),
-    "header, Authorization": (sends("HTTP_AUTHORIZATION", "a "), {"key": "header:authorization"}, {}),
+    "header, Authorization": (
+        sends("HTTP_AUTHORIZATION", "a "),
+        {"key": "header:authorization"},
+        {},
+    ),
     "header, User-Agent": (sends("HTTP_USER_AGENT", "(;"), {"key": "header:User-Agent"}, {}),
     "headers": (many, {"key": ("ip", "header:x-key")}, TRUSTED),
     "cookie, many": (sends("HTTP_COOKIE", "a=b;"), {"key": "cookie:k"}, {}),
@@ -125,17 +149,23 @@ CASES: dict[str, tuple[Callable[[int], HttpRequest], dict[str, Any], dict[str, A
     "body, data": (posts("application/json", '{"a":'), {"key": "data:a"}, {}),
     "Accept-Language": (sends("HTTP_ACCEPT_LANGUAGE", "de,"), {"key": ("ip", "kwarg:who")}, {}),
     "Accept-Language, answered": (
-        sends("HTTP_ACCEPT_LANGUAGE", "de,"), {}, {"MIDDLEWARE": ["django.middleware.locale.LocaleMiddleware"]},
+        sends("HTTP_ACCEPT_LANGUAGE", "de,"),
+        {},
+        {"MIDDLEWARE": ["django.middleware.locale.LocaleMiddleware"]},
     ),
     "Accept-Language, one": (
-        sends("HTTP_ACCEPT_LANGUAGE", "de-"), {}, {"MIDDLEWARE": ["django.middleware.locale.LocaleMiddleware"]},
+        sends("HTTP_ACCEPT_LANGUAGE", "de-"),
+        {},
+        {"MIDDLEWARE": ["django.middleware.locale.LocaleMiddleware"]},
     ),
     "path, logged": (leads("/plain/", "\u2028"), {}, {}),
-}  # fmt: skip
+}
 
 
 def spent(answer: Callable[[Any], Any], make: Callable[[int], Any], size: int) -> float:
-    """Seconds of the processor's time that a refusal takes at best; making the request is the server's and Django's."""
+    """Seconds of the processor's time that a refusal takes at best; making the request is the
+    server's and Django's.
+    """
     times = []
     for request in [make(size) for _ in range(3)]:
         started = time.thread_time()
@@ -150,7 +180,9 @@ def spent(answer: Callable[[Any], Any], make: Callable[[int], Any], size: int) -
 
 
 def assert_as_cheap(answer: Callable[[Any], Any], make: Callable[[int], Any], *sizes: int) -> None:
-    """A machine may be busy for a while: what is dear by nature is dear each time, and fails after the last."""
+    """A machine may be busy for a while: what is dear by nature is dear each time, and fails after
+    the last.
+    """
     spent(answer, make, FEWEST)
     small = spent(answer, make, FEWEST)
     for size in sizes:
@@ -180,19 +212,36 @@ def test_a_throttle_refuses_as_cheaply(name: str, proxies: int | None, settings:
 
 # Which of the cases make large what is read there.
 READ = {
-    "META[CONTENT_LENGTH]": "Content-Length", "META[HTTP_ACCEPT]": "Accept", "META[HTTP_COOKIE]": "cookie",
-    "META[HTTP_FORWARDED]": "Forwarded", "META[HTTP_X_FORWARDED_FOR]": "X-Forwarded-For", "META[QUERY_STRING]": "get",
-    "META[REMOTE_ADDR]": None, "META[wsgi.input]": None, "META[…]": "META key", "COOKIES": "cookie", "GET": "get",
-    "POST": None, "body": "body", "content_type": "Content-Type", "path_info": "path", "path": "path",
+    "META[CONTENT_LENGTH]": "Content-Length",
+    "META[HTTP_ACCEPT]": "Accept",
+    "META[HTTP_COOKIE]": "cookie",
+    "META[HTTP_FORWARDED]": "Forwarded",
+    "META[HTTP_X_FORWARDED_FOR]": "X-Forwarded-For",
+    "META[QUERY_STRING]": "get",
+    "META[REMOTE_ADDR]": None,
+    "META[wsgi.input]": None,
+    "META[…]": "META key",
+    "COOKIES": "cookie",
+    "GET": "get",
+    "POST": None,
+    "body": "body",
+    "content_type": "Content-Type",
+    "path_info": "path",
+    "path": "path",
     "resolver_match": "path",
-    "method": None, "META": "headers", "encoding": None, "session": None,
+    "method": None,
+    "META": "headers",
+    "encoding": None,
+    "session": None,
     # A flag of Django's.
     "META[CSRF_COOKIE_NEEDS_UPDATE]": None,
-}  # fmt: skip
+}
 
 
 def test_the_list_names_all_that_is_read() -> None:
-    """Every part of a request that the core looks at is in the list, and is made large; outside of the admin."""
+    """Every part of a request that the core looks at is in the list, and is made large; outside of
+    the admin.
+    """
     found = parts_read(PACKAGE, "admin", "contrib", "testing.py", "pytest_plugin.py", "preview.py")
     assert found - set(READ) == set(), "add a case that makes it large"
     for read in found:
@@ -203,9 +252,28 @@ def test_the_list_names_all_that_is_read() -> None:
 def parts_read(folder: Path, *without: str) -> set[str]:
     """Return the parts of requests that the code in a folder reads."""
     parts = {
-        *("META", "headers", "COOKIES", "GET", "POST", "FILES", "body", "content_type", "content_params", "encoding"),
+        *(
+            "META",
+            "headers",
+            "COOKIES",
+            "GET",
+            "POST",
+            "FILES",
+            "body",
+            "content_type",
+            "content_params",
+            "encoding",
+        ),
         *("path", "path_info", "session", "accepted_types", "scheme", "resolver_match", "method"),
-        *("read", "readline", "get_host", "get_full_path", "build_absolute_uri", "accepts", "get_signed_cookie"),
+        *(
+            "read",
+            "readline",
+            "get_host",
+            "get_full_path",
+            "build_absolute_uri",
+            "accepts",
+            "get_signed_cookie",
+        ),
     }
     found = set()
     for file in folder.rglob("*.py"):
@@ -214,7 +282,11 @@ def parts_read(folder: Path, *without: str) -> set[str]:
         tree = ast.parse(file.read_text())
         keys = {}
         for node in ast.walk(tree):
-            called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get"
+            called = (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "get"
+            )
             if called and node.args and isinstance(node.func.value, ast.Attribute):
                 keys[node.func.value] = node.args[0]
             elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute):
@@ -237,14 +309,20 @@ def parts_read(folder: Path, *without: str) -> set[str]:
 
 
 def test_more_than_any_client_sends_is_a_bad_request(settings: Any) -> None:
-    """Where a rule reads it, as Django answers too many parameters; where none does, it is nobody's business."""
+    """Where a rule reads it, as Django answers too many parameters; where none does, it is nobody's
+    business.
+    """
     settings.ROOT_URLCONF = __name__
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     from django.test import Client
 
     large = {"HTTP_X_KEY": "a" * 70_000, "HTTP_COOKIE": "a=b;" * 1001, "QUERY_STRING": "a" * 70_000}
-    for (name, value), key in zip(large.items(), ("header:x-key", "cookie:k", "get:k"), strict=True):
+    for (name, value), key in zip(
+        large.items(), ("header:x-key", "cookie:k", "get:k"), strict=True
+    ):
         settings.RATELIMIT_RULES = [{"name": f"{key} rule", "path": "/", "key": key, "rate": "5/h"}]
         assert Client().get("/plain/", **{name: value}).status_code == 400
-        settings.RATELIMIT_RULES = [{"name": f"{key} none", "path": "/", "key": "ip", "rate": "5/h"}]
+        settings.RATELIMIT_RULES = [
+            {"name": f"{key} none", "path": "/", "key": "ip", "rate": "5/h"}
+        ]
         assert Client().get("/plain/", **{name: value}).status_code == 200

@@ -75,7 +75,12 @@ async def aok(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
 
 
-urlpatterns = [path("ok/", ok), path("aok/", aok), path("free/", ok), path("admin/", admin.site.urls)]
+urlpatterns = [
+    path("ok/", ok),
+    path("aok/", aok),
+    path("free/", ok),
+    path("admin/", admin.site.urls),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -83,8 +88,11 @@ def site(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
     settings.ALLOWED_HOSTS = ["*"]
     settings.RATELIMIT_KEYS = {
-        "tenant": f"{__name__}.tenant", "plan": f"{__name__}.PLAN", "groups": GROUPS, "broken": broken,
-    }  # fmt: skip
+        "tenant": f"{__name__}.tenant",
+        "plan": f"{__name__}.PLAN",
+        "groups": GROUPS,
+        "broken": broken,
+    }
     settings.MIDDLEWARE = [
         "django.contrib.sessions.middleware.SessionMiddleware",
         "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -99,7 +107,9 @@ def get(host: str, url: str = "/ok/", client: Client | None = None) -> int:
 
 
 def rule(**fields: Any) -> RateLimitRule:
-    return RateLimitRule.objects.create(**{"name": "api", "path": "/ok/", "key": "tenant", "limit": 2, **fields})
+    return RateLimitRule.objects.create(
+        **{"name": "api", "path": "/ok/", "key": "tenant", "limit": 2, **fields}
+    )
 
 
 def test_a_rule_counts_by_tenant() -> None:
@@ -112,7 +122,10 @@ def test_a_rule_counts_by_tenant() -> None:
 def test_a_key_is_read_again_when_another_user_is_known() -> None:
     """DRF finds the user only in its view, after the middleware has read the plan of a visitor."""
     request = build_request("/ok/")
-    plans = [compile_key("plan").read("", request, user) for user in (request.user, User(username="pro", pk=7))]
+    plans = [
+        compile_key("plan").read("", request, user)
+        for user in (request.user, User(username="pro", pk=7))
+    ]
     assert plans == [("plan", "free"), ("plan", "pro")]
 
 
@@ -122,11 +135,17 @@ def test_a_view_counts_by_tenant_and_address(rf: Any) -> None:
     def view(name: str) -> Any:
         return ratelimit(name, key=("tenant", "ip"), rate="1/h")(ok)
 
-    one, other = rf.get("/", headers={"host": "acme.example.org"}), rf.get("/", headers={"host": "globex.example.org"})
+    one, other = (
+        rf.get("/", headers={"host": "acme.example.org"}),
+        rf.get("/", headers={"host": "globex.example.org"}),
+    )
     limited = view("both")
     assert [limited(request).status_code for request in (one, one, other)] == [200, 429, 200]
     alone = ratelimit("alone", key="tenant", rate="1/h")(ok)
-    assert [alone(rf.get("/", headers={"host": host})).status_code for host in ("a", "b")] == [200, 429]
+    assert [alone(rf.get("/", headers={"host": host})).status_code for host in ("a", "b")] == [
+        200,
+        429,
+    ]
 
 
 def test_a_value_of_another_type_is_an_error_that_names_the_key(rf: Any) -> None:
@@ -143,7 +162,10 @@ def test_a_value_of_another_type_is_an_error_that_names_the_key(rf: Any) -> None
         (["tenant"], "must be a dict"),
         ({"Tenant": tenant}, "has the name 'Tenant'"),
         ({"a:b": tenant}, "has the name 'a:b'"),
-        *(({name: tenant}, "reserved") for name in ("ip", "header", "exact", "network", "digest", "entry")),
+        *(
+            ({name: tenant}, "reserved")
+            for name in ("ip", "header", "exact", "network", "digest", "entry")
+        ),
         ({"tenant": "nowhere.tenant"}, "cannot be imported"),
         ({"tenant": 7}, "use a function"),
         ({"tenant": later}, "is a coroutine function; use a plain one"),
@@ -167,10 +189,17 @@ def test_the_rule_form_offers_the_keys_of_the_site(operator: Client) -> None:
     page = operator.get(f"{RULES}add/").content.decode()
     assert '<option value="tenant">Tenant</option>' in page
     assert '<option value="plan">Plan</option>' in page
-    assert operator.post(f"{RULES}add/", given(name="form", path="/ok/", key="tenant", limit=1)).status_code == 302
+    assert (
+        operator.post(
+            f"{RULES}add/", given(name="form", path="/ok/", key="tenant", limit=1)
+        ).status_code
+        == 302
+    )
     assert get("acme") == 200
     assert get("acme") == 429
-    assert "Unknown key" in str(errors(operator.post(f"{RULES}add/", given(name="x", path="/", key="tenat", limit=1))))
+    assert "Unknown key" in str(
+        errors(operator.post(f"{RULES}add/", given(name="x", path="/", key="tenat", limit=1)))
+    )
 
 
 def test_no_migration_follows_from_a_key(capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,7 +239,9 @@ def test_an_override_needs_a_key_and_a_value() -> None:
 @pytest.mark.parametrize(("field", "value"), [("plan", "pro"), ("groups", "gold")])
 @pytest.mark.parametrize("url", ["/ok/", "/aok/"])
 def test_overrides_by_what_a_user_has_hold_in_both_worlds(field: str, value: str, url: str) -> None:
-    """Rules, tiers and overrides use the signed-in user, and may ask the database, under WSGI and ASGI."""
+    """Rules, tiers and overrides use the signed-in user, and may ask the database, under WSGI and
+    ASGI.
+    """
     user = User.objects.create(username="pro")
     user.groups.add(Group.objects.create(name="gold"))
     row = rule(key=field, path=url, limit=1)
@@ -223,7 +254,11 @@ def test_overrides_by_what_a_user_has_hold_in_both_worlds(field: str, value: str
     async_to_sync(aclient.aforce_login)(user)
     assert [client.get(url).status_code, asyncio.run(aget())] == [200, 429]
     RateLimitTier.objects.create(rule=row, group=f"{field}:{value}", limit=3)
-    assert [client.get(url).status_code, asyncio.run(aget()), asyncio.run(aget())] == [200, 200, 429]
+    assert [client.get(url).status_code, asyncio.run(aget()), asyncio.run(aget())] == [
+        200,
+        200,
+        429,
+    ]
     row.delete()
     block = RateLimitOverride(field=field, effect="block")
     block.set_value(value)
@@ -254,8 +289,9 @@ def test_a_plan_is_the_audience_of_a_tier() -> None:
         clients[name].force_login(User.objects.create(username=name))
     User.objects.get(username="pro-gold").groups.add(Group.objects.create(name="gold"))
     admitted = {
-        name: [get("acme", client=client) for _ in range(5)].count(200) for name, client in clients.items()
-    }  # fmt: skip
+        name: [get("acme", client=client) for _ in range(5)].count(200)
+        for name, client in clients.items()
+    }
     assert admitted == {"free": 1, "pro": 3, "pro-gold": 4}
     assert [get("acme") for _ in range(2)] == [200, 429]
 
@@ -268,7 +304,9 @@ def test_a_tier_by_tenant_needs_no_user(settings: Any) -> None:
 
     async def admitted(host: str) -> int:
         client = AsyncClient()
-        return [(await client.get("/aok/", headers={"x-tenant": host})).status_code for _ in range(5)].count(200)
+        return [
+            (await client.get("/aok/", headers={"x-tenant": host})).status_code for _ in range(5)
+        ].count(200)
 
     assert asyncio.run(admitted("globex")) == 1
     row.delete()
@@ -279,12 +317,18 @@ def test_a_tier_by_tenant_needs_no_user(settings: Any) -> None:
 
 def test_tiers_are_given_by_key_in_the_form(operator: Client) -> None:
     """An unknown group or key is an error."""
-    tiers = {"tiers-INITIAL_FORMS": 0, "tiers-TOTAL_FORMS": 1, "tiers-0-limit": 9, "tiers-0-period": 1}
+    tiers = {
+        "tiers-INITIAL_FORMS": 0,
+        "tiers-TOTAL_FORMS": 1,
+        "tiers-0-limit": 9,
+        "tiers-0-period": 1,
+    }
     form = {**given(path="/ok/", key="ip", limit=1), **tiers, "tiers-0-unit": "h"}
     page = operator.post(f"{RULES}add/", {**form, "tiers-0-group": "plam:pro"}).content.decode()
     assert "with a key of RATELIMIT_KEYS (tenant, plan" in page
     assert (
-        "There is no such group." in operator.post(f"{RULES}add/", {**form, "tiers-0-group": "plam"}).content.decode()
+        "There is no such group."
+        in operator.post(f"{RULES}add/", {**form, "tiers-0-group": "plam"}).content.decode()
     )
     assert operator.post(f"{RULES}add/", {**form, "tiers-0-group": "plan:pro"}).status_code == 302
     assert RateLimitRule.objects.get().declared()["tiers"] == [{"group": "plan:pro", "rate": "9/h"}]
@@ -307,7 +351,9 @@ def test_the_inspector_takes_the_value_of_a_key(operator: Client) -> None:
     assert not explanation.decision.allowed
 
 
-def test_commands_name_a_tenant(direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_name_a_tenant(
+    direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`ratelimit explain`, `block` and `forget`."""
 
     def said(*arguments: str) -> str:
@@ -349,7 +395,9 @@ def test_a_key_masks_its_values(settings: Any) -> None:
     assert shown(("plan", "pro")) == [("plan", "pro")]
 
 
-def test_a_key_that_is_removed_leaves_its_rules_out_loudly(caplog: pytest.LogCaptureFixture, settings: Any) -> None:
+def test_a_key_that_is_removed_leaves_its_rules_out_loudly(
+    caplog: pytest.LogCaptureFixture, settings: Any
+) -> None:
     """Others go on, and the check of the site names nothing else."""
     rule()
     rule(name="plain", key="ip", limit=1)
@@ -359,15 +407,21 @@ def test_a_key_that_is_removed_leaves_its_rules_out_loudly(caplog: pytest.LogCap
 
 
 def test_a_key_that_is_removed_is_reported_to_operators(operator: Client, settings: Any) -> None:
-    """By the check with the database, and on the list of rules; a tier of it is left out, and its rule is not."""
+    """By the check with the database, and on the list of rules; a tier of it is left out, and its
+    rule is not.
+    """
     rule()
-    RateLimitTier.objects.create(rule=rule(name="plain", key="ip", limit=1), group="plan:pro", limit=5)
+    RateLimitTier.objects.create(
+        rule=rule(name="plain", key="ip", limit=1), group="plan:pro", limit=5
+    )
     block = RateLimitOverride(field="tenant", effect="block")
     block.set_value("acme")
     block.save()
     assert not [each for each in check_published(["default"]) if "W031" in each.id]
     settings.RATELIMIT_KEYS = {}
-    found = " ".join(each.msg for each in check_published(["default"]) if each.id == "django_ratelimit_lua.W031")
+    found = " ".join(
+        each.msg for each in check_published(["default"]) if each.id == "django_ratelimit_lua.W031"
+    )
     page = text_of(operator.get(RULES))
     for problem in ("Unknown key 'tenant'", "'plan:pro' is not KEY:VALUE"):
         assert problem in found
@@ -379,9 +433,16 @@ def test_a_key_that_is_removed_is_reported_to_operators(operator: Client, settin
 @pytest.mark.parametrize("group", ["plam:pro", "plan:", "plan: pro", "plan:pro "])
 def test_a_tier_for_no_key_is_a_problem_of_files_and_settings(group: str, settings: Any) -> None:
     """The error shows the form, and the keys of the site."""
-    declared = {"name": "api", "path": "/ok/", "key": "ip", "rate": "1/h", "tiers": [{"group": group, "rate": "2/h"}]}
+    declared = {
+        "name": "api",
+        "path": "/ok/",
+        "key": "ip",
+        "rate": "1/h",
+        "tiers": [{"group": group, "rate": "2/h"}],
+    }
     with pytest.raises(
-        RuleError, match=r"is not KEY:VALUE with a key of RATELIMIT_KEYS \(tenant, plan, groups, broken\)"
+        RuleError,
+        match=r"is not KEY:VALUE with a key of RATELIMIT_KEYS \(tenant, plan, groups, broken\)",
     ):
         compile_rule(declared)
     settings.RATELIMIT_RULES = [declared]
@@ -401,7 +462,9 @@ def test_what_a_middleware_would_set_is_entered_instead(settings: Any, operator:
 
 def test_an_ended_override_of_a_tenant_is_over() -> None:
     """As of any subject."""
-    block = RateLimitOverride(field="tenant", effect="block", ends=datetime.datetime.now(datetime.UTC))
+    block = RateLimitOverride(
+        field="tenant", effect="block", ends=datetime.datetime.now(datetime.UTC)
+    )
     block.set_value("acme")
     block.save()
     assert get("acme") == 200

@@ -1,4 +1,6 @@
-"""Staff whom a rule locks out of the admin are told the way out; nobody else is, and it costs a flood nothing."""
+"""Staff whom a rule locks out of the admin are told the way out; nobody else is, and it costs a
+flood nothing.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_the_command_that_is_told_switches_the_rule_off(accept: str, operator: C
 
 
 def test_nobody_else_is_told(operator: Client, django_assert_num_queries: Any) -> None:
-    """Neither on other pages, nor strangers, nor who is no staff; strangers are not even looked for."""
+    """Neither on other pages, nor strangers, nor who is no staff; strangers are not even looked
+    for.
+    """
     stranger, customer = Client(), Client()
     customer.force_login(User.objects.create_user("ada"))
     for client, page in ((operator, "/ok"), (stranger, "/admin/"), (customer, "/admin/")):
@@ -50,7 +54,9 @@ def test_nobody_else_is_told(operator: Client, django_assert_num_queries: Any) -
         assert stranger.get("/admin/login/").status_code == 429
 
 
-def test_a_coroutine_tells_the_same_and_a_rule_of_the_settings_is_named(operator: Client, settings: Any) -> None:
+def test_a_coroutine_tells_the_same_and_a_rule_of_the_settings_is_named(
+    operator: Client, settings: Any
+) -> None:
     """There is no command for that one."""
     client = AsyncClient()
     client.cookies = operator.cookies

@@ -27,11 +27,19 @@ FORM = {"effect": "block", "period": 1, "unit": "m", "network": ADDRESS, "durati
 
 def test_a_form_that_is_sent_twice_adds_one(operator: Client) -> None:
     """The page says so, and nothing else is said to be added."""
-    assert "was added successfully" in operator.post(f"{OVERRIDES}add/", FORM, follow=True).content.decode()
+    assert (
+        "was added successfully"
+        in operator.post(f"{OVERRIDES}add/", FORM, follow=True).content.decode()
+    )
     page = operator.post(f"{OVERRIDES}add/", FORM, follow=True).content.decode()
     assert f"The same is there already, so it was not added again: {ADDRESS}." in page
     assert "was added successfully" not in page
-    assert RateLimitOverride.objects.count() == LogEntry.objects.count() == RateLimitChange.objects.count() == 1
+    assert (
+        RateLimitOverride.objects.count()
+        == LogEntry.objects.count()
+        == RateLimitChange.objects.count()
+        == 1
+    )
     several = {**FORM, "network": f"{ADDRESS} 203.0.113.10 2001:db8::/48"}
     page = operator.post(f"{OVERRIDES}add/", several, follow=True).content.decode()
     assert "2 overrides were added" in page
@@ -42,23 +50,37 @@ def test_a_form_that_is_sent_twice_adds_one(operator: Client) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"network": "203.0.113.10"}, {"effect": "exempt"}, {"effect": "limit", "limit": 5}, {"forbids": "on"},
-        {"duration": "86400"}, {"duration": ""}, {"message": "Call us."}, {"rule": "site"},
-        {"network": "", "field": "post:username", "value": "ada"}, {"starts_0": "2099-01-01", "starts_1": "00:00"},
+        {"network": "203.0.113.10"},
+        {"effect": "exempt"},
+        {"effect": "limit", "limit": 5},
+        {"forbids": "on"},
+        {"duration": "86400"},
+        {"duration": ""},
+        {"message": "Call us."},
+        {"rule": "site"},
+        {"network": "", "field": "post:username", "value": "ada"},
+        {"starts_0": "2099-01-01", "starts_1": "00:00"},
     ],
-)  # fmt: skip
+)
 def test_what_differs_is_added(fields: dict[str, str], operator: Client) -> None:
     """In whom it is about, in what it does, or in how long."""
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
     operator.post(f"{OVERRIDES}add/", FORM)
-    operator.post(f"{OVERRIDES}add/", {**FORM, **fields, **({"rule": rule.pk} if "rule" in fields else {})})
+    operator.post(
+        f"{OVERRIDES}add/", {**FORM, **fields, **({"rule": rule.pk} if "rule" in fields else {})}
+    )
     assert RateLimitOverride.objects.count() == 2
 
 
 def test_numbers_are_compared(operator: Client) -> None:
     """Another limit is another override; one that has ended is none any more."""
     limit = {**FORM, "effect": "limit", "limit": 5}
-    for number, fields in ((1, limit), (1, limit), (2, {**limit, "limit": 6}), (3, {**limit, "limit": 5, "unit": "h"})):
+    for number, fields in (
+        (1, limit),
+        (1, limit),
+        (2, {**limit, "limit": 6}),
+        (3, {**limit, "limit": 5, "unit": "h"}),
+    ):
         operator.post(f"{OVERRIDES}add/", fields)
         assert RateLimitOverride.objects.count() == number
     RateLimitOverride.objects.update(ends=timezone.now())
@@ -84,20 +106,30 @@ def test_a_button_and_a_command_that_are_repeated_add_one(operator: Client) -> N
     """Each says that it is there."""
     asked = {"path": "/ok", "address": ADDRESS}
     for action in ("exempt", "block"):
-        for page in [pressed(operator, asked, action=action, subject="address", confirm="yes") for _ in range(2)]:
+        for page in [
+            pressed(operator, asked, action=action, subject="address", confirm="yes")
+            for _ in range(2)
+        ]:
             assert "for 1 hour" in page
         assert "The same override is there already, so none was added." in page
     assert RateLimitOverride.objects.count() == 2
     assert "203.0.113.10 is blocked until" in said("block", "--ip", "203.0.113.10")
     number = RateLimitOverride.objects.get(network="203.0.113.10").pk
-    assert said("block", "--ip", "203.0.113.10").endswith(f": override {number}, which existed already\n")
+    assert said("block", "--ip", "203.0.113.10").endswith(
+        f": override {number}, which existed already\n"
+    )
 
 
 def test_what_is_ended_in_the_inspector_refuses_no_more(operator: Client) -> None:
-    """Also where there are two blocks of an address, as for another time; what is by a rule, or another's, stays."""
+    """Also where there are two blocks of an address, as for another time; what is by a rule, or
+    another's, stays.
+    """
     rule = RateLimitRule.objects.create(name="other", path="/other", key="ip", limit=100, unit="h")
     later = timezone.now() + datetime.timedelta(hours=1)
-    blocks = [RateLimitOverride.objects.create(network=ADDRESS, effect="block", ends=ends) for ends in (None, later)]
+    blocks = [
+        RateLimitOverride.objects.create(network=ADDRESS, effect="block", ends=ends)
+        for ends in (None, later)
+    ]
     others = [RateLimitOverride.objects.create(network=ADDRESS, effect="block", rule=rule)]
     others += [RateLimitOverride.objects.create(network="203.0.113.10", effect="block")]
     assert visits() == [429]

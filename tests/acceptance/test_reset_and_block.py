@@ -1,4 +1,6 @@
-"""`ratelimit reset`, `ratelimit block` and `ratelimit unblock`: what a terminal does, the next request obeys."""
+"""`ratelimit reset`, `ratelimit block` and `ratelimit unblock`: what a terminal does, the next
+request obeys.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from tests.acceptance import test_explained_views as explained
 from tests.acceptance.test_explained_views import ADDRESS, VIEWS
 
 pytestmark = pytest.mark.django_db(transaction=True)
-OPTIONS = {"post": "field", "json": "json", "header": "header", "cookie": "cookie", "get": "query", "data": "field"}
+OPTIONS = {
+    "post": "field",
+    "json": "json",
+    "header": "header",
+    "cookie": "cookie",
+    "get": "query",
+    "data": "field",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -35,14 +44,30 @@ def status(path: str = "/ok/", address: str = ADDRESS, **meta: Any) -> int:
     return int(Client(REMOTE_ADDR=address).get(path, **meta).status_code)
 
 
-@pytest.mark.parametrize("name", ["both", "throttled", "form", "json", "header", "cookie", "query", "data", "host"])
+@pytest.mark.parametrize(
+    "name", ["both", "throttled", "form", "json", "header", "cookie", "query", "data", "host"]
+)
 def test_what_is_reset_lets_the_real_request_go(name: str) -> None:
     """Described by options, several of each; first `explain` says that it would be refused."""
-    case = VIEWS.get(name) or explained.Case(None, 1, "host/", sends={"headers": {"host": "one.example"}})
-    asked = ["--path", f"/{case.path or name + '/'}", "--method", case.method, "--ip", ADDRESS, "--host", "one.example"]
+    case = VIEWS.get(name) or explained.Case(
+        None, 1, "host/", sends={"headers": {"host": "one.example"}}
+    )
+    asked = [
+        "--path",
+        f"/{case.path or name + '/'}",
+        "--method",
+        case.method,
+        "--ip",
+        ADDRESS,
+        "--host",
+        "one.example",
+    ]
     for field, value in case.fields:
         kind, _colon, part = field.partition(":")
-        asked += [f"--{OPTIONS[kind]}", f"{part}:{value}" if kind == "header" else f"{part}={value}"]
+        asked += [
+            f"--{OPTIONS[kind]}",
+            f"{part}:{value}" if kind == "header" else f"{part}={value}",
+        ]
     assert 429 in [explained.visit(case, name) for _ in range(3)]
     assert "would be refused." in said("rules", "explain", *asked)
     text = said("reset", *asked)
@@ -64,23 +89,34 @@ def test_a_reset_that_removed_nothing_says_so() -> None:
 
 
 def test_one_limit_of_several_is_reset() -> None:
-    """By its name; one that such a request does not meet is an error with the names of those that it meets."""
+    """By its name; one that such a request does not meet is an error with the names of those that
+    it meets.
+    """
     assert [status("/both/") for _ in range(3)] == [200, 200, 429]
     names = [f"{explained.__name__}.OnBoth.get:*:ip:{rate}" for rate in ("2/h", "5/h")]
-    assert f"reset: {names[0]}\nThe next" in said("reset", "--path", "/both/", "--ip", ADDRESS, "--limit", names[0])
+    assert f"reset: {names[0]}\nThe next" in said(
+        "reset", "--path", "/both/", "--ip", ADDRESS, "--limit", names[0]
+    )
     assert status("/both/") == 200
-    with pytest.raises(CommandError, match=r"the limit 'nothing' does not apply to this request; these apply: .*5/h"):
+    with pytest.raises(
+        CommandError,
+        match=r"the limit 'nothing' does not apply to this request; these apply: .*5/h",
+    ):
         said("reset", "--path", "/both/", "--limit", "nothing")
 
 
 def test_block_and_unblock() -> None:
-    """An address, a network, a user, or whoever sends a value; an hour, as long as is said, or for good."""
+    """An address, a network, a user, or whoever sends a value; an hour, as long as is said, or for
+    good.
+    """
     User.objects.create(username="ada")
     for asked, meta in (
-        (("--ip", ADDRESS), {}), (("--ip", "203.0.113.0/24"), {}),
+        (("--ip", ADDRESS), {}),
+        (("--ip", "203.0.113.0/24"), {}),
         (("--header", "X-API-Key: hush"), {"headers": {"x-api-key": "hush"}}),
-        (("--cookie", "c=1"), {"headers": {"cookie": "c=1"}}), (("--query", "q=x"), {"query_params": {"q": "x"}}),
-    ):  # fmt: skip
+        (("--cookie", "c=1"), {"headers": {"cookie": "c=1"}}),
+        (("--query", "q=x"), {"query_params": {"q": "x"}}),
+    ):
         text = said("block", *asked, "--reason", "scraper")
         assert " is blocked until 2" in text
         assert f" {timezone.localtime():%Z}: override " in text
@@ -94,14 +130,22 @@ def test_block_and_unblock() -> None:
     said("block", "--ip", ADDRESS, "--for", "30m")
     override = RateLimitOverride.objects.latest("pk")
     assert 1790 < (override.ends - override.created_at).total_seconds() < 1810
-    assert {change.by for change in RateLimitChange.objects.all()} == {"ratelimit block", "ratelimit unblock"}
+    assert {change.by for change in RateLimitChange.objects.all()} == {
+        "ratelimit block",
+        "ratelimit unblock",
+    }
 
 
 def test_what_was_blocked_under_an_earlier_secret_is_unblocked(settings: Any) -> None:
     """Whoever it is about."""
     settings.RATELIMIT_KEY_SECRET = "old"
     User.objects.create(username="ada")
-    asked = (("--ip", ADDRESS), ("--user", "ada"), ("--header", "X-API-Key: hush"), ("--digest", "a" * 32))
+    asked = (
+        ("--ip", ADDRESS),
+        ("--user", "ada"),
+        ("--header", "X-API-Key: hush"),
+        ("--digest", "a" * 32),
+    )
     for one in asked:
         said("block", *one)
     settings.RATELIMIT_KEY_SECRET = ["new", "old"]
@@ -116,9 +160,13 @@ def test_a_block_of_a_large_part_of_the_internet_is_confirmed(settings: Any) -> 
     """And that of a proxy, which everybody comes through."""
     settings.RATELIMIT_TRUSTED_PROXIES = ["192.0.2.0/24"]
     for network, problem in (
-        ("0.0.0.0/0", "large part of the whole internet"), ("::/0", "large part"), ("192.0.2.7", "a proxy of this site")
-    ):  # fmt: skip
-        with pytest.raises(CommandError, match=rf"(?s){problem}.*\nNothing was blocked. Use --confirm"):
+        ("0.0.0.0/0", "large part of the whole internet"),
+        ("::/0", "large part"),
+        ("192.0.2.7", "a proxy of this site"),
+    ):
+        with pytest.raises(
+            CommandError, match=rf"(?s){problem}.*\nNothing was blocked. Use --confirm"
+        ):
             said("block", "--ip", network)
     assert not RateLimitOverride.objects.exists()
     assert "0.0.0.0/0 is blocked until" in said("block", "--ip", "0.0.0.0/0", "--confirm")
@@ -146,7 +194,10 @@ def test_unblock_says_what_it_did_not_end() -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("block",), "name one subject, by one of --user, --ip, --digest, .*; make one override for each"),
+        (
+            ("block",),
+            "name one subject, by one of --user, --ip, --digest, .*; make one override for each",
+        ),
         (("block", "--cookie", "c=1", "--cookie", "d=2"), "name one subject"),
         (("block", "--field", "d= "), "The value is missing"),
         (("block", "--ip", "nowhere"), "--ip 'nowhere' is not an address or network"),

@@ -1,4 +1,6 @@
-"""A process that counts by itself, with more identities than it has room for: through the front door."""
+"""A process that counts by itself, with more identities than it has room for: through the front
+door.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.parts import set_part
 
 @pytest.fixture(autouse=True)
 def alone(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process is the only one, has counted nothing, and has little room, so that few identities fill it."""
+    """This process is the only one, has counted nothing, and has little room, so that few
+    identities fill it.
+    """
     monkeypatch.setattr(heartbeat, "count", 1)
     set_part(monkeypatch, ProcessShare(0, 1, 1))
     monkeypatch.setattr("django_ratelimit_lua.engine.counters.MAX_IDENTITIES", 1_000)
@@ -35,9 +39,13 @@ def test_an_identity_that_keeps_hitting_is_never_forgotten() -> None:
     assert admitted == 100
 
 
-def test_in_an_outage_one_more_share_takes_as_many_hits_of_others_as_there_is_room_for(settings: Any) -> None:
+def test_in_an_outage_one_more_share_takes_as_many_hits_of_others_as_there_is_room_for(
+    settings: Any,
+) -> None:
     """Not one hit earlier."""
-    settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.CACHES = {
+        "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+    }
     settings.RATELIMIT_ON_STORE_ERROR = "local"
     limiter = RateLimiter("x", "100/h")
     assert sum(limiter.hit("somebody").allowed for _ in range(70)) == 70

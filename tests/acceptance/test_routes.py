@@ -1,4 +1,6 @@
-"""Rules meet what Django's URL resolver meets: in every language, by whatever URLconf, however a path is written."""
+"""Rules meet what Django's URL resolver meets: in every language, by whatever URLconf, however a
+path is written.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class Refusing:
 register_converter(Refusing, "refusing")
 account = path("account/", ok, name="account")
 plain = [path("plain/", ok, name="plain"), path("health/", health), path("none/<refusing:pk>/", ok)]
-monday = path(gettext_lazy("Monday"), ok, name="monday")  # Translated by Django itself: Montag, lundi.
+monday = path(
+    gettext_lazy("Monday"), ok, name="monday"
+)  # Translated by Django itself: Montag, lundi.
 urlpatterns = [*plain, *i18n_patterns(account, monday)]
 
 
@@ -103,7 +107,9 @@ def site(settings: Any) -> Any:
     translation.deactivate()
 
 
-def asked(paths: list[str], kind: str, before: list[str | None] | None = None, **headers: str) -> list[int]:
+def asked(
+    paths: list[str], kind: str, before: list[str | None] | None = None, **headers: str
+) -> list[int]:
     """The statuses, each asked for by a thread or loop that served another language before."""
 
     def sync() -> list[int]:
@@ -131,8 +137,12 @@ def asked(paths: list[str], kind: str, before: list[str | None] | None = None, *
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("middleware", [[MIDDLEWARE, LOCALE], [LOCALE, MIDDLEWARE]])
 @pytest.mark.parametrize("conf", [__name__, Unprefixed])
-def test_alternating_languages_are_limited(conf: Any, middleware: list[str], kind: str, settings: Any) -> None:
-    """By one count, wherever the middleware stands, and whichever language the thread served before."""
+def test_alternating_languages_are_limited(
+    conf: Any, middleware: list[str], kind: str, settings: Any
+) -> None:
+    """By one count, wherever the middleware stands, and whichever language the thread served
+    before.
+    """
     settings.ROOT_URLCONF, settings.MIDDLEWARE = conf, middleware
     settings.RATELIMIT_RULES = [{"name": "account", "route": "account", "key": "ip", "rate": "6/h"}]
     english = "/account/" if conf is Unprefixed else "/en/account/"
@@ -142,7 +152,10 @@ def test_alternating_languages_are_limited(conf: Any, middleware: list[str], kin
 
 @given(
     data=st.lists(
-        st.tuples(st.sampled_from(["/", "/en/", "/de/", "/fr/"]), st.sampled_from(["en", "de", "fr", "it"])),
+        st.tuples(
+            st.sampled_from(["/", "/en/", "/de/", "/fr/"]),
+            st.sampled_from(["en", "de", "fr", "it"]),
+        ),
         min_size=4,
         max_size=8,
     ),
@@ -162,7 +175,9 @@ def test_whatever_the_order_of_languages_every_request_to_the_view_counts(
             found = asked(paths, "sync", [language for _, language in data], accept_language=accept)
     reached = [status for status, there in zip(found, leads, strict=True) if there]
     assert reached == ([200] * 2 + [429] * 8)[: len(reached)]
-    assert not [status for status, there in zip(found, leads, strict=True) if not there and status == 200]
+    assert not [
+        status for status, there in zip(found, leads, strict=True) if not there and status == 200
+    ]
 
 
 _numbers = iter(range(10**9))
@@ -178,7 +193,8 @@ test_number.__test__ = False  # type: ignore[attr-defined]
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_urlconf_that_is_chosen_later_is_the_one_that_counts(kind: str, settings: Any) -> None:
-    """Rules by route, keys by route and argument, and exemptions go by the view that Django finds."""
+    """Rules by route, keys by route and argument, and exemptions go by the view that
+    Django finds."""
     settings.MIDDLEWARE = [MIDDLEWARE, f"{__name__}.elsewhere"]
     settings.RATELIMIT_RULES = [
         {"name": "account", "route": "account", "key": "ip", "rate": "1/h"},
@@ -188,21 +204,31 @@ def test_a_urlconf_that_is_chosen_later_is_the_one_that_counts(kind: str, settin
     ]
     assert asked(["/plain/"] * 2, kind) == [200, 429]
     assert asked(["/health/"] * 3, kind) == [200, 200, 429], "exempt here, not there"
-    assert asked(["/only-there/ada/", "/only-there/bob/", "/only-there/ada/"], kind) == [200, 200, 429]
+    assert asked(["/only-there/ada/", "/only-there/bob/", "/only-there/ada/"], kind) == [
+        200,
+        200,
+        429,
+    ]
     assert asked(["/now-exempt/"] * 2, kind) == [200, 200]
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_looking_ahead_leaves_nothing_behind(kind: str, settings: Any) -> None:
-    """`request.resolver_match` is Django's: between the middleware and the view there is none, nor on a 404."""
+    """`request.resolver_match` is Django's: between the middleware and the view there is none, nor
+    on a 404.
+    """
     settings.MIDDLEWARE = [MIDDLEWARE, f"{__name__}.looking"]
-    settings.RATELIMIT_RULES = [{"name": "x", "route": "plain", "key": ("ip", "route"), "rate": "9/h"}]
+    settings.RATELIMIT_RULES = [
+        {"name": "x", "route": "plain", "key": ("ip", "route"), "rate": "9/h"}
+    ]
     assert asked(["/plain/", "/nowhere/", "/health/"], kind) == [200, 404, 200]
     assert seen == [None, None, None]
 
 
 def test_a_foreseen_view_is_decided_once(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Together with the rules by path, in one call: only what was not foreseen is decided just before the view."""
+    """Together with the rules by path, in one call: only what was not foreseen is decided just
+    before the view.
+    """
     from django_ratelimit_lua import middleware
 
     calls: list[Any] = []
@@ -243,35 +269,77 @@ class Paths:
 
 
 PIECES = [
-    "/", "//", "api", "API", "%61pi", "%2e", "%2E", ".", "..", "%2f", "files", "re", "double", "ä ö", "%C3%A4%20%C3%B6",
-    "%0a", "\n", ";", "?", "#", "%00", "%", "%25", "%ff", "x", " ", "%E2%80%AE", "zz",
-]  # fmt: skip
+    "/",
+    "//",
+    "api",
+    "API",
+    "%61pi",
+    "%2e",
+    "%2E",
+    ".",
+    "..",
+    "%2f",
+    "files",
+    "re",
+    "double",
+    "ä ö",
+    "%C3%A4%20%C3%B6",
+    "%0a",
+    "\n",
+    ";",
+    "?",
+    "#",
+    "%00",
+    "%",
+    "%25",
+    "%ff",
+    "x",
+    " ",
+    "%E2%80%AE",
+    "zz",
+]
 
 
-@given(st.lists(st.sampled_from(PIECES), max_size=7), st.sampled_from(["", "/zz", "/api", "/zz/"]), st.booleans())
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=7),
+    st.sampled_from(["", "/zz", "/api", "/zz/"]),
+    st.booleans(),
+)
 @hypothesis_settings(max_examples=examples(400), deadline=None)
-def test_what_django_resolves_to_the_view_meets_its_rules(pieces: list[str], script: str, quoted: bool) -> None:
-    """However the path is written and whatever script it is said to be below: by route, by prefix and by glob."""
+def test_what_django_resolves_to_the_view_meets_its_rules(
+    pieces: list[str], script: str, quoted: bool
+) -> None:
+    """However the path is written and whatever script it is said to be below: by route, by prefix
+    and by glob.
+    """
     tail = "".join(pieces)
     raw = "/api" + (quote(tail) if quoted else tail)
     rules = Ruleset(
-        compile_rules([
-            {"name": "route", "route": "v", "key": "ip", "rate": "1/h"},
-            {"name": "prefix", "path": "/api/", "key": "ip", "rate": "1/h"},
-            {"name": "glob", "path": "/a*/**", "key": "ip", "rate": "1/h"},
-        ])
-    )  # fmt: skip
+        compile_rules(
+            [
+                {"name": "route", "route": "v", "key": "ip", "rate": "1/h"},
+                {"name": "prefix", "path": "/api/", "key": "ip", "rate": "1/h"},
+                {"name": "glob", "path": "/a*/**", "key": "ip", "rate": "1/h"},
+            ]
+        )
+    )
     with override_settings(ROOT_URLCONF=Paths):
         for request in (
             RequestFactory().get(raw, SCRIPT_NAME=script),
-            RequestFactory().generic("GET", raw.split("?")[0].split("#")[0] or "/", SCRIPT_NAME=script),
+            RequestFactory().generic(
+                "GET", raw.split("?")[0].split("#")[0] or "/", SCRIPT_NAME=script
+            ),
         ):
             try:
                 resolve(request.path_info)
             except Resolver404:
                 assert "route" not in [rule.name for rule in rules.matching(request)]
             else:
-                assert [rule.name for rule in rules.matching(request)] == ["route", "prefix", "glob"]
+                assert [rule.name for rule in rules.matching(request)] == [
+                    "route",
+                    "prefix",
+                    "glob",
+                ]
 
 
 def test_the_key_path_is_the_path_that_is_resolved(settings: Any) -> None:

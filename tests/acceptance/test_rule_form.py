@@ -1,4 +1,6 @@
-"""The form of a rule: whatever is typed has an answer, and what would refuse everybody is asked about."""
+"""The form of a rule: whatever is typed has an answer, and what would refuse everybody is asked
+about.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,14 @@ def test_a_limit_that_is_none_is_an_error_of_its_field(
     name: str, fields: dict[str, Any], field: str, operator: Client
 ) -> None:
     """Also in the place of a call site, where it would be compared with what the code says."""
-    answer = operator.post(f"{RULES}add/", given(**{"name": name, "path": "/ok", "key": "ip", "limit": 5, **fields}))
+    answer = operator.post(
+        f"{RULES}add/", given(**{"name": name, "path": "/ok", "key": "ip", "limit": 5, **fields})
+    )
     found = answer.context["adminform"].form.errors
     assert len(found[field]) == 1, "what follows from it is not said as well"
-    assert not any(re.search("[{}]|None|True|rule '", text) for texts in found.values() for text in texts), found
+    assert not any(
+        re.search("[{}]|None|True|rule '", text) for texts in found.values() for text in texts
+    ), found
     assert not RateLimitRule.objects.exists()
 
 
@@ -55,8 +61,14 @@ def test_a_limit_that_is_none_is_an_error_of_its_field(
     [
         ("5/0m", "Rate '5/0m': the period must be greater than zero."),
         ("5/600w", "Rate '5/600w' is too large: at most 1000000000000 units in at most ten years."),
-        (f"{10**13}/h", f"Rate '{10**13}/h' is too large: at most 1000000000000 units in at most ten years."),
-        ("5 per m", "Rate '5 per m': write N/unit without spaces, such as 100/m, 10/15m or 5/second"),
+        (
+            f"{10**13}/h",
+            f"Rate '{10**13}/h' is too large: at most 1000000000000 units in at most ten years.",
+        ),
+        (
+            "5 per m",
+            "Rate '5 per m': write N/unit without spaces, such as 100/m, 10/15m or 5/second",
+        ),
         ("5/y", "Rate '5/y': write N/unit without spaces, such as 100/m, 10/15m or 5/second"),
     ],
 )
@@ -73,7 +85,12 @@ def test_a_tier_that_was_deleted_meanwhile_is_said_to_be(operator: Client) -> No
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=5)
     tier = rule.tiers.create(group="pro", limit=50)
     form = given(path="/ok", key="ip", limit=6, unit="m")
-    form |= {"tiers-TOTAL_FORMS": 1, "tiers-INITIAL_FORMS": 1, "tiers-0-id": tier.pk, "tiers-0-rule": rule.pk}
+    form |= {
+        "tiers-TOTAL_FORMS": 1,
+        "tiers-INITIAL_FORMS": 1,
+        "tiers-0-id": tier.pk,
+        "tiers-0-rule": rule.pk,
+    }
     form |= {"tiers-0-group": "pro", "tiers-0-limit": 60, "tiers-0-period": 1, "tiers-0-unit": "m"}
     tier.delete()
     page = operator.post(f"{RULES}{rule.pk}/change/", form).content.decode()
@@ -90,42 +107,101 @@ def test_the_browser_is_told_which_limits_there_are(operator: Client) -> None:
     ("fields", "field", "problem"),
     [
         ({"key": "id"}, "key", "Unknown key 'id'; use all, ip, user"),
-        ({"key": "ip+app.key"}, "key", "key is 'app.key': callables can only be named in the settings."),
+        (
+            {"key": "ip+app.key"},
+            "key",
+            "key is 'app.key': callables can only be named in the settings.",
+        ),
         ({"key": ""}, "key", "Choose what to count by, for example ip: the client address."),
         ({"key": "ip+all"}, "key", "all counts every caller together; use it alone"),
         ({"limit": ""}, "limit", "A rule needs a limit, such as 100/m, unless it is exempt."),
-        ({"path": "ok"}, "path", "path is 'ok': write a prefix or pattern that begins with / or **, without ? and #."),
+        (
+            {"path": "ok"},
+            "path",
+            "path is 'ok': write a prefix or pattern that begins with / or **, without ? and #.",
+        ),
         ({"path": "/ok\n*.php"}, "path", "path is '*.php': write"),
         ({"path": "/search?q=x"}, "path", "path is '/search?q=x': write"),
-        ({"path": "/" + "a*" * 600}, "path", "Write at most 50 paths, each of at most 1000 characters."),
+        (
+            {"path": "/" + "a*" * 600},
+            "path",
+            "Write at most 50 paths, each of at most 1000 characters.",
+        ),
         ({"path": "", "exempt": "on"}, "exempt", "An exemption needs a path or a route"),
         ({"audience": "groups"}, "groups", "Select at least one group."),
-        ({"more_rates": "9/60m"}, "more_rates", "2/h and 9/h are for the same period. Keep the smaller one."),
-        ({"algorithm": "sliding_log", "limit": 10**6}, "limit", "at most 100000; other algorithms take any."),
+        (
+            {"more_rates": "9/60m"},
+            "more_rates",
+            "2/h and 9/h are for the same period. Keep the smaller one.",
+        ),
+        (
+            {"algorithm": "sliding_log", "limit": 10**6},
+            "limit",
+            "at most 100000; other algorithms take any.",
+        ),
         ({"burst": 5}, "burst", "sliding window has no option “Burst”; it is for token bucket."),
         ({"lease": 5}, "lease", "it is for token bucket or fixed window."),
-        ({"algorithm": "token_bucket", "burst": 1, "lease": 5}, "lease", "“Lease” needs a burst of at least 2."),
         (
-            {"count_denied": "on", "max_wait": 1}, "count_denied",
-            "“Count refused requests” and “Longest wait” contradict each other: leave one of them out.",
+            {"algorithm": "token_bucket", "burst": 1, "lease": 5},
+            "lease",
+            "“Lease” needs a burst of at least 2.",
         ),
         (
-            {"algorithm": "fixed_window", "align": "day"}, "align",
+            {"count_denied": "on", "max_wait": 1},
+            "count_denied",
+            "“Count refused requests” and “Longest wait” contradict each other: leave one of them "
+            "out.",
+        ),
+        (
+            {"algorithm": "fixed_window", "align": "day"},
+            "align",
             "A window that starts each day needs a rate for that period, such as 1000/d, not 2/h.",
         ),
-        ({"algorithm": "fixed_window", "time_zone": "Mars"}, "time_zone", "Unknown time zone 'Mars'; use an IANA name"),
-        ({"algorithm": "fixed_window", "time_zone": "Europe/Berlin"}, "time_zone", "is for windows that start"),
+        (
+            {"algorithm": "fixed_window", "time_zone": "Mars"},
+            "time_zone",
+            "Unknown time zone 'Mars'; use an IANA name",
+        ),
+        (
+            {"algorithm": "fixed_window", "time_zone": "Europe/Berlin"},
+            "time_zone",
+            "is for windows that start",
+        ),
         ({"ban_after": 5}, "ban_after", "“Ban after” needs “Ban for” as well."),
-        ({"ban_after": 5, "ban_for": "1h,36500d"}, "ban_for", "'36500d': write a number and a unit without a space"),
-        ({"ban_after": 5, "ban_for": "1h", "ban_key": "all"}, "ban_key", "'all' would ban every client"),
-        ({"ban_after": 5, "ban_for": "1h", "key": "all"}, "ban_after", "A limit for everybody together cannot ban"),
-        ({"unit": "x"}, "limit", "2 is a number of slots, for the algorithm concurrency; others need a rate"),
-        ({"algorithm": "concurrency"}, "limit", "concurrency needs a number of slots, such as 2, not the rate 2/h."),
+        (
+            {"ban_after": 5, "ban_for": "1h,36500d"},
+            "ban_for",
+            "'36500d': write a number and a unit without a space",
+        ),
+        (
+            {"ban_after": 5, "ban_for": "1h", "ban_key": "all"},
+            "ban_key",
+            "'all' would ban every client",
+        ),
+        (
+            {"ban_after": 5, "ban_for": "1h", "key": "all"},
+            "ban_after",
+            "A limit for everybody together cannot ban",
+        ),
+        (
+            {"unit": "x"},
+            "limit",
+            "2 is a number of slots, for the algorithm concurrency; others need a rate",
+        ),
+        (
+            {"algorithm": "concurrency"},
+            "limit",
+            "concurrency needs a number of slots, such as 2, not the rate 2/h.",
+        ),
     ],
-)  # fmt: skip
-def test_what_is_wrong_is_said_of_its_field(fields: dict[str, Any], field: str, problem: str, operator: Client) -> None:
+)
+def test_what_is_wrong_is_said_of_its_field(
+    fields: dict[str, Any], field: str, problem: str, operator: Client
+) -> None:
     """With the labels of the form; a duration says how long it may be."""
-    answer = operator.post(f"{RULES}add/", given(**{"path": "/ok", "key": "ip", "limit": 2, **fields}))
+    answer = operator.post(
+        f"{RULES}add/", given(**{"path": "/ok", "key": "ip", "limit": 2, **fields})
+    )
     found = answer.context["adminform"].form.errors
     assert list(found) == [field], found
     assert problem in found[field][0]
@@ -140,12 +216,16 @@ def test_everything_that_is_wrong_is_said_at_once(operator: Client) -> None:
     answer = operator.post(f"{RULES}add/", {**form, "name": ""})
     assert sorted(answer.context["adminform"].form.errors) == ["burst", "key", "name", "path"]
     with translation.override("de"):
-        problem = LimitError("%(option)s needs %(other)s as well", option="ban_after", other="ban_for")
+        problem = LimitError(
+            "%(option)s needs %(other)s as well", option="ban_after", other="ban_for"
+        )
         assert problem_text(problem) != str(problem)
         assert "„" in problem_text(problem) or "“" in problem_text(problem)
 
 
-@pytest.mark.parametrize(("fields", "status"), [({"cost": 3}, 200), ({"cost": 2}, 302), ({"limit": 0}, 200)])
+@pytest.mark.parametrize(
+    ("fields", "status"), [({"cost": 3}, 200), ({"cost": 2}, 302), ({"limit": 0}, 200)]
+)
 def test_a_rule_that_refuses_every_request_has_to_be_confirmed(
     fields: dict[str, Any], status: int, operator: Client, client: Client
 ) -> None:

@@ -21,7 +21,12 @@ from django.urls import path
 from django.utils import timezone
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
+from django_ratelimit_lua.models import (
+    RateLimitChange,
+    RateLimitOverride,
+    RateLimitRevision,
+    RateLimitRule,
+)
 from django_ratelimit_lua.models import RateLimitTier as Tier
 from django_ratelimit_lua.models.audit import acting
 from django_ratelimit_lua.operations import rules_yaml
@@ -36,21 +41,32 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def ok(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(str(request.ratelimit.revision if hasattr(request, "ratelimit") else "none"))
+    return HttpResponse(
+        str(request.ratelimit.revision if hasattr(request, "ratelimit") else "none")
+    )
 
 
 @ratelimit("search", "ip", "100/m")
 def search(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(",".join(f"{state.name}={state.limit}" for state in request.ratelimit.limits))
+    return HttpResponse(
+        ",".join(f"{state.name}={state.limit}" for state in request.ratelimit.limits)
+    )
 
 
 @ratelimit("upload", ("ip", "get:who"), "100/m", method="POST")
 @ratelimit("upload", "ip", "200/m")
 def upload(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(",".join(f"{state.name}={state.limit}" for state in request.ratelimit.limits))
+    return HttpResponse(
+        ",".join(f"{state.name}={state.limit}" for state in request.ratelimit.limits)
+    )
 
 
-urlpatterns = [path("ok", ok, name="ok"), path("search", search), path("upload", upload), path("other", ok)]
+urlpatterns = [
+    path("ok", ok, name="ok"),
+    path("search", search),
+    path("upload", upload),
+    path("other", ok),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +96,9 @@ def another_process() -> None:
 
 
 def stale_process(function: Any) -> Any:
-    """Run something with the rules that are known now, as a process would that has not heard of what came since."""
+    """Run something with the rules that are known now, as a process would that has not heard of
+    what came since.
+    """
     known = provider.load()
     function()
     provider._ruleset = known
@@ -115,8 +133,12 @@ def _one_override() -> None:
 def test_rules_and_overrides_that_change_together_hold_for_the_next_request(
     address: str, overrides: Any, change: str
 ) -> None:
-    """Whether there were overrides before, and whether there are any after it. None of them is about this client."""
-    place = {"path": "", "name": "search"} if address == "/search" else {"path": "/ok", "name": "site"}
+    """Whether there were overrides before, and whether there are any after it. None of them is
+    about this client.
+    """
+    place = (
+        {"path": "", "name": "search"} if address == "/search" else {"path": "/ok", "name": "site"}
+    )
     if change != "a new rule":
         rule(**place, limit=1 if change == "a deleted rule" else 50)
     if overrides not in (None, _one_override):
@@ -140,7 +162,9 @@ def test_rules_and_overrides_that_change_together_hold_for_the_next_request(
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_every_kind_of_change_holds_for_the_next_request(kind: str) -> None:
-    """save, update, delete, bulk_create, bulk_update, QuerySet.delete: each raises the revision and is obeyed."""
+    """save, update, delete, bulk_create, bulk_update, QuerySet.delete: each raises the revision and
+    is obeyed.
+    """
 
     def limit() -> str:
         async def ask() -> Any:
@@ -167,7 +191,10 @@ def test_every_kind_of_change_holds_for_the_next_request(kind: str) -> None:
         (lambda: RateLimitRule.objects.update(limit=30), "search=30"),
         (bulk_update, "search=60"),
         (lambda: RateLimitRule.objects.all().delete(), default),
-        (lambda: RateLimitRule.objects.bulk_create([RateLimitRule(name="search", limit=7)]), "search=7"),
+        (
+            lambda: RateLimitRule.objects.bulk_create([RateLimitRule(name="search", limit=7)]),
+            "search=7",
+        ),
         (lambda: RateLimitRule.objects.get().delete(), default),
     ]
     for step, expected in steps:
@@ -194,7 +221,14 @@ def test_fixtures_are_changes_too(tmp_path: Any, direct: redis.Redis, prefix: st
 
 def test_the_migrations_are_those_of_the_models() -> None:
     """Nobody's `makemigrations` finds something to do in our app."""
-    call_command("makemigrations", "django_ratelimit_lua", check=True, dry_run=True, verbosity=0, skip_checks=True)
+    call_command(
+        "makemigrations",
+        "django_ratelimit_lua",
+        check=True,
+        dry_run=True,
+        verbosity=0,
+        skip_checks=True,
+    )
 
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
@@ -283,7 +317,9 @@ def test_an_older_copy_of_redis_is_brought_up_to_date(direct: redis.Redis, prefi
     assert get(times=2) == [200, 429]
 
 
-def test_an_older_copy_of_the_database_goes_on_where_redis_is(direct: redis.Redis, prefix: str) -> None:
+def test_an_older_copy_of_the_database_goes_on_where_redis_is(
+    direct: redis.Redis, prefix: str
+) -> None:
     """Otherwise no edit would be obeyed until the revisions met again."""
     one = rule("search", path="", limit=50)
     direct.hset(f"{prefix}{{rules}}", "revision", 1000)
@@ -348,25 +384,37 @@ def test_a_row_broken_by_hand_is_skipped_loudly(caplog: Any) -> None:
     rule("broken", limit=1)
     rule("whole", path="/other", limit=1)
     with connection.cursor() as cursor:
-        cursor.execute("UPDATE django_ratelimit_lua_ratelimitrule SET key = 'nonsense' WHERE name = 'broken'")
+        cursor.execute(
+            "UPDATE django_ratelimit_lua_ratelimitrule SET key = 'nonsense' WHERE name = 'broken'"
+        )
     RateLimitRule.objects.filter(name="whole").update(limit=1, unit="d")
     assert get(times=3) == [200, 200, 200]
     assert get("/other", 2) == [200, 429]
     assert "Skipped: Rules of the admin: rule 'broken': Unknown key 'nonsense'" in caplog.text
 
 
-def test_what_cannot_even_be_read_is_skipped_loudly(caplog: Any, direct: redis.Redis, prefix: str) -> None:
-    """A field that is no JSON, an override of no kind and of no unit, a record that is garbage: the rest applies."""
+def test_what_cannot_even_be_read_is_skipped_loudly(
+    caplog: Any, direct: redis.Redis, prefix: str
+) -> None:
+    """A field that is no JSON, an override of no kind and of no unit, a record that is garbage: the
+    rest applies.
+    """
     rule("broken", limit=1)
     rule("whole", path="/other", limit=1)
     RateLimitOverride.objects.create(network="203.0.113.1", effect="exempt")
     RateLimitOverride.objects.create(network="203.0.113.2", limit=5)
     with connection.cursor() as cursor:
         cursor.execute(
-            "UPDATE django_ratelimit_lua_ratelimitrule SET audience = 'groups', groups = '5' WHERE name = 'broken'"
+            "UPDATE django_ratelimit_lua_ratelimitrule SET audience = 'groups', groups = '5' "
+            "WHERE name = 'broken'"
         )
-        cursor.execute("UPDATE django_ratelimit_lua_ratelimitoverride SET kind = 'os.system' WHERE effect = 'exempt'")
-        cursor.execute("UPDATE django_ratelimit_lua_ratelimitoverride SET unit = 'y' WHERE effect = 'limit'")
+        cursor.execute(
+            "UPDATE django_ratelimit_lua_ratelimitoverride SET kind = 'os.system' WHERE effect = "
+            "'exempt'"
+        )
+        cursor.execute(
+            "UPDATE django_ratelimit_lua_ratelimitoverride SET unit = 'y' WHERE effect = 'limit'"
+        )
     call_command("ratelimit", "rules", "publish", verbosity=0)
     assert get("/other", 2) == [200, 429]
     assert get("/other", REMOTE_ADDR="203.0.113.2") == [200]
@@ -382,14 +430,20 @@ def test_what_cannot_even_be_read_is_skipped_loudly(caplog: Any, direct: redis.R
 
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
-def test_requests_that_meet_no_rule_go_unasked(monkeypatch: pytest.MonkeyPatch, direct: redis.Redis) -> None:
-    """As long as it is known that there is none: by what was asked less than a second ago, by anybody."""
+def test_requests_that_meet_no_rule_go_unasked(
+    monkeypatch: pytest.MonkeyPatch, direct: redis.Redis
+) -> None:
+    """As long as it is known that there is none: by what was asked less than a second ago, by
+    anybody.
+    """
     get("/other")
     direct.config_resetstat()
     get("/other", 3)
     assert "cmdstat_evalsha" not in direct.info("commandstats")
     known = stale_process(lambda: rule(limit=0))
-    freshness.confirm(known.fence, known.revision, time.monotonic())  # By whoever asked just before.
+    freshness.confirm(
+        known.fence, known.revision, time.monotonic()
+    )  # By whoever asked just before.
     assert get("/other") == [200]
     monkeypatch.setattr("django_ratelimit_lua.rules.freshness.MAX_AGE", 0.0)
     assert get("/other") == [429]
@@ -450,9 +504,13 @@ def test_a_rule_takes_the_place_of_a_call_site() -> None:
     assert get("/upload") == [429]
 
 
-@pytest.mark.parametrize("place", [{}, {"group": "search"}, {"path": "/"}], ids=["bare", "by group", "whole site"])
+@pytest.mark.parametrize(
+    "place", [{}, {"group": "search"}, {"path": "/"}], ids=["bare", "by group", "whole site"]
+)
 @pytest.mark.parametrize("source", ["settings", "a file"])
-def test_a_rule_means_the_same_wherever_it_is_written(source: str, place: dict[str, str], settings: Any) -> None:
+def test_a_rule_means_the_same_wherever_it_is_written(
+    source: str, place: dict[str, str], settings: Any
+) -> None:
     """One that names no place is for the call site of its name; the path / is the whole site."""
     given = {"name": "search", "key": "ip", "rate": "2/h", **place}
     if source == "settings":
@@ -466,7 +524,14 @@ def test_a_rule_means_the_same_wherever_it_is_written(source: str, place: dict[s
 def take_from_view(algorithm: str, rates: Any, key: Any = "ip") -> Any:
     """What takes so many units at a decorator, and returns the decision."""
 
-    @ratelimit("exports", key, rates, algorithm=algorithm, block=False, cost=lambda _, request: int(request.GET["n"]))
+    @ratelimit(
+        "exports",
+        key,
+        rates,
+        algorithm=algorithm,
+        block=False,
+        cost=lambda _, request: int(request.GET["n"]),
+    )
     def exports(request: HttpRequest) -> Any:
         return request.ratelimit
 
@@ -483,9 +548,15 @@ KEPT = pytest.mark.parametrize("taking", [take_from_view, take_from_limiter])
 
 
 @KEPT
-@pytest.mark.parametrize("algorithm", ["sliding_window", "token_bucket", "fixed_window", "sliding_log"])
-def test_a_rule_in_the_place_of_a_call_site_goes_on_with_its_count(algorithm: str, taking: Any) -> None:
-    """Lowering a limit gives nothing to a client that has used it up; the code goes on with the count of the rule."""
+@pytest.mark.parametrize(
+    "algorithm", ["sliding_window", "token_bucket", "fixed_window", "sliding_log"]
+)
+def test_a_rule_in_the_place_of_a_call_site_goes_on_with_its_count(
+    algorithm: str, taking: Any
+) -> None:
+    """Lowering a limit gives nothing to a client that has used it up; the code goes on with the
+    count of the rule.
+    """
     take = taking(algorithm, "500/h")
     assert take(450).allowed
     one = rule("exports", path="", key="", limit=300)
@@ -499,11 +570,17 @@ def test_a_rule_in_the_place_of_a_call_site_goes_on_with_its_count(algorithm: st
 
 @KEPT
 def test_a_rule_goes_on_with_each_count_of_the_code_for_the_same_period(taking: Any) -> None:
-    """A rate of another period has a count of its own, and the code's stays as it is until the rule is gone."""
+    """A rate of another period has a count of its own, and the code's stays as it is until the rule
+    is gone.
+    """
     take = taking("sliding_window", ["20/m", "500/h"])
     assert take(15).allowed
     one = rule("exports", path="", key="", limit=300, more_rates=["18/m", "1000/d"])
-    assert [(state.limit, state.remaining) for state in take(2).limits] == [(300, 283), (18, 1), (1000, 998)]
+    assert [(state.limit, state.remaining) for state in take(2).limits] == [
+        (300, 283),
+        (18, 1),
+        (1000, 998),
+    ]
     RateLimitRule.objects.update(more_rates=[], limit=12, unit="d")
     assert take(10).remaining == 0
     one.delete()
@@ -512,7 +589,10 @@ def test_a_rule_goes_on_with_each_count_of_the_code_for_the_same_period(taking: 
 
 def test_limits_that_count_apart_in_the_code_count_apart_under_a_rule() -> None:
     """Views of one group with other rates or methods, and stacked keys."""
-    first, second = take_from_view("sliding_window", "10/h"), take_from_view("sliding_window", "100/h")
+    first, second = (
+        take_from_view("sliding_window", "10/h"),
+        take_from_view("sliding_window", "100/h"),
+    )
     assert first(10).allowed
     rule("exports", path="", key="", limit=50)
     assert first(1).limits[0].remaining == 39
@@ -623,7 +703,9 @@ def test_what_an_override_says_of_an_address() -> None:
     assert get(times=1, REMOTE_ADDR="2001:db8:1::1") == [429]
     blocked = Client(REMOTE_ADDR="203.0.113.10").get("/ok")
     assert (blocked.status_code, "Retry-After" in blocked.headers) == (429, False)
-    assert blocked.content.startswith(b"Too many requests. You are blocked. Waiting does not change that.\n")
+    assert blocked.content.startswith(
+        b"Too many requests. You are blocked. Waiting does not change that.\n"
+    )
     as_json = Client(REMOTE_ADDR="203.0.113.10").get("/ok", headers={"Accept": "application/json"})
     assert as_json.json()["detail"] == "You are blocked. Waiting does not change that."
 
@@ -654,7 +736,9 @@ def test_an_override_holds_for_the_next_request_and_ends_by_itself() -> None:
 
 
 def test_a_block_for_all_rules_needs_no_rule() -> None:
-    """Through the middleware it refuses every request; one for a rule refuses where that rule applies."""
+    """Through the middleware it refuses every request; one for a rule refuses where that rule
+    applies.
+    """
     one = rule("other", path="/other", limit=100)
     RateLimitOverride.objects.create(network="203.0.113.10", effect="block")
     RateLimitOverride.objects.create(rule=one, network="203.0.113.11", effect="block")
@@ -673,7 +757,9 @@ def test_a_block_counts_nothing() -> None:
     assert get(times=3) == [200, 200, 429]
 
 
-def test_what_an_override_says_of_a_user_and_of_the_value_of_a_header(direct: redis.Redis, prefix: str) -> None:
+def test_what_an_override_says_of_a_user_and_of_the_value_of_a_header(
+    direct: redis.Redis, prefix: str
+) -> None:
     """The value is kept as a digest, and nowhere in clear."""
     one = rule("search", path="", limit=1)
     ada, bob = (User.objects.create(username=name) for name in ("ada", "bob"))
@@ -704,7 +790,9 @@ def test_what_an_override_says_of_a_user_and_of_the_value_of_a_header(direct: re
     ],
 )
 def test_an_address_is_met_however_it_is_written(network: str, kept: str, settings: Any) -> None:
-    """IPv4 that is written as IPv6 is the IPv4 client: in overrides, where it asks from, and behind proxies."""
+    """IPv4 that is written as IPv6 is the IPv4 client: in overrides, where it asks from, and behind
+    proxies.
+    """
     rule(limit=1000)
     block = RateLimitOverride(network=network, effect="block")
     block.full_clean(exclude=["subject", "kind"])
@@ -737,9 +825,13 @@ def test_ten_thousand_overrides_are_read_by_no_process(direct: redis.Redis, pref
     """The snapshot stays small; all are published anew in one go, and one edit writes one."""
     one = rule(limit=1)
     networks = [f"10.{number >> 8}.{number & 255}.1" for number in range(10_000)]
-    RateLimitOverride.objects.bulk_create(RateLimitOverride(network=network, effect="exempt") for network in networks)
+    RateLimitOverride.objects.bulk_create(
+        RateLimitOverride(network=network, effect="exempt") for network in networks
+    )
     key = f"{prefix}{{rules}}"
-    assert direct.hlen(key) == 10_000 + len(["revision", "rules", "database", "keys", "format", "swept"])
+    assert direct.hlen(key) == 10_000 + len(
+        ["revision", "rules", "database", "keys", "format", "swept"]
+    )
     assert len(direct.hget(key, "rules")) < 400
     assert get(times=3, REMOTE_ADDR="10.3.7.1") == [200, 200, 200]
     assert direct.keys(f"{key}:*") == []
@@ -777,8 +869,13 @@ def test_what_a_store_failure_means_is_the_rules_to_say(policy: str, settings: A
     settings.RATELIMIT_ON_STORE_ERROR = {"open": "closed", "closed": "open"}[policy]
     rule("search", path="", on_store_error=policy)
     assert get("/search") == [200]
-    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
-    provider._snapshot = {"revision": 1, "rules": [{**RateLimitRule.objects.get().declared(), "id": 1}]}
+    settings.CACHES = {
+        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    }
+    provider._snapshot = {
+        "revision": 1,
+        "rules": [{**RateLimitRule.objects.get().declared(), "id": 1}],
+    }
     assert get("/search") == [{"open": 200, "closed": 429}[policy]]
 
 
@@ -786,7 +883,10 @@ def test_who_is_refused_reads_the_rules_message() -> None:
     """In the page and in the problem document."""
     rule(limit=0, message="Come back tomorrow.")
     assert b"Come back tomorrow." in Client().get("/ok").content
-    assert "Come back tomorrow." in Client(headers={"accept": "application/json"}).get("/ok").json()["detail"]
+    assert (
+        "Come back tomorrow."
+        in Client(headers={"accept": "application/json"}).get("/ok").json()["detail"]
+    )
 
 
 def test_history_says_what_changed_and_by_whom() -> None:
@@ -815,7 +915,8 @@ def test_two_who_save_at_once_both_are_heard() -> None:
         finally:
             connection.close()
 
-    # SQLite in memory has one writer, and no patience: here they take turns; on PostgreSQL they would not have to.
+    # SQLite in memory has one writer, and no patience: here they take turns; on PostgreSQL they
+    # would not have to.
     threads = [threading.Thread(target=edit, args=(one,)) for one in rules]
     for thread in threads:
         thread.start()
@@ -827,11 +928,16 @@ def test_two_who_save_at_once_both_are_heard() -> None:
     publish()
     assert RateLimitRevision.read("default")[0] == 22
     assert get("/0") == get("/1") == [200] or known
-    assert {one.name: one.given["rate"] for one in provider.load().rules} == {"rule 0": "9/h", "rule 1": "9/h"}
+    assert {one.name: one.given["rate"] for one in provider.load().rules} == {
+        "rule 0": "9/h",
+        "rule 1": "9/h",
+    }
 
 
 def test_who_only_lost_the_turn_has_published_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """One of all processes compares what is published with the database: the others have not seen that it is there."""
+    """One of all processes compares what is published with the database: the others have not seen
+    that it is there.
+    """
     caplog.set_level(logging.INFO, "django_ratelimit_lua")
     rule()
     provider.load()

@@ -1,4 +1,6 @@
-"""What is saved is live, whatever other apps do then; and what was broken by hand can be switched off."""
+"""What is saved is live, whatever other apps do then; and what was broken by hand can be switched
+off.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def site(settings: Any) -> None:
 
 
 def test_a_change_is_live_whatever_else_is_done_on_commit() -> None:
-    """Django runs no callback after one that fails; whoever's fails, ours has run, and never before the commit."""
+    """Django runs no callback after one that fails; whoever's fails, ours has run, and never before
+    the commit.
+    """
     saved = rule(limit=100)
     assert get() == [200]
 
@@ -59,16 +63,20 @@ def test_a_change_is_live_whatever_else_is_done_on_commit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "value"), [('"limit"', "'abc'"), ("period", "'x'"), ("cost", "'x'"), ("max_wait", "'x'"), ("key", "''")]
+    ("column", "value"),
+    [('"limit"', "'abc'"), ("period", "'x'"), ("cost", "'x'"), ("max_wait", "'x'"), ("key", "''")],
 )
-def test_a_row_broken_by_hand_can_be_switched_off(column: str, value: str, admin_client: Client, settings: Any) -> None:
+def test_a_row_broken_by_hand_can_be_switched_off(
+    column: str, value: str, admin_client: Client, settings: Any
+) -> None:
     """In the list of the admin and by the command, whatever is in the other fields."""
     for switch in ("admin", "command"):
         saved = rule(switch)
         with connection.cursor() as cursor:
             try:
                 cursor.execute(
-                    f"UPDATE django_ratelimit_lua_ratelimitrule SET {column} = {value} WHERE id = %s",
+                    f"UPDATE django_ratelimit_lua_ratelimitrule SET {column} = {value} WHERE id = "
+                    "%s",
                     [saved.pk],
                 )
             except DatabaseError:

@@ -26,8 +26,9 @@ def watched(settings: Any) -> Iterator[Watched]:
 
 
 def test_decisions_follow_the_master(watched: Watched) -> None:
-    """One sentinel that is not there costs nothing; the master is asked; when it dies, the next one is, and no request
-    is a failure for longer than the failover takes."""
+    """One sentinel that is not there costs nothing; the master is asked; when it dies, the next one
+    is, and no request is a failure for longer than the failover takes.
+    """
     limiter = RateLimiter("x", "1000000/h")
 
     async def ahit() -> Any:
@@ -54,8 +55,9 @@ def test_decisions_follow_the_master(watched: Watched) -> None:
 
 
 def test_who_is_banned_stays_so_through_a_failover(watched: Watched) -> None:
-    """While there is no master by what this process knows, and afterwards by what the new one has heard, to the same
-    moment; who was let in meanwhile is let in still, and a ban is lifted there."""
+    """While there is no master by what this process knows, and afterwards by what the new one has
+    heard, to the same moment; who was let in meanwhile is let in still, and a ban is lifted there.
+    """
     limiter = RateLimiter("login", "2/h", algorithm="sliding_log", ban_after=1, ban_for="1h")
     until = [limiter.hit("ada").banned_until for _ in range(3)][-1]
     assert until is not None

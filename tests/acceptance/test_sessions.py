@@ -1,4 +1,6 @@
-"""`key="session"`: only a session that its store knows, and that the client has brought, has a count of its own."""
+"""`key="session"`: only a session that its store knows, and that the client has brought, has a
+count of its own.
+"""
 
 from __future__ import annotations
 
@@ -109,8 +111,12 @@ URLS = ["/plain", "/aplain", "/ruled/ok", "/ruled/aok"]
 
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("order", [[SESSIONS, OURS], [OURS, SESSIONS]], ids=["behind", "in front"])
-def test_a_made_up_cookie_buys_no_count(url: str, order: list[str], backend: str, settings: Any) -> None:
-    """All of one address share one, with any cookie and without; no session is made of it; others are apart."""
+def test_a_made_up_cookie_buys_no_count(
+    url: str, order: list[str], backend: str, settings: Any
+) -> None:
+    """All of one address share one, with any cookie and without; no session is made of it; others
+    are apart.
+    """
     settings.MIDDLEWARE = order
     cookies = [made_up(), None, made_up(), "", "x", "a:b:c", made_up() + "\u00e4"]
     answers = [get(url, cookie) for cookie in cookies]
@@ -123,8 +129,12 @@ def test_a_made_up_cookie_buys_no_count(url: str, order: list[str], backend: str
 
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("order", [[SESSIONS, OURS], [OURS, SESSIONS]], ids=["behind", "in front"])
-def test_a_session_that_exists_has_a_count_of_its_own(url: str, order: list[str], backend: str, settings: Any) -> None:
-    """Wherever it comes from. Where sessions are kept in cookies, whose keys do not last, the address counts."""
+def test_a_session_that_exists_has_a_count_of_its_own(
+    url: str, order: list[str], backend: str, settings: Any
+) -> None:
+    """Wherever it comes from. Where sessions are kept in cookies, whose keys do not last, the
+    address counts.
+    """
     settings.MIDDLEWARE = order
     one, other = started(), started()
     found = [get(url, one, f"192.0.2.{number}").status_code for number in range(1, 4)]
@@ -134,7 +144,9 @@ def test_a_session_that_exists_has_a_count_of_its_own(url: str, order: list[str]
 
 
 @pytest.mark.parametrize("url", ["/visits", "/avisits"])
-def test_a_visitor_whose_session_changes_with_every_request_is_limited(url: str, backend: str) -> None:
+def test_a_visitor_whose_session_changes_with_every_request_is_limited(
+    url: str, backend: str
+) -> None:
     """One who keeps the cookies, and one who drops them or brings back the oldest."""
     newest: Any = None
     codes = []
@@ -148,7 +160,8 @@ def test_a_visitor_whose_session_changes_with_every_request_is_limited(url: str,
 
 
 def test_a_session_that_was_flushed_is_none(backend: str, rf: RequestFactory) -> None:
-    """Nor is one that is empty, or that an earlier middleware has begun for whoever comes without."""
+    """Nor is one that is empty, or that an earlier middleware has begun for whoever comes
+    without."""
     from importlib import import_module
 
     from django.conf import settings
@@ -158,7 +171,11 @@ def test_a_session_that_was_flushed_is_none(backend: str, rf: RequestFactory) ->
     old["visits"] = 1
     old.save()
     request = rf.get("/")
-    for session, cookie in ((store(old.session_key), old.session_key), (old, None), (old, made_up())):
+    for session, cookie in (
+        (store(old.session_key), old.session_key),
+        (old, None),
+        (old, made_up()),
+    ):
         request.session = session
         request.COOKIES = {} if cookie is None else {"sessionid": cookie}
         is_own = cookie == old.session_key and backend != "signed_cookies"
@@ -175,7 +192,9 @@ def test_a_session_that_was_flushed_is_none(backend: str, rf: RequestFactory) ->
 
 
 @given(cookie=st.text(max_size=300))
-@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30))
+@hypothesis_settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30)
+)
 def test_no_cookie_is_a_failure(cookie: str, backend: str) -> None:
     """Whatever it holds: the address counts."""
     from importlib import import_module
@@ -194,7 +213,11 @@ def test_without_sessions_the_address_counts(settings: Any, rf: RequestFactory) 
     settings.MIDDLEWARE = [OURS]
     assert [get("/ruled/ok", made_up()).status_code for _ in range(3)] == [200, 200, 429]
     assert [get("/aplain", made_up()).status_code for _ in range(3)] == [200, 200, 429]
-    found = [message for message in run_checks(tags=["caches"]) if "SessionMiddleware" in str(message.hint)]
+    found = [
+        message
+        for message in run_checks(tags=["caches"])
+        if "SessionMiddleware" in str(message.hint)
+    ]
     assert "ruled" in found[0].msg
     settings.MIDDLEWARE = [SESSIONS, OURS]
     assert not [message for message in run_checks(tags=["caches"]) if "session" in message.msg]

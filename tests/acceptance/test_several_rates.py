@@ -1,4 +1,6 @@
-"""A rule holds several rates, as a call site does; and what it takes the place of is not lost unasked."""
+"""A rule holds several rates, as a call site does; and what it takes the place of is not lost
+unasked.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @ratelimit("finds", "ip", ["10/s", "500/h"])
 def finds(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(" ".join(f"{state.name}={state.limit}" for state in request.ratelimit.limits))
+    return HttpResponse(
+        " ".join(f"{state.name}={state.limit}" for state in request.ratelimit.limits)
+    )
 
 
 @method_decorator(ratelimit(key=("ip", "post:name"), rate="5/15m"), name="dispatch")
@@ -54,7 +58,10 @@ def test_all_rates_of_a_rule_hold_in_the_place_of_a_call_site(operator: Client) 
     operator.post(f"{RULES}add/", given(name="finds", limit=100, unit="s", more_rates="500/h\n3/d"))
     rule = RateLimitRule.objects.get()
     assert rule.rate == ["100/s", "500/h", "3/d"]
-    assert Client(REMOTE_ADDR="198.51.100.7").get("/finds").content == b"finds:s=100 finds:h=500 finds=3"
+    assert (
+        Client(REMOTE_ADDR="198.51.100.7").get("/finds").content
+        == b"finds:s=100 finds:h=500 finds=3"
+    )
     assert asked(4) == [200, 200, 200, 429]
     assert "100 per second and 500 per hour and 3 per day" in operator.get(RULES).content.decode()
     assert "500/h\n3/d</textarea>" in operator.get(f"{RULES}{rule.pk}/change/").content.decode()
@@ -67,7 +74,9 @@ def test_a_rule_of_several_rates_takes_the_place_of_a_limiter() -> None:
 
 
 def test_a_rule_goes_on_with_what_the_rates_of_a_limiter_have_counted() -> None:
-    """So who lowers one of them in the admin gives nobody a fresh start; nor does who changes a number in the code."""
+    """So who lowers one of them in the admin gives nobody a fresh start; nor does who changes a
+    number in the code.
+    """
     limiter = RateLimiter("several.mail", ["10/m", "12/h"])
     assert [limiter.hit("ada").remaining for _ in range(5)] == [9, 8, 7, 6, 5]
     RateLimitRule.objects.create(name="several.mail", limit=6, unit="m", more_rates=["12/h"])
@@ -76,12 +85,16 @@ def test_a_rule_goes_on_with_what_the_rates_of_a_limiter_have_counted() -> None:
     RateLimitRule.objects.all().delete()
     edited = RateLimiter("several.mail", ["20/m", "7/h", "30/h"])
     assert [(state.name, state.used) for state in edited.peek("ada").limits] == [
-        ("several.mail:m", 6), ("several.mail", 6), ("several.mail*2", 0)
-    ]  # fmt: skip
+        ("several.mail:m", 6),
+        ("several.mail", 6),
+        ("several.mail*2", 0),
+    ]
 
 
 def test_counts_stay_whichever_rate_is_changed() -> None:
-    """A rate is told from the others by its period alone: a lower number, or a shorter rate beside, forgets nothing."""
+    """A rate is told from the others by its period alone: a lower number, or a shorter rate beside,
+    forgets nothing.
+    """
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=3, unit="h")
     assert asked(2, "/ok") == [200, 200]
     rule.limit, rule.unit, rule.more_rates = 50, "s", ["3/h"]
@@ -96,9 +109,15 @@ def of_pages(group: str, request: HttpRequest) -> str | None:
     return "100/h" if request.method == "GET" else None
 
 
-@pytest.mark.parametrize("rates", [[of_pages, "3/h"], ["3/h", of_pages], [of_pages, lambda group, request: "3/h"]])
-def test_what_a_function_says_takes_no_count_of_another_rate(rates: list[Any], settings: Any) -> None:
-    """Also for the same period, and whether or not it says anything of a request: 3 an hour are never more."""
+@pytest.mark.parametrize(
+    "rates", [[of_pages, "3/h"], ["3/h", of_pages], [of_pages, lambda group, request: "3/h"]]
+)
+def test_what_a_function_says_takes_no_count_of_another_rate(
+    rates: list[Any], settings: Any
+) -> None:
+    """Also for the same period, and whether or not it says anything of a request: 3 an hour are
+    never more.
+    """
     settings.RATELIMIT_RULES = [{"name": "site", "path": "/ok", "key": "ip", "rate": rates}]
     client = Client(REMOTE_ADDR="203.0.113.9")
     assert [client.post("/ok").status_code for _ in range(2)] == [200, 200]
@@ -109,10 +128,18 @@ def test_what_a_function_says_takes_no_count_of_another_rate(rates: list[Any], s
 def test_tiers_have_several_rates_too(operator: Client) -> None:
     """In the form, in the database and for who is in the group."""
     Group.objects.create(name="pro")
-    tier = {**NO_TIERS, "tiers-TOTAL_FORMS": 1, "tiers-0-group": "pro", "tiers-0-limit": 50, "tiers-0-period": 1}
+    tier = {
+        **NO_TIERS,
+        "tiers-TOTAL_FORMS": 1,
+        "tiers-0-group": "pro",
+        "tiers-0-limit": 50,
+        "tiers-0-period": 1,
+    }
     tier |= {"tiers-0-unit": "s", "tiers-0-more_rates": "2/h"}
     operator.post(f"{RULES}add/", {**given(path="/ok", key="ip", limit=1), **tier})
-    assert RateLimitRule.objects.get().declared()["tiers"] == [{"group": "pro", "rate": ["50/s", "2/h"]}]
+    assert RateLimitRule.objects.get().declared()["tiers"] == [
+        {"group": "pro", "rate": ["50/s", "2/h"]}
+    ]
     ada = User.objects.create(username="ada")
     ada.groups.add(Group.objects.get())
     client = Client(REMOTE_ADDR="203.0.113.9")
@@ -122,7 +149,10 @@ def test_tiers_have_several_rates_too(operator: Client) -> None:
 
 def test_several_rates_go_through_files_and_history() -> None:
     """What is exported is what is imported; an earlier version comes back with all its rates."""
-    text = '- {name: site, path: /ok, key: ip, rate: ["10/s", "500/hour"], tiers: [{group: a, rate: ["20/s", "9/m"]}]}'
+    text = (
+        '- {name: site, path: /ok, key: ip, rate: ["10/s", "500/hour"], tiers: [{group: a, '
+        'rate: ["20/s", "9/m"]}]}'
+    )
     apply(text)
     assert "rate:\n  - 10/s\n  - 500/h\n" in export()
     assert plan(export()) == []
@@ -164,7 +194,9 @@ def test_rates_that_make_no_sense_together_are_refused(rates: Any, problem: str)
 
 def test_a_line_that_is_no_rate_is_said_in_the_words_of_the_form(operator: Client) -> None:
     """Which line, and what would be right; the lines stay as they were typed."""
-    answer = operator.post(f"{RULES}add/", given(path="/ok", key="ip", limit=1, more_rates="500/h\nmany"))
+    answer = operator.post(
+        f"{RULES}add/", given(path="/ok", key="ip", limit=1, more_rates="500/h\nmany")
+    )
     assert "many&#x27;: write N/unit" in errors(answer)
     assert "500/h\nmany</textarea>" in answer.content.decode()
 
@@ -177,7 +209,10 @@ def test_a_line_that_is_no_rate_is_said_in_the_words_of_the_form(operator: Clien
         ({"limit": 3, "unit": "s", "mode": "off"}, "The code has 10 per second per address"),
         ({"limit": 20, "unit": "s", "more_rates": "500/h"}, "The code has 10 per second"),
         ({"limit": 10, "unit": "s", "more_rates": "501/h"}, "The code has 500 per hour"),
-        ({"limit": 3, "unit": "s", "more_rates": "500/h", "key": "user_or_ip"}, "The code has 10 per second"),
+        (
+            {"limit": 3, "unit": "s", "more_rates": "500/h", "key": "user_or_ip"},
+            "The code has 10 per second",
+        ),
     ],
 )
 def test_what_the_code_limits_is_dropped_only_if_that_is_confirmed(
@@ -202,7 +237,9 @@ def test_what_the_code_limits_is_dropped_only_if_that_is_confirmed(
         {"limit": 3, "unit": "s", "path": "/ok", "name": "elsewhere", "key": "ip"},
     ],
 )
-def test_what_keeps_the_limits_of_the_code_needs_no_confirmation(fields: dict[str, Any], operator: Client) -> None:
+def test_what_keeps_the_limits_of_the_code_needs_no_confirmation(
+    fields: dict[str, Any], operator: Client
+) -> None:
     """All rates are there, or implied, or the rule stands beside."""
     answer = operator.post(f"{RULES}add/", given(**{"name": "finds", **fields}))
     assert answer.status_code == 302, errors(answer)
@@ -228,10 +265,16 @@ def test_while_a_name_is_typed_the_form_says_what_it_takes_the_place_of(operator
 
 
 def test_the_preview_plays_all_rates_through(operator: Client) -> None:
-    """The smaller of a burst decides, and the preview says where it ends too early to show the other."""
+    """The smaller of a burst decides, and the preview says where it ends too early to show the
+    other.
+    """
     form = given(path="/ok", key="ip", limit=4, unit="s", more_rates="9/m")
-    page = operator.post(f"{RULES}preview/", {**form, "preview_burst": 20, "preview_flow": 1, "preview_unit": "s"})
+    page = operator.post(
+        f"{RULES}preview/", {**form, "preview_burst": 20, "preview_flow": 1, "preview_unit": "s"}
+    )
     text = page.content.decode()
     assert "Of 20 at once, 4 are allowed. Of 180 that follow steadily, 23 are allowed." in text
-    fast = operator.post(f"{RULES}preview/", {**form, "preview_burst": 20, "preview_flow": 60, "preview_unit": "s"})
+    fast = operator.post(
+        f"{RULES}preview/", {**form, "preview_burst": 20, "preview_flow": 60, "preview_unit": "s"}
+    )
     assert "ends before the longest period" in fast.content.decode()

@@ -58,25 +58,44 @@ def id_of(what: str) -> str:
 
 
 def test_the_page_lists_who_holds_slots(held: tuple[RateLimiter, RateLimiter]) -> None:
-    """What for, of which limit, whose, how many of how many, since when and in which process; by rule, if asked."""
-    RateLimitRule.objects.create(name="exports", limit=3, unit="x", algorithm="concurrency", key="user")
+    """What for, of which limit, whose, how many of how many, since when and in which process; by
+    rule, if asked.
+    """
+    RateLimitRule.objects.create(
+        name="exports", limit=3, unit="x", algorithm="concurrency", key="user"
+    )
     page = staff("view_ratelimitrule", "view_identities", name="ada").get(HERE).content.decode()
     assert "3 slots are held" in page
-    for text in ("GET /<wbr>exports/<wbr>7/", "&lt;b&gt;", "user, 7", "203.0.113.9", "1 of 3", "2 of 3"):
+    for text in (
+        "GET /<wbr>exports/<wbr>7/",
+        "&lt;b&gt;",
+        "user, 7",
+        "203.0.113.9",
+        "1 of 3",
+        "2 of 3",
+    ):
         assert text in page
     assert "/ratelimitrule/" in page
     assert 'name="release"' not in page  # Who may not release one has no button.
-    only = staff("view_ratelimitrule", "view_identities", name="bob").get(HERE, {"rule": "imports"}).content.decode()
+    only = (
+        staff("view_ratelimitrule", "view_identities", name="bob")
+        .get(HERE, {"rule": "imports"})
+        .content.decode()
+    )
     assert "POST /<wbr>imports/" in only
     assert "exports/<wbr>7/" not in only
-    assert "No slot of this rule is held." in staff("view_ratelimitrule", name="eve").get(
-        HERE, {"rule": "others"}
-    ).content.decode()  # fmt: skip
+    assert (
+        "No slot of this rule is held."
+        in staff("view_ratelimitrule", name="eve").get(HERE, {"rule": "others"}).content.decode()
+    )
 
 
-def test_whose_they_are_is_for_those_who_may_see_identities(held: tuple[RateLimiter, RateLimiter]) -> None:
-    """Others see a part of the digest, and of paths the first part; who may not see rules sees nothing, and the index
-    has no entry for them."""
+def test_whose_they_are_is_for_those_who_may_see_identities(
+    held: tuple[RateLimiter, RateLimiter],
+) -> None:
+    """Others see a part of the digest, and of paths the first part; who may not see rules sees
+    nothing, and the index has no entry for them.
+    """
     page = staff("view_ratelimitrule", name="ada").get(HERE).content.decode()
     assert "user, 7" not in page
     assert "GET /<wbr>exports/<wbr>…" in page
@@ -97,10 +116,17 @@ def test_one_is_released_everywhere(held: tuple[RateLimiter, RateLimiter]) -> No
     change = RateLimitChange.objects.get()
     assert (change.by, change.name) == ("ada", "exports")
     digest = change.after["digests"][0]
-    assert changed_words(change)[0].startswith(f"A slot of {digest[:12]} is released: GET /exports/… (")
-    assert changed_words(change, may_see_who=True)[0].startswith(f"A slot of user, 7 ({digest[:12]}) is released: ")
+    assert changed_words(change)[0].startswith(
+        f"A slot of {digest[:12]} is released: GET /exports/… ("
+    )
+    assert changed_words(change, may_see_who=True)[0].startswith(
+        f"A slot of user, 7 ({digest[:12]}) is released: "
+    )
     assert "exports/7" not in str(change.after)
-    assert "This slot is no longer held." in ada.post(HERE, {"release": "0"}, follow=True).content.decode()
+    assert (
+        "This slot is no longer held."
+        in ada.post(HERE, {"release": "0"}, follow=True).content.decode()
+    )
     until(lambda: len(slots_held()) == 2, "it is told no more", 20)
     assert exports.peek(("user", "7")).remaining == 3
     bob = staff("view_ratelimitrule", name="bob")
@@ -109,8 +135,10 @@ def test_one_is_released_everywhere(held: tuple[RateLimiter, RateLimiter]) -> No
 
 
 def test_a_slot_is_released_once(direct: redis.Redis) -> None:
-    """What is told of a slot that was released meanwhile, or has ended by itself, is not what is so: whoever releases
-    it hears that nobody holds it, on the page as by the command, and the history has no entry of that."""
+    """What is told of a slot that was released meanwhile, or has ended by itself, is not what is
+    so: whoever releases it hears that nobody holds it, on the page as by the command, and the
+    history has no entry of that.
+    """
     exports = RateLimiter("exports", "3", algorithm="concurrency")
     listed = conf.CACHE_PREFIX + b"{rules}:slots"
     with exports.slot("eva", what="POST /ended/"), exports.slot("ada", what="GET /released/"):
@@ -118,7 +146,9 @@ def test_a_slot_is_released_once(direct: redis.Redis) -> None:
         (process,) = direct.zrange(listed, 0, -1)
         told = direct.get(listed + b":" + process)
         assert told is not None
-        direct.set(listed + b":stopped", told)  # As a process tells them that cannot be heard any more.
+        direct.set(
+            listed + b":stopped", told
+        )  # As a process tells them that cannot be heard any more.
         direct.zadd(listed, {b"stopped": time.time()})
         released, ended = id_of("/released/"), id_of("/ended/")
         ada = staff("view_ratelimitrule", "block_identity", name="ada")
@@ -159,7 +189,9 @@ def test_the_command_lists_and_releases(held: tuple[RateLimiter, RateLimiter]) -
     assert [line.split()[-1] for line in sorted(said.getvalue().splitlines())] != []
     assert said.getvalue().count("exports (") == 2
     assert "imports" not in said.getvalue()
-    call_command("ratelimit", "slots", "release", id_of("/exports/7/")[:12], "--why", "stuck", stdout=said)
+    call_command(
+        "ratelimit", "slots", "release", id_of("/exports/7/")[:12], "--why", "stuck", stdout=said
+    )
     assert "released: " in said.getvalue()
     assert exports.peek(("user", "7")).remaining == 3
     change = RateLimitChange.objects.get()

@@ -1,4 +1,5 @@
-"""Rules of so many at once: written in the admin, and met by requests; and the demo's slow report."""
+"""Rules of so many at once: written in the admin, and met by requests; and the demo's
+slow report."""
 
 from __future__ import annotations
 
@@ -25,10 +26,21 @@ SITE = pytest.mark.django_db(transaction=True)
 RULE = "/admin/django_ratelimit_lua/ratelimitrule/"
 INSPECT = "/admin/django_ratelimit_lua/ratelimitoverride/inspect/"
 FORM = {
-    "name": "downloads", "mode": "enforce", "limit": "2", "period": "1", "unit": "x", "algorithm": "concurrency",
-    "key": "ip", "path": "/export/", "audience": "everyone", "order": "0",
-    "tiers-TOTAL_FORMS": "0", "tiers-INITIAL_FORMS": "0", "tiers-MIN_NUM_FORMS": "0", "tiers-MAX_NUM_FORMS": "1000",
-}  # fmt: skip
+    "name": "downloads",
+    "mode": "enforce",
+    "limit": "2",
+    "period": "1",
+    "unit": "x",
+    "algorithm": "concurrency",
+    "key": "ip",
+    "path": "/export/",
+    "audience": "everyone",
+    "order": "0",
+    "tiers-TOTAL_FORMS": "0",
+    "tiers-INITIAL_FORMS": "0",
+    "tiers-MIN_NUM_FORMS": "0",
+    "tiers-MAX_NUM_FORMS": "1000",
+}
 
 
 def export(request: HttpRequest) -> HttpResponse:
@@ -54,8 +66,9 @@ def ada(settings: Any) -> Client:
 
 @SITE
 def test_a_rule_of_the_admin_limits_what_runs_at_the_same_time(ada: Client, tmp_path: Any) -> None:
-    """It reads as a sentence, holds the slots of open responses, is explained by what is in use, leads to who holds
-    them, and comes back from a file as it was."""
+    """It reads as a sentence, holds the slots of open responses, is explained by what is in use,
+    leads to who holds them, and comes back from a file as it was.
+    """
     assert ada.post(f"{RULE}add/", FORM).status_code == 302
     rule = RateLimitRule.objects.get()
     assert rule.reading() == "2 at once per address, on /export/"
@@ -82,10 +95,20 @@ def test_a_rule_of_the_admin_limits_what_runs_at_the_same_time(ada: Client, tmp_
 @SITE
 @pytest.mark.parametrize(
     "changed",
-    [{"unit": "m"}, {"algorithm": "fixed_window"}, {"max_wait": "3"}, {"lease": "5"}, {"split": "equal"},
-     {"more_rates": "100/h"}, {"limit": "200000"}, {"count_denied": "on"}],
-)  # fmt: skip
-def test_what_contradicts_itself_is_refused_at_its_field(ada: Client, changed: dict[str, str]) -> None:
+    [
+        {"unit": "m"},
+        {"algorithm": "fixed_window"},
+        {"max_wait": "3"},
+        {"lease": "5"},
+        {"split": "equal"},
+        {"more_rates": "100/h"},
+        {"limit": "200000"},
+        {"count_denied": "on"},
+    ],
+)
+def test_what_contradicts_itself_is_refused_at_its_field(
+    ada: Client, changed: dict[str, str]
+) -> None:
     """Slots of a period, of another algorithm, or with an option that is for rates."""
     page = ada.post(f"{RULE}add/", FORM | changed)
     assert page.status_code == 200
@@ -101,13 +124,21 @@ def test_slots_of_the_code_are_slots_of_the_rule_in_its_place(ada: Client) -> No
 
 
 def test_the_form_asks_for_no_period_of_so_many_at_once(browser: Any, demo: str) -> None:
-    """The unit and the algorithm go together, whichever is chosen, and the period is hidden meanwhile."""
+    """The unit and the algorithm go together, whichever is chosen, and the period is hidden
+    meanwhile.
+    """
     browser.get(f"{demo}admin/login/?next={RULE}add/")
     for name, value in (("username", "grace"), ("password", "hopper")):
         browser.find_element("name", name).send_keys(value)
     browser.find_element("css selector", "[type=submit]").click()
-    until(lambda: browser.execute_script("return !!document.getElementById('id_unit')"), "the form is there", 20)
-    unit, algorithm = (Select(browser.find_element("id", name)) for name in ("id_unit", "id_algorithm"))
+    until(
+        lambda: browser.execute_script("return !!document.getElementById('id_unit')"),
+        "the form is there",
+        20,
+    )
+    unit, algorithm = (
+        Select(browser.find_element("id", name)) for name in ("id_unit", "id_algorithm")
+    )
     period = browser.find_element("id", "id_period")
     assert period.is_displayed()
     algorithm.select_by_value("concurrency")

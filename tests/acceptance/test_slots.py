@@ -41,8 +41,9 @@ def used(limiter: RateLimiter, identity: Any = "ada") -> int:
 
 
 def test_never_more_than_so_many_at_once() -> None:
-    """The next is refused, says which limit refused and when to come back at the latest, and finds a slot as soon as
-    one is released."""
+    """The next is refused, says which limit refused and when to come back at the latest, and finds
+    a slot as soon as one is released.
+    """
     limiter = exports()
     with limiter.slot("ada") as first, limiter.slot("ada"):
         with pytest.raises(Ratelimited) as raised, limiter.slot("ada"):
@@ -87,8 +88,9 @@ def test_a_slot_is_free_whatever_ends_its_work() -> None:
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("timeout", [0, 30])
 def test_a_coroutine_that_is_stopped_anywhere_leaves_no_slot(how: How, timeout: float) -> None:
-    """At each point at which it waits: for a connection, an answer of Redis, its turn of a rate beside it, its work, or
-    the release. Whether it asks once or would stand in a queue."""
+    """At each point at which it waits: for a connection, an answer of Redis, its turn of a rate
+    beside it, its work, or the release. Whether it asks once or would stand in a queue.
+    """
     limiter = exports(["20/s", "1"], algorithm="leaky_bucket")
 
     async def hold() -> None:
@@ -98,8 +100,14 @@ def test_a_coroutine_that_is_stopped_anywhere_leaves_no_slot(how: How, timeout: 
     limiter.charge("ada", 2)
     for number in interrupt_each_wait(hold, how):
         assert held_slots.all() == []
-        if how == "closed":  # It is released on another connection, whose commands may arrive first: then once more.
-            until(lambda: used(limiter) == waiting(limiter) == 0, f"wait {number} leaves nothing", LATER)
+        if (
+            how == "closed"
+        ):  # It is released on another connection, whose commands may arrive first: then once more.
+            until(
+                lambda: used(limiter) == waiting(limiter) == 0,
+                f"wait {number} leaves nothing",
+                LATER,
+            )
         assert (used(limiter), waiting(limiter)) == (0, 0), number
         limiter.reset("ada")
         limiter.charge("ada", 2)
@@ -125,13 +133,17 @@ def test_a_coroutine_that_is_stopped_anywhere_in_a_queue_leaves_it(how: How) -> 
 
 def test_what_a_slot_is_held_for_harms_no_log_and_no_terminal() -> None:
     """It may be the name of an upload."""
-    with RateLimiter("uploads", "1", algorithm="concurrency").slot("ada", what="a.pdf\r\nERROR \x1b[2J"):
+    with RateLimiter("uploads", "1", algorithm="concurrency").slot(
+        "ada", what="a.pdf\r\nERROR \x1b[2J"
+    ):
         (held,) = held_slots.all()
         assert held.what == "a.pdf\\r\\nERROR \\x1b[2J"
 
 
 def test_a_decorated_function_holds_a_slot_of_its_own() -> None:
-    """Plain or asynchronous; by what its arguments say, or one for all; and its name is what operators are shown."""
+    """Plain or asynchronous; by what its arguments say, or one for all; and its name is what
+    operators are shown.
+    """
     limiter = exports("1")
 
     @limiter.slot(key=lambda user: user)
@@ -163,7 +175,9 @@ class Marked:
         return Async()(limiter)
 
 
-@pytest.mark.parametrize("made", [Async(), partial(Async()), markcoroutinefunction(Marked()), Async().__call__])
+@pytest.mark.parametrize(
+    "made", [Async(), partial(Async()), markcoroutinefunction(Marked()), Async().__call__]
+)
 def test_a_decorated_coroutine_function_holds_its_slot_until_it_is_done(made: Any) -> None:
     """Of whatever kind it is; a hit before each call does not block the event loop either."""
     limiter = exports("1")
@@ -193,7 +207,15 @@ class Generator:
 
 
 @pytest.mark.parametrize(
-    "made", [generator, async_generator, partial(generator), contextmanager(generator), Generator(), Generator]
+    "made",
+    [
+        generator,
+        async_generator,
+        partial(generator),
+        contextmanager(generator),
+        Generator(),
+        Generator,
+    ],
 )
 def test_slot_refuses_functions_whose_work_begins_after_the_call(made: Any) -> None:
     """When they are decorated."""
@@ -223,7 +245,9 @@ def test_slot_refuses_results_whose_work_begins_after_the_call(made: Any) -> Non
 
 
 def test_a_slot_object_is_used_by_one_at_a_time() -> None:
-    """By threads, tasks and blocks within each other; afterwards it may be used again, also if it was refused."""
+    """By threads, tasks and blocks within each other; afterwards it may be used again, also if it
+    was refused.
+    """
     limiter = exports("2")
     slot = limiter.slot("ada")
     ready, held, refused = threading.Barrier(8), [], []
@@ -254,7 +278,11 @@ def test_a_slot_object_is_used_by_one_at_a_time() -> None:
     async def tasks() -> list[Any]:
         return await asyncio.gather(*[hold() for _ in range(3)], return_exceptions=True)
 
-    assert [type(error) for error in asyncio.run(tasks())] == [type(None), RuntimeError, RuntimeError]
+    assert [type(error) for error in asyncio.run(tasks())] == [
+        type(None),
+        RuntimeError,
+        RuntimeError,
+    ]
     with limiter.slot("ada"), limiter.slot("ada"), pytest.raises(Ratelimited), slot:
         pass
     with slot, pytest.raises(RuntimeError), slot:
@@ -263,7 +291,9 @@ def test_a_slot_object_is_used_by_one_at_a_time() -> None:
 
 
 def test_slots_and_rates_are_one_call() -> None:
-    """All or nothing: a refused slot costs no unit of the rate, and a refused rate leaves no slot behind."""
+    """All or nothing: a refused slot costs no unit of the rate, and a refused rate leaves no slot
+    behind.
+    """
     limiter = exports(["2/h", "1"], algorithm="token_bucket", burst=2)
     rate, slots = limiter.limits
     assert (rate.algorithm, rate.burst, slots.algorithm) == ("token_bucket", 2, "concurrency")
@@ -281,7 +311,13 @@ def test_slots_and_rates_are_one_call() -> None:
 def test_what_takes_a_slot_that_nobody_could_release_is_an_error() -> None:
     """It says what would be right."""
     limiter = exports()
-    for call in (limiter.hit, limiter.acquire, limiter.charge, limiter.refund, limiter(lambda: None)):
+    for call in (
+        limiter.hit,
+        limiter.acquire,
+        limiter.charge,
+        limiter.refund,
+        limiter(lambda: None),
+    ):
         with pytest.raises(LimitError, match=r"slot\(\)"):
             call("ada") if call is not None else None
     assert limiter.peek("ada")
@@ -327,7 +363,9 @@ def test_who_waits_is_served_in_the_order_of_arrival() -> None:
 
 
 def test_who_does_not_wait_any_more_is_not_waited_for() -> None:
-    """A cancelled coroutine, and one whose time is over, leave the queue at once; what is refused says so."""
+    """A cancelled coroutine, and one whose time is over, leave the queue at once; what is refused
+    says so.
+    """
     limiter = exports("1")
 
     async def wait(timeout: float) -> None:
@@ -358,7 +396,9 @@ def test_a_full_queue_is_not_waited_in() -> None:
 
 
 def test_a_refusal_is_not_remembered(settings: Any) -> None:
-    """Another process may release a slot at any moment: the next call asks. A rate that refuses is remembered."""
+    """Another process may release a slot at any moment: the next call asks. A rate that refuses is
+    remembered.
+    """
     settings.RATELIMIT_DENY_CACHE_SECONDS = 60
     limiter = exports("1")
     with limiter.slot("ada"):
@@ -387,7 +427,10 @@ def test_a_refusal_is_not_remembered(settings: Any) -> None:
 @pytest.mark.usefixtures("quiet")
 def test_a_release_ends_no_refusal_of_another_limit() -> None:
     """Of the same identity: it is repeated without asking Redis."""
-    logins, exports = RateLimiter("logins", "0/h"), RateLimiter("exports", "2", algorithm="concurrency")
+    logins, exports = (
+        RateLimiter("logins", "0/h"),
+        RateLimiter("exports", "2", algorithm="concurrency"),
+    )
 
     def is_remembered() -> bool:  # Unless something else was heard of in between.
         with exports.slot("ada"):
@@ -414,8 +457,12 @@ def test_who_waits_asks_about_ten_times_a_second(direct: redis.Redis) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_rule_takes_the_place_of_the_number() -> None:
-    """Named by its `group`; and a rule that goes by a rate makes `hit` right and `slot` hold nothing."""
-    rule = RateLimitRule(name="exports", group="exports", limit=1, unit="x", algorithm="concurrency")
+    """Named by its `group`; and a rule that goes by a rate makes `hit` right and `slot` hold
+    nothing.
+    """
+    rule = RateLimitRule(
+        name="exports", group="exports", limit=1, unit="x", algorithm="concurrency"
+    )
     rule.full_clean()
     rule.save()
     assert rule.rate == "1"
@@ -436,8 +483,12 @@ def test_a_rule_takes_the_place_of_the_number() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_what_redis_has_lost_goes_by_the_rule_as_it_is_now(direct: redis.Redis) -> None:
-    """A number that was lowered while slots were held is that by which they are taken again; and the list says it."""
-    rule = RateLimitRule.objects.create(name="exports", group="exports", limit=3, unit="x", algorithm="concurrency")
+    """A number that was lowered while slots were held is that by which they are taken again; and
+    the list says it.
+    """
+    rule = RateLimitRule.objects.create(
+        name="exports", group="exports", limit=3, unit="x", algorithm="concurrency"
+    )
     limiter = exports("5")
     with limiter.slot("ada") as first, limiter.slot("ada") as second, limiter.slot("ada") as third:
         rule.limit = 2
@@ -456,9 +507,21 @@ def test_what_redis_has_lost_goes_by_the_rule_as_it_is_now(direct: redis.Redis) 
     ("values", "field", "says"),
     [
         ({"limit": 5, "unit": "x"}, "limit", "for the algorithm concurrency; others need a rate"),
-        ({"limit": 5, "unit": "m", "algorithm": "concurrency"}, "limit", "needs a number of slots, such as 5"),
-        ({"limit": 100_001, "unit": "x", "algorithm": "concurrency"}, "limit", "At most 100000 slots."),
-        ({"limit": 5, "unit": "x", "algorithm": "concurrency", "more_rates": ["5/m"]}, "more_rates", "stands alone"),
+        (
+            {"limit": 5, "unit": "m", "algorithm": "concurrency"},
+            "limit",
+            "needs a number of slots, such as 5",
+        ),
+        (
+            {"limit": 100_001, "unit": "x", "algorithm": "concurrency"},
+            "limit",
+            "At most 100000 slots.",
+        ),
+        (
+            {"limit": 5, "unit": "x", "algorithm": "concurrency", "more_rates": ["5/m"]},
+            "more_rates",
+            "stands alone",
+        ),
     ],
 )
 def test_a_form_says_what_does_not_fit(values: Any, field: str, says: str) -> None:
@@ -485,7 +548,9 @@ def test_without_threads_slots_are_renewed_by_who_takes_and_releases(
 
 
 def test_a_policy_of_slots_has_their_unit(settings: Any) -> None:
-    """As draft-ietf-httpapi-ratelimit-headers-10 has it: no window, and the unit `concurrent-requests`."""
+    """As draft-ietf-httpapi-ratelimit-headers-10 has it: no window, and the unit
+    `concurrent-requests`.
+    """
     settings.RATELIMIT_HEADERS = "draft-10"
     response = HttpResponse()
     add_headers(response, exports().peek("ada"))

@@ -18,7 +18,14 @@ import redis
 from django_ratelimit_lua import Ratelimited, RateLimiter
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import heartbeat
-from django_ratelimit_lua.engine.slots import HeldSlot, Holder, _processes_key, end_slot, held_slots, holders
+from django_ratelimit_lua.engine.slots import (
+    HeldSlot,
+    Holder,
+    _processes_key,
+    end_slot,
+    held_slots,
+    holders,
+)
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
@@ -40,7 +47,8 @@ HOLD = "held = exports.slot('ada', what='/exports/') ;; held.__enter__() ;; None
 BEGIN = (
     "exports = RateLimiter('exports', '2', algorithm='concurrency')"
     " ;; from django_ratelimit_lua.signals import slot_lost"
-    " ;; lost = [] ;; slot_lost.connect(lambda retaken, **more: lost.append(retaken), weak=False) ;; None"
+    " ;; lost = [] ;; slot_lost.connect(lambda retaken, **more: lost.append(retaken), weak=False) "
+    ";; None"
 )
 
 
@@ -107,7 +115,9 @@ def test_the_slots_of_a_killed_process_end(prefix: str, limiter: RateLimiter) ->
         assert time.monotonic() - killed < SLOT_SECONDS + 1.0
 
 
-def test_a_process_that_ends_has_released_its_slots(prefix: str, limiter: RateLimiter, settings: Any) -> None:
+def test_a_process_that_ends_has_released_its_slots(
+    prefix: str, limiter: RateLimiter, settings: Any
+) -> None:
     """At once, and not when they would have ended."""
     settings.RATELIMIT_SLOT_SECONDS = 3600
     with Worker(prefix, {}, RATELIMIT_SLOT_SECONDS=3600) as process:
@@ -117,8 +127,12 @@ def test_a_process_that_ends_has_released_its_slots(prefix: str, limiter: RateLi
     assert used(limiter) == 0
 
 
-def test_a_process_that_was_stopped_is_told_what_it_has_lost(prefix: str, limiter: RateLimiter) -> None:
-    """Others have its slot meanwhile; it does not come back where there is no room, and does where there is."""
+def test_a_process_that_was_stopped_is_told_what_it_has_lost(
+    prefix: str, limiter: RateLimiter
+) -> None:
+    """Others have its slot meanwhile; it does not come back where there is no room, and does where
+    there is.
+    """
     with worker(prefix) as process:
         pid = process._process.pid
         os.kill(pid, signal.SIGSTOP)
@@ -128,7 +142,10 @@ def test_a_process_that_was_stopped_is_told_what_it_has_lost(prefix: str, limite
                 os.kill(pid, signal.SIGCONT)
                 ends(lambda: process("lost") == [False], "it is told")
                 assert used(limiter) == 2
-                assert process("[line for line in said if 'ended' in line][0][:28]") == "A slot of 'exports' ended af"
+                assert (
+                    process("[line for line in said if 'ended' in line][0][:28]")
+                    == "A slot of 'exports' ended af"
+                )
             process("held.__exit__()")
             assert used(limiter) == 0
             process(HOLD)
@@ -142,18 +159,25 @@ def test_a_process_that_was_stopped_is_told_what_it_has_lost(prefix: str, limite
         assert used(limiter) == 0
 
 
-def test_a_slot_that_is_released_too_late_is_reported_as_lost(prefix: str, limiter: RateLimiter) -> None:
-    """The process was stopped for longer than its slot lasts, and releases it before the next renewal: that releases
-    no slot of others."""
+def test_a_slot_that_is_released_too_late_is_reported_as_lost(
+    prefix: str, limiter: RateLimiter
+) -> None:
+    """The process was stopped for longer than its slot lasts, and releases it before the next
+    renewal: that releases no slot of others.
+    """
     with Worker(prefix, {}, RATELIMIT_SLOT_SECONDS=SLOT_SECONDS) as process:
         process(BEGIN)
         # Renewals come too late, and leave it to the release.
-        process("from django_ratelimit_lua.engine.slots import HeldSlots ;; HeldSlots.interval = 3600.0")
+        process(
+            "from django_ratelimit_lua.engine.slots import HeldSlots ;; HeldSlots.interval = 3600.0"
+        )
         process(HOLD)
         os.kill(process._process.pid, signal.SIGSTOP)
         try:
             ends(lambda: used(limiter) == 0, "the slot of a stopped process ends")
-            time.sleep(SLOT_SECONDS)  # By the clock of the process, it began when the answer was there.
+            time.sleep(
+                SLOT_SECONDS
+            )  # By the clock of the process, it began when the answer was there.
             with limiter.slot("ada"), limiter.slot("ada"):
                 process.send("held.__exit__(None, None, None)")
                 os.kill(process._process.pid, signal.SIGCONT)
@@ -202,7 +226,9 @@ def test_a_child_that_ends_releases_nothing_of_its_parent(limiter: RateLimiter) 
 
 
 def test_garbage_that_holds_a_slot_waits_for_no_lock(limiter: RateLimiter) -> None:
-    """It is collected anywhere, also by who has a lock that a release takes: the slot is released all the same."""
+    """It is collected anywhere, also by who has a lock that a release takes: the slot is released
+    all the same.
+    """
 
     def work() -> Iterator[None]:
         with limiter.slot("ada"):
@@ -225,9 +251,12 @@ def test_garbage_that_holds_a_slot_waits_for_no_lock(limiter: RateLimiter) -> No
     ends(lambda: used(limiter) == 0, "it is released")
 
 
-def test_who_is_cut_off_loses_the_slot_and_is_told(limiter: RateLimiter, settings: Any, prefix: str) -> None:
-    """Without an answer from Redis: by the time its slot lasts. What it comes back to is decided by the room there
-    is."""
+def test_who_is_cut_off_loses_the_slot_and_is_told(
+    limiter: RateLimiter, settings: Any, prefix: str
+) -> None:
+    """Without an answer from Redis: by the time its slot lasts. What it comes back to is decided by
+    the room there is.
+    """
     with Server() as server:
         wire = Wire(server.port)
         own = alias(server.url)
@@ -287,13 +316,19 @@ def test_a_slow_receiver_keeps_no_renewal_waiting(limiter: RateLimiter) -> None:
 
 
 def test_operators_see_who_holds_slots_and_end_one(prefix: str, limiter: RateLimiter) -> None:
-    """All processes' that are held for longer than a renewal; one that was ended is free at once and is not taken
-    again, and whoever held it is told."""
+    """All processes' that are held for longer than a renewal; one that was ended is free at once
+    and is not taken again, and whoever held it is told.
+    """
     with worker(prefix) as process:
         ends(holders, "the slot is shown")
         (holder,) = holders()
         assert isinstance(holder, Holder)
-        assert (holder.limit, holder.units, holder.of, holder.what) == ("exports", 1, 2, "/exports/")
+        assert (holder.limit, holder.units, holder.of, holder.what) == (
+            "exports",
+            1,
+            2,
+            "/exports/",
+        )
         assert (holder.pid, holder.host) == (process._process.pid, socket.gethostname())
         assert holder.identity == (("", "ad…"),)
         assert abs(holder.since - time.time()) < BUSY
@@ -343,12 +378,17 @@ def test_a_queue_goes_on_where_a_waiter_dies(prefix: str) -> None:
 
 @pytest.mark.skipif(not LIBFAKETIME, reason="libfaketime (Debian: faketime) is not installed")
 @pytest.mark.parametrize("hours", [1, -1])
-def test_a_clock_that_jumps_keeps_no_slot_for_good(hours: int, limiter: RateLimiter, settings: Any) -> None:
-    """Those of a process that goes on are held after a renewal, where there is room; those of one that is gone end as
-    they would have."""
+def test_a_clock_that_jumps_keeps_no_slot_for_good(
+    hours: int, limiter: RateLimiter, settings: Any
+) -> None:
+    """Those of a process that goes on are held after a renewal, where there is room; those of one
+    that is gone end as they would have.
+    """
     with stepped(hours) as hurt:
         settings.CACHES = hurt.caches
-        with Worker("rl:", {}, at=hurt.caches["default"]["LOCATION"], RATELIMIT_SLOT_SECONDS=SLOT_SECONDS) as process:
+        with Worker(
+            "rl:", {}, at=hurt.caches["default"]["LOCATION"], RATELIMIT_SLOT_SECONDS=SLOT_SECONDS
+        ) as process:
             settings.RATELIMIT_CACHE_PREFIX = "rl:"
             process(BEGIN)
             process(HOLD)
@@ -363,8 +403,12 @@ def test_a_clock_that_jumps_keeps_no_slot_for_good(hours: int, limiter: RateLimi
             assert used(limiter) == 0
 
 
-def test_after_a_failover_no_more_is_lost_than_the_replica_had_not_heard(limiter: RateLimiter, settings: Any) -> None:
-    """Slots that it had heard of are held on; what is held and was not heard of is taken again where there is room."""
+def test_after_a_failover_no_more_is_lost_than_the_replica_had_not_heard(
+    limiter: RateLimiter, settings: Any
+) -> None:
+    """Slots that it had heard of are held on; what is held and was not heard of is taken again
+    where there is room.
+    """
     with clusters.watched() as found:
         settings.RATELIMIT_TIMEOUT = 2
         settings.RATELIMIT_SLOT_SECONDS = 30
@@ -402,7 +446,9 @@ def test_slots_of_many_identities_are_renewed_on_all_nodes_of_a_cluster(
             while time.monotonic() < end:
                 time.sleep(0.1)
             assert [used(limiter, name) for name in names] == [1] * len(names)
-            assert {holder.digest for holder in holders()} == {slot.charge.digest.decode() for slot in held_slots.all()}
+            assert {holder.digest for holder in holders()} == {
+                slot.charge.digest.decode() for slot in held_slots.all()
+            }
             assert end_slot(holders()[0].id)
             ends(lambda: len(lost) == 1, "its holder is told")
         assert [used(limiter, name) for name in names] == [0] * len(names)
@@ -412,8 +458,10 @@ def test_slots_of_many_identities_are_renewed_on_all_nodes_of_a_cluster(
 def test_in_a_cluster_slots_outlive_the_node_that_lists_them(
     is_one_gone: bool, limiter: RateLimiter, settings: Any, lost: list[Any]
 ) -> None:
-    """A node that hangs ends the slots in its own keys only, also if it has the list of holders and knows which slots
-    an operator has ended. A slot that is gone elsewhere is reported, and taken again when that node answers."""
+    """A node that hangs ends the slots in its own keys only, also if it has the list of holders and
+    knows which slots an operator has ended. A slot that is gone elsewhere is reported, and taken
+    again when that node answers.
+    """
     with clusters.cluster(replicas=False) as found, contextlib.ExitStack() as stack:
         settings.RATELIMIT_TIMEOUT = 5
         settings.RATELIMIT_SLOT_SECONDS = 2
@@ -448,8 +496,9 @@ def test_in_a_cluster_slots_outlive_the_node_that_lists_them(
 
 
 def test_in_a_cluster_a_refusal_leaves_no_slot_behind(settings: Any) -> None:
-    """Of identities on several nodes: what one gave before another refused is released, and who waits stands in the
-    queue of the one that refused."""
+    """Of identities on several nodes: what one gave before another refused is released, and who
+    waits stands in the queue of the one that refused.
+    """
     with clusters.cluster(replicas=False) as found:
         settings.RATELIMIT_TIMEOUT = 5
         settings.CACHES = found.cache()
@@ -460,12 +509,22 @@ def test_in_a_cluster_a_refusal_leaves_no_slot_behind(settings: Any) -> None:
         refused = decide(build_call(charges, waits=True))
         assert [state.allowed for state in refused.limits] == [True, True, True, False, True, True]
         assert [state.counted_at for state in refused.limits] == [0, 0, 0, -1, 0, 0]
-        assert [decide(build_call([charge], "peek")).limits[0].used for charge in charges] == [0, 0, 0, 1, 0, 0]
+        assert [decide(build_call([charge], "peek")).limits[0].used for charge in charges] == [
+            0,
+            0,
+            0,
+            1,
+            0,
+            0,
+        ]
 
 
-def test_without_redis_a_process_gives_its_share(limiter: RateLimiter, settings: Any, lost: list[Any]) -> None:
-    """With "local"; what it holds already counts, and what it gave is its own to release. When Redis is back it knows
-    of what is held still, and never of more than there is room for."""
+def test_without_redis_a_process_gives_its_share(
+    limiter: RateLimiter, settings: Any, lost: list[Any]
+) -> None:
+    """With "local"; what it holds already counts, and what it gave is its own to release. When
+    Redis is back it knows of what is held still, and never of more than there is room for.
+    """
     settings.RATELIMIT_ON_STORE_ERROR = "local"
     with Server() as server:
         settings.CACHES = alias(server.url)
@@ -491,12 +550,14 @@ def test_without_redis_a_process_gives_its_share(limiter: RateLimiter, settings:
 
 
 SHARE = (
-    "from contextlib import ExitStack ;; from django_ratelimit_lua import Ratelimited ;; running = ExitStack()"
+    "from contextlib import ExitStack ;; from django_ratelimit_lua import Ratelimited ;; running "
+    "= ExitStack()"
     " ;; exports = RateLimiter('exports', '4', algorithm='concurrency') ;; exports.peek('ada')"
     " ;; from django_ratelimit_lua.engine.heartbeat import heartbeat ;; heartbeat.beat()"
 )
 NEVER_LATE = (
-    "import django_ratelimit_lua.engine.fallback as back, django_ratelimit_lua.engine.heartbeat as beats"
+    "import django_ratelimit_lua.engine.fallback as back, django_ratelimit_lua.engine.heartbeat "
+    "as beats"
     " ;; back.BACK_SECONDS = beats.LIFETIME = 60"
 )
 """However busy the machine is, the moment after an outage is not over."""
@@ -515,11 +576,18 @@ def run(worker: Worker) -> int:
 
 
 def test_no_more_run_where_redis_comes_back_empty() -> None:
-    """What processes gave without Redis counts until Redis knows of it, also where one is the first to be listed there
-    again: four of four run, through an outage and after it."""
-    settings = {"RATELIMIT_ON_STORE_ERROR": "local", "RATELIMIT_TIMEOUT": 1, "RATELIMIT_SLOT_SECONDS": 2}
+    """What processes gave without Redis counts until Redis knows of it, also where one is the first
+    to be listed there again: four of four run, through an outage and after it.
+    """
+    settings = {
+        "RATELIMIT_ON_STORE_ERROR": "local",
+        "RATELIMIT_TIMEOUT": 1,
+        "RATELIMIT_SLOT_SECONDS": 2,
+    }
     with Server() as server, contextlib.ExitStack() as stack:
-        first, second = [stack.enter_context(Worker("rl:", {}, at=server.url, **settings)) for _ in range(2)]
+        first, second = [
+            stack.enter_context(Worker("rl:", {}, at=server.url, **settings)) for _ in range(2)
+        ]
         for worker in (first, second):
             worker(NEVER_LATE)
             worker(SHARE)
@@ -530,11 +598,17 @@ def test_no_more_run_where_redis_comes_back_empty() -> None:
         try:
             with Server(server.binary, port=server.port) as server:
                 ends(lambda: first("exports.peek('ada').source") == "redis", "Redis is asked again")
-                ends(lambda: first("exports.peek('ada').limits[0].used") == 2, "it is told of what is held")
+                ends(
+                    lambda: first("exports.peek('ada').limits[0].used") == 2,
+                    "it is told of what is held",
+                )
                 assert first("heartbeat.beat()") == 2
                 assert run(first) == 0
                 os.kill(second._process.pid, signal.SIGCONT)
-                ends(lambda: first("exports.peek('ada').limits[0].used") == 4, "Redis knows of all that run")
+                ends(
+                    lambda: first("exports.peek('ada').limits[0].used") == 4,
+                    "Redis knows of all that run",
+                )
                 assert (run(first), run(second)) == (0, 0)
                 second("running.close()")
                 ends(lambda: first("exports.peek('ada').limits[0].used") == 2, "they are released")
@@ -558,10 +632,14 @@ for thread in threads:
 
 
 def test_what_runs_at_once_through_an_outage_that_loses_everything() -> None:
-    """Under load, P processes together run N + P - 1 at most, from when what Redis gave before the outage has ended."""
+    """Under load, P processes together run N + P - 1 at most, from when what Redis gave before the
+    outage has ended.
+    """
     settings = {"RATELIMIT_ON_STORE_ERROR": "local", "RATELIMIT_TIMEOUT": 0.5}
     with Server() as server, contextlib.ExitStack() as stack:
-        first, second = [stack.enter_context(Worker("rl:", {}, at=server.url, **settings)) for _ in range(2)]
+        first, second = [
+            stack.enter_context(Worker("rl:", {}, at=server.url, **settings)) for _ in range(2)
+        ]
         for worker in (first, second):
             worker(NEVER_LATE)
             worker(SHARE)
@@ -578,7 +656,9 @@ def test_what_runs_at_once_through_an_outage_that_loses_everything() -> None:
             for worker in (first, second):
                 ran += worker("over.set() ;; [thread.join() for thread in threads] ;; ran")
     before = max(end for began, end in ran if began < killed)
-    moments = sorted((moment, step) for one in ran for moment, step in zip(one, (1, -1), strict=True))
+    moments = sorted(
+        (moment, step) for one in ran for moment, step in zip(one, (1, -1), strict=True)
+    )
     running = most = most_before = 0
     for moment, step in moments:
         running += step
@@ -594,7 +674,9 @@ def test_what_runs_at_once_through_an_outage_that_loses_everything() -> None:
 def test_slots_go_by_the_share_until_all_were_renewed(
     limiter: RateLimiter, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that has noticed no outage tells of what it holds with its next renewal, and not before."""
+    """A process that has noticed no outage tells of what it holds with its next renewal, and not
+    before.
+    """
     monkeypatch.setattr("django_ratelimit_lua.engine.fallback.BACK_SECONDS", 0.0)
     monkeypatch.setattr(heartbeat, "count", 2)
     settings.RATELIMIT_ON_STORE_ERROR = "local"
@@ -613,7 +695,9 @@ def test_slots_go_by_the_share_until_all_were_renewed(
 
 
 @pytest.mark.parametrize("policy", ["open", "closed"])
-def test_without_redis_the_policy_says_what_a_slot_is(policy: str, limiter: RateLimiter, settings: Any) -> None:
+def test_without_redis_the_policy_says_what_a_slot_is(
+    policy: str, limiter: RateLimiter, settings: Any
+) -> None:
     """Open: everybody runs, and holds nothing. Closed: nobody does; who waits goes on waiting."""
     settings.RATELIMIT_ON_STORE_ERROR = policy
     with socket.socket() as taken:
@@ -631,7 +715,9 @@ def test_without_redis_the_policy_says_what_a_slot_is(policy: str, limiter: Rate
 
 
 def test_a_slot_that_nobody_heard_of_is_released(limiter: RateLimiter, settings: Any) -> None:
-    """Redis gave it, and its answer was lost: it is free as soon as Redis can be told so, and not only when it ends."""
+    """Redis gave it, and its answer was lost: it is free as soon as Redis can be told so, and not
+    only when it ends.
+    """
     settings.RATELIMIT_SLOT_SECONDS = 3600
     settings.RATELIMIT_TIMEOUT = 0.3
     with Server() as server, redis.Redis(port=server.port) as direct:

@@ -1,4 +1,6 @@
-"""Text that clients write counts in one spelling, so that another spelling buys no count of its own."""
+"""Text that clients write counts in one spelling, so that another spelling buys no count of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from tests.unit.identity.test_text import SPACES
 class WithoutCase(ModelBackend):
     """A backend as many sites have one: names without case."""
 
-    def authenticate(self, request: Any, username: Any = None, password: Any = None, **kwargs: Any) -> Any:
+    def authenticate(
+        self, request: Any, username: Any = None, password: Any = None, **kwargs: Any
+    ) -> Any:
         user = User.objects.filter(username__iexact=username).first()
         return user if user is not None and user.check_password(password) else None
 
@@ -31,22 +35,35 @@ class Login(LoginView):
         return HttpResponse("form")
 
 
-guesses = [ratelimit(key=("ip", "post:username"), rate="2/h"), ratelimit(key="post:username", rate="3/h")]
+guesses = [
+    ratelimit(key=("ip", "post:username"), rate="2/h"),
+    ratelimit(key="post:username", rate="3/h"),
+]
 urlpatterns = [
     path("login", method_decorator(guesses, name="dispatch")(Login).as_view()),
 ]
 
 
 SPELLINGS = [
-    *(f"ada{space}" for space in SPACES), *(f"{space}ada" for space in SPACES),
-    "\uff41\uff44\uff41", "Ada", "ADA", "ａｄａ\u3000", "\u24d0da", "\u1d43d\u1d43", "\U0001d4b6da", " \tＡＤＡ\n",
-]  # fmt: skip
+    *(f"ada{space}" for space in SPACES),
+    *(f"{space}ada" for space in SPACES),
+    "\uff41\uff44\uff41",
+    "Ada",
+    "ADA",
+    "ａｄａ\u3000",
+    "\u24d0da",
+    "\u1d43d\u1d43",
+    "\U0001d4b6da",
+    " \tＡＤＡ\n",
+]
 
 
 @pytest.mark.django_db
 def test_no_spelling_of_a_name_gives_another_guess_at_its_password(settings: Any) -> None:
-    """Django's login view with a backend that ignores case: three guesses are made, then nobody gets in, not even with
-    the right password; and each spelling would get in if nothing was limited."""
+    """Django's login view with a backend that ignores case: three guesses are made, then nobody
+    gets in, not even with the right password; and each spelling would get in if nothing was
+    limited.
+    """
     settings.ROOT_URLCONF = __name__
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     settings.AUTHENTICATION_BACKENDS = [f"{__name__}.WithoutCase"]
@@ -54,13 +71,18 @@ def test_no_spelling_of_a_name_gives_another_guess_at_its_password(settings: Any
     settings.LOGIN_REDIRECT_URL = "/"
     User.objects.create_user("ada", password="lovelace")
     for spelling in SPELLINGS:
-        assert AuthenticationForm(None, {"username": spelling, "password": "lovelace"}).is_valid(), ascii(spelling)
+        assert AuthenticationForm(
+            None, {"username": spelling, "password": "lovelace"}
+        ).is_valid(), ascii(spelling)
 
     def guess(spelling: str, password: str, address: str) -> int:
         data = {"username": spelling, "password": password}
         return Client().post("/login", data, REMOTE_ADDR=address).status_code
 
-    made = [guess(spelling, "wrong", f"192.0.2.{number % 2}") for number, spelling in enumerate(SPELLINGS[:8])]
+    made = [
+        guess(spelling, "wrong", f"192.0.2.{number % 2}")
+        for number, spelling in enumerate(SPELLINGS[:8])
+    ]
     assert sorted(made) == [200] * 3 + [429] * 5
     assert {guess(spelling, "lovelace", "192.0.2.9") for spelling in SPELLINGS} == {429}
     assert guess("grace", "wrong", "192.0.2.9") == 200

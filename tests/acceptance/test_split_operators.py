@@ -16,7 +16,13 @@ from django.urls import path
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.conf import conf
-from django_ratelimit_lua.engine.heartbeat import DESCRIPTIONS, Heartbeat, ProcessShare, heartbeat, processes
+from django_ratelimit_lua.engine.heartbeat import (
+    DESCRIPTIONS,
+    Heartbeat,
+    ProcessShare,
+    heartbeat,
+    processes,
+)
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.operations.health import ahealth, health
@@ -37,7 +43,9 @@ def site(settings: Any) -> None:
 
 
 def beat_twice() -> Heartbeat:
-    """Two processes, of which one uses a limit by the weight of its host. Its second heartbeat describes its part."""
+    """Two processes, of which one uses a limit by the weight of its host. Its second heartbeat
+    describes its part.
+    """
     busy, idle = Heartbeat(), Heartbeat()
     busy.use(Limit("search<b>", "100/m", split=f"{HOST}=3"))
     for _ in range(2):
@@ -47,7 +55,9 @@ def beat_twice() -> Heartbeat:
 
 
 def test_the_page_lists_processes_and_their_parts() -> None:
-    """Host, process, age and, of each split limit, the part and the weight; for those who may see rules."""
+    """Host, process, age and, of each split limit, the part and the weight; for those who may see
+    rules.
+    """
     ada = staff("view_ratelimitrule", name="ada")
     assert "No process has" in ada.get(HERE).content.decode()
     beat_twice()
@@ -62,19 +72,24 @@ def test_the_page_lists_processes_and_their_parts() -> None:
 def test_the_page_says_so_where_redis_is_away(settings: Any) -> None:
     """It is shown without processes, and with the reason."""
     ada = staff("view_ratelimitrule", name="ada")
-    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.CACHES = {
+        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    }
     page = ada.get(HERE)
     assert page.status_code == 200
     assert "Redis is unavailable" in page.content.decode()
 
 
 def test_health_and_its_command_list_the_processes() -> None:
-    """As the page does; a process that said goodbye is gone, and what nobody can read is left out."""
+    """As the page does; a process that said goodbye is gone, and what nobody can read is
+    left out."""
     busy = beat_twice()
     found = health().processes
     assert [(process.host, process.pid) for process in found] == [(HOST, os.getpid())] * 2
     parts = [part for process in found for part in process.parts]
-    assert [(part.name, part.units, part.limit, part.weight) for part in parts] == [("search<b>", 100, 100, 3)]
+    assert [(part.name, part.units, part.limit, part.weight) for part in parts] == [
+        ("search<b>", 100, 100, 3)
+    ]
     assert asyncio.run(ahealth()).processes == found
     output = StringIO()
     call_command("ratelimit", "health", stdout=output, stderr=StringIO())
@@ -115,9 +130,17 @@ def test_weights_are_edited_in_the_rule_and_hold_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("weights", "entry"),
-    [("web-1=3, web-2", "web-2"), ("web-1=0", "web-1=0"), ("a=1,A=2", "A=2"), ("web 1=2", "web 1=2"),
-     ("web-1=1.5", "web-1=1.5"), ("a=1001", "a=1001"), ("a=1,", ""), ("half", "half")],
-)  # fmt: skip
+    [
+        ("web-1=3, web-2", "web-2"),
+        ("web-1=0", "web-1=0"),
+        ("a=1,A=2", "A=2"),
+        ("web 1=2", "web 1=2"),
+        ("web-1=1.5", "web-1=1.5"),
+        ("a=1001", "a=1001"),
+        ("a=1,", ""),
+        ("half", "half"),
+    ],
+)
 def test_an_error_names_the_entry_and_the_right_form(weights: str, entry: str) -> None:
     """In the form at its field, and in code."""
     rule = RateLimitRule(name="x", limit=5, unit="h", split=weights, key="ip", path="/")
@@ -125,7 +148,8 @@ def test_an_error_names_the_entry_and_the_right_form(weights: str, entry: str) -
         rule.full_clean()
     assert error.value.message_dict == {
         "split": [
-            f"{entry!r} is not a weight: write 'equal', or each host once, with a whole number from 1 to 1000, for "
+            f"{entry!r} is not a weight: write 'equal', or each host once, with a whole number "
+            "from 1 to 1000, for "
             "example web-1=3, web-2=1."
         ]
     }
@@ -134,14 +158,18 @@ def test_an_error_names_the_entry_and_the_right_form(weights: str, entry: str) -
     assert repr(entry) in str(error_of_code.value)
 
 
-def test_a_limit_that_begins_to_be_used_in_an_outage_goes_by_the_share_of_all_processes(settings: Any) -> None:
+def test_a_limit_that_begins_to_be_used_in_an_outage_goes_by_the_share_of_all_processes(
+    settings: Any,
+) -> None:
     """Also a process that was idle is counted there: a share is one of all processes'."""
     others = [Heartbeat() for _ in range(3)]
     for other in others:
         other.beat()
     assert heartbeat.beat() == 4
     settings.RATELIMIT_ON_STORE_ERROR = "local"
-    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.CACHES = {
+        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    }
     limiter = RateLimiter("search", "10/h", split="equal")
     decisions = [limiter.hit("ada") for _ in range(6)]
     assert [decision.allowed for decision in decisions] == [True] * 3 + [False] * 3

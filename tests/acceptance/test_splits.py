@@ -1,4 +1,5 @@
-"""Splits: each process has its part of a limit and asks nobody; all parts together are the limit."""
+"""Splits: each process has its part of a limit and asks nobody; all parts together are
+the limit."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def three(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("three")
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_part_is_admitted_without_asking(algorithm: str, direct: redis.Redis) -> None:
-    """A third, or half by weight; the answer says where it is from, and no limit is kept in Redis."""
+    """A third, or half by weight; the answer says where it is from, and no limit is kept
+    in Redis."""
     calls = direct.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
     for split, part in (("equal", 30), ("web-1=2", 45)):
         limiter = RateLimiter(split, "90/h", algorithm=algorithm, split=split)
@@ -102,7 +104,9 @@ def test_beside_other_limits_it_is_all_or_nothing(rf: Any) -> None:
     assert decisions[0].source == "redis"
     assert decisions[-1].denied_by == ("p",)
     assert [state.used for state in decide(build_call(charges, "peek")).limits] == [30, 30]
-    partial = decide(build_call([Charge(part, digest("y"), 50), Charge(shared, digest("y"), 50)], partial=True))
+    partial = decide(
+        build_call([Charge(part, digest("y"), 50), Charge(shared, digest("y"), 50)], partial=True)
+    )
     assert partial.granted == 30
     other = [Charge(part, digest("y")), Charge(shared, digest("y"))]
     assert [state.used for state in decide(build_call(other, "peek")).limits] == [30, 30]
@@ -128,7 +132,9 @@ def test_a_part_goes_on_when_redis_goes(settings: Any) -> None:
     limiter = RateLimiter("x", "90/h", split="equal")
     assert sum(limiter.hit("x").allowed for _ in range(10)) == 10
     settings.RATELIMIT_TIMEOUT = 0.1
-    nowhere = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+    nowhere = {
+        "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+    }
     settings.CACHES = nowhere
     decisions = [limiter.hit("x") for _ in range(30)]
     assert {decision.source for decision in decisions} == {"split"}
@@ -158,7 +164,10 @@ def test_a_part_shrinks_and_grows_with_the_others(monkeypatch: pytest.MonkeyPatc
 
 
 HOST = socket.gethostname()
-EQUAL, WEIGHTED = Limit("equal", "1000/h", split="equal"), Limit("weighted", "1000/h", split=f"{HOST}=2")
+EQUAL, WEIGHTED = (
+    Limit("equal", "1000/h", split="equal"),
+    Limit("weighted", "1000/h", split=f"{HOST}=2"),
+)
 
 
 def beat(one: Heartbeat, *limits: Limit) -> int:
@@ -181,8 +190,13 @@ def test_processes_know_their_rank_and_weight() -> None:
     heavy.beat()
     assert heavy.part_of(WEIGHTED).own == 5
     for limit, of in ((EQUAL, 4), (WEIGHTED, 11)):
-        parts = sorted((one.part_of(limit) for one in [*several, heavy]), key=lambda part: part.before)
-        assert [part.before + part.own for part in parts] == [*(part.before for part in parts[1:]), of]
+        parts = sorted(
+            (one.part_of(limit) for one in [*several, heavy]), key=lambda part: part.before
+        )
+        assert [part.before + part.own for part in parts] == [
+            *(part.before for part in parts[1:]),
+            of,
+        ]
     heavy.goodbye()
     assert several[0].beat() == 3
     assert several[0].part_of(WEIGHTED).of == 6
@@ -190,7 +204,9 @@ def test_processes_know_their_rank_and_weight() -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_a_part_belongs_to_a_process_that_uses_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others are counted as processes only; one that no longer hits leaves, and comes back with its next hit."""
+    """Others are counted as processes only; one that no longer hits leaves, and comes back with its
+    next hit.
+    """
     busy, other, idle = Heartbeat(), Heartbeat(), Heartbeat()
     for _ in range(2):
         counts = [beat(busy, EQUAL), beat(other, EQUAL, WEIGHTED), beat(idle)]
@@ -221,8 +237,12 @@ def test_a_process_splits_a_bounded_number_of_limits(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_a_part_of_nothing_refuses_for_a_moment(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process has the one unit, and parts change: so the client is not told never to come back."""
+def test_a_part_of_nothing_refuses_for_a_moment(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has the one unit, and parts change: so the client is not told never to come
+    back.
+    """
     set_part(monkeypatch, ProcessShare(0, 1, 3))
     limiter = RateLimiter("x", "1/h", algorithm=algorithm, split="equal")
     decision = limiter.hit("x")
@@ -237,14 +257,21 @@ def test_a_part_of_nothing_refuses_for_a_moment(algorithm: str, monkeypatch: pyt
 
 @pytest.mark.usefixtures("quiet")
 def test_the_first_hit_adds_a_process_at_once() -> None:
-    """It does not wait for the next heartbeat, and is decided by the part; so is a coroutine's. Peeks add none."""
+    """It does not wait for the next heartbeat, and is decided by the part; so is a coroutine's.
+    Peeks add none.
+    """
     others = [Heartbeat() for _ in range(2)]
     for other in others:
         beat(other, EQUAL, WEIGHTED)
-    equal, weighted = (RateLimiter(limit.name, "1000/h", split=limit.split) for limit in (EQUAL, WEIGHTED))
+    equal, weighted = (
+        RateLimiter(limit.name, "1000/h", split=limit.split) for limit in (EQUAL, WEIGHTED)
+    )
     equal.peek("x")
     assert heartbeat.part_of(EQUAL) is None
-    for limiter, hit in ((equal, equal.hit), (weighted, lambda who: asyncio.run(weighted.ahit(who)))):
+    for limiter, hit in (
+        (equal, equal.hit),
+        (weighted, lambda who: asyncio.run(weighted.ahit(who))),
+    ):
         first = hit("x")
         assert (first.source, first.allowed) == ("split", True)
         assert 1 + sum(limiter.hit("x").allowed for _ in range(500)) in (333, 334)
@@ -252,11 +279,14 @@ def test_the_first_hit_adds_a_process_at_once() -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_a_register_that_cannot_be_joined_costs_no_more_than_the_deadline(settings: Any) -> None:
-    """A process that begins to use a limit while Redis hangs decides by the share of all processes."""
+    """A process that begins to use a limit while Redis hangs decides by the share of all
+    processes."""
     settings.RATELIMIT_TIMEOUT = 0.2
     settings.RATELIMIT_ON_STORE_ERROR = "local"
     with Server() as server:
-        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+        }
         decide(build_call([Charge(Limit("plain", "5/h"), digest("x"))]))
         os.kill(server.pid, signal.SIGSTOP)
         try:
@@ -283,9 +313,12 @@ def test_heartbeats_go_on_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("quiet")
-def test_fewer_processes_are_not_believed_before_each_could_say_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the register was lost, or nobody could be heard of, parts stay as they were for a lifetime. More processes
-    than before are believed at once."""
+def test_fewer_processes_are_not_believed_before_each_could_say_that_it_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the register was lost, or nobody could be heard of, parts stay as they were for a
+    lifetime. More processes than before are believed at once.
+    """
     monkeypatch.setattr("django_ratelimit_lua.engine.heartbeat.LIFETIME", 4)
     several = [Heartbeat() for _ in range(3)]
     for _ in range(2):
@@ -305,7 +338,11 @@ def test_fewer_processes_are_not_believed_before_each_could_say_that_it_lives(mo
     for one in more:
         one.goodbye()
     assert several[0].beat() == 4
-    until(lambda: [one.beat() for one in several[:2]] == [2, 2], "those that are gone are believed to be", 30)
+    until(
+        lambda: [one.beat() for one in several[:2]] == [2, 2],
+        "those that are gone are believed to be",
+        30,
+    )
     # For so long that who was heard of before is listed no more.
     time.sleep(4.5)
     assert several[0].beat() == 2
@@ -359,7 +396,9 @@ def test_real_processes_admit_exactly_n_together(prefix: str) -> None:
     """Four of different weights: N in equal parts, and N by weight."""
     workers = [Born(WORKER, prefix, host) for host in ("one", "one", "two", "four")]
     for _ in range(2):
-        counts = ask(workers, "[hit(limiter, 'to use it', 1) for limiter in busy] and heartbeat.beat()")
+        counts = ask(
+            workers, "[hit(limiter, 'to use it', 1) for limiter in busy] and heartbeat.beat()"
+        )
     assert counts == [4] * 4
     admitted = ask(workers, "[hit(limiter) for limiter in busy]")
     end(workers)
@@ -369,7 +408,8 @@ def test_real_processes_admit_exactly_n_together(prefix: str) -> None:
 
 @pytest.mark.usefixtures("three")
 def test_a_part_may_be_owed() -> None:
-    """A part of a token bucket grants any cost that may be owed, and nothing more until it is paid."""
+    """A part of a token bucket grants any cost that may be owed, and nothing more until it is
+    paid."""
     limiter = RateLimiter("part", "90/h", algorithm="token_bucket", split="equal")
     assert limiter.acquire("ada", 500, timeout=0).retry_after is None
     owed = limiter.acquire("ada", 500, timeout=0, debt=True)
@@ -381,7 +421,9 @@ def test_a_part_may_be_owed() -> None:
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_process_that_was_idle_counts_what_it_admitted_before(algorithm: str) -> None:
-    """Its part is forgotten after five seconds. When it comes back, its whole part is there at once, but for that."""
+    """Its part is forgotten after five seconds. When it comes back, its whole part is there at
+    once, but for that.
+    """
     limiter = RateLimiter("idle", "30/h", algorithm=algorithm, split="equal")
     for part in (20, 10, 0):
         assert sum(limiter.hit("ada").allowed for _ in range(20)) == part
@@ -389,7 +431,9 @@ def test_a_process_that_was_idle_counts_what_it_admitted_before(algorithm: str) 
 
 
 def test_an_idle_process_has_no_part(prefix: str) -> None:
-    """It uses another limit; beside it two busy ones have 50 each, and admit exactly 100 in a window."""
+    """It uses another limit; beside it two busy ones have 50 each, and admit exactly 100 in a
+    window.
+    """
     workers = [Born(WORKER, prefix, "host") for _ in range(3)]
     busy, idle = workers[:2], workers[2:]
     assert ask(idle, "hit(idle, times=1)") == [1]
@@ -409,7 +453,11 @@ def test_the_part_of_a_killed_process_goes_to_the_others(prefix: str) -> None:
     killed.wait(30)
     killed.stdin.close()
     killed.stdout.close()
-    until(lambda: ask([left], "part(window)") == [100], "the other has all", LIFETIME + 2 * BEAT_SECONDS + 2)
+    until(
+        lambda: ask([left], "part(window)") == [100],
+        "the other has all",
+        LIFETIME + 2 * BEAT_SECONDS + 2,
+    )
     assert ask([left], "hit(window)") == [50]
     end([left])
 
@@ -418,7 +466,15 @@ def test_weights_of_hosts_change_the_parts_live(prefix: str) -> None:
     """3:1 gives 75 and 25; without weights both have 50; a host that is not named weighs 1."""
     workers = [Born(WORKER, prefix, host) for host in ("web-1", "web-2")]
     until(lambda: ask(workers, "part(window)") == [50, 50], "both have a part", 10)
-    for weights, parts in (("WEB-1=3, web-2=1", [75, 25]), ("web-2=4", [20, 80]), ("web-1=3", [75, 25])):
-        until(lambda: ask(workers, f"part(hosts({weights!r}))") == parts, weights, 2 * BEAT_SECONDS + 2)  # noqa: B023
+    for weights, parts in (
+        ("WEB-1=3, web-2=1", [75, 25]),
+        ("web-2=4", [20, 80]),
+        ("web-1=3", [75, 25]),
+    ):
+        until(
+            lambda: ask(workers, f"part(hosts({weights!r}))") == parts,  # noqa: B023
+            weights,
+            2 * BEAT_SECONDS + 2,
+        )
     assert ask(workers, "hit(hosts('web-1=3'))") == [75, 25]
     end(workers)

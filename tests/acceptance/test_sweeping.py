@@ -1,4 +1,6 @@
-"""However many blocks come and go, nothing grows without bound; and what is swept away is missed by nobody."""
+"""However many blocks come and go, nothing grows without bound; and what is swept away is missed by
+nobody.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def block(clock: Clock, network: str, **span: float) -> RateLimitOverride:
 def test_many_short_blocks_leave_no_more_than_the_last_of_them(
     clock: Clock, direct: redis.Redis, prefix: str, settings: Any
 ) -> None:
-    """One a day, each of a second: in Redis the latest, in the database those of the days that are kept."""
+    """One a day, each of a second: in Redis the latest, in the database those of the days that are
+    kept.
+    """
     settings.RATELIMIT_HISTORY_DAYS = 30
     key = f"{prefix}{{rules}}"
     block(clock, "203.0.113.99", days=1000)
@@ -66,7 +70,11 @@ def test_many_short_blocks_leave_no_more_than_the_last_of_them(
     for number in range(120):
         block(clock, f"10.0.{number >> 8}.{number & 255}")
         clock.pass_(days=1)
-        kept = (direct.hlen(key), RateLimitOverride.objects.count(), RateLimitChange.objects.count())
+        kept = (
+            direct.hlen(key),
+            RateLimitOverride.objects.count(),
+            RateLimitChange.objects.count(),
+        )
         most = [max(pair) for pair in zip(most, kept, strict=True)]
     assert most[0] <= len(FIELDS) + 2
     assert most[1] <= 33
@@ -74,8 +82,12 @@ def test_many_short_blocks_leave_no_more_than_the_last_of_them(
     assert get(REMOTE_ADDR="203.0.113.99") == [429]
 
 
-def test_what_is_swept_is_what_has_ended(clock: Clock, direct: redis.Redis, prefix: str, settings: Any) -> None:
-    """A subject that has another override keeps it; one whose override was prolonged or begins later is kept."""
+def test_what_is_swept_is_what_has_ended(
+    clock: Clock, direct: redis.Redis, prefix: str, settings: Any
+) -> None:
+    """A subject that has another override keeps it; one whose override was prolonged or begins
+    later is kept.
+    """
     key = f"{prefix}{{rules}}"
 
     def subjects() -> set[bytes]:
@@ -88,7 +100,9 @@ def test_what_is_swept_is_what_has_ended(clock: Clock, direct: redis.Redis, pref
         network="203.0.113.3", effect="block", starts=clock() + datetime.timedelta(days=1)
     )
     clock.pass_(minutes=1)
-    RateLimitOverride.objects.filter(pk=prolonged.pk).update(ends=clock() + datetime.timedelta(days=2))
+    RateLimitOverride.objects.filter(pk=prolonged.pk).update(
+        ends=clock() + datetime.timedelta(days=2)
+    )
     alive = {one.subject.encode() for one in (again, prolonged, later)}
     assert subjects() == alive == {short.subject.encode(), *alive}
     clock.pass_(days=3)
@@ -100,7 +114,9 @@ def test_what_is_swept_is_what_has_ended(clock: Clock, direct: redis.Redis, pref
     assert RateLimitOverride.objects.count() == 5
 
 
-def test_many_that_end_at_once_are_swept_together(clock: Clock, direct: redis.Redis, prefix: str) -> None:
+def test_many_that_end_at_once_are_swept_together(
+    clock: Clock, direct: redis.Redis, prefix: str
+) -> None:
     """More than are told one by one."""
     ends = clock() + datetime.timedelta(seconds=1)
     RateLimitOverride.objects.bulk_create(
@@ -115,7 +131,9 @@ def test_many_that_end_at_once_are_swept_together(clock: Clock, direct: redis.Re
 
 
 def test_history_is_kept_for_as_long_as_the_settings_say(clock: Clock, settings: Any) -> None:
-    """A year if they say nothing, for good with None; sweeping is no change, and costs a few statements."""
+    """A year if they say nothing, for good with None; sweeping is no change, and costs a few
+    statements.
+    """
     for number in range(5):
         block(clock, f"203.0.113.{number}")
     clock.pass_(days=364)

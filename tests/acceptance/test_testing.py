@@ -36,18 +36,24 @@ def test_counts_are_fresh_and_those_outside_are_left_alone() -> None:
 
 @pytest.mark.parametrize("how", ["password", "option"])
 def test_a_server_may_have_a_password(how: str) -> None:
-    """Of any letters; limits are decided on it by its URL alone, another server is started by its options, and clients
-    without the password are refused."""
+    """Of any letters; limits are decided on it by its URL alone, another server is started by its
+    options, and clients without the password are refused.
+    """
     secret = "p@ss/ word:ü"
     wanted: Any = {"password": secret} if how == "password" else {}
     options = () if wanted else ("--requirepass", secret)
     with Server(None, *options, **wanted) as server:
         cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
-        with override_settings(CACHES={"default": cache}), override_ratelimits(RATELIMIT_TIMEOUT=10):
+        with (
+            override_settings(CACHES={"default": cache}),
+            override_ratelimits(RATELIMIT_TIMEOUT=10),
+        ):
             decisions = [limiter.hit("ada") for _ in range(3)]
             assert [(decision.allowed, decision.source) for decision in decisions] == [
-                (True, "redis"), (True, "redis"), (False, "redis"),
-            ]  # fmt: skip
+                (True, "redis"),
+                (True, "redis"),
+                (False, "redis"),
+            ]
             assert caches["default"].set("x", 1)
         with pytest.raises(redis.AuthenticationError):
             redis.Redis(port=server.port).ping()
@@ -119,7 +125,9 @@ def test_switched_off_a_view_asks_nobody(client: Client, settings: Any) -> None:
 
 
 def published_rules() -> int:
-    """How many keys of rules tests have left in Redis. Counts of refusals, written each second, are none of them."""
+    """How many keys of rules tests have left in Redis. Counts of refusals, written each second, are
+    none of them.
+    """
     with redis.Redis.from_url(url()) as connection:
         keys = connection.scan_iter(f"test:{os.getpid()}:*{{rules}}*", count=10_000)
         return sum(b":exceeded:" not in key for key in keys)
@@ -165,13 +173,17 @@ def ran(*cases: type) -> unittest.TestResult:
     load = unittest.defaultTestLoader.loadTestsFromTestCase
     result = unittest.TestResult()
     unittest.TestSuite(load(case) for case in cases).run(result)
-    assert not result.errors + result.failures, "\n".join(text for _, text in result.errors + result.failures)
+    assert not result.errors + result.failures, "\n".join(
+        text for _, text in result.errors + result.failures
+    )
     return result
 
 
 @pytest.mark.django_db(transaction=True)
 def test_decorated_classes_start_afresh_and_leave_nothing() -> None:
-    """Django's and unittest's own, inherited too: no test sees another's counts or rules, nor does the site."""
+    """Django's and unittest's own, inherited too: no test sees another's counts or rules, nor does
+    the site.
+    """
     before = conf.CACHE_PREFIX
     left = published_rules()
     limiter.hit("ada", 2)

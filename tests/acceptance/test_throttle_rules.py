@@ -32,7 +32,11 @@ class HeaderAuthentication(BaseAuthentication):
 
     def authenticate(self, request: Any) -> Any:
         name = request.headers.get("X-User")
-        return (SimpleNamespace(pk=name, is_authenticated=True, is_staff=False), None) if name else None
+        return (
+            (SimpleNamespace(pk=name, is_authenticated=True, is_staff=False), None)
+            if name
+            else None
+        )
 
 
 class Burst(UserRateThrottle):
@@ -51,12 +55,19 @@ class Scoped(ScopedRateThrottle):
 def view(*throttles: Any, **attributes: Any) -> Any:
     def get(self: Any, request: Any) -> Response:
         decision = getattr(request._request, "ratelimit", None)
-        return Response([f"{state.name}={state.limit}" for state in decision.limits] if decision else [])
+        return Response(
+            [f"{state.name}={state.limit}" for state in decision.limits] if decision else []
+        )
 
     cls = type(
         "View",
         (APIView,),
-        {"throttle_classes": throttles, "get": get, "authentication_classes": (HeaderAuthentication,), **attributes},
+        {
+            "throttle_classes": throttles,
+            "get": get,
+            "authentication_classes": (HeaderAuthentication,),
+            **attributes,
+        },
     )
     return cls.as_view()
 
@@ -73,8 +84,10 @@ def rule(name: str, **fields: Any) -> RateLimitRule:
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_a_rule_named_like_a_scope_takes_its_place() -> None:
-    """On the next request, with the throttle's identity or another, for methods and audiences of the rule's own. What
-    the throttle has counted by that identity stays counted, by its own algorithm."""
+    """On the next request, with the throttle's identity or another, for methods and audiences of
+    the rule's own. What the throttle has counted by that identity stays counted, by its own
+    algorithm.
+    """
     limited = view(Burst)
     assert ask(limited, user="ada") == ["burst=20"]
     stale_process(lambda: rule("burst"))
@@ -92,10 +105,14 @@ def test_a_rule_named_like_a_scope_takes_its_place() -> None:
     assert ask(limited, user="ada") == ["burst=20"]
 
 
-@pytest.mark.parametrize("rate", ["20/h", {"GET": "20/h", "*": "9/h"}], ids=["one rate", "by method"])
+@pytest.mark.parametrize(
+    "rate", ["20/h", {"GET": "20/h", "*": "9/h"}], ids=["one rate", "by method"]
+)
 def test_a_throttle_and_a_rule_in_its_place_go_on_with_the_same_count(rate: Any) -> None:
     """In both directions."""
-    limited = view(type("Kept", (UserRateThrottle,), {"scope": "burst", "rate": rate}), throttle_cost=6)
+    limited = view(
+        type("Kept", (UserRateThrottle,), {"scope": "burst", "rate": rate}), throttle_cost=6
+    )
     name = "burst" if rate == "20/h" else "burst:GET"
     assert [ask(limited) for _ in range(2)] == [[f"{name}=20"]] * 2
     one = rule("burst", limit=10)
@@ -126,12 +143,17 @@ def test_a_rule_stands_beside_a_scope() -> None:
     """In one call, told apart."""
     rule("burst daily", group="burst", key="ip", limit=1, unit="d")
     limited = view(Burst)
-    assert [ask(limited, user="ada"), ask(limited, user="bob")] == [["burst=20", "burst daily=1"], 429]
+    assert [ask(limited, user="ada"), ask(limited, user="bob")] == [
+        ["burst=20", "burst daily=1"],
+        429,
+    ]
 
 
 @pytest.mark.usefixtures("quiet")  # It counts what Redis is asked, and has not heard of the change.
 def test_rule_throttle_applies_the_rules(direct: redis.Redis, settings: Any) -> None:
-    """As the middleware would, with the user that DRF knows; together with other throttles in one call."""
+    """As the middleware would, with the user that DRF knows; together with other throttles in one
+    call.
+    """
     settings.RATELIMIT_RULES = [{"name": "public", "path": "/public/", "exempt": True}]
     limited = view(Burst, RuleThrottle)
     assert ask(limited, user="ada") == ["burst=20"]
@@ -149,7 +171,9 @@ def test_rule_throttle_applies_the_rules(direct: redis.Redis, settings: Any) -> 
 
 
 def test_rule_throttle_holds_slots() -> None:
-    """Of a rule for so many at once: until the response is closed, or the view has raised; the next one is told why."""
+    """Of a rule for so many at once: until the response is closed, or the view has raised; the next
+    one is told why.
+    """
     rule("site", path="/", key="ip", limit=1, unit="x", algorithm="concurrency")
     fails: list[Exception] = []
 
@@ -186,7 +210,9 @@ def test_rule_throttle_holds_slots() -> None:
 
 
 def test_overrides_hold_for_throttles() -> None:
-    """Exempt, another limit, blocked; and a block for all needs no rule where RuleThrottle stands for them."""
+    """Exempt, another limit, blocked; and a block for all needs no rule where RuleThrottle stands
+    for them.
+    """
     limited, alone = view(Burst), view(RuleThrottle)
     RateLimitOverride.objects.create(network="203.0.113.10", effect="exempt")
     RateLimitOverride.objects.create(network="203.0.113.11", effect="block")

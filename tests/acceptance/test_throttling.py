@@ -91,7 +91,11 @@ class Things(ViewSet):
 
 router = SimpleRouter()
 router.register("things", Things, basename="thing")
-urlpatterns = [path("three", Three.as_view()), path("function", function), path("", include(router.urls))]
+urlpatterns = [
+    path("three", Three.as_view()),
+    path("function", function),
+    path("", include(router.urls)),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -99,10 +103,14 @@ def site(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
 
 
-def answers(throttles: Any, times: int, method: str = "get", view: type[Plain] = Plain, **headers: str) -> list[int]:
+def answers(
+    throttles: Any, times: int, method: str = "get", view: type[Plain] = Plain, **headers: str
+) -> list[int]:
     handler = type("View", (view,), {"throttle_classes": throttles}).as_view()
     factory = APIRequestFactory()
-    return [handler(getattr(factory, method)("/", headers=headers)).status_code for _ in range(times)]
+    return [
+        handler(getattr(factory, method)("/", headers=headers)).status_code for _ in range(times)
+    ]
 
 
 def test_anonymous_and_users_are_counted_as_in_drf() -> None:
@@ -120,7 +128,10 @@ def test_the_429_is_drfs_own_with_an_exact_retry_after() -> None:
     assert responses[-1].status_code == 429
     seconds = int(responses[-1]["Retry-After"])
     assert 3590 <= seconds <= 3600
-    assert responses[-1].json()["detail"] == f"Request was throttled. Expected available in {seconds} seconds."
+    assert (
+        responses[-1].json()["detail"]
+        == f"Request was throttled. Expected available in {seconds} seconds."
+    )
 
 
 def test_what_one_throttle_refuses_costs_the_others_nothing() -> None:
@@ -144,14 +155,22 @@ def test_three_throttles_cost_one_evalsha(direct: redis.Redis) -> None:
     assert response.status_code == 200
     assert calls(direct) == {"evalsha": 1}
     assert Foreign.asked == 1
-    assert [state.name for state in response.wsgi_request.ratelimit.limits] == ["anon", "user", "uploads"]
+    assert [state.name for state in response.wsgi_request.ratelimit.limits] == [
+        "anon",
+        "user",
+        "uploads",
+    ]
 
 
 def test_two_hundred_parallel_requests_admit_exactly_what_the_rates_say(live_server: Any) -> None:
-    """Over a real server: the tightest of three, ten in a quarter of an hour, for anonymous visitors and for a user."""
+    """Over a real server: the tightest of three, ten in a quarter of an hour, for anonymous
+    visitors and for a user.
+    """
 
     def get(user: str) -> int:
-        request = urllib.request.Request(f"{live_server.url}/three", headers={"X-User": user} if user else {})
+        request = urllib.request.Request(
+            f"{live_server.url}/three", headers={"X-User": user} if user else {}
+        )
         try:
             with urllib.request.urlopen(request) as response:
                 return int(response.status)
@@ -172,14 +191,18 @@ def test_scopes_belong_to_views() -> None:
     free = type("Free", (Plain,), {"throttle_scope": "none"})
     assert answers((Scoped,), 12, view=free) == [200] * 12
     typo = type("Typo", (Plain,), {"throttle_scope": "upload"})
-    with pytest.raises(ImproperlyConfigured, match="'upload' scope; DEFAULT_THROTTLE_RATES has: anon"):
+    with pytest.raises(
+        ImproperlyConfigured, match="'upload' scope; DEFAULT_THROTTLE_RATES has: anon"
+    ):
         answers((Scoped,), 1, view=typo)
 
 
 def test_rates_by_method_and_costs_by_action() -> None:
     """A dict of rates, and a view's `throttle_cost`."""
     by_method = type(
-        "ByMethod", (AnonRateThrottle,), {"THROTTLE_RATES": {"anon": {"POST": "2/m", "GET": None, "*": "3/m"}}}
+        "ByMethod",
+        (AnonRateThrottle,),
+        {"THROTTLE_RATES": {"anon": {"POST": "2/m", "GET": None, "*": "3/m"}}},
     )
     assert answers((by_method,), 5) == [200] * 5
     assert answers((by_method,), 3, "post") == [200, 200, 429]
@@ -218,7 +241,9 @@ class Frozen(SimpleRateThrottle):
 
 
 def test_throttles_written_against_drf_work() -> None:
-    """`timer`, `get_cache_key` (None skips), `parse_rate`, `throttle_success`, `throttle_failure`, `wait`."""
+    """`timer`, `get_cache_key` (None skips), `parse_rate`, `throttle_success`, `throttle_failure`,
+    `wait`.
+    """
     Frozen.heard.clear()
     assert answers((Frozen,), 5) == [200] * 5
     assert answers((Frozen,), 4, **{"X-Who": "ada"}) == [200, 200, 200, 429]
@@ -284,7 +309,9 @@ def test_other_algorithms_by_attribute(algorithm: str) -> None:
     """O(1) state at will."""
     by_attribute = type("B", (Anon,), {"rate": "3/h", "algorithm": algorithm, "scope": "b"})
     assert answers((by_attribute,), 4) == [200] * 3 + [429]
-    with_options = type("C", (Anon,), {"rate": "3/h", "algorithm": "gcra", "options": {"burst": 1}, "scope": "c"})
+    with_options = type(
+        "C", (Anon,), {"rate": "3/h", "algorithm": "gcra", "options": {"burst": 1}, "scope": "c"}
+    )
     assert answers((with_options,), 2) == [200, 429]
 
 

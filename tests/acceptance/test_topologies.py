@@ -1,4 +1,5 @@
-"""Where Redis is and how one gets in: all through `CACHES`, for plain and asynchronous hits alike."""
+"""Where Redis is and how one gets in: all through `CACHES`, for plain and asynchronous
+hits alike."""
 
 from __future__ import annotations
 
@@ -30,22 +31,33 @@ from tests.clusters import until
 from tests.server import server as session_server
 
 GUIDE = (Path(__file__).parents[2] / "docs/production.rst").read_text()
-# What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for rules of the admin.
+# What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for
+# rules of the admin.
 IN_SCRIPTS = "time get mget set del hmget hset hdel hgetall exists pexpire"
-IN_SCRIPTS += " zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyrank zremrangebyscore zscore"
+IN_SCRIPTS += (
+    " zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyrank zremrangebyscore zscore"
+)
 LIMITS = "evalsha eval publish subscribe ping"
 RULES = (
-    "hget hset hdel hkeys expire persist pttl rename type hincrby hgetall pfadd pfcount zscore zmscore "
+    "hget hset hdel hkeys expire persist pttl rename type hincrby hgetall pfadd pfcount zscore "
+    "zmscore "
     "zrevrangebyscore scan"
 )
-# In a cluster, behind Sentinel, in another database than 0; and what any user may do, or a connection does without.
+# In a cluster, behind Sentinel, in another database than 0; and what any user may do, or a
+# connection does without.
 ELSEWHERE = "cluster|slots asking role select"
 ANYWHERE = "sentinel|get-master-addr-by-name"
 BY_REDIS_PY = "select"
 
 
 def alias(location: str, **options: Any) -> dict[str, Any]:
-    return {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}}
+    return {
+        "default": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": location,
+            "OPTIONS": options,
+        }
+    }
 
 
 def used(name: str = "where") -> list[int]:
@@ -110,7 +122,9 @@ async def hit_and_stop(server: Server) -> None:
     os.kill(server.pid, signal.SIGSTOP)
 
 
-@pytest.mark.skipif(not shutil.which("redis-server"), reason="NO TLS TEST: Debian's redis-server is not installed")
+@pytest.mark.skipif(
+    not shutil.which("redis-server"), reason="NO TLS TEST: Debian's redis-server is not installed"
+)
 def test_tls(settings: Any, tmp_path: Path, certificates: tuple[Path, Path, Path]) -> None:
     """`rediss://`, and a certificate that nobody vouches for is refused."""
     key, chain, signer = certificates
@@ -122,18 +136,25 @@ def test_tls(settings: Any, tmp_path: Path, certificates: tuple[Path, Path, Path
         location = f"rediss://127.0.0.1:{port}/0"
         settings.CACHES = alias(location, CONNECTION_POOL_KWARGS={"ssl_ca_certs": str(signer)})
         assert used() == [1, 2]
-        # A server that does not answer the end of TLS keeps no connection open when the event loop has ended.
+        # A server that does not answer the end of TLS keeps no connection open when the event loop
+        # has ended.
         asyncio.run(hit_and_stop(server))
         os.kill(server.pid, signal.SIGCONT)
         gc.collect()  # The test fails if it warns of a connection that nobody closed.
-        settings.CACHES = alias(location.replace("/0", "/1"))  # django-redis keeps what it knows of a URL.
+        settings.CACHES = alias(
+            location.replace("/0", "/1")
+        )  # django-redis keeps what it knows of a URL.
         decision = RateLimiter("where", "100/h").hit("someone")
         assert decision.source == "fallback"
 
 
 def create_documented_user(direct: redis.Redis, prefix: str) -> None:
-    """Run the `ACL SETUSER` command of the production guide, with another prefix; the password is "password"."""
-    command = "ACL SETUSER" + GUIDE.partition("ACL SETUSER")[2].partition("\n\n")[0].replace("\\", " ")
+    """Run the `ACL SETUSER` command of the production guide, with another prefix; the password is
+    "password".
+    """
+    command = "ACL SETUSER" + GUIDE.partition("ACL SETUSER")[2].partition("\n\n")[0].replace(
+        "\\", " "
+    )
     direct.execute_command(*command.replace("rl:", prefix).split())
 
 
@@ -149,7 +170,9 @@ def least(settings: Any) -> Iterator[redis.Redis]:
 @pytest.mark.engine
 @pytest.mark.django_db(transaction=True)
 def test_a_user_with_the_least_rights(least: redis.Redis, prefix: str) -> None:
-    """Limits of every algorithm, rules, overrides, health: nothing more is needed than what is documented."""
+    """Limits of every algorithm, rules, overrides, health: nothing more is needed than what is
+    documented.
+    """
     assert used() == [1, 2]
     for algorithm in BY_RATE:
         limiter = RateLimiter(algorithm, "2/h", algorithm=algorithm)
@@ -181,12 +204,16 @@ def test_a_missing_right_is_a_failure_like_any_other(command: str, least: redis.
     least.execute_command("ACL", "SETUSER", "limiter", f"-{command}")
     for algorithm in BY_RATE:
         limiter = RateLimiter(algorithm, "2/h", algorithm=algorithm)
-        sources = [limiter.hit("someone").source for _ in range(4)] + [limiter.refund("someone").source]
+        sources = [limiter.hit("someone").source for _ in range(4)] + [
+            limiter.refund("someone").source
+        ]
         assert set(sources) <= {"redis", "fallback", "deny-cache"}
 
 
 @pytest.mark.engine
-def test_a_server_without_time_in_scripts_resets_all_the_same(least: redis.Redis, settings: Any) -> None:
+def test_a_server_without_time_in_scripts_resets_all_the_same(
+    least: redis.Redis, settings: Any
+) -> None:
     """With the clock of the client, as for hits; the message about it then has no moment."""
     settings.RATELIMIT_CLOCK = "client"
     least.execute_command("ACL", "SETUSER", "limiter", "-time")
@@ -195,7 +222,10 @@ def test_a_server_without_time_in_scripts_resets_all_the_same(least: redis.Redis
         channel.subscribe(f"{settings.RATELIMIT_CACHE_PREFIX}changes:0")
         assert [limiter.hit("someone").allowed for _ in range(2)] == [True, False]
         limiter.reset("someone")
-        until(lambda: (message := channel.get_message()) and b"@" not in message["data"], "a message comes")
+        until(
+            lambda: (message := channel.get_message()) and b"@" not in message["data"],
+            "a message comes",
+        )
     decision = limiter.hit("someone")
     assert (decision.allowed, decision.source) == (True, "redis")
 
@@ -203,9 +233,14 @@ def test_a_server_without_time_in_scripts_resets_all_the_same(least: redis.Redis
 def asked_for() -> set[str]:
     """All commands that stand in the package, in scripts and in Python."""
     package = Path(program.__file__).parents[1]
-    text = "".join(path.read_text() for path in package.rglob("*") if path.suffix in (".lua", ".py"))
+    text = "".join(
+        path.read_text() for path in package.rglob("*") if path.suffix in (".lua", ".py")
+    )
     found = re.findall(r"(?:call|write)\((?:\w+, )?'([A-Z]+)'", text)
-    found += ["|".join(filter(None, parts)) for parts in re.findall(r'\(\s*b"([A-Z]+)"(?:, b"([A-Z-]+)")?', text)]
+    found += [
+        "|".join(filter(None, parts))
+        for parts in re.findall(r'\(\s*b"([A-Z]+)"(?:, b"([A-Z-]+)")?', text)
+    ]
     # The second word is a part of the command for some only.
     of_two = ("script", "cluster", "client", "sentinel")
     words = [word.lower() for word in found]
@@ -213,7 +248,8 @@ def asked_for() -> set[str]:
 
 
 def test_the_rights_are_those_of_the_documentation() -> None:
-    """Word by word; and what the programs call, and the package asks for anywhere, is among them."""
+    """Word by word; and what the programs call, and the package asks for anywhere, is
+    among them."""
     text = program.PROGRAM.source.decode()
     called = {found.lower() for found in re.findall(r"(?:rcall|pcall)\('([A-Z]+)'", text)}
     assert called == set(IN_SCRIPTS.split())

@@ -1,4 +1,6 @@
-"""The app is installed, and nobody has migrated yet: said once, with the remedy, and nothing goes on trying."""
+"""The app is installed, and nobody has migrated yet: said once, with the remedy, and nothing goes
+on trying.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +57,18 @@ def get() -> int:
     return Client().get("/ok").status_code
 
 
-def test_it_is_said_once_and_not_tried_for_ever(unmigrated: list[int], caplog: pytest.LogCaptureFixture) -> None:
-    """Requests go by the rules of the settings; after `migrate`, the next edit holds, and health is well again."""
+def test_it_is_said_once_and_not_tried_for_ever(
+    unmigrated: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Requests go by the rules of the settings; after `migrate`, the next edit holds, and health is
+    well again.
+    """
     assert [get() for _ in range(20)] == [200, 200] + [429] * 18
     threading.Event().wait(0.2)
     assert len(unmigrated) <= 2
-    assert [record.message for record in caplog.records if REMEDY in record.message] == [triggers.UNMIGRATED]
+    assert [record.message for record in caplog.records if REMEDY in record.message] == [
+        triggers.UNMIGRATED
+    ]
     assert not [record for record in caplog.records if "cannot be read" in record.message]
     assert not triggers.publishing.is_running
     assert REMEDY in health().problems[0]
@@ -71,7 +79,9 @@ def test_it_is_said_once_and_not_tried_for_ever(unmigrated: list[int], caplog: p
     assert health().problems == ()
 
 
-def test_another_process_that_migrates_is_heard_of(unmigrated: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_that_migrates_is_heard_of(
+    unmigrated: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By its first edit."""
     assert get() == 200
     known = provider.problems.database
@@ -84,7 +94,9 @@ def test_another_process_that_migrates_is_heard_of(unmigrated: list[int], monkey
     assert health().problems == ()
 
 
-def test_migrate_prints_nothing_of_it(unmigrated: list[int], settings: Any, no_others: None) -> None:
+def test_migrate_prints_nothing_of_it(
+    unmigrated: list[int], settings: Any, no_others: None
+) -> None:
     """It runs the checks of the database before it mends what they would report."""
     settings.SILENCED_SYSTEM_CHECKS = ["admin.E408", "admin.E409", "admin.E410"]
     output = io.StringIO()

@@ -1,4 +1,6 @@
-"""What other versions publish, and what is garbage: no request fails of it, and no limit is lifted by it."""
+"""What other versions publish, and what is garbage: no request fails of it, and no limit is lifted
+by it.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,17 @@ from tests.examples import examples
 from tests.worker import Worker, migrated
 
 pytestmark = pytest.mark.django_db(transaction=True)
-ODD = ("country", "host", "weight", "mode", "audience", "algorithm", "windows", "on_store_error", "align")
+ODD = (
+    "country",
+    "host",
+    "weight",
+    "mode",
+    "audience",
+    "algorithm",
+    "windows",
+    "on_store_error",
+    "align",
+)
 FIRST = "203.0.113.1"
 
 
@@ -52,7 +64,9 @@ def ok(request: HttpRequest) -> HttpResponse:
 
 @ratelimit("search", "ip", "100/h")
 def search(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(",".join(f"{state.name}={state.limit}" for state in request.ratelimit.limits))
+    return HttpResponse(
+        ",".join(f"{state.name}={state.limit}" for state in request.ratelimit.limits)
+    )
 
 
 urlpatterns = [path("search", search), path("good", ok), path("other", ok), path("odd", ok)]
@@ -70,7 +84,8 @@ def site(settings: Any) -> None:
 
 
 class Published:
-    """What is published, to be changed behind everybody's back, as another version would write it."""
+    """What is published, to be changed behind everybody's back, as another version would
+    write it."""
 
     def __init__(self, direct: redis.Redis, prefix: str) -> None:
         self.direct, self.key = direct, f"{prefix}{{rules}}"
@@ -146,17 +161,24 @@ def test_a_limit_with_words_that_are_not_known_is_a_limit(
     knowing(is_new)
     published.put_rule("good", **words)
     assert get("/good", 3) == [200, 200, 429]
-    warned = [record for record in caplog.records if "what this version does not know" in record.message]
+    warned = [
+        record for record in caplog.records if "what this version does not know" in record.message
+    ]
     assert len(warned) == 1
     told = warned[0].message
-    assert all(repr(value) in told or repr(word) in told for word, value in words.items() if word in ODD)
+    assert all(
+        repr(value) in told or repr(word) in told for word, value in words.items() if word in ODD
+    )
 
 
-def test_a_tier_with_words_that_are_not_known_is_left_out(published: Published, caplog: Any) -> None:
+def test_a_tier_with_words_that_are_not_known_is_left_out(
+    published: Published, caplog: Any
+) -> None:
     """Its group has the numbers of the rule, as it has where a tier is wrong."""
     rule("good", path="/good", limit=2)
     published.put_rule(
-        "good", tiers=[{"group": "staff", "rate": "9/h", "colour": "red"}, {"group": "x", "rate": "8/h"}]
+        "good",
+        tiers=[{"group": "staff", "rate": "9/h", "colour": "red"}, {"group": "x", "rate": "8/h"}],
     )
     assert get("/good", 3) == [200, 200, 429]
     assert [name for name, _ in provider.load().by_name["good"].template.tiers] == ["x"]
@@ -181,8 +203,10 @@ def test_a_tier_with_words_that_are_not_known_is_left_out(published: Published, 
 def test_what_would_do_harm_in_part_goes_on_as_it_was_understood_last(
     words: dict[str, Any], published: Published
 ) -> None:
-    """What lifts limits, refuses everybody, is for nowhere or counts nobody known: a process that knows the rule as it
-    was goes by that, and one that does not leaves the rule out. The other rules hold."""
+    """What lifts limits, refuses everybody, is for nowhere or counts nobody known: a process that
+    knows the rule as it was goes by that, and one that does not leaves the rule out. The other
+    rules hold.
+    """
     rule("odd", path="/odd", limit=3)
     rule("good", path="/good", limit=2)
     provider.reload()
@@ -198,12 +222,22 @@ def test_what_would_do_harm_in_part_goes_on_as_it_was_understood_last(
 
 @pytest.mark.usefixtures("quiet")  # It counts what Redis is asked.
 @pytest.mark.parametrize(
-    "text", ['{"format": 99, "revision": "x", "rule_tree": {}}', "[]", "5", '{"rules": [', "\x80", "[" * 100_000]
+    "text",
+    [
+        '{"format": 99, "revision": "x", "rule_tree": {}}',
+        "[]",
+        "5",
+        '{"rules": [',
+        "\x80",
+        "[" * 100_000,
+    ],
 )
 def test_another_shape_of_snapshot_leaves_the_last_good_rules_in_force(
     text: str, published: Published, caplog: Any
 ) -> None:
-    """It is logged once; requests cost what they always do; a process that has just started reads the database."""
+    """It is logged once; requests cost what they always do; a process that has just started reads
+    the database.
+    """
     rule("good", path="/good", limit=2)
     assert get("/good", 1) == [200]
     published.put(text)
@@ -214,7 +248,9 @@ def test_another_shape_of_snapshot_leaves_the_last_good_rules_in_force(
     assert get("/good", 10) == [429] * 10
     statistics = published.direct.info("commandstats")
     assert statistics["cmdstat_evalsha"]["calls"] == 10
-    assert not {"cmdstat_hget", "cmdstat_hmget"} & {name for name in statistics if statistics[name]["calls"] > 10}
+    assert not {"cmdstat_hget", "cmdstat_hmget"} & {
+        name for name in statistics if statistics[name]["calls"] > 10
+    }
     assert len([record for record in caplog.records if "cannot be read" in record.message]) == 1
     another_process()
     assert get("/good", 3, "203.0.113.2") == [200, 200, 429]
@@ -239,13 +275,18 @@ def test_what_is_put_right_while_it_is_read_is_read(
 
     monkeypatch.setattr(provider, "parse_snapshot", read)
     assert get("/good", 2) == [200, 429]
-    assert provider.reload().revision == Revision.read(published.direct.hget(published.key, "revision"))
+    assert provider.reload().revision == Revision.read(
+        published.direct.hget(published.key, "revision")
+    )
     assert "cannot be read" not in caplog.text
 
 
-def test_an_older_version_never_overwrites_what_a_newer_has_published(published: Published, caplog: Any) -> None:
-    """Nor does it try again and again: its edits are saved, and said to be published by the newer version. After going
-    back to the older version for good, one publication is told to take over."""
+def test_an_older_version_never_overwrites_what_a_newer_has_published(
+    published: Published, caplog: Any
+) -> None:
+    """Nor does it try again and again: its edits are saved, and said to be published by the newer
+    version. After going back to the older version for good, one publication is told to take over.
+    """
     rule("good", path="/good", limit=2)
     newer = json.dumps({**published.snapshot(), "format": 99, "rules": {"good": 2}})
     published.put(newer)
@@ -306,7 +347,9 @@ def test_an_edit_that_a_newer_version_published_holds_as_soon_as_the_database_ha
 def test_a_late_answer_of_the_database_is_gone_by(
     published: Published, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once, by a process that has just started as well: who is blocked gets in for no longer than that takes."""
+    """At once, by a process that has just started as well: who is blocked gets in for no longer
+    than that takes.
+    """
     settings.RATELIMIT_TIMEOUT = 0.05
     rule("good", path="/good", limit=2)
     RateLimitOverride.objects.create(network=FIRST, effect="block")
@@ -330,7 +373,9 @@ OLDER = (
     "publishing._rules = lambda using: [{**one, 'rate': one['rate'][0]} for one in original(using)]"
 )
 """A version that does not know several rates, and publishes the first alone."""
-NEWER = "from django_ratelimit_lua.rules import snapshot ;; snapshot.FORMAT = publishing.FORMAT = 99"
+NEWER = (
+    "from django_ratelimit_lua.rules import snapshot ;; snapshot.FORMAT = publishing.FORMAT = 99"
+)
 
 
 @pytest.fixture(scope="module")
@@ -356,7 +401,9 @@ def older_newer(processes: tuple[Worker, Worker], prefix: str) -> tuple[Worker, 
 def test_an_edit_of_an_older_process_is_published_by_a_newer_one(
     older_newer: tuple[Worker, Worker], published: Published
 ) -> None:
-    """When it looks, as one does every ten seconds; with everything that the older one does not know."""
+    """When it looks, as one does every ten seconds; with everything that the older one does not
+    know.
+    """
     older, newer = older_newer
     rates = newer("ask()")
     assert sorted(rates.values()) == [30, 50]
@@ -375,7 +422,9 @@ def test_an_edit_of_an_older_process_is_published_by_a_newer_one(
 def test_an_older_process_reports_that_no_newer_one_publishes_its_edit(
     older_newer: tuple[Worker, Worker], published: Published, prefix: str
 ) -> None:
-    """In its health and once in its log, until a process of the newer version looks, as one does every ten seconds."""
+    """In its health and once in its log, until a process of the newer version looks, as one does
+    every ten seconds.
+    """
     older, newer = older_newer
     newer(f"begin({prefix + 'elsewhere:'!r}) ;; ask()")
     before = published.direct.hgetall(published.key)
@@ -405,10 +454,15 @@ def test_what_an_older_version_has_published_is_published_anew_before_it_is_gone
 
 
 def test_a_word_that_older_versions_do_not_know_raises_the_format() -> None:
-    """Where this fails, the database or the snapshot has something that an older version would leave out: raise
-    `FORMAT`, so that none publishes without it, and write both down here."""
+    """Where this fails, the database or the snapshot has something that an older version would
+    leave out: raise `FORMAT`, so that none publishes without it, and write both down here.
+    """
     published = (RateLimitRule, RateLimitTier, RateLimitOverride)
-    words = [f"{model.__name__}.{field.name}" for model in published for field in model._meta.concrete_fields]
+    words = [
+        f"{model.__name__}.{field.name}"
+        for model in published
+        for field in model._meta.concrete_fields
+    ]
     words += snapshot_of("default")
     digest_of_words = hashlib.sha256(" ".join(sorted(words)).encode()).hexdigest()[:16]
     assert (snapshot.FORMAT, digest_of_words) == (4, "e201120aea1bf47d")
@@ -450,29 +504,67 @@ def test_the_part_of_an_annex_that_cannot_be_read_stays_in_force_as_it_was(
 
 def junk() -> st.SearchStrategy[Any]:
     """Any JSON."""
-    leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(
-        ["", "/", "ip", "off", "shadow", "5/m", "everyone", "user", "header:X-Key", "ip4/32", 0, -1, 2**53, 10**400]
-    )  # fmt: skip
+    leaves = (
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text(max_size=8)
+        | st.sampled_from(
+            [
+                "",
+                "/",
+                "ip",
+                "off",
+                "shadow",
+                "5/m",
+                "everyone",
+                "user",
+                "header:X-Key",
+                "ip4/32",
+                0,
+                -1,
+                2**53,
+                10**400,
+            ]
+        )
+    )
     return st.recursive(
-        leaves, lambda of: st.lists(of, max_size=3) | st.dictionaries(st.text(max_size=6), of, max_size=3)
+        leaves,
+        lambda of: st.lists(of, max_size=3) | st.dictionaries(st.text(max_size=6), of, max_size=3),
     )
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The way to every value in a JSON value."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [at, *(way for key, one in inner for way in places(one, (*at, key)))]
 
 
 @st.composite
 def mutations(draw: st.DrawFn, text: bytes) -> tuple[bytes, bool]:
-    """What was published, with something dropped, added, or made of another type; or cut off. And whether the good rule
-    is still in it as it was."""
+    """What was published, with something dropped, added, or made of another type; or cut off. And
+    whether the good rule is still in it as it was.
+    """
     value = json.loads(text)
-    good = next((one for one in value["rules"] if one["name"] == "good"), None) if isinstance(value, dict) else None
+    good = (
+        next((one for one in value["rules"] if one["name"] == "good"), None)
+        if isinstance(value, dict)
+        else None
+    )
     good = json.dumps(good)
     if draw(st.integers(0, 9)) == 0:
-        return draw(st.sampled_from([text[: draw(st.integers(0, len(text) - 1))], text + b"]", b"\xff" + text])), False
+        return draw(
+            st.sampled_from(
+                [text[: draw(st.integers(0, len(text) - 1))], text + b"]", b"\xff" + text]
+            )
+        ), False
     for _ in range(draw(st.integers(1, 3))):
         way = draw(st.sampled_from([way for way in places(value) if way] or [()]))
         if not way:
@@ -488,15 +580,25 @@ def mutations(draw: st.DrawFn, text: bytes) -> tuple[bytes, bool]:
         else:
             inside[way[-1]] = draw(junk())
     rules = value.get("rules") if isinstance(value, dict) else None
-    whole = value.get("format", 1) in range(1, snapshot.FORMAT + 1) if isinstance(value, dict) else False
+    whole = (
+        value.get("format", 1) in range(1, snapshot.FORMAT + 1)
+        if isinstance(value, dict)
+        else False
+    )
     holds = whole and isinstance(rules, list) and any(json.dumps(one) == good for one in rules)
-    names = [one.get("name") for one in rules or () if isinstance(one, dict)] if isinstance(rules, list) else []
+    names = (
+        [one.get("name") for one in rules or () if isinstance(one, dict)]
+        if isinstance(rules, list)
+        else []
+    )
     alone = sum(name == "good" for name in names) == 1
     exempts = any(
         isinstance(one, dict) and (one.get("exempt") is True or one.get("mode") == "off")
         for one in (rules if isinstance(rules, list) else ())
     )
-    return json.dumps(value).encode(), holds and alone and not exempts if isinstance(rules, list) else False
+    return json.dumps(value).encode(), holds and alone and not exempts if isinstance(
+        rules, list
+    ) else False
 
 
 def ask(address: str, ip: str) -> int:
@@ -505,15 +607,29 @@ def ask(address: str, ip: str) -> int:
 
 
 def test_whatever_is_published_no_request_fails_and_good_rules_hold(published: Published) -> None:
-    """Snapshots changed at random: dropped, added and retyped values at any depth, cut off, or no JSON at all."""
+    """Snapshots changed at random: dropped, added and retyped values at any depth, cut off, or no
+    JSON at all.
+    """
     logging.getLogger("django_ratelimit_lua").setLevel(logging.CRITICAL)
     one = rule("good", path="/good", limit=1)
     rule("search", path="", limit=500, algorithm="token_bucket", burst=600)
-    rule("other", path="/o*r", order=3, audience="anonymous", algorithm="leaky_bucket", max_wait=0, message="wait")
+    rule(
+        "other",
+        path="/o*r",
+        order=3,
+        audience="anonymous",
+        algorithm="leaky_bucket",
+        max_wait=0,
+        message="wait",
+    )
     RateLimitTier.objects.create(rule=one, group="staff", limit=70, unit="h")
-    RateLimitOverride.objects.create(rule=one, network="203.0.113.0/24", effect="limit", limit=1, unit="h")
+    RateLimitOverride.objects.create(
+        rule=one, network="203.0.113.0/24", effect="limit", limit=1, unit="h"
+    )
     RateLimitOverride.objects.create(network="198.51.100.9", effect="block")
-    key = RateLimitOverride(field="header:X-Key", limit=1000, unit="h", rule=RateLimitRule.objects.get(name="search"))
+    key = RateLimitOverride(
+        field="header:X-Key", limit=1000, unit="h", rule=RateLimitRule.objects.get(name="search")
+    )
     key.set_value("k")
     key.save()
     text = json.dumps(published.snapshot()).encode()
@@ -521,7 +637,10 @@ def test_whatever_is_published_no_request_fails_and_good_rules_hold(published: P
 
     @given(mutations(text), st.booleans())
     @hypothesis_settings(
-        max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck), database=None
+        max_examples=examples(150),
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
     )
     def holds(mutated: tuple[bytes, bool], is_new: bool) -> None:
         written, good = mutated
@@ -546,12 +665,19 @@ def test_whatever_is_written_about_a_subject_no_request_fails(published: Publish
     rule("good", path="/good", limit=1000)
     RateLimitOverride.objects.create(network=FIRST, effect="block")
     RateLimitOverride.objects.create(network="203.0.113.2", effect="limit", limit=3, burst=3)
-    fields = {name: value for name, value in published.direct.hgetall(published.key).items() if len(name) == 32}
+    fields = {
+        name: value
+        for name, value in published.direct.hgetall(published.key).items()
+        if len(name) == 32
+    }
     numbers = iter(range(2**20))
 
     @given(st.sampled_from(sorted(fields)), st.data())
     @hypothesis_settings(
-        max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck), database=None
+        max_examples=examples(150),
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
     )
     def holds(field: bytes, data: st.DataObject) -> None:
         declared = json.loads(fields[field][16:])
@@ -588,37 +714,64 @@ def test_whatever_is_written_about_a_subject_no_request_fails(published: Publish
     ],
     ids=str,
 )
-def test_a_block_that_is_not_understood_goes_on_as_it_was(words: Any, status: int, published: Published) -> None:
-    """What a newer version has made of it, or who wrote by hand; a process that knows nothing of it keeps the block if
-    it is one, and lifts no limit."""
+def test_a_block_that_is_not_understood_goes_on_as_it_was(
+    words: Any, status: int, published: Published
+) -> None:
+    """What a newer version has made of it, or who wrote by hand; a process that knows nothing of it
+    keeps the block if it is one, and lifts no limit.
+    """
     rule("good", path="/good", limit=1000)
     RateLimitOverride.objects.create(network=FIRST, effect="block")
     assert get("/good") == [429]
     field = next(name for name in published.direct.hkeys(published.key) if len(name) == 32)
     declared = json.loads(published.direct.hget(published.key, field)[16:])
-    published.direct.hset(published.key, field, b"f" * 16 + json.dumps([{**declared[0], **words}]).encode())
+    published.direct.hset(
+        published.key, field, b"f" * 16 + json.dumps([{**declared[0], **words}]).encode()
+    )
     assert get("/good") == [status]
     override_cache.__init__()  # type: ignore[misc]
     assert get("/good") == [429 if words == {"country": "de"} else 200]
 
 
-@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log"])
-def test_whatever_a_limit_finds_for_its_state_it_decides(algorithm: str, direct: redis.Redis, prefix: str) -> None:
-    """Bytes of any length, or a key of another type: one that is none of its states is no state, and is replaced."""
-    limiter = RateLimiter("odd", "5/h", algorithm=algorithm, **({"max_wait": 0} if algorithm == "leaky_bucket" else {}))
+@pytest.mark.parametrize(
+    "algorithm", ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log"]
+)
+def test_whatever_a_limit_finds_for_its_state_it_decides(
+    algorithm: str, direct: redis.Redis, prefix: str
+) -> None:
+    """Bytes of any length, or a key of another type: one that is none of its states is no state,
+    and is replaced.
+    """
+    limiter = RateLimiter(
+        "odd",
+        "5/h",
+        algorithm=algorithm,
+        **({"max_wait": 0} if algorithm == "leaky_bucket" else {}),
+    )
     limiter.hit("ada")
     key = next(key for key in direct.keys(f"{prefix}*") if b"odd" in key)
     kinds = st.sampled_from(["string", "hash", "list", "set", "zset"])
 
-    numbers = st.floats() | st.integers(0, 10).map(float) | st.integers(-(10**9), 10**9).map(lambda us: now + us)
+    numbers = (
+        st.floats()
+        | st.integers(0, 10).map(float)
+        | st.integers(-(10**9), 10**9).map(lambda us: now + us)
+    )
     now = float(time.time_ns() // 1000)
-    doubles = st.lists(numbers, max_size=12).map(lambda numbers: struct.pack(f"<{len(numbers)}d", *numbers))
-    short = struct.pack("<6d", now, now + 10**9, 2.0, 1.0, 1.0, 0.0)  # As of another rate, and without its hits.
+    doubles = st.lists(numbers, max_size=12).map(
+        lambda numbers: struct.pack(f"<{len(numbers)}d", *numbers)
+    )
+    short = struct.pack(
+        "<6d", now, now + 10**9, 2.0, 1.0, 1.0, 0.0
+    )  # As of another rate, and without its hits.
 
     @example("string", short)
     @given(kinds, st.binary(max_size=200) | doubles)
     @hypothesis_settings(
-        max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck), database=None
+        max_examples=examples(40),
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
     )
     def holds(kind: str, found: bytes) -> None:
         direct.delete(key)
@@ -647,12 +800,21 @@ def test_whatever_a_limit_finds_for_its_state_it_decides(algorithm: str, direct:
         ("sliding_log", "sl 20134605a61b17c2"),
     ],
 )
-def test_a_state_of_another_form_has_another_key(algorithm: str, form: str, direct: redis.Redis, prefix: str) -> None:
-    """What versions of before have written under a key, and go on to write while versions change. Where this fails, the
-    algorithm needs another `suffix`: else each version takes the other's state for none, and nobody is refused."""
-    asked = Call([Charge(Limit("form", "40/h", algorithm=algorithm), b"0" * 32)], prefix=prefix.encode())
+def test_a_state_of_another_form_has_another_key(
+    algorithm: str, form: str, direct: redis.Redis, prefix: str
+) -> None:
+    """What versions of before have written under a key, and go on to write while versions change.
+    Where this fails, the algorithm needs another `suffix`: else each version takes the other's
+    state for none, and nobody is refused.
+    """
+    asked = Call(
+        [Charge(Limit("form", "40/h", algorithm=algorithm), b"0" * 32)], prefix=prefix.encode()
+    )
     first = 1_700_000_000_000_000
-    moments = [get_store().decide(asked._replace(now=first + turn * SECOND)).limits[0].counted_at for turn in range(20)]
+    moments = [
+        get_store().decide(asked._replace(now=first + turn * SECOND)).limits[0].counted_at
+        for turn in range(20)
+    ]
     last = first + 20 * SECOND
     get_store().decide(asked._replace(operation="refund", now=last, hit_at=moments[-2]))
     (key,) = asked.keys()

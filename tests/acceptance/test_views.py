@@ -173,7 +173,9 @@ def cost_by_path(group: str, request: HttpRequest) -> int:
 def test_dotted_paths_work(rf: RequestFactory) -> None:
     """Keys, rates and costs may be named by where they are."""
     here = __name__
-    view = ratelimit(key=f"{here}.key_by_path", rate=f"{here}.rate_by_path", cost=f"{here}.cost_by_path")(ok)
+    view = ratelimit(
+        key=f"{here}.key_by_path", rate=f"{here}.rate_by_path", cost=f"{here}.cost_by_path"
+    )(ok)
     assert [view(rf.get(f"/?who={who}")).status_code for who in "aba"] == [200, 200, 429]
 
 
@@ -268,8 +270,9 @@ def test_an_exception_class_is_raised_instead(rf: RequestFactory, settings: Any)
 
 
 def test_a_fallback_answers_a_refused_request(rf: RequestFactory, settings: Any) -> None:
-    """Another view, with the arguments of the first and the headers of the limit, in the place of 429 and of
-    `RATELIMIT_EXCEPTION_CLASS`; of coroutines, plain or a coroutine."""
+    """Another view, with the arguments of the first and the headers of the limit, in the place of
+    429 and of `RATELIMIT_EXCEPTION_CLASS`; of coroutines, plain or a coroutine.
+    """
     settings.RATELIMIT_EXCEPTION_CLASS = "django_ratelimit_lua.Ratelimited"
     settings.RATELIMIT_HEADERS = "x"
 
@@ -291,7 +294,9 @@ def test_a_fallback_answers_a_refused_request(rf: RequestFactory, settings: Any)
     async def other(request: HttpRequest, number: int) -> HttpResponse:
         return HttpResponse("fresh")
 
-    @method_decorator(ratelimit(group="pages", key="ip", rate="1/h", fallback=stored), name="dispatch")
+    @method_decorator(
+        ratelimit(group="pages", key="ip", rate="1/h", fallback=stored), name="dispatch"
+    )
     class Page(View):
         def get(self, request: HttpRequest, number: int) -> HttpResponse:
             return HttpResponse("fresh")
@@ -305,8 +310,9 @@ def test_a_fallback_answers_a_refused_request(rf: RequestFactory, settings: Any)
 
 
 def test_a_fallback_answers_for_a_function_that_is_no_view(rf: RequestFactory) -> None:
-    """A value, which may be None, or what a callable returns. Of decorators on one function, the outermost answers that
-    has a fallback."""
+    """A value, which may be None, or what a callable returns. Of decorators on one function, the
+    outermost answers that has a fallback.
+    """
 
     @ratelimit(group="search", key="ip", rate="1/h", fallback=())
     def search(request: HttpRequest, word: str) -> Any:

@@ -1,4 +1,5 @@
-"""Who waits for a turn waits no longer than said, and owes it to the others when stopped meanwhile."""
+"""Who waits for a turn waits no longer than said, and owes it to the others when stopped
+meanwhile."""
 
 from __future__ import annotations
 
@@ -62,8 +63,9 @@ def next_turn(limiter: RateLimiter) -> float:
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_cancelled_turn_is_its_own(algorithm: str, times: int) -> None:
-    """Of two who wait the first is cancelled, however often: nobody gets the turn of the second; when it is cancelled
-    as well, it is as if neither had come."""
+    """Of two who wait the first is cancelled, however often: nobody gets the turn of the second;
+    when it is cancelled as well, it is as if neither had come.
+    """
     limiter = RateLimiter("own", "1/h", algorithm=algorithm)
 
     async def turns() -> None:
@@ -89,8 +91,11 @@ def test_a_cancelled_turn_is_its_own(algorithm: str, times: int) -> None:
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_nobody_is_served_twice_in_a_period_when_others_give_up(algorithm: str) -> None:
-    """Twelve wait at five a second, every second one gives up: the others leave in their own turns."""
-    limiter = RateLimiter("pace", "5/s", algorithm=algorithm, **({"burst": 1} if algorithm == "token_bucket" else {}))
+    """Twelve wait at five a second, every second one gives up: the others leave in their own
+    turns."""
+    limiter = RateLimiter(
+        "pace", "5/s", algorithm=algorithm, **({"burst": 1} if algorithm == "token_bucket" else {})
+    )
 
     async def all_of_them() -> list[int]:
         moments: list[int] = []
@@ -151,7 +156,9 @@ def test_an_interrupted_turn_is_given_back() -> None:
 
 def test_a_request_interrupted_while_held_gives_its_turn_back() -> None:
     """The decorator's wait."""
-    view = ratelimit("held", "ip", "1/2s", algorithm="leaky_bucket", queue=5)(lambda request: HttpResponse())
+    view = ratelimit("held", "ip", "1/2s", algorithm="leaky_bucket", queue=5)(
+        lambda request: HttpResponse()
+    )
     limiter = RateLimiter("held:*:ip:1/2s", "1/2s", algorithm="leaky_bucket", queue=5)
     view(request())
     with interrupted(lambda: limiter.peek(("ip", "127.0.0.1")).limits[0].reset_after > 2):
@@ -216,7 +223,9 @@ def test_a_coroutine_that_is_thrown_away_gives_its_turn_back() -> None:
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, GeneratorExit, Stopped])
 def test_a_view_that_is_interrupted_has_an_outcome(stop: type[BaseException]) -> None:
-    """`count_if`, `cost_after` and `reset_if` are asked with what stopped the view, which goes on its way."""
+    """`count_if`, `cost_after` and `reset_if` are asked with what stopped the view, which goes on
+    its way.
+    """
     seen: list[Any] = []
 
     def view(request: HttpRequest) -> HttpResponse:
@@ -235,8 +244,9 @@ def test_a_view_that_is_interrupted_has_an_outcome(stop: type[BaseException]) ->
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_client_that_hangs_up_has_an_outcome(times: int) -> None:
-    """The view is cancelled: what it has cost is charged, what does not count is given back, by asynchronous predicates
-    as well, and however often it is cancelled."""
+    """The view is cancelled: what it has cost is charged, what does not count is given back, by
+    asynchronous predicates as well, and however often it is cancelled.
+    """
 
     async def no(request: HttpRequest, outcome: Any) -> bool:
         await asyncio.sleep(0.01)
@@ -245,7 +255,9 @@ def test_a_client_that_hangs_up_has_an_outcome(times: int) -> None:
 
     entered = threading.Event()
 
-    @ratelimit("hung", "ip", "10/h", count_if=no, cost_after=lambda request, outcome: 4, reset_if=no)
+    @ratelimit(
+        "hung", "ip", "10/h", count_if=no, cost_after=lambda request, outcome: 4, reset_if=no
+    )
     async def view(request: HttpRequest) -> HttpResponse:
         entered.set()
         await asyncio.sleep(60)
@@ -255,8 +267,12 @@ def test_a_client_that_hangs_up_has_an_outcome(times: int) -> None:
     assert RateLimiter("hung:*:ip:10/h", "10/h").peek(("ip", "127.0.0.1")).limits[0].used == 4
 
 
-def test_what_fails_while_a_cancelled_view_is_settled_does_not_hide_that(caplog: pytest.LogCaptureFixture) -> None:
-    """A predicate that knows responses only fails, which is logged; the request stays cancelled, its unit counted."""
+def test_what_fails_while_a_cancelled_view_is_settled_does_not_hide_that(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A predicate that knows responses only fails, which is logged; the request stays cancelled,
+    its unit counted.
+    """
 
     entered = threading.Event()
 
@@ -272,8 +288,9 @@ def test_what_fails_while_a_cancelled_view_is_settled_does_not_hide_that(caplog:
 
 
 def test_what_closed_coroutines_owe_is_settled_whatever_else_is() -> None:
-    """A coroutine may be closed while another one is being settled, by that same thread; and what hangs is not waited
-    for, neither by who closed it nor by others."""
+    """A coroutine may be closed while another one is being settled, by that same thread; and what
+    hangs is not waited for, neither by who closed it nor by others.
+    """
     may_end, done = threading.Event(), []
     with pytest.raises(TimeoutError):
         in_thread(lambda: may_end.wait(20), seconds=0.01)
@@ -282,13 +299,18 @@ def test_what_closed_coroutines_owe_is_settled_whatever_else_is() -> None:
     may_end.set()
 
 
-@pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window", "sliding_log"])
+@pytest.mark.parametrize(
+    "algorithm", ["token_bucket", "fixed_window", "sliding_window", "sliding_log"]
+)
 def test_long_views_that_succeed_are_never_refused(algorithm: str) -> None:
-    """Of 196 requests that all succeed, of as many at a time as the limit has, each longer than one token takes to come
-    back, none is refused."""
+    """Of 196 requests that all succeed, of as many at a time as the limit has, each longer than one
+    token takes to come back, none is refused.
+    """
     options = {"rate": "50/s", "burst": 4} if algorithm == "token_bucket" else {"rate": "4/m"}
 
-    @ratelimit("long", "ip", algorithm=algorithm, count_if=lambda request, outcome: False, **options)
+    @ratelimit(
+        "long", "ip", algorithm=algorithm, count_if=lambda request, outcome: False, **options
+    )
     async def view(request: HttpRequest) -> HttpResponse:
         await asyncio.sleep(0.03)
         return HttpResponse()
@@ -315,10 +337,15 @@ class Paced(SimpleRateThrottle):
 
 
 def test_a_view_is_held_for_a_few_seconds_at_most(settings: Any) -> None:
-    """A leaky bucket without `max_wait`: beyond five seconds the answer is 429, with a true time to come back.
-    Decorator, rule and throttle alike; a `max_wait` of the limit's own goes first."""
-    settings.RATELIMIT_RULES = [{"name": "six", "path": "/", "key": "ip", "rate": "6/m", "algorithm": "leaky_bucket"}]
-    slow = ratelimit("six-view", "ip", "6/m", algorithm="leaky_bucket")(lambda request: HttpResponse())
+    """A leaky bucket without `max_wait`: beyond five seconds the answer is 429, with a true time to
+    come back. Decorator, rule and throttle alike; a `max_wait` of the limit's own goes first.
+    """
+    settings.RATELIMIT_RULES = [
+        {"name": "six", "path": "/", "key": "ip", "rate": "6/m", "algorithm": "leaky_bucket"}
+    ]
+    slow = ratelimit("six-view", "ip", "6/m", algorithm="leaky_bucket")(
+        lambda request: HttpResponse()
+    )
     middleware = RateLimitMiddleware(lambda request: HttpResponse())
 
     class View(APIView):
@@ -334,8 +361,12 @@ def test_a_view_is_held_for_a_few_seconds_at_most(settings: Any) -> None:
         assert elapsed < 5, "nobody is held"
         assert [answer.status_code for answer in answers] == [200, 429, 429, 429, 429]
         retry_after = int(answers[1]["Retry-After"])
-        assert 5 - elapsed <= retry_after <= 6, "ten seconds to its turn, of which five can be waited"
-    own = ratelimit("own", "ip", "5/s", algorithm="leaky_bucket", max_wait=0.1)(lambda request: HttpResponse())
+        assert 5 - elapsed <= retry_after <= 6, (
+            "ten seconds to its turn, of which five can be waited"
+        )
+    own = ratelimit("own", "ip", "5/s", algorithm="leaky_bucket", max_wait=0.1)(
+        lambda request: HttpResponse()
+    )
     assert [own(request()).status_code for _ in range(2)] == [200, 429]
 
 
@@ -354,21 +385,31 @@ def test_a_throttle_holds_its_requests() -> None:
 
 
 def test_acquire_waits_as_long_as_it_is_told() -> None:
-    """Whose turn comes within the timeout gets it, however many wait; a queue that was given is a bound anyway."""
+    """Whose turn comes within the timeout gets it, however many wait; a queue that was given is a
+    bound anyway.
+    """
 
     def all_of(limiter: RateLimiter, timeout: float | None) -> tuple[list[float], list[float]]:
         """How long those wait who are allowed, and would wait who are not."""
 
         async def ask() -> list[Decision]:
-            return await asyncio.gather(*(limiter.aacquire("ada", timeout=timeout) for _ in range(12)))
+            return await asyncio.gather(
+                *(limiter.aacquire("ada", timeout=timeout) for _ in range(12))
+            )
 
         decisions = asyncio.run(ask())
-        return tuple([one.wait for one in decisions if one.allowed is allowed] for allowed in (True, False))  # type: ignore[return-value]
+        return tuple(
+            [one.wait for one in decisions if one.allowed is allowed] for allowed in (True, False)
+        )  # type: ignore[return-value]
 
     allowed, refused = all_of(RateLimiter("four", "8/s", algorithm="leaky_bucket"), 1)
     assert (len(allowed) >= 9, max(allowed) <= 1, min(refused, default=2) > 1) == (True, True, True)
     allowed, refused = all_of(RateLimiter("few", "8/s", algorithm="leaky_bucket", queue=2), 1)
-    assert (len(allowed) >= 3, max(allowed) <= 0.25, min(refused, default=1) > 0.25) == (True, True, True)
+    assert (len(allowed) >= 3, max(allowed) <= 0.25, min(refused, default=1) > 0.25) == (
+        True,
+        True,
+        True,
+    )
     assert len(all_of(RateLimiter("any", "20/s", algorithm="leaky_bucket"), None)[0]) == 12
     for algorithm in ("token_bucket", "sliding_log", "fixed_window"):
         assert len(all_of(RateLimiter("each", "8/s", algorithm=algorithm), 1.2)[0]) == 12
@@ -376,7 +417,9 @@ def test_acquire_waits_as_long_as_it_is_told() -> None:
 
 @pytest.mark.parametrize("kind", ["threads", "coroutines"])
 def test_of_twelve_callers_those_get_their_turn_who_can(kind: str) -> None:
-    """`acquire(timeout=2)` at four a second: nine turns are within two seconds, and nobody is refused one of them."""
+    """`acquire(timeout=2)` at four a second: nine turns are within two seconds, and nobody is
+    refused one of them.
+    """
     limiter = RateLimiter("twelve", "4/s", algorithm="leaky_bucket")
 
     async def ask() -> list[Any]:
@@ -396,7 +439,9 @@ def test_of_twelve_callers_those_get_their_turn_who_can(kind: str) -> None:
 
 
 def test_a_hit_is_bounded_by_the_queue_where_others_wait_longer() -> None:
-    """`acquire` waits in a queue of any length; a plain hit goes by the limit, and the count is one."""
+    """`acquire` waits in a queue of any length; a plain hit goes by the limit, and the count is
+    one.
+    """
     limiter, started = RateLimiter("mixed", "10/m", algorithm="leaky_bucket"), time.monotonic()
     planner = limiter._plan("hit", "ada", 1, max_wait_us=-1)
     assert all(decide(planner).decision for _ in range(15))
@@ -416,8 +461,10 @@ def test_an_interrupted_process_gives_its_turn_back(prefix: str) -> None:
         # Whoever was started in the background of a shell is told to ignore it.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import django; django.setup()\nfrom django.conf import settings\n"
-        f"settings.RATELIMIT_CACHE_PREFIX = {prefix!r}\nfrom django_ratelimit_lua import RateLimiter\n"
-        "limiter = RateLimiter('ctrl-c', '1/m', algorithm='leaky_bucket')\nprint('ready', flush=True)\n"
+        f"settings.RATELIMIT_CACHE_PREFIX = {prefix!r}\nfrom django_ratelimit_lua import "
+        "RateLimiter\n"
+        "limiter = RateLimiter('ctrl-c', '1/m', algorithm='leaky_bucket')\nprint('ready', "
+        "flush=True)\n"
         "limiter.acquire('ada')\n"
     )
     with subprocess.Popen(

@@ -1,4 +1,6 @@
-"""How far a reader has to walk who follows one request: counted, so that it does not grow unnoticed."""
+"""How far a reader has to walk who follows one request: counted, so that it does not grow
+unnoticed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from tests.walk import walks
 
 @pytest.mark.django_db(transaction=True)
 def test_the_way_of_a_decision_is_short(settings: Any, no_others: None) -> None:
-    """From `@ratelimit` to Redis and back: functions that are entered, and files that they are in."""
+    """From `@ratelimit` to Redis and back: functions that are entered, and files that
+    they are in."""
     settings.RATELIMIT_ON_STORE_ERROR = "local"
     warm, stale = walks()
     newer = sys.version_info >= (3, 12)  # Which enters a few functions more.
@@ -25,11 +28,13 @@ def test_the_way_of_a_decision_is_short(settings: Any, no_others: None) -> None:
 
 
 def test_the_guided_tour_shows_what_there_is() -> None:
-    """Every function that the documentation leads through is in the file that it names, and no more than there are."""
+    """Every function that the documentation leads through is in the file that it names, and no more
+    than there are.
+    """
     *stations, counts = (Path(__file__).parents[2] / "docs" / "walk.txt").read_text().splitlines()
     assert len(stations) == int(counts.split()[0]) <= 46
     for station in stations:
         file, name = station.split()
-        assert re.search(rf"\b{re.escape(name.rpartition('.')[2].strip('<>'))}\b", (PACKAGE / file).read_text()), (
-            station
-        )
+        assert re.search(
+            rf"\b{re.escape(name.rpartition('.')[2].strip('<>'))}\b", (PACKAGE / file).read_text()
+        ), station

@@ -1,4 +1,6 @@
-"""`make bench`: what a decision costs, as ratios to a bare redis-py EVALSHA of a one-line INCR script, in one run."""
+"""`make bench`: what a decision costs, as ratios to a bare redis-py EVALSHA of a one-line INCR
+script, in one run.
+"""
 
 from __future__ import annotations
 

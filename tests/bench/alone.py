@@ -20,11 +20,18 @@ def deny_cache() -> None:
     with override_settings(RATELIMIT_DENY_CACHE_SECONDS=3600):
         refused.hit("someone")
         costs = interleaved(
-            {"asked": lambda: asked.hit("someone"), "refused from memory": lambda: refused.hit("someone")}
+            {
+                "asked": lambda: asked.hit("someone"),
+                "refused from memory": lambda: refused.hit("someone"),
+            }
         )
         assert refused.hit("someone").source == "deny-cache"
     (wall, _), (memory_wall, _) = costs["asked"], costs["refused from memory"]
-    print(f"a hit that Redis answers: {wall:.1f} µs; that is refused from memory: {memory_wall:.2f} µs;", end=" ")
+    print(
+        f"a hit that Redis answers: {wall:.1f} µs; that is refused from memory: {memory_wall:.2f} "
+        "µs;",
+        end=" ",
+    )
     print(f"{wall / memory_wall:.0f} times less\naim: under 12 µs, at least 10 times less\n")
 
 
@@ -35,7 +42,11 @@ def outage() -> None:
         counted, call = Counters(), build_call([Charge(limit, b"o" * 32)])
         for _ in range(units):
             counted.decide(call)
-        costs[f"{units} units"] = partial(counted.decide, build_call([Charge(limit, b"o" * 32)], "peek"))
+        costs[f"{units} units"] = partial(
+            counted.decide, build_call([Charge(limit, b"o" * 32)], "peek")
+        )
     (few, _), (many, _) = interleaved(costs).values()
     print(f"a decision without Redis: {few:.1f} µs where 10 units are counted,", end=" ")
-    print(f"{many:.1f} µs where 10,000 are, {many / few:.2f} times as much\naim: at most 1.5 times\n")
+    print(
+        f"{many:.1f} µs where 10,000 are, {many / few:.2f} times as much\naim: at most 1.5 times\n"
+    )

@@ -11,7 +11,9 @@ from tests.bench.script import asked
 
 
 def bans() -> None:
-    """Script time of a hit of a limit that bans: of who has never offended, of who has, and of who is banned."""
+    """Script time of a hit of a limit that bans: of who has never offended, of who has, and of who
+    is banned.
+    """
     plain = Limit("plain", "10000000/h")
     look = Limit("look", "10000000/h", ban_after=1000, ban_for="1h", ban_on="reported")
     out = Limit("out", "10000000/h", ban_after=1000, ban_for="1h", ban_on="reported")

@@ -1,4 +1,6 @@
-"""What a closed breaker costs a call, beside the call alone and a hit; and what the failure costs that opens it."""
+"""What a closed breaker costs a call, beside the call alone and a hit; and what the failure costs
+that opens it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ AIM = 2.0
 
 
 def breakers() -> None:
-    """Microseconds of a call, the best of some rounds; and of a call that an open one does not make."""
+    """Microseconds of a call, the best of some rounds; and of a call that an open one does not
+    make.
+    """
     breaker = CircuitBreaker("bench", failures=1, open_for="1h")
     slow = CircuitBreaker("bench slow", slow="1s")
     limiter = RateLimiter("bench breakers", "1000000000/h")
@@ -53,6 +57,9 @@ def breakers() -> None:
         print(f"{name:40}{cost:8.2f} µs")
     print(f"{'the failure that opens it':40}{told:8.0f} µs, once")
     extra = costs["closed breaker, decorator"] - costs["the call alone"]
-    print(f"a closed breaker: {extra:.2f} µs a call (aim: {AIM:g}), {extra / costs['a hit']:.1%} of a hit\n")
+    print(
+        f"a closed breaker: {extra:.2f} µs a call (aim: {AIM:g}), {extra / costs['a hit']:.1%} of "
+        "a hit\n"
+    )
     for name in ("bench", "bench slow"):
         circuits.by_name.pop(name)

@@ -16,12 +16,19 @@ from tests.bench.measure import BARE, DIRECT, interleaved, limiter
 
 
 def client_cost() -> None:
-    """A hit, and a decorated request, against the bare call: as redis-py makes it with hiredis, then without."""
+    """A hit, and a decorated request, against the bare call: as redis-py makes it with hiredis,
+    then without.
+    """
     if utils.HIREDIS_AVAILABLE:
         compare("hiredis")
-    blocked = "import sys; sys.modules['hiredis'] = None; from tests.bench import client; client.main()"
+    blocked = (
+        "import sys; sys.modules['hiredis'] = None; from tests.bench import client; client.main()"
+    )
     subprocess.run([sys.executable, "-c", blocked], check=True)
-    print("aim, with hiredis: RateLimiter.hit wall at most 1.0, CPU 0.8; @ratelimit beyond the view, CPU 1.1\n")
+    print(
+        "aim, with hiredis: RateLimiter.hit wall at most 1.0, CPU 0.8; @ratelimit beyond the "
+        "view, CPU 1.1\n"
+    )
 
 
 def main() -> None:
@@ -61,9 +68,13 @@ def compare(parser: str) -> None:
     print(f"{'per call, ' + parser:34}{'wall µs':>9}{'x bare':>8}{'CPU µs':>9}{'x bare':>8}")
     for name, (wall, cpu) in costs.items():
         print(f"{name:34}{wall:9.1f}{wall / bare_wall:8.2f}{cpu:9.1f}{cpu / bare_cpu:8.2f}")
-    # A view costs more behind a call that was waited for than in a loop of its own: it is taken off as it costs there.
+    # A view costs more behind a call that was waited for than in a loop of its own: it is taken off
+    # as it costs there.
     both, decorated_view = costs["bare EVALSHA, then the view"], costs["view, @ratelimit"]
-    more_wall, more_cpu = decorated_view[0] - both[0] + bare_wall, decorated_view[1] - both[1] + bare_cpu
+    more_wall, more_cpu = (
+        decorated_view[0] - both[0] + bare_wall,
+        decorated_view[1] - both[1] + bare_cpu,
+    )
     print(
         f"{'@ratelimit beyond the view':34}{more_wall:9.1f}{more_wall / bare_wall:8.2f}"
         f"{more_cpu:9.1f}{more_cpu / bare_cpu:8.2f}"

@@ -1,4 +1,6 @@
-"""Decisions a second of one event loop with a hundred coroutines, as a ratio to bare EVALSHAs by redis.asyncio."""
+"""Decisions a second of one event loop with a hundred coroutines, as a ratio to bare EVALSHAs by
+redis.asyncio.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +51,15 @@ async def _compare() -> None:
         ("one coroutine", alone, CALLS * 10),
     ):
         medians = {
-            name: [statistics.median(column) for column in zip(*those, strict=True)] for name, those in rounds.items()
+            name: [statistics.median(column) for column in zip(*those, strict=True)]
+            for name, those in rounds.items()
         }
         bare_wall, bare_cpu = medians["bare EVALSHA by redis.asyncio"]
         print(f"{title:34}{'a second':>10}{'x bare':>8}{'CPU µs':>9}{'x bare':>8}")
         for name, (wall, cpu) in medians.items():
-            print(f"{name:34}{count / wall:10.0f}{bare_wall / wall:8.2f}{cpu / count * 1e6:9.1f}{cpu / bare_cpu:8.2f}")
+            print(
+                f"{name:34}{count / wall:10.0f}{bare_wall / wall:8.2f}{cpu / count * 1e6:9.1f}{cpu / bare_cpu:8.2f}"  # noqa: E501
+            )
     print("aim: 100 coroutines, 1.8 times as many a second\n", flush=True)
 
 

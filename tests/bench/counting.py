@@ -1,4 +1,6 @@
-"""What it costs that every decision is counted: `python -m tests.bench.counting`, or as a part of `make bench`."""
+"""What it costs that every decision is counted: `python -m tests.bench.counting`, or as a part of
+`make bench`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ if __name__ == "__main__":
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.statistics.conf import settings
 from django_ratelimit_lua.contrib.statistics.keys import DAY, HOUR, MINUTE
-from django_ratelimit_lua.contrib.statistics.recorder import MAX_QUEUED, Hits, Kind, Person, Tables, recorder
+from django_ratelimit_lua.contrib.statistics.recorder import (
+    MAX_QUEUED,
+    Hits,
+    Kind,
+    Person,
+    Tables,
+    recorder,
+)
 from django_ratelimit_lua.contrib.statistics.telemetry import telemetry
 from django_ratelimit_lua.contrib.statistics.writing import Writer
 from django_ratelimit_lua.engine.decide import PlannedCharge
@@ -37,7 +46,9 @@ PERIOD_US = 3_600_000_000
 
 
 def counting() -> None:
-    """Client CPU of a hit, in turns: counted or not, and told to OpenTelemetry; then counting by itself."""
+    """Client CPU of a hit, in turns: counted or not, and told to OpenTelemetry; then counting by
+    itself.
+    """
     limiter = RateLimiter("counted", "10000000/h", algorithm="token_bucket")
     ways: dict[str, tuple[bool, bool]] = {"not counted": (False, False), "counted": (True, False)}
     if with_telemetry():
@@ -60,15 +71,22 @@ def counting() -> None:
     base = statistics.median(taken["not counted"])
     print(f"{'a hit, token bucket':40}{'CPU µs':>9}{'more µs':>9}{'x':>7}")
     for way, rounds in taken.items():
-        # Of rounds that stand beside each other, as the machine's speed wanders more than counting costs.
-        more = statistics.median(one - other for one, other in zip(rounds, taken["not counted"], strict=True))
+        # Of rounds that stand beside each other, as the machine's speed wanders more than counting
+        # costs.
+        more = statistics.median(
+            one - other for one, other in zip(rounds, taken["not counted"], strict=True)
+        )
         print(f"{way:40}{base + more:9.2f}{more:9.2f}{1 + more / base:7.3f}")
     print(
-        f"counting by itself: {by_itself(1):.2f} µs a decision of one client, {by_itself(HITS):.2f} where "
+        f"counting by itself: {by_itself(1):.2f} µs a decision of one client, "
+        f"{by_itself(HITS):.2f} where "
         f"each is another's; of that, the call takes {added():.2f}"
     )
     for names in (1, 100):
-        print(f"writing what {names} rules have counted, once a second: {written(names):.2f} ms of CPU")
+        print(
+            f"writing what {names} rules have counted, once a second: {written(names):.2f} ms of "
+            "CPU"
+        )
     print("aim: at most 1 µs of client CPU a decision, and no trip more\n")
 
 
@@ -92,8 +110,12 @@ def decisions(names: int = 1) -> list[tuple[list[PlannedCharge], Decision]]:
     made = []
     for number in range(HITS):
         limit = LIMITS[number % names]
-        planned = PlannedCharge(Charge(limit, digest(str(number))), limit.name, identity=str(number))
-        state = LimitState(limit.name, True, 100, number % 100, 100 - number % 100, 0.0, 1.0, 0.0, period=3600.0)
+        planned = PlannedCharge(
+            Charge(limit, digest(str(number))), limit.name, identity=str(number)
+        )
+        state = LimitState(
+            limit.name, True, 100, number % 100, 100 - number % 100, 0.0, 1.0, 0.0, period=3600.0
+        )
         made.append(([planned], Decision(True, (state,), granted=1)))
     return made
 
@@ -126,7 +148,8 @@ def by_itself(people: int) -> float:
 
 
 def added() -> float:
-    """What whoever decides waits for, but for one of `MAX_QUEUED`, who counts what is in the queue."""
+    """What whoever decides waits for, but for one of `MAX_QUEUED`, who counts what is in the
+    queue."""
     made = decisions()
 
     def add() -> None:
@@ -152,8 +175,9 @@ def written(names: int) -> float:
 
 
 def kept() -> None:
-    """Bytes in Redis of a hundred rules, by the real writer at moments that have gone by: minutes of two days, hours
-    of ninety."""
+    """Bytes in Redis of a hundred rules, by the real writer at moments that have gone by: minutes
+    of two days, hours of ninety.
+    """
     DIRECT.flushdb()
     writer, today = Writer(), int(time.time()) // DAY * DAY
     for day in range(DAYS - 1, -1, -1):
@@ -214,8 +238,21 @@ def kinds(moment: int) -> dict[Kind, Hits]:
     of: dict[Kind, Hits] = {}
     for number in range(MEASURED):
         spread = (moment // MINUTE + number) % 8
-        for result, used, is_near in (("a", spread, False), ("a", 14, True), ("r", 15 + spread, False)):
-            kind = (f"rule-{number}", result, "redis", 1 + spread % 4, PERIOD_US, used, is_near, True)
+        for result, used, is_near in (
+            ("a", spread, False),
+            ("a", 14, True),
+            ("r", 15 + spread, False),
+        ):
+            kind = (
+                f"rule-{number}",
+                result,
+                "redis",
+                1 + spread % 4,
+                PERIOD_US,
+                used,
+                is_near,
+                True,
+            )
             of[kind] = Hits(100 + spread, 100 + spread, 0.01)
     return of
 
@@ -228,7 +265,9 @@ def people(moment: int, hour: int) -> Tables:
         person = Person(PlannedCharge(Charge(limit, digest(who)), "rule", identity=who))
         person.allowed, person.units, person.refused, person.mark = 20, 10, number % 2, number % 120
         tables.people["rule", limit.rate.period_us, digest(who)] = person
-    tables.kinds["rule", "a", "redis", 1, limit.rate.period_us, 1, False, True] = Hits(10_000, 10_000, 1.0)
+    tables.kinds["rule", "a", "redis", 1, limit.rate.period_us, 1, False, True] = Hits(
+        10_000, 10_000, 1.0
+    )
     return tables
 
 

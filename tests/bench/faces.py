@@ -11,7 +11,10 @@ from django.test import Client, override_settings
 
 def rules(count: int) -> list[dict[str, Any]]:
     """Rules of which one applies."""
-    others = [{"name": f"r{n}", "path": f"/area{n}/*", "key": "ip", "rate": "5/m"} for n in range(count - 1)]
+    others = [
+        {"name": f"r{n}", "path": f"/area{n}/*", "key": "ip", "rate": "5/m"}
+        for n in range(count - 1)
+    ]
     return [*others, {"name": "all", "path": "/plain", "key": "ip", "rate": "100000000/h"}]
 
 

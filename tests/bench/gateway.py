@@ -1,8 +1,9 @@
-"""What a decision costs that others ask for: over HTTP and over gRPC, in the server's CPU, beside `ahit` in a process.
+"""What a decision costs that others ask for: over HTTP and over gRPC, in the server's CPU, beside
+`ahit` in a process.
 
-A server costs something, whatever it serves. So each is also asked by the same clients for what decides nothing:
-uvicorn gets the same request and answers 204, gRPC is asked how it is. What a decision costs beyond that is the
-gateway's.
+A server costs something, whatever it serves. So each is also asked by the same clients for what
+decides nothing: uvicorn gets the same request and answers 204, gRPC is asked how it is. What a
+decision costs beyond that is the gateway's.
 """
 
 from __future__ import annotations
@@ -31,15 +32,23 @@ from tests.contrib.gateway.proxies import SECRET, Site
 
 CLIENTS, ROUNDS = 16, 12
 MANY, FEW = 1280, 320
-"""Requests in a round; few where each takes long. Rounds are short and many, as machines are not as fast in each."""
+"""Requests in a round; few where each takes long. Rounds are short and many, as machines are not as
+fast in each.
+"""
 RULES = [
     {"name": "api", "path": "/api/", "key": "ip", "rate": "100000000/h"},
-    {"name": "by address", "descriptor": ["generic_key=site", "remote_address"], "key": "ip", "rate": "100000000/h"},
+    {
+        "name": "by address",
+        "descriptor": ["generic_key=site", "remote_address"],
+        "key": "ip",
+        "rate": "100000000/h",
+    },
     {"name": "by key", "descriptor": ["header:x-api-key"], "rate": "100000000/h"},
     {"name": "nothing", "descriptor": ["generic_key=nothing", "remote_address"], "rate": "0/h"},
 ]
 CHECK = (
-    "GET /ratelimit/check HTTP/1.1\r\nHost: gateway\r\nX-Original-Method: GET\r\nX-Original-URI: /api/orders\r\n"
+    "GET /ratelimit/check HTTP/1.1\r\nHost: gateway\r\nX-Original-Method: GET\r\nX-Original-URI: "
+    "/api/orders\r\n"
     "X-Original-Host: shop.example\r\nX-Original-Address: 203.0.113.%d\r\n"
     f"X-RateLimit-Secret: {SECRET}\r\n\r\n"
 )
@@ -53,8 +62,9 @@ Client = Callable[[int, int, list[float]], Awaitable[None]]
 
 
 class Cost(NamedTuple):
-    """Requests a second, milliseconds of half and of 99 of 100 of them, microseconds of CPU for each of the process
-    that decides, and how many share a trip to Redis (0.0: it is not asked)."""
+    """Requests a second, milliseconds of half and of 99 of 100 of them, microseconds of CPU for
+    each of the process that decides, and how many share a trip to Redis (0.0: it is not asked).
+    """
 
     per_second: float
     p50: float
@@ -64,8 +74,9 @@ class Cost(NamedTuple):
 
 
 class Case(NamedTuple):
-    """`asked`: makes a client, until the end; `cpu`: seconds that the process which decides has used; `beside`: what is
-    asked in the same way, and decides nothing."""
+    """`asked`: makes a client, until the end; `cpu`: seconds that the process which decides has
+    used; `beside`: what is asked in the same way, and decides nothing.
+    """
 
     asked: Callable[[], AbstractAsyncContextManager[Client]]
     cpu: Callable[[], float]
@@ -88,10 +99,10 @@ def gateway() -> None:
                 found[name].append(asyncio.run(_measured(case)))
     own = found["ahit, in a process"]
     parser = "httptools" if find_spec("httptools") else "h11"
-    print(f"{f'16 clients of one process ({parser})':38}{'':42}{'CPU, x ahit':>17}{'decisions':>11}")
-    columns = (
-        f"{'a second':>9}{'a core':>8}{'p50 ms':>8}{'p99 ms':>8}{'CPU µs':>9}{'whole':>8}{'beyond':>9}{'a trip':>11}"
+    print(
+        f"{f'16 clients of one process ({parser})':38}{'':42}{'CPU, x ahit':>17}{'decisions':>11}"
     )
+    columns = f"{'a second':>9}{'a core':>8}{'p50 ms':>8}{'p99 ms':>8}{'CPU µs':>9}{'whole':>8}{'beyond':>9}{'a trip':>11}"  # noqa: E501
     print(f"{'':38}{columns}")
     for name, rounds in found.items():
         cost = Cost(*(statistics.median(column) for column in zip(*rounds, strict=True)))
@@ -100,28 +111,36 @@ def gateway() -> None:
         beyond = f"{whole - _times(found[beside], own):.1f}" if beside else ""
         shared = f"{cost.shared:.1f}" if beside or rounds is own else ""
         print(
-            f"{name:38}{cost.per_second:9.0f}{1e6 / cost.cpu_us:8.0f}{cost.p50:8.1f}{cost.p99:8.1f}{cost.cpu_us:9.0f}"
+            f"{name:38}{cost.per_second:9.0f}{1e6 / cost.cpu_us:8.0f}{cost.p50:8.1f}{cost.p99:8.1f}{cost.cpu_us:9.0f}"  # noqa: E501
             f"{whole:8.1f}{beyond:>9}{shared:>11}"
         )
-    print("aim, over HTTP by itself: beyond a server that answers 204 to the same, at most 3 x ahit\n")
+    print(
+        "aim, over HTTP by itself: beyond a server that answers 204 to the same, at most 3 x ahit\n"
+    )
 
 
 def _times(rounds: Sequence[Cost], own: Sequence[Cost]) -> float:
     """How often the CPU of `ahit` it costs: the median of the rounds."""
-    return statistics.median(cost.cpu_us / ahit.cpu_us for cost, ahit in zip(rounds, own, strict=True))
+    return statistics.median(
+        cost.cpu_us / ahit.cpu_us for cost, ahit in zip(rounds, own, strict=True)
+    )
 
 
 def _over_http(stack: ExitStack) -> dict[str, Case]:
     sites = {}
     for name in ("bare", "asgi", "alone"):
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        sites[name] = stack.enter_context(Site(folder, RULES[:1], name, RATELIMIT_GATEWAY_DIALECT="nginx"))
+        sites[name] = stack.enter_context(
+            Site(folder, RULES[:1], name, RATELIMIT_GATEWAY_DIALECT="nginx")
+        )
     decide = _decide(_token(sites["alone"]))
 
     def case(name: str, request: str, *more: Any) -> Case:
         site = sites[name]
         cpu = partial(_cpu, site.pid)
-        return Case(partial(_http, site.port, request), cpu, redis.Redis.from_url(site.redis.url), *more)
+        return Case(
+            partial(_http, site.port, request), cpu, redis.Redis.from_url(site.redis.url), *more
+        )
 
     return {
         "uvicorn, 204 to what check is asked": case("bare", CHECK),
@@ -129,7 +148,9 @@ def _over_http(stack: ExitStack) -> dict[str, Case]:
         "uvicorn, 204 to what decide is asked": case("bare", decide),
         "HTTP: decide": case("alone", decide, "uvicorn, 204 to what decide is asked"),
         "a view of Django's, 204 to the same": case("asgi", CHECK_OF_NOTHING, "", FEW),
-        "HTTP: check, as a view of the site": case("asgi", CHECK, "a view of Django's, 204 to the same", FEW),
+        "HTTP: check, as a view of the site": case(
+            "asgi", CHECK, "a view of Django's, 204 to the same", FEW
+        ),
     }
 
 
@@ -142,7 +163,9 @@ def _over_grpc(stack: ExitStack) -> dict[str, Case]:
         [_question(number, name="nothing") for number in range(CLIENTS)],
     )
 
-    def case(questions: list[bytes], method: str = DECIDES, beside: str = "gRPC, how it is") -> Case:
+    def case(
+        questions: list[bytes], method: str = DECIDES, beside: str = "gRPC, how it is"
+    ) -> Case:
         cpu = partial(_cpu, service.process.pid)
         asked = partial(_grpc, service.port, method, questions)
         return Case(asked, cpu, redis.Redis.from_url(service.redis.url), beside)
@@ -158,7 +181,8 @@ def _over_grpc(stack: ExitStack) -> dict[str, Case]:
 def _token(site: Site) -> str:
     code = (
         "from django_ratelimit_lua.contrib.gateway.models import RateLimitClient\n"
-        "client = RateLimitClient(name='bench', limits='*')\nprint(client.new_token())\nclient.save()"
+        "client = RateLimitClient(name='bench', "
+        "limits='*')\nprint(client.new_token())\nclient.save()"
     )
     return site.command("shell", command=code, verbosity=0).strip()
 
@@ -174,7 +198,9 @@ def _question(number: int, *more: list[tuple[str, str]], name: str = "site") -> 
 
 
 def _cpu(pid: int) -> float:
-    """Seconds of CPU that a process has used, by its clock, as clock_getcpuclockid(3) finds it on Linux."""
+    """Seconds of CPU that a process has used, by its clock, as clock_getcpuclockid(3) finds it on
+    Linux.
+    """
     return time.clock_gettime(~pid << 3 | 2)
 
 
@@ -184,15 +210,27 @@ async def _measured(case: Case) -> Cost:
 
         async def rush(count: int) -> None:
             took.clear()
-            await asyncio.gather(*(client(number, count // CLIENTS, took) for number in range(CLIENTS)))
+            await asyncio.gather(
+                *(client(number, count // CLIENTS, took) for number in range(CLIENTS))
+            )
 
         await rush(case.requests // 10)
         cpu, began, trips = case.cpu(), time.perf_counter(), _trips(case.redis)
         await rush(case.requests)
-        whole, cpu, trips = time.perf_counter() - began, case.cpu() - cpu, _trips(case.redis) - trips
+        whole, cpu, trips = (
+            time.perf_counter() - began,
+            case.cpu() - cpu,
+            _trips(case.redis) - trips,
+        )
     took.sort()
     count = len(took)
-    return Cost(count / whole, took[count // 2] * 1e3, took[count * 99 // 100] * 1e3, cpu / count * 1e6, count / trips)
+    return Cost(
+        count / whole,
+        took[count // 2] * 1e3,
+        took[count * 99 // 100] * 1e3,
+        cpu / count * 1e6,
+        count / trips,
+    )
 
 
 def _trips(server: redis.Redis) -> int:

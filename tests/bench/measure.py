@@ -18,8 +18,12 @@ DIRECT = redis.Redis.from_url(url())
 ROUNDS, CALLS = 9, 400
 
 
-def interleaved(functions: dict[str, Callable[[], Any]], calls: int = CALLS) -> dict[str, tuple[float, float]]:
-    """Microseconds of wall and of this process's CPU per call: the median of rounds in which all take turns."""
+def interleaved(
+    functions: dict[str, Callable[[], Any]], calls: int = CALLS
+) -> dict[str, tuple[float, float]]:
+    """Microseconds of wall and of this process's CPU per call: the median of rounds in which all
+    take turns.
+    """
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
     for function in functions.values():
         for _ in range(50):
@@ -39,8 +43,9 @@ def interleaved(functions: dict[str, Callable[[], Any]], calls: int = CALLS) -> 
 
 
 def script_time(batches: dict[str, list[bytes]]) -> dict[str, float]:
-    """Microseconds of script time per call as the server counts it: the median of rounds in which all take turns, each
-    with its commands in turn, a thousand in four pipelines."""
+    """Microseconds of script time per call as the server counts it: the median of rounds in which
+    all take turns, each with its commands in turn, a thousand in four pipelines.
+    """
     connection = DIRECT.connection_pool.get_connection()
     taken: dict[str, list[float]] = {name: [] for name in batches}
     for _ in range(ROUNDS):

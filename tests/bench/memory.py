@@ -24,13 +24,18 @@ def memory() -> None:
         row = []
         for size in sizes:
             who = RateLimiter(
-                "mem", f"{size}/h", algorithm=algorithm, **({"queue": size - 1} if algorithm == "leaky_bucket" else {})
+                "mem",
+                f"{size}/h",
+                algorithm=algorithm,
+                **({"queue": size - 1} if algorithm == "leaky_bucket" else {}),
             )
             # Spread over a period, so that a sliding window uses all its segments.
             parts = 20 if algorithm == "sliding_window" else 1
             key = None
             for part in range(parts):
-                call = build_call([Charge(limit, b"m" * 32, max(1, size // parts)) for limit in who.limits])
+                call = build_call(
+                    [Charge(limit, b"m" * 32, max(1, size // parts)) for limit in who.limits]
+                )
                 start = START_US + part * PERIOD_US // parts
                 DIRECT.execute_command(*with_time(call, start))
                 key = call.keys()[0]
@@ -41,8 +46,9 @@ def memory() -> None:
 
 
 def crowd_memory() -> None:
-    """Bytes per identity of 100,000, each with ten hits: over a whole period for a sliding window, so that all its
-    segments are used, within a second for the others."""
+    """Bytes per identity of 100,000, each with ten hits: over a whole period for a sliding window,
+    so that all its segments are used, within a second for the others.
+    """
     print(f"{f'{CROWD:,} identities, 10 hits each':34}{'MEMORY USAGE':>14}{'used_memory':>14}")
     stop(STOP_SECONDS)  # Nobody writes what the benches before have counted.
     connection = DIRECT.connection_pool.get_connection()
@@ -55,7 +61,10 @@ def crowd_memory() -> None:
             call = build_call([Charge(limit, b"m" * 32)], now=START_US + hit * pause)
             command = asked(call)
             for first in range(0, CROWD, 500):
-                commands = [command.replace(b"m" * 32, b"%032d" % number) for number in range(first, first + 500)]
+                commands = [
+                    command.replace(b"m" * 32, b"%032d" % number)
+                    for number in range(first, first + 500)
+                ]
                 connection.send_packed_command([b"".join(commands)])
                 for _ in commands:
                     connection.read_response()
@@ -63,7 +72,12 @@ def crowd_memory() -> None:
         (key,) = call.keys()
         keys = [key.replace(b"m" * 32, b"%032d" % number) for number in range(0, CROWD, 1000)]
         usual = statistics.median(DIRECT.memory_usage(key, samples=0) for key in keys)
-        print(f"{algorithm:34}{usual:14.0f}{(DIRECT.info('memory')['used_memory'] - before) / CROWD:14.0f}")
+        print(
+            f"{algorithm:34}{usual:14.0f}{(DIRECT.info('memory')['used_memory'] - before) / CROWD:14.0f}"  # noqa: E501
+        )
     DIRECT.flushdb()
     DIRECT.connection_pool.release(connection)
-    print("aim, by MEMORY USAGE: token bucket and fixed window at most 120, sliding window at most 272\n")
+    print(
+        "aim, by MEMORY USAGE: token bucket and fixed window at most 120, sliding window at most "
+        "272\n"
+    )

@@ -18,7 +18,10 @@ from tests.server import url
 
 LINES, ADDRESSES = 60_000, 5_000
 PER_SECOND = 50
-AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/130.0.0.0 Safari/537.36"
+AGENT = (
+    "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/130.0.0.0 "
+    "Safari/537.36"
+)
 CASES: dict[str, dict[str, Any]] = {
     "a sliding window": {},
     "a token bucket": {"algorithm": "token_bucket"},
@@ -34,7 +37,10 @@ def _lines(count: int) -> Iterator[str]:
         clock = f"22/Nov/2026:{hour:02}:{rest // 60:02}:{rest % 60:02} +0000"
         who = number * 7919 % ADDRESSES
         path = f"/shop/{number * 31 % 997}/?page={number % 9}"
-        yield f'10.0.{who >> 8}.{who & 255} - - [{clock}] "GET {path} HTTP/1.1" 200 512 "-" "{AGENT}"\n'
+        yield (
+            f'10.0.{who >> 8}.{who & 255} - - [{clock}] "GET {path} HTTP/1.1" 200 512 "-" '
+            f'"{AGENT}"\n'
+        )
 
 
 def _log(folder: str, count: int) -> str:
@@ -45,7 +51,8 @@ def _log(folder: str, count: int) -> str:
 
 
 def _replayed(name: str, draws: bool = False, **given: Any) -> tuple[float, float, int]:
-    """Seconds by the wall and of this process's CPU; the most bytes at once, where that is traced."""
+    """Seconds by the wall and of this process's CPU; the most bytes at once, where that
+    is traced."""
     rule = compile_rule({"name": "r", "path": "/", "key": "ip", "rate": "60/m", **given})
     store, log = store_at(url()), Log(name)
     wall, cpu = time.perf_counter(), time.process_time()
@@ -67,7 +74,9 @@ def bench_replay() -> None:
         log.close()
         read = time.process_time() - began
         print(f"{'a replay':26}{'lines/s':>10}{'CPU µs a line':>15}{'x reading':>11}")
-        print(f"{'reading and sorting alone':26}{LINES / read:10,.0f}{read / LINES * 1e6:15.1f}{1:11.2f}")
+        print(
+            f"{'reading and sorting alone':26}{LINES / read:10,.0f}{read / LINES * 1e6:15.1f}{1:11.2f}"  # noqa: E501
+        )
         for case, options in CASES.items():
             wall, cpu, lines = min(_replayed(name, **options) for _ in range(3))
             print(f"{case:26}{lines / wall:10,.0f}{cpu / lines * 1e6:15.1f}{cpu / read:11.2f}")

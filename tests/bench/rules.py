@@ -1,4 +1,6 @@
-"""What 1,000 rules and 100,000 overrides cost a request, against one rule and none; and the worst globs."""
+"""What 1,000 rules and 100,000 overrides cost a request, against one rule and none; and the worst
+globs.
+"""
 
 from __future__ import annotations
 
@@ -28,28 +30,38 @@ ROUNDS, REQUESTS = 11, 300
 
 
 def _rules(count: int) -> list[RateLimitRule]:
-    """Rules of which one applies to /app7/..., the others being prefixes and globs of other places."""
+    """Rules of which one applies to /app7/..., the others being prefixes and globs of other
+    places."""
     paths = [f"/app{n}/" if n % 3 else f"/shop{n}/*/items/**" for n in range(8, 7 + count)]
-    others = [RateLimitRule(name=f"rule {n}", path=path, key="ip", limit=10**9) for n, path in enumerate(paths)]
+    others = [
+        RateLimitRule(name=f"rule {n}", path=path, key="ip", limit=10**9)
+        for n, path in enumerate(paths)
+    ]
     return [*others, RateLimitRule(name="met", path="/app7/", key="ip", limit=10**9)]
 
 
 def _setting(prefix: str, rules: int, overrides: int) -> tuple[Any, Ruleset]:
-    """A site with so many rules and overrides under a prefix of its own, and what a process knows of it."""
+    """A site with so many rules and overrides under a prefix of its own, and what a process knows
+    of it.
+    """
     setting = override_settings(RATELIMIT_CACHE_PREFIX=prefix, RATELIMIT_RULES=[])
     with setting:
         RateLimitOverride.objects.all().delete()
         RateLimitRule.objects.all().delete()
         RateLimitRule.objects.bulk_create(_rules(rules))
         networks = (f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}" for n in range(overrides))
-        RateLimitOverride.objects.bulk_create(RateLimitOverride(network=network, limit=10**8) for network in networks)
+        RateLimitOverride.objects.bulk_create(
+            RateLimitOverride(network=network, limit=10**8) for network in networks
+        )
         publish()
         return setting, provider.reload()
 
 
 def _visits(middleware: RateLimitMiddleware, addresses: list[str]) -> None:
     factory = RequestFactory()
-    requests = [factory.get(f"/app7/{n}", REMOTE_ADDR=address) for n, address in enumerate(addresses)]
+    requests = [
+        factory.get(f"/app7/{n}", REMOTE_ADDR=address) for n, address in enumerate(addresses)
+    ]
     for request in requests:
         response: Any = middleware(request)
         assert response.status_code == 200
@@ -91,7 +103,8 @@ def bench_rules() -> None:
     snapshot = len(str(many[1].snapshot))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(
-        f"memory of both rulesets in this process: {used / 1024:.0f} KiB (snapshot: {snapshot / 1024:.0f} KiB of text);"
+        f"memory of both rulesets in this process: {used / 1024:.0f} KiB (snapshot: "
+        f"{snapshot / 1024:.0f} KiB of text);"
     )
     print(f"peak of the process that also wrote the 100,000 overrides: {peak} MiB\n")
     _edits()
@@ -99,9 +112,17 @@ def bench_rules() -> None:
 
 
 def _edits() -> None:
-    """What an edit of one rule among 10,000 costs a process, against reading all of them for the first time."""
+    """What an edit of one rule among 10,000 costs a process, against reading all of them for the
+    first time.
+    """
     declared = [
-        {"id": n, "name": f"rule {n}", "path": f"/app{n}/" if n % 3 else f"/shop{n}/*/", "key": "ip", "rate": "100/m"}
+        {
+            "id": n,
+            "name": f"rule {n}",
+            "path": f"/app{n}/" if n % 3 else f"/shop{n}/*/",
+            "key": "ip",
+            "rate": "100/m",
+        }
         for n in range(10_000)
     ]
     text = json.dumps({"rules": declared}).encode()
@@ -114,9 +135,17 @@ def _edits() -> None:
     def edit() -> None:
         Ruleset((), {"rules": edited}, before=before)
 
-    whole, parsed, changed = _best(first, 3), _best(functools.partial(parse_snapshot, text)), _best(edit)
+    whole, parsed, changed = (
+        _best(first, 3),
+        _best(functools.partial(parse_snapshot, text)),
+        _best(edit),
+    )
     print(f"{'10,000 rules':38}{'ms':>9}{'x':>7}")
-    for name, seconds in (("read for the first time", whole), ("the text alone", parsed), ("an edit of one", changed)):
+    for name, seconds in (
+        ("read for the first time", whole),
+        ("the text alone", parsed),
+        ("an edit of one", changed),
+    ):
         print(f"{name:38}{seconds * 1000:9.1f}{seconds / whole:7.3f}")
     print("aim: an edit at most 0.05x; in a thread, while the old rules go on\n")
 
@@ -130,7 +159,9 @@ def _globs() -> None:
     }
     print(f"{'the worst globs':38}{'ms':>9}")
     for name, (pattern, path) in patterns.items():
-        print(f"{name:38}{_best(functools.partial(PathPattern(pattern).matches, path)) * 1000:9.2f}")
+        print(
+            f"{name:38}{_best(functools.partial(PathPattern(pattern).matches, path)) * 1000:9.2f}"
+        )
     print("aim: low milliseconds\n")
 
 

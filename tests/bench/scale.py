@@ -25,12 +25,23 @@ def crowd(caches: dict[str, Any], count: int = PROCESSES, **job: Any) -> list[di
     """What so many processes report that do a job at the same time."""
     workers = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.bench.scale", json.dumps({"caches": caches, "seed": number, **job})],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [
+                sys.executable,
+                "-m",
+                "tests.bench.scale",
+                json.dumps({"caches": caches, "seed": number, **job}),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for number in range(count)
-    ]  # fmt: skip
-    for order in ("beat", "beat", "go"):  # The second heartbeat tells each of them how many they are.
+    ]
+    for order in (
+        "beat",
+        "beat",
+        "go",
+    ):  # The second heartbeat tells each of them how many they are.
         for worker in workers:
             assert worker.stdin is not None
             worker.stdin.write(f"{order}\n")
@@ -52,14 +63,19 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     from django_ratelimit_lua import RateLimiter
     from django_ratelimit_lua.engine.heartbeat import heartbeat
 
-    limiter = RateLimiter("bench", job["rate"], algorithm=job.get("algorithm", "fixed_window"), lease=job.get("lease"))
+    limiter = RateLimiter(
+        "bench", job["rate"], algorithm=job.get("algorithm", "fixed_window"), lease=job.get("lease")
+    )
     limiter.peek("warm")
     for _ in range(2):
         sys.stdin.readline()
         heartbeat.beat()
         print(flush=True)
     sys.stdin.readline()
-    chance, names = random.Random(job["seed"]), [f"identity {number}" for number in range(job.get("identities", 1))]
+    chance, names = (
+        random.Random(job["seed"]),
+        [f"identity {number}" for number in range(job.get("identities", 1))],
+    )
     admitted = decisions = 0
     started = time.perf_counter()
     refused_at: float | None = None
@@ -102,11 +118,24 @@ def leases() -> None:
         exact = crowd(alias(server.url), rate=f"{limit}/h", lease=50_000, until_refused=True)
         with Redis.from_url(server.url) as direct:
             direct.flushall()
-        short = crowd(alias(server.url), rate=f"{limit}/h", lease=50_000, until_refused=True, once=True)
-    print(f"one identity, {PROCESSES} processes: {plain:.0f} decisions/s; with a lease {leased:.0f}/s,", end=" ")
+        short = crowd(
+            alias(server.url), rate=f"{limit}/h", lease=50_000, until_refused=True, once=True
+        )
+    print(
+        f"one identity, {PROCESSES} processes: {plain:.0f} decisions/s; with a lease "
+        f"{leased:.0f}/s,",
+        end=" ",
+    )
     print(f"{leased / plain:.0f} times as many\naim: at least 10 times")
-    print(f"with a lease, of a limit of {limit}: {sum(report['admitted'] for report in exact)} admitted;", end=" ")
-    print(f"{sum(report['admitted'] for report in short)} if each process goes away at its first refusal\n")
+    print(
+        f"with a lease, of a limit of {limit}: {sum(report['admitted'] for report in exact)} "
+        "admitted;",
+        end=" ",
+    )
+    print(
+        f"{sum(report['admitted'] for report in short)} if each process goes away at its first "
+        "refusal\n"
+    )
 
 
 def flood() -> None:
@@ -117,7 +146,10 @@ def flood() -> None:
             reports = crowd(alias(server.url), 4, rate="0/h")
             calls = _calls(direct) - before - 4
         rate = calls / 4 / SECONDS
-    print(f"a flood of one refused identity, 4 processes: {per_second(reports):.0f} refusals/s,", end=" ")
+    print(
+        f"a flood of one refused identity, 4 processes: {per_second(reports):.0f} refusals/s,",
+        end=" ",
+    )
     print(f"{rate:.1f} calls of Redis per second and process\naim: about 1\n")
 
 
@@ -126,8 +158,12 @@ def _calls(direct: Redis) -> int:
 
 
 def shards() -> None:
-    """The same work on one server and on three masters: how fast, how much of the servers' time, how exact."""
-    print(f"{'4 processes':16}{'decisions/s':>12}{'server CPU, µs/decision':>26}{'busiest':>9}{'admitted':>10}")
+    """The same work on one server and on three masters: how fast, how much of the servers' time,
+    how exact.
+    """
+    print(
+        f"{'4 processes':16}{'decisions/s':>12}{'server CPU, µs/decision':>26}{'busiest':>9}{'admitted':>10}"  # noqa: E501
+    )
     for masters in (1, 3):
         with cluster(replicas=False, masters=3) if masters == 3 else Server() as found:
             servers = found.servers if masters == 3 else [found]

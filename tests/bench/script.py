@@ -20,9 +20,12 @@ def asked(call: Call) -> bytes:
 
 
 def server_cost() -> None:
-    """Script time of a hit of 1, 3 and 8 limits of each algorithm: for one identity alone, for 250 in turn, and where
-    the rules' revision is compared."""
-    batches = {"bare": [commands.command(b"EVALSHA", DIRECT.script_load(BARE).encode(), b"1", b"bench")]}
+    """Script time of a hit of 1, 3 and 8 limits of each algorithm: for one identity alone, for 250
+    in turn, and where the rules' revision is compared.
+    """
+    batches = {
+        "bare": [commands.command(b"EVALSHA", DIRECT.script_load(BARE).encode(), b"1", b"bench")]
+    }
     revision = Revision.of(7, "0123456789abcdef")
     DIRECT.hset("benchrules", "revision", revision.text)
     rules = {"revision": revision, "fence": b"benchrules"}
@@ -39,7 +42,11 @@ def server_cost() -> None:
             for way, (identities, options) in ways.items():
                 limits = limiter(f"{way} {count}", rates, algorithm).limits
                 batches[f"{algorithm} {count} {way}"] = [
-                    asked(build_call([Charge(limit, b"%032d" % who) for limit in limits])._replace(**options))
+                    asked(
+                        build_call([Charge(limit, b"%032d" % who) for limit in limits])._replace(
+                            **options
+                        )
+                    )
                     for who in range(identities)
                 ]
     times = script_time(batches)
@@ -48,7 +55,10 @@ def server_cost() -> None:
     for algorithm in BY_RATE:
         for way in ways:
             columns = [times[f"{algorithm} {count} {way}"] for count in (1, 3, 8)]
-            print(f"{algorithm + ', ' + way:29}" + "".join(f"{t:9.1f}{t / times['bare']:7.1f}x" for t in columns))
+            print(
+                f"{algorithm + ', ' + way:29}"
+                + "".join(f"{t:9.1f}{t / times['bare']:7.1f}x" for t in columns)
+            )
     print("aim: 1 limit at most 6x, 3 at most 15x; 1 sliding log at most 9x\n")
 
 
@@ -64,7 +74,9 @@ def backlog() -> None:
                 for _ in range(waiting):
                     pipeline.execute_command(*with_time(call, call.now))
                 pipeline.execute()
-            peek = build_call([Charge(limit, b"w" * 32)], "peek", max_wait_us=-1, now=1_750_000_000_000_000)
+            peek = build_call(
+                [Charge(limit, b"w" * 32)], "peek", max_wait_us=-1, now=1_750_000_000_000_000
+            )
             batches[f"{algorithm} {waiting}"] = [asked(peek)]
     times = script_time(batches)
     print(f"{'script time':18}{'nobody waits':>14}{'10,000 wait':>14}")
@@ -80,7 +92,8 @@ def with_time(call: Call, now: int) -> list[Any]:
 
 
 def heartbeats() -> None:
-    """Script time of a heartbeat of ten processes and of a thousand, which beat every two seconds."""
+    """Script time of a heartbeat of ten processes and of a thousand, which beat every two
+    seconds."""
     processes, taken = [Heartbeat() for _ in range(1000)], []
     for count in (10, 1000):
         for process in processes[:count]:
@@ -90,5 +103,9 @@ def heartbeats() -> None:
             processes[number % count].beat()
         taken.append(DIRECT.info("commandstats")["cmdstat_eval"]["usec_per_call"])
     share = taken[1] * 1000 / BEAT_SECONDS / 1e6
-    print(f"a heartbeat of 10 processes: {taken[0]:.1f} µs of script time; of 1,000: {taken[1]:.1f} µs,", end=" ")
+    print(
+        f"a heartbeat of 10 processes: {taken[0]:.1f} µs of script time; of 1,000: {taken[1]:.1f} "
+        "µs,",
+        end=" ",
+    )
     print(f"{share:.1%} of a core in all\naim: at most twice as much, and 5 %\n")

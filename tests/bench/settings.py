@@ -11,9 +11,13 @@ os.environ.setdefault(VARIABLE, ALL)
 from tests.settings import *  # noqa: F403
 
 if "RATELIMIT_BENCH_DATABASE" not in os.environ:
-    os.environ["RATELIMIT_BENCH_DATABASE"] = os.path.join(tempfile.mkdtemp(prefix="ratelimit-bench-"), "db.sqlite3")
+    os.environ["RATELIMIT_BENCH_DATABASE"] = os.path.join(
+        tempfile.mkdtemp(prefix="ratelimit-bench-"), "db.sqlite3"
+    )
 ROOT_URLCONF = "tests.bench.peers.site"
-RATELIMIT_ON_STORE_ERROR = "local"  # As it is where nobody has set it: what it costs is in the figures.
+RATELIMIT_ON_STORE_ERROR = (
+    "local"  # As it is where nobody has set it: what it costs is in the figures.
+)
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",

@@ -40,7 +40,9 @@ class Ours(Plain):
 
 
 class OursBucket(Plain):
-    throttle_classes = throttles(classes.UserRateThrottle, THROTTLE_RATES=RATES, algorithm="token_bucket")
+    throttle_classes = throttles(
+        classes.UserRateThrottle, THROTTLE_RATES=RATES, algorithm="token_bucket"
+    )
 
 
 urlpatterns = [

@@ -1,4 +1,5 @@
-"""What a slot costs beside a hit of a rate: to the server, and to whoever takes and releases one."""
+"""What a slot costs beside a hit of a rate: to the server, and to whoever takes and
+releases one."""
 
 from __future__ import annotations
 
@@ -20,13 +21,17 @@ MANY, HANDED_OVER = 1000, 40
 
 
 def slots() -> None:
-    """Script time of taking, renewing and releasing a slot; what `RateLimiter.slot` takes, in and out, beside `hit`."""
+    """Script time of taking, renewing and releasing a slot; what `RateLimiter.slot` takes, in and
+    out, beside `hit`.
+    """
     rate = limiter("rate", "10000000/h", "sliding_window")
     held = limiter("slots", "100000", "concurrency")
     who = [b"%032d" % number for number in range(250)]
     taken = [build_call([Charge(held.limits[0], one)], slot=new_slot(3600.0)) for one in who]
     refused, waiting = [
-        build_call([Charge(limiter(name, "1", "concurrency").limits[0], who[0])], slot=new_slot(3600.0))
+        build_call(
+            [Charge(limiter(name, "1", "concurrency").limits[0], who[0])], slot=new_slot(3600.0)
+        )
         for name in ("full", "waited for")
     ]
     for call in (refused, waiting):
@@ -52,17 +57,33 @@ def slots() -> None:
     walls = interleaved({"hit": lambda: rate.hit("ada"), "slot, in and out": in_and_out})
     for name, (wall, cpu) in walls.items():
         print(f"{name:22}{wall:8.1f} µs, {cpu:6.1f} of them this process's")
-    delays = sorted(_hand_over(limiter("handed over", "1", "concurrency")) for _ in range(HANDED_OVER))
+    delays = sorted(
+        _hand_over(limiter("handed over", "1", "concurrency")) for _ in range(HANDED_OVER)
+    )
     print(
-        f"a slot that is released is taken by who waits for it after {delays[len(delays) // 2] * 1000:.0f} ms,", end=" "
+        "a slot that is released is taken by who waits for it after "
+        f"{delays[len(delays) // 2] * 1000:.0f} ms,",
+        end=" ",
     )
     print(f"at most {delays[-1] * 1000:.0f} ms in {HANDED_OVER}\naim: typically within 100 ms")
-    many = [HeldSlot(b"bench:", Charge(held.limits[0], b"%032d" % number), new_slot(10.0)) for number in range(MANY)]
+    many = [
+        HeldSlot(b"bench:", Charge(held.limits[0], b"%032d" % number), new_slot(10.0))
+        for number in range(MANY)
+    ]
     held_slots._perform(b"retake", many)
-    renewed = interleaved({"renewed": lambda: held_slots._perform(b"renew", many)}, calls=3)["renewed"]
+    renewed = interleaved({"renewed": lambda: held_slots._perform(b"renew", many)}, calls=3)[
+        "renewed"
+    ]
     share = renewed[1] / 1e6 / held_slots.interval
-    print(f"{MANY} slots are renewed in {renewed[0] / 1000:.1f} ms, {RENEWALS} times while they last:", end=" ")
-    print(f"{share:.1%} of a core\naim: taken at most 2 hits, in and out at most 4; renewals at most 1 % of a core\n")
+    print(
+        f"{MANY} slots are renewed in {renewed[0] / 1000:.1f} ms, {RENEWALS} times while they "
+        "last:",
+        end=" ",
+    )
+    print(
+        f"{share:.1%} of a core\naim: taken at most 2 hits, in and out at most 4; renewals at "
+        "most 1 % of a core\n"
+    )
 
 
 def _hand_over(one: RateLimiter) -> float:

@@ -1,4 +1,6 @@
-"""Turns reserved far ahead: each in its right window, and a backlog that costs no more than a short one."""
+"""Turns reserved far ahead: each in its right window, and a backlog that costs no more than a short
+one.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,14 @@ EXAMPLES = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kathmandu", "Australia/Lord_Howe", "Pacific/Apia"]
+ZONES = [
+    "UTC",
+    "Europe/Berlin",
+    "America/New_York",
+    "Asia/Kathmandu",
+    "Australia/Lord_Howe",
+    "Pacific/Apia",
+]
 RATES = {"day": "2/d", "week": "2/w", "month": "2/30d"}
 
 
@@ -54,12 +63,24 @@ class Asker:
     zone=st.sampled_from(ZONES),
     start=st.integers(0, 40 * 365).map(lambda days: days * DAY + 11 * 3_600_000_000),
     wait=st.sampled_from([3, 10, 40, 200]),
-    steps=st.lists(st.tuples(st.integers(1, 9), st.sampled_from([0, 1, DAY // 3, DAY, 5 * DAY])), max_size=12),
+    steps=st.lists(
+        st.tuples(st.integers(1, 9), st.sampled_from([0, 1, DAY // 3, DAY, 5 * DAY])), max_size=12
+    ),
 )
-def test_everyone_gets_his_own_calendar_window(align: str, zone: str, start: int, wait: int, steps: Any) -> None:
-    """With `max_wait`, however many days, weeks or months ahead: two in each window, none of them left out, and each
-    begins when the calendar says; who is refused is told exactly when not."""
-    limit = Limit("ahead", RATES[align], algorithm="fixed_window", align=align, time_zone=zone, max_wait=wait * 86_400)
+def test_everyone_gets_his_own_calendar_window(
+    align: str, zone: str, start: int, wait: int, steps: Any
+) -> None:
+    """With `max_wait`, however many days, weeks or months ahead: two in each window, none of them
+    left out, and each begins when the calendar says; who is refused is told exactly when not.
+    """
+    limit = Limit(
+        "ahead",
+        RATES[align],
+        algorithm="fixed_window",
+        align=align,
+        time_zone=zone,
+        max_wait=wait * 86_400,
+    )
     ask, now = Asker(limit), start
     counted: dict[int, int] = {}
     for hits, later in steps:
@@ -73,7 +94,9 @@ def test_everyone_gets_his_own_calendar_window(align: str, zone: str, start: int
             moment = now + round(decision.wait * 1e6)
             opens, _ = calendar_window(align, zone, moment)
             assert moment in (now, opens), "now, or when a window opens"
-            earlier = [window for window in counted if window >= calendar_window(align, zone, now)[0]]
+            earlier = [
+                window for window in counted if window >= calendar_window(align, zone, now)[0]
+            ]
             assert all(counted[window] == 2 for window in earlier if window != opens)
             counted[opens] = counted.get(opens, 0) + 1
             assert counted[opens] <= 2
@@ -82,14 +105,20 @@ def test_everyone_gets_his_own_calendar_window(align: str, zone: str, start: int
 
 @pytest.mark.parametrize("align", list(RATES))
 def test_beyond_the_calendar_it_is_refused_until_the_next_window(align: str) -> None:
-    """Whoever would wait as long as it takes is told a hundred windows ahead; the next is refused, and exactly when
-    another window is near enough, not any more."""
-    ask = Asker(Limit("far", RATES[align], algorithm="fixed_window", align=align, time_zone="Europe/Berlin"))
+    """Whoever would wait as long as it takes is told a hundred windows ahead; the next is refused,
+    and exactly when another window is near enough, not any more.
+    """
+    ask = Asker(
+        Limit("far", RATES[align], algorithm="fixed_window", align=align, time_zone="Europe/Berlin")
+    )
     moments = []
     while decision := ask(START, max_wait_us=-1):
         moments.append(START + round(decision.wait * 1e6))
     assert len(moments) == len(set(moments)) * 2 == 200
-    assert round(decision.retry_after * 1e6) == calendar_window(align, "Europe/Berlin", START)[1] - START
+    assert (
+        round(decision.retry_after * 1e6)
+        == calendar_window(align, "Europe/Berlin", START)[1] - START
+    )
     after = START + round(decision.retry_after * 1e6)
     assert not ask(after - 1, max_wait_us=-1)
     late = ask(after, max_wait_us=-1)
@@ -100,8 +129,9 @@ def test_beyond_the_calendar_it_is_refused_until_the_next_window(align: str) -> 
 @pytest.mark.parametrize("align", list(RATES))
 @pytest.mark.parametrize("pace", ["1/300d", "1/40d", "5/3d"])
 def test_another_limits_wait_leads_into_no_wrong_window(align: str, pace: str) -> None:
-    """A calendar beside a queue that lasts for years: a turn beyond the windows that the calendar is told is refused,
-    and every other is counted in its own window, now and when that has come."""
+    """A calendar beside a queue that lasts for years: a turn beyond the windows that the calendar
+    is told is refused, and every other is counted in its own window, now and when that has come.
+    """
     quota = Limit("quota", RATES[align], algorithm="fixed_window", align=align)
     queue, who = Limit("queue", pace, algorithm="leaky_bucket"), b"beside:%025d" % next(serial)
 
@@ -125,14 +155,19 @@ def test_another_limits_wait_leads_into_no_wrong_window(align: str, pace: str) -
     assert round(decision.retry_after * 1e6) >= calendar_window(align, "UTC", now)[1] - now
     assert max(counted.values()) <= 2
     assert ask(now, queue, operation="peek").limits[0].allowed, "nothing was taken of the other"
-    # What has come true: the day of the latest turn has exactly its units, and the day after it none.
+    # What has come true: the day of the latest turn has exactly its units, and the day after it
+    # none.
     latest = max(counted)
     assert ask(latest, quota, operation="peek").limits[0].used == counted[latest]
-    assert ask(calendar_window(align, "UTC", latest)[1], quota, operation="peek").limits[0].used == 0
+    assert (
+        ask(calendar_window(align, "UTC", latest)[1], quota, operation="peek").limits[0].used == 0
+    )
 
 
 def test_a_limit_that_does_not_wait_knows_the_end_of_a_far_window() -> None:
-    """Somebody has reserved for next month; whoever does not wait is told the true time to come back."""
+    """Somebody has reserved for next month; whoever does not wait is told the true time to come
+    back.
+    """
     ask = Asker(Limit("mixed", "1/d", algorithm="fixed_window", align="day"))
     for _ in range(20):
         assert ask(START, max_wait_us=-1)
@@ -150,8 +185,12 @@ def test_a_limit_that_does_not_wait_knows_the_end_of_a_far_window() -> None:
         ("sliding_window", 32, 32, 192),
     ],
 )
-def test_a_state_is_small(algorithm: str, one: int, ten: int, most: int, direct: redis.Redis) -> None:
-    """Bytes after a hit, after ten within a second, and at most, when a thousand have come over two periods."""
+def test_a_state_is_small(
+    algorithm: str, one: int, ten: int, most: int, direct: redis.Redis
+) -> None:
+    """Bytes after a hit, after ten within a second, and at most, when a thousand have come over two
+    periods.
+    """
     ask, sizes = Asker(Limit("small", "2000/h", algorithm=algorithm)), []
     for number in range(1000):
         now = START + number * (100_000 if number < 10 else 7_200_000)
@@ -163,8 +202,10 @@ def test_a_state_is_small(algorithm: str, one: int, ten: int, most: int, direct:
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_backlog_is_kept_in_little(algorithm: str, direct: redis.Redis) -> None:
-    """A thousand who wait take no more of the server's memory than a limit's worth and a bit: at most 1 KB, and of a
-    sliding log 128 units more than its limit. Everyone leaves in a turn of his own all the same."""
+    """A thousand who wait take no more of the server's memory than a limit's worth and a bit: at
+    most 1 KB, and of a sliding log 128 units more than its limit. Everyone leaves in a turn of his
+    own all the same.
+    """
     ask = Asker(Limit("backlog", "2/s", algorithm=algorithm))
     moments, sizes = [], []
     for number in range(1000):
@@ -182,7 +223,9 @@ def test_a_backlog_is_kept_in_little(algorithm: str, direct: redis.Redis) -> Non
 
 
 def test_windows_that_an_edit_puts_into_one_are_counted_as_one() -> None:
-    """One began before the minute that is the window now, and went on in it; another was to begin later in it."""
+    """One began before the minute that is the window now, and went on in it; another was to begin
+    later in it.
+    """
     who = b"edited:%025d" % 1
     before = Limit("edited", "5/10s", algorithm="fixed_window", max_wait=100.0)
     after = Limit("edited", "3/m", algorithm="fixed_window", align="clock")

@@ -1,4 +1,6 @@
-"""What bans promise in words, checked from the outside; and real requests, with the reference beside them."""
+"""What bans promise in words, checked from the outside; and real requests, with the reference
+beside them.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Asker:
         self.limits = limits
         self.prefix = b"bans%d:" % next(self.serial)
 
-    def __call__(self, now: int | None, operation: str = "hit", cost: int = 1, **options: Any) -> Decision:
+    def __call__(
+        self, now: int | None, operation: str = "hit", cost: int = 1, **options: Any
+    ) -> Decision:
         charges = [Charge(limit, WHO, cost) for limit in self.limits]
         return get_store().decide(Call(charges, operation, self.prefix, now, **options))
 
@@ -51,7 +55,9 @@ def ban_of(state: LimitState) -> Ban:
 
 
 def banning(**options: Any) -> Limit:
-    return Limit("login", "2/h", **{"algorithm": "fixed_window", "ban_after": 3, "ban_for": "1m", **options})
+    return Limit(
+        "login", "2/h", **{"algorithm": "fixed_window", "ban_after": 3, "ban_for": "1m", **options}
+    )
 
 
 def refused(ask: Asker, now: int, times: int = 1) -> Decision:
@@ -63,7 +69,9 @@ def refused(ask: Asker, now: int, times: int = 1) -> Decision:
 
 
 def test_refusals_earn_bans_of_the_lengths_of_the_list() -> None:
-    """Each is exactly as long as its entry, attempts during a ban change nothing, and the last entry repeats."""
+    """Each is exactly as long as its entry, attempts during a ban change nothing, and the last
+    entry repeats.
+    """
     ask, now = Asker(banning(ban_for="1m,4m,2m")), START
     assert ask(now)
     assert ask(now)
@@ -71,7 +79,13 @@ def test_refusals_earn_bans_of_the_lengths_of_the_list() -> None:
         decision = refused(ask, now, 3)
         now += 2
         ban = ban_of(decision.limits[0])
-        assert (ban.first, ban.last, ban.since, ban.offences, ban.is_new) == (now - 2, now, now, 3, True)
+        assert (ban.first, ban.last, ban.since, ban.offences, ban.is_new) == (
+            now - 2,
+            now,
+            now,
+            3,
+            True,
+        )
         assert ban.until == now + minutes * MINUTE
         assert decision.banned_until == ban.ends_at
         for moment in (now + 1, now + 10 * SECOND, ban.until - 1):
@@ -119,7 +133,9 @@ def test_offences_count_until_their_window_is_over() -> None:
 
 
 def test_earlier_bans_are_forgotten() -> None:
-    """When the last entry has passed since the end of the last ban; one microsecond before, they are not."""
+    """When the last entry has passed since the end of the last ban; one microsecond before, they
+    are not.
+    """
     for later, minutes in ((-1, 10), (0, 1)):
         ask = Asker(Limit("login", "0/s", ban_after=1, ban_for="1m,10m"))
         refused(ask, START)
@@ -129,7 +145,9 @@ def test_earlier_bans_are_forgotten() -> None:
 
 
 def test_offences_do_not_prolong_what_is_remembered() -> None:
-    """It counts from the end of the last ban, which an unban moves; whatever was offended since then."""
+    """It counts from the end of the last ban, which an unban moves; whatever was offended since
+    then.
+    """
     limit = Limit("login", "0/s", ban_after=2, ban_window="1h", ban_for="1m,10m")
     for ends in (START + MINUTE, START + 30 * SECOND):
         for later, times in ((-1, 2), (0, 1)):
@@ -157,7 +175,9 @@ def test_what_is_allowed_writes_nothing_of_bans(direct: redis.Redis) -> None:
 
 
 def test_during_a_ban_nothing_is_written(direct: redis.Redis) -> None:
-    """Neither by the limit that bans, also where it counts refused hits, nor by others of the same call."""
+    """Neither by the limit that bans, also where it counts refused hits, nor by others of the same
+    call.
+    """
     other = Limit("other", "100/h", algorithm="fixed_window")
     counts = Limit("counts", "1/h", algorithm="sliding_log", count_denied=True)
     ask = Asker(banning(), counts, other)
@@ -189,7 +209,9 @@ def test_only_what_is_reported_may_be_an_offence() -> None:
 
 
 def test_a_ban_by_hand_is_as_long_as_it_is_told() -> None:
-    """Also longer than earned ones can be; without a length, it is as the next that is earned would be."""
+    """Also longer than earned ones can be; without a length, it is as the next that is earned would
+    be.
+    """
     ask = Asker(banning(ban_for="1m,2m"))
     ban = ban_of(ask(START, "ban", 3600 * SECOND, why="scraper").limits[0])
     assert (ban.until, ban.by_hand, ban.times) == (START + 3600 * SECOND, True, 0)
@@ -200,7 +222,9 @@ def test_a_ban_by_hand_is_as_long_as_it_is_told() -> None:
 
 
 def test_an_unban_is_exact() -> None:
-    """From that moment on; how often there was a ban is known on, unless that is to be forgotten, too."""
+    """From that moment on; how often there was a ban is known on, unless that is to be forgotten,
+    too.
+    """
     for forgets in (0, 1):
         ask = Asker(Limit("login", "1/h", algorithm="fixed_window", ban_after=1, ban_for="2h,4h"))
         ask(START)
@@ -225,7 +249,9 @@ def test_in_shadow_mode_a_ban_would_be() -> None:
     ask = Asker(banning(mode="shadow"), Limit("other", "100/h"))
     decisions = [ask(START) for _ in range(6)]
     assert all(decisions)
-    assert [ban_of(decision.limits[0]).until > 0 for decision in decisions] == [False] * 4 + [True] * 2
+    assert [ban_of(decision.limits[0]).until > 0 for decision in decisions] == [False] * 4 + [
+        True
+    ] * 2
     assert [decision.limits[0].allowed for decision in decisions] == [True] * 2 + [False] * 4
     assert decisions[-1].limits[1].used == 6
     assert decisions[-1].banned_until is None
@@ -242,9 +268,15 @@ def test_a_clock_that_is_set_back_neither_lengthens_nor_forgets() -> None:
 
 
 GARBAGE = [
-    b"", b"x", b"\xff" * 44, b"\xff" * 51, b"\0" * 43, b"\0" * 45,
-    struct.pack("<44B", *[0] * 43, 7), b"\xff" * 7 + b"\0" * 37,
-]  # fmt: skip
+    b"",
+    b"x",
+    b"\xff" * 44,
+    b"\xff" * 51,
+    b"\0" * 43,
+    b"\0" * 45,
+    struct.pack("<44B", *[0] * 43, 7),
+    b"\xff" * 7 + b"\0" * 37,
+]
 
 
 @pytest.mark.parametrize("state", [*GARBAGE, None], ids=repr)
@@ -263,7 +295,9 @@ def test_a_foreign_state_bans_nobody(state: bytes | None, direct: redis.Redis) -
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_crowd_earns_exactly_one_ban(algorithm: str) -> None:
-    """A hundred threads are refused at once: one of them is told that it has earned it, by exactly so many offences."""
+    """A hundred threads are refused at once: one of them is told that it has earned it, by exactly
+    so many offences.
+    """
     options: dict[str, Any] = {"queue": 1, "max_wait": 0} if algorithm == "leaky_bucket" else {}
     limit = Limit("login", "2/h", algorithm=algorithm, ban_after=10, ban_for="1h", **options)
     ask = Asker(limit)
@@ -272,7 +306,9 @@ def test_a_crowd_earns_exactly_one_ban(algorithm: str) -> None:
     bans = [ban_of(decision.limits[0]) for decision in decisions]
     (earned,) = [ban for ban in bans if ban.is_new]
     assert (earned.offences, earned.times) == (10, 1)
-    assert sum(decision.allowed for decision in decisions) == (2 if algorithm != "leaky_bucket" else 1)
+    assert sum(decision.allowed for decision in decisions) == (
+        2 if algorithm != "leaky_bucket" else 1
+    )
     assert {ban.until for ban in bans} == {0, earned.until}
 
 
@@ -286,8 +322,13 @@ def test_the_register_knows_the_bans_that_there_are(direct: redis.Redis) -> None
     assert not direct.exists(register)
     ask(START)
     others(START)
-    assert direct.zrange(register, 0, -1, withscores=True) == [(key, START + MINUTE), (other, START + 2 * MINUTE)]
-    assert 120_000 < direct.pttl(register) <= 180_001  # By a time of ours, everything is kept for a minute longer.
+    assert direct.zrange(register, 0, -1, withscores=True) == [
+        (key, START + MINUTE),
+        (other, START + 2 * MINUTE),
+    ]
+    assert (
+        120_000 < direct.pttl(register) <= 180_001
+    )  # By a time of ours, everything is kept for a minute longer.
     ask(START + SECOND)
     assert direct.zscore(register, key) == START + MINUTE
     ask(START + SECOND, "unban", 0)
@@ -302,18 +343,34 @@ LOG = Path(__file__).parents[1] / "logs" / "nasa.tsv"
 @pytest.mark.parametrize("algorithm", ["sliding_log", "token_bucket", "fixed_window"])
 @pytest.mark.parametrize("on", ["refused", "counted"])
 def test_a_real_log_is_answered_as_the_reference_does(algorithm: str, on: Any) -> None:
-    """Requests of a night in 1995, host by host: every verdict, ban and moment; some hosts are banned several times."""
+    """Requests of a night in 1995, host by host: every verdict, ban and moment; some hosts are
+    banned several times.
+    """
     lines = [line.split("\t") for line in LOG.read_text(encoding="latin-1").splitlines()[1:]]
-    limit = Limit("log", "2/20s", algorithm=algorithm, ban_after=2, ban_window="1m", ban_for="1m,2m,10m", ban_on=on)
+    limit = Limit(
+        "log",
+        "2/20s",
+        algorithm=algorithm,
+        ban_after=2,
+        ban_window="1m",
+        ban_for="1m,2m,10m",
+        ban_on=on,
+    )
     hosts: dict[str, Any] = {}
     prefix, most = b"log%d:" % next(Asker.serial), 0
-    for number, (host, _logname, second, *_) in enumerate(sorted(lines, key=lambda line: int(line[2]))):
+    for number, (host, _logname, second, *_) in enumerate(
+        sorted(lines, key=lambda line: int(line[2]))
+    ):
         reference = hosts.setdefault(host, REFERENCES[algorithm](limit))
         now = int(second) * SECOND + number % 1000
         allowed, _granted, (answer,) = reference_decide([reference], "hit", now, 1)
         charge = Charge(limit, b"%032x" % (zlib.crc32(host.encode()) << 64 | len(host)))
         decision = get_store().decide(Call([charge], "hit", prefix, now))
         state = decision.limits[0]
-        assert (decision.allowed, state.ban, state.remaining) == (allowed, answer.ban, answer.remaining), (host, now)
+        assert (decision.allowed, state.ban, state.remaining) == (
+            allowed,
+            answer.ban,
+            answer.remaining,
+        ), (host, now)
         most = max(most, ban_of(state).times)
     assert most >= 2

@@ -40,7 +40,9 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def crowd() -> Iterator[list[Born]]:
-    """Processes that wait for a line saying what to hit, and answer with how many hits were admitted."""
+    """Processes that wait for a line saying what to hit, and answer with how many hits were
+    admitted.
+    """
     workers = [Born(WORKER) for _ in range(PROCESSES)]
     for worker in workers:
         assert worker.stdout.readline() == "ready\n"
@@ -57,15 +59,21 @@ def admitted(crowd: list[Born], *order: Any) -> int:
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_eight_processes_of_four_threads_admit_exactly_n(algorithm: str, crowd: list[Born], prefix: str) -> None:
+def test_eight_processes_of_four_threads_admit_exactly_n(
+    algorithm: str, crowd: list[Born], prefix: str
+) -> None:
     """384 hits at once on a limit of 150: 150 are admitted."""
     assert PROCESSES * THREADS * HITS > 2 * LIMIT
     assert admitted(crowd, prefix, algorithm, LIMIT, -1, THREADS, HITS) == LIMIT
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_a_call_that_one_limit_denies_costs_the_others_nothing(algorithm: str, crowd: list[Born], prefix: str) -> None:
-    """Three limits in one call, the tightest of 40: 40 are admitted, and each limit has counted just those."""
+def test_a_call_that_one_limit_denies_costs_the_others_nothing(
+    algorithm: str, crowd: list[Born], prefix: str
+) -> None:
+    """Three limits in one call, the tightest of 40: 40 are admitted, and each limit has counted
+    just those.
+    """
     assert admitted(crowd, prefix, algorithm, LIMIT, 40, THREADS, HITS) == 40
     limiter = RateLimiter("crowd", [f"{LIMIT}/h", "100000/h", "40/h"], algorithm=algorithm)
     states = limiter.peek("everyone").limits

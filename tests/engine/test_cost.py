@@ -19,17 +19,22 @@ INSIDE = "get mget set del exists time zadd zcard zcount zrange zremrangebyscore
 
 
 def calls(direct: redis.Redis) -> dict[str, int]:
-    """How often each command was asked for from outside, since the statistics were last reset; but for what counts
-    refusals, once a second and beside the requests."""
+    """How often each command was asked for from outside, since the statistics were last reset; but
+    for what counts refusals, once a second and beside the requests.
+    """
     statistics = direct.info("commandstats")
-    names = {name.removeprefix("cmdstat_"): int(entry["calls"]) for name, entry in statistics.items()}
+    names = {
+        name.removeprefix("cmdstat_"): int(entry["calls"]) for name, entry in statistics.items()
+    }
     beside = {"info", "config|resetstat", "config", "hincrby", "expire"}
     return {name: count for name, count in names.items() if name not in {*INSIDE.split(), *beside}}
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 @pytest.mark.parametrize("count", [1, 3, 8])
-def test_any_number_of_limits_costs_one_evalsha(algorithm: str, count: int, direct: redis.Redis) -> None:
+def test_any_number_of_limits_costs_one_evalsha(
+    algorithm: str, count: int, direct: redis.Redis
+) -> None:
     """1, 3 and 8 limits are one EVALSHA and nothing else."""
     limiter = RateLimiter("cost", RATES[:count], algorithm=algorithm)
     limiter.hit("warm")
@@ -40,7 +45,9 @@ def test_any_number_of_limits_costs_one_evalsha(algorithm: str, count: int, dire
 
 
 @pytest.mark.parametrize("count", [1, 3, 8])
-def test_any_number_of_limits_costs_one_evalsha_asynchronously(count: int, direct: redis.Redis) -> None:
+def test_any_number_of_limits_costs_one_evalsha_asynchronously(
+    count: int, direct: redis.Redis
+) -> None:
     """The same, from a coroutine."""
     limiter = RateLimiter("cost", RATES[:count])
 

@@ -21,7 +21,19 @@ from tests.reference import REFERENCES, Answer, decide
 pytestmark = pytest.mark.engine
 
 START = 1_750_000_000_000_000
-RATES = ["1/s", "3/s", "7/11s", "10/m", "13/m", "5/15m", "100/h", "300007/s", "1000003/d", (5, 0.00001), (2, 0.000003)]
+RATES = [
+    "1/s",
+    "3/s",
+    "7/11s",
+    "10/m",
+    "13/m",
+    "5/15m",
+    "100/h",
+    "300007/s",
+    "1000003/d",
+    (5, 0.00001),
+    (2, 0.000003),
+]
 serial = itertools.count()
 performed: Counter[str] = Counter()
 
@@ -50,25 +62,48 @@ def limits(draw: Any, algorithm: str, name: str, plain: bool, bans: bool = False
             options["count_denied"] = True
         options["mode"] = draw(st.sampled_from(["enforce", "enforce", "enforce", "shadow"]))
     if bans:
-        lengths = st.lists(st.sampled_from(["1s", "3s", "7s", "10m", "20m"]), min_size=1, max_size=4)
+        lengths = st.lists(
+            st.sampled_from(["1s", "3s", "7s", "10m", "20m"]), min_size=1, max_size=4
+        )
         options |= {"ban_after": draw(st.integers(1, 4)), "ban_for": ",".join(draw(lengths))}
         options["ban_window"] = draw(st.sampled_from([None, "1s", "2s", "1h"]))
         options |= {"ban_on": draw(st.sampled_from(["refused", "refused", "counted", "reported"]))}
-    rates = [rate for rate in RATES if algorithm != "sliding_log" or rate not in ("300007/s", "1000003/d")]
+    rates = [
+        rate
+        for rate in RATES
+        if algorithm != "sliding_log" or rate not in ("300007/s", "1000003/d")
+    ]
     if "segments" in takes:
         rates = rates[:-1]
     return Limit(name, draw(st.sampled_from(rates)), algorithm=algorithm, **options)
 
 
 LATER = [
-    0, 0, 0, 1, 2, 7, 999_983, 1_000_000, 6_000_000, 59_999_999, 3_600_000_000, -1, -2_000_000, -61_000_000,
+    0,
+    0,
+    0,
+    1,
+    2,
+    7,
+    999_983,
+    1_000_000,
+    6_000_000,
+    59_999_999,
+    3_600_000_000,
+    -1,
+    -2_000_000,
+    -61_000_000,
     -3_600_000_007,
-]  # fmt: skip
+]
 ACTIONS = ["peek"] + ["hit"] * 8 + ["partial", "debt", "refund", "return", "return", "edit"]
 
 
 def scripts(actions: list[str]) -> Any:
-    step = st.tuples(st.sampled_from(actions), st.sampled_from(LATER), st.sampled_from([0, 1, 1, 1, 1, 2, 3, 7, 1000]))
+    step = st.tuples(
+        st.sampled_from(actions),
+        st.sampled_from(LATER),
+        st.sampled_from([0, 1, 1, 1, 1, 2, 3, 7, 1000]),
+    )
     return st.lists(step, min_size=40, max_size=40)
 
 
@@ -94,19 +129,25 @@ def said(decision: Decision) -> list[Answer]:
     ]
 
 
-def compare(limit_data: Any, algorithms: list[str], script: Any, plain: bool, bans: bool = False) -> None:
+def compare(
+    limit_data: Any, algorithms: list[str], script: Any, plain: bool, bans: bool = False
+) -> None:
     names = [f"l{index}" for index in range(len(algorithms))]
     taken: list[tuple[int, int]] = []
     now, who = START, f"{next(serial):032d}".encode()
     current = [
-        limit_data.draw(limits(algorithm, name, plain, bans)) for algorithm, name in zip(algorithms, names, strict=True)
+        limit_data.draw(limits(algorithm, name, plain, bans))
+        for algorithm, name in zip(algorithms, names, strict=True)
     ]
     references = [REFERENCES[limit.algorithm](limit) for limit in current]
     for action, later, cost in script:
         now += later
         performed["operations"] += 1
         if action == "edit":
-            current = [limit_data.draw(limits(limit.algorithm, limit.name, plain, bans)) for limit in current]
+            current = [
+                limit_data.draw(limits(limit.algorithm, limit.name, plain, bans))
+                for limit in current
+            ]
             for reference, limit in zip(references, current, strict=True):
                 reference.edit(limit)
             continue
@@ -120,39 +161,61 @@ def compare(limit_data: Any, algorithms: list[str], script: Any, plain: bool, ba
             cost *= 500_000
 
         def ask(
-            operation: str, now: int, cost: int = cost, partial: bool = partial, debt: bool = debt, **options: Any
+            operation: str,
+            now: int,
+            cost: int = cost,
+            partial: bool = partial,
+            debt: bool = debt,
+            **options: Any,
         ) -> Decision:
             charges = [Charge(limit, who, cost) for limit in current]  # noqa: B023
-            return get_store().decide(Call(charges, operation, b"m:", now, partial=partial, debt=debt, **options))
+            return get_store().decide(
+                Call(charges, operation, b"m:", now, partial=partial, debt=debt, **options)
+            )
 
         expected, granted, answers = decide(references, operation, now, cost, partial, hit_at, debt)
         decision = ask(operation, now, hit_at=hit_at)
         if granted:
             taken.append((answers[0].counted or now, granted))
         assert (decision.allowed, decision.granted, said(decision)) == (expected, granted, answers)
-        performed["bans"] += any(state.ban is not None and state.ban.is_new for state in decision.limits)
+        performed["bans"] += any(
+            state.ban is not None and state.ban.is_new for state in decision.limits
+        )
         if not decision.allowed and decision.retry_after is not None:
             # Exactly true: refused one microsecond before, allowed at it.
-            retry, units = microseconds(decision.retry_after), 0 if action in ("offend", "ban", "unban") else cost
+            retry, units = (
+                microseconds(decision.retry_after),
+                0 if action in ("offend", "ban", "unban") else cost,
+            )
             performed["retries"] += 1
             assert not ask("peek", now + retry - 1, units)
             assert ask("peek", now + retry, units)
 
 
-EXAMPLES = settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(
+    max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 @EXAMPLES
 @given(data=st.data(), script=steps)
 def test_one_limit_answers_as_its_reference(algorithm: str, data: Any, script: Any) -> None:
-    """Hits, peeks, refunds, partial hits, edits and a clock that steps back: every number is the reference's."""
+    """Hits, peeks, refunds, partial hits, edits and a clock that steps back: every number is the
+    reference's.
+    """
     compare(data, [algorithm], script, plain=False)
 
 
 @EXAMPLES
-@given(data=st.data(), algorithms=st.lists(st.sampled_from(BY_RATE), min_size=2, max_size=4), script=steps)
-def test_many_limits_answer_as_their_references(data: Any, algorithms: list[str], script: Any) -> None:
+@given(
+    data=st.data(),
+    algorithms=st.lists(st.sampled_from(BY_RATE), min_size=2, max_size=4),
+    script=steps,
+)
+def test_many_limits_answer_as_their_references(
+    data: Any, algorithms: list[str], script: Any
+) -> None:
     """Any mix of algorithms in one call, enforced and in shadow, is all or nothing."""
     compare(data, algorithms, script, plain=False)
 
@@ -161,8 +224,9 @@ def test_many_limits_answer_as_their_references(data: Any, algorithms: list[str]
 @EXAMPLES
 @given(data=st.data(), script=scripts([*ACTIONS, "hit", "hit", "offend", "ban", "unban"]))
 def test_bans_answer_as_their_reference(algorithm: str, data: Any, script: Any) -> None:
-    """Offences, windows, escalation, forgetting, bans by hand, unbans, edits and a clock that steps back: whatever the
-    limit is, every moment is the reference's."""
+    """Offences, windows, escalation, forgetting, bans by hand, unbans, edits and a clock that steps
+    back: whatever the limit is, every moment is the reference's.
+    """
     compare(data, [algorithm], script, plain=False, bans=True)
 
 
@@ -172,7 +236,9 @@ def test_bans_answer_as_their_reference(algorithm: str, data: Any, script: Any) 
     algorithms=st.lists(st.sampled_from(BY_RATE), min_size=2, max_size=3),
     script=scripts([*ACTIONS, "offend", "unban"]),
 )
-def test_several_limits_that_ban_answer_as_their_references(data: Any, algorithms: list[str], script: Any) -> None:
+def test_several_limits_that_ban_answer_as_their_references(
+    data: Any, algorithms: list[str], script: Any
+) -> None:
     """While one of them bans, nobody counts anything, and no other earns a ban."""
     compare(data, algorithms, script, plain=False, bans=True)
 

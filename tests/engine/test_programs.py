@@ -1,4 +1,6 @@
-"""What the program makes of states that are not its own, of huge numbers, of stale rules, and where it is unknown."""
+"""What the program makes of states that are not its own, of huge numbers, of stale rules, and where
+it is unknown.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def garbage(chance: random.Random, state: bytes | None) -> bytes:
     numbers = [0.0, -1.0, 0.5, 1e300, -1e300, 2.0**53, float("nan"), float("inf"), START + 7e7]
     if not state or chance.random() < 0.2:
         return chance.randbytes(
-            chance.choice([0, 1, 8, 16, 24, 32, 40, 46, 48, 57, 59, 64, 72, 81, 96, 120, 257, 268, 400])
+            chance.choice(
+                [0, 1, 8, 16, 24, 32, 40, 46, 48, 57, 59, 64, 72, 81, 96, 120, 257, 268, 400]
+            )
         )
     how = chance.randrange(4)
     if how == 0:
@@ -41,9 +45,13 @@ def garbage(chance: random.Random, state: bytes | None) -> bytes:
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_foreign_states_are_cleared(algorithm: str, direct: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
-    """Keys of another type, other bytes, other members: where they are no state of ours, the answer is as if they were
-    not there, they are reported, and from then on the limit counts. Whatever they are, no answer is an error."""
+def test_foreign_states_are_cleared(
+    algorithm: str, direct: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Keys of another type, other bytes, other members: where they are no state of ours, the answer
+    is as if they were not there, they are reported, and from then on the limit counts. Whatever
+    they are, no answer is an error.
+    """
     chance, limit, cleared = random.Random(algorithm), Limit("f", "5/h", algorithm=algorithm), 0
     for _ in range(examples(400)):
         call, now = Call([Charge(limit, b"%032d" % next(serial))], prefix=b"f:", now=START), START
@@ -63,7 +71,10 @@ def test_foreign_states_are_cleared(algorithm: str, direct: redis.Redis, caplog:
             direct.set(key, garbage(chance, state))
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            used = [get_store().decide(call._replace(now=now + later)).limits[0].used for later in range(2)]
+            used = [
+                get_store().decide(call._replace(now=now + later)).limits[0].used
+                for later in range(2)
+            ]
         is_foreign = any("Cleared 1 key" in message for message in caplog.messages)
         cleared += is_foreign
         assert is_foreign or kind != "list"
@@ -73,9 +84,15 @@ def test_foreign_states_are_cleared(algorithm: str, direct: redis.Redis, caplog:
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_a_foreign_state_beside_others_is_cleared_alone(algorithm: str, direct: redis.Redis) -> None:
+def test_a_foreign_state_beside_others_is_cleared_alone(
+    algorithm: str, direct: redis.Redis
+) -> None:
     """The others are charged once."""
-    limits = [Limit(f"l{number}", "5/h", algorithm=name) for number, name in enumerate(ALGORITHMS) if name in BY_RATE]
+    limits = [
+        Limit(f"l{number}", "5/h", algorithm=name)
+        for number, name in enumerate(ALGORITHMS)
+        if name in BY_RATE
+    ]
     limits.append(Limit("foreign", "5/h", algorithm=algorithm))
     call = Call([Charge(limit, b"%032d" % next(serial)) for limit in limits], prefix=b"b:")
     direct.rpush(call.keys()[-1], "x")
@@ -84,8 +101,11 @@ def test_a_foreign_state_beside_others_is_cleared_alone(algorithm: str, direct: 
 
 
 @pytest.mark.parametrize("operation", ["hit", "peek", "refund", "partial"])
-def test_a_foreign_state_beside_others_changes_no_answer(operation: str, direct: redis.Redis) -> None:
-    """The others are answered and kept as if the key had not been there, also those of new clients."""
+def test_a_foreign_state_beside_others_changes_no_answer(
+    operation: str, direct: redis.Redis
+) -> None:
+    """The others are answered and kept as if the key had not been there, also those of new
+    clients."""
     options = {"token_bucket": {"initial": 2}}
     limits = [Limit(name, "5/h", algorithm=name, **options.get(name, {})) for name in BY_RATE]
     limits.append(Limit("foreign", "5/h"))
@@ -93,7 +113,9 @@ def test_a_foreign_state_beside_others_changes_no_answer(operation: str, direct:
     for is_foreign in (False, True):
         charges = [Charge(limit, b"%032d" % next(serial)) for limit in limits]
         is_partial = operation == "partial"
-        call = Call(charges, "hit" if is_partial else operation, b"n:", now=START, partial=is_partial)  # type: ignore[arg-type]
+        call = Call(
+            charges, "hit" if is_partial else operation, b"n:", now=START, partial=is_partial
+        )  # type: ignore[arg-type]
         if is_foreign:
             direct.rpush(call.keys()[-1], "x")
         states = [get_store().decide(one).limits for one in (call, call._replace(operation="peek"))]
@@ -112,32 +134,49 @@ def test_a_token_bucket_takes_any_number_of_units(direct: redis.Redis) -> None:
             limit = Limit("many", rate, algorithm="token_bucket")
             if taken and chance.random() < 0.3:
                 moment, cost = taken.pop(chance.randrange(len(taken)))
-                get_store().decide(Call([Charge(limit, who, cost)], "refund", now=now, hit_at=moment))
+                get_store().decide(
+                    Call([Charge(limit, who, cost)], "refund", now=now, hit_at=moment)
+                )
                 continue
             cost = chance.choice(many)
-            counted_at = get_store().decide(Call([Charge(limit, who, cost)], now=now)).limits[0].counted_at
+            counted_at = (
+                get_store().decide(Call([Charge(limit, who, cost)], now=now)).limits[0].counted_at
+            )
             if counted_at:
                 taken.append((counted_at, cost))
         for moment, cost in taken:
             get_store().decide(Call([Charge(limit, who, cost)], "refund", now=now, hit_at=moment))
-        assert get_store().decide(Call([Charge(limit, who, 1)], "peek", now=now)).limits[0].used == 0
+        assert (
+            get_store().decide(Call([Charge(limit, who, 1)], "peek", now=now)).limits[0].used == 0
+        )
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
-def test_a_bucket_that_was_kept_as_doubles_starts_afresh(algorithm: str, direct: redis.Redis) -> None:
+def test_a_bucket_that_was_kept_as_doubles_starts_afresh(
+    algorithm: str, direct: redis.Redis
+) -> None:
     """As it was before the first release: six of them, and three or two for each run or hole."""
-    limit = Limit("old", "5/h", algorithm=algorithm, **({"queue": 4} if algorithm == "leaky_bucket" else {}))
+    limit = Limit(
+        "old", "5/h", algorithm=algorithm, **({"queue": 4} if algorithm == "leaky_bucket" else {})
+    )
     header = struct.pack("<6d", START, START + 9 * 10**8, 0.0, 1.0, 720_000_000.0, 5.0)
     run = struct.pack("<3d", START - 1, START, 1.0)
-    for state in [header + struct.pack("<2d", START, 1.0), *(header + run * count for count in range(17))]:
-        call = Call([Charge(limit, b"%032d" % next(serial))], prefix=b"old:", now=START + 1, max_wait_us=0)
+    for state in [
+        header + struct.pack("<2d", START, 1.0),
+        *(header + run * count for count in range(17)),
+    ]:
+        call = Call(
+            [Charge(limit, b"%032d" % next(serial))], prefix=b"old:", now=START + 1, max_wait_us=0
+        )
         direct.set(call.keys()[0], state)
         assert get_store().decide(call).limits[0].used == 1
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_stale_rules_are_told_by_every_program(algorithm: str, direct: redis.Redis) -> None:
-    """The fence is the same text: an old revision and unknown overrides decide nothing, the current ones do."""
+    """The fence is the same text: an old revision and unknown overrides decide nothing, the current
+    ones do.
+    """
     who, current = b"%032d" % next(serial), Revision.of(9, "0123456789abcdef")
     key = b"fence:" + who
     direct.hset(key, mapping={"revision": current.text, "blocked": b"t" * 16 + b"[]"})

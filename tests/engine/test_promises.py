@@ -1,4 +1,6 @@
-"""What the algorithms promise in words, checked without the reference: from the outside, and by brute force."""
+"""What the algorithms promise in words, checked without the reference: from the outside, and by
+brute force.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Asker:
         self.limits = limits
         self.prefix = b"p%d:" % next(self.serial)
 
-    def __call__(self, now: int | None, cost: int = 1, operation: str = "hit", **options: object) -> Decision:
+    def __call__(
+        self, now: int | None, cost: int = 1, operation: str = "hit", **options: object
+    ) -> Decision:
         charges = [Charge(limit, WHO, cost) for limit in self.limits]
         return get_store().decide(Call(charges, operation, self.prefix, now, **options))
 
@@ -59,15 +63,19 @@ def test_never_more_than_n_in_any_period(algorithm: str, rate: str) -> None:
         decision = ask(now)
         if decision:
             admitted.append(now)
-        # Take all there is; then come back at the very moment it frees up, or just before or after it.
+        # Take all there is; then come back at the very moment it frees up, or just before or after
+        # it.
         edge = round((decision.retry_after or 0) * 1e6)
-        now += chance.choice([0, 0, 0, 1]) if decision else chance.choice([edge - 1, edge, edge + 1])
+        now += (
+            chance.choice([0, 0, 0, 1]) if decision else chance.choice([edge - 1, edge, edge + 1])
+        )
     assert len(admitted) > 300
     assert most_in_any(limit.rate.period_us, admitted) == limit.rate.limit
 
 
 def test_fixed_window_lets_up_to_twice_through_at_an_edge() -> None:
-    """The documented weakness of a fixed window: never more than 2N in any W, and 2N does happen."""
+    """The documented weakness of a fixed window: never more than 2N in any W, and 2N does
+    happen."""
     limit = Limit("edge", "5/s", algorithm="fixed_window", align="clock")
     ask = Asker(limit)
     edge = START - START % 1_000_000 + 1_000_000
@@ -89,12 +97,15 @@ def test_token_bucket_is_exact_in_any_interval(rate: str) -> None:
             now += round(decision.retry_after * 1e6)
     for first, last in itertools.combinations(range(len(admitted)), 2):
         assert last - first + 1 <= 3 + (admitted[last] - admitted[first]) * per_us
-    # Whoever comes back when told loses nothing: no later than a microsecond per unit after the ideal moment.
+    # Whoever comes back when told loses nothing: no later than a microsecond per unit after the
+    # ideal moment.
     assert admitted[-1] - START - Fraction(len(admitted) - 3) / per_us < len(admitted)
 
 
 def test_leaky_bucket_spaces_departures_evenly() -> None:
-    """A burst of many admits N, W/N apart in whole microseconds, without drift; the next is refused."""
+    """A burst of many admits N, W/N apart in whole microseconds, without drift; the next is
+    refused.
+    """
     ask = Asker(Limit("paced", "7/11s", algorithm="leaky_bucket"))
     decisions = [ask(START) for _ in range(9)]
     waits = [round(decision.wait * 1e6) for decision in decisions if decision]
@@ -103,8 +114,12 @@ def test_leaky_bucket_spaces_departures_evenly() -> None:
     assert [decision.allowed for decision in decisions[7:]] == [False, False]
 
 
-@pytest.mark.parametrize(("rate", "segments"), [("5/m", None), ("5/100s", None), ("5/7s", 3), ("5/s", 1)])
-def test_sliding_window_forgets_a_burst_exactly_one_period_later(rate: str, segments: int | None) -> None:
+@pytest.mark.parametrize(
+    ("rate", "segments"), [("5/m", None), ("5/100s", None), ("5/7s", 3), ("5/s", 1)]
+)
+def test_sliding_window_forgets_a_burst_exactly_one_period_later(
+    rate: str, segments: int | None
+) -> None:
     """Wherever the burst falls in a segment, and also if it goes on in the next one."""
     limit = Limit("burst", rate, algorithm="sliding_window", segments=segments)
     period, length = limit.rate.period_us, limit.numbers(0)[2]
@@ -119,9 +134,16 @@ def test_sliding_window_forgets_a_burst_exactly_one_period_later(rate: str, segm
 
 
 def test_sliding_window_forgets_no_unit_more_than_one_segment_late() -> None:
-    """Hits spread over a segment count until its last one is one period old: less than W + W/k after the first."""
+    """Hits spread over a segment count until its last one is one period old: less than W + W/k
+    after the first.
+    """
     start = START - START % 6_000_000
-    for last, retry in [(0, 60_000_000), (1, 60_000_000), (5_999_999, 60_000_000), (6_000_000, 54_000_000)]:
+    for last, retry in [
+        (0, 60_000_000),
+        (1, 60_000_000),
+        (5_999_999, 60_000_000),
+        (6_000_000, 54_000_000),
+    ]:
         ask = Asker(Limit("late", "2/m", algorithm="sliding_window"))
         assert ask(start)
         assert ask(start + last)
@@ -129,8 +151,9 @@ def test_sliding_window_forgets_no_unit_more_than_one_segment_late() -> None:
 
 
 def test_sliding_window_keeps_what_was_used_when_it_is_edited() -> None:
-    """Another limit, period or number of segments: what is in the new window counts, and nobody is refused for longer
-    than the new limit alone could refuse anybody."""
+    """Another limit, period or number of segments: what is in the new window counts, and nobody is
+    refused for longer than the new limit alone could refuse anybody.
+    """
     edits = [("5/m", 1), ("5/m", 1000), ("4/m", 7), ("5/10s", None), ("5/h", None), ("5/h", 3)]
     for rate, segments in edits:
         ask = Asker(Limit("edited", "5/m", algorithm="sliding_window"))
@@ -151,7 +174,10 @@ def test_a_sliding_window_is_kept_in_200_bytes(direct: redis.Redis) -> None:
     """With as many hits as there may be, at any pace and at any place of a segment."""
     chance = random.Random(200)
     for _ in range(20):
-        ask, now = Asker(Limit("full", "1000000/m", algorithm="sliding_window")), START + chance.randrange(6_000_000)
+        ask, now = (
+            Asker(Limit("full", "1000000/m", algorithm="sliding_window")),
+            START + chance.randrange(6_000_000),
+        )
         pace = chance.choice([100_000, 1_000_000, 5_999_999, 6_000_000, 6_000_001])
         for _ in range(40):
             now += pace if pace > 5_000_000 else chance.randrange(2 * pace)
@@ -167,10 +193,16 @@ def test_a_sliding_window_is_kept_in_200_bytes(direct: redis.Redis) -> None:
         ("month", "UTC", "2/30d", 31 * 86400),
     ],
 )
-def test_calendar_windows_begin_where_the_calendar_says(align: str, zone: str, rate: str, seconds: int) -> None:
-    """A day is a local day (25 hours when summer time ends), a week begins on Monday, a month on its first."""
+def test_calendar_windows_begin_where_the_calendar_says(
+    align: str, zone: str, rate: str, seconds: int
+) -> None:
+    """A day is a local day (25 hours when summer time ends), a week begins on Monday, a month on
+    its first.
+    """
     start = {
-        "day": datetime(2026, 10, 24, 22, tzinfo=UTC),  # Midnight in Berlin, before the clocks go back.
+        "day": datetime(
+            2026, 10, 24, 22, tzinfo=UTC
+        ),  # Midnight in Berlin, before the clocks go back.
         "week": datetime(2026, 11, 16, tzinfo=UTC),
         "month": datetime(2026, 10, 1, tzinfo=UTC),
     }[align]
@@ -185,8 +217,16 @@ def test_calendar_windows_begin_where_the_calendar_says(align: str, zone: str, r
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_refusal_writes_nothing(algorithm: str, direct: redis.Redis) -> None:
-    """A blocked client does not lengthen its own block; the other limits of the call lose nothing."""
-    ask = Asker(Limit("tight", "1/h", algorithm=algorithm, **({"queue": 0} if algorithm == "leaky_bucket" else {})))
+    """A blocked client does not lengthen its own block; the other limits of the call lose
+    nothing."""
+    ask = Asker(
+        Limit(
+            "tight",
+            "1/h",
+            algorithm=algorithm,
+            **({"queue": 0} if algorithm == "leaky_bucket" else {}),
+        )
+    )
     both = Asker(*ask.limits, Limit("wide", "100/h"), Limit("seen", "100/h", mode="shadow"))
     both.prefix = ask.prefix
     assert ask(START)
@@ -230,7 +270,11 @@ def test_partial_takes_what_there_is() -> None:
     """Of 8 units wanted where 5 are left under the tightest limit, 5 are granted by all of them."""
     ask = Asker(Limit("a", "5/h"), Limit("b", "100/h"))
     decision = ask(START, 8, partial=True)
-    assert (decision.allowed, decision.granted, [state.used for state in decision.limits]) == (True, 5, [5, 5])
+    assert (decision.allowed, decision.granted, [state.used for state in decision.limits]) == (
+        True,
+        5,
+        [5, 5],
+    )
     assert not ask(START, 8, partial=True)
 
 
@@ -257,13 +301,17 @@ def test_shadow_counts_and_never_blocks() -> None:
     assert decisions[-1].limits[0].used == 1
 
 
-@pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window", "sliding_log"])
+@pytest.mark.parametrize(
+    "algorithm", ["token_bucket", "fixed_window", "sliding_window", "sliding_log"]
+)
 def test_count_denied_counts_refused_hits(algorithm: str) -> None:
     """Where a limit says so, hammering at a closed door keeps it closed."""
     ask = Asker(Limit("strict", "2/m", algorithm=algorithm, count_denied=True))
     for second in range(0, 300, 10):
         decision = ask(START + second * 1_000_000)
-        assert decision.allowed == (second < 20 or (algorithm == "fixed_window" and second % 60 < 20))
+        assert decision.allowed == (
+            second < 20 or (algorithm == "fixed_window" and second % 60 < 20)
+        )
 
 
 def test_reservations_leave_in_turn() -> None:
@@ -275,7 +323,9 @@ def test_reservations_leave_in_turn() -> None:
 
 
 def test_every_limit_is_charged_when_the_request_leaves() -> None:
-    """Held back by one limit, a request counts under the others at the moment it goes, not when it asked."""
+    """Held back by one limit, a request counts under the others at the moment it goes, not when it
+    asked.
+    """
     log = Limit("log", "1/s", algorithm="sliding_log", max_wait=10)
     ask = Asker(log, Limit("paced", "1/4s", algorithm="leaky_bucket", queue=5))
     departures = [round(ask(START).wait) for _ in range(3)]
@@ -283,7 +333,9 @@ def test_every_limit_is_charged_when_the_request_leaves() -> None:
 
 
 def test_a_stale_caller_decides_nothing(direct: redis.Redis) -> None:
-    """The fence: whoever decides by older rules is told the current revision, and nothing is counted."""
+    """The fence: whoever decides by older rules is told the current revision, and nothing is
+    counted.
+    """
     ask = Asker(Limit("fenced", "5/h"))
     current, other = Revision.of(7, "0123456789abcdef"), Revision.of(7, "fedcba9876543210")
     direct.hset("fence", "revision", current.text)
@@ -308,9 +360,17 @@ def test_a_key_of_a_foreign_type_is_cleared(
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_clock_that_steps_back_refills_nothing_and_forgets_nothing(algorithm: str) -> None:
-    """What was used stays used, and no unit is back before its time. Clocks that differ by less than a minute wait for
-    each other; one that was set back by an hour goes on from there."""
-    ask = Asker(Limit("back", "2/m", algorithm=algorithm, **({"queue": 1} if algorithm == "leaky_bucket" else {})))
+    """What was used stays used, and no unit is back before its time. Clocks that differ by less
+    than a minute wait for each other; one that was set back by an hour goes on from there.
+    """
+    ask = Asker(
+        Limit(
+            "back",
+            "2/m",
+            algorithm=algorithm,
+            **({"queue": 1} if algorithm == "leaky_bucket" else {}),
+        )
+    )
     assert ask(START)
     assert ask(START)
     assert not ask(START - 59_000_000)
@@ -332,7 +392,8 @@ def test_a_refund_of_a_hit_gives_back_that_hit(algorithm: str) -> None:
     assert ask(later, 2).moment == later
     ask(later, 1, "refund", hit_at=START)
     if algorithm == "token_bucket":
-        # Half of its token's worth has leaked since, and a bit more: there is less than one to give back.
+        # Half of its token's worth has leaked since, and a bit more: there is less than one to give
+        # back.
         assert ask(later, 0, "peek").limits[0].used == 2
         return
     assert ask(later, 0, "peek").limits[0].used == 2
@@ -353,7 +414,9 @@ def test_a_refund_too_late_gives_back_nothing(algorithm: str) -> None:
 
 
 def test_windows_that_an_edit_makes_one_end_when_it_was_told() -> None:
-    """A hit that was reserved in the next window, and then a longer period: refused until the retry, allowed at it."""
+    """A hit that was reserved in the next window, and then a longer period: refused until the
+    retry, allowed at it.
+    """
     ask = Asker(Limit("edited", "10/11s", algorithm="fixed_window", max_wait=100.0))
     assert ask(START, 10).limits[0].wait == 0
     assert ask(START + 1_000_000, 3).limits[0].wait == 10
@@ -367,10 +430,14 @@ def test_windows_that_an_edit_makes_one_end_when_it_was_told() -> None:
 
 
 def test_a_debt_is_granted_at_once_and_paid_by_those_who_come_later() -> None:
-    """A token bucket that owes no more than it holds grants any cost; the next hit waits until the debt is paid, and so
-    does the next debt, for as long as it takes until no more is owed than the bucket holds."""
+    """A token bucket that owes no more than it holds grants any cost; the next hit waits until the
+    debt is paid, and so does the next debt, for as long as it takes until no more is owed than the
+    bucket holds.
+    """
     ask = Asker(Limit("debt", "10/s", algorithm="token_bucket"))
-    assert (ask(START, 50).allowed, ask(START, 50).retry_after) == (False, None), "without debt, it never fits"
+    assert (ask(START, 50).allowed, ask(START, 50).retry_after) == (False, None), (
+        "without debt, it never fits"
+    )
     granted = ask(START, 50, debt=True)
     assert (granted.allowed, granted.granted, granted.wait, granted.remaining) == (True, 50, 0, 0)
     assert ask(START, 1).retry_after == 4.1
@@ -385,7 +452,9 @@ def test_a_debt_is_granted_at_once_and_paid_by_those_who_come_later() -> None:
 
 @pytest.mark.parametrize("rate", ["300007/s", "7/11s", "10/m"])
 def test_debts_exceed_a_token_bucket_by_the_last_one_at_most(rate: str) -> None:
-    """In any interval x it grants at most burst + x * N / W, and beside that the cost of the last hit."""
+    """In any interval x it grants at most burst + x * N / W, and beside that the cost of the last
+    hit.
+    """
     limit, chance = Limit("debts", rate, algorithm="token_bucket", burst=3), random.Random(rate)
     per_us = Fraction(limit.rate.limit, limit.rate.period_us)
     ask, now, granted = Asker(limit), START, []
@@ -405,7 +474,9 @@ def test_debts_exceed_a_token_bucket_by_the_last_one_at_most(rate: str) -> None:
 
 
 def test_a_refund_forgives_a_debt_and_a_refused_hit_does_not() -> None:
-    """What is given back of a debt is as if it had never been taken; `count_denied` adds to a debt or leaves it."""
+    """What is given back of a debt is as if it had never been taken; `count_denied` adds to a debt
+    or leaves it.
+    """
     ask = Asker(Limit("back", "10/s", algorithm="token_bucket"))
     taken = ask(START, 50, debt=True).limits[0].counted_at
     assert ask(START, 50, "refund", hit_at=taken).limits[0].used == 0
@@ -421,7 +492,8 @@ def test_a_debt_of_nothing_at_all_is_refused() -> None:
 
 
 def test_a_new_client_has_the_initial_units_and_fills_up_from_there() -> None:
-    """Also one that is refused, or only looked at: its bucket begins with the first call about it."""
+    """Also one that is refused, or only looked at: its bucket begins with the first call
+    about it."""
     for operation in ("hit", "peek"):
         ask = Asker(Limit("new", "10/s", algorithm="token_bucket", burst=20, initial=0))
         assert ask(START, 5, operation).retry_after == 0.5
@@ -434,8 +506,9 @@ def test_a_new_client_has_the_initial_units_and_fills_up_from_there() -> None:
 
 
 def test_expiry_is_not_what_makes_a_client_new(direct: redis.Redis) -> None:
-    """A full bucket is remembered for 30 days, by the program's own time. At the moment its key would expire, the
-    verdict is the same with the key and without it."""
+    """A full bucket is remembered for 30 days, by the program's own time. At the moment its key
+    would expire, the verdict is the same with the key and without it.
+    """
     month = 30 * 86_400_000_000
     limit = Limit("month", "10/s", algorithm="token_bucket", burst=20, initial=0)
     for is_deleted in (False, True):
@@ -449,11 +522,15 @@ def test_expiry_is_not_what_makes_a_client_new(direct: redis.Redis) -> None:
         assert (state.remaining, state.retry_after) == (0, 0.1)
     ask = Asker(limit)
     reset = ask(None).limits[0].reset_after
-    assert month / 1e6 + reset - 1 < direct.pttl(ask.keys()[0]) / 1000 <= month / 1e6 + reset + 0.002
+    assert (
+        month / 1e6 + reset - 1 < direct.pttl(ask.keys()[0]) / 1000 <= month / 1e6 + reset + 0.002
+    )
 
 
 def test_a_refund_makes_no_client_full_that_is_new() -> None:
-    """Neither one that was never asked about, nor by the moment of a hit that was taken before a `reset`."""
+    """Neither one that was never asked about, nor by the moment of a hit that was taken before a
+    `reset`.
+    """
     ask = Asker(Limit("back", "10/s", algorithm="token_bucket", burst=20, initial=2))
     assert ask(START, 5, "refund").remaining == 2
     other = Asker(Limit("back", "10/s", algorithm="token_bucket", burst=20, initial=2))

@@ -1,4 +1,6 @@
-"""What was taken and is given back leaves a limit as if it had never been taken: nothing less, and nothing more."""
+"""What was taken and is given back leaves a limit as if it had never been taken: nothing less, and
+nothing more.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Asker:
         self.who = b"refunds:%024d" % next(serial)
 
     def __call__(self, now: int, operation: str = "hit", cost: int = 1, **options: Any) -> Decision:
-        return get_store().decide(Call([Charge(self.limit, self.who, cost)], operation, b"r:", now, **options))
+        return get_store().decide(
+            Call([Charge(self.limit, self.who, cost)], operation, b"r:", now, **options)
+        )
 
 
 class Taken:
@@ -73,10 +77,15 @@ def flow(limit: Limit, script: list[tuple[str, int, int, int]]) -> tuple[list[Ta
 
 
 scripts = st.lists(
-    st.tuples(st.sampled_from(["hit", "hit", "back"]), st.sampled_from(LATER), st.sampled_from([1, 1, 1, 2, 3]),
-              st.integers(0, 40)),
-    min_size=30, max_size=60,
-)  # fmt: skip
+    st.tuples(
+        st.sampled_from(["hit", "hit", "back"]),
+        st.sampled_from(LATER),
+        st.sampled_from([1, 1, 1, 2, 3]),
+        st.integers(0, 40),
+    ),
+    min_size=30,
+    max_size=60,
+)
 waits = st.sampled_from([None, None, 0.7, 30.0])
 
 
@@ -88,7 +97,9 @@ def limits(algorithm: str, rate: str, wait: float | None, burst: int | None) -> 
 
 
 def is_kept(algorithm: str, limit: Limit, hits: list[Taken]) -> bool:
-    """Whether what was taken under these numbers, and not given back, is no more than they promise in any interval."""
+    """Whether what was taken under these numbers, and not given back, is no more than they promise
+    in any interval.
+    """
     kept = sorted((one for one in hits if not one.is_back), key=lambda one: one.moment)
     size, period = limit.rate.limit, limit.rate.period_us
     for first, last in itertools.combinations_with_replacement(range(len(kept)), 2):
@@ -111,8 +122,12 @@ def is_kept(algorithm: str, limit: Limit, hits: list[Taken]) -> bool:
 @pytest.mark.parametrize("algorithm", BY_RATE)
 @EXAMPLES
 @given(rate=st.sampled_from(RATES), wait=waits, burst=st.sampled_from([None, 1, 4]), script=scripts)
-def test_what_is_kept_keeps_the_promise(algorithm: str, rate: str, wait: Any, burst: Any, script: Any) -> None:
-    """However much is given back in between, what is not given back never exceeds the limit in any interval."""
+def test_what_is_kept_keeps_the_promise(
+    algorithm: str, rate: str, wait: Any, burst: Any, script: Any
+) -> None:
+    """However much is given back in between, what is not given back never exceeds the limit in any
+    interval.
+    """
     limit = limits(algorithm, rate, wait, burst)
     taken, _, _ = flow(limit, script)
     assert is_kept(algorithm, limit, taken)
@@ -124,8 +139,9 @@ def test_what_is_kept_keeps_the_promise(algorithm: str, rate: str, wait: Any, bu
 def test_who_gives_everything_back_is_refused_for_what_is_in_flight_only(
     algorithm: str, rate: str, burst: Any, script: Any
 ) -> None:
-    """Where every hit is given back, however late and in whatever order, nobody is refused while fewer units are in
-    flight than the limit has."""
+    """Where every hit is given back, however late and in whatever order, nobody is refused while
+    fewer units are in flight than the limit has.
+    """
     limit = limits(algorithm, rate, None, burst)
     ask, now, out = Asker(limit), START, []
     size = (limit.burst if algorithm == "token_bucket" else None) or limit.rate.limit
@@ -151,8 +167,10 @@ def test_who_gives_everything_back_is_refused_for_what_is_in_flight_only(
 @EXAMPLES
 @given(rate=st.sampled_from(RATES), burst=st.sampled_from([None, 1, 4]), script=scripts)
 def test_as_if_it_had_never_been_taken(algorithm: str, rate: str, burst: Any, script: Any) -> None:
-    """Afterwards the limit is what it would be had only those asked whose units were kept, each when it counts. A
-    sliding window that lost the last hit of a segment keeps the rest of it for at most one segment longer."""
+    """Afterwards the limit is what it would be had only those asked whose units were kept, each
+    when it counts. A sliding window that lost the last hit of a segment keeps the rest of it for at
+    most one segment longer.
+    """
     limit = limits(algorithm, rate, None, burst)
     taken, ask, now = flow(limit, script)
     ideal = REFERENCES[algorithm](limit)
@@ -182,8 +200,9 @@ def test_as_if_it_had_never_been_taken(algorithm: str, rate: str, burst: Any, sc
 
 @pytest.mark.parametrize("rate", ["100/m", "700/11s", "1/s"])
 def test_the_latest_are_given_back_exactly_however_many_came_before(rate: str) -> None:
-    """A token bucket, also one that is never full again: as if it had never been taken, whichever of the latest seven
-    hits is given back."""
+    """A token bucket, also one that is never full again: as if it had never been taken, whichever
+    of the latest seven hits is given back.
+    """
     limit, chance = Limit("latest", rate, algorithm="token_bucket", burst=1000), random.Random(rate)
     ask, ideal, now, taken = Asker(limit), REFERENCES["token_bucket"](limit), START, []
     for _ in range(300):
@@ -198,15 +217,23 @@ def test_the_latest_are_given_back_exactly_however_many_came_before(rate: str) -
             ideal.take(one.asked, one.moment, one.cost)
     state = ask(now, "peek", 0).limits[0]
     assert state.used > 20 or rate == "700/11s"
-    assert (state.remaining, round(state.reset_after * 1e6)) == (ideal.remaining(now), ideal.idle(now) - now)
+    assert (state.remaining, round(state.reset_after * 1e6)) == (
+        ideal.remaining(now),
+        ideal.idle(now) - now,
+    )
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 @pytest.mark.parametrize("order", ["first", "last", "middle"])
 def test_turns_given_back_are_nobody_elses(algorithm: str, order: str) -> None:
-    """Of many who wait one gives its turn back: the others keep theirs, and whoever comes next gets none of them."""
-    ask = Asker(limits(algorithm, "2/s", 1000.0, 1) if algorithm != "leaky_bucket" else Limit(
-        "back", "2/s", algorithm=algorithm, queue=1000))  # fmt: skip
+    """Of many who wait one gives its turn back: the others keep theirs, and whoever comes next gets
+    none of them.
+    """
+    ask = Asker(
+        limits(algorithm, "2/s", 1000.0, 1)
+        if algorithm != "leaky_bucket"
+        else Limit("back", "2/s", algorithm=algorithm, queue=1000)
+    )
     turns = [Taken(START, ask(START), 1) for _ in range(12)]
     gone = turns.pop({"first": 2, "middle": 6, "last": 11}[order])
     ask(START + 1, "refund", hit_at=gone.moment)
@@ -222,8 +249,14 @@ def test_turns_given_back_are_nobody_elses(algorithm: str, order: str) -> None:
 def test_when_all_who_wait_give_up_nobody_waits(algorithm: str) -> None:
     """In the order they came, or any other: then it is as if none of them had come."""
     for order in (1, -1):
-        ask = Asker(Limit("back", "1/s", algorithm=algorithm, **({"queue": 1000} if algorithm == "leaky_bucket" else {
-            "max_wait": 1000.0})))  # fmt: skip
+        ask = Asker(
+            Limit(
+                "back",
+                "1/s",
+                algorithm=algorithm,
+                **({"queue": 1000} if algorithm == "leaky_bucket" else {"max_wait": 1000.0}),
+            )
+        )
         served = ask(START)
         turns = [ask(START).limits[0].counted_at for _ in range(40)]
         next_turn = math.inf if not turns else turns[0]
@@ -234,8 +267,10 @@ def test_when_all_who_wait_give_up_nobody_waits(algorithm: str) -> None:
 
 
 def test_a_hole_in_a_queue_takes_room_until_those_behind_it_are_gone() -> None:
-    """A leaky bucket: while somebody is behind a turn that was given back, its room is not free, and who comes is
-    refused for as long as if it had been kept; when those have gone or given up, it is."""
+    """A leaky bucket: while somebody is behind a turn that was given back, its room is not free,
+    and who comes is refused for as long as if it had been kept; when those have gone or given up,
+    it is.
+    """
     for do_give_up in (True, False):
         ask = Asker(Limit("back", "1/s", algorithm="leaky_bucket", queue=2))
         turns = [ask(START).limits[0].counted_at for _ in range(3)]
@@ -261,7 +296,9 @@ def test_hits_of_one_moment_are_all_given_back() -> None:
 
 
 def test_a_hit_of_a_later_clock_is_found_again() -> None:
-    """Hosts whose clocks differ by a little: a hit counts from the later clock on, says so, and goes back by that."""
+    """Hosts whose clocks differ by a little: a hit counts from the later clock on, says so, and
+    goes back by that.
+    """
     for algorithm in BY_RATE:
         ask = Asker(Limit("skew", "4/m", algorithm=algorithm))
         assert ask(START + 5_000)
@@ -286,19 +323,33 @@ def test_who_goes_before_others_that_wait_gives_back_all_the_same() -> None:
 
 
 def history(algorithm: str, chance: random.Random) -> tuple[Limit, list[Any]]:
-    """Hits, refunds and edits, most of them at once: many reserve, give back and reserve again. Of a leaky bucket,
-    rates whose turns are whole microseconds apart, and no edits."""
+    """Hits, refunds and edits, most of them at once: many reserve, give back and reserve again. Of
+    a leaky bucket, rates whose turns are whole microseconds apart, and no edits.
+    """
     is_queue, is_edited = algorithm == "leaky_bucket", chance.random() < 0.5
 
     def numbers() -> Limit:
         rate = chance.choice(["1/h", "10/h"] if is_queue else ["1/h", "1/h", "3/h", "7/h"])
-        return limits(algorithm, rate, chance.choice([None, 10_000.0, 36_000.0]), chance.choice([None, 1, 2, 6]))
+        return limits(
+            algorithm,
+            rate,
+            chance.choice([None, 10_000.0, 36_000.0]),
+            chance.choice([None, 1, 2, 6]),
+        )
 
     actions = ["hit"] * 6 + ["back"] * 2 + (["edit"] if is_edited and not is_queue else [])
-    later = [0] * 6 + ([1, 1_000, 900_000_000, 3_600_000_000, 7_200_000_000] if is_edited else [1, 1_000])
+    later = [0] * 6 + (
+        [1, 1_000, 900_000_000, 3_600_000_000, 7_200_000_000] if is_edited else [1, 1_000]
+    )
     limit = numbers() if is_edited else limits(algorithm, "1/h", 36_000.0, 6)
     return limit, [
-        (chance.choice(actions), chance.choice(later), chance.choice([1, 2, 3]), chance.randrange(9), numbers())
+        (
+            chance.choice(actions),
+            chance.choice(later),
+            chance.choice([1, 2, 3]),
+            chance.randrange(9),
+            numbers(),
+        )
         for _ in range(40)
     ]
 
@@ -307,9 +358,10 @@ def history(algorithm: str, chance: random.Random) -> tuple[Limit, list[Any]]:
 @settings(EXAMPLES, max_examples=examples(120))
 @given(seed=st.integers(0, 2**64))
 def test_when_all_is_given_back_nothing_is_left(algorithm: str, seed: int) -> None:
-    """Also of what was reserved far ahead, where others went before who came later, where the limit was edited in
-    between, and in whatever order. Until then, what is kept of what was taken under the same numbers never exceeds
-    the limit."""
+    """Also of what was reserved far ahead, where others went before who came later, where the limit
+    was edited in between, and in whatever order. Until then, what is kept of what was taken under
+    the same numbers never exceeds the limit.
+    """
     chance = random.Random(seed)
     limit, script = history(algorithm, chance)
     ask, now, taken, edits = Asker(limit), START, [], [[limit, []]]
@@ -330,7 +382,8 @@ def test_when_all_is_given_back_nothing_is_left(algorithm: str, seed: int) -> No
             one = out[which % len(out)]
             one.is_back = True
             ask(now, "refund", one.cost, hit_at=one.moment)
-    # An edit counts a full burst of what is reserved; who gives back more of it than that, may give back another's.
+    # An edit counts a full burst of what is reserved; who gives back more of it than that, may give
+    # back another's.
     assert is_reserved_before or all(is_kept(algorithm, *edit) for edit in edits)
     chance.shuffle(taken)
     for one in [one for one in taken if not one.is_back]:
@@ -351,7 +404,9 @@ def out_of_order(burst: int = 6) -> tuple[Asker, Taken, Taken]:
 
 
 def test_who_went_before_gives_back_his_own() -> None:
-    """Not what is reserved later: that still counts as late as it was reserved, and nobody goes instead."""
+    """Not what is reserved later: that still counts as late as it was reserved, and nobody goes
+    instead.
+    """
     ask, late, early = out_of_order()
     ask(START, "refund", 2, hit_at=early.moment)
     assert ask(START, "peek").limits[0].reset_after == 6 * 3600
@@ -360,7 +415,9 @@ def test_who_went_before_gives_back_his_own() -> None:
 
 
 def test_an_edit_forgets_nobody_who_went_before() -> None:
-    """Who gives back what was reserved before an edit gives it back, also where it was reserved before others."""
+    """Who gives back what was reserved before an edit gives it back, also where it was reserved
+    before others.
+    """
     ask, late, early = out_of_order()
     ask.limit = Limit("order", "1/h", algorithm="token_bucket", burst=7, max_wait=36_000.0)
     for one in (early, late):
@@ -370,7 +427,9 @@ def test_an_edit_forgets_nobody_who_went_before() -> None:
 
 
 def test_who_came_later_counts_after_an_edit_as_before() -> None:
-    """What was taken early and is given back after an edit does not take what was taken late along with it."""
+    """What was taken early and is given back after an edit does not take what was taken late along
+    with it.
+    """
     late = START + 3 * 3600 * 1_000_000 - 1
     remaining = []
     for burst in (6, 7):

@@ -50,16 +50,20 @@ class Model:
     now: int = START
 
     def look(self, now: int) -> None:
-        """No clock that was set back makes anything last; who did not ask again does not wait any more."""
+        """No clock that was set back makes anything last; who did not ask again does not wait any
+        more.
+        """
         self.now = now
         if self.live:
             # The last of the members, which is told by the bytes where several end at once.
             ends, last = max(
-                (ends, slot + (pack(">I", units) if units > 1 else b"")) for slot, (ends, units) in self.live.items()
+                (ends, slot + (pack(">I", units) if units > 1 else b""))
+                for slot, (ends, units) in self.live.items()
             )
             if ends > now + lasts_us(last):
                 self.held |= {
-                    slot: (min(ends, now + lasts_us(slot)), units) for slot, (ends, units) in self.live.items()
+                    slot: (min(ends, now + lasts_us(slot)), units)
+                    for slot, (ends, units) in self.live.items()
                 }
         for waiter in self.waiters:
             waiter.until = min(waiter.until, now + ALIVE)
@@ -76,7 +80,11 @@ class Model:
 
     def place(self, slot: bytes, cost: int) -> int | None:
         """How many wait before it does."""
-        found = [place for place, waiter in enumerate(self.waiters) if (waiter.slot, waiter.cost) == (slot, cost)]
+        found = [
+            place
+            for place, waiter in enumerate(self.waiters)
+            if (waiter.slot, waiter.cost) == (slot, cost)
+        ]
         return found[0] if found else None
 
     def ahead(self, slot: bytes, cost: int) -> int:
@@ -133,16 +141,38 @@ class Model:
 steps = st.lists(
     st.tuples(
         st.sampled_from(
-            [*["hit", "wait"] * 4, *["unconfirmed", "confirm", "release"] * 2, "peek", "again", "foreign", "renew",
-             "retake"]
+            [
+                *["hit", "wait"] * 4,
+                *["unconfirmed", "confirm", "release"] * 2,
+                "peek",
+                "again",
+                "foreign",
+                "renew",
+                "retake",
+            ]
         ),
-        st.sampled_from([0, 0, 0, 1, 999, 300_000, 1_500_000, 2_000_000, 9_999_999, -1, -700_000, -3_600_000_000]),
+        st.sampled_from(
+            [
+                0,
+                0,
+                0,
+                1,
+                999,
+                300_000,
+                1_500_000,
+                2_000_000,
+                9_999_999,
+                -1,
+                -700_000,
+                -3_600_000_000,
+            ]
+        ),
         st.sampled_from([1, 1, 1, 1, 2, 3]),
         st.integers(0, 100),
     ),
     min_size=40,
     max_size=40,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=examples(250), deadline=None, suppress_health_check=list(HealthCheck))
@@ -152,8 +182,10 @@ steps = st.lists(
     script=steps,
 )
 def test_slots_answer_as_their_model(limit: int, queue: int | None, script: Any) -> None:
-    """Hits, also of slots to be confirmed, waiting, peeks, releases of one's own, of others' and of what is gone,
-    renewals, confirmations, time that passes and a clock that is set back: every number is the model's."""
+    """Hits, also of slots to be confirmed, waiting, peeks, releases of one's own, of others' and of
+    what is gone, renewals, confirmations, time that passes and a clock that is set back: every
+    number is the model's.
+    """
     given_limit = Limit("slots", str(limit), algorithm="concurrency", queue=queue)
     model = Model(limit, limit * 10 if queue is None else queue)
     who, now = f"{next(serial):032d}".encode(), START
@@ -162,7 +194,10 @@ def test_slots_answer_as_their_model(limit: int, queue: int | None, script: Any)
         now += later
         performed[action] += 1
         slot = new_slot([1.0, 10.0][which % 2])
-        if known and (action in ("release", "again", "renew", "retake", "confirm") or (action == "wait" and which % 3)):
+        if known and (
+            action in ("release", "again", "renew", "retake", "confirm")
+            or (action == "wait" and which % 3)
+        ):
             slot, cost = known[which % len(known)]
         call = Call([Charge(given_limit, who, cost)], "hit", b"s:", now, slot=slot)
         if action in ("renew", "retake"):
@@ -170,15 +205,18 @@ def test_slots_answer_as_their_model(limit: int, queue: int | None, script: Any)
                 continue  # It is not held, and nobody renews it.
             held = HeldSlot(b"s:", call.charges[0], slot)
             answer = get_store().run_each(
-                _PROGRAM, (b"%d" % now, action.encode()), [(held.redis_key, held.record())], Patience(5)
+                _PROGRAM,
+                (b"%d" % now, action.encode()),
+                [(held.redis_key, held.record())],
+                Patience(5),
             )
             assert answer == [model.renew(slot, cost, now, action == "retake")]
         elif action == "confirm":
             if any(waiter.slot == slot for waiter in model.waiters):
                 continue
-            assert get_store().decide(call._replace(operation="charge")).limits[0].counted_at == model.confirm(
-                slot, cost, now
-            )
+            assert get_store().decide(call._replace(operation="charge")).limits[
+                0
+            ].counted_at == model.confirm(slot, cost, now)
         elif action in ("hit", "wait", "unconfirmed"):
             if slot in model.held:
                 continue  # Each is asked for once, and by who waits until it is there.
@@ -186,13 +224,17 @@ def test_slots_answer_as_their_model(limit: int, queue: int | None, script: Any)
             lasts = 700_000 if action == "unconfirmed" else lasts_us(slot)
             allowed, counted = model.hit(slot, cost, now, action == "wait", lasts)
             confirm_ms = 700 if action == "unconfirmed" else 0
-            decision = get_store().decide(call._replace(waits=action == "wait", confirm_ms=confirm_ms))
+            decision = get_store().decide(
+                call._replace(waits=action == "wait", confirm_ms=confirm_ms)
+            )
             assert (decision.allowed, decision.limits[0].counted_at) == (allowed, counted)
             performed["refused"] += not allowed
             performed["queued"] += counted < 0
         elif action == "peek":
             model.look(now)
-            assert get_store().decide(call._replace(operation="peek", slot=b"")).allowed == model.fits(b"", cost)
+            assert get_store().decide(
+                call._replace(operation="peek", slot=b"")
+            ).allowed == model.fits(b"", cost)
         else:
             model.release(slot, now)
             get_store().decide(call._replace(operation="refund"))
@@ -207,7 +249,8 @@ def test_slots_answer_as_their_model(limit: int, queue: int | None, script: Any)
         if cost > limit:
             assert state.retry_after is None
         elif not state.allowed:
-            # A guess: when so many of those end that end first; of what is only waited for, when that is asked next.
+            # A guess: when so many of those end that end first; of what is only waited for, when
+            # that is asked next.
             excess = model.used + model.ahead(b"", cost) + cost - limit
             expected = ends[min(excess, len(ends)) - 1] - now if ends else PAUSE
             assert excess >= model.used + len(model.waiters) + cost - limit > 0 or model.waiters
@@ -223,13 +266,17 @@ def test_that_was_enough() -> None:
 
 
 def test_nobody_overtakes_who_waits() -> None:
-    """A slot that is free is for the first of those that wait; a second one for the next, whoever asks first."""
+    """A slot that is free is for the first of those that wait; a second one for the next, whoever
+    asks first.
+    """
     limit = Limit("slots", "2", algorithm="concurrency")
     who = f"{next(serial):032d}".encode()
     slots = [new_slot(10.0) for _ in range(5)]
 
     def ask(number: int, operation: Any = "hit", waits: bool = True, at: int = 0) -> bool:
-        call = Call([Charge(limit, who)], operation, b"s:", START + at, slot=slots[number], waits=waits)
+        call = Call(
+            [Charge(limit, who)], operation, b"s:", START + at, slot=slots[number], waits=waits
+        )
         return get_store().decide(call).allowed
 
     assert [ask(0), ask(1), ask(2), ask(3)] == [True, True, False, False]
@@ -275,6 +322,9 @@ def test_what_is_not_ours_is_cleared(kind: str, direct: redis.Redis) -> None:
 
 def test_a_hit_that_names_no_slot_takes_none() -> None:
     """Nobody could release it."""
-    call = Call([Charge(Limit("slots", "1", algorithm="concurrency"), f"{next(serial):032d}".encode())], prefix=b"s:")
+    call = Call(
+        [Charge(Limit("slots", "1", algorithm="concurrency"), f"{next(serial):032d}".encode())],
+        prefix=b"s:",
+    )
     for operation in ("hit", "charge", "refund"):
         assert get_store().decide(call._replace(operation=operation)).limits[0].used == 0

@@ -1,4 +1,6 @@
-"""Download both suites, run them on our names, and say where they and the list of differences disagree."""
+"""Download both suites, run them on our names, and say where they and the list of differences
+disagree.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ REPOSITORY = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A package's tests: the file in its source package, where it is put, and the modules made for it to import."""
+    """A package's tests: the file in its source package, where it is put, and the modules made for
+    it to import.
+    """
 
     requirement: str
     file: str
@@ -36,7 +40,8 @@ SUITES = (
         "django_ratelimit/tests.py",
         {
             "__init__": "",
-            "core": "from tests.foreign.names import _get_ip, _split_rate, get_usage, is_ratelimited\n",
+            "core": "from tests.foreign.names import _get_ip, _split_rate, get_usage, "
+            "is_ratelimited\n",
             "decorators": "from django_ratelimit_lua.decorators import ratelimit\n",
             "exceptions": "from django_ratelimit_lua.exceptions import Ratelimited\n",
         },
@@ -58,7 +63,15 @@ SUITES = (
 
 def source(requirement: str, folder: Path) -> tarfile.TarFile:
     """The source package, downloaded."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+    ]
     subprocess.run([*pip, "--no-binary", ":all:", "--dest", str(folder), requirement], check=True)
     return tarfile.open(next(folder.glob("*.tar.gz")))
 
@@ -67,7 +80,9 @@ def prepare(suite: Suite, folder: Path) -> Path:
     """Put the suite's file into a folder, with its import lines changed."""
     download = folder / "download"
     with source(suite.requirement, download) as archive:
-        member = next(member for member in archive.getmembers() if member.name.partition("/")[2] == suite.file)
+        member = next(
+            member for member in archive.getmembers() if member.name.partition("/")[2] == suite.file
+        )
         content = archive.extractfile(member)
         assert content is not None
         text = content.read().decode()
@@ -101,7 +116,11 @@ def outcomes(file: Path, folder: Path) -> dict[str, bool]:
         str(folder),
     ]
     done = subprocess.run(
-        [*command, f"--junitxml={report}", str(file)], cwd=folder, env=environment, capture_output=True, text=True
+        [*command, f"--junitxml={report}", str(file)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     if not report.exists():
         raise SystemExit(done.stdout + done.stderr)
@@ -117,9 +136,12 @@ def outcomes(file: Path, folder: Path) -> dict[str, bool]:
 def disagreements(suite: Suite, passed: dict[str, bool]) -> list[str]:
     """What is not as the list of differences says, a line each."""
     failed = {name for name, has_passed in passed.items() if not has_passed}
-    lines = [f"fails, and no guide says so: {name}" for name in sorted(failed - suite.differences.keys())]
+    lines = [
+        f"fails, and no guide says so: {name}" for name in sorted(failed - suite.differences.keys())
+    ]
     lines += [
-        f"passes, though a guide says that it differs: {name}" for name in sorted(suite.differences.keys() - failed)
+        f"passes, though a guide says that it differs: {name}"
+        for name in sorted(suite.differences.keys() - failed)
     ]
     if len(passed) != suite.tests:
         lines.append(f"{len(passed)} tests ran, not {suite.tests}")
@@ -136,7 +158,10 @@ def main() -> None:
         lines = disagreements(suite, passed)
         wrong = wrong or bool(lines)
         differ = f"{len(suite.differences)} differ as the guide says"
-        print(f"{suite.requirement}: {sum(passed.values())} of {len(passed)} pass on our names, {differ}")
+        print(
+            f"{suite.requirement}: {sum(passed.values())} of {len(passed)} pass on our names, "
+            f"{differ}"
+        )
         print("".join(f"  {line}\n" for line in lines), end="")
     sys.exit(wrong)
 

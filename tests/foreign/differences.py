@@ -1,4 +1,6 @@
-"""Where we differ on purpose: the test of theirs that fails, and how the guide's paragraph about it begins."""
+"""Where we differ on purpose: the test of theirs that fails, and how the guide's paragraph about it
+begins.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,14 @@ DJANGO_RATELIMIT: Differences = {
     "RatelimitTests::test_no_key": "A missing key",
     "FunctionsTests::test_not_increment_after_increment": "A refused request is not counted",
     "CacheFailTests::test_cache_timeout": "Another kind of cache",
-    "CacheFailTests::test_is_ratelimited_cache_connection_error_without_increment": "Asking while Redis is down",
+    "CacheFailTests::test_is_ratelimited_cache_connection_error_without_increment": "Asking while "
+    "Redis is down",
     "IpMetaTests::test_empty_ip": "An empty REMOTE_ADDR",
 }
 DRF: Differences = {
-    "ThrottlingTests::test_request_throttling_multiple_throttles": "A refused request is not counted",
+    "ThrottlingTests::test_request_throttling_multiple_throttles": "A refused request is not "
+    "counted",
     "ThrottlingTests::test_throttle_rate_change_negative": "A refused request is not counted",
-    "SimpleRateThrottleTests::test_wait_returns_correct_waiting_time_without_history": "No history, now or cache",
+    "SimpleRateThrottleTests::test_wait_returns_correct_waiting_time_without_history": "No history, now or cache",  # noqa: E501
 }
 GUIDES = {"docs/migrating.rst": DJANGO_RATELIMIT, "docs/drf.rst": DRF}

@@ -1,4 +1,6 @@
-"""What django-ratelimit's tests import from its `core`: our two functions, and stand-ins for two private ones."""
+"""What django-ratelimit's tests import from its `core`: our two functions, and stand-ins for two
+private ones.
+"""
 
 from __future__ import annotations
 

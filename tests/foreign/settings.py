@@ -1,4 +1,6 @@
-"""The settings under which the others' tests run: what the guides for migrating say to set, and servers of ours."""
+"""The settings under which the others' tests run: what the guides for migrating say to set, and
+servers of ours.
+"""
 
 from tests.server import url
 
@@ -6,7 +8,12 @@ SECRET_KEY = "tests"
 USE_TZ = True
 ROOT_URLCONF = "tests.foreign.settings"
 urlpatterns: list[object] = []
-INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "rest_framework", "django_ratelimit_lua"]
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "rest_framework",
+    "django_ratelimit_lua",
+]
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
 
 REDIS = "django_redis.cache.RedisCache"
@@ -15,7 +22,10 @@ CACHES = {
     "default": {"BACKEND": REDIS, "LOCATION": url()},
     "connection-errors": {"BACKEND": REDIS, "LOCATION": NOBODY},
     "connection-errors-redis": {"BACKEND": REDIS, "LOCATION": NOBODY},
-    "instant-expiration": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "TIMEOUT": 0},
+    "instant-expiration": {
+        "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
+        "TIMEOUT": 0,
+    },
 }
 RATELIMIT_TIMEOUT = 10
 

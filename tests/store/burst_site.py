@@ -16,9 +16,23 @@ if not settings.configured:
         ALLOWED_HOSTS=["*"],
         ROOT_URLCONF="tests.store.burst_site",
         LOGGING_CONFIG=None,
-        INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratelimit_lua"],
-        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ["BURST_DATABASE"]}},
-        CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": os.environ["BURST_REDIS"]}},
+        INSTALLED_APPS=[
+            "django.contrib.auth",
+            "django.contrib.contenttypes",
+            "django_ratelimit_lua",
+        ],
+        DATABASES={
+            "default": {
+                "ENGINE": "django.db.backends.sqlite3",
+                "NAME": os.environ["BURST_DATABASE"],
+            }
+        },
+        CACHES={
+            "default": {
+                "BACKEND": "django_redis.cache.RedisCache",
+                "LOCATION": os.environ["BURST_REDIS"],
+            }
+        },
     )
     django.setup()
 

@@ -24,7 +24,9 @@ def mark(key: bytes) -> int:
     return zlib.crc32(key)
 
 
-def decision(command: list[bytes], *, numbers: int | None = None, fill: float | None = None) -> bytes:
+def decision(
+    command: list[bytes], *, numbers: int | None = None, fill: float | None = None
+) -> bytes:
     """The right reply to an EVALSHA of the program: all its numbers tell whose they are."""
     count = int(command[2])
     token = command[-1]
@@ -39,7 +41,8 @@ def decision(command: list[bytes], *, numbers: int | None = None, fill: float | 
 
 
 class Scripted:
-    """Listens on a free port; `script` answers each command, on as many connections as there are."""
+    """Listens on a free port; `script` answers each command, on as many connections as
+    there are."""
 
     def __init__(self, script: Callable[[list[bytes]], Reply | bytes]) -> None:
         self.script = script
@@ -92,7 +95,8 @@ class Scripted:
 
 
 def usual(server: Callable[[], Scripted], command: list[bytes]) -> bytes:
-    """What a server that is well says, whatever it is: a master, a sentinel or a node of a cluster."""
+    """What a server that is well says, whatever it is: a master, a sentinel or a node of a
+    cluster."""
     name = command[0].upper()
     host, port = b"127.0.0.1", server().port
     if name in (b"EVALSHA", b"EVAL"):

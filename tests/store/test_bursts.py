@@ -1,4 +1,5 @@
-"""Many at once, Redis healthy, settings as they come: as many are let through as the limit has, under each policy.
+"""Many at once, Redis healthy, settings as they come: as many are let through as the limit has,
+under each policy.
 
 A process that needs longer to work off a burst than the deadline is no outage.
 """
@@ -40,15 +41,20 @@ def shipped(settings: Any) -> None:
     start_fresh()
 
 
-def assert_no_outage(sources: Callable[[int], Counter[tuple[bool, str]]], count: int, settings: Any) -> None:
-    """Redis has decided all. Others may keep the processors from it for a while: what is taken for an outage by nature
-    is taken for one each time, and fails after the last."""
+def assert_no_outage(
+    sources: Callable[[int], Counter[tuple[bool, str]]], count: int, settings: Any
+) -> None:
+    """Redis has decided all. Others may keep the processors from it for a while: what is taken for
+    an outage by nature is taken for one each time, and fails after the last.
+    """
     expected = Counter({(True, "redis"): 10, (False, "redis"): count - 10})
     for who in range(3):
         found = sources(who)
         if found == expected:
             return
-        settings.RATELIMIT_TIMEOUT = settings.RATELIMIT_TIMEOUT  # A breaker of the last time's is not this one's.
+        settings.RATELIMIT_TIMEOUT = (
+            settings.RATELIMIT_TIMEOUT
+        )  # A breaker of the last time's is not this one's.
     assert found == expected
 
 
@@ -74,7 +80,9 @@ def test_coroutines(count: int, policy: str, settings: Any) -> None:
 @pytest.mark.parametrize("count", [10, 300])
 def test_threads(count: int, policy: str, settings: Any) -> None:
     """More than there are connections, and they begin together."""
-    settings.RATELIMIT_TIMEOUT = 0.25  # Hundreds of threads keep a small machine's processors from its Redis, too.
+    settings.RATELIMIT_TIMEOUT = (
+        0.25  # Hundreds of threads keep a small machine's processors from its Redis, too.
+    )
     settings.RATELIMIT_ON_STORE_ERROR = policy
     limiter = RateLimiter("burst", "10/h")
 
@@ -95,8 +103,9 @@ def test_threads(count: int, policy: str, settings: Any) -> None:
 @pytest.mark.usefixtures("shipped")
 @pytest.mark.parametrize(("others_are_answered", "left"), [(True, 0.1), (False, 0.05)])
 def test_who_waits_for_the_rules_to_be_loaded(others_are_answered: bool, left: float) -> None:
-    """All the threads of a process that has just started do, and whoever loads them comes late to everything. That is
-    waiting for Redis only while it answers nobody."""
+    """All the threads of a process that has just started do, and whoever loads them comes late to
+    everything. That is waiting for Redis only while it answers nobody.
+    """
     patience = Patience(0.1)
     with provider._lock:
         waiting = threading.Thread(target=load, args=(None, patience))
@@ -110,23 +119,39 @@ def test_who_waits_for_the_rules_to_be_loaded(others_are_answered: bool, left: f
 
 @pytest.fixture(scope="module", params=["uvicorn", "gunicorn"])
 def site(request: Any, tmp_path_factory: Any) -> Iterator[int]:
-    """The port of a server in one process, which has decided nothing yet, of an app that is installed and migrated."""
+    """The port of a server in one process, which has decided nothing yet, of an app that is
+    installed and migrated.
+    """
     port = free_port()
     commands = {
-        "uvicorn": ["tests.store.burst_site:asgi", "--log-level=warning", f"--host={ADDRESS}", f"--port={port}"],
-        "gunicorn": [
-            "tests.store.burst_site:application", "--threads=200", "--workers=1", "--log-level=warning",
-            "--backlog=4096", "--timeout=120", f"--bind={ADDRESS}:{port}",
+        "uvicorn": [
+            "tests.store.burst_site:asgi",
+            "--log-level=warning",
+            f"--host={ADDRESS}",
+            f"--port={port}",
         ],
-    }  # fmt: skip
+        "gunicorn": [
+            "tests.store.burst_site:application",
+            "--threads=200",
+            "--workers=1",
+            "--log-level=warning",
+            "--backlog=4096",
+            "--timeout=120",
+            f"--bind={ADDRESS}:{port}",
+        ],
+    }
     with Server() as server:
         database = str(tmp_path_factory.mktemp("site") / "db.sqlite3")
         environment = {**os.environ, "BURST_REDIS": server.url, "BURST_DATABASE": database}
         subprocess.run(
-            [sys.executable, "-m", "tests.store.burst_site"], cwd=Path(__file__).parents[2], env=environment, check=True
+            [sys.executable, "-m", "tests.store.burst_site"],
+            cwd=Path(__file__).parents[2],
+            env=environment,
+            check=True,
         )
         process = subprocess.Popen(
-            # Redis has a machine of its own, as it were: two hundred busy threads do not keep it from working.
+            # Redis has a machine of its own, as it were: two hundred busy threads do not keep it
+            # from working.
             ["nice", "-n", "10", sys.executable, "-m", request.param, *commands[request.param]],
             cwd=Path(__file__).parents[2],
             env=environment,
@@ -154,12 +179,15 @@ async def answered(port: int, path: str) -> int:
 def test_requests(site: int, view: str, policy: str) -> None:
     """To views of both kinds, on an event loop and in 200 threads.
 
-    Other tests may keep the processors from Redis for longer than the deadline, which is an outage to this site. So a
-    burst is tried three times, each with a count of its own, after the pause that follows an outage.
+    Other tests may keep the processors from Redis for longer than the deadline, which is an outage
+    to this site. So a burst is tried three times, each with a count of its own, after the pause
+    that follows an outage.
     """
 
     async def send(number: int) -> list[int]:
-        return await asyncio.gather(*(answered(site, f"/{policy}/{view}?burst={number}") for _ in range(200)))
+        return await asyncio.gather(
+            *(answered(site, f"/{policy}/{view}?burst={number}") for _ in range(200))
+        )
 
     expected = Counter({200: 10, 429: 190})
     for number in range(3):

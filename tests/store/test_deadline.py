@@ -1,4 +1,6 @@
-"""The deadline of a decision is about the store: it holds whatever a server does, and no time of our own counts."""
+"""The deadline of a decision is about the store: it holds whatever a server does, and no time of
+our own counts.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ async def atimed(asking: Any) -> tuple[Any, float]:
 
 
 def assert_in_time(ask: Callable[[], float], most: float) -> None:
-    """A machine may be busy for a while: what is late by nature is late each time, and fails after the last."""
+    """A machine may be busy for a while: what is late by nature is late each time, and fails after
+    the last.
+    """
     assert any(ask() < most for _ in range(5)), most
 
 
@@ -54,17 +58,23 @@ def at_once(store: Store, kind: str, count: int) -> list[tuple[Any, float]]:
     """So many calls at once, and how long each took."""
     if kind == "sync":
         with ThreadPoolExecutor(count) as pool:
-            return list(pool.map(lambda number: timed(lambda: store.decide(call(number))), range(count)))
+            return list(
+                pool.map(lambda number: timed(lambda: store.decide(call(number))), range(count))
+            )
 
     async def gathered() -> list[tuple[Any, float]]:
-        return await asyncio.gather(*(atimed(store.adecide(call(number))) for number in range(count)))
+        return await asyncio.gather(
+            *(atimed(store.adecide(call(number))) for number in range(count))
+        )
 
     return asyncio.run(gathered())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("what", ["the decision", "a huge reply", "the greeting"])
-def test_a_reply_that_trickles_in_is_given_up_at_the_deadline(what: str, kind: str, settings: Any) -> None:
+def test_a_reply_that_trickles_in_is_given_up_at_the_deadline(
+    what: str, kind: str, settings: Any
+) -> None:
     """A byte every 30 ms would take seconds: reading has one deadline, not one for each byte."""
 
     def script(command: list[bytes]) -> Any:
@@ -72,12 +82,17 @@ def test_a_reply_that_trickles_in_is_given_up_at_the_deadline(what: str, kind: s
         if what == "the greeting":
             return drip(right, 0.03) if command[0] == b"SELECT" else right
         if command[0] == b"EVALSHA":
-            return drip(right if what == "the decision" else bulk(bytes(10_000)), 0.03 if "the d" in what else 0.001)
+            return drip(
+                right if what == "the decision" else bulk(bytes(10_000)),
+                0.03 if "the d" in what else 0.001,
+            )
         return right
 
     with Scripted(script) as server:
         location = f"redis://127.0.0.1:{server.port}/3"  # Which has to be selected.
-        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location}}
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location}
+        }
         store = Store(ConnectionParams.of("default"), DEADLINE, background=True)
 
         def ask() -> float:
@@ -93,9 +108,12 @@ def test_a_reply_that_trickles_in_is_given_up_at_the_deadline(what: str, kind: s
 
 @pytest.mark.parametrize("kind", [*KINDS, "rules"])
 @pytest.mark.parametrize("announced", [b"$500000000\r\n", b"*100000000\r\n"], ids=["text", "array"])
-def test_a_reply_that_never_ends_is_given_up_at_the_deadline(announced: bytes, kind: str, settings: Any) -> None:
-    """There is always more to read: of a decision too much is refused, and of rules, which may be large, the reading
-    counts."""
+def test_a_reply_that_never_ends_is_given_up_at_the_deadline(
+    announced: bytes, kind: str, settings: Any
+) -> None:
+    """There is always more to read: of a decision too much is refused, and of rules, which may be
+    large, the reading counts.
+    """
 
     def script(command: list[bytes]) -> Any:
         return endless if command[0] in (b"EVALSHA", b"HGETALL") else usual(lambda: server, command)
@@ -122,7 +140,9 @@ def test_a_reply_that_never_ends_is_given_up_at_the_deadline(announced: bytes, k
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_waiting_for_a_connection_and_asking_have_one_deadline(kind: str, settings: Any) -> None:
-    """With one connection for all and a server that hangs, the last in the queue gives up when the first does."""
+    """With one connection for all and a server that hangs, the last in the queue gives up when the
+    first does.
+    """
     with Scripted(lambda command: late(b"", 0.5)) as server:
         settings.CACHES = {
             "default": {
@@ -164,7 +184,9 @@ def test_a_hung_server_keeps_hundreds_no_longer_than_one(kind: str, settings: An
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_store_that_answers_slowly_is_no_outage(kind: str, settings: Any) -> None:
-    """Each answer takes a third of the deadline, and those who wait for a connection wait for several: all are told."""
+    """Each answer takes a third of the deadline, and those who wait for a connection wait for
+    several: all are told.
+    """
     deadline = 3 * DEADLINE  # A machine that stands still for a moment does not miss it.
 
     def script(command: list[bytes]) -> Any:
@@ -187,14 +209,17 @@ def test_a_store_that_answers_slowly_is_no_outage(kind: str, settings: Any) -> N
 
 
 def test_an_event_loop_that_stands_still_is_no_outage(settings: Any) -> None:
-    """Somebody blocks the loop for longer than the deadline: the answers are there when it comes back to them, even of
-    connections that are being made meanwhile."""
+    """Somebody blocks the loop for longer than the deadline: the answers are there when it comes
+    back to them, even of connections that are being made meanwhile.
+    """
     with Server() as server:
         store = store_of(settings, server.port, "single", DEADLINE)
 
         async def everything() -> None:
             for _ in range(3):
-                asking = [asyncio.ensure_future(store.adecide(call(number))) for number in range(20)]
+                asking = [
+                    asyncio.ensure_future(store.adecide(call(number))) for number in range(20)
+                ]
                 for _ in range(6):
                     await asyncio.sleep(0)
                     time.sleep(DEADLINE * 1.5)
@@ -218,7 +243,11 @@ def test_threads_that_have_to_wait_for_the_interpreter_are_no_outage(settings: A
             thread.start()
         try:
             with ThreadPoolExecutor(20) as pool:
-                found = list(pool.map(lambda number: timed(lambda: store.decide(call(number)))[0], range(100)))
+                found = list(
+                    pool.map(
+                        lambda number: timed(lambda: store.decide(call(number)))[0], range(100)
+                    )
+                )
         finally:
             over.set()
             for thread in busy:
@@ -228,8 +257,9 @@ def test_threads_that_have_to_wait_for_the_interpreter_are_no_outage(settings: A
 
 
 def test_who_is_cancelled_is_cancelled(settings: Any) -> None:
-    """While it waits for a connection, for its making or for an answer: and nobody else is told that answer, nor is a
-    connection lost."""
+    """While it waits for a connection, for its making or for an answer: and nobody else is told
+    that answer, nor is a connection lost.
+    """
 
     def script(command: list[bytes]) -> Any:
         return late(usual(lambda: server, command), 0.02)
@@ -262,7 +292,9 @@ def test_who_is_cancelled_is_cancelled(settings: Any) -> None:
 
 
 def test_a_wait_in_a_cancelled_task_still_ends_in_an_error(settings: Any) -> None:
-    """What is done about a cancellation (a refund, say) has the deadline of any other call, and fails as any other."""
+    """What is done about a cancellation (a refund, say) has the deadline of any other call, and
+    fails as any other.
+    """
     with Scripted(lambda command: late(b"", 1)) as server:
         store = store_of(settings, server.port, "single", DEADLINE)
 

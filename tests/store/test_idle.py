@@ -25,7 +25,9 @@ from tests.store.test_replies import call, is_own, store_of
 def own(settings: Any) -> Iterator[redis.Redis]:
     """A client of a server that only the limiter uses."""
     with Server() as found, redis.Redis.from_url(found.url) as direct:
-        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": found.url}}
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": found.url}
+        }
         settings.RATELIMIT_TIMEOUT = 5
         start_fresh()
         yield direct
@@ -37,7 +39,9 @@ def open_connections(direct: redis.Redis) -> int:
     return sum(client["cmd"].startswith(("eval", "script")) for client in direct.client_list())
 
 
-def test_threads_give_idle_connections_back(own: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_give_idle_connections_back(
+    own: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a burst as well; the connections that are used stay."""
     limiter = RateLimiter("idle", "100000/h")
     with ThreadPoolExecutor(20) as pool:
@@ -56,7 +60,9 @@ def test_threads_give_idle_connections_back(own: redis.Redis, monkeypatch: pytes
     assert limiter.hit("someone").source == "redis"
 
 
-def test_an_event_loop_gives_an_idle_connection_back(own: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_loop_gives_an_idle_connection_back(
+    own: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And makes another one when it is needed."""
     monkeypatch.setattr(asynchronous, "IDLE_SECONDS", 0.3)
     limiter = RateLimiter("idle", "100000/h")
@@ -71,7 +77,9 @@ def test_an_event_loop_gives_an_idle_connection_back(own: redis.Redis, monkeypat
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_connection_that_the_server_closed_meanwhile_costs_no_decision(kind: str, own: redis.Redis) -> None:
+def test_a_connection_that_the_server_closed_meanwhile_costs_no_decision(
+    kind: str, own: redis.Redis
+) -> None:
     """As with the setting `timeout` of Redis, or a firewall that ends idle connections."""
     limiter = RateLimiter("closed", "100000/h")
 
@@ -92,7 +100,11 @@ def test_resets_leave_nothing_in_the_log_of_asyncio(settings: Any, caplog: Any) 
 
     def script(command: list[bytes]) -> Any:
         right = usual(lambda: scripted, command)
-        return reset(right, len(right) // 2) if command[0] == b"EVALSHA" and len(scripted.asked) % 7 == 0 else right
+        return (
+            reset(right, len(right) // 2)
+            if command[0] == b"EVALSHA" and len(scripted.asked) % 7 == 0
+            else right
+        )
 
     with Scripted(script) as scripted, caplog.at_level(logging.DEBUG, "asyncio"):
         store = store_of(settings, scripted.port, "single", 2)
@@ -109,4 +121,6 @@ def test_resets_leave_nothing_in_the_log_of_asyncio(settings: Any, caplog: Any) 
 
         asyncio.run(everything())
         store.close()
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ] == []

@@ -15,9 +15,12 @@ from tests.server import url
 
 START = 1_750_000_000_000_000
 LIMITS = [
-    Limit("a", "3/m"), Limit("b", "3/m", algorithm="token_bucket"), Limit("c", "3/m", algorithm="leaky_bucket"),
-    Limit("d", "3/m", algorithm="sliding_log"), Limit("e", "3/m", algorithm="fixed_window"),
-]  # fmt: skip
+    Limit("a", "3/m"),
+    Limit("b", "3/m", algorithm="token_bucket"),
+    Limit("c", "3/m", algorithm="leaky_bucket"),
+    Limit("d", "3/m", algorithm="sliding_log"),
+    Limit("e", "3/m", algorithm="fixed_window"),
+]
 
 
 @pytest.fixture
@@ -31,11 +34,16 @@ def calls(prefix: bytes, limits: list[Limit] = LIMITS, slack_us: int | None = No
     """Many, of several shapes and identities, a tenth of a second apart."""
     return [
         Call(
-            [Charge(limits[(number + more) % len(limits)], b"%032d" % (number % 3)) for more in range(number % 2 + 1)],
-            prefix=prefix, now=START + number * 100_000, slack_us=slack_us,
+            [
+                Charge(limits[(number + more) % len(limits)], b"%032d" % (number % 3))
+                for more in range(number % 2 + 1)
+            ],
+            prefix=prefix,
+            now=START + number * 100_000,
+            slack_us=slack_us,
         )
         for number in range(150)
-    ]  # fmt: skip
+    ]
 
 
 def test_a_pipeline_is_decided_as_its_calls_are_one_by_one(store: Store, prefix: str) -> None:
@@ -47,7 +55,9 @@ def test_a_pipeline_is_decided_as_its_calls_are_one_by_one(store: Store, prefix:
     assert store.decide_many([]) == []
 
 
-def test_programs_that_the_server_has_forgotten_are_loaded(store: Store, prefix: str, direct: redis.Redis) -> None:
+def test_programs_that_the_server_has_forgotten_are_loaded(
+    store: Store, prefix: str, direct: redis.Redis
+) -> None:
     """Before anything is decided."""
     direct.script_flush()
     apart = [store.decide(call) for call in calls(f"{prefix}2:".encode())]
@@ -55,15 +65,23 @@ def test_programs_that_the_server_has_forgotten_are_loaded(store: Store, prefix:
     assert store.decide_many(calls(f"{prefix}1:".encode())) == apart
 
 
-def test_a_foreign_key_is_cleared_in_its_turn(store: Store, prefix: str, direct: redis.Redis) -> None:
+def test_a_foreign_key_is_cleared_in_its_turn(
+    store: Store, prefix: str, direct: redis.Redis
+) -> None:
     """The calls behind it are decided after it."""
     (call, *_), limit = calls(prefix.encode()), LIMITS[0]
-    direct.rpush(b"%b{%b}:%b" % (prefix.encode(), call.charges[0].digest, limit.key_part), "of another type")
-    decisions = store.decide_many([call._replace(charges=[Charge(limit, call.charges[0].digest)])] * 2)
+    direct.rpush(
+        b"%b{%b}:%b" % (prefix.encode(), call.charges[0].digest, limit.key_part), "of another type"
+    )
+    decisions = store.decide_many(
+        [call._replace(charges=[Charge(limit, call.charges[0].digest)])] * 2
+    )
     assert [decision.limits[0].used for decision in decisions] == [1, 2]
 
 
-def test_keys_are_kept_for_as_long_as_a_call_says(store: Store, prefix: str, direct: redis.Redis) -> None:
+def test_keys_are_kept_for_as_long_as_a_call_says(
+    store: Store, prefix: str, direct: redis.Redis
+) -> None:
     """Beyond what they are worth by its own time; and deleted by their names."""
     store.decide_many(calls(prefix.encode(), slack_us=3600 * 1_000_000))
     keys = direct.keys(f"{prefix}*")

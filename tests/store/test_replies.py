@@ -27,11 +27,24 @@ from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.store.sharded import ShardedStore
 from django_ratelimit_lua.testing.server import Server
 from tests import clusters
-from tests.store.scripted import Reply, Scripted, bulk, decision, drip, followed, late, mark, torn, usual
+from tests.store.scripted import (
+    Reply,
+    Scripted,
+    bulk,
+    decision,
+    drip,
+    followed,
+    late,
+    mark,
+    torn,
+    usual,
+)
 
 TIMEOUT = 0.15
 SETTLED = 0.3
-"""Seconds after which nothing comes any more that a reply was followed by (20 ms later, and the machine is busy)."""
+"""Seconds after which nothing comes any more that a reply was followed by (20 ms later, and the
+machine is busy).
+"""
 KINDS = ("single", "sentinel", "cluster")
 LIMITS = [Limit("one", "5/m"), Limit("two", "7/h", algorithm="token_bucket")]
 assert RedisCache is not None
@@ -48,12 +61,16 @@ def caches(port: int, kind: str) -> dict[str, Any]:
             "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
             "SENTINELS": [("127.0.0.1", port)],
         }
-    return {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url, "OPTIONS": options}}
+    return {
+        "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url, "OPTIONS": options}
+    }
 
 
 def store_of(settings: Any, port: int, kind: str, timeout: float = TIMEOUT) -> Store:
     settings.DJANGO_REDIS_CONNECTION_FACTORY = (
-        "django_redis.pool.SentinelConnectionFactory" if kind == "sentinel" else "django_redis.pool.ConnectionFactory"
+        "django_redis.pool.SentinelConnectionFactory"
+        if kind == "sentinel"
+        else "django_redis.pool.ConnectionFactory"
     )
     settings.CACHES = caches(port, kind)
     made = ShardedStore if kind == "cluster" else Store
@@ -146,7 +163,9 @@ class Chaos:
             lambda: earlier,
             lambda: earlier + right,
             lambda: right + right,
-            lambda: followed(right, choose([right, earlier, *NO_REPLIES]), choose([0.0, 0.0005, 0.002, 0.02])),
+            lambda: followed(
+                right, choose([right, earlier, *NO_REPLIES]), choose([0.0, 0.0005, 0.002, 0.02])
+            ),
             lambda: late(right, choose([0.005, 0.05, 0.3])),
             lambda: drip(right, choose([0.0, 0.0005, 0.03])),
             lambda: torn(right, self.random.randrange(len(right))),
@@ -154,7 +173,9 @@ class Chaos:
             lambda: b"",
             lambda: b"-NOSCRIPT No matching script.\r\n",
             lambda: (
-                choose([b"-MOVED 1 ", b"-ASK 1 "]) + choose([address, address, b"", b"nowhere", b":99999"]) + b"\r\n"
+                choose([b"-MOVED 1 ", b"-ASK 1 "])
+                + choose([address, address, b"", b"nowhere", b":99999"])
+                + b"\r\n"
             ),
         ]
         if is_decision:
@@ -183,8 +204,9 @@ def check_answers(outcomes: list[tuple[Call, Any]]) -> None:
 @pytest.mark.parametrize("chaos", [1, 2], indirect=True)
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_are_told_their_own_answers_or_none(chaos: Chaos, kind: str, settings: Any) -> None:
-    """Whatever a server does: each answer has the numbers of the identity that asked, anything else is a StoreError;
-    and when the server is well again, so is everybody."""
+    """Whatever a server does: each answer has the numbers of the identity that asked, anything else
+    is a StoreError; and when the server is well again, so is everybody.
+    """
     store = store_of(settings, chaos.server.port, kind)
 
     def ask(number: int) -> tuple[Call, Any]:
@@ -205,7 +227,9 @@ def test_threads_are_told_their_own_answers_or_none(chaos: Chaos, kind: str, set
 
 @pytest.mark.parametrize("chaos", [3, 4], indirect=True)
 @pytest.mark.parametrize("kind", KINDS)
-def test_coroutines_are_told_their_own_answers_or_none(chaos: Chaos, kind: str, settings: Any) -> None:
+def test_coroutines_are_told_their_own_answers_or_none(
+    chaos: Chaos, kind: str, settings: Any
+) -> None:
     """The same on an event loop, where some are cancelled in the middle of it."""
     store = store_of(settings, chaos.server.port, kind)
 
@@ -260,7 +284,9 @@ def test_whatever_is_no_reply_is_a_store_error(reply: bytes, settings: Any) -> N
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_second_reply_is_never_the_answer_to_the_next_command(kind: str, settings: Any) -> None:
-    """Whether it comes with the first reply or after it, and whether the next command has a token or not."""
+    """Whether it comes with the first reply or after it, and whether the next command has a token
+    or not.
+    """
     count = 0
 
     def script(command: list[bytes]) -> Any:
@@ -277,11 +303,14 @@ def test_a_second_reply_is_never_the_answer_to_the_next_command(kind: str, setti
 
         async def ask(number: int) -> None:
             assert is_own(
-                call(number), store.decide(call(number)) if kind == "sync" else await store.adecide(call(number))
+                call(number),
+                store.decide(call(number)) if kind == "sync" else await store.adecide(call(number)),
             )
             await asyncio.sleep(0.01)
             with suppress(StoreError):
-                assert (store.execute(b"GET", b"key") if kind == "sync" else await store.arun(*run)) != [7]
+                assert (
+                    store.execute(b"GET", b"key") if kind == "sync" else await store.arun(*run)
+                ) != [7]
 
         async def everything() -> None:
             for number in range(10):
@@ -292,7 +321,9 @@ def test_a_second_reply_is_never_the_answer_to_the_next_command(kind: str, setti
 
 
 def test_rules_are_stale_only_for_who_asked_about_them() -> None:
-    """A revision, or what is written about subjects, is an answer only to a call that sent some, in number and kind."""
+    """A revision, or what is written about subjects, is an answer only to a call that sent some, in
+    number and kind.
+    """
     token = b"12345678"
     stale = b"stale 7-0123456789abcdef" + token
     known = Revision.of(3, "0123456789abcdef")
@@ -314,17 +345,25 @@ def test_rules_are_stale_only_for_who_asked_about_them() -> None:
     with pytest.raises(StaleRules) as found:
         subjects.read([None, b"x", token], token)
     assert found.value.records == (None, b"x")
-    for reply in ([None, token], [None, None, None, token], [None, b"x", b"another1"], [None, 5, token]):
+    for reply in (
+        [None, token],
+        [None, None, None, token],
+        [None, b"x", b"another1"],
+        [None, 5, token],
+    ):
         with pytest.raises(ValueError, match="not the reply"):
             subjects.read(reply, token)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_script_that_may_not_be_loaded_leaves_nobody_behind(kind: str, settings: Any) -> None:
-    """EVAL is refused by an ACL and granted later. Meanwhile and afterwards each call has its own answer, on one
-    connection."""
+    """EVAL is refused by an ACL and granted later. Meanwhile and afterwards each call has its own
+    answer, on one connection.
+    """
     with Server() as server, redis.Redis.from_url(server.url) as direct:
-        direct.execute_command("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-eval")
+        direct.execute_command(
+            "ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-eval"
+        )
         settings.CACHES = caches(server.port, "single")
         settings.CACHES["default"]["LOCATION"] = f"redis://limited:secret@127.0.0.1:{server.port}/0"
         store = Store(ConnectionParams.of("default"), 5, background=True)
@@ -339,7 +378,9 @@ def test_a_script_that_may_not_be_loaded_leaves_nobody_behind(kind: str, setting
                 try:
                     asked = call(number, 1 + number % 2)
                     decided = store.decide(asked) if kind == "sync" else await store.adecide(asked)
-                    found.append((len(decided.limits) == len(asked.charges), decided.limits[0].used))
+                    found.append(
+                        (len(decided.limits) == len(asked.charges), decided.limits[0].used)
+                    )
                 except StoreError as error:
                     found.append(str(error).partition(":")[0])
             return found
@@ -351,7 +392,8 @@ def test_a_script_that_may_not_be_loaded_leaves_nobody_behind(kind: str, setting
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_refused_asking_leaves_nobody_behind(kind: str, settings: Any) -> None:
-    """In a cluster whose slot moves, ASKING is refused by an ACL: nobody is told what another was."""
+    """In a cluster whose slot moves, ASKING is refused by an ACL: nobody is told what
+    another was."""
     with clusters.cluster(replicas=False) as found:
         users = ("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-asking")
         for server in found.servers:
@@ -372,7 +414,9 @@ def test_a_refused_asking_leaves_nobody_behind(kind: str, settings: Any) -> None
             async def ask() -> None:
                 for number in others:
                     try:
-                        await store.adecide(call(1, 2)) if kind == "async" else store.decide(call(1, 2))
+                        await store.adecide(call(1, 2)) if kind == "async" else store.decide(
+                            call(1, 2)
+                        )
                     except StoreError as error:
                         refused.append(str(error))
                     asked = call(number, 2)
@@ -386,15 +430,24 @@ def test_a_refused_asking_leaves_nobody_behind(kind: str, settings: Any) -> None
             direct.delete(key)
         found.move(key, target, while_moving=while_moving)
         assert used == [1] * 6 + [2] * 6
-        assert {word.partition(":")[0] for word in refused} <= {"NoPermissionError", "TryAgainError", "ResponseError"}
+        assert {word.partition(":")[0] for word in refused} <= {
+            "NoPermissionError",
+            "TryAgainError",
+            "ResponseError",
+        }
         assert any("asking" in word for word in refused)
         store.close()
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_busy_server_leaves_nobody_behind(kind: str, settings: Any) -> None:
-    """A script that never ends makes every answer an error; when it is killed, each has his own again."""
-    with Server(None, "--lua-time-limit", "20") as server, redis.Redis.from_url(server.url) as direct:
+    """A script that never ends makes every answer an error; when it is killed, each has his own
+    again.
+    """
+    with (
+        Server(None, "--lua-time-limit", "20") as server,
+        redis.Redis.from_url(server.url) as direct,
+    ):
         store = store_of(settings, server.port, "single", 5)
 
         async def ask(number: int) -> Any:
@@ -446,7 +499,9 @@ def test_a_script_that_is_removed_all_the_time_is_no_outage(kind: str, settings:
 
         async def ask() -> list[float]:
             return [
-                (store.decide(call(1)) if kind == "sync" else await store.adecide(call(1))).limits[0].used
+                (store.decide(call(1)) if kind == "sync" else await store.adecide(call(1)))
+                .limits[0]
+                .used
                 for _ in range(200)
             ]
 
@@ -462,7 +517,9 @@ def test_a_script_that_is_removed_all_the_time_is_no_outage(kind: str, settings:
 
 
 @pytest.mark.parametrize("kind", ["single", "cluster"])
-def test_a_program_that_the_server_does_not_have_is_sent_with_its_source(kind: str, settings: Any) -> None:
+def test_a_program_that_the_server_does_not_have_is_sent_with_its_source(
+    kind: str, settings: Any
+) -> None:
     """In two exchanges: a command that did not find it has not run."""
 
     def script(command: list[bytes]) -> bytes:

@@ -53,7 +53,9 @@ def said() -> Iterator[list[str]]:
 def own(settings: Any) -> Iterator[Server]:
     with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
         settings.RATELIMIT_TIMEOUT = 5
-        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+        }
         start_fresh()
         yield server
         get_store().close()
@@ -61,10 +63,16 @@ def own(settings: Any) -> Iterator[Server]:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_full_server_is_down_once_and_up_once(
-    kind: str, own: Server, said: list[str], settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    kind: str,
+    own: Server,
+    said: list[str],
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
 ) -> None:
-    """Under load it decides whatever needs no memory and refuses the rest: that is one change of state, told once; its
-    breaker stays closed, and it is up when it has decided steadily."""
+    """Under load it decides whatever needs no memory and refuses the rest: that is one change of
+    state, told once; its breaker stays closed, and it is up when it has decided steadily.
+    """
     monkeypatch.setattr(server, "STEADY_SECONDS", 60.0)
     settings.RATELIMIT_ON_STORE_ERROR = "open"
     settings.RATELIMIT_DENY_CACHE_SECONDS = 0
@@ -105,10 +113,14 @@ def test_a_full_server_is_down_once_and_up_once(
         time.sleep(0.5)
         load()
     assert said == ["down", "up"]
-    assert len([record for record in caplog.records if "Redis of cache" in record.getMessage()]) == 2
+    assert (
+        len([record for record in caplog.records if "Redis of cache" in record.getMessage()]) == 2
+    )
 
 
-def test_a_server_that_was_not_asked_is_up_with_its_first_answer(own: Server, said: list[str], settings: Any) -> None:
+def test_a_server_that_was_not_asked_is_up_with_its_first_answer(
+    own: Server, said: list[str], settings: Any
+) -> None:
     """A pause ends with a trial that was answered: nothing more has to be shown."""
     settings.RATELIMIT_TIMEOUT = 0.1
     limiter = RateLimiter("x", "1000000/h")
@@ -133,13 +145,17 @@ def test_a_server_that_was_not_asked_is_up_with_its_first_answer(own: Server, sa
 def test_errors_that_are_answered_open_no_breaker_and_spoil_no_connection(
     error: bytes, kind: str, settings: Any
 ) -> None:
-    """However many there are: the next call is asked, with its whole deadline, on the same connection."""
+    """However many there are: the next call is asked, with its whole deadline, on the same
+    connection.
+    """
     erring = threading.Event()
     erring.set()
     script = lambda command: error if erring.is_set() else usual(lambda: server, command)  # noqa: E731
     with Scripted(script) as server:
         settings.RATELIMIT_TIMEOUT = 0.5
-        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+        }
         store = get_store()
 
         async def everything() -> None:
@@ -151,7 +167,9 @@ def test_errors_that_are_answered_open_no_breaker_and_spoil_no_connection(
             erring.clear()
             for number in range(3):
                 asked = call(number)
-                assert is_own(asked, store.decide(asked) if kind == "sync" else await store.adecide(asked))
+                assert is_own(
+                    asked, store.decide(asked) if kind == "sync" else await store.adecide(asked)
+                )
 
         asyncio.run(everything())
         assert server.connected <= (13 if error.startswith(b"-READONLY") else 1)
@@ -160,17 +178,26 @@ def test_errors_that_are_answered_open_no_breaker_and_spoil_no_connection(
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("breaks", [torn, reset])
-def test_a_connection_that_breaks_in_mid_reply_is_known_at_once(breaks: Any, kind: str, settings: Any) -> None:
-    """No deadline passes, and no call is sent twice. Three in a row open the breaker, and then nobody is asked; two
-    between answers do not."""
+def test_a_connection_that_breaks_in_mid_reply_is_known_at_once(
+    breaks: Any, kind: str, settings: Any
+) -> None:
+    """No deadline passes, and no call is sent twice. Three in a row open the breaker, and then
+    nobody is asked; two between answers do not.
+    """
     breaking = threading.Event()
 
     def script(command: list[bytes]) -> Any:
         right = usual(lambda: server, command)
-        return breaks(right, len(right) // 2) if breaking.is_set() and command[0] == b"EVALSHA" else right
+        return (
+            breaks(right, len(right) // 2)
+            if breaking.is_set() and command[0] == b"EVALSHA"
+            else right
+        )
 
     with Scripted(script) as server:
-        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+        }
         store = Store(ConnectionParams.of("default"), 60, background=False)
 
         async def fail(message: str) -> None:
@@ -180,7 +207,10 @@ def test_a_connection_that_breaks_in_mid_reply_is_known_at_once(breaks: Any, kin
         async def everything() -> None:
             for failures in (2, 2, 3):
                 breaking.clear()
-                assert is_own(call(1), store.decide(call(1)) if kind == "sync" else await store.adecide(call(1)))
+                assert is_own(
+                    call(1),
+                    store.decide(call(1)) if kind == "sync" else await store.adecide(call(1)),
+                )
                 breaking.set()
                 assert not store.is_paused
                 for _ in range(failures):
@@ -208,7 +238,9 @@ def test_the_table_of_faults_resets_connections() -> None:
 
 
 def test_many_threads_with_a_loop_each_meet_no_exception(own: Server) -> None:
-    """Async views under WSGI are such: loops that come and go, in twelve threads at once, and no connection is left."""
+    """Async views under WSGI are such: loops that come and go, in twelve threads at once, and no
+    connection is left.
+    """
     limiter = RateLimiter("x", "1000000/h")
 
     async def some() -> int:
@@ -223,7 +255,9 @@ def test_many_threads_with_a_loop_each_meet_no_exception(own: Server) -> None:
 
     with redis.Redis.from_url(own.url) as direct:
         limiter.hit("x")
-        usual_ones = 4  # This one, that of the hit, the listener's, and the one by which rules are loaded.
+        usual_ones = (
+            4  # This one, that of the hit, the listener's, and the one by which rules are loaded.
+        )
         with ThreadPoolExecutor(12) as pool:
             assert list(pool.map(many, range(12))) == [60] * 12
         for _ in range(250):

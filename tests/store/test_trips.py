@@ -59,11 +59,15 @@ def store(held: Holding, settings: Any) -> Iterator[Store]:
 
 
 async def asked(store: Store, numbers: Any) -> list[Any]:
-    return await asyncio.gather(*(store.adecide(call(number)) for number in numbers), return_exceptions=True)
+    return await asyncio.gather(
+        *(store.adecide(call(number)) for number in numbers), return_exceptions=True
+    )
 
 
 def own(numbers: Any, found: list[Any]) -> bool:
-    return all(is_own(call(number), decided) for number, decided in zip(numbers, found, strict=True))
+    return all(
+        is_own(call(number), decided) for number, decided in zip(numbers, found, strict=True)
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 1000])
@@ -78,11 +82,15 @@ def test_one_connection_for_all_of_a_loop(count: int, held: Holding, store: Stor
     assert held.server.connected == 1
 
 
-@pytest.mark.parametrize(("count", "writes"), [(1, [1]), (2, [1, 1]), (20, [1, 19]), (100, [1, 32, 32, 32, 3])])
+@pytest.mark.parametrize(
+    ("count", "writes"), [(1, [1]), (2, [1, 1]), (20, [1, 19]), (100, [1, 32, 32, 32, 3])]
+)
 def test_what_is_asked_in_one_turn_goes_out_together(
     count: int, writes: list[int], held: Holding, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks first is sent at once; those behind him in one write, but for 32 that do not wait for the others."""
+    """Who asks first is sent at once; those behind him in one write, but for 32 that do not wait
+    for the others.
+    """
     sent: list[bytes] = []
     write = selector_events._SelectorSocketTransport.write
 
@@ -121,13 +129,19 @@ def test_an_error_is_told_to_whom_it_is_about(held: Holding, store: Store) -> No
     (key,) = call(7).keys()
     held.errors[key] = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
     found = asyncio.run(asked(store, range(20)))
-    assert [number for number, decided in enumerate(found) if isinstance(decided, StoreError)] == [7]
+    assert [number for number, decided in enumerate(found) if isinstance(decided, StoreError)] == [
+        7
+    ]
     assert own([*range(7), *range(8, 20)], found[:7] + found[8:])
     assert held.server.connected == 1
 
 
-def test_a_reply_that_is_none_leaves_those_behind_it_without_an_answer(held: Holding, store: Store) -> None:
-    """Those before it have theirs. Nobody behind it is told anything; what is asked next goes another way."""
+def test_a_reply_that_is_none_leaves_those_behind_it_without_an_answer(
+    held: Holding, store: Store
+) -> None:
+    """Those before it have theirs. Nobody behind it is told anything; what is asked next goes
+    another way.
+    """
     (key,) = call(7).keys()
 
     async def turns() -> list[Any]:
@@ -145,7 +159,9 @@ def test_a_reply_that_is_none_leaves_those_behind_it_without_an_answer(held: Hol
     found = asyncio.run(turns())
     assert own(range(7), found[:7])
     assert isinstance(found[7], StoreError)
-    assert all(isinstance(decided, StoreError) for decided in found[8:])  # Also what had come in the same breath.
+    assert all(
+        isinstance(decided, StoreError) for decided in found[8:]
+    )  # Also what had come in the same breath.
     assert held.server.connected == 2
 
 
@@ -173,18 +189,27 @@ def test_who_is_cancelled_disturbs_nobody(moment: float, held: Holding, store: S
 
 
 def test_each_has_a_deadline_of_his_own(held: Holding, store: Store) -> None:
-    """Who has less time gives up; who has more is answered by the connection on which he has asked."""
+    """Who has less time gives up; who has more is answered by the connection on which he has
+    asked."""
 
     async def turns() -> list[Any]:
         assert own([0], await asked(store, [0]))
         held.free.clear()
-        hasty = [asyncio.ensure_future(store.adecide(call(number), Patience(0.05))) for number in range(5)]
-        patient = [asyncio.ensure_future(store.adecide(call(number), Patience(8))) for number in range(5, 10)]
+        hasty = [
+            asyncio.ensure_future(store.adecide(call(number), Patience(0.05)))
+            for number in range(5)
+        ]
+        patient = [
+            asyncio.ensure_future(store.adecide(call(number), Patience(8)))
+            for number in range(5, 10)
+        ]
         found = await asyncio.gather(*hasty, return_exceptions=True)
         assert all(isinstance(decided, StoreError) for decided in found)
         assert not any(task.done() for task in patient)
         held.free.set()
-        assert own(range(20, 30), await asked(store, range(20, 30)))  # On another one: that one was silent.
+        assert own(
+            range(20, 30), await asked(store, range(20, 30))
+        )  # On another one: that one was silent.
         return await asyncio.gather(*patient)
 
     assert own(range(5, 10), asyncio.run(turns()))
@@ -192,7 +217,9 @@ def test_each_has_a_deadline_of_his_own(held: Holding, store: Store) -> None:
 
 
 def test_who_waits_behind_others_waits_as_long_as_there_are_answers(settings: Any) -> None:
-    """Twenty answers of 20 ms each are no silence of 100 ms; the deadline is for a server that says nothing."""
+    """Twenty answers of 20 ms each are no silence of 100 ms; the deadline is for a server that says
+    nothing.
+    """
     with Scripted(lambda command: late(usual(lambda: server, command), 0.02)) as server:
         store = store_of(settings, server.port, "single", 0.1)
         assert own(range(20), asyncio.run(asked(store, range(20))))
@@ -218,7 +245,9 @@ def test_who_waits_behind_a_broken_connection_is_told_so_in_a_line(settings: Any
 
 
 def test_callers_that_leave_early_do_not_keep_a_silent_connection(settings: Any) -> None:
-    """Each waits for less than the deadline, and is cancelled: what has been silent for a deadline is asked no more."""
+    """Each waits for less than the deadline, and is cancelled: what has been silent for a deadline
+    is asked no more.
+    """
     silent = threading.Event()
 
     def script(command: list[bytes]) -> Any:
@@ -292,7 +321,9 @@ def collected() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("collected")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # The loop leaves a transport open.
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # The loop leaves a transport open.
 def test_a_loop_that_is_closed_in_the_middle_is_no_outage(held: Holding, settings: Any) -> None:
     """Its coroutines are thrown away; nobody is told that Redis is down."""
     settings.RATELIMIT_TIMEOUT = 5
@@ -329,7 +360,10 @@ def test_a_loop_that_is_closed_in_the_middle_is_no_outage(held: Holding, setting
 @pytest.mark.parametrize("count", [1, 2, 8, 9, 36, 37, 123, 256])
 def test_what_is_kept_of_a_command_is_the_command(count: int) -> None:
     """For any number of limits, with any cost."""
-    limits = [Limit(f"limit % {number}", f"{number + 1}/m", algorithm="token_bucket") for number in range(count)]
+    limits = [
+        Limit(f"limit % {number}", f"{number + 1}/m", algorithm="token_bucket")
+        for number in range(count)
+    ]
     for cost in (1, 2, 10, 11):
         asking = Call([Charge(limit, b"%032x" % 7, cost) for limit in limits], prefix=b"100%s:")
         for _ in range(2):

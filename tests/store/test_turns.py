@@ -1,4 +1,6 @@
-"""An alias's `max_connections` holds for ever: through outages, deadlines and cancellations, no more and no less."""
+"""An alias's `max_connections` holds for ever: through outages, deadlines and cancellations, no
+more and no less.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ def limited(settings: Any, server: Server) -> Store:
     """A store with three connections, which asks on whatever fails."""
     options = {"CONNECTION_POOL_KWARGS": {"max_connections": MAX_ENTRIES}}
     settings.CACHES = {
-        "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url, "OPTIONS": options}
+        "default": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": server.url,
+            "OPTIONS": options,
+        }
     }
     return Store(ConnectionParams.of("default"), DEADLINE, background=True)
 
@@ -40,8 +46,9 @@ def connections(direct: redis.Redis) -> int:
 
 
 def test_threads_have_no_connection_more_after_an_outage(settings: Any) -> None:
-    """Fifty threads wait for three connections to a server that hangs: afterwards fifty have three again, and all are
-    answered."""
+    """Fifty threads wait for three connections to a server that hangs: afterwards fifty have three
+    again, and all are answered.
+    """
     with Server() as server, redis.Redis(port=server.port) as direct:
         store = limited(settings, server)
         at_once(store, "sync", WAITERS)
@@ -62,8 +69,9 @@ def failures(found: list[tuple[Any, float]]) -> list[Any]:
 
 
 def test_turns_come_back_exactly(settings: Any) -> None:
-    """On one event loop, whose coroutines share a connection: outages that begin and end in the middle of bursts, and
-    cancellations whenever; there are never more connections than may be."""
+    """On one event loop, whose coroutines share a connection: outages that begin and end in the
+    middle of bursts, and cancellations whenever; there are never more connections than may be.
+    """
     dice = random.Random(7)
     with Server() as server, redis.Redis(port=server.port) as direct:
         store = limited(settings, server)
@@ -73,7 +81,9 @@ def test_turns_come_back_exactly(settings: Any) -> None:
             return await asyncio.gather(*asking, return_exceptions=True)
 
         async def disturbed() -> None:
-            asking = [asyncio.ensure_future(store.adecide(call(number))) for number in range(WAITERS)]
+            asking = [
+                asyncio.ensure_future(store.adecide(call(number))) for number in range(WAITERS)
+            ]
             await asyncio.sleep(dice.choice([0, 0, 0.002, 0.01]))
             os.kill(server.pid, signal.SIGSTOP)
             for _ in range(4):
@@ -95,7 +105,9 @@ def test_turns_come_back_exactly(settings: Any) -> None:
                     if not any(isinstance(found, Exception) for found in await burst()):
                         break
                 # What was closed in the outage, the server may hear of a moment later.
-                await asyncio.to_thread(until, lambda: connections(direct) == 1, "one connection", 5)
+                await asyncio.to_thread(
+                    until, lambda: connections(direct) == 1, "one connection", 5
+                )
 
         asyncio.run(everything())
         store.close()

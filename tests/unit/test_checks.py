@@ -38,7 +38,10 @@ REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.
 
 
 def found() -> list[tuple[str, str]]:
-    return [(message.id.removeprefix("django_ratelimit_lua."), message.msg) for message in run_checks(tags=["caches"])]
+    return [
+        (message.id.removeprefix("django_ratelimit_lua."), message.msg)
+        for message in run_checks(tags=["caches"])
+    ]
 
 
 pytestmark = pytest.mark.usefixtures("no_others")
@@ -70,7 +73,9 @@ def test_a_good_project_has_nothing_to_hear() -> None:
         ("VIEW", 7, "must be callable"),
     ],
 )
-def test_a_bad_setting_is_an_error_that_says_what_is_right(name: str, value: Any, right: str, settings: Any) -> None:
+def test_a_bad_setting_is_an_error_that_says_what_is_right(
+    name: str, value: Any, right: str, settings: Any
+) -> None:
     """At `check`, and where it is used."""
     setattr(settings, f"RATELIMIT_{name}", value)
     ((identifier, message),) = found()
@@ -85,7 +90,10 @@ def test_a_misspelt_setting_is_a_warning(settings: Any) -> None:
     """With the names there are."""
     settings.RATELIMIT_TIMEOUTS = 1
     ((identifier, message),) = found()
-    assert (identifier, message) == ("W025", "RATELIMIT_TIMEOUTS is not a setting of django_ratelimit_lua.")
+    assert (identifier, message) == (
+        "W025",
+        "RATELIMIT_TIMEOUTS is not a setting of django_ratelimit_lua.",
+    )
 
 
 @pytest.mark.parametrize(("name", "annex"), sorted(SETTINGS_OF_ANNEXES.items()))
@@ -102,15 +110,27 @@ def test_a_setting_of_an_annex_that_is_not_installed_names_the_line_to_add(
 @pytest.mark.parametrize(
     ("caches", "alias", "problem"),
     [
-        ({"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}, "default", "LocMemCache"),
-        ({"default": {**REDIS, "BACKEND": "django.core.cache.backends.redis.RedisCache"}}, "default", "must be django"),
+        (
+            {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}},
+            "default",
+            "LocMemCache",
+        ),
+        (
+            {"default": {**REDIS, "BACKEND": "django.core.cache.backends.redis.RedisCache"}},
+            "default",
+            "must be django",
+        ),
         ({"default": REDIS}, "other", "no alias 'other'"),
         (
             {"default": {**REDIS, "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"}}},
             "default",
             "ShardClient",
         ),
-        ({"default": {**REDIS, "LOCATION": "rodis://127.0.0.1"}}, "default", "cannot be used: Redis URL must specify"),
+        (
+            {"default": {**REDIS, "LOCATION": "rodis://127.0.0.1"}},
+            "default",
+            "cannot be used: Redis URL must specify",
+        ),
     ],
 )
 def test_a_cache_that_is_not_django_redis_is_an_error(
@@ -139,7 +159,12 @@ def test_a_dotted_path_that_leads_nowhere_is_an_error() -> None:
 
 def test_a_throttle_rate_that_means_nothing_is_an_error(settings: Any) -> None:
     """Where throttles of ours go by it; it names the scope."""
-    rates = {"anon": "5/month", "user": {"GET": "100/h", "*": "ten/m"}, "fine": "10/15m", "none": None}
+    rates = {
+        "anon": "5/month",
+        "user": {"GET": "100/h", "*": "ten/m"},
+        "fine": "10/15m",
+        "none": None,
+    }
     theirs = {
         "DEFAULT_THROTTLE_CLASSES": ["rest_framework.throttling.AnonRateThrottle"],
         "DEFAULT_THROTTLE_RATES": rates,
@@ -159,10 +184,15 @@ def test_a_throttle_rate_that_means_nothing_is_an_error(settings: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "is not set. All clients behind a proxy share a count, and private addresses are never banned."),
+        (
+            {},
+            "is not set. All clients behind a proxy share a count, and private addresses are "
+            "never banned.",
+        ),
         (
             {"USE_X_FORWARDED_HOST": True},
-            "(USE_X_FORWARDED_HOST suggests that there is one), and private addresses are never banned.",
+            "(USE_X_FORWARDED_HOST suggests that there is one), and private addresses are never "
+            "banned.",
         ),
         ({"RATELIMIT_TRUSTED_PROXIES": 0}, None),
         ({"RATELIMIT_TRUSTED_PROXIES": ["10.0.0.0/8"]}, None),
@@ -179,7 +209,11 @@ def test_a_deployment_says_whether_a_proxy_stands_before_it(
     found = [message.msg for message in messages if message.id == "django_ratelimit_lua.W008"]
     assert len(found) == (said is not None)
     assert said is None or found[0].endswith(said)
-    assert not [message for message in run_checks(tags=["caches"]) if message.id == "django_ratelimit_lua.W008"]
+    assert not [
+        message
+        for message in run_checks(tags=["caches"])
+        if message.id == "django_ratelimit_lua.W008"
+    ]
 
 
 def test_a_path_with_the_scripts_name_matches_nothing(settings: Any) -> None:
@@ -197,21 +231,33 @@ def test_a_path_with_the_scripts_name_matches_nothing(settings: Any) -> None:
 
 
 def test_every_number_is_used_once_and_every_message_has_a_hint() -> None:
-    """So that an id can be silenced, and looked up: W019 would be mistaken for E019. The docs name no other."""
+    """So that an id can be silenced, and looked up: W019 would be mistaken for E019. The docs name
+    no other.
+    """
     from django_ratelimit_lua import checks
 
     problems = [value for value in vars(checks).values() if isinstance(value, checks.Problem)]
     assert 15 < len(problems) == len({problem.id[1:] for problem in problems})
     root = Path(__file__).parents[2]
-    named = {name for path in root.glob("docs/*.rst") for name in re.findall(r"`([EWI]\d{3})`", path.read_text())}
-    sources = [path.read_text() for path in root.glob("django_ratelimit_lua/**/checks.py")]  # Those of annexes, too.
+    named = {
+        name
+        for path in root.glob("docs/*.rst")
+        for name in re.findall(r"`([EWI]\d{3})`", path.read_text())
+    }
+    sources = [
+        path.read_text() for path in root.glob("django_ratelimit_lua/**/checks.py")
+    ]  # Those of annexes, too.
     assert named <= {name for source in sources for name in re.findall(r"\b[EWI]\d{3}\b", source)}
     assert all(problem.hint for problem in problems)
-    assert not re.search(r"\b(Error|Warning|Info)\(", inspect.getsource(checks))  # Each message is made by its row.
+    assert not re.search(
+        r"\b(Error|Warning|Info)\(", inspect.getsource(checks)
+    )  # Each message is made by its row.
 
 
 def test_limiters_of_one_name_and_other_numbers_are_an_error() -> None:
-    """It names both places. Of the same numbers there may be several, as of a rate and its other spelling."""
+    """It names both places. Of the same numbers there may be several, as of a rate and its other
+    spelling.
+    """
     for rate in ("100/h", (100, 3600)):
         RateLimiter("mail", rate)  # type: ignore[arg-type]
     RateLimiter("two", ["5/m", "9/h"])
@@ -224,8 +270,16 @@ def test_limiters_of_one_name_and_other_numbers_are_an_error() -> None:
             lambda: RateLimiter("odd algorithm", "100/h", algorithm="sliding_log"),
             lambda: RateLimiter("odd option", "100/h", algorithm="token_bucket", burst=5),
         ][number]()
-    messages = [message for message in run_checks(tags=["caches"]) if message.id == "django_ratelimit_lua.E028"]
-    assert [message.msg.split("'")[1] for message in messages] == ["odd algorithm", "odd option", "odd rate"]
+    messages = [
+        message
+        for message in run_checks(tags=["caches"])
+        if message.id == "django_ratelimit_lua.E028"
+    ]
+    assert [message.msg.split("'")[1] for message in messages] == [
+        "odd algorithm",
+        "odd option",
+        "odd rate",
+    ]
     for message in messages:
         there, here = [int(line) for line in re.findall(rf"{__name__}, line (\d+)", message.msg)]
         assert here < there
@@ -286,13 +340,25 @@ def test_a_view_that_counts_all_strangers_as_one_is_a_warning(
     urls.urlpatterns = [path("deep/", include([path("view", view)]))]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "urls_of_a_check", urls)
     settings.ROOT_URLCONF = "urls_of_a_check"
-    warnings = [message for message in run_checks(tags=["urls"]) if message.id == "django_ratelimit_lua.W010"]
+    warnings = [
+        message
+        for message in run_checks(tags=["urls"])
+        if message.id == "django_ratelimit_lua.W010"
+    ]
     assert len(warnings) == is_said
     assert all("'user_or_ip'" in str(message.hint) for message in warnings)
     settings.MIDDLEWARE = ["django.contrib.auth.middleware.LoginRequiredMiddleware"]
-    assert not [message for message in run_checks(tags=["urls"]) if message.id == "django_ratelimit_lua.W010"]
+    assert not [
+        message
+        for message in run_checks(tags=["urls"])
+        if message.id == "django_ratelimit_lua.W010"
+    ]
     view.login_required = False
-    warnings = [message for message in run_checks(tags=["urls"]) if message.id == "django_ratelimit_lua.W010"]
+    warnings = [
+        message
+        for message in run_checks(tags=["urls"])
+        if message.id == "django_ratelimit_lua.W010"
+    ]
     del view.login_required
     assert len(warnings) == is_said
 
@@ -311,7 +377,9 @@ def test_a_view_that_counts_all_strangers_as_one_is_a_warning(
         ({"key": "user_or_ip"}, False),
     ],
 )
-def test_a_rule_that_counts_all_strangers_as_one_is_a_warning(more: Any, is_said: bool, settings: Any) -> None:
+def test_a_rule_that_counts_all_strangers_as_one_is_a_warning(
+    more: Any, is_said: bool, settings: Any
+) -> None:
     """Where it meets people who are not logged in."""
     settings.MIDDLEWARE = [
         "django.contrib.sessions.middleware.SessionMiddleware",
@@ -319,18 +387,31 @@ def test_a_rule_that_counts_all_strangers_as_one_is_a_warning(more: Any, is_said
         "django_ratelimit_lua.middleware.RateLimitMiddleware",
     ]
     settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": "user", "rate": "5/m", **more}]
-    said = "Rule 'all' counts all clients without a signed-in user as one, because its key is the user."
+    said = (
+        "Rule 'all' counts all clients without a signed-in user as one, because its key is the "
+        "user."
+    )
     assert found() == ([("W010", said)] if is_said else [])
 
 
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ({}, "No limit in the code has the name “nobody's”, as far as it is imported here: the rule does nothing."),
+        (
+            {},
+            "No limit in the code has the name “nobody's”, as far as it is imported here: the "
+            "rule does nothing.",
+        ),
         ({"group": "serch"}, "No limit in the code has the name “serch”"),
         ({"route": "nowhere"}, "No URL pattern has the name “nowhere”: the rule matches nothing."),
-        ({"route": "nowhere", "exempt": True, "rate": None}, "No URL pattern has the name “nowhere”"),
-        ({"name": "shared", "key": None, "ban_after": 5, "ban_for": "1h"}, "so the rule never bans"),
+        (
+            {"route": "nowhere", "exempt": True, "rate": None},
+            "No URL pattern has the name “nowhere”",
+        ),
+        (
+            {"name": "shared", "key": None, "ban_after": 5, "ban_for": "1h"},
+            "so the rule never bans",
+        ),
         ({"path": "/"}, ""),
         ({"name": "known"}, ""),
         ({"mode": "off"}, ""),
@@ -342,17 +423,26 @@ def test_a_rule_for_a_place_that_the_code_does_not_have_is_a_warning(
     """In the words of the form of a rule."""
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     known_call_sites.add("known")
-    known_call_sites.add("shared", CallSite("@ratelimit", "app.shared", (Rate.parse("10/s"),), "all"))
+    known_call_sites.add(
+        "shared", CallSite("@ratelimit", "app.shared", (Rate.parse("10/s"),), "all")
+    )
     settings.RATELIMIT_RULES = [{"name": "nobody's", "key": "ip", "rate": "5/m", **place}]
     assert [identifier for identifier, _ in found()] == (["W022"] if said else [])
     assert all(said in text for _, text in found())
 
 
-@pytest.mark.parametrize("app", ["django_ratelimit_lua", "django_ratelimit_lua.apps.RatelimitConfig"])
+@pytest.mark.parametrize(
+    "app", ["django_ratelimit_lua", "django_ratelimit_lua.apps.RatelimitConfig"]
+)
 @pytest.mark.parametrize("shared", [[], ["django_ratelimit_lua"]])
 def test_an_app_of_tenants_is_an_error(app: str, shared: list[str], settings: Any) -> None:
-    """As django-tenants reads its settings: each schema would have tables of rules, and Redis has one snapshot."""
-    settings.SHARED_APPS, settings.TENANT_APPS = ["django_tenants", *shared], ("django.contrib.auth", app)
+    """As django-tenants reads its settings: each schema would have tables of rules, and Redis has
+    one snapshot.
+    """
+    settings.SHARED_APPS, settings.TENANT_APPS = (
+        ["django_tenants", *shared],
+        ("django.contrib.auth", app),
+    )
     ((identifier, _),) = found()
     assert identifier == "E023"
     settings.SHARED_APPS, settings.TENANT_APPS = ["django_tenants", app], ["django.contrib.auth"]
@@ -370,33 +460,96 @@ urlpatterns = [path("by-session", by_session)]
 def test_a_key_by_session_without_sessions_of_the_servers_is_a_warning(settings: Any) -> None:
     """In a rule or on a view: it goes by the address then."""
     settings.ROOT_URLCONF = __name__
-    settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": ["session", "path"], "rate": "5/m"}]
+    settings.RATELIMIT_RULES = [
+        {"name": "all", "path": "/", "key": ["session", "path"], "rate": "5/m"}
+    ]
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
-    assert [(identifier, "there are no sessions" in text) for identifier, text in found()] == [("W011", True)]
-    warnings = [message for message in run_checks(tags=["urls"]) if message.id == "django_ratelimit_lua.W011"]
-    assert [message.msg.partition(":")[0] for message in warnings] == [f"@ratelimit on {__name__}.by_session"]
-    settings.MIDDLEWARE = ["django.contrib.sessions.middleware.SessionMiddleware", *settings.MIDDLEWARE]
+    assert [(identifier, "there are no sessions" in text) for identifier, text in found()] == [
+        ("W011", True)
+    ]
+    warnings = [
+        message
+        for message in run_checks(tags=["urls"])
+        if message.id == "django_ratelimit_lua.W011"
+    ]
+    assert [message.msg.partition(":")[0] for message in warnings] == [
+        f"@ratelimit on {__name__}.by_session"
+    ]
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        *settings.MIDDLEWARE,
+    ]
     assert found() == []
     settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
-    assert [(identifier, "in signed cookies" in text) for identifier, text in found()] == [("W011", True)]
+    assert [(identifier, "in signed cookies" in text) for identifier, text in found()] == [
+        ("W011", True)
+    ]
 
 
 NONSENSE: list[Any] = [
-    None, True, False, 0, -1, 7, 10**40, 0.5, -0.5, float("nan"), float("inf"), "", " ", "*", "default", "10.0.0.0/8",
-    "nowhere.at.all", ".", "a..b", ".a", "os.sep", "tests.unit.raises_on_import.name", "\ud800", "\0", b"", b"\xff",
-    "x" * 5000, [], (), {}, set(), [None], [True], [7], ["*"], [""], [[]], [{}], ["10.0.0.1/8"], ["\ud800"], [b"1234"],
-    {"name": "x"}, {None: None}, [{"name": None}], [{"name": "x", "key": "ip", "rate": "5/min"}],
-    [{"name": "x", "key": [], "rate": {}, "path": 7, "method": 7, "cost": object()}], object(), object, len, print,
-    ValueError, lambda: None, Ellipsis,
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    7,
+    10**40,
+    0.5,
+    -0.5,
+    float("nan"),
+    float("inf"),
+    "",
+    " ",
+    "*",
+    "default",
+    "10.0.0.0/8",
+    "nowhere.at.all",
+    ".",
+    "a..b",
+    ".a",
+    "os.sep",
+    "tests.unit.raises_on_import.name",
+    "\ud800",
+    "\0",
+    b"",
+    b"\xff",
+    "x" * 5000,
+    [],
+    (),
+    {},
+    set(),
+    [None],
+    [True],
+    [7],
+    ["*"],
+    [""],
+    [[]],
+    [{}],
+    ["10.0.0.1/8"],
+    ["\ud800"],
+    [b"1234"],
+    {"name": "x"},
+    {None: None},
+    [{"name": None}],
+    [{"name": "x", "key": "ip", "rate": "5/min"}],
+    [{"name": "x", "key": [], "rate": {}, "path": 7, "method": 7, "cost": object()}],
+    object(),
+    object,
+    len,
+    print,
+    ValueError,
+    lambda: None,
+    Ellipsis,
+]
 """What somebody may have written by mistake."""
 
 
 @pytest.mark.parametrize("name", [f"RATELIMIT_{name}" for name in (*SETTINGS, "UNHEARD_OF")])
 @pytest.mark.django_db
 def test_no_check_raises_whatever_a_setting_is(name: str, settings: Any) -> None:
-    """Every check that we have, for a deployment and for the database too: a bad setting is told, not a traceback; and
-    a setting that the checks take can be taken where it is used."""
+    """Every check that we have, for a deployment and for the database too: a bad setting is told,
+    not a traceback; and a setting that the checks take can be taken where it is used.
+    """
     ours = [
         check
         for check in registry.get_checks(include_deployment_checks=True)
@@ -405,14 +558,22 @@ def test_no_check_raises_whatever_a_setting_is(name: str, settings: Any) -> None
     assert len(ours) >= 9
     for value in random.Random(name).sample(NONSENSE, examples(len(NONSENSE))):
         setattr(settings, name, value)
-        messages = [message for check in ours for message in check(app_configs=None, databases=["default"])]
-        errors = [message for message in messages if str(message.id).startswith("django_ratelimit_lua.E")]
-        if name.removeprefix("RATELIMIT_") in SETTINGS and not any(error.id.endswith("E001") for error in errors):
+        messages = [
+            message for check in ours for message in check(app_configs=None, databases=["default"])
+        ]
+        errors = [
+            message for message in messages if str(message.id).startswith("django_ratelimit_lua.E")
+        ]
+        if name.removeprefix("RATELIMIT_") in SETTINGS and not any(
+            error.id.endswith("E001") for error in errors
+        ):
             SETTINGS[name.removeprefix("RATELIMIT_")].read()
 
 
 @pytest.mark.parametrize("value", ["10.0.0.0/8", True, ["*"], [None], [7], 33, {"10.0.0.0/8"}])
-def test_proxies_that_mean_nothing_are_an_error_of_a_deployment_too(value: Any, settings: Any) -> None:
+def test_proxies_that_mean_nothing_are_an_error_of_a_deployment_too(
+    value: Any, settings: Any
+) -> None:
     """Once, by its name, with what is right; and no warning that nothing was said."""
     settings.RATELIMIT_TRUSTED_PROXIES = value
     messages = run_checks(tags=["caches"], include_deployment_checks=True)
@@ -442,7 +603,9 @@ def test_proxies_that_mean_nothing_are_an_error_of_a_deployment_too(value: Any, 
         {},
     ],
 )
-def test_a_cache_that_cannot_be_made_is_an_error_that_names_it(cache: dict[str, Any], settings: Any) -> None:
+def test_a_cache_that_cannot_be_made_is_an_error_that_names_it(
+    cache: dict[str, Any], settings: Any
+) -> None:
     """At `check`, and where it is used: never the traceback of whoever reads the setting last."""
     from django_ratelimit_lua.checks import check_cache
     from django_ratelimit_lua.store import get_store
@@ -459,9 +622,15 @@ def test_a_cache_that_cannot_be_made_is_an_error_that_names_it(cache: dict[str, 
 
 @pytest.mark.parametrize(
     "rule",
-    [{"key": "nowhere.key", "rate": "5/m"}, {"key": "ip", "rate": "nowhere.rate"}, {"key": ["ip", "nowhere.key"]}],
+    [
+        {"key": "nowhere.key", "rate": "5/m"},
+        {"key": "ip", "rate": "nowhere.rate"},
+        {"key": ["ip", "nowhere.key"]},
+    ],
 )
-def test_a_dotted_path_of_a_rule_is_an_error_in_whatever_order_checks_run(rule: Any, settings: Any) -> None:
+def test_a_dotted_path_of_a_rule_is_an_error_in_whatever_order_checks_run(
+    rule: Any, settings: Any
+) -> None:
     """A rule is read by the check that looks for its paths: nobody has to have read it before."""
     from django_ratelimit_lua.checks import check_paths
 
@@ -471,14 +640,26 @@ def test_a_dotted_path_of_a_rule_is_an_error_in_whatever_order_checks_run(rule: 
     assert "nowhere" in message.msg
 
 
-def test_a_process_that_only_checks_is_told_of_a_rules_path_that_leads_nowhere(tmp_path: Path) -> None:
+def test_a_process_that_only_checks_is_told_of_a_rules_path_that_leads_nowhere(
+    tmp_path: Path,
+) -> None:
     """`manage.py check` in a process of its own, in Django's own order; for a cost, too."""
-    for place, rule in (("key", {"key": "nowhere.at_all"}), ("cost", {"key": "ip", "cost": "nowhere.at_all"})):
+    for place, rule in (
+        ("key", {"key": "nowhere.at_all"}),
+        ("cost", {"key": "ip", "cost": "nowhere.at_all"}),
+    ):
         given = {"name": "x", "path": "/", "rate": "5/m", **rule}
-        (tmp_path / f"of_{place}.py").write_text(f"from tests.settings import *\nRATELIMIT_RULES = [{given!r}]\n")
-        environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path}"}
+        (tmp_path / f"of_{place}.py").write_text(
+            f"from tests.settings import *\nRATELIMIT_RULES = [{given!r}]\n"
+        )
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path}",
+        }
         command = [sys.executable, "-m", "django", "check", "--settings", f"of_{place}"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
         assert done.returncode == 1, done.stderr
         assert "E003" in done.stderr
         assert "'nowhere.at_all' cannot be imported" in done.stderr
@@ -486,15 +667,21 @@ def test_a_process_that_only_checks_is_told_of_a_rules_path_that_leads_nowhere(t
 
 def throttles_told(settings: Any, monkeypatch: pytest.MonkeyPatch, *views: Any) -> list[str]:
     urls = ModuleType("urls")
-    urls.urlpatterns = [path("deep/", include([path(f"{i}", view) for i, view in enumerate(views)]))]  # type: ignore[attr-defined]
+    urls.urlpatterns = [
+        path("deep/", include([path(f"{i}", view) for i, view in enumerate(views)]))
+    ]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "urls_of_a_check", urls)
     settings.ROOT_URLCONF = "urls_of_a_check"
     messages = run_checks(tags=["urls"])
     return [message.msg for message in messages if message.id == "django_ratelimit_lua.E007"]
 
 
-def test_a_throttle_without_a_rate_is_an_error(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a view, by its scope, of a class of one's own, by a method; once. What is right or not ours is not told."""
+def test_a_throttle_without_a_rate_is_an_error(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a view, by its scope, of a class of one's own, by a method; once. What is right or not
+    ours is not told.
+    """
     from rest_framework.decorators import api_view, throttle_classes
     from rest_framework.throttling import AnonRateThrottle as OfDrf
     from rest_framework.views import APIView
@@ -502,7 +689,12 @@ def test_a_throttle_without_a_rate_is_an_error(settings: Any, monkeypatch: pytes
     from django_ratelimit_lua.throttling import classes
 
     class Rates:
-        THROTTLE_RATES: ClassVar[Any] = {"fine": "5/m", "none": None, "by": {"GET": "5/m", "*": None}, "odd": "5/month"}
+        THROTTLE_RATES: ClassVar[Any] = {
+            "fine": "5/m",
+            "none": None,
+            "by": {"GET": "5/m", "*": None},
+            "odd": "5/month",
+        }
 
     class Burst(Rates, classes.UserRateThrottle):
         scope = "burst"
@@ -523,54 +715,86 @@ def test_a_throttle_without_a_rate_is_an_error(settings: Any, monkeypatch: pytes
     def view(*throttles: Any, **given: Any) -> Any:
         return type("Given", (APIView,), {"throttle_classes": throttles, **given}).as_view()  # type: ignore[attr-defined]
 
-    told = throttles_told(settings, monkeypatch, view(Burst, Fine), view(Burst), view(Theirs), anybody)
-    assert told == ["No default throttle rate set for 'burst' scope; DEFAULT_THROTTLE_RATES has: by, fine, none, odd."]
-    (told_of_scope,) = throttles_told(settings, monkeypatch, view(Scoped, throttle_scope="uploads"), view(Scoped))
+    told = throttles_told(
+        settings, monkeypatch, view(Burst, Fine), view(Burst), view(Theirs), anybody
+    )
+    assert told == [
+        "No default throttle rate set for 'burst' scope; DEFAULT_THROTTLE_RATES has: by, fine, "
+        "none, odd."
+    ]
+    (told_of_scope,) = throttles_told(
+        settings, monkeypatch, view(Scoped, throttle_scope="uploads"), view(Scoped)
+    )
     assert "'uploads' scope" in told_of_scope
     (told_of_rate,) = throttles_told(settings, monkeypatch, view(Scoped, throttle_scope="odd"))
     assert "'5/month'" in told_of_rate
     (told_of_method,) = throttles_told(settings, monkeypatch, view(ByMethod))
     assert "scope 'by method'" in told_of_method
     assert "5/fortnight" in told_of_method
-    (told_of_keyword,) = throttles_told(settings, monkeypatch, APIView.as_view(throttle_classes=[Burst]))
+    (told_of_keyword,) = throttles_told(
+        settings, monkeypatch, APIView.as_view(throttle_classes=[Burst])
+    )
     assert "'burst' scope" in told_of_keyword
     decorated = api_view(["GET"])(throttle_classes([Burst])(lambda request: None))
     assert len(throttles_told(settings, monkeypatch, decorated)) == 1
     fine = [view(Scoped, throttle_scope=scope) for scope in ("fine", "none", "by")]
-    assert throttles_told(settings, monkeypatch, *fine, view(Scoped), view(classes.RuleThrottle), view()) == []
+    assert (
+        throttles_told(
+            settings, monkeypatch, *fine, view(Scoped), view(classes.RuleThrottle), view()
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(
-    "drf", [None, 7, [], "x", {"DEFAULT_THROTTLE_CLASSES": 7}, {"DEFAULT_THROTTLE_CLASSES": [7, ""]}]
+    "drf",
+    [None, 7, [], "x", {"DEFAULT_THROTTLE_CLASSES": 7}, {"DEFAULT_THROTTLE_CLASSES": [7, ""]}],
 )
 def test_settings_of_drf_that_mean_nothing_make_no_check_raise(drf: Any, settings: Any) -> None:
     """They are DRF's to tell; nor do rates that are no dict."""
     from django_ratelimit_lua.checks import check_throttle_rates, check_throttles
 
     ours = {"DEFAULT_THROTTLE_CLASSES": ["django_ratelimit_lua.throttling.AnonRateThrottle"]}
-    for value in (drf, {**ours, "DEFAULT_THROTTLE_RATES": drf}, {**ours, "DEFAULT_THROTTLE_RATES": {"anon": drf}}):
+    for value in (
+        drf,
+        {**ours, "DEFAULT_THROTTLE_RATES": drf},
+        {**ours, "DEFAULT_THROTTLE_RATES": {"anon": drf}},
+    ):
         settings.REST_FRAMEWORK = value
         list(check_throttle_rates())
         list(check_throttles())
 
 
 def test_a_process_that_only_checks_is_told_of_a_scope_without_a_rate(tmp_path: Path) -> None:
-    """`manage.py check` in a process of its own: a class of the settings whose scope is left out of the rates, once."""
+    """`manage.py check` in a process of its own: a class of the settings whose scope is left out of
+    the rates, once.
+    """
     drf = {
         "DEFAULT_THROTTLE_CLASSES": ["django_ratelimit_lua.throttling.UserRateThrottle"],
         "DEFAULT_THROTTLE_RATES": {"anon": "5/m"},
     }
-    (tmp_path / "lacking.py").write_text(f"from tests.settings import *\nREST_FRAMEWORK = {drf!r}\n")
+    (tmp_path / "lacking.py").write_text(
+        f"from tests.settings import *\nREST_FRAMEWORK = {drf!r}\n"
+    )
     environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path}"}
     command = [sys.executable, "-m", "django", "check", "--settings", "lacking"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("E007") == done.stderr.count("'user' scope") == 1
 
 
 def test_a_ban_that_is_shorter_than_its_window_is_a_warning(settings: Any) -> None:
     """In rules of the settings, and at call sites; as long as it is enough."""
-    ban = {"name": "login", "key": "ip", "rate": "5/m", "path": "/", "ban_after": 5, "ban_for": "1h"}
+    ban = {
+        "name": "login",
+        "key": "ip",
+        "rate": "5/m",
+        "path": "/",
+        "ban_after": 5,
+        "ban_for": "1h",
+    }
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     settings.RATELIMIT_RULES = [{**ban, "ban_window": "1h"}]
     assert found() == []

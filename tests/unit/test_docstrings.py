@@ -28,7 +28,9 @@ def is_ours(thing: Any) -> bool:
 
 @pytest.mark.parametrize("name", AVAILABLE)
 def test_public_things_are_explained(name: str) -> None:
-    """Modules, classes, functions, methods and properties; one that overrides another may have its explanation."""
+    """Modules, classes, functions, methods and properties; one that overrides another may have its
+    explanation.
+    """
     module = importlib.import_module(f"django_ratelimit_lua.{name}".rstrip("."))
     assert module.__doc__
     for public in PUBLIC[name].split():
@@ -37,5 +39,7 @@ def test_public_things_are_explained(name: str) -> None:
             continue
         assert thing.__doc__, f"{name}.{public}"
         for member, value in vars(thing).items() if inspect.isclass(thing) else ():
-            if not member.startswith("_") and (inspect.isfunction(value) or isinstance(value, (property, classmethod))):
+            if not member.startswith("_") and (
+                inspect.isfunction(value) or isinstance(value, (property, classmethod))
+            ):
                 assert inspect.getdoc(getattr(thing, member)), f"{name}.{public}.{member}"

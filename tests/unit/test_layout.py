@@ -21,10 +21,14 @@ from tests.floors import PACKAGE, drawing, floor_of, imports, is_below, room_of
 ROOT = Path(__file__).parents[2]
 FORBIDDEN = {"limits": {"django", "redis", "django_redis"}}
 REDIS_ONLY_IN = "store"
-ROOMS = sorted({path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"contrib", "migrations"})
+ROOMS = sorted(
+    {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"contrib", "migrations"}
+)
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
 def test_imports_only_go_down(path: Path) -> None:
     """A line of code knows its room, and a room imports only from floors below its own."""
     room = room_of(path)
@@ -35,22 +39,34 @@ def test_imports_only_go_down(path: Path) -> None:
             f"only {REDIS_ONLY_IN} knows {package}"
         )
         if other and other != room:
-            assert is_below(room, other), f"{room} (floor {floor_of(room)}) imports {other} (floor {floor_of(other)})"
+            assert is_below(room, other), (
+                f"{room} (floor {floor_of(room)}) imports {other} (floor {floor_of(other)})"
+            )
 
 
 def test_annexes_import_what_the_core_makes_public() -> None:
-    """And nothing of each other; the core imports no annex. `__all__` of a room lists names, and public modules."""
+    """And nothing of each other; the core imports no annex. `__all__` of a room lists names, and
+    public modules.
+    """
     everything = annex_imports.imports()
-    assert [found for found in everything if not found.annex and annex_imports.imported_annex(found)] == []
+    assert [
+        found for found in everything if not found.annex and annex_imports.imported_annex(found)
+    ] == []
     of_annexes = [found for found in everything if found.annex]
     assert of_annexes
-    assert [found for found in of_annexes if annex_imports.imported_annex(found) not in ("", found.annex)] == []
+    assert [
+        found
+        for found in of_annexes
+        if annex_imports.imported_annex(found) not in ("", found.annex)
+    ] == []
     of_core = [found for found in of_annexes if not annex_imports.imported_annex(found)]
     assert [found for found in of_core if not found.is_public] == []
 
 
 def test_the_table_of_what_annexes_import_is_current() -> None:
-    """The one in the documentation; `python -m tests.annex_imports > docs/annexes.txt` writes it anew."""
+    """The one in the documentation; `python -m tests.annex_imports > docs/annexes.txt` writes it
+    anew.
+    """
     assert (ROOT / "docs" / "annexes.txt").read_text() == annex_imports.table() + "\n"
 
 
@@ -65,7 +81,10 @@ def test_the_drawing_of_the_floors_is_drawn_from_the_imports() -> None:
         (r"register_at_fork|[!=]= os\.getpid\(\)", {"process/forks.py"}),
         (r"\bThread\(|start_new_thread|\bTimer\(|Executor\(|\batexit\b", {"process/tasks.py"}),
         (r"\bsetting_changed\b", {"conf/changes.py"}),
-        (r"\bOrderedDict\(|popitem\(last=False\)", {"process/bounded_map.py", "engine/counters.py"}),
+        (
+            r"\bOrderedDict\(|popitem\(last=False\)",
+            {"process/bounded_map.py", "engine/counters.py"},
+        ),
         (r"lru_cache\(maxsize=None\)|from functools import .*\bcached_property\b", set()),
     ],
     ids=[
@@ -77,16 +96,23 @@ def test_the_drawing_of_the_floors_is_drawn_from_the_imports() -> None:
     ],
 )
 def test_what_a_process_keeps_has_one_place(what: str, where: set[str]) -> None:
-    """One module hears of forks, one of settings, one starts threads; and one kind of map forgets (what may not be
-    forgotten is in `engine/counters`)."""
+    """One module hears of forks, one of settings, one starts threads; and one kind of map forgets
+    (what may not be forgotten is in `engine/counters`).
+    """
     assert {
-        path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if re.search(what, path.read_text())
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if re.search(what, path.read_text())
     } <= where
 
 
 def test_no_room_without_an_owner() -> None:
     """No utils, helpers, common, misc or constants."""
-    assert not [path for path in PACKAGE.rglob("*") if re.match(r"(utils|helpers|common|misc|constants)\b", path.name)]
+    assert not [
+        path
+        for path in PACKAGE.rglob("*")
+        if re.match(r"(utils|helpers|common|misc|constants)\b", path.name)
+    ]
 
 
 LUA = sorted({algorithm.lua_name for algorithm in program.ALGORITHMS.values()})
@@ -94,14 +120,19 @@ LUA = sorted({algorithm.lua_name for algorithm in program.ALGORITHMS.values()})
 
 @pytest.mark.parametrize("name", LUA)
 def test_an_algorithms_header_says_what_it_keeps(name: str) -> None:
-    """Record, state and promise; and the numbers that the record lists are those that the code names, in that order, in
-    its first line, and uses."""
+    """Record, state and promise; and the numbers that the record lists are those that the code
+    names, in that order, in its first line, and uses.
+    """
     header, _, code = program.source(f"limits/algorithms/{name}").partition("]]")
-    assert all(re.search(rf"^{word} ", header, re.MULTILINE) for word in ("record", "state", "promise"))
+    assert all(
+        re.search(rf"^{word} ", header, re.MULTILINE) for word in ("record", "state", "promise")
+    )
     record = re.search(r"^record +(.*)$", header, re.MULTILINE).group(1).split(", ")
     code = re.sub(r"'[^']*'|--.*", "", code).strip()
     first_line = re.match(r"local (\w+(?:, \w+)*) = ([a-f](?:, [a-f])*)\n", code)
-    names, letters = (group.split(", ") for group in first_line.groups()) if first_line else ([], [])
+    names, letters = (
+        (group.split(", ") for group in first_line.groups()) if first_line else ([], [])
+    )
     rest = code[first_line.end() :] if first_line else code
     assert record == ["limit", "period", *names]
     assert letters == list("abcdef")[: len(names)]
@@ -110,7 +141,9 @@ def test_an_algorithms_header_says_what_it_keeps(name: str) -> None:
 
 
 def test_the_programs_header_says_what_it_is_given() -> None:
-    """Every ARGV that is read is explained, and the record and the reply have as many numbers as it says."""
+    """Every ARGV that is read is explained, and the record and the reply have as many numbers as it
+    says.
+    """
     text = program.PROGRAM.source.decode()
     header = program.source("limits/program").partition("]]")[0]
     for argument in set(re.findall(r"ARGV\[(\d)\]", text)):
@@ -133,7 +166,13 @@ def test_the_program_run_is_the_program_read() -> None:
     """Every line of every file is in what is sent to the server."""
     pieces = {f"limits/{name}" for name in ("program", "verdict", "state", "ban")}
     pieces |= {f"limits/algorithms/{name}" for name in LUA}
-    lines = {*program.PROGRAM.source.decode().splitlines(), "-- verdict", "-- state", "-- bans", "-- algorithms"}
+    lines = {
+        *program.PROGRAM.source.decode().splitlines(),
+        "-- verdict",
+        "-- state",
+        "-- bans",
+        "-- algorithms",
+    }
     for name in pieces:
         assert lines >= {*program.source(name).splitlines()}
     others = {
@@ -145,7 +184,9 @@ def test_the_program_run_is_the_program_read() -> None:
         "contrib/statistics/note",
         "contrib/statistics/write",
     }
-    assert {path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.lua")} == pieces | others
+    assert {
+        path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.lua")
+    } == pieces | others
 
 
 def test_the_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
@@ -154,7 +195,9 @@ def test_the_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
     subprocess.run(command, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    files = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".po", ".pyc")}
+    files = {
+        path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".po", ".pyc")
+    }
     assert {path.relative_to(ROOT).as_posix() for path in files} <= names
     assert not [name for name in names if name.startswith(("tests", "example_project", "docs"))]
 
@@ -172,10 +215,14 @@ def test_proxy_files_are_packaged_by_their_folder() -> None:
 
 def test_comments_name_files_that_exist() -> None:
     """A path in a comment or docstring is that of a file, from its own folder or a folder above."""
-    files = [f"/{path.relative_to(ROOT).as_posix()}" for path in ROOT.glob("*/**/*") if path.is_file()]
+    files = [
+        f"/{path.relative_to(ROOT).as_posix()}" for path in ROOT.glob("*/**/*") if path.is_file()
+    ]
     for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.lua")]):
         for named in re.findall(r"[`( ]((?:\w+/)*\w+\.(?:lua|py))\b", path.read_text()):
-            assert any(file.endswith(f"/{named}") for file in files), f"{path.relative_to(ROOT)}: {named}"
+            assert any(file.endswith(f"/{named}") for file in files), (
+                f"{path.relative_to(ROOT)}: {named}"
+            )
 
 
 def test_no_function_is_left_that_only_tests_use() -> None:
@@ -184,7 +231,10 @@ def test_no_function_is_left_that_only_tests_use() -> None:
     used = Counter(word for path in paths for word in re.findall(r"\w+", path.read_text()))
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.parse(path.read_text()).body:
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.decorator_list:
+            if (
+                isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+                and not node.decorator_list
+            ):
                 if node.name == "__getattr__":  # Python calls it.
                     continue
                 assert used[node.name] > 1, f"{path.relative_to(ROOT)}: {node.name}"
@@ -198,7 +248,9 @@ def test_every_test_says_what_it_promises() -> None:
                 assert ast.get_docstring(node), f"{path.name}: {node.name}"
 
 
-@pytest.mark.parametrize("catalogue", sorted(PACKAGE.rglob("*.po")), ids=lambda path: path.parts[-3])
+@pytest.mark.parametrize(
+    "catalogue", sorted(PACKAGE.rglob("*.po")), ids=lambda path: path.parts[-3]
+)
 def test_a_translation_is_whole(catalogue: Path) -> None:
     """Every text of the admin and the models is in it, and what is compiled is what is read."""
     from django.utils import translation
@@ -208,8 +260,12 @@ def test_a_translation_is_whole(catalogue: Path) -> None:
 
     text = catalogue.read_text()
     sources = [path.read_text() for path in PACKAGE.rglob("*") if path.suffix in (".py", ".html")]
-    marked = {found for source in sources for found in re.findall(r'{% translate "([^"]+)" %}', source)}
-    marked |= {found for source in sources for found in re.findall(r'(?<![\w.])_\("([^"\\]+)"\)', source)}
+    marked = {
+        found for source in sources for found in re.findall(r'{% translate "([^"]+)" %}', source)
+    }
+    marked |= {
+        found for source in sources for found in re.findall(r'(?<![\w.])_\("([^"\\]+)"\)', source)
+    }
     assert [one for one in sorted(marked) if f'msgid "{one}"' not in text] == []
     assert text.count('\nmsgstr ""') == 1
     assert catalogue.with_suffix(".mo").exists()
@@ -224,10 +280,12 @@ def test_a_translation_is_whole(catalogue: Path) -> None:
 @pytest.mark.parametrize("room", sorted(set(ROOMS) - {"templatetags", "contrib"}))
 def test_a_room_says_what_it_is_for_and_what_it_does_not_know(room: str) -> None:
     """At the top of its folder: in a summary and three sentences."""
-    summary, rest = (ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())) or "").split("\n\n", 1)
+    summary, rest = (
+        ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())) or ""
+    ).split("\n\n", 1)
     assert summary
     assert "import" in rest
-    assert re.search(r"\bnot\b|No other room", rest)
+    assert re.search(r"\bnot\b|No\s+other\s+room", rest)
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -1,4 +1,6 @@
-"""What a developer writes wrongly is told in the words of what they wrote, with what would be right."""
+"""What a developer writes wrongly is told in the words of what they wrote, with what would be
+right.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from django.views import View
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua import Decision, LimitError, Ratelimited, RateLimiter, extension, ratelimit
+from django_ratelimit_lua import (
+    Decision,
+    LimitError,
+    Ratelimited,
+    RateLimiter,
+    extension,
+    ratelimit,
+)
 from django_ratelimit_lua.core import get_usage, is_ratelimited
 from django_ratelimit_lua.identity import address
 from django_ratelimit_lua.identity.address import client_address
@@ -55,9 +64,16 @@ words = st.text(st.characters(categories=["Ll", "Nd"], include_characters="_"), 
 )
 
 
-@given(st.one_of(words, st.sampled_from(["brust", "bursts", "algoritm", "max_wiat", "methods", "raet", "Burst"])))
+@given(
+    st.one_of(
+        words,
+        st.sampled_from(["brust", "bursts", "algoritm", "max_wiat", "methods", "raet", "Burst"]),
+    )
+)
 def test_an_option_that_nobody_knows_is_named(option: str) -> None:
-    """By decorator, `RateLimiter`, `Limit`, throttle and rule alike: which it is, and which there are."""
+    """By decorator, `RateLimiter`, `Limit`, throttle and rule alike: which it is, and which there
+    are.
+    """
     unknown: dict[str, Any] = {option: 5}
     ways: list[Any] = [
         lambda: ratelimit(key="ip", rate="5/m", **unknown),
@@ -77,11 +93,15 @@ def test_an_option_that_nobody_knows_is_named(option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "meant"), [("brust", "burst"), ("algoritm", "algorithm"), ("max_wiat", "max_wait"), ("modes", "mode")]
+    ("wrong", "meant"),
+    [("brust", "burst"), ("algoritm", "algorithm"), ("max_wiat", "max_wait"), ("modes", "mode")],
 )
 def test_what_may_have_been_meant_is_said(wrong: str, meant: str) -> None:
     """The nearest of the names there are; a decorator's own arguments are among them."""
-    for way in (lambda: ratelimit(key="ip", rate="5/m", **{wrong: 5}), lambda: Limit("x", "5/m", **{wrong: 5})):  # type: ignore[arg-type, misc]
+    for way in (
+        lambda: ratelimit(key="ip", rate="5/m", **{wrong: 5}),
+        lambda: Limit("x", "5/m", **{wrong: 5}),
+    ):  # type: ignore[arg-type, misc]
         with pytest.raises(LimitError, match=f"unknown option '{wrong}'; did you mean '{meant}'"):
             way()
     with pytest.raises(RuleError, match=f"did you mean {meant}"):
@@ -91,7 +111,9 @@ def test_what_may_have_been_meant_is_said(wrong: str, meant: str) -> None:
 
 
 def test_a_plain_method_is_told_of_method_decorator() -> None:
-    """When it is decorated, where its first argument is `self`; else at the first call, under both drivers."""
+    """When it is decorated, where its first argument is `self`; else at the first call, under both
+    drivers.
+    """
     with pytest.raises(LimitError, match=r"on .*Plain\.get: .*@method_decorator\(ratelimit"):
 
         class Plain(View):
@@ -128,13 +150,17 @@ def test_a_function_without_a_request_is_told_of_limiters() -> None:
         return one + other
 
     for called in (lambda: add(1, 2), lambda: asyncio.run(aadd(1, 2))):
-        with pytest.raises(LimitError, match=r"add: .* without a request, use a RateLimiter as the decorator"):
+        with pytest.raises(
+            LimitError, match=r"add: .* without a request, use a RateLimiter as the decorator"
+        ):
             called()
 
 
 def test_a_class_is_told_of_method_decorator() -> None:
     """And of `dispatch`."""
-    with pytest.raises(LimitError, match=r"@method_decorator\(ratelimit\(\.\.\.\), name='dispatch'\) on Whole"):
+    with pytest.raises(
+        LimitError, match=r"@method_decorator\(ratelimit\(\.\.\.\), name='dispatch'\) on Whole"
+    ):
 
         @ratelimit(key="ip", rate="5/m")
         class Whole(View):
@@ -161,7 +187,11 @@ def test_what_only_looks_like_a_method_is_decorated() -> None:
             return HttpResponse("method")
 
     views = [Site().view(), ratelimit("bound", "ip", "5/m")(Site().bound), Decorated.as_view()]
-    assert [view(RequestFactory().get("/")).content for view in views] == [b"inner", b"bound", b"method"]
+    assert [view(RequestFactory().get("/")).content for view in views] == [
+        b"inner",
+        b"bound",
+        b"method",
+    ]
 
 
 def test_the_functions_need_a_request() -> None:
@@ -183,7 +213,9 @@ def test_the_functions_need_a_request() -> None:
     ids=repr,
 )
 def test_an_exception_travels_whole(made: Exception) -> None:
-    """Through `pickle` and `copy` with all it has, and as Celery's JSON sends it: made again from its arguments."""
+    """Through `pickle` and `copy` with all it has, and as Celery's JSON sends it: made again from
+    its arguments.
+    """
     for again in (pickle.loads(pickle.dumps(made)), copy.copy(made), copy.deepcopy(made)):
         assert (type(again), str(again), vars(again)) == (type(made), str(made), vars(made))
     again = type(made)(*json.loads(json.dumps(made.args)))
@@ -211,7 +243,9 @@ def test_the_text_of_the_exception() -> None:
 def test_a_proxy_that_nobody_trusts_is_said_once(
     header: str, rf: RequestFactory, caplog: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    """In the log, whatever the threads; not a word of what the header holds; and none where something is trusted."""
+    """In the log, whatever the threads; not a word of what the header holds; and none where
+    something is trusted.
+    """
     monkeypatch.setattr(address, "_unheard", count())
     request = rf.get("/", headers={header: "for=203.0.113.66\nforged"})
     settings.RATELIMIT_TRUSTED_PROXIES = 0
@@ -251,12 +285,23 @@ def test_a_proxy_that_nobody_trusts_is_said_once(
         ({"key": "get:", "rate": "5/m"}, "Unknown key 'get:'"),
         ({"key": (), "rate": "5/m"}, "needs a key"),
         ({"rate": "5/m"}, "needs a key"),
-        ({"key": "ip", "rate": "5/m", "descriptor": ["generic_key=x"]}, "descriptor is a field of rules"),
-        ({"key": "ip", "rate": "5/m", "block": False, "fallback": ok}, "no effect with block=False"),
-        ({"key": "ip", "rate": "5/m", "fallback": HttpResponse("later")}, "all requests would share"),
+        (
+            {"key": "ip", "rate": "5/m", "descriptor": ["generic_key=x"]},
+            "descriptor is a field of rules",
+        ),
+        (
+            {"key": "ip", "rate": "5/m", "block": False, "fallback": ok},
+            "no effect with block=False",
+        ),
+        (
+            {"key": "ip", "rate": "5/m", "fallback": HttpResponse("later")},
+            "all requests would share",
+        ),
     ],
 )
-def test_what_is_wrong_is_said_when_the_decorator_is_written(arguments: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_is_said_when_the_decorator_is_written(
+    arguments: dict[str, Any], message: str
+) -> None:
     """Not at the first request."""
     with pytest.raises(LimitError, match=message):
         ratelimit(**arguments)
@@ -285,8 +330,12 @@ async def several() -> Any:
         (ratelimit(key="ip", rate="5/m", fallback=later), ok, "fallback is a coroutine function"),
     ],
 )
-def test_a_decorator_refuses_what_it_cannot_keep(decorator: Any, function: Any, problem: str) -> None:
-    """When the function is decorated: a coroutine as the answer of a plain view would be an error for each client."""
+def test_a_decorator_refuses_what_it_cannot_keep(
+    decorator: Any, function: Any, problem: str
+) -> None:
+    """When the function is decorated: a coroutine as the answer of a plain view would be an error
+    for each client.
+    """
     with pytest.raises(LimitError, match=problem):
         decorator(function)
 

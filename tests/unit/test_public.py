@@ -12,7 +12,8 @@ import pytest
 from tests.kept import is_available
 
 PUBLIC = {
-    "": "ALL Decision Key Limit LimitError LimitState Rate RateLimiter Ratelimited UNSAFE ratelimit ratelimit_exempt",
+    "": "ALL Decision Key Limit LimitError LimitState Rate RateLimiter Ratelimited UNSAFE "
+    "ratelimit ratelimit_exempt",
     "asgi": "finish_at_shutdown",
     "core": "ALL UNSAFE Usage get_usage is_ratelimited",
     "decorators": "ALL UNSAFE ratelimit",
@@ -21,8 +22,10 @@ PUBLIC = {
     "contrib.gateway.urls": "urlpatterns",
     "middleware": "RateLimitMiddleware",
     "models": "RateLimitChange RateLimitOverride RateLimitRevision RateLimitRule RateLimitTier",
-    "operations": "ActiveBan BadReferenceError ClientAddress Explanation Health KnownLimit OpenedReference "
-    "RuleError active_bans ahealth client_address compile_rule explain finish health lift_bans normalised "
+    "operations": "ActiveBan BadReferenceError ClientAddress Explanation Health KnownLimit "
+    "OpenedReference "
+    "RuleError active_bans ahealth client_address compile_rule explain finish health lift_bans "
+    "normalised "
     "open_reference publish reading",
     "contrib.breakers": "CircuitBreaker CircuitOpen circuit",
     "contrib.breakers.models": "RateLimitBreaker",
@@ -32,7 +35,8 @@ PUBLIC = {
     "signals": "banned limit_exceeded rules_changed slot_lost store_down store_up",
     "store": "ClusterConnectionFactory",
     "testing": "Server move_clock override_ratelimits",
-    "throttling": "AnonRateThrottle BaseThrottle RuleThrottle ScopedRateThrottle SimpleRateThrottle UserRateThrottle "
+    "throttling": "AnonRateThrottle BaseThrottle RuleThrottle ScopedRateThrottle "
+    "SimpleRateThrottle UserRateThrottle "
     "exception_handler",
     "apps": "RatelimitConfig",
     "pytest_plugin": "override_ratelimits ratelimit_clock ratelimit_server",
@@ -43,7 +47,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.mark.parametrize("name", AVAILABLE)
 def test_what_is_public_is_there(name: str) -> None:
-    """Every name can be imported from where it is documented; what a module lists as its own is what is public."""
+    """Every name can be imported from where it is documented; what a module lists as its own is
+    what is public.
+    """
     module = importlib.import_module(f"django_ratelimit_lua.{name}".rstrip("."))
     names = PUBLIC[name].split()
     assert [missing for missing in names if not hasattr(module, missing)] == []

@@ -24,7 +24,9 @@ def test_the_readmes_code_runs() -> None:
 
 def test_the_readme_leads_to_every_page() -> None:
     """All pages that the start page of the docs lists, and to none that is not there."""
-    listed = set(re.findall(r"^   ([a-z-]+)$", (ROOT / "docs" / "index.rst").read_text(), re.MULTILINE))
+    listed = set(
+        re.findall(r"^   ([a-z-]+)$", (ROOT / "docs" / "index.rst").read_text(), re.MULTILINE)
+    )
     linked = set(re.findall(r"\]\(docs/([a-z-]+)\.rst\)", README.read_text()))
     assert listed <= linked
     assert all((ROOT / "docs" / f"{name}.rst").is_file() for name in linked)
@@ -45,4 +47,6 @@ def test_a_recipe_for_guesses_shows_the_three_limits_that_belong_together(path: 
 
 def test_there_are_recipes_for_guesses() -> None:
     """The quickstart, the middleware, outcomes, and the example site."""
-    assert {"quickstart.rst", "middleware.rst", "outcomes.rst", "views.py"} <= {path.name for path in RECIPES}
+    assert {"quickstart.rst", "middleware.rst", "outcomes.rst", "views.py"} <= {
+        path.name for path in RECIPES
+    }

@@ -16,8 +16,9 @@ from django_ratelimit_lua.rules.rule import FIELDS
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_an_option_is_everywhere(name: str) -> None:
-    """An attribute of a limit, a word of rules, a column with its label and help, and a field of the form; and some
-    algorithm takes it."""
+    """An attribute of a limit, a word of rules, a column with its label and help, and a field of
+    the form; and some algorithm takes it.
+    """
     row = OPTIONS[name]
     column = RateLimitRule._meta.get_field(name)
     assert getattr(Limit("x", "5/m"), name) == row.default

@@ -1,4 +1,6 @@
-"""Decorators keep the types of what they decorate. `make lint` runs mypy on this file, which checks `assert_type`."""
+"""Decorators keep the types of what they decorate. `make lint` runs mypy on this file, which checks
+`assert_type`.
+"""
 
 from __future__ import annotations
 

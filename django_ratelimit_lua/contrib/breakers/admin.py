@@ -1,4 +1,6 @@
-"""The breakers, for operators: how each is at the moment, other thresholds than the code has, and forcing one."""
+"""The breakers, for operators: how each is at the moment, other thresholds than the code has, and
+forcing one.
+"""
 
 from __future__ import annotations
 
@@ -59,16 +61,23 @@ class ForceForm(forms.Form):
         ),
     )
     period = forms.ChoiceField(
-        label=gettext_lazy("For"), required=False, initial="1h",
+        label=gettext_lazy("For"),
+        required=False,
+        initial="1h",
         choices=(
-            ("10m", gettext_lazy("10 minutes")), ("1h", gettext_lazy("1 hour")), ("6h", gettext_lazy("6 hours")),
-            ("1d", gettext_lazy("1 day")), ("7d", gettext_lazy("7 days")), ("", gettext_lazy("until it is taken back")),
+            ("10m", gettext_lazy("10 minutes")),
+            ("1h", gettext_lazy("1 hour")),
+            ("6h", gettext_lazy("6 hours")),
+            ("1d", gettext_lazy("1 day")),
+            ("7d", gettext_lazy("7 days")),
+            ("", gettext_lazy("until it is taken back")),
         ),
-    )  # fmt: skip
+    )
     until = forms.DateTimeField(
-        label=gettext_lazy("Or until"), required=False,
+        label=gettext_lazy("Or until"),
+        required=False,
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
-    )  # fmt: skip
+    )
     why = forms.CharField(label=gettext_lazy("Reason"), max_length=300, required=False)
 
     def clean(self) -> dict[str, Any]:
@@ -84,7 +93,9 @@ class ForceForm(forms.Form):
         until: datetime.datetime | None = self.cleaned_data["until"]
         if until is not None or not self.cleaned_data["period"]:
             return until
-        return timezone.now() + datetime.timedelta(microseconds=time_us(self.cleaned_data["period"]))
+        return timezone.now() + datetime.timedelta(
+            microseconds=time_us(self.cleaned_data["period"])
+        )
 
 
 class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -110,7 +121,11 @@ class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
         """If each field is valid, and the code has that breaker, check them together."""
         super()._post_clean()  # type: ignore[misc]
         base = self.known.get(self.instance.name)
-        if base is not None and not self.errors and (found := self.instance.contradiction(base)) is not None:
+        if (
+            base is not None
+            and not self.errors
+            and (found := self.instance.contradiction(base)) is not None
+        ):
             self.add_error(*found)
 
 
@@ -124,7 +139,13 @@ class BreakerAdmin(ActingAdmin):
         (None, {"fields": ("name", "description")}),
         (
             gettext_lazy("When it opens"),
-            {"fields": (("failure_ratio", "failures"), ("slow", "slow_ratio"), ("minimum", "window"))},
+            {
+                "fields": (
+                    ("failure_ratio", "failures"),
+                    ("slow", "slow_ratio"),
+                    ("minimum", "window"),
+                )
+            },
         ),
         (gettext_lazy("How it comes back"), {"fields": (("open_for", "open_max"), "probes")}),
     )
@@ -202,7 +223,9 @@ class BreakerAdmin(ActingAdmin):
             with acting(request.user), transaction.atomic(router.db_for_write(RateLimitBreaker)):
                 until = form.ends() if how else None
                 row = force(state.name, how, until=until, why=given["why"])
-                words = _("Forced: %s.") % row.get_forced_display() if how else _("Automatic again.")
+                words = (
+                    _("Forced: %s.") % row.get_forced_display() if how else _("Automatic again.")
+                )
                 flag = CHANGE if state.row is not None else ADDITION
                 LogEntry.objects.log_actions(request.user.pk, [row], flag, words)  # type: ignore[arg-type]
         except ValidationError as error:

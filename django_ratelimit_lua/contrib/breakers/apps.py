@@ -31,7 +31,9 @@ class BreakersExtension(Extension):
 
         return [row.published() for row in RateLimitBreaker.objects.using(using)]
 
-    def load(self, part: Any, before: Mapping[str, BreakerRow] | None, problems: list[str]) -> Mapping[str, BreakerRow]:
+    def load(
+        self, part: Any, before: Mapping[str, BreakerRow] | None, problems: list[str]
+    ) -> Mapping[str, BreakerRow]:
         return read_rows(part or (), problems)
 
     def on_message(self, words: Collection[bytes]) -> None:

@@ -38,9 +38,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Time = str | float | timedelta
 Failure = Any
-"""Classes of exceptions, statuses, ranges of statuses, or a callable (answer or exception); or a tuple of these."""
+"""Classes of exceptions, statuses, ranges of statuses, or a callable (answer or exception); or a
+tuple of these.
+"""
 ANSWERED = (Http404, PermissionDenied, SuspiciousOperation, BadRequest, MultiPartParserError)
-"""Exceptions of Django that are an answer to a client, below 500: the resource did what it should."""
+"""Exceptions of Django that are an answer to a client, below 500: the resource did what it should.
+"""
 CANCELLED = (CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 HUNG_UP = (UnreadablePostError, RequestAborted)
 """A client that has disconnected is no evidence about the resource."""
@@ -55,38 +58,44 @@ def instead_of(fallback: Any, otherwise: Instead) -> Instead:
     return otherwise if fallback is NO_FALLBACK else "fallback"
 
 
-def mark(guard: Callable[..., Any], breaker: CircuitBreaker, instead: Instead) -> Callable[..., Any]:
+def mark(
+    guard: Callable[..., Any], breaker: CircuitBreaker, instead: Instead
+) -> Callable[..., Any]:
     """Leave on a function that a breaker guards it, for the inspector."""
     return register(Mark(guard, "breakers", (breaker.name, instead)))
 
 
 class CircuitBreaker:
-    """Calls a resource while it is well, and leaves it alone while it is not: the state is that of all processes.
+    """Calls a resource while it is well, and leaves it alone while it is not: the state is that of
+    all processes.
 
-    >>> payments = CircuitBreaker("payments", failure_ratio=0.5, slow="2s", minimum=20, fallback="later")
+    >>> payments = CircuitBreaker("payments", failure_ratio=0.5, slow="2s", fallback="later")
     >>> @payments
     ... def pay(amount):
     ...     return f"paid {amount}"
     >>> pay(5), payments.state
     ('paid 5', 'closed')
 
-    Closed, all calls are made. It opens when, of at least `minimum` calls in the last `window`, `failure_ratio` failed,
-    or `slow_ratio` took `slow` or longer; or when `failures` of them failed, however many there were. A call counts as
-    slow once it has lasted `slow`, whether it has ended or not. Open, none is made for `open_for`; then `probes` at a
-    time are, each in a slot that it keeps until it ends, for `open_max` at most. Where all of them succeed, a
-    tenth of the calls is let through, then a quarter, half, and all; where one fails, or is slow, it opens for twice as
-    long as before, at most `open_max`. A tenth more or less of each pause is left to chance.
+    Closed, all calls are made. It opens when, of at least `minimum` calls in the last `window`,
+    `failure_ratio` failed, or `slow_ratio` took `slow` or longer; or when `failures` of them
+    failed, however many there were. A call counts as slow once it has lasted `slow`, whether it has
+    ended or not. Open, none is made for `open_for`; then `probes` at a time are, each in a slot
+    that it keeps until it ends, for `open_max` at most. Where all of them succeed, a tenth of the
+    calls is let through, then a quarter, half, and all; where one fails, or is slow, it opens for
+    twice as long as before, at most `open_max`. A tenth more or less of each pause is left to
+    chance.
 
     - `name`: by which all processes share the state, and a row of the admin retunes it;
-    - `failure`: what is a failure: classes of exceptions, statuses (`503`, `range(500, 600)`), a callable
-      (answer or exception), or a tuple of these. By default any exception but those that answer a client (Http404,
-      PermissionDenied, and others with a `status_code` below 500), and an answer whose `status_code` is 500 or more. A
-      call that is cancelled is neither a failure nor a success, but slow if it had lasted `slow`;
-    - `fallback`: what a call returns that is not made: a value, or a callable with the same arguments; else
-      `CircuitOpen` is raised;
+    - `failure`: what is a failure: classes of exceptions, statuses (`503`, `range(500, 600)`), a
+      callable (answer or exception), or a tuple of these. By default any exception but those that
+      answer a client (Http404, PermissionDenied, and others with a `status_code` below 500), and an
+      answer whose `status_code` is 500 or more. A call that is cancelled is neither a failure nor a
+      success, but slow if it had lasted `slow`;
+    - `fallback`: what a call returns that is not made: a value, or a callable with the same
+      arguments; else `CircuitOpen` is raised;
 
-    Times are text such as "30s", seconds, or a timedelta. Raises `LimitError` for what cannot be understood, and
-    `ImproperlyConfigured` if the app is not installed.
+    Times are text such as "30s", seconds, or a timedelta. Raises `LimitError` for what cannot be
+    understood, and `ImproperlyConfigured` if the app is not installed.
     """
 
     def __init__(
@@ -109,9 +118,15 @@ class CircuitBreaker:
             raise ImproperlyConfigured(f"{install('breakers')}, to use circuit breakers.")
         self.name = breaker_name(name)
         given: dict[str, Any] = {
-            "failure_ratio": failure_ratio, "failures": failures, "slow": slow, "slow_ratio": slow_ratio,
-            "minimum": minimum, "window": window, "open_for": open_for, "probes": probes,
-        }  # fmt: skip
+            "failure_ratio": failure_ratio,
+            "failures": failures,
+            "slow": slow,
+            "slow_ratio": slow_ratio,
+            "minimum": minimum,
+            "window": window,
+            "open_for": open_for,
+            "probes": probes,
+        }
         if open_max is not None:
             given["open_max"] = open_max
         self.fallback = fallback
@@ -124,12 +139,16 @@ class CircuitBreaker:
 
     @property
     def state(self) -> str:
-        """Its own state: closed, open, half-open or ramp, as far as this process knows; also while it is `forced`."""
+        """Its own state: closed, open, half-open or ramp, as far as this process knows.
+
+        Also while it is `forced`.
+        """
         return WORDS[self._circuit.state]
 
     @property
     def forced(self) -> str:
-        """What an operator has forced and still holds: open or closed, as far as this process knows; empty: nothing.
+        """What an operator has forced and still holds: open or closed, as far as this process
+        knows; empty: nothing.
 
         >>> CircuitBreaker("maps").forced
         ''
@@ -144,8 +163,10 @@ class CircuitBreaker:
     def call(self, /) -> Call: ...
 
     def call(self, function: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function through the breaker, with these arguments, as if it were decorated: of a coroutine function,
-        await the result. Without a function, return one call as a context manager, `with` or `async with`. Raises
+        """Call a function through the breaker, with these arguments, as if it were decorated: of a
+        coroutine function, await the result.
+
+        Without a function, return one call as a context manager, `with` or `async with`. Raises
         `CircuitOpen` if the call is not to be made.
 
         >>> CircuitBreaker("stock").call(max, 3, 5)
@@ -164,7 +185,8 @@ class CircuitBreaker:
         inner = inspect.unwrap(function)
         if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
             problem = (
-                f"cannot judge {inner.__qualname__}, a generator: decorate what it calls, or use `with breaker.call():`"
+                f"cannot judge {inner.__qualname__}, a generator: decorate what it calls, "
+                "or use `with breaker.call():`"
             )
             raise BreakerError(self.name, "", problem)
 
@@ -182,7 +204,9 @@ class CircuitBreaker:
             guard = self.guarded(function, instead)
         return cast(F, mark(guard, self, instead_of(self.fallback, "raises")))
 
-    def guarded(self, function: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(
+        self, function: Callable[..., Any], instead: Callable[..., Any]
+    ) -> Callable[..., Any]:
         """The function, called through the breaker. `instead` answers a call that is not made."""
 
         @functools.wraps(function)
@@ -224,7 +248,15 @@ class CircuitBreaker:
 class Call:
     """One call of a resource: what happens inside `with` is judged when it ends."""
 
-    __slots__ = ("_began", "_circuit", "_failed", "_is_failure", "_number", "_ticket", "is_admitted")
+    __slots__ = (
+        "_began",
+        "_circuit",
+        "_failed",
+        "_is_failure",
+        "_number",
+        "_ticket",
+        "is_admitted",
+    )
 
     def __init__(self, breaker: CircuitBreaker) -> None:
         self._circuit = breaker._circuit
@@ -233,7 +265,9 @@ class Call:
         self.is_admitted = False
 
     def judge(self, answer: Any) -> None:
-        """Judge an answer by what the breaker takes for a failure: a response, or whatever its callable knows."""
+        """Judge an answer by what the breaker takes for a failure: a response, or whatever its
+        callable knows.
+        """
         self._failed = self._is_failure(answer)
 
     def fail(self) -> None:
@@ -256,14 +290,20 @@ class Call:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         waiting = self._end(error)
         if waiting is not None:
             run(waiting)
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         waiting = self._end(error)
         if waiting is not None:
@@ -276,8 +316,10 @@ class Call:
 
 
 def _judge(name: str, failure: Failure) -> Callable[[Any], bool | None]:
-    """A function that returns whether an answer, or an exception, is a failure; None: it is no evidence about the
-    resource."""
+    """A function that returns whether an answer, or an exception, is a failure.
+
+    None: it is no evidence about the resource.
+    """
     if failure is None:
         return _by_default
     parts = failure if isinstance(failure, (tuple, list, set, frozenset)) else (failure,)
@@ -287,12 +329,16 @@ def _judge(name: str, failure: Failure) -> Callable[[Any], bool | None]:
     for part in parts:
         if isinstance(part, type) and issubclass(part, BaseException):
             kinds.append(part)
-        elif isinstance(part, range) or (isinstance(part, int) and not isinstance(part, bool) and 100 <= part <= 599):
+        elif isinstance(part, range) or (
+            isinstance(part, int) and not isinstance(part, bool) and 100 <= part <= 599
+        ):
             statuses.append(part)
         elif callable(part) and not isinstance(part, type):
             functions.append(part)
         else:
-            right = "classes of exceptions, statuses from 100 to 599, ranges of these, or a callable"
+            right = (
+                "classes of exceptions, statuses from 100 to 599, ranges of these, or a callable"
+            )
             raise BreakerError(name, "failure", f"is {part!r}: must be {right}")
     if not parts:
         raise BreakerError(name, "failure", "is empty: nothing would be a failure")
@@ -314,7 +360,9 @@ def _judge(name: str, failure: Failure) -> Callable[[Any], bool | None]:
                     return True
             except Exception:
                 logger.exception(
-                    "The breaker %r: its `failure` cannot judge %.200r, which counts as none", name, answer
+                    "The breaker %r: its `failure` cannot judge %.200r, which counts as none",
+                    name,
+                    answer,
                 )
         return False
 

@@ -20,4 +20,6 @@ def check_breakers(**kwargs: Any) -> Iterator[CheckMessage]:
     list(url_patterns())  # What views declare is known when they are imported.
     for name, circuit in sorted(circuits.by_name.items()):
         if circuit.is_ambiguous:
-            yield TWO_BREAKERS.message(f"The breaker {name!r} is declared twice, with different thresholds.")
+            yield TWO_BREAKERS.message(
+                f"The breaker {name!r} is declared twice, with different thresholds."
+            )

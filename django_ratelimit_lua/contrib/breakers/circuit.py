@@ -1,4 +1,6 @@
-"""The answers of `circuit.lua`, and a breaker as one process decides about it alone, while Redis is unavailable."""
+"""The answers of `circuit.lua`, and a breaker as one process decides about it alone, while Redis is
+unavailable.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ MAX_JITTER = 1000
 
 def tag_of(name: str) -> bytes:
     """The digest of a name, in keys and messages."""
-    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest().encode()
+    return (
+        hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest().encode()
+    )
 
 
 def circuit_key(name: str) -> bytes:
@@ -29,7 +33,9 @@ def circuit_key(name: str) -> bytes:
 
 
 def circuits_key() -> bytes:
-    """The key of the sorted set of all breakers in any process: names and declarations, by when they were noted."""
+    """The key of the sorted set of all breakers in any process: names and declarations, by when
+    they were noted.
+    """
     return conf.CACHE_PREFIX + b"{circuits}"
 
 
@@ -45,7 +51,10 @@ NO_OUTCOMES = Outcomes()
 
 
 class Event(NamedTuple):
-    """A change of state, and the numbers that led to it. `name`: opened, half_open, ramp or closed."""
+    """A change of state, and the numbers that led to it.
+
+    `name`: opened, half_open, ramp or closed.
+    """
 
     name: str
     calls: int
@@ -55,9 +64,12 @@ class Event(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A breaker after an operation: its state; how often it has opened (`era`); in how many microseconds it changes, or
-    a probe may be requested; the percentage of admitted calls; the counts of the window; whether the probe was
-    `granted`; and the changes that this operation made."""
+    """A breaker after an operation: its state.
+
+    How often it has opened (`era`); in how many microseconds it changes, or a probe may be
+    requested; the percentage of admitted calls; the counts of the window; whether the probe was
+    `granted`; and the changes that this operation made.
+    """
 
     state: State
     era: int
@@ -77,14 +89,18 @@ class Answer(NamedTuple):
             Event(name.decode(), int(calls), int(failures), int(slow), reason.decode())
             for name, calls, failures, slow, reason in zip(*[iter(texts)] * 5, strict=True)
         ]
-        return cls(state.decode(), era, wait, share, calls, failures, slow, granted == 1, tuple(events))
+        return cls(
+            state.decode(), era, wait, share, calls, failures, slow, granted == 1, tuple(events)
+        )
 
 
 class LoneCircuit:
-    """A breaker of one process, while Redis is unavailable. Times are microseconds of any clock that goes forward.
+    """A breaker of one process, while Redis is unavailable.
 
-    It opens by the same thresholds as the shared one. Then it is simpler: after `open_for` it lets one call at a time
-    try, and a success closes it at once.
+    Times are microseconds of any clock that goes forward.
+
+    It opens by the same thresholds as the shared one. Then it is simpler: after `open_for` it lets
+    one call at a time try, and a success closes it at once.
 
     >>> circuit = LoneCircuit()
     >>> circuit.call(0, Thresholds(minimum=2), outcomes=Outcomes(2, 2)).state
@@ -101,9 +117,16 @@ class LoneCircuit:
         """Outcomes, by part of the window."""
 
     def call(
-        self, now: int, by: Thresholds, operation: Operation = "tell", *, probe: str = "", result: Result = "",
-        era: int | None = None, outcomes: Outcomes = NO_OUTCOMES,
-    ) -> Answer:  # fmt: skip
+        self,
+        now: int,
+        by: Thresholds,
+        operation: Operation = "tell",
+        *,
+        probe: str = "",
+        result: Result = "",
+        era: int | None = None,
+        outcomes: Outcomes = NO_OUTCOMES,
+    ) -> Answer:
         """Do one operation at a moment, as the script does it for all processes."""
         events: list[Event] = []
         is_current = era in (None, self.era)
@@ -115,7 +138,9 @@ class LoneCircuit:
         if operation == "done":
             self.probes.pop(probe, None)
         if operation == "tell":
-            self.probes |= {running: now + by.probe_us for running in probe.split() if running in self.probes}
+            self.probes |= {
+                running: now + by.probe_us for running in probe.split() if running in self.probes
+            }
         elif operation == "ask":
             granted = self.state != "closed" and now >= max([self.ends, *self.probes.values()])
             if granted and self.state == "open":

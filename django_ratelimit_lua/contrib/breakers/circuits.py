@@ -1,9 +1,10 @@
 """The breakers of this process: their last known state, and the outcomes that are not reported yet.
 
-A closed breaker is decided here, by the last state received. Outcomes are reported once a second, with the flush; a
-failure that may open the breaker is reported in the call that failed. The answer of `circuit.lua` is the state for all
-processes. A change is pushed to every process, and a process without pushes asks once a second. While Redis is
-unavailable, each process judges by its own outcomes (`circuit.py`), and uses the shared state again afterwards.
+A closed breaker is decided here, by the last state received. Outcomes are reported once a second,
+with the flush; a failure that may open the breaker is reported in the call that failed. The answer
+of `circuit.lua` is the state for all processes. A change is pushed to every process, and a process
+without pushes asks once a second. While Redis is unavailable, each process judges by its own
+outcomes (`circuit.py`), and uses the shared state again afterwards.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ logger = logging.getLogger("django_ratelimit_lua")
 
 PROGRAM = Program.of(program.source("contrib/breakers/circuit"))
 TRUSTED_SECONDS = 5.0
-"""How long a state is used without a confirmation. While there are calls, the background confirms it every second."""
+"""How long a state is used without a confirmation. While there are calls, the background confirms
+it every second.
+"""
 USED_SECONDS = 10.0
 """How long after the last call the background asks for the state."""
 PROBE_PAUSE = 0.05
@@ -74,16 +77,24 @@ NOTES_KEPT = 7 * 86_400
 MAX_LISTED = 1000
 """Breakers that are noted in Redis: those that were noted last."""
 MAX_HELD = 1000
-"""Breakers that a process keeps without a reference in the code, because names may be made of data: those that were
-declared last."""
+"""Breakers that a process keeps without a reference in the code, because names may be made of data:
+those that were declared last.
+"""
 NEVER, ENDLESS = float("-inf"), float("inf")
 SIGNALS = {"opened": circuit_opened, "half_open": circuit_half_open, "closed": circuit_closed}
 _numbers = itertools.count(1)
-WORDS: Mapping[State, str] = {"closed": "closed", "open": "open", "half": "half-open", "ramp": "ramp"}
+WORDS: Mapping[State, str] = {
+    "closed": "closed",
+    "open": "open",
+    "half": "half-open",
+    "ramp": "ramp",
+}
 
 
 class Ticket(NamedTuple):
-    """An admitted call: how often the breaker had opened by then, and the id of its slot if it is a probe."""
+    """An admitted call: how often the breaker had opened by then, and the id of its slot if it is a
+    probe.
+    """
 
     era: int
     probe: str = ""
@@ -104,9 +115,13 @@ ASK_STATE = Report("tell")
 
 
 class Circuit:
-    """One breaker of this process. `declared`: the thresholds of the code, `by`: those in force; `calm_until`: until
-    when (monotonic) calls are admitted without another check, with the ticket `calm`; `slow_seconds`: from which
-    duration on a call is slow; `due_at`: when the oldest running call becomes slow, at the earliest."""
+    """One breaker of this process.
+
+    `declared`: the thresholds of the code, `by`: those in force; `calm_until`: until when
+    (monotonic) calls are admitted without another check, with the ticket `calm`; `slow_seconds`:
+    from which duration on a call is slow; `due_at`: when the oldest running call becomes slow, at
+    the earliest.
+    """
 
     def __init__(self, name: str, declared: Thresholds) -> None:
         self.name, self.declared, self.by = name, declared, declared
@@ -117,7 +132,9 @@ class Circuit:
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
-        self._lock = threading.RLock()  # Reentrant: what is garbage may end a call while another one is counted.
+        self._lock = (
+            threading.RLock()
+        )  # Reentrant: what is garbage may end a call while another one is counted.
         self.forget()
 
     def forget(self) -> None:
@@ -130,7 +147,9 @@ class Circuit:
         """Unreported outcomes: calls, failures, slow ones."""
         self._queued: deque[Report] = deque(maxlen=MAX_QUEUED)
         self.running: dict[int, tuple[float, Ticket]] = {}
-        """Calls that are not slow yet, by their numbers, the oldest first: when they began (monotonic)."""
+        """Calls that are not slow yet, by their numbers, the oldest first: when they began
+        (monotonic).
+        """
         self._probes: dict[str, float] = {}
         """When probes that have not ended began, slow or not (monotonic)."""
         self.due_at = ENDLESS
@@ -194,7 +213,9 @@ class Circuit:
                 raise CircuitOpen(self.name, _until(force.until_us), "forced")
             return self.calm
         if self.state == "ramp" and time.monotonic() >= self._changes_at:
-            self._changes_at = time.monotonic() + PROBE_PAUSE  # Others of this process wait for what comes of it.
+            self._changes_at = (
+                time.monotonic() + PROBE_PAUSE
+            )  # Others of this process wait for what comes of it.
             yield from self._exchanging(ASK_STATE)  # It climbs.
         if self.state == "closed":
             self._trust()
@@ -258,7 +279,10 @@ class Circuit:
     # While calls run
 
     def begin(self, ticket: Ticket, began: float) -> int:
-        """Note that a call runs that may become slow, or is a probe. Returns its number; 0 without `slow`."""
+        """Note that a call runs that may become slow, or is a probe.
+
+        Returns its number; 0 without `slow`.
+        """
         if ticket.probe:
             self._probes[ticket.probe] = began
         if self.slow_seconds is None:
@@ -270,8 +294,11 @@ class Circuit:
         return number
 
     def count_hanging(self) -> bool:
-        """Count the running calls that have lasted `slow`. Return whether that may open the breaker, so that it has to
-        be reported at once. The background judges probes."""
+        """Count the running calls that have lasted `slow`.
+
+        Return whether that may open the breaker, so that it has to be reported at once. The
+        background judges probes.
+        """
         now, slow_seconds = time.monotonic(), self.slow_seconds
         self.due_at = ENDLESS
         for number, (began, ticket) in self.running.copy().items():
@@ -289,7 +316,9 @@ class Circuit:
         return self._may_open()
 
     def in_use(self) -> bool:
-        """Whether there was a call lately, or one runs that may become slow, or is a probe that keeps its slot."""
+        """Whether there was a call lately, or one runs that may become slow, or is a probe that
+        keeps its slot.
+        """
         return bool(self.running or self._probes) or time.monotonic() - self.used_at < USED_SECONDS
 
     def _running_probes(self) -> str:
@@ -302,9 +331,14 @@ class Circuit:
 
     # After a call
 
-    def end(self, ticket: Ticket, number: int, began: float, failed: bool | None) -> Waiting[Any] | None:
-        """Count a call that has ended; `failed` is None if it was cancelled, which is no evidence about the resource
-        unless it was slow by then. Return what is to be done at once, if anything is."""
+    def end(
+        self, ticket: Ticket, number: int, began: float, failed: bool | None
+    ) -> Waiting[Any] | None:
+        """Count a call that has ended; `failed` is None if it was cancelled, which is no evidence
+        about the resource unless it was slow by then.
+
+        Return what is to be done at once, if anything is.
+        """
         slow = self.slow_seconds is not None and time.monotonic() - began >= self.slow_seconds
         is_counted = number != 0 and self.running.pop(number, None) is None
         if ticket.probe:
@@ -320,7 +354,9 @@ class Circuit:
     def _end_probe(self, ticket: Ticket, failed: bool | None, slow: bool) -> Waiting[Any] | None:
         self._probes.pop(ticket.probe, None)
         if failed is not None:
-            return self._exchanging(Report("done", ticket.probe, "failed" if failed or slow else "ok", ticket.era))
+            return self._exchanging(
+                Report("done", ticket.probe, "failed" if failed or slow else "ok", ticket.era)
+            )
         if slow:
             self._queued.append(Report("hung", ticket.probe, "failed", ticket.era))
         self._give_back(ticket.probe)
@@ -334,14 +370,18 @@ class Circuit:
 
     def _count(self, ticket: Ticket, calls: int, failures: int, slow: int) -> None:
         with self._lock:
-            if ticket.era == self.answer.era >= 0:  # Otherwise it was let through before the breaker opened last.
+            if (
+                ticket.era == self.answer.era >= 0
+            ):  # Otherwise it was let through before the breaker opened last.
                 counts = self._counts
                 counts[0] += calls
                 counts[1] += failures
                 counts[2] += slow
 
     def _may_open(self) -> bool:
-        """Whether it opens by what this process knows: the window as it was heard last, and what was counted since."""
+        """Whether it opens by what this process knows: the window as it was heard last, and what
+        was counted since.
+        """
         with self._lock:
             calls, failures, slow = self._counts
             if not failures and not slow:
@@ -364,15 +404,23 @@ class Circuit:
             return Report("tell", era=self.answer.era, outcomes=Outcomes(*counts))
 
     def _exchanging(self, report: Report, background: Patience | None = None) -> Waiting[Answer]:
-        """Ask Redis, and use its answer. While it is unavailable, judge by the counts of this process. With the
-        patience of the `background`, raise `StoreError` instead."""
+        """Ask Redis, and use its answer.
+
+        While it is unavailable, judge by the counts of this process. With the patience of the
+        `background`, raise `StoreError` instead.
+        """
         asked_at = time.monotonic()
         if background is None:
-            if self.lone is not None and flusher.is_running:  # The background finds out when Redis is back.
+            if (
+                self.lone is not None and flusher.is_running
+            ):  # The background finds out when Redis is back.
                 return (yield from self._alone(report))
             self._sent_at = asked_at
         keys, arguments = self._command(report)
-        store, patience = get_store(background=background is not None), background or Patience(conf.TIMEOUT)
+        store, patience = (
+            get_store(background=background is not None),
+            background or Patience(conf.TIMEOUT),
+        )
         try:
             reply = yield Wait(
                 partial(store.run, PROGRAM, keys, arguments, patience),
@@ -396,7 +444,10 @@ class Circuit:
         return answer
 
     def tell(self, patience: Patience | None = None) -> None:
-        """Report what was counted and queued, and receive the state. For the background. Raises `StoreError`."""
+        """Report what was counted and queued, and receive the state.
+
+        For the background. Raises `StoreError`.
+        """
         patience = patience or Patience(ASK_SECONDS)
         with self._lock:
             reports = [*self._queued, self._taken()]
@@ -418,21 +469,38 @@ class Circuit:
     def _command(self, report: Report) -> tuple[list[bytes], list[bytes]]:
         key, by = circuit_key(self.name), self.by
         numbers = [
-            by.window_us, by.width_us, by.open_us, by.open_max_us, by.probe_us, by.step_us, by.probes, by.minimum,
-            by.failures or 0, by.failure_ppm or 0, (by.slow_ppm or 0) if by.slow_us else 0,
+            by.window_us,
+            by.width_us,
+            by.open_us,
+            by.open_max_us,
+            by.probe_us,
+            by.step_us,
+            by.probes,
+            by.minimum,
+            by.failures or 0,
+            by.failure_ppm or 0,
+            (by.slow_ppm or 0) if by.slow_us else 0,
             chance.randrange(MAX_JITTER),
-        ]  # fmt: skip
+        ]
         moment = b"%d" % now_us() if conf.CLOCK == "client" else b""
         probe = self._running_probes() if report.operation == "tell" else report.probe
         arguments = [
-            moment, report.operation.encode(), *(b"%d" % number for number in numbers),
-            get_store().channel(conf.CACHE_PREFIX), ANNEX + b" breakers " + tag_of(self.name),
-            probe.encode(), report.result.encode(), b"%d" % report.era, *(b"%d" % number for number in report.outcomes),
-        ]  # fmt: skip
+            moment,
+            report.operation.encode(),
+            *(b"%d" % number for number in numbers),
+            get_store().channel(conf.CACHE_PREFIX),
+            ANNEX + b" breakers " + tag_of(self.name),
+            probe.encode(),
+            report.result.encode(),
+            b"%d" % report.era,
+            *(b"%d" % number for number in report.outcomes),
+        ]
         return [key, key + b":probes"], arguments
 
     def _hold(self, answer: Answer, asked_at: float) -> None:
-        self.calm_until = NEVER  # First, so that a caller that sees the new state is not admitted by the old one.
+        self.calm_until = (
+            NEVER  # First, so that a caller that sees the new state is not admitted by the old one.
+        )
         if answer.era != self.answer.era:
             self.calm, self._counts = Ticket(answer.era), [0, 0, 0]
         self.answer, self.known_at = answer, asked_at
@@ -444,7 +512,10 @@ class Circuit:
             self._trust()
 
     def _signalled(self, answer: Answer, report: Report, *, shared: bool) -> Waiting[None]:
-        """Send the signals of an answer. A probe that it grants is given back if the call is cancelled meanwhile."""
+        """Send the signals of an answer.
+
+        A probe that it grants is given back if the call is cancelled meanwhile.
+        """
         try:
             for event in answer.events:
                 yield from _signal(self.name, event, answer.wait / SECOND, shared=shared)
@@ -463,10 +534,14 @@ class Circuit:
                 self.lone = LoneCircuit(self.state, max(0, self.answer.era), _us(now + left))
                 self.lone.probes = dict.fromkeys(self._probes, _us(now) + self.by.probe_us)
             answer = self.lone.call(
-                _us(now), self.by, report.operation, result=report.result, outcomes=report.outcomes,
+                _us(now),
+                self.by,
+                report.operation,
+                result=report.result,
+                outcomes=report.outcomes,
                 probe=self._running_probes() if report.operation == "tell" else report.probe,
                 era=None if report.era < 0 else report.era,
-            )  # fmt: skip
+            )
             self._hold(answer, now)
         yield from self._signalled(answer, report, shared=False)
         return answer
@@ -492,15 +567,29 @@ def _signal(name: str, event: Event, seconds: float, *, shared: bool) -> Waiting
     if signal is None:
         return
     arguments: dict[str, Any] = {
-        "breaker": name, "calls": event.calls, "failures": event.failures, "slow": event.slow,
-        "reason": event.reason, "seconds": seconds, "shared": shared,
-    }  # fmt: skip
+        "breaker": name,
+        "calls": event.calls,
+        "failures": event.failures,
+        "slow": event.slow,
+        "reason": event.reason,
+        "seconds": seconds,
+        "shared": shared,
+    }
     level = logging.WARNING if event.name == "opened" else logging.INFO
     logger.log(
-        level, "The breaker %r %s: %d calls, %d failures, %d slow%s", name, event.name.replace("_", "-"),
-        event.calls, event.failures, event.slow, f" ({event.reason})" if event.reason else "",
-    )  # fmt: skip
-    yield Wait(partial(signal.send_robust, Circuit, **arguments), partial(signal.asend_robust, Circuit, **arguments))
+        level,
+        "The breaker %r %s: %d calls, %d failures, %d slow%s",
+        name,
+        event.name.replace("_", "-"),
+        event.calls,
+        event.failures,
+        event.slow,
+        f" ({event.reason})" if event.reason else "",
+    )
+    yield Wait(
+        partial(signal.send_robust, Circuit, **arguments),
+        partial(signal.asend_robust, Circuit, **arguments),
+    )
 
 
 class Circuits:
@@ -519,8 +608,10 @@ class Circuits:
         self._lock = threading.RLock()
 
     def get(self, name: str, declared: Thresholds) -> Circuit:
-        """The one of that name: several places in the code may be about one resource. The thresholds are those that
-        were declared last."""
+        """The one of that name: several places in the code may be about one resource.
+
+        The thresholds are those that were declared last.
+        """
         with self._lock:
             circuit = self.by_name.get(name)
             if circuit is None:
@@ -554,8 +645,9 @@ class Circuits:
                 circuit.retune(rows.get(circuit.name))
 
     def heard(self, tags: Collection[bytes]) -> None:
-        """The state of these has changed, by a message of another process: ask for it, unless this process does not
-        call them."""
+        """The state of these has changed, by a message of another process: ask for it, unless this
+        process does not call them.
+        """
         for circuit in list(self.by_name.values()):
             if tag_of(circuit.name) not in tags:
                 continue
@@ -577,7 +669,10 @@ class Circuits:
             circuit.forget()
 
     def flush(self, last: Patience | None = None) -> bool:
-        """Report the counts, and receive the states; see `Flush`. As the process ends, only report."""
+        """Report the counts, and receive the states; see `Flush`.
+
+        As the process ends, only report.
+        """
         failed = None
         for circuit in list(self.by_name.values()):
             circuit.count_hanging()  # It is reported below.
@@ -609,7 +704,10 @@ def _note(circuit: Circuit) -> None:
 
 
 def noted(patience: Patience) -> dict[str, dict[str, Any]]:
-    """The breakers that any process has noted: how the code declares them, by name. Raises `StoreError`."""
+    """The breakers that any process has noted: how the code declares them, by name.
+
+    Raises `StoreError`.
+    """
     reply: Iterable[bytes] = get_store(background=True).execute(
         b"ZRANGE", circuits_key(), b"0", b"-1", patience=patience
     )

@@ -1,4 +1,6 @@
-"""`@circuit`, for function views, methods of class-based views (`method_decorator`) and `async` views."""
+"""`@circuit`, for function views, methods of class-based views (`method_decorator`) and `async`
+views.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from .rows import BreakerError
 View = TypeVar("View", bound=Callable[..., Any])
 
 
-def circuit(breaker: str | CircuitBreaker, *, fallback: Any = NO_FALLBACK, **options: Any) -> Callable[[View], View]:
+def circuit(
+    breaker: str | CircuitBreaker, *, fallback: Any = NO_FALLBACK, **options: Any
+) -> Callable[[View], View]:
     """Answer 503 in place of a view while its breaker is open, or the answer of `fallback`.
 
     >>> @circuit("reports", slow="5s", fallback=lambda request: HttpResponse("yesterday's report"))
@@ -36,7 +40,11 @@ def circuit(breaker: str | CircuitBreaker, *, fallback: Any = NO_FALLBACK, **opt
     """
     if isinstance(breaker, CircuitBreaker):
         if options:
-            raise BreakerError(breaker.name, "", f"has its options already: {', '.join(options)} cannot be said here")
+            raise BreakerError(
+                breaker.name,
+                "",
+                f"has its options already: {', '.join(options)} cannot be said here",
+            )
         found = breaker
     else:
         found = CircuitBreaker(breaker, **options)
@@ -57,7 +65,11 @@ def circuit(breaker: str | CircuitBreaker, *, fallback: Any = NO_FALLBACK, **opt
     def decorate(view: View) -> View:
         if isinstance(view, type):
             right = f"@method_decorator(circuit(...), name='dispatch') on {view.__name__}"
-            raise BreakerError(found.name, "", f"is for functions, and {view.__qualname__} is a class: write {right}")
+            raise BreakerError(
+                found.name,
+                "",
+                f"is for functions, and {view.__qualname__} is a class: write {right}",
+            )
         if problem := async_mismatch(of_view, is_async=is_async(view)):
             raise BreakerError(found.name, "fallback", problem)
         if is_async(view):

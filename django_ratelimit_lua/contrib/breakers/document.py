@@ -32,11 +32,19 @@ def build(given: Declared, where: str) -> Declared:
     row = RateLimitBreaker(name=given[WORD])
     where = f"{where}: breaker {given[WORD]!r}"
     # Of the text, because a row makes whole numbers of 1.5 and of true.
-    problems = [RuleError(where, wrong.field, wrong) for wrong in row_problems({**words, "name": row.name})]
+    problems = [
+        RuleError(where, wrong.field, wrong) for wrong in row_problems({**words, "name": row.name})
+    ]
     if unknown := sorted(map(str, set(given) - {WORD, *WORDS})):
-        problems.append(RuleError(where, WORD, f"unknown {', '.join(unknown)}; there are {', '.join(TUNED)}"))
+        problems.append(
+            RuleError(where, WORD, f"unknown {', '.join(unknown)}; there are {', '.join(TUNED)}")
+        )
     if not isinstance(words.get("description", ""), str):
-        problems.append(RuleError(where, "description", f"description is {words['description']!r}: must be text"))
+        problems.append(
+            RuleError(
+                where, "description", f"description is {words['description']!r}: must be text"
+            )
+        )
     if problems:
         raise RuleError.of(problems)
     for word, value in words.items():
@@ -63,7 +71,8 @@ def notices(name: str) -> list[str]:
     if name in known:
         return []
     text = _(
-        "No breaker in the code has this name, as far as it is imported here or was called lately: it would do nothing."
+        "No breaker in the code has this name, as far as it is imported here or was called "
+        "lately: it would do nothing."
     )
     meant = meant_by(name, known)
     return [f"{text} {_('Did you mean “%(name)s”?') % {'name': meant}}" if meant else text]
@@ -79,5 +88,7 @@ def applied(number: int) -> str:
     return text % {"number": number}
 
 
-PERMISSIONS = [f"ratelimit_breakers.{action}_ratelimitbreaker" for action in ("add", "change", "delete")]
+PERMISSIONS = [
+    f"ratelimit_breakers.{action}_ratelimitbreaker" for action in ("add", "change", "delete")
+]
 DOCUMENT = Document(WORD, stored, build, save, notices, applied, PERMISSIONS)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 
 class CircuitOpen(Exception):  # noqa: N818 - what is the matter, not what went wrong
-    """A breaker does not let a call through: `breaker` is its name, `retry_after` the seconds until it may (None: an
-    operator has switched it off without an end), `reason` is "open", "half-open", "ramp" or "forced".
+    """A breaker does not let a call through: `breaker` is its name, `retry_after` the seconds until
+    it may (None: an operator has switched it off without an end), `reason` is "open", "half-open",
+    "ramp" or "forced".
 
     >>> raise CircuitOpen("payments", 2.5)
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.contrib.breakers.exceptions.CircuitOpen: payments is not asked: open, retry in 2.5 s
+    django_ratelimit_lua.contrib.breakers.exceptions.CircuitOpen: payments is not asked: ...
     """
 
-    def __init__(self, breaker: str, retry_after: float | None = None, reason: str = "open") -> None:
+    def __init__(
+        self, breaker: str, retry_after: float | None = None, reason: str = "open"
+    ) -> None:
         self.breaker, self.retry_after, self.reason = breaker, retry_after, reason
         super().__init__(breaker, retry_after, reason)  # From which a task queue makes it again.
 
     def __str__(self) -> str:
-        when = "no end is known" if self.retry_after is None else f"retry in {self.retry_after:.6g} s"
+        when = (
+            "no end is known" if self.retry_after is None else f"retry in {self.retry_after:.6g} s"
+        )
         return f"{self.breaker} is not asked: {self.reason}, {when}"

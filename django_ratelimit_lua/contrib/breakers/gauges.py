@@ -31,17 +31,28 @@ def states() -> dict[str, str]:
 
 def read_states() -> dict[tuple[str, ...], float]:
     """For each breaker and state, whether it has it. Raises `StoreError`."""
-    return {(name, each): float(each == state) for name, state in states().items() for each in STATES.values()}
+    return {
+        (name, each): float(each == state)
+        for name, state in states().items()
+        for each in STATES.values()
+    }
 
 
 def forced() -> dict[str, Forced]:
-    """What operators have forced that lasts, by the names of breakers, as it is published now. Raises `StoreError`."""
+    """What operators have forced that lasts, by the names of breakers, as it is published now.
+
+    Raises `StoreError`.
+    """
     if provider.in_force() is None:
         provider.load()
     provider.compare_with_published(loads=True)
     ruleset, now = provider.in_force(), now_us()
     rows: Mapping[str, BreakerRow] = {} if ruleset is None else ruleset.parts["breakers"]
-    return {name: row.force.how for name, row in rows.items() if row.force is not None and row.force.lasts(now)}
+    return {
+        name: row.force.how
+        for name, row in rows.items()
+        if row.force is not None and row.force.lasts(now)
+    }
 
 
 def read_forced() -> dict[tuple[str, ...], float]:
@@ -60,7 +71,8 @@ METRICS = (
     ),
     Metric(
         "breaker_forced",
-        "1 for what an operator has forced a circuit breaker to, as long as it lasts, 0 for the others.",
+        "1 for what an operator has forced a circuit breaker to, as long as it lasts, 0 for the "
+        "others.",
         ("breaker", "how"),
         read_forced,
     ),

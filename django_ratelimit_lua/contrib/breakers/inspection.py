@@ -18,7 +18,8 @@ from .breaker import Instead
 from .operations import BreakerState, breakers
 
 SEE = [
-    f"ratelimit_breakers.{action}" for action in ("view_ratelimitbreaker", "change_ratelimitbreaker", "force_breaker")
+    f"ratelimit_breakers.{action}"
+    for action in ("view_ratelimitbreaker", "change_ratelimitbreaker", "force_breaker")
 ]
 """Users with one of these see the page of a breaker."""
 
@@ -63,7 +64,11 @@ class ExplainedBreaker:
     def _forced(self) -> str:
         row = self.state.row
         assert row is not None
-        until = _("until it is taken back") if row.until is None else _("until %s") % moment_words(row.until)
+        until = (
+            _("until it is taken back")
+            if row.until is None
+            else _("until %s") % moment_words(row.until)
+        )
         how = _("forced open %s") if row.forced == "open" else _("forced closed %s")
         return how % until
 
@@ -72,8 +77,10 @@ class ExplainedBreaker:
         words = {
             "since": "" if state.since is None else moment_words(state.since),
             "time": duration_words(state.seconds),
-            "share": share_words(state.share / 100), "probes": state.probes, "most": state.by.probes,
-        }  # fmt: skip
+            "share": share_words(state.share / 100),
+            "probes": state.probes,
+            "most": state.by.probes,
+        }
         texts = {
             None: _("its own state is not known, as Redis does not answer"),
             "closed": _("closed"),
@@ -93,9 +100,13 @@ def inspect(marks: Sequence[Mark], has_handler: bool) -> list[Finding]:
     found = []
     for mark in marks:
         name, instead = mark.value
-        explained = ExplainedBreaker(states[name], "503" if instead == "raises" and has_handler else instead)
+        explained = ExplainedBreaker(
+            states[name], "503" if instead == "raises" and has_handler else instead
+        )
         verdict = _("The next request like this would be stopped by a breaker")
         query = urlencode({"name": name})
         url_name = "admin:ratelimit_breakers_breaker"
-        found.append(Finding(_("Breaker"), explained.words, explained.passes, verdict, url_name, query, SEE))
+        found.append(
+            Finding(_("Breaker"), explained.words, explained.passes, verdict, url_name, query, SEE)
+        )
     return found

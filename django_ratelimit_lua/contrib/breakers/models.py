@@ -1,4 +1,6 @@
-"""Breakers as rows: other thresholds than the code has, and what an operator has forced, until when."""
+"""Breakers as rows: other thresholds than the code has, and what an operator has forced, until
+when.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from ...extension import require
 from ...models.audit import AuditedModel, AuditedQuerySet, Declared
 from ...models.override import microseconds
 from ...models.rate_fields import problem_text
-from .rows import (  # fmt: skip
+from .rows import (
     BREAKER_FIELDS,
     TUNED,
     BreakerError,
@@ -26,7 +28,10 @@ require("breakers")
 
 
 class RateLimitBreaker(AuditedModel):
-    """The values for the breaker of this name, in place of those of the code; empty fields are as in the code."""
+    """The values for the breaker of this name, in place of those of the code.
+
+    Empty fields are as in the code.
+    """
 
     CHANGE_KIND = "breaker"
 
@@ -37,46 +42,79 @@ class RateLimitBreaker(AuditedModel):
         CLOSED = "closed", _("closed: everything is asked")
 
     name = models.CharField(
-        _("name"), max_length=200, unique=True, help_text=_("The name of a CircuitBreaker in the code.")
+        _("name"),
+        max_length=200,
+        unique=True,
+        help_text=_("The name of a CircuitBreaker in the code."),
     )
-    description = models.TextField(_("description"), blank=True, help_text=_("For colleagues: why these numbers."))
+    description = models.TextField(
+        _("description"), blank=True, help_text=_("For colleagues: why these numbers.")
+    )
     failure_ratio = models.FloatField(
-        _("ratio of failures"), null=True, blank=True,
-        help_text=_("It opens when so many of the calls fail: 0.5 is half of them. Empty: as in the code."),
-    )  # fmt: skip
+        _("ratio of failures"),
+        null=True,
+        blank=True,
+        help_text=_(
+            "It opens when so many of the calls fail: 0.5 is half of them. Empty: as in the code."
+        ),
+    )
     failures = models.PositiveIntegerField(
-        _("failures"), null=True, blank=True,
-        help_text=_("It opens at so many failures, however many calls there were. Empty: as in the code."),
-    )  # fmt: skip
+        _("failures"),
+        null=True,
+        blank=True,
+        help_text=_(
+            "It opens at so many failures, however many calls there were. Empty: as in the code."
+        ),
+    )
     slow = models.CharField(
-        _("slow from"), max_length=20, blank=True,
+        _("slow from"),
+        max_length=20,
+        blank=True,
         help_text=_("A call that takes so long is slow, for example 2s. Empty: as in the code."),
-    )  # fmt: skip
+    )
     slow_ratio = models.FloatField(
-        _("ratio of slow calls"), null=True, blank=True,
+        _("ratio of slow calls"),
+        null=True,
+        blank=True,
         help_text=_("It opens when so many of the calls are slow. Empty: as in the code."),
-    )  # fmt: skip
+    )
     minimum = models.PositiveIntegerField(
-        _("least calls"), null=True, blank=True,
+        _("least calls"),
+        null=True,
+        blank=True,
         help_text=_("Ratios count from so many calls on. Empty: as in the code."),
-    )  # fmt: skip
+    )
     window = models.CharField(
-        _("window"), max_length=20, blank=True,
+        _("window"),
+        max_length=20,
+        blank=True,
         help_text=_("Calls of so long are judged, for example 30s. Empty: as in the code."),
-    )  # fmt: skip
+    )
     open_for = models.CharField(
-        _("open for"), max_length=20, blank=True,
-        help_text=_("So long nothing is asked, for example 10s; then it is tried. Empty: as in the code."),
-    )  # fmt: skip
+        _("open for"),
+        max_length=20,
+        blank=True,
+        help_text=_(
+            "So long nothing is asked, for example 10s; then it is tried. Empty: as in the code."
+        ),
+    )
     open_max = models.CharField(
-        _("longest pause"), max_length=20, blank=True,
-        help_text=_("Where it fails again, it is open twice as long, up to this. Empty: as in the code."),
-    )  # fmt: skip
+        _("longest pause"),
+        max_length=20,
+        blank=True,
+        help_text=_(
+            "Where it fails again, it is open twice as long, up to this. Empty: as in the code."
+        ),
+    )
     probes = models.PositiveIntegerField(
-        _("probes"), null=True, blank=True,
+        _("probes"),
+        null=True,
+        blank=True,
         help_text=_("So many calls at a time try whether it is well again. Empty: as in the code."),
-    )  # fmt: skip
-    forced = models.CharField(_("forced"), max_length=8, blank=True, choices=Forced.choices, editable=False)
+    )
+    forced = models.CharField(
+        _("forced"), max_length=8, blank=True, choices=Forced.choices, editable=False
+    )
     until = models.DateTimeField(_("until"), null=True, blank=True, editable=False)
     why = models.CharField(_("reason"), max_length=300, blank=True, editable=False)
 
@@ -101,7 +139,11 @@ class RateLimitBreaker(AuditedModel):
 
     def published(self) -> Declared:
         """The row as processes read it: the end as microseconds since 1970."""
-        published = {field: value for field, value in self.declared().items() if field not in ("description", "why")}
+        published = {
+            field: value
+            for field, value in self.declared().items()
+            if field not in ("description", "why")
+        }
         if "until" in published and self.until is not None:
             published["until"] = microseconds(self.until)
         return published
@@ -128,7 +170,11 @@ class RateLimitBreaker(AuditedModel):
 
     def thresholds_declared(self) -> Declared:
         """The row without the forced state: description and thresholds."""
-        return {field: value for field, value in self.declared().items() if field in ("description", *TUNED)}
+        return {
+            field: value
+            for field, value in self.declared().items()
+            if field in ("description", *TUNED)
+        }
 
     def thresholds(self) -> dict[str, Any]:
         """The thresholds of the row, by name."""

@@ -1,4 +1,6 @@
-"""The answer in place of a view whose breaker is open: 503, with the time of the next attempt if it is known."""
+"""The answer in place of a view whose breaker is open: 503, with the time of the next attempt if it
+is known.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class ReducedCapacity(ErrorDetails):
     status = 503
 
     def __init__(self, error: CircuitOpen) -> None:
-        self.retry_after = None if error.retry_after is None else max(1, math.ceil(error.retry_after))
+        self.retry_after = (
+            None if error.retry_after is None else max(1, math.ceil(error.retry_after))
+        )
 
     def detail(self) -> str:
         begin = _("This is not available at the moment.")

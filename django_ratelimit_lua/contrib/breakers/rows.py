@@ -1,7 +1,7 @@
 """Declarations of breakers: in the code, and as rows of the admin, which override the code.
 
-A breaker is judged by its `Thresholds`. A forced state is a `Force`. A row may set only some of the thresholds: the
-others are those of the code.
+A breaker is judged by its `Thresholds`. A forced state is a `Force`. A row may set only some of the
+thresholds: the others are those of the code.
 """
 
 from __future__ import annotations
@@ -28,10 +28,27 @@ MIN_PROBE_US = 10 * SECOND
 MAX_PROBES = 1000
 MAX_ENTRIES = 10**9
 """Of other numbers."""
-RATIOS, COUNTS, TIMES = ("failure_ratio", "slow_ratio"), ("failures", "minimum", "probes"), (
-    "slow", "window", "open_for", "open_max",
-)  # fmt: skip
-TUNED = ("failure_ratio", "failures", "slow", "slow_ratio", "minimum", "window", "open_for", "open_max", "probes")
+RATIOS, COUNTS, TIMES = (
+    ("failure_ratio", "slow_ratio"),
+    ("failures", "minimum", "probes"),
+    (
+        "slow",
+        "window",
+        "open_for",
+        "open_max",
+    ),
+)
+TUNED = (
+    "failure_ratio",
+    "failures",
+    "slow",
+    "slow_ratio",
+    "minimum",
+    "window",
+    "open_for",
+    "open_max",
+    "probes",
+)
 """The fields of a breaker, in the order in which they are written."""
 BOUNDS = {
     "window": (MIN_WINDOW_US, MAX_WINDOW_US),
@@ -44,7 +61,9 @@ BREAKER_FIELDS = ("name", "description", *TUNED, "forced", "until", "why")
 
 
 class BreakerError(LimitError):
-    """A breaker that cannot be understood or kept: `field` is wrong, and has that `value` if there is one."""
+    """A breaker that cannot be understood or kept: `field` is wrong, and has that `value` if there
+    is one.
+    """
 
     def __init__(self, name: str, field: str, text: str, **params: Any) -> None:
         super().__init__(text, field, **params)
@@ -55,8 +74,10 @@ class BreakerError(LimitError):
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """When a breaker opens, and how it comes back. Times are in microseconds, ratios in parts of a million; None: it
-    does not open by that."""
+    """When a breaker opens, and how it comes back.
+
+    Times are in microseconds, ratios in parts of a million; None: it does not open by that.
+    """
 
     failure_ppm: int | None = 500_000
     failures: int | None = None
@@ -75,7 +96,9 @@ class Thresholds:
 
     @property
     def probe_us(self) -> int:
-        """For how long a probe holds its slot without news of its process: one that was killed renews none."""
+        """For how long a probe holds its slot without news of its process: one that was killed
+        renews none.
+        """
         return min(max(2 * (self.slow_us or 0), self.open_us, MIN_PROBE_US), MAX_PROBE_US)
 
     @property
@@ -89,9 +112,15 @@ class Thresholds:
         return self.open_us // 3
 
     def reason(self, total: int, failures: int, slow: int, share: int = 100) -> str:
-        """Why this number of outcomes opens it; empty: it does not. `share`: percentage of admitted calls.
+        """Why this number of outcomes opens it; empty: it does not.
 
-        >>> Thresholds().reason(20, 10, 0), Thresholds().reason(19, 19, 0), Thresholds(failures=5).reason(6, 5, 0)
+        `share`: percentage of admitted calls.
+
+        >>> (
+        ...     Thresholds().reason(20, 10, 0),
+        ...     Thresholds().reason(19, 19, 0),
+        ...     Thresholds(failures=5).reason(6, 5, 0),
+        ... )
         ('failure_ratio', '', 'failures')
         """
         minimum, most = self.minimum, self.failures
@@ -104,7 +133,11 @@ class Thresholds:
             return ""
         if self.failure_ppm is not None and failures * PPM >= self.failure_ppm * total:
             return "failure_ratio"
-        if self.slow_us is not None and self.slow_ppm is not None and slow * PPM >= self.slow_ppm * total:
+        if (
+            self.slow_us is not None
+            and self.slow_ppm is not None
+            and slow * PPM >= self.slow_ppm * total
+        ):
             return "slow_ratio"
         return ""
 
@@ -138,13 +171,23 @@ def thresholds(name: str, given: Mapping[str, Any], base: Thresholds | None = No
     """
     if unknown := sorted(set(given) - set(TUNED)):
         raise BreakerError(name, "", f"unknown {', '.join(unknown)}; there are {', '.join(TUNED)}")
-    found = replace(base or Thresholds(), **{_OWN[word]: _read(name, word, given[word]) for word in given})
+    found = replace(
+        base or Thresholds(), **{_OWN[word]: _read(name, word, given[word]) for word in given}
+    )
     if "open_max" not in given and found.open_max_us < found.open_us:
         found = replace(found, open_max_us=found.open_us)
     if found.open_max_us < found.open_us:
-        raise BreakerError(name, "open_max", _("The longest pause must not be shorter than what it is “open for”."))
-    if found.failure_ppm is None and found.failures is None and (found.slow_us is None or found.slow_ppm is None):
-        raise BreakerError(name, "", "would never open: say failure_ratio, failures, or slow and slow_ratio")
+        raise BreakerError(
+            name, "open_max", _("The longest pause must not be shorter than what it is “open for”.")
+        )
+    if (
+        found.failure_ppm is None
+        and found.failures is None
+        and (found.slow_us is None or found.slow_ppm is None)
+    ):
+        raise BreakerError(
+            name, "", "would never open: say failure_ratio, failures, or slow and slow_ratio"
+        )
     return found
 
 
@@ -154,12 +197,20 @@ def _read(name: str, word: str, value: Any) -> Any:
     if word in RATIOS:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not 0 < value <= 1:
-            raise BreakerError(name, word, _("Enter a number above 0 and at most 1, for example 0.5."), value=value)
+            raise BreakerError(
+                name, word, _("Enter a number above 0 and at most 1, for example 0.5."), value=value
+            )
         return max(1, round(value * PPM))
     if word in COUNTS:
         most = MAX_PROBES if word == "probes" else MAX_ENTRIES
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise BreakerError(name, word, _("Enter a whole number from 1 to %(most)s."), value=value, most=str(most))
+            raise BreakerError(
+                name,
+                word,
+                _("Enter a whole number from 1 to %(most)s."),
+                value=value,
+                most=str(most),
+            )
         return value
     least, longest = BOUNDS[word]
     try:
@@ -170,13 +221,20 @@ def _read(name: str, word: str, value: Any) -> Any:
         text = _("Enter a time from %(least)s to %(longest)s, for example 30s or 5m.")
         if word == "slow":
             text = _("Enter a time of at most %(longest)s, for example 2s.")
-        raise BreakerError(name, word, text, value=value, least=time_text(least), longest=time_text(longest))
+        raise BreakerError(
+            name, word, text, value=value, least=time_text(least), longest=time_text(longest)
+        )
     return microseconds
 
 
 def breaker_name(name: Any) -> str:
     """The name of a breaker. Raises `BreakerError`."""
-    if not isinstance(name, str) or not name.strip() or len(name) > MAX_NAME_LENGTH or not name.isprintable():
+    if (
+        not isinstance(name, str)
+        or not name.strip()
+        or len(name) > MAX_NAME_LENGTH
+        or not name.isprintable()
+    ):
         text = _("Enter text of 1 to %(most)s characters.")
         raise BreakerError(str(name)[:MAX_NAME_LENGTH], "name", text, most=MAX_NAME_LENGTH)
     return name
@@ -184,7 +242,10 @@ def breaker_name(name: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Force:
-    """What an operator has forced: how, and until when (microseconds since 1970; None: until it is taken back)."""
+    """What an operator has forced: how, and until when (microseconds since 1970.
+
+    None: until it is taken back).
+    """
 
     how: Forced
     until_us: int | None = None
@@ -196,7 +257,7 @@ class Force:
 
 @dataclass(frozen=True, slots=True)
 class BreakerRow:
-    """A row of the admin for the breaker of its name: some of the thresholds, and the forced state."""
+    """A row of the admin for the breaker of its name: some thresholds, and the forced state."""
 
     name: str
     tuned: Mapping[str, Any]
@@ -210,7 +271,8 @@ class BreakerRow:
 def row_problems(given: Mapping[str, Any]) -> Iterator[BreakerError]:
     """All that is wrong with the name and the thresholds of a row.
 
-    >>> [problem.field for problem in row_problems({"name": "x", "failures": 1.5, "probes": True, "window": "1m"})]
+    >>> row = {"name": "x", "failures": 1.5, "probes": True, "window": "1m"}
+    >>> [problem.field for problem in row_problems(row)]
     ['failures', 'probes']
     """
     name = str(given.get("name"))[:MAX_NAME_LENGTH]

@@ -63,7 +63,9 @@ class ClientAdmin(ActingAdmin):
             vars(obj)["_token"] = obj.new_token()
         super().save_model(request, obj, form, change)
 
-    def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> HttpResponse:
+    def response_add(
+        self, request: HttpRequest, obj: Any, post_url_continue: Any = None
+    ) -> HttpResponse:
         """Its token, not behind a redirect: it is kept in no message."""
         return self._show(request, obj, vars(obj).pop("_token"))
 
@@ -86,7 +88,10 @@ class ClientAdmin(ActingAdmin):
             "media": self.media,
             "client": client,
             "token": token,
-            "back": reverse("admin:ratelimit_gateway_ratelimitclient_changelist", current_app=self.admin_site.name),
+            "back": reverse(
+                "admin:ratelimit_gateway_ratelimitclient_changelist",
+                current_app=self.admin_site.name,
+            ),
         }
         request.current_app = self.admin_site.name
         template = "admin/ratelimit_gateway/ratelimitclient/token.html"

@@ -11,8 +11,9 @@ from django.http import HttpResponse
 class Answer(NamedTuple):
     """Status, headers and body.
 
-    To make Django's response and take it to pieces again, as ASGI wants it, costs as much as half a decision in the
-    process. So the gateway's own server sends this, and Django's views make `response` of the same.
+    To make Django's response and take it to pieces again, as ASGI wants it, costs as much as half a
+    decision in the process. So the gateway's own server sends this, and Django's views make
+    `response` of the same.
     """
 
     status: int
@@ -30,7 +31,10 @@ class Answer(NamedTuple):
         return cls(response.status_code, dict(response.items()), response.content)
 
     def response(self) -> HttpResponse:
-        """The same for Django. Django would log every refusal, under the gateway's path, but it is logged already."""
+        """The same for Django.
+
+        Django would log every refusal, under the gateway's path, but it is logged already.
+        """
         response = HttpResponse(self.body, status=self.status, headers=self.headers)
         if "Content-Type" not in self.headers:
             del response.headers["Content-Type"]

@@ -1,10 +1,12 @@
 """The gateway as an application of its own, without Django's handler.
 
-Start it with `uvicorn django_ratelimit_lua.contrib.gateway.asgi:application --no-proxy-headers --no-access-log`.
+Start it with `uvicorn django_ratelimit_lua.contrib.gateway.asgi:application --no-proxy-headers
+--no-access-log`.
 
-Django's own handler does more for a request than the gateway does for its answer: signals, middleware, and threads for
-blocking code. None of it is needed here. This application serves the URLs of `gateway.urls` and nothing else, under
-whatever path it is mounted. It needs the `DJANGO_SETTINGS_MODULE` of its site.
+Django's own handler does more for a request than the gateway does for its answer: signals,
+middleware, and threads for blocking code. None of it is needed here. This application serves the
+URLs of `gateway.urls` and nothing else, under whatever path it is mounted. It needs the
+`DJANGO_SETTINGS_MODULE` of its site.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from ...extension import install, is_installed
 if not apps.ready:
     django.setup()  # Before anything is imported that knows the models.
 if not is_installed("gateway"):
-    raise ImproperlyConfigured(f"{__name__} is served, but the app is not installed. {install('gateway')}.")
+    raise ImproperlyConfigured(
+        f"{__name__} is served, but the app is not installed. {install('gateway')}."
+    )
 
 from ...asgi import finish_at_shutdown
 from .answer import Answer
@@ -47,15 +51,17 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "http":
         await _send(await _answer(scope, receive), send)
     elif scope["type"] == "websocket":
-        # A proxy has passed on the upgrade of the request it asks about. Left alone, this would be a 500, by which
-        # proxies that fail open let everything past; it is a 403.
+        # A proxy has passed on the upgrade of the request it asks about. Left alone, this would be
+        # a 500, by which proxies that fail open let everything past; it is a 403.
         await receive()
         await send({"type": "websocket.close"})
 
 
 async def _answer(scope: Scope, receive: Receive) -> Answer:
     path = str(scope["path"])
-    if path.endswith(("/check", "/check*")) or "/check/" in path:  # First, as Envoy adds the path that it asks about.
+    if (
+        path.endswith(("/check", "/check*")) or "/check/" in path
+    ):  # First, as Envoy adds the path that it asks about.
         return await answer_scope(scope)
     if path.endswith("/decide"):
         try:
@@ -74,7 +80,9 @@ async def _answer(scope: Scope, receive: Receive) -> Answer:
 
 
 async def _body(receive: Receive) -> bytes:
-    """The body: of a bounded size, and within a bounded time, as a slow client may not keep what it has sent here."""
+    """The body: of a bounded size, and within a bounded time, as a slow client may not keep what it
+    has sent here.
+    """
     parts, size = [], 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -96,7 +104,9 @@ async def _gone(receive: Receive) -> None:
 
 
 async def _send(answer: Answer, send: Send) -> None:
-    headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in answer.headers.items()]
+    headers = [
+        (name.lower().encode(), value.encode("latin-1")) for name, value in answer.headers.items()
+    ]
     headers.append((b"content-length", b"%d" % len(answer.body)))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})

@@ -32,7 +32,9 @@ from .users import load_user
 BODY_HEADER = "X-RateLimit-Body"
 """The body of a refusal once more, for nginx, which throws away that of a sub-request."""
 STATUS_HEADER = "X-RateLimit-Status"
-"""The status for the client: nginx logs every status of a sub-request as an error but 2xx, 401 and 403."""
+"""The status for the client: nginx logs every status of a sub-request as an error but 2xx, 401 and
+403.
+"""
 _OF_NGINX = ("nginx", "ingress-nginx")
 _OF_USER = (EVERYONE, "anonymous", "authenticated")
 """Audiences of which nothing but the user's key is asked."""
@@ -56,11 +58,13 @@ async def answer_scope(scope: Mapping[str, Any]) -> Answer:
 
 
 async def answer_check(meta: Meta) -> Answer:
-    """Answer 200 to admit the request, or 429 (or the status of a block) with `Retry-After` and a body to refuse it.
+    """Answer 200 to admit the request, or 429 (or the status of a block) with `Retry-After` and a
+    body to refuse it.
+
     Both have rate-limit headers.
 
-    403 for a client that is not a trusted proxy with the secret, 400 for an invalid request. For nginx, every refusal
-    is a 403 with the status in `X-RateLimit-Status`.
+    403 for a client that is not a trusted proxy with the secret, 400 for an invalid request. For
+    nginx, every refusal is a 403 with the status in `X-RateLimit-Status`.
     """
     if gateway_settings.GATEWAY_DIALECT is None or not is_believed(meta):
         return Answer.text(403, "This is for the proxies of the site.")
@@ -100,8 +104,12 @@ class _CheckPlanner(RequestPlanner):
         self._found = found
 
     def gather(self, ruleset: Ruleset) -> Waiting[None]:
-        if hasattr(self._found, "user") and any(map(_goes_by_groups, _rules(self._found, ruleset) or ())):
-            yield Wait(partial(load_user, self._found), partial(sync_to_async(load_user), self._found))
+        if hasattr(self._found, "user") and any(
+            map(_goes_by_groups, _rules(self._found, ruleset) or ())
+        ):
+            yield Wait(
+                partial(load_user, self._found), partial(sync_to_async(load_user), self._found)
+            )
         yield from super().gather(ruleset)
 
 
@@ -113,7 +121,8 @@ def _places(found: DescribedRequest, ruleset: Ruleset) -> Sequence[Place] | None
 def _rules(found: DescribedRequest, ruleset: Ruleset) -> Sequence[Rule] | None:
     """The rules for a request, without what a proxy cannot know; None if it is exempt.
 
-    Servers read paths in several ways. So the rules of all readings apply, and it is exempt only if all are.
+    Servers read paths in several ways. So the rules of all readings apply, and it is exempt only if
+    all are.
     """
     is_user_known = hasattr(found, "user")
     readings: list[Sequence[Rule]] = []

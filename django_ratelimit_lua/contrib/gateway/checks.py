@@ -26,24 +26,34 @@ NO_GRPC = Problem(Warning, "W017", "Install django-ratelimit-lua[grpc].")
 NO_GATEWAY = Problem(
     Error,
     "E019",
-    "Set RATELIMIT_GATEWAY_SECRET, and RATELIMIT_TRUSTED_PROXIES to the networks the proxy asks from.",
+    "Set RATELIMIT_GATEWAY_SECRET, and RATELIMIT_TRUSTED_PROXIES to the networks the proxy asks "
+    "from.",
 )
 NOT_FOR_PROXIES = Problem(
     Info,
     "I020",
-    "Count by the address, a header or a cookie; who is logged in, RATELIMIT_GATEWAY_USER_HEADER can say; slots are "
+    "Count by the address, a header or a cookie; who is logged in, RATELIMIT_GATEWAY_USER_HEADER "
+    "can say; slots are "
     "for Envoy over gRPC, and for services that ask themselves.",
 )
 
 
 @register(Tags.caches)
 def check_gateway(**kwargs: Any) -> Iterator[CheckMessage]:
-    """A proxy that asks can be believed, Envoy can ask, and rules of the settings apply to what proxies ask."""
+    """A proxy that asks can be believed, Envoy can ask, and rules of the settings apply to what
+    proxies ask.
+    """
     with suppress(ImproperlyConfigured):  # The core's checks report it.
-        if settings.GATEWAY_DIALECT is not None and (settings.GATEWAY_SECRET is None or not conf.TRUSTED_PROXIES):
-            yield NO_GATEWAY.message("The gateway answers 403 to every proxy, as it can believe none.")
+        if settings.GATEWAY_DIALECT is not None and (
+            settings.GATEWAY_SECRET is None or not conf.TRUSTED_PROXIES
+        ):
+            yield NO_GATEWAY.message(
+                "The gateway answers 403 to every proxy, as it can believe none."
+            )
         rules = settings_rules()
-        described = ", ".join(rule.name for rule in rules if WORD in rule.extra and rule.mode != "off")
+        described = ", ".join(
+            rule.name for rule in rules if WORD in rule.extra and rule.mode != "off"
+        )
         if described and find_spec("grpc") is None:
             text = f"Rules are for Envoy's descriptors, but there is no grpcio: {described}."
             yield NO_GRPC.message(text)
@@ -51,7 +61,9 @@ def check_gateway(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 @register(Tags.database)
-def check_gateway_rules(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
+def check_gateway_rules(
+    databases: Sequence[str] | None = None, **kwargs: Any
+) -> Iterator[CheckMessage]:
     """Rules of the admin apply to what proxies ask, with `--database`."""
     using = primary()
     if using in (databases or ()):
@@ -71,4 +83,6 @@ def _not_for_proxies(rules: Iterable[Rule]) -> Iterator[CheckMessage]:
             what = lacking(rule)
         if what:
             why = f"it does not know {what}"
-            yield NOT_FOR_PROXIES.message(f"The rule {rule.name!r} does not apply to what a proxy asks about: {why}.")
+            yield NOT_FOR_PROXIES.message(
+                f"The rule {rule.name!r} does not apply to what a proxy asks about: {why}."
+            )

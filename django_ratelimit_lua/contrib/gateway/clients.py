@@ -9,8 +9,11 @@ from ...rules.ruleset import Ruleset
 
 
 class Client(NamedTuple):
-    """A service that may ask the gateway about limits of these names, of which a star at the end is any rest.
-    `may_refund`: whether it may give units back."""
+    """A service that may ask the gateway about limits of these names, of which a star at the end is
+    any rest.
+
+    `may_refund`: whether it may give units back.
+    """
 
     name: str
     limits: tuple[str, ...]
@@ -19,15 +22,22 @@ class Client(NamedTuple):
     def may_ask(self, name: str) -> bool:
         """Whether it may ask about the limit of that name.
 
-        >>> [Client("mailer", ("mail*", "sms")).may_ask(name) for name in ("mail.daily", "sms", "sms2")]
-        [True, True, False]
+            >>> mailer = Client("mailer", ("mail*", "sms"))
+        >>> [mailer.may_ask(name) for name in ("mail.daily", "sms", "sms2")]
+            [True, True, False]
         """
-        return any(name.startswith(limit[:-1]) if limit.endswith("*") else name == limit for limit in self.limits)
+        return any(
+            name.startswith(limit[:-1]) if limit.endswith("*") else name == limit
+            for limit in self.limits
+        )
 
 
 def read_clients(part: Any) -> dict[str, Client]:
     """The published clients, by the digest of the token."""
-    return {each["digest"]: Client(each["name"], (*each["limits"],), each["may_refund"] is True) for each in part}
+    return {
+        each["digest"]: Client(each["name"], (*each["limits"],), each["may_refund"] is True)
+        for each in part
+    }
 
 
 def clients_of(ruleset: Ruleset) -> Mapping[str, Client]:

@@ -10,14 +10,24 @@ from .dialects import DIALECTS
 class GatewaySettings(Table):
     """`RATELIMIT_*`. An attribute raises `ImproperlyConfigured` for a value it cannot take."""
 
-    # fmt: off
-    GATEWAY_DIALECT = Setting(None, Choice((None, *DIALECTS)),
-        "the proxy that uses the gateway, which defines the headers that describe a request, see :doc:`gateway`")
-    GATEWAY_SECRET = Setting(None, or_none(tokens),
-        "the secret that the proxy sends as ``X-RateLimit-Secret``; a list while it is rotated", is_secret=True)
-    GATEWAY_USER_HEADER = Setting(None, or_none(header),
-        "the header in which the proxy sends the primary key of the signed-in user. If it is not set, no user is known")
-    # fmt: on
+    GATEWAY_DIALECT = Setting(
+        None,
+        Choice((None, *DIALECTS)),
+        "the proxy that uses the gateway, which defines the headers that describe a request, see "
+        ":doc:`gateway`",
+    )
+    GATEWAY_SECRET = Setting(
+        None,
+        or_none(tokens),
+        "the secret that the proxy sends as ``X-RateLimit-Secret``; a list while it is rotated",
+        is_secret=True,
+    )
+    GATEWAY_USER_HEADER = Setting(
+        None,
+        or_none(header),
+        "the header in which the proxy sends the primary key of the signed-in user. If it is not "
+        "set, no user is known",
+    )
 
 
 settings = GatewaySettings()

@@ -1,8 +1,8 @@
 """`decide`: for services that request decisions themselves.
 
-A service names limits and the identities to count. Its token belongs to a client, which may use some limits. Clients
-are published with the rules, so a revoked token is refused from the first call by the newer rules on: the database is
-never read, and a revoked token is invalid at once.
+A service names limits and the identities to count. Its token belongs to a client, which may use
+some limits. Clients are published with the rules, so a revoked token is refused from the first call
+by the newer rules on: the database is never read, and a revoked token is invalid at once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ noting = DatabaseErrand()
 async def decide(request: HttpRequest) -> HttpResponse:
     """`answer_decide` for Django, which cancels a view whose client has disconnected."""
     try:
-        body = request.read(MAX_BYTES + 1)  # Not `request.body`: what is sent in chunks may have any size.
+        body = request.read(
+            MAX_BYTES + 1
+        )  # Not `request.body`: what is sent in chunks may have any size.
     except UnreadablePostError:
         body = b""  # The client has gone.
     answer = await answer_decide(str(request.method), request.META, body)
@@ -58,8 +60,10 @@ async def decide(request: HttpRequest) -> HttpResponse:
 
 
 async def answer_decide(method: str, meta: Meta, body: bytes, gone: Gone | None = None) -> Answer:
-    """The decisions that a service asks for, as JSON, or a problem document. `meta`: the `META` of its request; `gone`:
-    waits until the client is."""
+    """The decisions that a service asks for, as JSON, or a problem document.
+
+    `meta`: the `META` of its request; `gone`: waits until the client is.
+    """
     try:
         if method != "POST":
             raise ProblemError(405, "Ask by POST.", Allow="POST")
@@ -67,7 +71,8 @@ async def answer_decide(method: str, meta: Meta, body: bytes, gone: Gone | None 
         if scheme.lower() != "bearer" or not token.strip():
             raise unauthorised()
         caller = Caller(token_digest(token.strip()), meta)
-        # A client without rights learns nothing about the body. The decision checks again that it has them.
+        # A client without rights learns nothing about the body. The decision checks again that it
+        # has them.
         ruleset = current()
         if ruleset is None or caller.client not in clients_of(ruleset):
             await DecidePlanner(caller, DecideRequest("peek", ())).decided()
@@ -93,15 +98,19 @@ async def _together(caller: Caller, asked: DecideRequest, gone: Gone | None) -> 
 
 
 async def _apart(caller: Caller, asked: DecideRequest, gone: Gone | None) -> dict[str, Any]:
-    """Each charge for itself; but what may not be asked at all is found out before any of them is made."""
+    """Each charge for itself.
+
+    But what may not be asked at all is found out before any of them is made.
+    """
     alone = [asked._replace(charges=(charge,)) for charge in asked.charges]
     for each in alone:
         await DecidePlanner(caller, each).check()
     answers = await asyncio.gather(*[_together(caller, each, gone) for each in alone])
     decisions = [
         {**decision, "slot": each["slot"]} if "slot" in each else decision
-        for each in answers for decision in each["decisions"]
-    ]  # fmt: skip
+        for each in answers
+        for decision in each["decisions"]
+    ]
     return {"allowed": all(each["allowed"] for each in answers), "decisions": decisions}
 
 

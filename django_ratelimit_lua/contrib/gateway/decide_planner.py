@@ -58,7 +58,9 @@ def unauthorised() -> ProblemError:
 
 
 def _too_many_tokens(decision: Decision) -> ProblemError:
-    return ProblemError(429, "Too many wrong tokens from this address.", math.ceil(decision.retry_after or 1))
+    return ProblemError(
+        429, "Too many wrong tokens from this address.", math.ceil(decision.retry_after or 1)
+    )
 
 
 class DecidePlanner(Planner):
@@ -66,7 +68,9 @@ class DecidePlanner(Planner):
 
     def __init__(self, caller: Caller, asked: DecideRequest) -> None:
         charges = asked.charges
-        super().__init__(_CALLS.get(asked.operation, "hit"), partial=any(charge.partial for charge in charges))
+        super().__init__(
+            _CALLS.get(asked.operation, "hit"), partial=any(charge.partial for charge in charges)
+        )
         if asked.operation == "slot":
             self.options["slot"] = new_slot(asked.seconds)
         if asked.operation in ("reserve", "acquire"):
@@ -77,21 +81,33 @@ class DecidePlanner(Planner):
         self._takes = self.is_hit
         self.units = max((charge.cost for charge in charges), default=0) if self._takes else 0
         self._only_checks = False
-        self._identities = [(charge, digest(charge.identity), own(charge.identity)) for charge in charges]
+        self._identities = [
+            (charge, digest(charge.identity), own(charge.identity)) for charge in charges
+        ]
         pairs = {(charge.limit, subject) for charge, subject, _identity in self._identities}
         if asked.together and len(pairs) < len(charges):
             raise ProblemError(
-                422, "A limit and an identity stand twice: add up the costs, or ask with together=false."
+                422,
+                "A limit and an identity stand twice: add up the costs, or ask with "
+                "together=false.",
             )
-        if self.options["partial"] and len({(charge.partial, charge.cost) for charge in charges}) > 1:
+        if (
+            self.options["partial"]
+            and len({(charge.partial, charge.cost) for charge in charges}) > 1
+        ):
             raise ProblemError(
-                422, "Charges that are partial together take the same units: give each the same cost and partial=true, "
-                "or ask with together=false."
-            )  # fmt: skip
+                422,
+                "Charges that are partial together take the same units: give each the same cost "
+                "and partial=true, "
+                "or ask with together=false.",
+            )
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
-        """See `Planner`. Errors and missing rights are decided by the current rules: a call that changes nothing checks
-        whether these are."""
+        """See `Planner`.
+
+        Errors and missing rights are decided by the current rules: a call that changes nothing
+        checks whether these are.
+        """
         self._problem = None
         try:
             self._gather(ruleset)
@@ -106,7 +122,9 @@ class DecidePlanner(Planner):
         self.is_hit = False
         if self._problem is not None and self._problem.status == 401:
             wrong = Charge(WRONG_TOKENS, digest(("gateway token", self._network())))
-            return Plan(build_call([wrong], ruleset=ruleset), [PlannedCharge(wrong, WRONG_TOKENS.name)])
+            return Plan(
+                build_call([wrong], ruleset=ruleset), [PlannedCharge(wrong, WRONG_TOKENS.name)]
+            )
         probe = Charge(NOTHING, digest(("client", self._caller.client)), 0)
         return Plan(build_call([probe], "peek", ruleset=ruleset), ())
 
@@ -114,7 +132,8 @@ class DecidePlanner(Planner):
         """The network of the caller's address, as `client_address` counts it."""
         try:
             return client_address(self._caller.request).network
-        except Exception:  # A function of the project's for RATELIMIT_IP_META_KEY; it expects requests of Django's.
+        # A function of the project's for RATELIMIT_IP_META_KEY; it expects requests of Django's.
+        except Exception:
             return UNKNOWN
 
     async def check(self) -> None:
@@ -131,7 +150,9 @@ class DecidePlanner(Planner):
         if self._problem is None:
             return outcome
         if self._problem.status == 401 and outcome.planned:
-            refusal_log.write_wrong_token(self._caller.request, self._caller.client, outcome.planned[0].charge)
+            refusal_log.write_wrong_token(
+                self._caller.request, self._caller.client, outcome.planned[0].charge
+            )
             if not outcome.decision:
                 raise _too_many_tokens(outcome.decision)
         raise self._problem
@@ -145,23 +166,32 @@ class DecidePlanner(Planner):
         parties: list[Party] = []
         for asked, subject, identity in self._identities:
             if not client.may_ask(asked.limit):
-                raise ProblemError(403, f"{client.name} may not ask about the limit {asked.limit!r}.")
+                raise ProblemError(
+                    403, f"{client.name} may not ask about the limit {asked.limit!r}."
+                )
             limits, rule = _limits(ruleset, asked.limit)
             if rule is not None and rule.key is not None and rule.key.name == ALL_CALLERS:
                 subject, identity = digest(None), None
             if identity is None or _is_spared(asked.who):
                 limits = [limit.without_bans() for limit in limits]
             charges = [
-                PlannedCharge(Charge(limit, subject, asked.cost), asked.limit, rule, asked, identity=identity)
+                PlannedCharge(
+                    Charge(limit, subject, asked.cost), asked.limit, rule, asked, identity=identity
+                )
                 for limit in limits
             ]
-            # A block for all rules refuses where the rule itself does not: as in a request, unless it exempts.
-            has_blocks = rule is not None and rule.template is not None and self.operation != "refund"
+            # A block for all rules refuses where the rule itself does not: as in a request, unless
+            # it exempts.
+            has_blocks = (
+                rule is not None and rule.template is not None and self.operation != "refund"
+            )
             subjects: Sequence[SubjectRef] = ()
             # A slot is released whatever overrides exist.
             if ruleset.kinds and rule is not None and self._asked.operation != "release":
                 kinds = override_kinds(ruleset, charges, has_blocks)
-                subjects = override_subjects(asked.who or NamedIdentities({}), ruleset, kinds, charges)
+                subjects = override_subjects(
+                    asked.who or NamedIdentities({}), ruleset, kinds, charges
+                )
             parties.append(Party(charges, subjects, has_blocks, asked))
         self.take(parties)
         self._check_slots([planned.charge.limit for planned in self.charges])
@@ -173,7 +203,10 @@ class DecidePlanner(Planner):
     def _check_slots(self, limits: Sequence[Limit]) -> None:
         held = [limit.name for limit in limits if limit.holds]
         if held and self._takes and "slot" not in self.options:
-            raise ProblemError(422, f"The limit {held[0]!r} has slots: take one with slot, give it back with release.")
+            raise ProblemError(
+                422,
+                f"The limit {held[0]!r} has slots: take one with slot, give it back with release.",
+            )
         if "slot" in self.options and not held:
             raise ProblemError(422, "None of these limits has slots.")
 
@@ -198,10 +231,16 @@ class DecidePlanner(Planner):
         return answer
 
 
-def _decision(asked: RequestedCharge, states: list[LimitState], granted: int, whole: Decision) -> dict[str, Any]:
+def _decision(
+    asked: RequestedCharge, states: list[LimitState], granted: int, whole: Decision
+) -> dict[str, Any]:
     refusing = [state for state in states if state.refuses]
     own_states = Decision(not refusing, tuple(states))
-    block = next((state.block for state in refusing if state.block is not None), None) if refusing else None
+    block = (
+        next((state.block for state in refusing if state.block is not None), None)
+        if refusing
+        else None
+    )
     is_timed = block is None or not block.forbids
     answer = {
         "limit": asked.limit,
@@ -219,7 +258,7 @@ def _decision(asked: RequestedCharge, states: list[LimitState], granted: int, wh
 
 
 def _limits(ruleset: Ruleset, name: str) -> tuple[Sequence[Limit], Rule | None]:
-    """The limits of a name: of the rule, or of the `RateLimiter` in the code that is imported here."""
+    """Return the limits of a name: of the rule, or of an imported `RateLimiter`."""
     rule = ruleset.by_name.get(name)
     found = [site.limits for site in known_call_sites.of(name) if site.kind == LIMITER]
     if rule is not None:

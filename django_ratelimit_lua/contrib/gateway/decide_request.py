@@ -1,4 +1,6 @@
-"""Read the JSON of a `decide` request: every part is bounded, and errors name the part and the problem."""
+"""Read the JSON of a `decide` request: every part is bounded, and errors name the part and the
+problem.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,10 @@ _BELONGS = {"timeout": WAITING, "seconds": ("slot",), "slot": ("release",)}
 
 
 class RequestedCharge(NamedTuple):
-    """Units of the limit of that name, for one identity; `who`: the named client, if it is an object; `partial`: fewer
-    units will do."""
+    """Units of the limit of that name, for one identity.
+
+    `who`: the named client, if it is an object; `partial`: fewer units will do.
+    """
 
     limit: str
     identity: Identity
@@ -35,7 +39,8 @@ class RequestedCharge(NamedTuple):
 class DecideRequest(NamedTuple):
     """A request: an operation on charges, all or nothing (`together`) or each by itself.
 
-    `timeout`: maximum seconds until a turn; `seconds`: how long a slot is held; `slot`: the slot to release.
+    `timeout`: maximum seconds until a turn; `seconds`: how long a slot is held; `slot`: the slot to
+    release.
     """
 
     operation: str
@@ -66,13 +71,19 @@ def read_decide_request(body: bytes) -> DecideRequest:
             refuse(f"{word} belongs to {' and '.join(operations)}, not to {operation}")
         if operation == operations[0] and word != "timeout":
             check(given.get(word), question["properties"][word], word)
-    charges = tuple([_charge(charge, f"charges[{number}]") for number, charge in enumerate(given["charges"])])
+    charges = tuple(
+        [_charge(charge, f"charges[{number}]") for number, charge in enumerate(given["charges"])]
+    )
     if operation != "hit" and any(charge.partial for charge in charges):
         refuse(f"partial belongs to hit, not to {operation}")
     return DecideRequest(
-        operation, charges, given.get("together", True), float(given.get("timeout", 0)), float(given.get("seconds", 0)),
+        operation,
+        charges,
+        given.get("together", True),
+        float(given.get("timeout", 0)),
+        float(given.get("seconds", 0)),
         _slot(given["slot"]) if operation == "release" else b"",
-    )  # fmt: skip
+    )
 
 
 def write_slot(slot: bytes) -> str:
@@ -103,17 +114,24 @@ def _charge(given: dict[str, Any], where: str) -> RequestedCharge:
             identity = who.identity()
     except LimitError as error:
         refuse(f"{where}: {error}")
-    return RequestedCharge(name, _identity(identity, where), given.get("cost", 1), who, given.get("partial", False))
+    return RequestedCharge(
+        name, _identity(identity, where), given.get("cost", 1), who, given.get("partial", False)
+    )
 
 
 def _identity(given: Any, where: str, depth: int = 0) -> Any:
-    """An identity, of a list that matches its schema, or of what else does. Raises `ProblemError`."""
+    """An identity, of a list that matches its schema, or of what else does.
+
+    Raises `ProblemError`.
+    """
     if not isinstance(given, list):
         return given
     for part in given:
         check(part, schema_of("Identity"), where)
         if isinstance(part, dict) or depth >= MAX_DEPTH:
-            refuse(f"{where}: an identity has no objects in a list, and lists at most {MAX_DEPTH} deep")
+            refuse(
+                f"{where}: an identity has no objects in a list, and lists at most {MAX_DEPTH} deep"
+            )
     return tuple([_identity(part, where, depth + 1) for part in given])
 
 

@@ -1,8 +1,8 @@
 """The request that a proxy describes, and the trust in it: which proxies, and which headers.
 
 A client can write any header. So only a trusted proxy (`RATELIMIT_TRUSTED_PROXIES`) with the secret
-(`RATELIMIT_GATEWAY_SECRET`) is used, and each proxy, configured as `manage.py ratelimit proxy` prints it, overwrites
-the headers of its dialect.
+(`RATELIMIT_GATEWAY_SECRET`) is used, and each proxy, configured as `manage.py ratelimit proxy`
+prints it, overwrites the headers of its dialect.
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ SECRET_HEADER = "X-RateLimit-Secret"
 MAX_URI_LENGTH = 16 * 1024
 """Characters of a URI that are looked at; common servers take 4 to 8 KiB."""
 MAX_HEADERS, MAX_HEADER_BYTES = 256, 64 * 1024
-"""Header lines of a question, and bytes of all of them; common servers take 100 lines and 8 to 64 KiB."""
+"""Header lines of a question, and bytes of all of them; common servers take 100 lines and 8 to 64
+KiB.
+"""
 MAX_KNOWN_LENGTH = 64
 """Bytes of a header's name that is remembered."""
 _METHOD = re.compile(r"[!#$%&'*+.^`|~\w-]{1,32}", re.ASCII)
 _ABSOLUTE = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 _URL = re.compile(r"https?://([\w.:\[\]-]*)(/.*)", re.ASCII | re.DOTALL)
-"""The URL that ingress-nginx writes: scheme, `Host` as the client has sent it, and URI. A client that puts a `?` into
-its `Host` must not move the path into the query."""
+"""The URL that ingress-nginx writes: scheme, `Host` as the client has sent it, and URI. A client
+that puts a `?` into its `Host` must not move the path into the query.
+"""
 _AFTER_HOST = re.compile(r"\.?(:[0-9]*)?\Z")
 _unheard = {"proxy": itertools.count(), "secret": itertools.count()}
 _REFUSED = {
@@ -64,10 +67,15 @@ _HIDDEN = {
     _key(name)
     for name in (
         *(name for dialect in DIALECTS.values() for name in dialect.headers),
-        "Forwarded", SECRET_HEADER, "Host", "Content-Length",
+        "Forwarded",
+        SECRET_HEADER,
+        "Host",
+        "Content-Length",
     )
-}  # fmt: skip
-"""Headers that the described request does not have: those of the proxy, and those of its own request."""
+}
+"""Headers that the described request does not have: those of the proxy, and those of its own
+request.
+"""
 
 
 class DescribedRequest(WSGIRequest):
@@ -77,7 +85,8 @@ class DescribedRequest(WSGIRequest):
     user: Any
 
     def __init__(self, meta: dict[str, Any]) -> None:
-        # Not as WSGIRequest does it, which finds out with much ado that there is no body and no script.
+        # Not as WSGIRequest does it, which finds out with much ado that there is no body and no
+        # script.
         self.environ = self.META = meta
         path: str = meta["PATH_INFO"]
         if not path.isascii():
@@ -97,7 +106,9 @@ def meta_of(scope: Mapping[str, Any]) -> dict[str, Any]:
     headers = scope["headers"]
     size = sum([len(name) + len(value) for name, value in headers])
     if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
-        raise RequestDataTooBig(f"The request has more than {MAX_HEADERS} header lines or {MAX_HEADER_BYTES} bytes")
+        raise RequestDataTooBig(
+            f"The request has more than {MAX_HEADERS} header lines or {MAX_HEADER_BYTES} bytes"
+        )
     lines: dict[str, list[str]] = {}
     meta: dict[str, Any] = {LINES: lines}
     for name, value in headers:
@@ -117,8 +128,10 @@ def meta_of(scope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _meta_key(header: bytes) -> str | None:
-    """The key in `META` of a header as it was sent. None: it would be taken for one with a hyphen, which not every
-    release of Django's passes over."""
+    """The key in `META` of a header as it was sent.
+
+    None: it would be taken for one with a hyphen, which not every release of Django's passes over.
+    """
     name = header.decode("latin-1").upper()
     if "_" in name:
         return None
@@ -130,7 +143,10 @@ _known_key = lru_cache(maxsize=256)(_meta_key)
 
 
 def is_believed(meta: Meta) -> bool:
-    """Whether a request comes from a trusted proxy, with the secret. If not, the log reports the reason once."""
+    """Whether a request comes from a trusted proxy, with the secret.
+
+    If not, the log reports the reason once.
+    """
     missing = "" if _is_trusted(meta.get("REMOTE_ADDR")) else "proxy"
     # All secrets are compared, whichever it is.
     given, secrets = meta.get(_SECRET, "").encode(), gateway_settings.GATEWAY_SECRET or ()
@@ -149,7 +165,9 @@ def _is_trusted(peer: str | None) -> bool:
     if not peer:
         return conf.TRUSTS_SOCKET
     address = parse_address(peer)
-    return address is not None and any(address.version == of.version and address in of for of in trusted)
+    return address is not None and any(
+        address.version == of.version and address in of for of in trusted
+    )
 
 
 def described(asked: Meta) -> DescribedRequest:
@@ -158,14 +176,22 @@ def described(asked: Meta) -> DescribedRequest:
     Raises `BadRequest` if the description is incomplete.
     """
     dialect = DIALECTS[gateway_settings.GATEWAY_DIALECT or "nginx"]
-    method, uri, host = _said(asked, dialect.method), _said(asked, dialect.uri), asked.get(_key(dialect.host), "")
+    method, uri, host = (
+        _said(asked, dialect.method),
+        _said(asked, dialect.uri),
+        asked.get(_key(dialect.host), ""),
+    )
     if dialect.is_url:
         url = _URL.fullmatch(uri)
         if url is None:
             raise BadRequest(f"{dialect.uri} is no URL")
         host, uri = url.groups()
     uri = uri[absolute.end() :] or "/" if (absolute := _ABSOLUTE.match(uri)) else uri
-    if not _METHOD.fullmatch(method) or not uri.startswith(("/", "?", "*")) or len(uri) > MAX_URI_LENGTH:
+    if (
+        not _METHOD.fullmatch(method)
+        or not uri.startswith(("/", "?", "*"))
+        or len(uri) > MAX_URI_LENGTH
+    ):
         raise BadRequest(f"{dialect.method} or {dialect.uri} is no method or URI")
     path, _mark, query = uri.partition("?")
     try:
@@ -173,7 +199,9 @@ def described(asked: Meta) -> DescribedRequest:
     except ValueError as error:
         raise BadRequest(f"{dialect.uri} has {error}") from None
     meta: dict[str, Any] = {
-        name: value for name, value in asked.items() if name.startswith("HTTP_") and name not in _HIDDEN
+        name: value
+        for name, value in asked.items()
+        if name.startswith("HTTP_") and name not in _HIDDEN
     }
     meta |= {
         "REQUEST_METHOD": method,
@@ -191,7 +219,8 @@ def described(asked: Meta) -> DescribedRequest:
     if isinstance(conf.IP_META_KEY, str):
         meta[conf.IP_META_KEY] = meta["REMOTE_ADDR"]
     found = DescribedRequest(meta)
-    # Only now: Django would read the query by the charset that a client names there, and fail by some of them.
+    # Only now: Django would read the query by the charset that a client names there, and fail by
+    # some of them.
     meta["CONTENT_TYPE"] = asked.get("CONTENT_TYPE", "")
     others = [other.encode("latin-1").decode(errors="replace") for other in paths[1:]]
     found.readings = (found.path_info, *others)
@@ -203,7 +232,8 @@ def described(asked: Meta) -> DescribedRequest:
 
 
 def plain_host(host: str) -> str:
-    """A host by its name alone, as servers look for the site that it is: clients may add any port, and a dot.
+    """A host by its name alone, as servers look for the site that it is: clients may add any port,
+    and a dot.
 
     >>> plain_host("Shop.example.:8443"), plain_host("[::1]:80"), plain_host("")
     ('shop.example', '[::1]', '')
@@ -214,7 +244,9 @@ def plain_host(host: str) -> str:
 def _said(asked: Meta, header: str) -> str:
     value: str | None = asked.get(_key(header))
     if value is None:
-        raise BadRequest(f"{header} is missing, by which {gateway_settings.GATEWAY_DIALECT} describes a request")
+        raise BadRequest(
+            f"{header} is missing, by which {gateway_settings.GATEWAY_DIALECT} describes a request"
+        )
     return value
 
 

@@ -1,8 +1,9 @@
 """Descriptors, as Envoy describes requests by them, and which rule of many each one meets.
 
-A descriptor is a domain and a list of entries, a key and a value each, in the order of Envoy's configuration. A rule
-has a pattern for them: the same keys in the same order, and for each what its value has to be. Of all that match, the
-most specific one wins; a descriptor that no pattern matches may name its rule instead, as its `generic_key`.
+A descriptor is a domain and a list of entries, a key and a value each, in the order of Envoy's
+configuration. A rule has a pattern for them: the same keys in the same order, and for each what its
+value has to be. Of all that match, the most specific one wins; a descriptor that no pattern matches
+may name its rule instead, as its `generic_key`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ MAX_ENTRY_LENGTH = 500
 
 @dataclass(frozen=True, slots=True)
 class ValuePattern:
-    """The pattern of a value: the value itself, or, with stars, text with any text in place of each star.
+    """The pattern of a value: the value itself, or, with stars, text with any text in place of each
+    star.
 
     >>> ValuePattern("/api/*.json").matches("/api/v1/x.json"), ValuePattern("a").matches("ab")
     (True, False)
@@ -55,16 +57,24 @@ class ValuePattern:
 
     @property
     def breadth(self) -> tuple[int, int]:
-        """The more specific, the less: a value; text with stars, by how much is fixed of it; anything."""
+        """The more specific, the less: a value.
+
+        Text with stars, by how much is fixed of it; anything.
+        """
         return (0, 0) if self.is_literal else (1, -len(self.text.replace(ANY, "")))
 
     def matches(self, value: str) -> bool:
-        """Whether a value is such a one. It takes time in proportion to the value for each star, whatever it is."""
+        """Whether a value is such a one.
+
+        It takes time in proportion to the value for each star, whatever it is.
+        """
         first, *others = self.text.split(ANY)
         if not others:
             return value == first
         *middle, last = others
-        if len(value) < len(first) + len(last) or not (value.startswith(first) and value.endswith(last)):
+        if len(value) < len(first) + len(last) or not (
+            value.startswith(first) and value.endswith(last)
+        ):
             return False
         at, end = len(first), len(value) - len(last)
         for text in middle:
@@ -92,15 +102,22 @@ class DescriptorPattern:
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> DescriptorPattern:
-        """The pattern that is written so, an entry in each text: "key=value", "key=text*", or "key" for any value. The
-        domain may stand before them. Raises `LimitError`."""
+        """The pattern that is written so, an entry in each text: "key=value", "key=text*", or "key"
+        for any value.
+
+        The domain may stand before them. Raises `LimitError`.
+        """
         pairs = []
         for text in texts:
             key, separator, value = text.partition("=")
             if not key or key != key.strip() or text != text.strip() or (separator and not value):
-                raise LimitError(_("%(entry)r: write key=value, key=text* or, for any value, key"), entry=text)
+                raise LimitError(
+                    _("%(entry)r: write key=value, key=text* or, for any value, key"), entry=text
+                )
             if (key, value) == CHARGE:
-                problem = _("%(entry)r is for Envoy's configuration: it says that units were used already")
+                problem = _(
+                    "%(entry)r is for Envoy's configuration: it says that units were used already"
+                )
                 raise LimitError(problem, entry=text)
             pairs.append((key, ValuePattern(value or ANY)))
         domain = ValuePattern(ANY)
@@ -134,10 +151,14 @@ class DescriptorPattern:
 
 
 class DescriptorIndex:
-    """Rules by the descriptors that they are for, so that a descriptor only meets those of its keys and first value."""
+    """Rules by the descriptors that they are for, so that a descriptor only meets those of its keys
+    and first value.
+    """
 
     def __init__(self, rules: Iterable[Rule]) -> None:
-        by_start: dict[tuple[tuple[str, ...], str | None], list[tuple[Any, DescriptorPattern, Rule]]] = {}
+        by_start: dict[
+            tuple[tuple[str, ...], str | None], list[tuple[Any, DescriptorPattern, Rule]]
+        ] = {}
         for rule in rules:
             pattern: DescriptorPattern | None = rule.extra.get(WORD)
             if pattern is not None and rule.mode != "off":
@@ -145,7 +166,9 @@ class DescriptorIndex:
                 start = (pattern.keys, first.text if first.is_literal else None)
                 by_start.setdefault(start, []).append((pattern.breadth, pattern, rule))
         for found in by_start.values():
-            found.sort(key=lambda one: one[0])  # Of equals, the one that comes first in the order of rules.
+            found.sort(
+                key=lambda one: one[0]
+            )  # Of equals, the one that comes first in the order of rules.
         self._by_start: Mapping[Any, Sequence[tuple[Any, DescriptorPattern, Rule]]] = by_start
 
     def find(self, domain: str, entries: Entries) -> Rule | None:
@@ -163,17 +186,24 @@ class DescriptorIndex:
 def unread(key_name: str, keys: Collection[str]) -> list[str]:
     """The parts of a key that entries of these keys do not have, see `entry_of`.
 
-    >>> unread("ip+header:X-Tenant", ["generic_key", "remote_address"]), unread("user_or_ip", ["remote_address"])
+    >>> (
+    ...     unread("ip+header:X-Tenant", ["generic_key", "remote_address"]),
+    ...     unread("user_or_ip", ["remote_address"]),
+    ... )
     (['header:X-Tenant'], [])
     """
     there = {spelt(key) for key in keys}
-    return [part for part in key_name.split("+") if part != ALL_CALLERS and entry_of(part) not in there]
+    return [
+        part for part in key_name.split("+") if part != ALL_CALLERS and entry_of(part) not in there
+    ]
 
 
 @lru_cache(maxsize=1024)
 def entry_of(part: str) -> str:
-    """The key of the entry that a part of a rule's key reads: the entry of that name, and for addresses
-    `remote_address`. Empty if no entry has the value: a session, a body.
+    """The key of the entry that a part of a rule's key reads: the entry of that name, and for
+    addresses `remote_address`.
+
+    Empty if no entry has the value: a session, a body.
 
     >>> entry_of("ip"), entry_of("header:X_Tenant"), entry_of("user"), entry_of("session")
     ('remote_address', 'header:x-tenant', 'user', '')
@@ -190,7 +220,9 @@ on_change(("RATELIMIT_KEYS",), entry_of.cache_clear)
 
 @lru_cache(maxsize=1024)
 def spelt(key: str) -> str:
-    """The key of an entry as it is compared with a part of a rule's key: a header's is the same in any case."""
+    """The key of an entry as it is compared with a part of a rule's key: a header's is the same in
+    any case.
+    """
     return key.lower().replace("_", "-") if key.lower().startswith("header:") else key
 
 
@@ -200,8 +232,11 @@ def _index(ruleset: Ruleset) -> DescriptorIndex:
 
 
 def rule_for(ruleset: Ruleset, domain: str, entries: Entries) -> Rule | None:
-    """The rule for one of Envoy's descriptors: the most specific one that matches. Otherwise the one that its first
-    entry names as `generic_key`, if that has no descriptor of its own."""
+    """The rule for one of Envoy's descriptors: the most specific one that matches.
+
+    Otherwise the one that its first entry names as `generic_key`, if that has no descriptor of its
+    own.
+    """
     rule = _index(ruleset).find(domain, entries)
     if rule is None and entries and entries[0][0] == NAMED:
         rule = ruleset.by_name.get(entries[0][1])
@@ -215,19 +250,24 @@ class EntriesField(forms.CharField):
 
     def __init__(self) -> None:
         super().__init__(
-            required=False, widget=forms.Textarea(attrs={"rows": 3}),
+            required=False,
+            widget=forms.Textarea(attrs={"rows": 3}),
             help_text=gettext_lazy(
-                "For Envoy: one entry per line, in Envoy's order, for example generic_key=login and remote_address. In "
-                "values, * is any text; a key without a value takes any. The first line may be domain=NAME. If “count "
+                "For Envoy: one entry per line, in Envoy's order, for example generic_key=login "
+                "and remote_address. In "
+                "values, * is any text; a key without a value takes any. The first line may be "
+                "domain=NAME. If “count "
                 "by” is empty, every descriptor is counted by itself."
             ),
-        )  # fmt: skip
+        )
 
     def prepare_value(self, value: Any) -> Any:
         return "\n".join(map(str, value)) if isinstance(value, list) else value
 
     def to_python(self, value: Any) -> Any:
-        return [line.strip() for line in (super().to_python(value) or "").splitlines() if line.strip()]
+        return [
+            line.strip() for line in (super().to_python(value) or "").splitlines() if line.strip()
+        ]
 
     def has_changed(self, initial: Any, data: Any) -> bool:
         return super().has_changed(initial or [], data)
@@ -235,19 +275,28 @@ class EntriesField(forms.CharField):
 
 def _listed(value: Any) -> list[str]:
     entries = [value] if isinstance(value, str) else value
-    if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
+    if not isinstance(entries, (list, tuple)) or not all(
+        isinstance(entry, str) for entry in entries
+    ):
         right = "write a list of entries, such as ['generic_key=login', 'remote_address']"
         raise LimitError(f"descriptor is {value!r}; {right}")
     return list(entries)
 
 
 def _check(rule: Rule) -> None:
-    """Raises if its descriptors do not have what the rule counts, or a function would have to be called."""
+    """Raises if its descriptors do not have what the rule counts, or a function would have to be
+    called.
+    """
     if rule.template is None:
         return
-    if callable(rule.template.cost) or not all(isinstance(rate, Rate) for rate in rule.template.rates):
+    if callable(rule.template.cost) or not all(
+        isinstance(rate, Rate) for rate in rule.template.rates
+    ):
         word = "cost" if callable(rule.template.cost) else "rate"
-        raise LimitError(f"{word}: a function knows only requests of Django's; of descriptors, write a number", word)
+        raise LimitError(
+            f"{word}: a function knows only requests of Django's; of descriptors, write a number",
+            word,
+        )
     for part in () if rule.key is None else unread(rule.key.name, rule.extra[WORD].keys):
         text = _("The descriptor needs an entry %(entry)s to be counted by “%(key)s”.")
         if not entry_of(part):
@@ -261,4 +310,4 @@ def _words(value: Any) -> str:
 
 DESCRIPTOR = RuleField(
     WORD, gettext_lazy("descriptor"), EntriesField, _listed, DescriptorPattern.parse, _check, _words
-)  # fmt: skip
+)

@@ -1,4 +1,6 @@
-"""The proxies: the headers by which each describes a request, and its configuration file in `proxies/`."""
+"""The proxies: the headers by which each describes a request, and its configuration file in
+`proxies/`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from dataclasses import dataclass, replace
 class Dialect:
     """The headers by which a proxy describes a request.
 
-    - `is_chain`: the address is the last of a list to which each proxy adds one, as in `X-Forwarded-For`; otherwise it
-      is a single one;
+    - `is_chain`: the address is the last of a list to which each proxy adds one, as in
+      `X-Forwarded-For`; otherwise it is a single one;
     - `is_url`: the URI is a URL, with the host;
     - `file`: the name of its configuration in `proxies/`; empty: none is printed.
     """
@@ -29,11 +31,15 @@ class Dialect:
 
 
 _ORIGINAL = Dialect("X-Original-Method", "X-Original-URI", "X-Original-Host", "X-Original-Address")
-_FORWARDED = Dialect("X-Forwarded-Method", "X-Forwarded-Uri", "X-Forwarded-Host", "X-Forwarded-For", is_chain=True)
+_FORWARDED = Dialect(
+    "X-Forwarded-Method", "X-Forwarded-Uri", "X-Forwarded-Host", "X-Forwarded-For", is_chain=True
+)
 DIALECTS = {
     "nginx": replace(_ORIGINAL, file="nginx.conf"),
     "traefik": replace(_FORWARDED, file="traefik.yaml"),
     "caddy": replace(_FORWARDED, file="Caddyfile"),
     "envoy": replace(_ORIGINAL, file="envoy.yaml"),
-    "ingress-nginx": Dialect("X-Original-Method", "X-Original-URL", "X-Original-URL", "X-Real-IP", is_url=True),
+    "ingress-nginx": Dialect(
+        "X-Original-Method", "X-Original-URL", "X-Original-URL", "X-Real-IP", is_url=True
+    ),
 }

@@ -25,7 +25,12 @@ class GatewayExtension(Extension):
 
     def snapshot(self, using: str) -> Any:
         return [
-            {"name": client.name, "digest": client.digest, "limits": client.names(), "may_refund": client.may_refund}
+            {
+                "name": client.name,
+                "digest": client.digest,
+                "limits": client.names(),
+                "may_refund": client.may_refund,
+            }
             for client in RateLimitClient.objects.using(using).filter(is_active=True)
         ]
 
@@ -34,5 +39,8 @@ class GatewayExtension(Extension):
 
     def notices(self, rule: Any) -> Iterable[str]:
         if what := lacking(rule):
-            text = _("Requests that a proxy asks about are not limited by this rule: the proxy does not know %(what)s.")
+            text = _(
+                "Requests that a proxy asks about are not limited by this rule: the proxy does "
+                "not know %(what)s."
+            )
             yield text % {"what": what}

@@ -26,7 +26,9 @@ async def health(request: HttpRequest) -> HttpResponse:
 async def answer_health() -> Answer:
     """200 if Redis answers within `RATELIMIT_TIMEOUT`, otherwise 503. Nothing is counted."""
     try:
-        await get_store().adecide(build_call([Charge(Limit("health", "1/s"), digest("health"))], "peek"))
+        await get_store().adecide(
+            build_call([Charge(Limit("health", "1/s"), digest("health"))], "peek")
+        )
     except StoreError:
         return Answer.text(503, "Redis is unavailable; fallback policies decide.")
     return Answer.text(200, "ok")

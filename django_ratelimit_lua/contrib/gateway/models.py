@@ -37,19 +37,28 @@ class RateLimitClient(AuditedModel):
 
     CHANGE_KIND = "client"
 
-    name = models.CharField(_("name"), max_length=200, unique=True, help_text=_("The service that asks."))
+    name = models.CharField(
+        _("name"), max_length=200, unique=True, help_text=_("The service that asks.")
+    )
     limits = models.TextField(
         _("may ask"),
-        help_text=_("Names of rules and limits, one per line. A star at the end is any rest: mail* or a single *."),
+        help_text=_(
+            "Names of rules and limits, one per line. A star at the end is any rest: mail* or a "
+            "single *."
+        ),
     )
     may_refund = models.BooleanField(
         _("may give units back"),
         default=False,
         db_default=False,
-        help_text=_("By the operation refund. It can lift every limit that the service may ask about."),
+        help_text=_(
+            "By the operation refund. It can lift every limit that the service may ask about."
+        ),
     )
     is_active = models.BooleanField(
-        _("active"), default=True, help_text=_("Not active: its token is refused, from the next request on.")
+        _("active"),
+        default=True,
+        help_text=_("Not active: its token is refused, from the next request on."),
     )
     digest = models.CharField(_("digest of the token"), max_length=64, unique=True, editable=False)
     created_at = models.DateTimeField(_("created at"), auto_now_add=True)
@@ -78,15 +87,20 @@ class RateLimitClient(AuditedModel):
     def declared(self) -> Declared:
         """The row in words, with the digits that identify its token."""
         return {
-            "name": self.name, "limits": self.names(), "may_refund": self.may_refund, "is_active": self.is_active,
+            "name": self.name,
+            "limits": self.names(),
+            "may_refund": self.may_refund,
+            "is_active": self.is_active,
             "digest": self.digest[:SHOWN],
-        }  # fmt: skip
+        }
 
     def clean(self) -> None:
         """Raises `ValidationError` that names the field."""
         odd = [name for name in self.names() if not _NAME.fullmatch(name)]
         if odd:
-            raise ValidationError({"limits": _("A star stands only at the end: %(name)s.") % {"name": odd[0][:100]}})
+            raise ValidationError(
+                {"limits": _("A star stands only at the end: %(name)s.") % {"name": odd[0][:100]}}
+            )
 
     @classmethod
     def note_use(cls, using: str, digest: str) -> None:

@@ -1,5 +1,6 @@
-"""The identities that a service names by the words of keys: those that rules count in requests, and the subjects of
-overrides."""
+"""The identities that a service names by the words of keys: those that rules count in requests, and
+the subjects of overrides.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ _BODY = ("post", "json")
 
 @dataclass(frozen=True, slots=True)
 class NamedIdentities:
-    """The client that an object names, by key: all of it is one client, as a request is. For overrides, see
-    `web.overrides.Who`.
+    """The client that an object names, by key: all of it is one client, as a request is.
+
+    For overrides, see `web.overrides.Who`.
 
     >>> Named({"user": "7", "header:X-Key": "K"}).identity()
     (('user', '7'), ('header', 'X-Key', 'k'))
@@ -32,7 +34,10 @@ class NamedIdentities:
     values: Mapping[str, str]
 
     def identity(self) -> Identity:
-        """The identity to count. Raises `LimitError` for an invalid key, and for a value that no request can have."""
+        """The identity to count.
+
+        Raises `LimitError` for an invalid key, and for a value that no request can have.
+        """
         parts = [self._part(key) for key in self.values]
         return parts[0] if len(parts) == 1 else tuple(parts)
 
@@ -54,7 +59,8 @@ class NamedIdentities:
             return (key, value)
         if split_field(key) is None:
             raise LimitError(
-                f"identity: unknown key {key[:100]!r}; use ip, user, session, path, route, a field such as "
+                f"identity: unknown key {key[:100]!r}; use ip, user, session, path, route, a "
+                "field such as "
                 f"header:NAME, or a key of RATELIMIT_KEYS"
             )
         return field_identity(key, value)
@@ -70,10 +76,18 @@ class NamedIdentities:
         return self._address().address
 
     def fields(self, field: str) -> Sequence[Identity]:
-        """See `Who`: the override decides whether letter case counts, however the value is named here."""
+        """See `Who`: the override decides whether letter case counts, however the value is named
+        here.
+        """
         wanted = _place(field)
-        places = [wanted, *((part, wanted[1]) for part in _BODY)] if wanted[0] == "data" else [wanted]
-        identities = [field_identity(field, value) for key, value in self.values.items() if _place(key) in places]
+        places = (
+            [wanted, *((part, wanted[1]) for part in _BODY)] if wanted[0] == "data" else [wanted]
+        )
+        identities = [
+            field_identity(field, value)
+            for key, value in self.values.items()
+            if _place(key) in places
+        ]
         return [identity for identity in dict.fromkeys(identities) if identity[-1] is not None]
 
 

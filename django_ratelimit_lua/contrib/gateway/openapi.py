@@ -1,6 +1,8 @@
-"""The OpenAPI document of `decide` (https://spec.openapis.org/oas/v3.1.0), and the check of questions by it.
+"""The OpenAPI document of `decide` (https://spec.openapis.org/oas/v3.1.0), and the check of
+questions by it.
 
-`openapi.json` is the one declaration of what may be asked: it is served, and bodies are checked by its schemas.
+`openapi.json` is the one declaration of what may be asked: it is served, and bodies are checked by
+its schemas.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _KINDS: dict[type, tuple[str, str, str]] = {
 
 @cache
 def document() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(__file__).with_name("openapi.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(
+        Path(__file__).with_name("openapi.json").read_text(encoding="utf-8")
+    )
     found["info"]["version"] = __version__
     return found
 
@@ -80,7 +84,11 @@ def check(given: Any, schema: dict[str, Any], where: str = "") -> None:
         known = schema.get("properties", {})
         others = schema["additionalProperties"]
         missing = [name for name in schema.get("required", ()) if name not in given]
-        unknown = [name[:MAX_NAME] for name in given if (name not in known and not others) or len(name) > MAX_NAME]
+        unknown = [
+            name[:MAX_NAME]
+            for name in given
+            if (name not in known and not others) or len(name) > MAX_NAME
+        ]
         if missing or unknown:
             problem = f"needs {missing[0]}" if missing else f"has the unknown {unknown[0]!r}"
             refuse(f"{where or 'The body'} {problem}; known are {', '.join(sorted(known))}")
@@ -95,7 +103,9 @@ def refuse(problem: str) -> NoReturn:
 
 def answer_openapi() -> Answer:
     """The document, which is public: it reveals nothing about the site."""
-    return Answer(200, {"Content-Type": "application/json"}, json.dumps(document(), indent=1).encode())
+    return Answer(
+        200, {"Content-Type": "application/json"}, json.dumps(document(), indent=1).encode()
+    )
 
 
 @ratelimit_exempt

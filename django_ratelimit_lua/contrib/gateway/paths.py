@@ -1,7 +1,8 @@
 """The paths that a server may read from a request: servers differ in that.
 
-A rule is about a path, and the server behind the proxy decides which path a request has. So every reading of a common
-server is checked. Otherwise there would be a way of writing `/login/` that avoids its limit.
+A rule is about a path, and the server behind the proxy decides which path a request has. So every
+reading of a common server is checked. Otherwise there would be a way of writing `/login/` that
+avoids its limit.
 """
 
 from __future__ import annotations
@@ -10,27 +11,32 @@ import re
 from urllib.parse import unquote_to_bytes
 
 MAX_SEGMENTS, MAX_LENGTH = 100, 4096
-"""Segments and characters of a path that can be read in several ways, each of which is looked at."""
+"""Segments and characters of a path that can be read in several ways, each of which is looked at.
+"""
 _SEVERAL = re.compile(r"[;\\#]|%2f|%5c|//|/\.|/%2e|^[^/]|^$", re.IGNORECASE)
 _SEPARATOR = re.compile(r"%(2f|5c)", re.IGNORECASE)
 _PARAMETERS = re.compile(r";[^/]*")
 _SLASH, _BACKSLASH = "\u2215", "\u2216"
-"""What was sent as %2F and %5C, while it is not yet decided what it means; no byte has these letters."""
+"""What was sent as %2F and %5C, while it is not yet decided what it means; no byte has these
+letters.
+"""
 
 
 def readings(path: str) -> tuple[str, ...]:
     r"""A path as servers may take it, each once; both are bytes, written as Latin-1 letters.
 
-    First as most do: decoded, and without empty and dot segments. Then as it was sent, and as others take it:
+    First as most do: decoded, and without empty and dot segments. Then as it was sent, and as
+    others take it:
 
     - `%2F` and `%5C` separate segments, or are letters of them (RFC 3986, 2.2; Node's `URL`);
     - so does `\` (the URL Standard of WHATWG, and with it Node; IIS), or not;
-    - what follows `;` in a segment are its parameters, and no part of it (servlets: Tomcat, Jetty), or it is;
+    - what follows `;` in a segment are its parameters, and no part of it (servlets: Tomcat, Jetty),
+      or it is;
     - what follows `#` is no part of the path, or it is;
     - empty segments count (the URL Standard, again), or not.
 
-    Raises `ValueError` for a path that can be read in several ways and is longer than `MAX_LENGTH`, or has more than
-    `MAX_SEGMENTS`.
+    Raises `ValueError` for a path that can be read in several ways and is longer than `MAX_LENGTH`,
+    or has more than `MAX_SEGMENTS`.
 
     >>> readings("/api/v1/")
     ('/api/v1/',)
@@ -42,9 +48,13 @@ def readings(path: str) -> tuple[str, ...]:
     path = path.encode("latin-1", "replace").decode("latin-1")
     if not _SEVERAL.search(path):
         return (_decoded(path),)
-    if len(path) > MAX_LENGTH or len(re.findall(r"[/\\]|%2f|%5c", path, re.IGNORECASE)) > MAX_SEGMENTS:
+    if (
+        len(path) > MAX_LENGTH
+        or len(re.findall(r"[/\\]|%2f|%5c", path, re.IGNORECASE)) > MAX_SEGMENTS
+    ):
         raise ValueError(
-            f"more than {MAX_SEGMENTS} segments or {MAX_LENGTH} characters, and may be read in several ways"
+            f"more than {MAX_SEGMENTS} segments or {MAX_LENGTH} characters, and may be read in "
+            "several ways"
         )
     kept = [_SEPARATOR.sub(_letter, path.partition("#")[0]), _SEPARATOR.sub(_letter, path)]
     sent, whole = map(_decoded, kept)
@@ -73,13 +83,16 @@ def _decoded(path: str) -> str:
     if "%" not in path:
         return path
     return "".join(
-        part if part in (_SLASH, _BACKSLASH) else unquote_to_bytes(part.encode("latin-1")).decode("latin-1")
+        part
+        if part in (_SLASH, _BACKSLASH)
+        else unquote_to_bytes(part.encode("latin-1")).decode("latin-1")
         for part in re.split(f"([{_SLASH}{_BACKSLASH}])", path)
     )
 
 
 def normalised_path(path: str, *, merges: bool = True) -> str:
-    """A path without dot segments (RFC 3986, 5.2.4) and, if `merges`, without empty ones, as most servers read it.
+    """A path without dot segments (RFC 3986, 5.2.4) and, if `merges`, without empty ones, as most
+    servers read it.
 
     >>> normalised_path("/static/../api//./v1/"), normalised_path("/.."), normalised_path("")
     ('/api/v1/', '/', '/')

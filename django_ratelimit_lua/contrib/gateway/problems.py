@@ -10,7 +10,10 @@ from .answer import Answer
 
 
 class ProblemError(Exception, ErrorDetails):
-    """The request cannot be answered: with that `status`, because of `text`; `more`: more headers of the answer."""
+    """The request cannot be answered: with that `status`, because of `text`.
+
+    `more`: more headers of the answer.
+    """
 
     def __init__(self, status: int, text: str, retry_after: int | None = None, **more: str) -> None:
         super().__init__(text)

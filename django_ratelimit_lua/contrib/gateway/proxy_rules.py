@@ -15,8 +15,11 @@ from .conf import settings
 
 
 def unknown(rule: Rule, *, is_user_known: bool) -> list[str]:
-    """The values that the rule needs and a proxy cannot know. If there are any, the rule does not apply. "end": slots
-    are held until the request is over. `is_user_known`: a header of the proxy names the user."""
+    """The values that the rule needs and a proxy cannot know.
+
+    If there are any, the rule does not apply. "end": slots are held until the request is over.
+    `is_user_known`: a header of the proxy names the user.
+    """
     rates = () if rule.template is None else rule.template.rates
     needs = {
         "route": rule.route is not None or rule.needs_route,
@@ -31,7 +34,9 @@ def unknown(rule: Rule, *, is_user_known: bool) -> list[str]:
 
 @lru_cache(maxsize=4)
 def _index(ruleset: Ruleset, is_user_known: bool) -> PathIndex:
-    return PathIndex([rule for rule in ruleset.at_paths if not unknown(rule, is_user_known=is_user_known)])
+    return PathIndex(
+        [rule for rule in ruleset.at_paths if not unknown(rule, is_user_known=is_user_known)]
+    )
 
 
 def rules_at(ruleset: Ruleset, path: str, *, is_user_known: bool) -> Sequence[Rule]:
@@ -40,7 +45,10 @@ def rules_at(ruleset: Ruleset, path: str, *, is_user_known: bool) -> Sequence[Ru
 
 
 def lacking(rule: Rule) -> str:
-    """The values that a proxy lacks to apply a rule, in words; empty if none, or if no proxy uses its places."""
+    """The values that a proxy lacks to apply a rule, in words.
+
+    Empty if none, or if no proxy uses its places.
+    """
     if settings.GATEWAY_DIALECT is None or not rule.is_for_requests or rule.mode == "off":
         return ""
     words = {
@@ -51,4 +59,7 @@ def lacking(rule: Rule) -> str:
         "end": _("when the request is over"),
         "key": ", ".join(str(key.label) for key in rule.keys if not key.known_to_proxies),
     }
-    return ", ".join(words[what] for what in unknown(rule, is_user_known=settings.GATEWAY_USER_HEADER is not None))
+    return ", ".join(
+        words[what]
+        for what in unknown(rule, is_user_known=settings.GATEWAY_USER_HEADER is not None)
+    )

@@ -1,4 +1,6 @@
-"""The user that a proxy reports: without a Django request, without a session, and maybe without a user table here."""
+"""The user that a proxy reports: without a Django request, without a session, and maybe without a
+user table here.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,20 @@ _unheard = itertools.count()
 
 
 def primary_key(text: str) -> Any:
-    """A primary key of a user as the database has it. Raises `ValidationError` or `ValueError` if it cannot be one, and
-    `ImproperlyConfigured` if the site has no users."""
+    """A primary key of a user as the database has it.
+
+    Raises `ValidationError` or `ValueError` if it cannot be one, and `ImproperlyConfigured` if the
+    site has no users.
+    """
     return get_user_model()._meta.pk.to_python(text)
 
 
 class VouchedUser:
-    """A signed-in user that a proxy reports, without further data. `pk`: a primary key as the database has it, so that
-    a user counts as the same as in Django's views; values that are not valid primary keys stay strings."""
+    """A signed-in user that a proxy reports, without further data.
+
+    `pk`: a primary key as the database has it, so that a user counts as the same as in Django's
+    views; values that are not valid primary keys stay strings.
+    """
 
     is_authenticated, is_anonymous, is_active, is_staff = True, False, True, False
 
@@ -54,15 +62,27 @@ def log_in(request: Any, user: VouchedUser | Stranger) -> None:
 
 
 def load_user(request: Any) -> None:
-    """Read the reported user from the database, because a rule uses the user's groups. An unknown user is in no group,
-    and there is no user while the database is unavailable. Blocks."""
+    """Read the reported user from the database, because a rule uses the user's groups.
+
+    An unknown user is in no group, and there is no user while the database is unavailable. Blocks.
+    """
     if isinstance(request.user, VouchedUser):
-        close_old_connections()  # The gateway's own server sends no signal with a request, by which Django does so.
+        # The gateway's own server sends no signal with a request, by which Django does so.
+        close_old_connections()
         try:
             request.user = get_user_model()._default_manager.get(pk=request.user.pk)
-        except (ObjectDoesNotExist, ValidationError, ValueError, OverflowError, ImproperlyConfigured):
+        except (
+            ObjectDoesNotExist,
+            ValidationError,
+            ValueError,
+            OverflowError,
+            ImproperlyConfigured,
+        ):
             pass
         except DatabaseError as error:
             if next(_unheard) == 0:
-                text = "Groups of users that a proxy names are not known: %s. (Said once in each process.)"
+                text = (
+                    "Groups of users that a proxy names are not known: %s. (Said once in each "
+                    "process.)"
+                )
                 logger.error(text, error)

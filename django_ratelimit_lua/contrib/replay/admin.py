@@ -1,4 +1,6 @@
-"""The page that tries a rule on an uploaded access log: what the rule and every other limit would have refused."""
+"""The page that tries a rule on an uploaded access log: what the rule and every other limit would
+have refused.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from .report import as_json, plots
 MAX_BYTES = 64 * 1024 * 1024
 """Maximum size of an upload. A gzipped log may be larger once it is unpacked."""
 MAX_SECONDS = 20.0
-"""Maximum time for a page. It shows the part of the log that was replayed until then, and reports that it is a part."""
+"""Maximum time for a page. It shows the part of the log that was replayed until then, and reports
+that it is a part.
+"""
 
 
 class LogForm(forms.Form):
@@ -35,19 +39,26 @@ class LogForm(forms.Form):
 
     log = forms.FileField(
         label=gettext_lazy("Access log"),
-        help_text=gettext_lazy("From nginx, Apache, Caddy, gunicorn or AWS, also gzipped; at most 64 MiB."),
+        help_text=gettext_lazy(
+            "From nginx, Apache, Caddy, gunicorn or AWS, also gzipped; at most 64 MiB."
+        ),
     )
 
     def clean_log(self) -> Any:
         """Reject a log that is too large for a page."""
         log = self.cleaned_data["log"]
         if log.size > MAX_BYTES:
-            raise forms.ValidationError(_("The log is larger than 64 MiB. Use manage.py ratelimit replay."))
+            raise forms.ValidationError(
+                _("The log is larger than 64 MiB. Use manage.py ratelimit replay.")
+            )
         return log
 
 
 class ReplayPage(Page):
-    """A rule, as it is saved, tried on a log. Nothing of the log is kept. The form of the rule links here."""
+    """A rule, as it is saved, tried on a log.
+
+    Nothing of the log is kept. The form of the rule links here.
+    """
 
     class Media:
         css = {"all": ("ratelimit_replay/replay.css",)}  # noqa: RUF012
@@ -92,9 +103,13 @@ def replay_rule(rule: RateLimitRule, file: Any) -> dict[str, Any]:
     log = Log(file.name or "log", file=file.file)
     try:
         replayed = replay(
-            [log], ruleset, get_store(background=True), trusted=conf.TRUSTED_PROXIES, draws=True,
+            [log],
+            ruleset,
+            get_store(background=True),
+            trusted=conf.TRUSTED_PROXIES,
+            draws=True,
             on_progress=lambda _progress: time.monotonic() > ends,
-        )  # fmt: skip
+        )
     finally:
         log.close()
     found = as_json(replayed)

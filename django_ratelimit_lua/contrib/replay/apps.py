@@ -18,7 +18,7 @@ class ReplayExtension(Extension):
     verbs = ("django_ratelimit_lua.contrib.replay.verbs.replay",)
 
     def links(self, request: Any, rule: Any) -> Iterable[tuple[str, str]]:
-        """Add the page that replays a log to the form of a rule, for users who may change the rule."""
+        """Add the replay page to the form of a rule, for users who may change the rule."""
         if rule.exempt:
             return ()
         if not request.user.has_perm("django_ratelimit_lua.change_ratelimitrule"):

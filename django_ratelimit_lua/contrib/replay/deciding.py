@@ -1,4 +1,6 @@
-"""Deciding each line of a log by the Lua program, at the log's own time, under a prefix that is thrown away."""
+"""Deciding each line of a log by the Lua program, at the log's own time, under a prefix that is
+thrown away.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,15 @@ from .reading import Log, Reading, ordered
 from .tallies import TOO_MANY, Tally
 
 BATCH = 256
-"""Lines that are decided in one trip: more would keep a server that others use for longer than some milliseconds."""
+"""Lines that are decided in one trip: more would keep a server that others use for longer than some
+milliseconds.
+"""
 BATCH_SIZE = 2**20
 """Characters of lines in one trip: of long lines, these are fewer."""
 SLACK = 600
-"""Seconds for which a replay may come behind its log. Keys expire by the server's clock: of a log that is replayed more
-slowly than it was written, they would expire too early."""
+"""Seconds for which a replay may come behind its log. Keys expire by the server's clock: of a log
+that is replayed more slowly than it was written, they would expire too early.
+"""
 
 
 class _Enough(Exception):  # noqa: N818 - not an error: whoever hears of the progress has said so
@@ -39,7 +44,10 @@ class ReplayTooSlowError(Exception):
 
 @dataclass(slots=True)
 class Progress:
-    """How far a replay is: lines that were taken; and bytes that were read, of how many (0: not known)."""
+    """How far a replay is: lines that were taken.
+
+    And bytes that were read, of how many (0: not known).
+    """
 
     lines: int
     done: int
@@ -51,10 +59,11 @@ class Replayed:
     """The counts of a replay.
 
     - `reading`: the counts of reading; `formats`: of each log, the name of its format;
-    - `taken`: lines that were decided, or that no rule matched, or that have no request; more may have been read;
+    - `taken`: lines that were decided, or that no rule matched, or that have no request; more may
+      have been read;
     - `first`, `last`: the moments of the first and the last line (None: there was none);
-    - `met`: lines that rules matched, and how many of them were `refused`; `refused_then`: lines whose status was 429,
-      and `refused_both`: of the refused;
+    - `met`: lines that rules matched, and how many of them were `refused`; `refused_then`: lines
+      whose status was 429, and `refused_both`: of the refused;
     - `tallies`: by rule, in their order; `planner`: the rules that were left out;
     - `named`: lines that name a user; `is_cut`: it ended before its logs did.
     """
@@ -87,16 +96,21 @@ def replay(
     """Decide every line of these logs by these rules, on that server, and return the result.
 
     - `trusted`: the proxies whose `X-Forwarded-For` is used, as in `RATELIMIT_TRUSTED_PROXIES`;
-    - `spread`: lines of one second get different moments in it; `draws`: count the refusal curves, too;
-    - `on_progress`: receives the progress, with each batch of lines and while a batch is read; if it returns true, the
-      replay ends.
+    - `spread`: lines of one second get different moments in it; `draws`: count the refusal curves,
+      too;
+    - `on_progress`: receives the progress, with each batch of lines and while a batch is read; if
+      it returns true, the replay ends.
 
-    The counts on the server are deleted again, however this ends. Raises `UnreadableLogError`, `StoreError`, and
-    `ReplayTooSlowError`.
+    The counts on the server are deleted again, however this ends. Raises `UnreadableLogError`,
+    `StoreError`, and `ReplayTooSlowError`.
     """
     knows = [log.format.knows for log in logs if log.format.name != "empty"]
-    planner = LinePlanner(ruleset, frozenset.intersection(*knows) if knows else frozenset(), trusted)
-    tallies = {rule.name: Tally(rule) for rule in planner.ruleset.rules if rule.template is not None}
+    planner = LinePlanner(
+        ruleset, frozenset.intersection(*knows) if knows else frozenset(), trusted
+    )
+    tallies = {
+        rule.name: Tally(rule) for rule in planner.ruleset.rules if rule.template is not None
+    }
     replayed = Replayed(planner, tallies, formats={log.name: log.format.name for log in logs})
     deciding = _Deciding(store, replayed, draws)
 
@@ -132,10 +146,17 @@ class _Deciding:
         self._draws = draws
         self._calls: list[Call] = []
         self._waiting: list[tuple[int, LogLine, Sequence[LineCharge]]] = []
-        self._lead = float("inf")  # The least by which lines came after their time, until the batch before.
+        self._lead = float(
+            "inf"
+        )  # The least by which lines came after their time, until the batch before.
 
     def run(self, timed: Iterator[tuple[int, LogLine]]) -> None:
-        replayed, plan, calls, waiting = self._replayed, self._replayed.planner.plan, self._calls, self._waiting
+        replayed, plan, calls, waiting = (
+            self._replayed,
+            self._replayed.planner.plan,
+            self._calls,
+            self._waiting,
+        )
         prefix, slack = self.prefix, SLACK * SECOND
         reading, size = replayed.reading, 0
         for moment, line in timed:
@@ -162,7 +183,13 @@ class _Deciding:
                 if len(planned) > 1:
                     charges = [charge for charged in planned for charge in charged.charges]
                 call = Call(
-                    charges, "hit", prefix, moment, longest_hold_us=MAX_HOLD_US, slack_us=slack, registers=False
+                    charges,
+                    "hit",
+                    prefix,
+                    moment,
+                    longest_hold_us=MAX_HOLD_US,
+                    slack_us=slack,
+                    registers=False,
                 )
                 calls.append(call)
                 waiting.append((moment, line, planned))
@@ -173,7 +200,11 @@ class _Deciding:
         calls, waiting = self._calls, self._waiting
         if not calls:
             return
-        for _, _, planned in waiting:  # Before they are decided: whatever ends this, their keys are known.
+        for (
+            _,
+            _,
+            planned,
+        ) in waiting:  # Before they are decided: whatever ends this, their keys are known.
             for charged in planned:
                 tally = self._replayed.tallies[charged.rule.name]
                 if not tally.key_parts:
@@ -188,7 +219,8 @@ class _Deciding:
         self._lead = min(self._lead, sent - waiting[-1][0] / SECOND)
         if behind >= SLACK:
             raise ReplayTooSlowError(
-                f"the replay stood still, or came more than {SLACK} seconds behind the log: keys may have expired that "
+                f"the replay stood still, or came more than {SLACK} seconds behind the log: keys "
+                "may have expired that "
                 "still counted, so its numbers would be too small. Replay it from a file"
             )
         replayed = self._replayed

@@ -1,8 +1,8 @@
 """The formats of access logs: from one line to what is known of its request.
 
-- `combined`: Apache's and nginx's common and combined formats, and gunicorn's own: with the virtual host in front of
-  them or without, and behind them, in any order, what many sites add: `X-Forwarded-For` and the host in quotes, among
-  other columns;
+- `combined`: Apache's and nginx's common and combined formats, and gunicorn's own: with the virtual
+  host in front of them or without, and behind them, in any order, what many sites add:
+  `X-Forwarded-For` and the host in quotes, among other columns;
 - `json`: one object in each line, of nginx (by the names of its variables) or of Caddy;
 - `alb`: of AWS's Application Load Balancer;
 - `tsv`: columns apart by tabs, named in the first line.
@@ -34,8 +34,9 @@ MAX_ADDRESS = 255
 """Maximum length of an address, which may be a name."""
 MAX_USER = 255
 LATEST = 7_258_118_400 * SECOND
-"""The year 2200, in microseconds since 1970: no later time is read. From 2255 on, the Lua program's numbers would not
-be exact; and in 9999, calendars have days that Python has not."""
+"""The year 2200, in microseconds since 1970: no later time is read. From 2255 on, the Lua program's
+numbers would not be exact; and in 9999, calendars have days that Python has not.
+"""
 HEADER_SIZE = 128
 """Bytes of a header, in addition to its characters."""
 
@@ -71,10 +72,13 @@ Read = Callable[[str], LogLine | None]
 # No pattern may read a part of a line more than once, because clients write parts of log lines.
 _TEXT = r'[^"\\]*+(?:\\.[^"\\]*+)*+'
 _QUOTED = f'"({_TEXT})"'
-_REQUEST, _REFERER, _AGENT, _HOST = (f'"(?P<{name}>{_TEXT})"' for name in ("request", "referer", "agent", "host"))
+_REQUEST, _REFERER, _AGENT, _HOST = (
+    f'"(?P<{name}>{_TEXT})"' for name in ("request", "referer", "agent", "host")
+)
 _ADDRESS = rf"(?P<address>\S{{1,{MAX_ADDRESS}}})"
 _COMMON = (
-    rf"{_ADDRESS} \S+ (?P<user>.{{1,{MAX_USER}}}?) \[(?P<moment>[^]\s]{{1,40}} [+-]\d{{4}})\] {_REQUEST} "
+    rf"{_ADDRESS} \S+ (?P<user>.{{1,{MAX_USER}}}?) "
+    rf"\[(?P<moment>[^]\s]{{1,40}} [+-]\d{{4}})\] {_REQUEST} "
     rf"(?P<status>\d{{3}}|-) \S+(?: {_REFERER} {_AGENT})?(?P<more>.*)"
 )
 _COMBINED = re.compile(_COMMON, re.ASCII | re.DOTALL)
@@ -95,9 +99,24 @@ _SURROGATE = re.compile(r"\\u[dD]")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _NAMES: dict[str, tuple[str, ...]] = {
-    "moment": ("msec", "time_iso8601", "time_local", "@timestamp", "timestamp", "datetime", "time", "ts"),
+    "moment": (
+        "msec",
+        "time_iso8601",
+        "time_local",
+        "@timestamp",
+        "timestamp",
+        "datetime",
+        "time",
+        "ts",
+    ),
     "address": ("client_ip", "remote_addr", "remote_ip", "clientip", "client", "ip", "remote_host"),
-    "forwarded": ("http_x_forwarded_for", "x_forwarded_for", "x-forwarded-for", "xff", "forwarded_for"),
+    "forwarded": (
+        "http_x_forwarded_for",
+        "x_forwarded_for",
+        "x-forwarded-for",
+        "xff",
+        "forwarded_for",
+    ),
     "request": ("request", "request_line"),
     "method": ("request_method", "method", "verb"),
     "target": ("request_uri", "uri", "url", "path"),
@@ -115,7 +134,9 @@ _GIVEN: dict[Any, Any] = {"-": ""}
 _given = _GIVEN.get
 
 
-def _line(fields: Mapping[str, Any], size: int, headers: Mapping[str, str] | None = None) -> LogLine | None:
+def _line(
+    fields: Mapping[str, Any], size: int, headers: Mapping[str, str] | None = None
+) -> LogLine | None:
     """The line that has these fields, by the names of `_NAMES`; `size`: its characters."""
     get = fields.get
     address, host, user = get("address"), get("host"), get("user") or ""
@@ -133,14 +154,23 @@ def _line(fields: Mapping[str, Any], size: int, headers: Mapping[str, str] | Non
     status = get("status") or ""
     referer, agent, forwarded = get("referer"), get("agent"), get("forwarded")
     return LogLine(
-        *at, address, method, target, int(status) if _STATUS.fullmatch(status) else 0, _given(user, user),
-        _given(host, host) if host_asked is None else host_asked, _given(referer, referer), _given(agent, agent),
-        _given(forwarded, forwarded), headers, size + HEADER_SIZE * len(headers or ()),
-    )  # fmt: skip
+        *at,
+        address,
+        method,
+        target,
+        int(status) if _STATUS.fullmatch(status) else 0,
+        _given(user, user),
+        _given(host, host) if host_asked is None else host_asked,
+        _given(referer, referer),
+        _given(agent, agent),
+        _given(forwarded, forwarded),
+        headers,
+        size + HEADER_SIZE * len(headers or ()),
+    )
 
 
 def _request(text: str) -> tuple[str, str, str | None]:
-    """Method, path with query, and the host if a whole URL is asked for; empty if it is no request."""
+    """Method, path with query, and the host of a whole URL; empty if it is no request."""
     method, _, rest = text.partition(" ")
     target, _, version = rest.rpartition(" ")
     if not version.startswith("HTTP/"):
@@ -155,13 +185,23 @@ def _request(text: str) -> tuple[str, str, str | None]:
     if not mark or not scheme.isalnum():
         return method.upper(), target if target == "*" else "/" + target, None
     host, slash, path = rest.partition("/")
-    return method.upper(), f"/{path}" if slash else "/", host.removesuffix(":80").removesuffix(":443")
+    return (
+        method.upper(),
+        f"/{path}" if slash else "/",
+        host.removesuffix(":80").removesuffix(":443"),
+    )
 
 
 def moment_of(text: str) -> tuple[int, bool] | None:
-    """Microseconds since 1970 of a time in a log, and whether it has only seconds; None: it is invalid.
+    """Microseconds since 1970 of a time in a log, and whether it has only seconds.
 
-    >>> moment_of("804571201"), moment_of("1995-07-01T00:00:01-04:00"), moment_of("1995-07-01T04:00:01.25Z")
+    None: it is invalid.
+
+    >>> (
+    ...     moment_of("804571201"),
+    ...     moment_of("1995-07-01T00:00:01-04:00"),
+    ...     moment_of("1995-07-01T04:00:01.25Z"),
+    ... )
     ((804571201000000, True), (804571201000000, True), (804571201250000, False))
     >>> moment_of("01/Jul/1995:00:00:01 -0400")
     (804571201000000, True)
@@ -182,7 +222,9 @@ def _moment_of(text: str) -> tuple[int, bool] | None:
             moment = (at - _EPOCH) // timedelta(microseconds=1)
         elif _ISO.match(text):
             at = datetime.fromisoformat(text)
-            moment = ((at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
+            moment = ((at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH) // timedelta(
+                microseconds=1
+            )
         else:
             return None
     except (ValueError, OverflowError):
@@ -194,7 +236,9 @@ def _unescaped(text: str) -> str:
     r"""Text as it was before a server escaped it: `\"`, `\\` and `\x22`."""
     plain = _ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else match[2], text)
     try:
-        return plain.encode("latin-1").decode()  # Bytes that were not ASCII were escaped one by one.
+        return plain.encode(
+            "latin-1"
+        ).decode()  # Bytes that were not ASCII were escaped one by one.
     except UnicodeError:
         return plain
 
@@ -202,9 +246,12 @@ def _unescaped(text: str) -> str:
 def combined(text: str, pattern: re.Pattern[str] = _COMBINED) -> LogLine | None:
     """A line of the common or combined format.
 
-    >>> line = combined('192.0.2.1 - ada [01/Jul/1995:00:00:01 -0400] "GET /x?q=1 HTTP/1.0" 200 62 "-" "a \\\\"b\\\\""')
-    >>> line.moment, line.address, line.user, line.method, line.target, line.status, line.referer, line.agent
-    (804571201000000, '192.0.2.1', 'ada', 'GET', '/x?q=1', 200, '', 'a "b"')
+    >>> text = '192.0.2.1 - ada [01/Jul/1995:00:00:01 -0400] "GET /x?q=1 HTTP/1.0" 200 62'
+    >>> line = combined(text + ' "-" "a \\\\"b\\\\""')
+    >>> line.moment, line.address, line.user, line.method, line.target
+    (804571201000000, '192.0.2.1', 'ada', 'GET', '/x?q=1')
+    >>> line.status, line.referer, line.agent
+    (200, '', 'a "b"')
     """
     match = pattern.fullmatch(text)
     if match is None:
@@ -225,7 +272,9 @@ def _more(text: str) -> dict[str, str]:
         quoted = match[1]
         if quoted is None:
             continue
-        if "forwarded" not in fields and (quoted in ("-", "") or parse_address(quoted.rpartition(",")[2])):
+        if "forwarded" not in fields and (
+            quoted in ("-", "") or parse_address(quoted.rpartition(",")[2])
+        ):
             fields["forwarded"] = quoted
         elif _is_host(quoted):
             fields.setdefault("host", quoted)
@@ -237,20 +286,26 @@ def _is_host(text: str) -> bool:
 
 
 def alb(text: str) -> LogLine | None:
-    """A line of an Application Load Balancer: the time is that at which the request came, if the line has it."""
+    """A line of an Application Load Balancer: the time is that at which the request came, if the
+    line has it.
+    """
     match = _ALB.fullmatch(text)
     if match is None:
         return None
     fields = match.groupdict()
     fields |= {
-        "moment": fields["came"] or fields["answered"], "address": fields["address"].rpartition(":")[0],
-        "request": _unescaped(fields["request"]), "agent": _unescaped(fields["agent"]), "host": fields["host"] or "",
-    }  # fmt: skip
+        "moment": fields["came"] or fields["answered"],
+        "address": fields["address"].rpartition(":")[0],
+        "request": _unescaped(fields["request"]),
+        "agent": _unescaped(fields["agent"]),
+        "host": fields["host"] or "",
+    }
     return _line(fields, len(text))
 
 
 def whole(text: str) -> str:
-    """Text that can be written as UTF-8: U+FFFD stands for halves of characters, which JSON and file names may have.
+    """Text that can be written as UTF-8: U+FFFD stands for halves of characters, which JSON and
+    file names may have.
 
     >>> whole("caf\\u00e9 \\ud800") == "caf\\u00e9 " + "\\ufffd" * 3
     True
@@ -261,7 +316,8 @@ def whole(text: str) -> str:
 def json_object(text: str) -> LogLine | None:
     """A line that is an object.
 
-    >>> line = json_object('{"msec":"804571201.5","remote_addr":"::1","request":"GET / HTTP/2.0","status":"429"}')
+    >>> text = '{"msec":"804571201.5","remote_addr":"::1","request":"GET / HTTP/2.0",'
+    >>> line = json_object(text + '"status":"429"}')
     >>> line.moment, line.is_whole, line.address, line.status, line.agent
     (804571201500000, False, '::1', 429, None)
     """
@@ -280,7 +336,11 @@ def json_object(text: str) -> LogLine | None:
     except (ValueError, RecursionError):
         return None
     fields = _named({**given, **asked, "request": None})  # Caddy's.
-    for field, name in (("agent", "User-Agent"), ("referer", "Referer"), ("forwarded", "X-Forwarded-For")):
+    for field, name in (
+        ("agent", "User-Agent"),
+        ("referer", "Referer"),
+        ("forwarded", "X-Forwarded-For"),
+    ):
         if headers is not None:
             fields[field] = headers.get(name, "")
     return _line(fields, len(text), headers)
@@ -309,8 +369,11 @@ def columns(head: str) -> Read:
 
 
 class LogFormat(NamedTuple):
-    """A parser for the lines of a log. `heads`: how many lines at its beginning are not requests; `knows`: which of
-    `host`, `referer`, `agent`, `forwarded` and `headers` its lines contain."""
+    """A parser for the lines of a log.
+
+    `heads`: how many lines at its beginning are not requests; `knows`: which of `host`, `referer`,
+    `agent`, `forwarded` and `headers` its lines contain.
+    """
 
     name: str
     read: Read
@@ -336,7 +399,9 @@ def excerpt(text: str, most: int = MAX_EXCERPT) -> str:
 
 
 def format_of(sample: Sequence[str], name: str | None = None) -> LogFormat:
-    """The format of a log, from its first lines. `name`: the declared format. Raises `UnknownFormatError`.
+    """The format of a log, from its first lines.
+
+    `name`: the declared format. Raises `UnknownFormatError`.
 
     >>> format_of(['::1 - - [01/Jul/1995:00:00:01 -0400] "GET / HTTP/1.0" 200 62']).name
     'combined'
@@ -358,10 +423,14 @@ def format_of(sample: Sequence[str], name: str | None = None) -> LogFormat:
     best, most = None, 0
     for candidate in candidates:
         if name in (None, candidate.name):
-            read = [line for line in map(candidate.read, sample[candidate.heads :]) if line is not None]
+            read = [
+                line for line in map(candidate.read, sample[candidate.heads :]) if line is not None
+            ]
             if len(read) > most:
                 most = len(read)
-                knows = {what for what in _MAYBE if any(getattr(line, what) is not None for line in read)}
+                knows = {
+                    what for what in _MAYBE if any(getattr(line, what) is not None for line in read)
+                }
                 best = candidate._replace(knows=frozenset(knows))
     if best is None:
         asked = f"the format {name}" if name else f"any format that is known ({', '.join(FORMATS)})"

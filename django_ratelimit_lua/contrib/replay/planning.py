@@ -1,7 +1,7 @@
 """The charges of a line: by the same index of paths, rules and keys that decide live requests.
 
-A log does not contain all values that a rule may use. Rules that need more are left out, and the report names them with
-the reason.
+A log does not contain all values that a rule may use. Rules that need more are left out, and the
+report names them with the reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from .formats import LogLine
 from .requests import LoggedRequest, client_of
 
 REMEMBERED = 50_000
-"""Paths, and identities by rule, that are found out once; then all are forgotten, and found out again."""
+"""Paths, and identities by rule, that are found out once; then all are forgotten, and found out
+again.
+"""
 MAX_REMEMBERED_LENGTH = 512
 """Characters of such a path or identity; what is longer is found out each time, and not kept."""
 _SEEN_IN_LOGS = {"user-agent": "agent", "referer": "referer", "host": "host"}
@@ -45,8 +47,10 @@ class LineCharge(NamedTuple):
 
 
 class LinePlanner:
-    """Plans the charges of lines by rules; `knows`: the values in their log, see `LogFormat`; `trusted`: the trusted
-    proxies, as in `RATELIMIT_TRUSTED_PROXIES`.
+    """Plans the charges of lines by rules.
+
+    `knows`: the values in their log, see `LogFormat`; `trusted`: the trusted proxies, as in
+    `RATELIMIT_TRUSTED_PROXIES`.
 
     - `unseen`: by rule, why it is left out;
     - `notes`: further parts of rules that are left out;
@@ -70,13 +74,19 @@ class LinePlanner:
                 looked_at.append(rule)
                 self.notes += left_out(rule)
         if ruleset.kinds:
-            self.notes.append(_("overrides are not looked at: exemptions, blocks, and limits of single users"))
+            self.notes.append(
+                _("overrides are not looked at: exemptions, blocks, and limits of single users")
+            )
         if callable(conf.IP_META_KEY):
-            self.notes.append(_("RATELIMIT_IP_META_KEY is a function, and may not find the address in a log"))
+            self.notes.append(
+                _("RATELIMIT_IP_META_KEY is a function, and may not find the address in a log")
+            )
         self.ruleset = Ruleset(looked_at)
         self._rules: dict[tuple[str, str], Sequence[Rule]] = {}
         self._charges: dict[tuple[str, Any], LineCharge | None] = {}
-        self._reads = {rule.name: reads for rule in looked_at if (reads := _reads(rule, knows)) is not None}
+        self._reads = {
+            rule.name: reads for rule in looked_at if (reads := _reads(rule, knows)) is not None
+        }
 
     def plan(self, line: LogLine) -> list[LineCharge]:
         """The charges of a line, rule by rule."""
@@ -112,12 +122,25 @@ class LinePlanner:
         return found
 
     def notes_on(self, named: int) -> list[str]:
-        """Further notes on the numbers, after all lines were planned; `named`: how many name a user."""
+        """Further notes on the numbers, after all lines were planned.
+
+        `named`: how many name a user.
+        """
         notes = list(self.notes)
         if self._has_names:
-            notes.append(_("addresses: the log has names in their place; each stands for an address of its own"))
+            notes.append(
+                _(
+                    "addresses: the log has names in their place; each stands for an address of "
+                    "its own"
+                )
+            )
         if "forwarded" in self._knows and self._trusted is None:
-            notes.append(_("X-Forwarded-For: no proxy is trusted (--trusted-proxies, RATELIMIT_TRUSTED_PROXIES)"))
+            notes.append(
+                _(
+                    "X-Forwarded-For: no proxy is trusted (--trusted-proxies, "
+                    "RATELIMIT_TRUSTED_PROXIES)"
+                )
+            )
         if not named and any(rule.needs_user for rule in self.ruleset.rules):
             notes.append(_("users: no line names one, so everybody counts as not logged in"))
         return notes
@@ -146,7 +169,9 @@ class LinePlanner:
             resolved(request)
         try:
             identity = template.key.read(rule.name, request, request.user)
-        except REFUSED as error:  # As Django refuses such a request: for example, its query is too long.
+        except (
+            REFUSED
+        ) as error:  # As Django refuses such a request: for example, its query is too long.
             count, first = self.failed.get(rule.name, (0, f"{type(error).__name__}: {error}"))
             self.failed[rule.name] = (count + 1, first)
             return None
@@ -154,14 +179,19 @@ class LinePlanner:
         rates = [rate for rate in template.rates if isinstance(rate, Rate)]
         cost = template.cost
         place.add(rule, rule.name, template, rates, cost if isinstance(cost, int) else 1, identity)
-        return LineCharge(rule, [planned.charge for planned in place.charges], words_of(identity, line, request))
+        return LineCharge(
+            rule, [planned.charge for planned in place.charges], words_of(identity, line, request)
+        )
 
 
 _NOT_YET: Any = object()
 
 
 def _reads(rule: Rule, knows: frozenset[str]) -> Callable[[LogLine], tuple[str | None, ...]] | None:
-    """A function that reads the few values of a line on which the identity depends; None if they are not few."""
+    """A function that reads the few values of a line on which the identity depends.
+
+    None if they are not few.
+    """
     fields = ["user", "address", "forwarded"]
     for part in rule.key.name.split("+") if rule.key is not None else ("",):
         field = _SEEN_IN_LOGS.get(part.removeprefix(EXACT).removeprefix("header:").lower())
@@ -190,9 +220,9 @@ def why_unseen(rule: Rule, knows: frozenset[str]) -> str:
     """Why a rule cannot be replayed from a log with these values; empty: it can."""
     template = rule.template
     if rule.group is not None:
-        return _("it applies at call sites of %(name)s, which are inside views; a log does not run them") % {
-            "name": rule.group
-        }
+        return _(
+            "it applies at call sites of %(name)s, which are inside views; a log does not run them"
+        ) % {"name": rule.group}
     if template is None:
         return ""
     if any(isinstance(rate, Rate) and rate.is_slots for rate in template.rates):
@@ -204,12 +234,18 @@ def why_unseen(rule: Rule, knows: frozenset[str]) -> str:
                 return reason
     functions: list[Any] = [rate for rate in template.rates if callable(rate)]
     functions += [template.cost] if callable(template.cost) else []
-    names = [name_of(function) for function in functions] + list(template.key.functions if template.key else ())
+    names = [name_of(function) for function in functions] + list(
+        template.key.functions if template.key else ()
+    )
     if names:
-        return _("it goes by %(names)s, which may ask more of a request than a log knows") % {"names": ", ".join(names)}
+        return _("it goes by %(names)s, which may ask more of a request than a log knows") % {
+            "names": ", ".join(names)
+        }
     groups = [name for name in rule.audience if name.startswith("group:") or name == "staff"]
     if groups:
-        return _("it is for %(names)s; a log does not know who that is") % {"names": ", ".join(groups)}
+        return _("it is for %(names)s; a log does not know who that is") % {
+            "names": ", ".join(groups)
+        }
     return ""
 
 
@@ -235,10 +271,16 @@ def left_out(rule: Rule) -> list[str]:
     notes = []
     if template.tiers:
         groups = ", ".join(group for group, _template in template.tiers)
-        text = _("%(rule)s: its tiers (%(groups)s) are not looked at; a log does not know who is in a group")
+        text = _(
+            "%(rule)s: its tiers (%(groups)s) are not looked at; a log does not know who is in a "
+            "group"
+        )
         notes.append(text % {"rule": rule.name, "groups": groups})
     for option in ("lease", "split"):
         if template.options.get(option):
-            text = _("%(rule)s: its %(option)s is not looked at; every line is decided by the whole count")
+            text = _(
+                "%(rule)s: its %(option)s is not looked at; every line is decided by the whole "
+                "count"
+            )
             notes.append(text % {"rule": rule.name, "option": option})
     return notes

@@ -1,7 +1,9 @@
-"""Logs as one stream of lines, in the order of their times: read, sorted within a window, merged, and ties spread.
+"""Logs as one stream of lines, in the order of their times: read, sorted within a window, merged,
+and ties spread.
 
-Servers write a line when a request ends, so lines are a little out of order. They are sorted as far as some ten
-thousand of them reach; what is later still takes the time of the latest before it, and is counted.
+Servers write a line when a request ends, so lines are a little out of order. They are sorted as far
+as some ten thousand of them reach; what is later still takes the time of the latest before it, and
+is counted.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ SAMPLE = 100
 MAX_SPREAD = 100_000
 """Lines of one second that are spread evenly; more than these share its last moment."""
 MAX_HELD = 16 * 2**20
-"""Characters of lines that are held to be sorted, and as many to be spread: of long lines, these are fewer."""
+"""Characters of lines that are held to be sorted, and as many to be spread: of long lines, these
+are fewer.
+"""
 LOOK_LINES = 10_000
 LOOK_BYTES = 4 * 2**20
 """After how many lines, or unpacked bytes, `Reading.look` is called, whatever these lines are."""
@@ -53,10 +57,14 @@ class UnreadableLogError(Exception):
 
 @dataclass(slots=True)
 class Reading:
-    """The counts of reading: lines; those that are `broken`, of which the first are `shown`; those that were `late`,
-    beyond the window; those with no request that a site sees (`empty`); and those of a second that others share, whose
-    ties were `spread`; and notes on the logs that `ended` early. Some lines, broken ones and ends may be ahead of the
-    decisions. `look` is called while lines are read; if it raises, reading ends."""
+    """The counts of reading: lines; those that are `broken`, of which the first are `shown`; those
+    that were `late`, beyond the window; those with no request that a site sees (`empty`); and those
+    of a second that others share, whose ties were `spread`; and notes on the logs that `ended`
+    early.
+
+    Some lines, broken ones and ends may be ahead of the decisions. `look` is called while lines are
+    read; if it raises, reading ends.
+    """
 
     lines: int = 0
     broken: int = 0
@@ -69,8 +77,10 @@ class Reading:
 
 
 class Log:
-    """One log, from a file (also gzipped, whatever it is called), from standard input, or from an open file. A gzipped
-    one that is cut or damaged ends with the last whole line before.
+    """One log, from a file (also gzipped, whatever it is called), from standard input, or from an
+    open file.
+
+    A gzipped one that is cut or damaged ends with the last whole line before.
 
     `size`: its bytes; 0 if that is not known. Raises `UnreadableLogError`.
     """
@@ -120,7 +130,10 @@ class Log:
         return sys.stdin.buffer
 
     def _read(self) -> Iterator[tuple[int, str]]:
-        """The lines with their numbers, as they are; the rest of a long line as empty ones. Raises `OSError`."""
+        """The lines with their numbers, as they are; the rest of a long line as empty ones.
+
+        Raises `OSError`.
+        """
         number = 0
         is_rest = False
         try:
@@ -133,7 +146,10 @@ class Log:
             text = _("the file is cut after line %(lines)d, as one is that is still being written")
             self._end = text % {"lines": number}
         except (zlib.error, gzip.BadGzipFile) as error:
-            text = _("the file is damaged after line %(lines)d (%(damage)s); what follows is not looked at")
+            text = _(
+                "the file is damaged after line %(lines)d (%(damage)s); what follows is not "
+                "looked at"
+            )
             self._end = text % {"lines": number, "damage": error}
 
     def lines(self, reading: Reading) -> Iterator[LogLine]:
@@ -160,14 +176,23 @@ class Log:
             reading.ended.append(f"{self.name}: {self._end}")
 
 
-def ordered(logs: Sequence[Log], reading: Reading, *, spread: bool = True) -> Iterator[tuple[int, LogLine]]:
-    """The lines of all logs with their moments, which never go back. `spread`: those of one second get different
-    moments in it, evenly; otherwise they share its first."""
-    timed = heapq.merge(*(sorted_lines(log.lines(reading), reading) for log in logs), key=itemgetter(0))
+def ordered(
+    logs: Sequence[Log], reading: Reading, *, spread: bool = True
+) -> Iterator[tuple[int, LogLine]]:
+    """The lines of all logs with their moments, which never go back.
+
+    `spread`: those of one second get different moments in it, evenly; otherwise they share its
+    first.
+    """
+    timed = heapq.merge(
+        *(sorted_lines(log.lines(reading), reading) for log in logs), key=itemgetter(0)
+    )
     return _spread(timed, reading) if spread else timed
 
 
-def sorted_lines(lines: Iterable[LogLine], reading: Reading, window: int = WINDOW) -> Iterator[tuple[int, LogLine]]:
+def sorted_lines(
+    lines: Iterable[LogLine], reading: Reading, window: int = WINDOW
+) -> Iterator[tuple[int, LogLine]]:
     """Lines in the order of their times, within a window of this number of lines."""
     latest = 0
     for line in _in_window(lines, window):
@@ -182,7 +207,9 @@ def _in_window(lines: Iterable[LogLine], window: int) -> Iterator[LogLine]:
     waiting: list[tuple[int, int, LogLine]] = []
     held = 0
     for number, line in enumerate(lines):
-        heapq.heappush(waiting, (line.moment, number, line))  # Those of one moment stay as they came.
+        heapq.heappush(
+            waiting, (line.moment, number, line)
+        )  # Those of one moment stay as they came.
         held += line.size
         while len(waiting) > window or held > MAX_HELD:
             first = heapq.heappop(waiting)[2]
@@ -192,7 +219,9 @@ def _in_window(lines: Iterable[LogLine], window: int) -> Iterator[LogLine]:
         yield heapq.heappop(waiting)[2]
 
 
-def _spread(timed: Iterable[tuple[int, LogLine]], reading: Reading) -> Iterator[tuple[int, LogLine]]:
+def _spread(
+    timed: Iterable[tuple[int, LogLine]], reading: Reading
+) -> Iterator[tuple[int, LogLine]]:
     for second, pairs in groupby(timed, lambda pair: pair[0] // SECOND):
         group: list[tuple[int, LogLine]] = []
         held = 0
@@ -212,4 +241,6 @@ def _spread(timed: Iterable[tuple[int, LogLine]], reading: Reading) -> Iterator[
         for moment, line in chain(group, pairs):  # Lines beyond the group follow it at once.
             latest = max(latest, moment)
             yield latest, line
-            reading.spread += line.is_whole and ties > 1  # Once it is taken: the others are not counted.
+            reading.spread += (
+                line.is_whole and ties > 1
+            )  # Once it is taken: the others are not counted.

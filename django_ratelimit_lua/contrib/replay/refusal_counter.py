@@ -1,16 +1,19 @@
 """Counting what every limit N would have refused of a log, in one pass.
 
-Think of N places, and of each request taking the first that is free, for as long as it counts. Which of the first N
-places are taken never depends on whether there are more behind them. So a request that takes place m with any number of
-places would have been refused by every N below m, and by no other: one pass over the log decides all limits, exactly.
+Think of N places, and of each request taking the first that is free, for as long as it counts.
+Which of the first N places are taken never depends on whether there are more behind them. So a
+request that takes place m with any number of places would have been refused by every N below m, and
+by no other: one pass over the log decides all limits, exactly.
 
-That holds if it is known when a request comes until when it counts: for a sliding log and a fixed window. For others
-the curve gives an N that is enough. A token bucket empties at a speed that depends on N. With N as its burst it never
-refuses an identity that has at most N requests in any period, as a sliding log counts them. A segment of a sliding
-window counts until the last hit in it that N admits is a period old: here, as if that came at the end of the segment.
+That holds if it is known when a request comes until when it counts: for a sliding log and a fixed
+window. For others the curve gives an N that is enough. A token bucket empties at a speed that
+depends on N. With N as its burst it never refuses an identity that has at most N requests in any
+period, as a sliding log counts them. A segment of a sliding window counts until the last hit in it
+that N admits is a period old: here, as if that came at the end of the segment.
 
-Requests that end together and have places in a row are kept as one run. In a sliding log each ends at its own time: if
-there are more runs than `MAX_RUNS`, no curve is drawn, so memory does not grow with the lines.
+Requests that end together and have places in a row are kept as one run. In a sliding log each ends
+at its own time: if there are more runs than `MAX_RUNS`, no curve is drawn, so memory does not grow
+with the lines.
 """
 
 from __future__ import annotations
@@ -29,14 +32,18 @@ from ...limits.limit import Limit
 from ...operations.curve import Between, Curve
 
 MAX_RUNS = 500_000
-"""Runs of places, of all identities, that are kept at once, some 64 MiB; and places of one identity."""
+"""Runs of places, of all identities, that are kept at once, some 64 MiB; and places of one
+identity.
+"""
 
 
 @dataclass(slots=True)
 class _Places:
-    """Of one identity: runs of places that are taken, as (until when, the first, the last), the earliest end first; and
-    those that are free among the `top` first, as a heap of (first, last). `peak`: the highest that ever was taken;
-    `ends`: when its fixed window ends."""
+    """Of one identity: runs of places that are taken, as (until when, the first, the last), the
+    earliest end first; and those that are free among the `top` first, as a heap of (first, last).
+
+    `peak`: the highest that ever was taken; `ends`: when its fixed window ends.
+    """
 
     taken: deque[tuple[int, int, int]] = field(default_factory=deque)
     free: list[tuple[int, int]] = field(default_factory=list)
@@ -122,9 +129,14 @@ class RefusalCounter:
         by_peak = Counter(places.peak * cost for places in self._places.values())
         now = Limit(self.limit.name, self.limit.rate, algorithm=self._kind.name)
         return Curve(
-            self._period, now, sum(by_place.values()), len(self._places), _beyond(by_place), _beyond(by_peak),
+            self._period,
+            now,
+            sum(by_place.values()),
+            len(self._places),
+            _beyond(by_place),
+            _beyond(by_peak),
             max(by_peak, default=0),
-        )  # fmt: skip
+        )
 
 
 def _beyond(counts: Mapping[int, int]) -> Callable[[int], Between]:

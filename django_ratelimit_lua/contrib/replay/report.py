@@ -1,5 +1,6 @@
-"""The result of a replay: one report in plain values, which is the JSON, and from which templates make text and
-pages."""
+"""The result of a replay: one report in plain values, which is the JSON, and from which templates
+make text and pages.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ PERCENT = (99, 99.9, 99.99)
 
 
 def as_json(replayed: Replayed) -> dict[str, Any]:
-    """The whole report in plain values: times in ISO 8601 and UTC, shares from 0 to 1, periods in seconds."""
+    """The whole report in plain values: times in ISO 8601 and UTC, shares from 0 to 1, periods in
+    seconds.
+    """
     reading, planner = replayed.reading, replayed.planner
     return {
         "logs": [{"name": name, "format": form} for name, form in replayed.formats.items()],
@@ -41,7 +44,9 @@ def as_json(replayed: Replayed) -> dict[str, Any]:
         "rules": [_rule(tally) for tally in replayed.tallies.values()],
         "not_looked_at": dict(planner.unseen),
         "notes": [*reading.ended, *planner.notes_on(replayed.named)],
-        "failed": {name: {"lines": count, "first": text} for name, (count, text) in planner.failed.items()},
+        "failed": {
+            name: {"lines": count, "first": text} for name, (count, text) in planner.failed.items()
+        },
     }
 
 
@@ -60,7 +65,9 @@ def _rule(tally: Tally) -> dict[str, Any]:
         "refused_identities": tally.refused_identities,
         "refused_then": tally.refused_then,
         "refused_both": tally.refused_both,
-        "busiest_minute": {"from": _iso(busiest.minute), "lines": busiest.lines} if busiest.lines else None,
+        "busiest_minute": {"from": _iso(busiest.minute), "lines": busiest.lines}
+        if busiest.lines
+        else None,
         "most_refused": [one._asdict() for one in tally.most_refused(MAX_OFFENDERS)],
         "curve": None if curve is None else _curve(curve),
         "why_no_curve": tally.why_no_curve,
@@ -75,7 +82,9 @@ def _curve(curve: Curve) -> dict[str, Any]:
         "is_bound": curve.now is not None and not curve.now.kind.is_exact,
         "requests": curve.requests,
         "identities": curve.people,
-        "suggestions": [{"percent": percent, **_point(curve.enough_for(percent))} for percent in PERCENT],
+        "suggestions": [
+            {"percent": percent, **_point(curve.enough_for(percent))} for percent in PERCENT
+        ],
         "points": [_point(point) for point in curve.points()],
     }
 
@@ -102,15 +111,24 @@ def plots(replayed: Replayed) -> dict[str, Plot]:
         if curve is not None:
             title = f"{name}: {sentence_of(tally.rule.given or {})}"
             drawn[name] = plot_curve(
-                curve.points(), curve.requests, curve.people, _per(curve), today=curve.today, title=title
+                curve.points(),
+                curve.requests,
+                curve.people,
+                _per(curve),
+                today=curve.today,
+                title=title,
             )
     return drawn
 
 
 def page(replayed: Replayed) -> str:
-    """The refusal curves of all rules that have one, as a page, each with its numbers as a table."""
+    """The refusal curves of all rules that have one, as a page with tables of their numbers."""
     drawn = plots(replayed)
-    curves = [(drawn[rule["name"]], rule["curve"]) for rule in as_json(replayed)["rules"] if rule["name"] in drawn]
+    curves = [
+        (drawn[rule["name"]], rule["curve"])
+        for rule in as_json(replayed)["rules"]
+        if rule["name"] in drawn
+    ]
     return render("ratelimit_replay/report.html", {"curves": curves, "style": read_style()})
 
 
@@ -125,7 +143,9 @@ def as_text(replayed: Replayed) -> str:
 def _printable(value: Any) -> Any:
     """The same without what a terminal would take for commands."""
     if isinstance(value, str):
-        return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in value)
+        return "".join(
+            letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in value
+        )
     if isinstance(value, dict):
         return {_printable(key): _printable(item) for key, item in value.items()}
     return list(map(_printable, value)) if isinstance(value, list) else value

@@ -31,7 +31,9 @@ class LoggedUser(NamedTuple):
 class LoggedRequest(HttpRequest):
     """A request from its line. `address`: of the client, see `client_of`."""
 
-    def __init__(self, line: LogLine, address: str) -> None:  # Django's own would compute unused values.
+    def __init__(
+        self, line: LogLine, address: str
+    ) -> None:  # Django's own would compute unused values.
         self.line = line
         self.method = line.method
         self.path = self.path_info = path_of(line.target)
@@ -45,7 +47,8 @@ class LoggedRequest(HttpRequest):
         """The values of a WSGI environment."""
         line = self.line
         meta: dict[str, Any] = {
-            f"HTTP_{name.upper().replace('-', '_')}": value for name, value in (line.headers or {}).items()
+            f"HTTP_{name.upper().replace('-', '_')}": value
+            for name, value in (line.headers or {}).items()
         }
         sent = {"HTTP_HOST": line.host, "HTTP_REFERER": line.referer, "HTTP_USER_AGENT": line.agent}
         meta |= {name: value for name, value in sent.items() if value}
@@ -77,8 +80,11 @@ def path_of(target: str) -> str:
 
 
 def client_of(line: LogLine, trusted: Any) -> str:
-    """The address of the client: from the values that trusted proxies have written, as in `RATELIMIT_TRUSTED_PROXIES`.
-    A name, which servers may log instead, gets an address of its own."""
+    """The address of the client: from the values that trusted proxies have written, as in
+    `RATELIMIT_TRUSTED_PROXIES`.
+
+    A name, which servers may log instead, gets an address of its own.
+    """
     address = line.address
     if trusted is not None and line.forwarded:
         found = believed(address, line.forwarded, "X-Forwarded-For", trusted)
@@ -89,9 +95,13 @@ def client_of(line: LogLine, trusted: Any) -> str:
 
 @lru_cache(maxsize=4096)
 def address_for(name: str) -> str:
-    """An address for a client that is logged by its name: in a private network (RFC 4193), each in a /64.
+    """An address for a client that is logged by its name: in a private network (RFC 4193), each in
+    a /64.
 
-    >>> address_for("a.example") == address_for("A.example"), address_for("a.example") == address_for("b.example")
+    >>> (
+    ...     address_for("a.example") == address_for("A.example"),
+    ...     address_for("a.example") == address_for("b.example"),
+    ... )
     (True, False)
     """
     drawn = hashlib.blake2b(name.lower().encode("utf-8", "surrogatepass"), digest_size=7).digest()

@@ -1,4 +1,6 @@
-"""The counts of a replay for each rule, line by line, in memory that grows with identities and never with lines."""
+"""The counts of a replay for each rule, line by line, in memory that grows with identities and
+never with lines.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ class Offender(NamedTuple):
 
 @dataclass(slots=True)
 class Busiest:
-    """The minute of the clock with the most lines, in microseconds since 1970; lines come in their order."""
+    """The minute of the clock with the most lines, in microseconds since 1970.
+
+    Lines come in their order.
+    """
 
     minute: int = -1
     lines: int = 0
@@ -54,9 +59,10 @@ class Busiest:
 class Tally:
     """The results of the lines that a rule matched.
 
-    - `refused`, `held`: by its own verdict; `refused_then`: lines whose status was 429, and `refused_both`: of the
-      refused;
-    - `identities`: their digests; `key_parts`: those of its limits; `banned`, `ban_parts`: the same of bans.
+    - `refused`, `held`: by its own verdict; `refused_then`: lines whose status was 429, and
+      `refused_both`: of the refused;
+    - `identities`: their digests; `key_parts`: those of its limits; `banned`, `ban_parts`: the same
+      of bans.
     """
 
     rule: Rule
@@ -75,7 +81,9 @@ class Tally:
     _offenders: dict[bytes, Offender] = field(default_factory=dict)
     _counter: RefusalCounter | None = None
 
-    def add(self, charged: LineCharge, line: LogLine, moment: int, states: Sequence[LimitState]) -> None:
+    def add(
+        self, charged: LineCharge, line: LogLine, moment: int, states: Sequence[LimitState]
+    ) -> None:
         """Count a line, by the states of the rule's limits."""
         digest = charged.charges[0].digest
         self.lines += 1
@@ -95,7 +103,9 @@ class Tally:
             self._refuse(digest, charged.client, line.agent)
         if self._counter is not None and not self._counter.add(digest, moment):
             self._counter = None
-            self.why_no_curve = _("too many requests count at once, and a curve of them would take too much memory")
+            self.why_no_curve = _(
+                "too many requests count at once, and a curve of them would take too much memory"
+            )
 
     def _refuse(self, digest: bytes, client: str, agent: str | None) -> None:
         known = self._offenders.get(digest)
@@ -108,7 +118,10 @@ class Tally:
         )
 
     def expect(self, charged: LineCharge, *, draws: bool) -> None:
-        """Note which limits the rule has, with the first line that meets it; `draws`: count its refusal curve, too."""
+        """Note which limits the rule has, with the first line that meets it.
+
+        `draws`: count its refusal curve, too.
+        """
         limits = [charge.limit for charge in charged.charges]
         self.key_parts = {limit.key_part for limit in limits}
         self.ban_parts = {limit.ban.key_part for limit in limits if limit.ban is not None}
@@ -132,7 +145,10 @@ class Tally:
 
     def keys(self, prefix: bytes) -> Iterator[bytes]:
         """All keys that may be there."""
-        for digests, key_parts in ((self.identities, self.key_parts), (self.banned, self.ban_parts)):
+        for digests, key_parts in (
+            (self.identities, self.key_parts),
+            (self.banned, self.ban_parts),
+        ):
             for digest in digests:
                 for key_part in key_parts:
                     yield b"%b{%b}:%b" % (prefix, digest, key_part)

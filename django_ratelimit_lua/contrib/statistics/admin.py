@@ -1,4 +1,7 @@
-"""What limits do, for an operator: an overview of all, and a page for each rule or call site; also as JSON."""
+"""What limits do, for an operator: an overview of all, and a page for each rule or call site.
+
+Also as JSON.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,18 @@ from ...limits.rate import Rate
 from ...models import RateLimitChange
 from ...operations.call_sites import call_sites_of
 from ...operations.curve import Curve, plot_curve, scale
-from ...operations.formatting import between_words, clients_words, moment_words, number_words, readable, share_words
+from ...operations.formatting import (
+    between_words,
+    clients_words,
+    moment_words,
+    number_words,
+    readable,
+    share_words,
+)
 from ...operations.health import Health, health
 from ...operations.plot import Mark, Plot, labels, largest, ticks
 from .core_pages import VIEW
-from .report import (  # fmt: skip
+from .report import (
     PERIODS,
     RESULT_NAMES,
     SORTS,
@@ -86,7 +96,9 @@ class StatisticsPages(Page):
     may_see = staticmethod(may_see)
 
     def get_urls(self) -> list[Any]:
-        """The URLs of the overview, and of one name, which is in the query because names may contain slashes."""
+        """The URLs of the overview, and of one name, which is in the query because names may
+        contain slashes.
+        """
         view = self.admin_site.admin_view
         return [
             path("", view(self.overview_view), name="ratelimit_statistics_statistics_changelist"),
@@ -117,7 +129,9 @@ class StatisticsPages(Page):
             context["fallback"] = _fallback(found["site"].sources)
             if found["pages"] > 1:
                 numbers = range(1, found["pages"] + 1)
-                context["page_queries"] = [(number, _query(asked, page=str(number))) for number in numbers]
+                context["page_queries"] = [
+                    (number, _query(asked, page=str(number))) for number in numbers
+                ]
         return self._answer(request, "overview.html", context)
 
     def one_view(self, request: HttpRequest) -> HttpResponse:
@@ -138,14 +152,20 @@ class StatisticsPages(Page):
             "what": what,
             "period": period,
             "may_see_who": request.user.has_perm(WHO),
-            "periods": [(key, words, _query(asked, period=key, limit=None)) for key, words in PERIOD_NAMES.items()],
+            "periods": [
+                (key, words, _query(asked, period=key, limit=None))
+                for key, words in PERIOD_NAMES.items()
+            ],
             "json": _query(asked, format="json"),
             "rule_url": self._rule_url(what.rule),
         }
         try:
             _ask_first(health())
             if not is_seen(what):
-                error = _("Nothing of this name has been counted in the last ninety days, and no rule or limit has it.")
+                error = _(
+                    "Nothing of this name has been counted in the last ninety days, and no rule "
+                    "or limit has it."
+                )
                 return self._without_page(request, "never.html", context, error, 404)
             page = one(name, period)
             if context["may_see_who"]:
@@ -154,13 +174,17 @@ class StatisticsPages(Page):
             return self._without_page(request, "one.html", context, str(error), 503)
         if is_json:
             return _json(vars(page))
-        return self._answer(request, "one.html", {**context, "page": page, **self._drawn(request, page)})
+        return self._answer(
+            request, "one.html", {**context, "page": page, **self._drawn(request, page)}
+        )
 
     def _without_page(
         self, request: HttpRequest, template: str, context: dict[str, Any], error: str, status: int
     ) -> HttpResponse:
         if request.GET.get("format") == "json":
-            return _json({**context["what"].shown, "period": context["period"], "error": error}, status)
+            return _json(
+                {**context["what"].shown, "period": context["period"], "error": error}, status
+            )
         answer = self._answer(request, template, {**context, "error": error})
         answer.status_code = status if template == "never.html" else 200
         return answer
@@ -170,23 +194,34 @@ class StatisticsPages(Page):
         start, end = page.from_.timestamp(), page.to.timestamp()
         changes = _shown_changes(page.changes)
         marks = [
-            Mark((one["change"].at.timestamp() - start) / (end - start), str(number),
-                 f"{moment_words(one['change'].at)} {one['change'].by}: {'; '.join(one['words'])}")
+            Mark(
+                (one["change"].at.timestamp() - start) / (end - start),
+                str(number),
+                f"{moment_words(one['change'].at)} {one['change'].by}: {'; '.join(one['words'])}",
+            )
             for number, one in enumerate(changes, start=1)
-        ]  # fmt: skip
-        present = [word for word in RESULT_NAMES if getattr(page, word) or word in ("allowed", "refused")]
+        ]
+        present = [
+            word for word in RESULT_NAMES if getattr(page, word) or word in ("allowed", "refused")
+        ]
         words = _summary(page)
         hovers = [
             f"{moment}: {point.words() or _('no requests')}"
             for moment, point in zip(moments, page.points, strict=True)
-        ]  # fmt: skip
-        refused = (_("Would be refused most"), _("would be refused")) if page.is_rehearsal else (
-            _("Refused most"), _("refused"),
-        )  # fmt: skip
+        ]
+        refused = (
+            (_("Would be refused most"), _("would be refused"))
+            if page.is_rehearsal
+            else (
+                _("Refused most"),
+                _("refused"),
+            )
+        )
         return {
             "words": words,
             "charts": [
-                _chart(page, hovers, marks, words, kind, width) for kind, width in (("wide", 960), ("narrow", 400))
+                _chart(page, hovers, marks, words, kind, width)
+                for kind, width in (("wide", 960), ("narrow", 400))
             ],
             "keys": [(word, RESULT_NAMES[word]) for word in present],
             "table": [
@@ -197,7 +232,10 @@ class StatisticsPages(Page):
             "changes": changes,
             "curves": [
                 _shown_curve(
-                    place, curve, page, request.GET.get(f"limit{place}", ""),
+                    place,
+                    curve,
+                    page,
+                    request.GET.get(f"limit{place}", ""),
                     self._form_url(request, page, curve.period_us),
                 )
                 for place, curve in enumerate(page.curves)
@@ -205,44 +243,70 @@ class StatisticsPages(Page):
             "who": [
                 (*titles, _shown_people(request, page.identities[key], page))
                 for key, titles in (("refused", refused), ("used", (_("Used most"), _("units"))))
-            ] if page.identities is not None else [],
+            ]
+            if page.identities is not None
+            else [],
             "since": moment_words(page.since),
             "shows": conf.SHOW_IDENTITIES,
-        }  # fmt: skip
+        }
 
     def _url(self, name: str, **query: str) -> str:
-        url = reverse(f"admin:ratelimit_statistics_statistics_{name}", current_app=self.admin_site.name)
+        url = reverse(
+            f"admin:ratelimit_statistics_statistics_{name}", current_app=self.admin_site.name
+        )
         return f"{url}?{urlencode(query)}" if query else url
 
     def _rule_url(self, pk: int | None) -> str:
         if pk is None:
             return ""
-        return reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[pk], current_app=self.admin_site.name)
+        return reverse(
+            "admin:django_ratelimit_lua_ratelimitrule_change",
+            args=[pk],
+            current_app=self.admin_site.name,
+        )
 
     def _form_url(self, request: HttpRequest, what: What, period_us: int) -> str:
-        """The URL of the form that saves another limit for that period, up to its value; empty for users without
-        permission."""
+        """The URL of the form that saves another limit for that period, up to its value.
+
+        Empty for users without permission.
+        """
         user = request.user
         if what.rule is not None:
-            return f"{self._rule_url(what.rule)}?" if user.has_perm(f"{APP}.change_ratelimitrule") else ""
+            return (
+                f"{self._rule_url(what.rule)}?"
+                if user.has_perm(f"{APP}.change_ratelimitrule")
+                else ""
+            )
         word = {"settings": "settings", "code": "instead"}.get(what.kind)
         if word is None or not user.has_perm(f"{APP}.add_ratelimitrule"):
             return ""
-        url = reverse("admin:django_ratelimit_lua_ratelimitrule_add", current_app=self.admin_site.name)
+        url = reverse(
+            "admin:django_ratelimit_lua_ratelimitrule_add", current_app=self.admin_site.name
+        )
         query = {word: readable(what.name)}
         sites = call_sites_of(what.name)
-        if word == "instead" and len({site.key for site in sites}) > 1:  # A rule takes the place of one of them.
-            periods = [{rate.period_us for rate in site.rates if isinstance(rate, Rate)} for site in sites]
-            query["which"] = str(next((place for place, of in enumerate(periods) if period_us in of), 0))
+        if (
+            word == "instead" and len({site.key for site in sites}) > 1
+        ):  # A rule takes the place of one of them.
+            periods = [
+                {rate.period_us for rate in site.rates if isinstance(rate, Rate)} for site in sites
+            ]
+            query["which"] = str(
+                next((place for place, of in enumerate(periods) if period_us in of), 0)
+            )
         return f"{url}?{urlencode(query)}&"
 
     def _answer(self, request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
-        return page_response(self, request, template, {"may_inspect": may_inspect(request), **context})
+        return page_response(
+            self, request, template, {"may_inspect": may_inspect(request), **context}
+        )
 
 
 def _ask_first(state: Health) -> None:
-    """Raises `StoreError` if no decision can be made. Then the page does not wait for statistics, which have a longer
-    timeout."""
+    """Raises `StoreError` if no decision can be made.
+
+    Then the page does not wait for statistics, which have a longer timeout.
+    """
     if not state.ok:
         raise StoreError(state.error)
 
@@ -250,14 +314,20 @@ def _ask_first(state: Health) -> None:
 def _json(members: Mapping[str, Any], status: int = 200) -> JsonResponse:
     if "error" in members and status == 200:
         status = 503
-    response = JsonResponse({name.rstrip("_"): member for name, member in members.items()}, Encoder, status=status)
+    response = JsonResponse(
+        {name.rstrip("_"): member for name, member in members.items()}, Encoder, status=status
+    )
     response.headers["Cache-Control"] = "private, no-store"
     return response
 
 
 def _query(asked: Mapping[str, str], **changes: str | None) -> str:
     """The query of this page, but for what is changed."""
-    query = {name: value for name, value in {**dict(asked.items()), **changes}.items() if value is not None}
+    query = {
+        name: value
+        for name, value in {**dict(asked.items()), **changes}.items()
+        if value is not None
+    }
     return urlencode({name: readable(value) for name, value in query.items()})
 
 
@@ -268,12 +338,17 @@ def _columns(asked: Mapping[str, str], sort: str) -> list[dict[str, Any]]:
         is_ascending_next = sort == f"-{name}" or (name == "name" and sort != "name")
         query = _query(asked, sort=name if is_ascending_next else f"-{name}", page=None)
         order = {name: "ascending", f"-{name}": "descending"}.get(sort, "")
-        columns.append({"name": name, "words": words, "query": query if name in SORTS else "", "order": order})
+        columns.append(
+            {"name": name, "words": words, "query": query if name in SORTS else "", "order": order}
+        )
     return columns
 
 
 def _shown_changes(changes: Iterable[RateLimitChange]) -> list[dict[str, Any]]:
-    return [{"change": change, "at": moment_element(change.at), "words": changed_words(change)} for change in changes]
+    return [
+        {"change": change, "at": moment_element(change.at), "words": changed_words(change)}
+        for change in changes
+    ]
 
 
 def _fallback(sources: Mapping[str, int]) -> str:
@@ -282,8 +357,9 @@ def _fallback(sources: Mapping[str, int]) -> str:
         return ""
     text = ngettext(
         "%(number)s decision of the last day was made without Redis, by the fallback.",
-        "%(number)s decisions of the last day were made without Redis, by the fallback.", number,
-    )  # fmt: skip
+        "%(number)s decisions of the last day were made without Redis, by the fallback.",
+        number,
+    )
     return text % {"number": number_words(number)}
 
 
@@ -298,7 +374,9 @@ def _summary(page: Report) -> str:
         text = _("Would be refused: %(number)s of %(requests)s requests (%(share)s).")
         number_since = page.counts_since.would_be_refused
     else:
-        return _("Refused: none of %(requests)s requests.") % {"requests": number_words(page.requests)}
+        return _("Refused: none of %(requests)s requests.") % {
+            "requests": number_words(page.requests)
+        }
     number = page.refusals
     sentences = [
         text
@@ -338,13 +416,17 @@ def _axis(points: Sequence[Point], period: str) -> list[tuple[float, str]]:
     step = PERIODS[period][1]
     axis = []
     for place, point in enumerate(points[1:-1], start=1):
-        steps_since_1970 = point.at.replace(tzinfo=datetime.UTC).timestamp() // step  # By the clocks of the site.
+        steps_since_1970 = (
+            point.at.replace(tzinfo=datetime.UTC).timestamp() // step
+        )  # By the clocks of the site.
         if steps_since_1970 % every == 0:
             axis.append((place / len(points), formats.date_format(point.at, date_format)))
     return axis
 
 
-def _chart(page: Report, hovers: Sequence[str], marks: Sequence[Mark], words: str, kind: str, width: int) -> SafeString:
+def _chart(
+    page: Report, hovers: Sequence[str], marks: Sequence[Mark], words: str, kind: str, width: int
+) -> SafeString:
     """A stacked bar for each step of the time."""
     points = [vars(point) for point in page.points]
     heights = ticks(largest(points))
@@ -353,14 +435,22 @@ def _chart(page: Report, hovers: Sequence[str], marks: Sequence[Mark], words: st
         "period": PERIOD_NAMES[page.period],
     }
     plot = Plot(
-        title, words, f"ratelimit-chart {kind}", width=width, across=_axis(page.points, page.period),
-        up=labels(heights), marks=marks, hovers=hovers,
-    )  # fmt: skip
+        title,
+        words,
+        f"ratelimit-chart {kind}",
+        width=width,
+        across=_axis(page.points, page.period),
+        up=labels(heights),
+        marks=marks,
+        hovers=hovers,
+    )
     plot.bars(points, heights[-1])
     return plot.svg()
 
 
-def _shown_curve(place: int, shown: Curve, page: Report, asked: str, form_url: str) -> dict[str, Any]:
+def _shown_curve(
+    place: int, shown: Curve, page: Report, asked: str, form_url: str
+) -> dict[str, Any]:
     """A refusal curve for the template."""
     curve = curve_members(shown)
     points = curve["points"]
@@ -369,7 +459,9 @@ def _shown_curve(place: int, shown: Curve, page: Report, asked: str, form_url: s
     if asked.isascii() and asked.isdecimal() and len(asked) < 14:
         chosen = min(int(asked), top)
     at = [point for point in points if point["limit"] <= chosen][-1]
-    drawn = plot_curve(shown.points(), shown.requests, shown.people, curve["per"], today=shown.today)
+    drawn = plot_curve(
+        shown.points(), shown.requests, shown.people, curve["per"], today=shown.today
+    )
     drawn.marks = [*drawn.marks, Mark(scale(chosen, top), kind="chosen")]
     if shown.is_burst:
         drawn.axis = _("burst")
@@ -384,10 +476,15 @@ def _shown_curve(place: int, shown: Curve, page: Report, asked: str, form_url: s
         "top": top,
         "form_url": form_url and f"{form_url}{_fills_in(curve, page)}",
         "points": [
-            {**point, "x": drawn.x(scale(point["limit"], top)), "words": _point_words(point, curve)} for point in points
+            {**point, "x": drawn.x(scale(point["limit"], top)), "words": _point_words(point, curve)}
+            for point in points
         ],
         "rows": [
-            (number_words(point["limit"]), _range_words(point["requests"]), _range_words(point["people"]))
+            (
+                number_words(point["limit"]),
+                _range_words(point["requests"]),
+                _range_words(point["people"]),
+            )
             for point in points
         ],
         "json_id": f"ratelimit-curve-{place}",
@@ -405,7 +502,8 @@ def _others_words(shown: Curve) -> str:
         "periods": _("limits for other periods"),
     }
     text = _(
-        "Requests met other limits as well (%(why)s): the curve is as if this one had applied to all, alone. "
+        "Requests met other limits as well (%(why)s): the curve is as if this one had applied to "
+        "all, alone. "
         "%(number)s requests were refused."
     )
     why = ", ".join(names[reason] for reason in shown.others)
@@ -432,7 +530,9 @@ def _point_words(point: Mapping[str, Any], curve: Mapping[str, Any]) -> str:
         "requests": requests if curve["is_exact"] else f"{_('at most')} {requests}",
         "all_requests": number_words(curve["requests"]),
         "people": _range_words(point["people"]),
-        "all_people": _("about %(number)s") % {"number": all_people} if curve["people_are_estimated"] else all_people,
+        "all_people": _("about %(number)s") % {"number": all_people}
+        if curve["people_are_estimated"]
+        else all_people,
     }
     return f"{intro} {rest}" % values
 
@@ -443,16 +543,26 @@ def _fills_in(curve: Mapping[str, Any], page: Report) -> str:
         return "burst="
     first = page.limits[0].rate.period if page.limits else curve["period_seconds"]
     if curve["period_seconds"] != first:
-        return urlencode({"further": Rate.parse((1, curve["period_seconds"])).per}) + "&further_limit="
+        return (
+            urlencode({"further": Rate.parse((1, curve["period_seconds"])).per}) + "&further_limit="
+        )
     return "limit="
 
 
-def _shown_people(request: HttpRequest, people: Iterable[Mapping[str, Any]], page: Report) -> list[dict[str, Any]]:
-    """Identities for the template, with what can be done about each; `page`: of which name they are."""
+def _shown_people(
+    request: HttpRequest, people: Iterable[Mapping[str, Any]], page: Report
+) -> list[dict[str, Any]]:
+    """Identities for the template, with what can be done about each.
+
+    `page`: of which name they are.
+    """
     people = list(people)
     named = [[(part["kind"], part["value"]) for part in each["parts"]] for each in people]
     readable = readable_parts(request, named)
-    return [_shown_person(request, each, page, parts) for each, parts in zip(people, readable, strict=True)]
+    return [
+        _shown_person(request, each, page, parts)
+        for each, parts in zip(people, readable, strict=True)
+    ]
 
 
 def _shown_person(
@@ -471,7 +581,9 @@ def _shown_person(
             inspect["user"] = value
             override["user"] = value
     if "user" in override:
-        override.pop("network", None)  # One override is about one of them: the user is the narrower.
+        override.pop(
+            "network", None
+        )  # One override is about one of them: the user is the narrower.
     if not override:
         override = {"client_digest": each["digest"], "duration": "86400"}
     of_rule = {"rule": str(page.rule)} if page.rule is not None else {}

@@ -30,7 +30,10 @@ class StatisticsExtension(Extension):
     rule_fields = (DURABLE,)
     columns = (Column("last_day", _("last day"), _last_days),)
     tasks = MappingProxyType(
-        {"hours": "writes statistics that are to be kept to the database, every five minutes until nothing is new"}
+        {
+            "hours": "writes statistics that are to be kept to the database, every five minutes "
+            "until nothing is new"
+        }
     )
     verbs = ("django_ratelimit_lua.contrib.statistics.verbs.stats",)
 
@@ -59,7 +62,9 @@ class StatisticsExtension(Extension):
 
         return health_warnings()
 
-    def on_decision(self, planned: Any, decision: Any, seconds: float, exempt: Any, state: Any) -> None:
+    def on_decision(
+        self, planned: Any, decision: Any, seconds: float, exempt: Any, state: Any
+    ) -> None:
         recorder.add(planned, decision, seconds, exempt, state)
         if settings.OPENTELEMETRY:
             telemetry.record(planned, decision, seconds, exempt)

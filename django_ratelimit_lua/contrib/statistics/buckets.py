@@ -1,14 +1,28 @@
 """Buckets of histograms: of times, and of units used.
 
-Those of units are exact up to 15, then an eighth of a power of two wide: what is read from them is at most 12.5 % off.
-So HdrHistogram cuts its ranges, too (https://hdrhistogram.github.io/HdrHistogram/).
+Those of units are exact up to 15, then an eighth of a power of two wide: what is read from them is
+at most 12.5 % off. So HdrHistogram cuts its ranges, too
+(https://hdrhistogram.github.io/HdrHistogram/).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-TIME_BOUNDS = (50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3)
+TIME_BOUNDS = (
+    50e-6,
+    100e-6,
+    250e-6,
+    500e-6,
+    1e-3,
+    2.5e-3,
+    5e-3,
+    10e-3,
+    25e-3,
+    50e-3,
+    100e-3,
+    250e-3,
+)
 """Seconds that each bucket of times but the last reaches to, that number among them."""
 
 
@@ -38,8 +52,8 @@ def units_range(bucket: int) -> tuple[int, int]:
 
 
 def quantile(share: float, histogram: Mapping[int, int]) -> float | None:
-    """Seconds within which that share of decisions was made, at most, by how many there are in each bucket of times;
-    infinity in the last bucket; None: there are no decisions.
+    """Seconds within which that share of decisions was made, at most, by how many there are in each
+    bucket of times; infinity in the last bucket; None: there are no decisions.
 
     >>> quantile(0.95, {0: 90, 3: 10}), quantile(0.5, {0: 90, 3: 10}), quantile(0.5, {})
     (0.0005, 5e-05, None)

@@ -9,13 +9,19 @@ from ...limits.values import or_none
 class StatisticsSettings(Table):
     """`RATELIMIT_*`. An attribute raises `ImproperlyConfigured` for a value it cannot take."""
 
-    # fmt: off
-    METRICS_TOKEN = Setting(None, or_none(token),
-        "the token that Prometheus sends as ``Authorization: Bearer …`` to read the metrics. If it is not set, only "
-        "users with permission to view rules can read them, see :doc:`metrics`", is_secret=True)
-    OPENTELEMETRY = Setting(False, bool,
-        "record every decision with OpenTelemetry, as metrics and as spans, see :doc:`metrics`")
-    # fmt: on
+    METRICS_TOKEN = Setting(
+        None,
+        or_none(token),
+        "the token that Prometheus sends as ``Authorization: Bearer …`` to read the metrics. If "
+        "it is not set, only "
+        "users with permission to view rules can read them, see :doc:`metrics`",
+        is_secret=True,
+    )
+    OPENTELEMETRY = Setting(
+        False,
+        bool,
+        "record every decision with OpenTelemetry, as metrics and as spans, see :doc:`metrics`",
+    )
 
 
 settings = StatisticsSettings()

@@ -1,5 +1,6 @@
-"""The statistics on the core's pages and in its commands: the last day of rules and limits, the refusals that a rule in
-shadow mode would have made, and the last hour of a limit's client."""
+"""The statistics on the core's pages and in its commands: the last day of rules and limits, the
+refusals that a rule in shadow mode would have made, and the last hour of a limit's client.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,13 @@ from django.utils.translation import gettext as _
 from ...exceptions import StoreError
 from ...models import RateLimitRule
 from ...operations.explain import ExplainedLimit
-from ...operations.formatting import between_words, clients_words, moment_words, number_words, share_words
+from ...operations.formatting import (
+    between_words,
+    clients_words,
+    moment_words,
+    number_words,
+    share_words,
+)
 from .keys import DAY, HOUR
 from .reading import Span, history, known_names, shadow_numbers, totals_of
 from .report import last_days
@@ -37,9 +44,12 @@ def limit_url(request: HttpRequest, name: str) -> str:
     return f"{reverse('admin:ratelimit_statistics_statistics_one')}?{query}"
 
 
-def last_day_cells(request: HttpRequest, rules: Mapping[str, RateLimitRule | None]) -> dict[str, SafeString]:
-    """For each name that was counted, a drawing of its last day that leads to its page, and what was not allowed; for a
-    rule in shadow mode, what it would have refused."""
+def last_day_cells(
+    request: HttpRequest, rules: Mapping[str, RateLimitRule | None]
+) -> dict[str, SafeString]:
+    """For each name that was counted, a drawing of its last day that leads to its page, and what
+    was not allowed; for a rule in shadow mode, what it would have refused.
+    """
     cells = {}
     for name, day in last_days(list(rules)).items():
         rule = rules[name]
@@ -47,7 +57,9 @@ def last_day_cells(request: HttpRequest, rules: Mapping[str, RateLimitRule | Non
         if day.requests:
             url = limit_url(request, name)
             spark = format_html('<a href="{}">{}</a>', url, day.spark) if url else day.spark
-            drawn = format_html('<div class="ratelimit-seen">{} {}</div>', spark, day.words(_NOT_LET_GO))
+            drawn = format_html(
+                '<div class="ratelimit-seen">{} {}</div>', spark, day.words(_NOT_LET_GO)
+            )
         words = rehearsal(rule) if rule is not None and rule.mode == "shadow" else ""
         if drawn or words:
             cells[name] = format_html("{}{}", drawn, words)
@@ -63,7 +75,8 @@ def rehearsal(rule: RateLimitRule) -> str:
     if not numbers.seen:
         return _("This version of the rule has seen no request in shadow mode yet.")
     return _(
-        "Seen: %(seen)s requests, from %(clients)s. Would have refused: %(refused)s (%(share)s), from "
+        "Seen: %(seen)s requests, from %(clients)s. Would have refused: %(refused)s (%(share)s), "
+        "from "
         "%(refused_clients)s."
     ) % {
         "seen": number_words(numbers.seen),
@@ -84,22 +97,33 @@ def history_words(met: ExplainedLimit) -> str:
     if found.used is not None:
         parts.append(_("units used: %(number)s") % {"number": between_words(*found.used)})
     if found.refused is not None and met.state is not None and met.state.mode == "shadow":
-        parts.append(_("requests that would be refused: %(number)s") % {"number": between_words(*found.refused)})
+        parts.append(
+            _("requests that would be refused: %(number)s")
+            % {"number": between_words(*found.refused)}
+        )
     elif found.refused is not None:
         parts.append(_("requests refused: %(number)s") % {"number": between_words(*found.refused)})
     if not parts:
         return _("Not among the clients that used most or were refused most in the last hour.")
     since = datetime.datetime.fromtimestamp(found.since, datetime.UTC if settings.USE_TZ else None)
-    return _("Since %(moment)s: %(numbers)s") % {"moment": moment_words(since), "numbers": ", ".join(parts)}
+    return _("Since %(moment)s: %(numbers)s") % {
+        "moment": moment_words(since),
+        "numbers": ", ".join(parts),
+    }
 
 
 def health_warnings() -> Iterator[str]:
-    """Whether statistics can be written, and which rules could not be applied today. Raises `StoreError`."""
+    """Whether statistics can be written, and which rules could not be applied today.
+
+    Raises `StoreError`.
+    """
     error = why_unwritable()
     if error is not None:
         yield f"statistics cannot be written, or not all: {error}"
     today = int(time.time()) // DAY * DAY
-    for name, total in sorted(totals_of(list(known_names()), Span(today, today + DAY, HOUR)).items()):
+    for name, total in sorted(
+        totals_of(list(known_names()), Span(today, today + DAY, HOUR)).items()
+    ):
         number = total.counts[FAILED]
         if number:
             requests = "request" if number == 1 else "requests"

@@ -1,6 +1,8 @@
-"""Erase what statistics have stored about one identity: its marks, and its rows in the lists of clients.
+"""Erase what statistics have stored about one identity: its marks, and its rows in the lists of
+clients.
 
-Requests stay counted. The HyperLogLogs of refused clients stay as well: no digest can be read from them.
+Requests stay counted. The HyperLogLogs of refused clients stay as well: no digest can be read from
+them.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from .recorder import recorder
 
 
 def forget(digests: Collection[bytes]) -> Mapping[str, int]:
-    """Erase it in Redis, and have all processes drop what they have not written yet. Raises `StoreError`."""
+    """Erase it in Redis, and have all processes drop what they have not written yet.
+
+    Raises `StoreError`.
+    """
     recorder.forget()
     store = get_store(background=True)
     message = ANNEX + b" statistics"

@@ -1,27 +1,33 @@
 """The keys of statistics in Redis. All keys of one rule or call site are in one hash slot.
 
 - `<prefix>{stats}:names`, a sorted set: the counted names, each with the hour of its last decision;
-- `<prefix>{stats}:durable`, a sorted set: those of them with durable statistics by a limiter, likewise;
+- `<prefix>{stats}:durable`, a sorted set: those of them with durable statistics by a limiter,
+  likewise;
 
 and for each name, after `<prefix>{stats:<name>}:`
 
 - `minutes:<hour>`, a hash: result and minute → requests, for 49 hours;
-- `hours:<day>`, a hash: result, units `u`, near the limit `n`, or source `S…`, and the hour → a number, for 91 days;
-- `hour:<hour>`, `day:<day>`, hashes of histograms: of times (`t`, source, bucket) and of units used (`U`, period, `:`,
-  bucket), for the same time;
-- `marks:<period>:hour:<hour>`, `…:day:<day>`, sorted sets: digest → the maximum it had used or wanted, for the same
-  time;
-- `refused:hour:<hour>`, `refused:day:<day>`, HyperLogLogs: digests that were refused, or would have been, for the same
-  time;
-- `top:<hour>`, a hash: a process → its clients with most units and most refusals, as JSON, for 25 hours;
-- `version:<version>`, a hash and two HyperLogLogs: the requests of a version of a rule in shadow mode, for 8 days;
-- `totals`, a hash for metrics: result → requests, units taken `u` and refused `w`, near the limit `n`; for all together
-  histograms of times as above, their sums in microseconds (`T`, source), and failures of the store (`E`, kind). These
-  never fall, and expire 91 days after the last decision;
-- `dropped`, for all together, a hash: by day, requests of rules that are counted nowhere, for 91 days;
+- `hours:<day>`, a hash: result, units `u`, near the limit `n`, or source `S…`, and the hour → a
+  number, for 91 days;
+- `hour:<hour>`, `day:<day>`, hashes of histograms: of times (`t`, source, bucket) and of units used
+  (`U`, period, `:`, bucket), for the same time;
+- `marks:<period>:hour:<hour>`, `…:day:<day>`, sorted sets: digest → the maximum it had used or
+  wanted, for the same time;
+- `refused:hour:<hour>`, `refused:day:<day>`, HyperLogLogs: digests that were refused, or would have
+  been, for the same time;
+- `top:<hour>`, a hash: a process → its clients with most units and most refusals, as JSON, for 25
+  hours;
+- `version:<version>`, a hash and two HyperLogLogs: the requests of a version of a rule in shadow
+  mode, for 8 days;
+- `totals`, a hash for metrics: result → requests, units taken `u` and refused `w`, near the limit
+  `n`; for all together histograms of times as above, their sums in microseconds (`T`, source), and
+  failures of the store (`E`, kind). These never fall, and expire 91 days after the last decision;
+- `dropped`, for all together, a hash: by day, requests of rules that are counted nowhere, for 91
+  days;
 - `batch:<process>`: the number of the last batch that this process wrote, for six hours.
 
-`<name>` is a digest of the name; the name of all together is empty. Hours and days are numbered since 1970, in UTC.
+`<name>` is a digest of the name; the name of all together is empty. Hours and days are numbered
+since 1970, in UTC.
 """
 
 from __future__ import annotations
@@ -32,15 +38,25 @@ from functools import lru_cache
 from ...conf import conf
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
-MINUTES_KEPT, HOURS_KEPT, TOP_KEPT, VERSIONS_KEPT, BATCH_KEPT = 49 * HOUR, 91 * DAY, 25 * HOUR, 8 * DAY, 6 * HOUR
+MINUTES_KEPT, HOURS_KEPT, TOP_KEPT, VERSIONS_KEPT, BATCH_KEPT = (
+    49 * HOUR,
+    91 * DAY,
+    25 * HOUR,
+    8 * DAY,
+    6 * HOUR,
+)
 SITE = ""
-"""The name of the whole site: every request counts once there, and every decision once by its source and its time."""
+"""The name of the whole site: every request counts once there, and every decision once by its
+source and its time.
+"""
 OTHER = "(other)"
 """The name that stands for those beyond `MAX_NAMES`."""
 MAX_NAMES = 1000
 """Names that the whole site counts apart."""
 MAX_LABELS = 200
-"""Maximum number of names as labels of metrics in a process, in addition to those that are counted here."""
+"""Maximum number of names as labels of metrics in a process, in addition to those that are counted
+here.
+"""
 REST = "other"
 """The label of all further names."""
 TOTALS, DROPPED = b"totals", b"dropped"
@@ -49,7 +65,9 @@ TOTALS, DROPPED = b"totals", b"dropped"
 @lru_cache(maxsize=4096)
 def tag_of(name: str) -> bytes:
     """What stands for a name in keys."""
-    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest().encode()
+    return (
+        hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest().encode()
+    )
 
 
 def key_of(name: str, suffix: bytes) -> bytes:

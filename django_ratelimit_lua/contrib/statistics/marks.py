@@ -1,8 +1,10 @@
-"""High-water marks: the maximum that each identity had used, or wanted, of a limit in an hour or a day.
+"""High-water marks: the maximum that each identity had used, or wanted, of a limit in an hour or a
+day.
 
-There may be millions of identities, so a sample is kept: those with the smallest digests. Digests are random and the
-same in all processes, so the samples of all processes make one (a k-minimum-values sketch: Bar-Yossef et al., "Counting
-Distinct Elements in a Data Stream", RANDOM 2002). Up to `SAMPLE` identities, it contains all of them, exactly.
+There may be millions of identities, so a sample is kept: those with the smallest digests. Digests
+are random and the same in all processes, so the samples of all processes make one (a
+k-minimum-values sketch: Bar-Yossef et al., "Counting Distinct Elements in a Data Stream", RANDOM
+2002). Up to `SAMPLE` identities, it contains all of them, exactly.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ class Sample(dict[bytes, int]):
         >>> [sample.note({b"00": mark}) for mark in (3, 2, 4)]
         [{b'00': 3}, {}, {b'00': 4}]
         """
-        news = {digest: mark for digest, mark in marks.items() if digest <= self._last and mark > self.get(digest, -1)}
+        news = {
+            digest: mark
+            for digest, mark in marks.items()
+            if digest <= self._last and mark > self.get(digest, -1)
+        }
         self.update(news)
         if len(self) > 2 * SAMPLE:
             first = sorted(self)[: SAMPLE + 1]  # One more, which shows that there were others.
@@ -42,8 +48,10 @@ class Sample(dict[bytes, int]):
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The maximum use of identities: `marks`, one for each identity of the sample; `people`: the number of identities,
-    estimated if it is larger than the sample."""
+    """The maximum use of identities: `marks`, one for each identity of the sample.
+
+    `people`: the number of identities, estimated if it is larger than the sample.
+    """
 
     marks: tuple[int, ...] = ()
     people: int = 0
@@ -54,8 +62,8 @@ class Marks:
         return self.people == len(self.marks)
 
     def beyond(self, units: int) -> tuple[int, int]:
-        """The estimated number of identities that had used more than this number of units, and its error (two standard
-        errors; 0: it is exact).
+        """The estimated number of identities that had used more than this number of units, and its
+        error (two standard errors; 0: it is exact).
 
         >>> Marks((1, 5, 9), 3).beyond(4)
         (2, 0)

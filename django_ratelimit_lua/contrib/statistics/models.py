@@ -16,8 +16,11 @@ Numbers = Mapping[str, int | None]
 
 
 class RateLimitHour(models.Model):
-    """Requests of one rule or limiter in one hour, by result; numbers only ever rise. `moment`: when it begins, in
-    seconds since 1970; `units` that were taken; allowed `near` the limit; `people_refused`, about (None: not known)."""
+    """Requests of one rule or limiter in one hour, by result; numbers only ever rise.
+
+    `moment`: when it begins, in seconds since 1970; `units` that were taken; allowed `near` the
+    limit; `people_refused`, about (None: not known).
+    """
 
     name = models.CharField(max_length=200)
     moment = models.BigIntegerField()
@@ -38,7 +41,9 @@ class RateLimitHour(models.Model):
 
     class Meta:
         default_permissions = ("view",)
-        constraints = (models.UniqueConstraint(fields=("name", "moment"), name="ratelimit_hour_once"),)
+        constraints = (
+            models.UniqueConstraint(fields=("name", "moment"), name="ratelimit_hour_once"),
+        )
         indexes = (models.Index(fields=("moment",), name="ratelimit_hour_moment"),)
 
     def __str__(self) -> str:
@@ -47,25 +52,43 @@ class RateLimitHour(models.Model):
     @classmethod
     def columns(cls) -> list[str]:
         """The names of what is counted."""
-        return [field.name for field in cls._meta.concrete_fields if field.name not in ("id", "name", "moment")]
+        return [
+            field.name
+            for field in cls._meta.concrete_fields
+            if field.name not in ("id", "name", "moment")
+        ]
 
     @classmethod
     def keep(cls, using: str, name: str, hours: Mapping[int, Numbers]) -> int:
-        """Write hours of one name, by their moment. Existing numbers are raised, and never lowered, so it may be
-        repeated, and late. Return how many rows were made or raised."""
+        """Write hours of one name, by their moment.
+
+        Existing numbers are raised, and never lowered, so it may be repeated, and late. Return how
+        many rows were made or raised.
+        """
         moments = sorted(hours)
-        return sum(cls._keep_some(using, name, hours, moments[at : at + BATCH]) for at in range(0, len(moments), BATCH))
+        return sum(
+            cls._keep_some(using, name, hours, moments[at : at + BATCH])
+            for at in range(0, len(moments), BATCH)
+        )
 
     @classmethod
-    def _keep_some(cls, using: str, name: str, hours: Mapping[int, Numbers], moments: Sequence[int]) -> int:
+    def _keep_some(
+        cls, using: str, name: str, hours: Mapping[int, Numbers], moments: Sequence[int]
+    ) -> int:
         every = cls._base_manager.using(using)
         rows = every.select_for_update().filter(name=name, moment__in=moments)
         with transaction.atomic(using):
             present = {row.moment: row for row in rows}
-            made = [cls(name=name, moment=moment, **hours[moment]) for moment in moments if moment not in present]
+            made = [
+                cls(name=name, moment=moment, **hours[moment])
+                for moment in moments
+                if moment not in present
+            ]
             if made:
                 every.bulk_create(made, ignore_conflicts=True)
-                present = {row.moment: row for row in rows.all()}  # Another process may have made the same.
+                present = {
+                    row.moment: row for row in rows.all()
+                }  # Another process may have made the same.
             raised = [row for moment, row in present.items() if row.raise_to(hours[moment])]
             every.bulk_update(raised, cls.columns())
         return len(made) + len(raised)

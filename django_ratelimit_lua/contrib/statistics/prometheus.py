@@ -1,7 +1,8 @@
 """The statistics as Prometheus has them: totals of all processes, from whichever is asked.
 
-The totals are in Redis, so nothing is kept per process and no directory of `PROMETHEUS_MULTIPROC_DIR` is needed. Labels
-are names of rules and call sites, never anything of a request.
+The totals are in Redis, so nothing is kept per process and no directory of
+`PROMETHEUS_MULTIPROC_DIR` is needed. Labels are names of rules and call sites, never anything of a
+request.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ SECONDS = 5.0
 class Collector:
     """Collects the counts when it is scraped, for a registry of prometheus-client.
 
-    If Redis does not answer, it returns only `ratelimit_store_up 0`: unknown counters are left out, because a total
-    that falls looks like a restart.
+    If Redis does not answer, it returns only `ratelimit_store_up 0`: unknown counters are left out,
+    because a total that falls looks like a restart.
     """
 
     def describe(self) -> Iterable[Metric]:
@@ -54,7 +55,9 @@ class Collector:
         families["rules_revision"].add_metric([], found.revision)
         for name, numbers in gauges.items():
             for labels, number in numbers.items():
-                families[name].add_metric([label.encode(errors="replace").decode() for label in labels], number)
+                families[name].add_metric(
+                    [label.encode(errors="replace").decode() for label in labels], number
+                )
         by_label: dict[str, Counter[str]] = {}
         for name, counts in found.of_names.items():
             label = REST if name == OTHER else name.encode(errors="replace").decode()
@@ -66,7 +69,9 @@ class Collector:
             for number, bound in enumerate([*map(repr, TIME_BOUNDS), "+Inf"]):
                 seen += found.of_all[f"t{letter}{number}"]
                 buckets.append((bound, seen))
-            families["decision_seconds"].add_metric([source], buckets, found.of_all[f"T{letter}"] / 1e6)
+            families["decision_seconds"].add_metric(
+                [source], buckets, found.of_all[f"T{letter}"] / 1e6
+            )
         for kind in FAILURES:
             families["store_errors"].add_metric([kind], found.of_all[f"E{kind}"])
         return families.values()
@@ -96,7 +101,10 @@ IN_FLIGHT = Gauge(
     lambda: _by_rule(in_flight()),
 )
 BANS_ACTIVE = Gauge(
-    "bans_active", "Bans that are in force, by rule or call site.", ("rule",), lambda: _by_rule(bans_active())
+    "bans_active",
+    "Bans that are in force, by rule or call site.",
+    ("rule",),
+    lambda: _by_rule(bans_active()),
 )
 
 
@@ -108,18 +116,36 @@ def _families() -> dict[str, Any]:
 
     return {
         "decisions": counter(
-            "decisions", "Decisions by rule or call site, its mode and what came of it.", "rule", "mode", "result"
+            "decisions",
+            "Decisions by rule or call site, its mode and what came of it.",
+            "rule",
+            "mode",
+            "result",
         ),
-        "units": counter("units", "Units that hits took, or wanted where they were refused.", "rule", "result"),
-        "near_limit": counter("near_limit", "Hits that were allowed with 80 % or more of the limit used.", "rule"),
+        "units": counter(
+            "units", "Units that hits took, or wanted where they were refused.", "rule", "result"
+        ),
+        "near_limit": counter(
+            "near_limit", "Hits that were allowed with 80 % or more of the limit used.", "rule"
+        ),
         "decision_seconds": HistogramMetricFamily(
-            "ratelimit_decision_seconds", "How long decisions took, by who decided.", labels=["source"]
+            "ratelimit_decision_seconds",
+            "How long decisions took, by who decided.",
+            labels=["source"],
         ),
-        "store_up": GaugeMetricFamily("ratelimit_store_up", "Whether Redis answers the process that was scraped."),
-        "store_errors": counter("store_errors", "Questions of requests that Redis did not answer.", "kind"),
-        "rules_revision": GaugeMetricFamily("ratelimit_rules_revision", "The revision of the rules that are in force."),
+        "store_up": GaugeMetricFamily(
+            "ratelimit_store_up", "Whether Redis answers the process that was scraped."
+        ),
+        "store_errors": counter(
+            "store_errors", "Questions of requests that Redis did not answer.", "kind"
+        ),
+        "rules_revision": GaugeMetricFamily(
+            "ratelimit_rules_revision", "The revision of the rules that are in force."
+        ),
         **{
-            metric.name: GaugeMetricFamily(f"ratelimit_{metric.name}", metric.help, labels=metric.labels)
+            metric.name: GaugeMetricFamily(
+                f"ratelimit_{metric.name}", metric.help, labels=metric.labels
+            )
             for metric in _gauges()
         },
     }
@@ -135,9 +161,12 @@ def _add_rule(families: Mapping[str, Any], label: str, counts: Mapping[str, int]
 
 
 def register(registry: CollectorRegistry | None = None) -> Collector:
-    """Add the metrics to a registry of the project's: the default one of prometheus-client, unless another is given,
-    which is the one that django-prometheus shows. Once for each process, such as in `AppConfig.ready`; not where
-    `PROMETHEUS_MULTIPROC_DIR` is used, as what is shown then is no registry's."""
+    """Add the metrics to a registry of the project's: the default one of prometheus-client, unless
+    another is given, which is the one that django-prometheus shows.
+
+    Once for each process, such as in `AppConfig.ready`; not where `PROMETHEUS_MULTIPROC_DIR` is
+    used, as what is shown then is no registry's.
+    """
     from prometheus_client import REGISTRY
 
     collector = Collector()

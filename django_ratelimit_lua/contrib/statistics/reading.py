@@ -1,5 +1,8 @@
-"""What was counted, read again: for the admin's pages, commands, JSON and metrics. Everything here asks Redis and may
-raise `StoreError`; what this process has not written yet is written first."""
+"""What was counted, read again: for the admin's pages, commands, JSON and metrics.
+
+Everything here asks Redis and may raise `StoreError`; what this process has not written yet is
+written first.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,18 @@ from typing import Any, NamedTuple
 
 from ...store import Patience, get_store, rules_key
 from .buckets import quantile, units_range
-from .keys import DAY, DROPPED, HOUR, HOURS_KEPT, MINUTE, MINUTES_KEPT, SITE, TOTALS, key_of, site_key
+from .keys import (
+    DAY,
+    DROPPED,
+    HOUR,
+    HOURS_KEPT,
+    MINUTE,
+    MINUTES_KEPT,
+    SITE,
+    TOTALS,
+    key_of,
+    site_key,
+)
 from .marks import Marks
 from .recorder import recorder
 from .results import (
@@ -36,9 +50,11 @@ _SOURCES = {letter: source for source, letter in SOURCES.items()}
 
 
 class Span(NamedTuple):
-    """A time span from `start` to `end`, in seconds since 1970, in steps of `step` seconds. If `step` is less than an
-    hour, the last 49 hours are available, otherwise the last 91 days. Minutes, hours and days are those of UTC. A
-    partial one counts as a whole."""
+    """A time span from `start` to `end`, in seconds since 1970, in steps of `step` seconds.
+
+    If `step` is less than an hour, the last 49 hours are available, otherwise the last 91 days.
+    Minutes, hours and days are those of UTC. A partial one counts as a whole.
+    """
 
     start: int
     end: int
@@ -65,8 +81,9 @@ class Span(NamedTuple):
 
     @property
     def by_hours(self) -> list[tuple[bytes, int]]:
-        """The hours, if these are still kept separately, otherwise the days: the ends of their keys, and when each
-        begins."""
+        """The hours, if these are still kept separately, otherwise the days: the ends of their
+        keys, and when each begins.
+        """
         if self.end <= self.start:
             return []
         if self.start > time.time() - MINUTES_KEPT + HOUR:
@@ -82,7 +99,10 @@ class Point(NamedTuple):
 
 
 class Hour(NamedTuple):
-    """What was counted in one hour, which begins at `moment`: `people_refused`, about; None: not known any more."""
+    """What was counted in one hour, which begins at `moment`: `people_refused`, about.
+
+    None: not known any more.
+    """
 
     moment: int
     counts: Counts
@@ -93,8 +113,10 @@ class Hour(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What was counted in a time: requests by result, by source, and in each hour; the `units` that were taken; allowed
-    requests that were `near` the limit."""
+    """What was counted in a time: requests by result, by source, and in each hour.
+
+    The `units` that were taken; allowed requests that were `near` the limit.
+    """
 
     counts: Counts = field(default_factory=Counter)
     sources: Counts = field(default_factory=Counter)
@@ -124,9 +146,10 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """Histograms of a span, which begins at `since`: `times` by source, the number of decisions by bucket (see
-    `TIME_BOUNDS`); `used` by period in microseconds, the number of requests by the units used including their own, by
-    bucket (see `units_range`)."""
+    """Histograms of a span, which begins at `since`: `times` by source, the number of decisions by
+    bucket (see `TIME_BOUNDS`); `used` by period in microseconds, the number of requests by the
+    units used including their own, by bucket (see `units_range`).
+    """
 
     since: int
     times: Mapping[str, Counter[int]]
@@ -137,8 +160,9 @@ class Detail:
         return quantile(share, sum(self.times.values(), Counter()))
 
     def beyond(self, period_us: int, units: int) -> tuple[int, int]:
-        """How many requests found more than this number of units used: the minimum and the maximum, as buckets are not
-        exact."""
+        """How many requests found more than this number of units used: the minimum and the maximum,
+        as buckets are not exact.
+        """
         least = most = 0
         for bucket, number in self.used.get(period_us, {}).items():
             low, high = units_range(bucket)
@@ -148,8 +172,11 @@ class Detail:
 
 
 class Totals(NamedTuple):
-    """All that was ever counted, of all processes: `of_names`, by rule or call site; `of_all`; both as they are written
-    (see `keys`). `revision`: the number of the rules that are published (0: none)."""
+    """All that was ever counted, of all processes: `of_names`, by rule or call site; `of_all`; both
+    as they are written (see `keys`).
+
+    `revision`: the number of the rules that are published (0: none).
+    """
 
     of_names: Mapping[str, Counts]
     of_all: Counts
@@ -157,8 +184,10 @@ class Totals(NamedTuple):
 
 
 class History(NamedTuple):
-    """The counts of one identity since a moment (in seconds since 1970): the units it `used`, and how often it was
-    `refused`, or would have been: minimum and maximum; None: it is not among the top clients."""
+    """The counts of one identity since a moment (in seconds since 1970): the units it `used`, and
+    how often it was `refused`, or would have been: minimum and maximum; None: it is not among the
+    top clients.
+    """
 
     since: int
     used: tuple[int, int] | None
@@ -166,8 +195,9 @@ class History(NamedTuple):
 
 
 class ShadowNumbers(NamedTuple):
-    """Requests that a version of a rule has `seen` and would have `refused`, and the estimated number of their
-    identities."""
+    """Requests that a version of a rule has `seen` and would have `refused`, and the estimated
+    number of their identities.
+    """
 
     seen: int = 0
     refused: int = 0
@@ -176,8 +206,9 @@ class ShadowNumbers(NamedTuple):
 
 
 def known_names() -> dict[str, int]:
-    """The rules and call sites that were counted in the last ninety days, and in which hour last (seconds since
-    1970)."""
+    """The rules and call sites that were counted in the last ninety days, and in which hour last
+    (seconds since 1970).
+    """
     return {name: hour * HOUR for name, hour in _hours_of(b"names").items()}
 
 
@@ -188,15 +219,22 @@ def was_counted(name: str) -> bool:
 
 
 def durable_names() -> dict[str, int]:
-    """The names of limiters with durable statistics, and until when (seconds since 1970); of the last ninety days,
-    because Redis has nothing of earlier ones."""
+    """The names of limiters with durable statistics, and until when (seconds since 1970).
+
+    Of the last ninety days, because Redis has nothing of earlier ones.
+    """
     since = (int(time.time()) - HOURS_KEPT) // HOUR
-    return {name: (hour + 1) * HOUR for name, hour in _hours_of(b"durable").items() if hour >= since}
+    return {
+        name: (hour + 1) * HOUR for name, hour in _hours_of(b"durable").items() if hour >= since
+    }
 
 
 def totals_of(names: Sequence[str], span: Span) -> dict[str, Total]:
     """What was counted of each name, in whole hours; the hour that is going on is one of them."""
-    return {name: _total(span, by_hour) for name, by_hour in _counted(names, span.parts(DAY), HOUR).items()}
+    return {
+        name: _total(span, by_hour)
+        for name, by_hour in _counted(names, span.parts(DAY), HOUR).items()
+    }
 
 
 def total(name: str, span: Span) -> Total:
@@ -209,7 +247,9 @@ def _total(span: Span, by_hour: Mapping[int, Counts]) -> Total:
     whole: Counts = Counter()
     for _, of in counted:
         whole.update(of)
-    sources = Counter({_SOURCES[word[1:]]: number for word, number in whole.items() if word[0] == "S"})
+    sources = Counter(
+        {_SOURCES[word[1:]]: number for word, number in whole.items() if word[0] == "S"}
+    )
     hours_of_span = [Point(moment, _results(of)) for moment, of in counted]
     return Total(_results(whole), sources, whole["u"], whole["n"], hours_of_span)
 
@@ -220,7 +260,10 @@ def _results(counted: Counts) -> Counts:
 
 
 def lately(names: Sequence[str]) -> tuple[float, dict[str, Counts]]:
-    """What was counted of each name in the minute that is going on and the one before; and how many seconds that is."""
+    """What was counted of each name in the minute that is going on and the one before.
+
+    And how many seconds that is.
+    """
     now = time.time()
     span = Span.last(2 * MINUTE, MINUTE, now)
     counts = {
@@ -231,7 +274,7 @@ def lately(names: Sequence[str]) -> tuple[float, dict[str, Counts]]:
 
 
 def dropped() -> int:
-    """Requests of rules that were counted nowhere in the last seven days, each once for each rule."""
+    """Requests of rules without counts in the last seven days, each once for each rule."""
     first = int(time.time()) // DAY - 7
     (counts,) = _hashes([key_of(SITE, DROPPED)])
     return sum(number for day, number in counts.items() if int(day) > first)
@@ -250,7 +293,9 @@ def series(name: str, span: Span) -> list[Point]:
 
 
 def hours(name: str, days: Sequence[int]) -> Iterator[Hour]:
-    """What was counted of one name in each hour of these days (numbered since 1970) in which it was."""
+    """What was counted of one name in each hour of these days (numbered since 1970) in which it
+    was.
+    """
     people_since = time.time() - MINUTES_KEPT + HOUR
     for moment, found in sorted(_counted([name], days, HOUR)[name].items()):
         people = None
@@ -286,7 +331,10 @@ def _detail(since: int, hashes: Iterable[Mapping[str, int]]) -> Detail:
 
 
 def marks(name: str, period_us: int, span: Span) -> Marks:
-    """The most that identities had used, or wanted, of the limit of that period; in whole hours or days."""
+    """The most that identities had used, or wanted, of the limit of that period.
+
+    In whole hours or days.
+    """
     keys = [key_of(name, b"marks:%d:%b" % (period_us, suffix)) for suffix, _ in span.by_hours]
     found: dict[bytes, int] = {}
     for reply in _ask([(b"ZRANGE", key, b"0", b"-1", b"WITHSCORES") for key in keys]):
@@ -298,7 +346,9 @@ def marks(name: str, period_us: int, span: Span) -> Marks:
 def refused_people(names: Sequence[str], span: Span) -> dict[str, int]:
     """About how many identities were refused (a HyperLogLog: 0.8 % off), in whole hours or days."""
     suffixes = [suffix for suffix, _ in span.by_hours]
-    commands = [(b"PFCOUNT", *[key_of(name, b"refused:" + suffix) for suffix in suffixes]) for name in names]
+    commands = [
+        (b"PFCOUNT", *[key_of(name, b"refused:" + suffix) for suffix in suffixes]) for name in names
+    ]
     return dict(zip(names, _ask(commands) if suffixes else [0] * len(names), strict=True))
 
 
@@ -308,9 +358,12 @@ def people_refused(name: str, span: Span) -> int:
 
 
 def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Estimate]:
-    """The clients that were refused most ("refused", in shadow mode: would have been) or used most units ("used") in
-    the hours of a time, the last 24 at most. What each process has written has an error, and a client that is not on
-    its list may have come there as often as the last one that is: both are in `error`."""
+    """The clients that were refused most ("refused", in shadow mode: would have been) or used most
+    units ("used") in the hours of a time, the last 24 at most.
+
+    What each process has written has an error, and a client that is not on its list may have come
+    there as often as the last one that is: both are in `error`.
+    """
     found: dict[str, list[Any]] = {}
     absent = 0
     hours_of_span = range(max(span.start // HOUR, span.end // HOUR - 24), -(-span.end // HOUR))
@@ -322,7 +375,10 @@ def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Es
                 entry = found.setdefault(digest, [0, 0, of])
                 entry[0] += times - least
                 entry[1] += error - least
-    offenders = [Estimate(digest, times + absent, error + absent, of) for digest, (times, error, of) in found.items()]
+    offenders = [
+        Estimate(digest, times + absent, error + absent, of)
+        for digest, (times, error, of) in found.items()
+    ]
     return sorted(offenders, key=lambda one: (one.error - one.times, -one.times, one.digest))[:most]
 
 
@@ -334,18 +390,23 @@ def listed(written: bytes, word: str) -> tuple[int, list[Estimate]]:
     """
     least, rows = json.loads(written)[word]
     clients = [
-        Estimate(digest, times, error, [(kind, value) for kind, value in name]) for digest, times, error, name in rows
+        Estimate(digest, times, error, [(kind, value) for kind, value in name])
+        for digest, times, error, name in rows
     ]
     return least, clients
 
 
 def history(name: str, digest: bytes) -> History:
-    """The counts of one identity in the current hour and the one before: among those with most units, and with most
-    refusals."""
+    """The counts of one identity in the current hour and the one before: among those with most
+    units, and with most refusals.
+    """
     span = Span.last(2 * HOUR, HOUR)
 
     def of(what: str) -> tuple[int, int] | None:
-        found = next((one for one in top(name, span, what, MAX_LISTED) if one.digest == digest.decode()), None)
+        found = next(
+            (one for one in top(name, span, what, MAX_LISTED) if one.digest == digest.decode()),
+            None,
+        )
         return None if found is None else (max(0, found.times - found.error), found.times)
 
     return History(span.start, of("used"), of("refused"))
@@ -380,9 +441,12 @@ def _hours_of(suffix: bytes, patience: Patience | None = None) -> dict[str, int]
     return {name.decode("utf-8", "surrogatepass"): int(float(hour)) for name, hour in pairs}
 
 
-def _counted(names: Sequence[str], numbers: Sequence[int], step: int) -> dict[str, dict[int, Counts]]:
-    """All that was counted of each name in these hours, by minutes, or in these days, by hours: by the moment at which
-    each begins, in seconds since 1970."""
+def _counted(
+    names: Sequence[str], numbers: Sequence[int], step: int
+) -> dict[str, dict[int, Counts]]:
+    """All that was counted of each name in these hours, by minutes, or in these days, by hours: by
+    the moment at which each begins, in seconds since 1970.
+    """
     suffix, begin = (b"minutes:%d", HOUR) if step == MINUTE else (b"hours:%d", DAY)
     hashes = iter(_hashes([key_of(name, suffix % number) for name in names for number in numbers]))
     found: dict[str, dict[int, Counts]] = {name: {} for name in names}

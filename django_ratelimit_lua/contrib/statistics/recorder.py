@@ -1,7 +1,9 @@
-"""Counts every decision in the process: one call at the end of `engine/decide`, for every face and source.
+"""Counts every decision in the process: one call at the end of `engine/decide`, for every face and
+source.
 
-Counts are written once a second (`writing`), so that counting costs a decision no round trip, and a hundredth of the
-time of one. A killed process loses its last second of statistics, never a count of a limit.
+Counts are written once a second (`writing`), so that counting costs a decision no round trip, and a
+hundredth of the time of one. A killed process loses its last second of statistics, never a count of
+a limit.
 """
 
 from __future__ import annotations
@@ -31,29 +33,34 @@ from .writing import Writer
 NEAR = 0.8
 """From this share of a limit on, an allowed hit is near it."""
 MAX_QUEUED = 64
-"""Decisions that wait to be counted; whichever adds one more counts them. Few, so that they are still in the
-processor's caches then, and that what they hold of requests is little."""
+"""Decisions that wait to be counted; whichever adds one more counts them. Few, so that they are
+still in the processor's caches then, and that what they hold of requests is little.
+"""
 MAX_KINDS = 100_000
-"""Maximum number of kinds between two flushes. Further names, which may be made at run time, are counted as `OTHER`."""
+"""Maximum number of kinds between two flushes. Further names, which may be made at run time, are
+counted as `OTHER`.
+"""
 MAX_PEOPLE = 10_000
 """Maximum number of clients between two flushes. Further ones are not listed."""
 
 Kind = tuple[str, str, str, int, int, int, bool, bool]
-"""What hits have in common that are counted together: (name, result, source, time, period, used, is_near, is_whole).
+"""What hits have in common that are counted together: (name, result, source, time, period, used,
+is_near, is_whole).
 
-- `name`: the rule or call site; `result`: see `results`, empty for a further limit of a rule that was counted already;
-  `source`: see `Decision`; `time`: the bucket of times that the decision took (-1: there was none); `period`: that of
-  the limit, in microseconds; `used`: the bucket of units that the hit found used, or would have used, itself among them
-  (-1: no limit was asked);
-- `is_near`: it was allowed near the limit; `is_whole`: the result is also that of the request, which is counted once
-  for the site.
+- `name`: the rule or call site; `result`: see `results`, empty for a further limit of a rule that
+  was counted already; `source`: see `Decision`; `time`: the bucket of times that the decision took
+  (-1: there was none); `period`: that of the limit, in microseconds; `used`: the bucket of units
+  that the hit found used, or would have used, itself among them (-1: no limit was asked);
+- `is_near`: it was allowed near the limit; `is_whole`: the result is also that of the request,
+  which is counted once for the site.
 """
 
 
 @dataclass(slots=True)
 class Hits:
-    """How many hits there were of one kind, the units that they took (or wanted, if they were refused), and how long
-    their decisions took together."""
+    """How many hits there were of one kind, the units that they took (or wanted, if they were
+    refused), and how long their decisions took together.
+    """
 
     number: int = 0
     units: int = 0
@@ -61,8 +68,11 @@ class Hits:
 
 
 class Person:
-    """One client under one limit, between two writings: how often it was `allowed` and `refused` (or would have been),
-    the `units` it took, and its `mark`: the most that it had used, or wanted. All callers together are no client."""
+    """One client under one limit, between two writings: how often it was `allowed` and `refused`
+    (or would have been), the `units` it took, and its `mark`: the most that it had used, or wanted.
+
+    All callers together are no client.
+    """
 
     __slots__ = ("_identity", "_name", "allowed", "is_client", "mark", "refused", "rule", "units")
 
@@ -86,8 +96,9 @@ class Person:
 class Tables:
     """What was counted from one moment on (`began`, seconds since 1970; 0: nothing was).
 
-    `people`: by name, period and digest; `corrections`: by minute since 1970 and result, what is added to the requests
-    of the whole site, as `kinds` have a request once for each of its decisions.
+    `people`: by name, period and digest; `corrections`: by minute since 1970 and result, what is
+    added to the requests of the whole site, as `kinds` have a request once for each of its
+    decisions.
     """
 
     began: float = 0.0
@@ -98,15 +109,19 @@ class Tables:
 
 @dataclass(slots=True)
 class RequestCount:
-    """How the whole site counts one request, however many decisions are made about it: the `result` of the decisions so
-    far (empty: none), whether one of them `is_refused`, and the `minute` that the request is counted in, since 1970."""
+    """How the whole site counts one request, however many decisions are made about it: the `result`
+    of the decisions so far (empty: none), whether one of them `is_refused`, and the `minute` that
+    the request is counted in, since 1970.
+    """
 
     result: str = ""
     is_refused: bool = False
     minute: int = 0
 
 
-Decided = tuple[Sequence[PlannedCharge], Decision, float, Sequence[PlannedCharge], RequestCount | None]
+Decided = tuple[
+    Sequence[PlannedCharge], Decision, float, Sequence[PlannedCharge], RequestCount | None
+]
 
 _BUCKETS = tuple(map(units_bucket, range(4096)))
 """Looked up, not computed, for all but very large limits."""
@@ -115,8 +130,8 @@ _BUCKETS = tuple(map(units_bucket, range(4096)))
 class Recorder:
     """Counts decisions until they are written.
 
-    A decision pays for one append to a queue. The queue is counted by the next decision that finds many entries, or a
-    second later.
+    A decision pays for one append to a queue. The queue is counted by the next decision that finds
+    many entries, or a second later.
     """
 
     _due_at = 0.0
@@ -194,7 +209,11 @@ class Recorder:
                     if request.result:
                         self._count_again(request, whole, minute, is_refused=not is_allowed)
                     else:
-                        request.result, request.minute, request.is_refused = whole, minute, not is_allowed
+                        request.result, request.minute, request.is_refused = (
+                            whole,
+                            minute,
+                            not is_allowed,
+                        )
                 time_bucket = bisect_left(bounds, seconds)
                 place = 0
                 for counted in planned:
@@ -208,9 +227,13 @@ class Recorder:
                     rate, used = limit.rate, state.used
                     period = rate.period_us
                     result = results.pop(name, absent) if results else absent
-                    if not (is_allowed and state.allowed) and not (limit.count_denied and state.counted_at):
+                    if not (is_allowed and state.allowed) and not (
+                        limit.count_denied and state.counted_at
+                    ):
                         used += cost  # It has wanted this number.
-                    person = people.get((name, period, charge.digest)) or self._meet(counted, period)
+                    person = people.get((name, period, charge.digest)) or self._meet(
+                        counted, period
+                    )
                     if used > person.mark:
                         person.mark = used
                     is_near = False
@@ -226,22 +249,38 @@ class Recorder:
                     is_whole = result == whole
                     if is_whole:
                         whole = None  # It is counted once.
-                    kind = (name, result, source, time_bucket, period, used_bucket, is_near, is_whole)
+                    kind = (
+                        name,
+                        result,
+                        source,
+                        time_bucket,
+                        period,
+                        used_bucket,
+                        is_near,
+                        is_whole,
+                    )
                     hits = kinds.get(kind) or self._hits(kind)
                     hits.number += 1
                     hits.units += cost
                     hits.seconds += seconds
                 while results:
                     name, result = results.popitem()
-                    hits = self._hits((name, result, source, time_bucket, 0, -1, False, result == whole))
+                    hits = self._hits(
+                        (name, result, source, time_bucket, 0, -1, False, result == whole)
+                    )
                     hits.number += 1
                     hits.seconds += seconds
                     if result == whole:
                         whole = None
 
-    def _count_again(self, request: RequestCount, result: str, minute: int, *, is_refused: bool) -> None:
-        """Note what came of one more decision about a request. The request stays counted once, in the minute of the
-        first decision, with the result that one decision about all its limits would have had."""
+    def _count_again(
+        self, request: RequestCount, result: str, minute: int, *, is_refused: bool
+    ) -> None:
+        """Note what came of one more decision about a request.
+
+        The request stays counted once, in the minute of the first decision, with the result that
+        one decision about all its limits would have had.
+        """
         self._correct(minute, result, -1)  # As each decision is counted by itself.
         if is_refused or (not request.is_refused and request.result != ALLOWED):
             self._correct(request.minute, request.result, -1)
@@ -267,7 +306,10 @@ class Recorder:
         return people.setdefault((shortened(counted.name), period, counted.charge.digest), person)
 
     def forget(self) -> None:
-        """Drop unwritten counts of clients, because one of them is to be forgotten. Requests stay counted."""
+        """Drop unwritten counts of clients, because one of them is to be forgotten.
+
+        Requests stay counted.
+        """
         with self._flushing, self._lock:
             self._count_queue()
             self._tables.people.clear()
@@ -288,11 +330,17 @@ class Recorder:
         return self._writer.error
 
     def flush(self, patience: Patience | None = None) -> bool:
-        """Write what was counted, unless another thread does that for longer than `patience`; whether something is
-        left, which is tried again a second later."""
+        """Write what was counted, unless another thread does that for longer than `patience`.
+
+        Whether something is left, which is tried again a second later.
+        """
         self._is_awaited = False
         acquire = self._flushing.acquire
-        is_free = acquire() if patience is None else patience.wait(lambda seconds: acquire(timeout=seconds))
+        is_free = (
+            acquire()
+            if patience is None
+            else patience.wait(lambda seconds: acquire(timeout=seconds))
+        )
         if not is_free:
             return True
         try:

@@ -1,7 +1,7 @@
 """What limits do, for people and programs: an overview of all, and one rule or call site in full.
 
-The pages of the admin render these dataclasses; as JSON, each field is a member (see `Encoder`). Moments are in the
-site's time zone; shares are from 0 to 1; durations are in seconds.
+The pages of the admin render these dataclasses; as JSON, each field is a member (see `Encoder`).
+Moments are in the site's time zone; shares are from 0 to 1; durations are in seconds.
 """
 
 from __future__ import annotations
@@ -54,9 +54,14 @@ KINDS = {
     "gone": gettext_lazy("limit in the code, or not there any more"),
 }
 RESULTS = {
-    "allowed": "adh", "refused": "rvg", "would_be_refused": "s", "blocked": "b", "exempt": "x", "policy": "e",
+    "allowed": "adh",
+    "refused": "rvg",
+    "would_be_refused": "s",
+    "blocked": "b",
+    "exempt": "x",
+    "policy": "e",
     "failed": "f",
-}  # fmt: skip
+}
 """Results as the pages show them, by the letters that they are counted by: see `stats.results`."""
 RESULT_NAMES = {
     "refused": gettext_lazy("refused"),
@@ -105,7 +110,11 @@ class Counts:
     def words(self, results: Iterable[str] = RESULT_NAMES) -> str:
         """How many there were of these results; empty: none."""
         numbers = vars(self)
-        return ", ".join(f"{number_words(numbers[word])} {RESULT_NAMES[word]}" for word in results if numbers[word])
+        return ", ".join(
+            f"{number_words(numbers[word])} {RESULT_NAMES[word]}"
+            for word in results
+            if numbers[word]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +148,10 @@ class PerMinute:
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers(Counts):
-    """The counts of a span; `p95_seconds`: the 95th percentile of the decision time; `sources`: decisions by source."""
+    """The counts of a span.
+
+    `p95_seconds`: the 95th percentile of the decision time; `sources`: decisions by source.
+    """
 
     share_refused: float | None = None
     per_minute: PerMinute = PerMinute()
@@ -151,7 +163,11 @@ class Numbers(Counts):
         """The sources of decisions, the most frequent first, with their shares."""
         whole = sum(self.sources.values())
         ordered = sorted(self.sources.items(), key=lambda pair: -pair[1])
-        return ", ".join(f"{SOURCES.get(source, source)} {share_words(of / whole)}" for source, of in ordered if of)
+        return ", ".join(
+            f"{SOURCES.get(source, source)} {share_words(of / whole)}"
+            for source, of in ordered
+            if of
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +177,9 @@ class Site(Day, Numbers):
 
 @dataclass(frozen=True, kw_only=True)
 class What:
-    """The limit behind a name: a rule of the admin (`rule`: its row's key) or the settings, or limits in the code."""
+    """The limit behind a name: a rule of the admin (`rule`: its row's key) or the settings, or
+    limits in the code.
+    """
 
     name: str
     kind: str = ""
@@ -188,7 +206,10 @@ class Row(What, Site):
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """What every rule and call site did in the last day, one page of many; `names`: how many there are in all."""
+    """What every rule and call site did in the last day, one page of many.
+
+    `names`: how many there are in all.
+    """
 
     at: datetime.datetime
     site: Site
@@ -203,8 +224,11 @@ class Overview:
 
 @dataclass(frozen=True, kw_only=True)
 class Report(What, Numbers):
-    """The counts of one rule or call site in a period. Counts without minutes begin at `since`, with an hour or a day;
-    `counts_since`: the requests since then."""
+    """The counts of one rule or call site in a period.
+
+    Counts without minutes begin at `since`, with an hour or a day; `counts_since`: the requests
+    since then.
+    """
 
     at: datetime.datetime
     period: str
@@ -244,7 +268,9 @@ class Report(What, Numbers):
 
 
 class Encoder(DjangoJSONEncoder):
-    """The JSON of what is shown: each field is a member, but for an underscore at the end of its name."""
+    """The JSON of what is shown: each field is a member, but for an underscore at the end of its
+    name.
+    """
 
     def default(self, o: Any) -> Any:
         """What stands for an object."""
@@ -256,9 +282,12 @@ class Encoder(DjangoJSONEncoder):
             return {"at": moment_of(o.at.timestamp()), "by": o.by, "action": o.action, "pk": o.pk}
         if isinstance(o, Limit):
             return {
-                "limit": o.rate.limit, "burst": o.burst, "period_seconds": o.rate.period, "algorithm": o.algorithm,
+                "limit": o.rate.limit,
+                "burst": o.burst,
+                "period_seconds": o.rate.period,
+                "algorithm": o.algorithm,
                 "mode": o.mode,
-            }  # fmt: skip
+            }
         if is_dataclass(o):
             return {one.name.rstrip("_"): getattr(o, one.name) for one in fields(o)}
         return super().default(o)
@@ -289,33 +318,50 @@ def named(name: str) -> Named:
 
 
 def _of_row(row: RateLimitRule) -> Named:
-    return Named(name=row.name, kind="admin", reading=row.reading(), mode=row.mode, rule=row.pk, row=row)
+    return Named(
+        name=row.name, kind="admin", reading=row.reading(), mode=row.mode, rule=row.pk, row=row
+    )
 
 
 def _in_code(name: str) -> Named:
     for rule in settings_rules():
         if rule.name == name:
             limits = () if rule.template is None else rule.template.limits(name)
-            return Named(name=name, kind="settings", reading=reading(rule.given or {}), mode=rule.mode, limits=limits)
+            return Named(
+                name=name,
+                kind="settings",
+                reading=reading(rule.given or {}),
+                mode=rule.mode,
+                limits=limits,
+            )
     sites = call_sites_of(name)
     if sites:
         limits = tuple(limit for site in sites for limit in site.limits)
-        return Named(name=name, kind="code", reading="; ".join(site.words() for site in sites), limits=limits)
+        return Named(
+            name=name, kind="code", reading="; ".join(site.words() for site in sites), limits=limits
+        )
     if name in (BLOCK, OTHER):
         kind = "block" if name == BLOCK else "other"
     else:
-        kind = "code" if known_call_sites.knows(name) else "gone"  # Or of a long name, which is not known.
+        kind = (
+            "code" if known_call_sites.knows(name) else "gone"
+        )  # Or of a long name, which is not known.
     return Named(name=name, kind=kind)
 
 
 def is_seen(what: What) -> bool:
-    """Whether there is something of that name, or was in the last ninety days. Raises `StoreError`."""
+    """Whether there is something of that name, or was in the last ninety days.
+
+    Raises `StoreError`.
+    """
     return what.kind != "gone" or stats.was_counted(what.name)
 
 
 def _present() -> tuple[dict[str, RateLimitRule], set[str]]:
     """The rules of the admin by name, and the names of all rules and call sites."""
-    rules = {row.name: row for row in RateLimitRule.objects.using(primary()).prefetch_related("tiers")}
+    rules = {
+        row.name: row for row in RateLimitRule.objects.using(primary()).prefetch_related("tiers")
+    }
     look_for_call_sites()
     in_settings = {rule.name for rule in settings_rules() if rule.template is not None}
     return rules, {*rules, *in_settings, *known_call_sites.names()}
@@ -330,7 +376,10 @@ def _lately(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     seconds, counts = stats.lately(names)
     histograms = stats.details_of(names, Span.last(2 * HOUR, HOUR))
     return {
-        name: {"per_minute": _per_minute(counts[name], seconds), "p95_seconds": _p95(histograms[name])}
+        name: {
+            "per_minute": _per_minute(counts[name], seconds),
+            "p95_seconds": _p95(histograms[name]),
+        }
         for name in names
     }
 
@@ -393,8 +442,10 @@ def last_days(names: Sequence[str]) -> dict[str, Day]:
 
 
 def why_uncounted() -> str | None:
-    """Why statistics cannot be written; None: they can. It is tried, as other processes may have counted what this one
-    has not."""
+    """Why statistics cannot be written; None: they can.
+
+    It is tried, as other processes may have counted what this one has not.
+    """
     error = recorder.error
     if error is None:
         error = why_unwritable()
@@ -402,7 +453,10 @@ def why_uncounted() -> str | None:
 
 
 def one(name: str, period: str, now: float | None = None) -> Report:
-    """One rule or call site in a period; `identities` reads the top clients. Raises `StoreError`."""
+    """One rule or call site in a period; `identities` reads the top clients.
+
+    Raises `StoreError`.
+    """
     what, span = named(name), span_of(period, now)
     # Hours may be in the database if Redis has lost them.
     if span.step == DAY:
@@ -437,8 +491,11 @@ def one(name: str, period: str, now: float | None = None) -> Report:
 
 
 def curves(what: Named, span: Span, histograms: Detail, whole: Total) -> list[Curve]:
-    """The refusal curves of a name: one for each counted period, the shortest first. Slots have no curve, because with
-    other limits requests would have met other ones. `whole`: the counts since the histograms begin."""
+    """The refusal curves of a name: one for each counted period, the shortest first.
+
+    Slots have no curve, because with other limits requests would have met other ones. `whole`: the
+    counts since the histograms begin.
+    """
     by_period: dict[int, Limit] = {}
     for limit in what.limits:
         by_period.setdefault(limit.rate.period_us, limit)
@@ -493,7 +550,9 @@ def _other_limits(what: Named, span: Span) -> tuple[str, ...]:
 
 
 def curve_members(curve: Curve) -> dict[str, Any]:
-    """The JSON of a refusal curve: `points` as (limit, requests, people), the last two as [least, most]."""
+    """The JSON of a refusal curve: `points` as (limit, requests, people), the last two as [least,
+    most].
+    """
     return {
         "period_seconds": curve.period_us / 1_000_000,
         "per": period_words(Rate(1, curve.period_us)),
@@ -511,9 +570,14 @@ def curve_members(curve: Curve) -> dict[str, Any]:
     }
 
 
-def identities(name: str, period: str, most: int = 10, now: float | None = None) -> dict[str, list[dict[str, Any]]]:
-    """The clients that were refused most, and those that used most units, in the period, from the beginning of an hour,
-    or in its last 24 hours. Raises `StoreError`."""
+def identities(
+    name: str, period: str, most: int = 10, now: float | None = None
+) -> dict[str, list[dict[str, Any]]]:
+    """The clients that were refused most, and those that used most units, in the period, from the
+    beginning of an hour, or in its last 24 hours.
+
+    Raises `StoreError`.
+    """
     span = span_of(period, now) if PERIODS[period][0] <= DAY else Span.last(DAY, HOUR, now)
     return {
         what: [
@@ -530,7 +594,10 @@ def identities(name: str, period: str, most: int = 10, now: float | None = None)
 
 
 def span_of(period: str, now: float | None = None) -> Span:
-    """A period of `PERIODS` up to now, in steps that begin as the clocks of the site do. Days have 23 to 25 hours."""
+    """A period of `PERIODS` up to now, in steps that begin as the clocks of the site do.
+
+    Days have 23 to 25 hours.
+    """
     length, step = PERIODS[period]
     moment = datetime.datetime.fromtimestamp(_now() if now is None else now, datetime.UTC)
     midnight = timezone.localtime(moment).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -557,14 +624,18 @@ def changes_of(what: Named, span: Span) -> list[RateLimitChange]:
     if UNWRITABLE.search(what.name):
         return []
     start, end = _moments(span)
-    changes = RateLimitChange.objects.using(primary()).filter(kind=RateLimitChange.Kind.RULE, name=what.name)
+    changes = RateLimitChange.objects.using(primary()).filter(
+        kind=RateLimitChange.Kind.RULE, name=what.name
+    )
     return list(changes.filter(at__gte=start, at__lt=end).order_by("at", "pk")[:100])
 
 
 def _moments(span: Span) -> tuple[datetime.datetime, datetime.datetime]:
     """Its beginning and end as the database has moments: without a zone where `USE_TZ` is off."""
     zone = datetime.UTC if settings.USE_TZ else None
-    return datetime.datetime.fromtimestamp(span.start, zone), datetime.datetime.fromtimestamp(span.end, zone)
+    return datetime.datetime.fromtimestamp(span.start, zone), datetime.datetime.fromtimestamp(
+        span.end, zone
+    )
 
 
 def _now() -> float:
@@ -577,7 +648,9 @@ def moment_of(at: float) -> datetime.datetime:
 
 
 def _counts(counts: Mapping[str, int]) -> dict[str, int]:
-    numbers = {word: sum(counts.get(letter, 0) for letter in letters) for word, letters in RESULTS.items()}
+    numbers = {
+        word: sum(counts.get(letter, 0) for letter in letters) for word, letters in RESULTS.items()
+    }
     return {"requests": sum(numbers.values()), **numbers, "banned": counts.get(BANNED, 0)}
 
 
@@ -585,8 +658,11 @@ def _of_total(of: Total) -> dict[str, Any]:
     """The fields of `Site` that a total knows."""
     counts = _counts(of.counts)
     return {
-        **counts, "share_refused": _share(counts), "sources": dict(of.sources), "hours": _points(of.hours),
-    }  # fmt: skip
+        **counts,
+        "share_refused": _share(counts),
+        "sources": dict(of.sources),
+        "hours": _points(of.hours),
+    }
 
 
 def _points(points: Iterable[stats.Point]) -> list[Point]:
@@ -609,8 +685,10 @@ def _p95(histograms: Detail) -> float | None:
 
 
 def pattern(refused: int, people: int) -> str:
-    """The pattern of refusals: "few" clients with many refusals each, probably bots; "many" clients with a few each,
-    probably customers; empty if neither."""
+    """The pattern of refusals: "few" clients with many refusals each, probably bots.
+
+    "many" clients with a few each, probably customers; empty if neither.
+    """
     if not people or refused < 20:
         return ""
     each = refused / people

@@ -1,4 +1,7 @@
-"""What can come of a request under one rule, or at one call site; each has a letter, by which it is counted."""
+"""What can come of a request under one rule, or at one call site.
+
+Each has a letter, by which it is counted.
+"""
 
 from __future__ import annotations
 
@@ -51,15 +54,20 @@ BY_MODE = MappingProxyType(
 )
 """The result of a hit under a limit of that mode, by whether the limit allowed it."""
 
-SOURCES = MappingProxyType({"redis": "r", "deny-cache": "d", "lease": "l", "split": "s", "fallback": "f"})
+SOURCES = MappingProxyType(
+    {"redis": "r", "deny-cache": "d", "lease": "l", "split": "s", "fallback": "f"}
+)
 """The source of a decision, by letter."""
 
 
 def results_of(
     planned: Sequence[PlannedCharge], decision: Decision, exempt: Sequence[PlannedCharge]
 ) -> tuple[dict[str, str], str]:
-    """The result of a decision for each rule or call site, once whatever rates it has: refused if one of them refuses;
-    and the result as a whole (empty: nothing was decided). `exempt`: the charges that an override has removed."""
+    """The result of a decision for each rule or call site, once whatever rates it has: refused if
+    one of them refuses; and the result as a whole (empty: nothing was decided).
+
+    `exempt`: the charges that an override has removed.
+    """
     states = decision.limits
     results: dict[str, str] = {}
     whole = ""
@@ -85,7 +93,10 @@ def result_of(planned: PlannedCharge, state: LimitState, source: str) -> str:
     """The result of one charge."""
     if state.block is not None:
         return BLOCKED
-    if source == "fallback" and (planned.charge.limit.on_store_error or conf.ON_STORE_ERROR) != "local":
+    if (
+        source == "fallback"
+        and (planned.charge.limit.on_store_error or conf.ON_STORE_ERROR) != "local"
+    ):
         return POLICY
     ban = state.ban
     if ban is not None and ban.until and state.refuses and not ban.is_new:

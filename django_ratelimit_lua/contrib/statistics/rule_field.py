@@ -15,7 +15,9 @@ LABEL = _("keep statistics")
 
 
 def _form_field() -> forms.Field:
-    help_text = _("The counts of each hour are kept in the database. Otherwise they are kept for 90 days.")
+    help_text = _(
+        "The counts of each hour are kept in the database. Otherwise they are kept for 90 days."
+    )
     return forms.BooleanField(required=False, label=capfirst(LABEL), help_text=help_text)
 
 

@@ -1,5 +1,6 @@
-"""The requests that a rule in shadow mode has seen and would have refused, and the number of their identities: counted
-for each version of the rule, so that its current version is judged."""
+"""The requests that a rule in shadow mode has seen and would have refused, and the number of their
+identities: counted for each version of the rule, so that its current version is judged.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The most frequent clients, in bounded memory: Space-Saving.
 
-Metwally, Agrawal, El Abbadi, "Efficient Computation of Frequent and Top-k Elements in Data Streams", ICDT 2005.
+Metwally, Agrawal, El Abbadi, "Efficient Computation of Frequent and Top-k Elements in Data
+Streams", ICDT 2005.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import NamedTuple
 from ...identity.names import Name
 
 CAPACITY = 1024
-"""Clients that are counted at one time. Smaller summaries miss half of the real ten most frequent of a long tail."""
+"""Clients that are counted at one time. Smaller summaries miss half of the real ten most frequent
+of a long tail.
+"""
 
 
 class Estimate(NamedTuple):
@@ -25,13 +28,14 @@ class Estimate(NamedTuple):
 
 
 class Summary:
-    """The clients that come most often, in a stream of any length: whichever came more than 1/`capacity` of all times.
+    """The clients that come most often, in a stream of any length: whichever came more than
+    1/`capacity` of all times.
 
     >>> summary = Summary(capacity=2)
     >>> for times in ({b"a": 5, b"b": 1}, {b"c": 2}):
     ...     summary.add(times, lambda digest: [])
-    >>> summary.top(2)
-    [Estimate(digest='a', times=5, error=0, name=[]), Estimate(digest='c', times=3, error=1, name=[])]
+    >>> [(estimate.digest, estimate.times, estimate.error) for estimate in summary.top(2)]
+    [('a', 5, 0), ('c', 3, 1)]
     >>> summary.least
     3
     """
@@ -51,8 +55,11 @@ class Summary:
         return min(estimate.times for estimate in self._estimates.values())
 
     def add(self, times: Mapping[bytes, int], name_of: Callable[[bytes], Name]) -> None:
-        """Count how often some came. The order in which they came makes no difference to what is promised, so those
-        that are here are counted first."""
+        """Count how often some came.
+
+        The order in which they came makes no difference to what is promised, so those that are here
+        are counted first.
+        """
         estimates = self._estimates
         strangers: list[tuple[bytes, int]] = []
         for digest, number in times.items():

@@ -1,7 +1,8 @@
 """Decisions as OpenTelemetry records them: two instruments, and a span for each decision.
 
-Instrumentation of redis-py does not see the commands of limits, because they are sent ready-made. The instruments and
-the tracer are made with the first decision of a process, so also of a forked one, whose exporter is its own.
+Instrumentation of redis-py does not see the commands of limits, because they are sent ready-made.
+The instruments and the tracer are made with the first decision of a process, so also of a forked
+one, whose exporter is its own.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ class _Instruments(NamedTuple):
 
 
 class Telemetry:
-    """Records decisions with OpenTelemetry. The log reports an error there once, and no error changes a decision."""
+    """Records decisions with OpenTelemetry.
+
+    The log reports an error there once, and no error changes a decision.
+    """
 
     def __init__(self) -> None:
         self._begin()
@@ -41,7 +45,11 @@ class Telemetry:
         self._has_failed = False
 
     def record(
-        self, planned: Sequence[PlannedCharge], decision: Decision, seconds: float, exempt: Sequence[PlannedCharge]
+        self,
+        planned: Sequence[PlannedCharge],
+        decision: Decision,
+        seconds: float,
+        exempt: Sequence[PlannedCharge],
     ) -> None:
         """Record a decision that took this many seconds; see `Recorder.add`."""
         try:
@@ -49,10 +57,16 @@ class Telemetry:
         except Exception as error:  # An exporter of the project's, or no package at all.
             if not self._has_failed:
                 self._has_failed = True
-                logger.warning("OpenTelemetry is not told of decisions: %s: %s", type(error).__name__, error)
+                logger.warning(
+                    "OpenTelemetry is not told of decisions: %s: %s", type(error).__name__, error
+                )
 
     def _record(
-        self, planned: Sequence[PlannedCharge], decision: Decision, seconds: float, exempt: Sequence[PlannedCharge]
+        self,
+        planned: Sequence[PlannedCharge],
+        decision: Decision,
+        seconds: float,
+        exempt: Sequence[PlannedCharge],
     ) -> None:
         results, of_all = results_of(planned, decision, exempt)
         if not of_all:
@@ -63,7 +77,9 @@ class Telemetry:
         for name, letter in results.items():
             attributes = _attributes(self._known(name), letter)
             instruments.decisions.add(1, attributes)
-            instruments.duration.record(seconds, {**attributes, "ratelimit.source": decision.source})
+            instruments.duration.record(
+                seconds, {**attributes, "ratelimit.source": decision.source}
+            )
         name = next((name for name, letter in results.items() if letter == of_all), "")
         attributes = {**_attributes(name, of_all), "ratelimit.source": decision.source}
         end = time.time_ns()
@@ -83,7 +99,10 @@ class Telemetry:
 
 def _attributes(name: str, letter: str) -> dict[str, str]:
     mode, result = LABELS[letter]
-    attributes = {"ratelimit.rule": name.encode(errors="replace").decode(), "ratelimit.result": result}
+    attributes = {
+        "ratelimit.rule": name.encode(errors="replace").decode(),
+        "ratelimit.result": result,
+    }
     return {**attributes, "ratelimit.mode": mode} if mode else attributes
 
 
@@ -94,7 +113,9 @@ def _made() -> _Instruments:
     meter = get_meter("django_ratelimit_lua", __version__)
     return _Instruments(
         meter.create_counter(
-            "ratelimit.decisions", unit="{decision}", description="Decisions by rule or call site, and their results."
+            "ratelimit.decisions",
+            unit="{decision}",
+            description="Decisions by rule or call site, and their results.",
         ),
         meter.create_histogram(
             "ratelimit.decision.duration",

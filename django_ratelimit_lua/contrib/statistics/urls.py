@@ -1,6 +1,8 @@
-"""The page that Prometheus reads: `path("ratelimit/", include("django_ratelimit_lua.contrib.statistics.urls"))`.
+"""The page that Prometheus reads: `path("ratelimit/",
+include("django_ratelimit_lua.contrib.statistics.urls"))`.
 
-Only clients with `RATELIMIT_METRICS_TOKEN`, and signed-in users who may view rules, get the metrics.
+Only clients with `RATELIMIT_METRICS_TOKEN`, and signed-in users who may view rules, get the
+metrics.
 """
 
 from __future__ import annotations
@@ -28,14 +30,18 @@ def metrics(request: HttpRequest) -> HttpResponse:
     if not _has_token(request):
         user = getattr(request, "user", None)
         if user is None or not user.is_authenticated:
-            return _refused(401, "Authorization: Bearer <RATELIMIT_METRICS_TOKEN> is missing, or another.")
+            return _refused(
+                401, "Authorization: Bearer <RATELIMIT_METRICS_TOKEN> is missing, or another."
+            )
         if not user.has_perm(PERMISSION):
             return _refused(403, f"This needs the permission {PERMISSION}.")
     try:
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import choose_encoder
     except ImportError:
-        raise ImproperlyConfigured("Metrics need prometheus-client: install django-ratelimit-lua[prometheus]") from None
+        raise ImproperlyConfigured(
+            "Metrics need prometheus-client: install django-ratelimit-lua[prometheus]"
+        ) from None
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
     registry = CollectorRegistry()
     registry.register(Collector())
@@ -45,14 +51,22 @@ def metrics(request: HttpRequest) -> HttpResponse:
 def _has_token(request: HttpRequest) -> bool:
     token = statistics_settings.METRICS_TOKEN
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    return token is not None and scheme.lower() == "bearer" and constant_time_compare(given.strip(), token)
+    return (
+        token is not None
+        and scheme.lower() == "bearer"
+        and constant_time_compare(given.strip(), token)
+    )
 
 
 def _refused(status: int, text: str) -> HttpResponse:
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return HttpResponse(text, status=status, content_type="text/plain; charset=utf-8", headers=headers)
+    return HttpResponse(
+        text, status=status, content_type="text/plain; charset=utf-8", headers=headers
+    )
 
 
 if not is_installed("statistics"):
-    raise ImproperlyConfigured(f"{__name__} is included, but the app is not installed. {install('statistics')}.")
+    raise ImproperlyConfigured(
+        f"{__name__} is included, but the app is not installed. {install('statistics')}."
+    )
 urlpatterns = [path("metrics", metrics, name="ratelimit-metrics")]

@@ -1,5 +1,6 @@
-"""What was counted, on its way to Redis: of each name, one script a second, which counts exactly once however often it
-is sent; what cannot be written is kept up to a bound."""
+"""What was counted, on its way to Redis: of each name, one script a second, which counts exactly
+once however often it is sent; what cannot be written is kept up to a bound.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from ...limits import program
 from ...limits.limit import shortened
 from ...rules.callsite import known_call_sites
 from ...store import Patience, get_store
-from .keys import (  # fmt: skip
+from .keys import (
     BATCH_KEPT,
     DAY,
     DROPPED,
@@ -40,17 +41,24 @@ from .space_saving import CAPACITY, Summary
 if TYPE_CHECKING:
     from .recorder import Person, Tables
 
-WRITE, NOTE = (program.Program.of(program.source(f"contrib/statistics/{name}")) for name in ("write", "note"))
+WRITE, NOTE = (
+    program.Program.of(program.source(f"contrib/statistics/{name}")) for name in ("write", "note")
+)
 MAX_PENDING = 100_000
-"""Numbers that are kept while nothing can be written, about. Beyond, requests are only counted as dropped."""
+"""Numbers that are kept while nothing can be written, about. Beyond, requests are only counted as
+dropped.
+"""
 MAX_MARKS = 100_000
 """Marks that a process remembers to have written; the others it may write again."""
 STEADY_SECONDS = 60.0
-"""Seconds without an error after which none is reported any more, because parts are still written now and then."""
+"""Seconds without an error after which none is reported any more, because parts are still written
+now and then.
+"""
 TOP = 100
 """Clients that each process writes of those that used most, and of those that were refused most."""
 MAX_SUMMARIES = 50
-"""Number of names whose clients a process counts in full summaries, of up to half a megabyte each."""
+"""Number of names whose clients a process counts in full summaries, of up to half a megabyte each.
+"""
 SMALL_CAPACITY = 64
 """Of the summaries of the others."""
 MAX_FAILURES, ROUND_SECONDS = 10, 5.0
@@ -61,8 +69,11 @@ Bucket = tuple[bytes, int]
 
 
 class Pending:
-    """The unwritten counts of one name: by command (see `write.lua`) and bucket, the fields and their numbers or
-    values. `number`: of the batch, once it is one."""
+    """The unwritten counts of one name: by command (see `write.lua`) and bucket, the fields and
+    their numbers or values.
+
+    `number`: of the batch, once it is one.
+    """
 
     __slots__ = ("number", "writes")
 
@@ -100,7 +111,9 @@ class Pending:
             elif command == b"mark":
                 fields = [word for member, mark in words.items() for word in (b"%d" % mark, member)]
             elif command == b"add":
-                fields = [word for field, number in words.items() for word in (field, b"%d" % number)]
+                fields = [
+                    word for field, number in words.items() for word in (field, b"%d" % number)
+                ]
             else:
                 fields = [word for pair in words.items() for word in pair]
             arguments += [command, b"%d" % kept, b"%d" % len(fields), *fields]
@@ -108,7 +121,10 @@ class Pending:
 
 
 class Top:
-    """The clients with most units, and with most refusals, of one name in one hour. `field`: where that is written."""
+    """The clients with most units, and with most refusals, of one name in one hour.
+
+    `field`: where that is written.
+    """
 
     def __init__(self, field: bytes, capacity: int) -> None:
         self.field = field
@@ -117,11 +133,17 @@ class Top:
     def add(self, people: Mapping[bytes, Person]) -> None:
         """Count those that came between two writings."""
         for word, attribute in (("used", "units"), ("refused", "refused")):
-            times = {digest: number for digest, person in people.items() if (number := getattr(person, attribute))}
+            times = {
+                digest: number
+                for digest, person in people.items()
+                if (number := getattr(person, attribute))
+            }
             self.summaries[word].add(times, lambda digest: people[digest].name)
 
     def written(self) -> bytes:
-        """As JSON: for each list how often any client that is not in it can have come, and those that are."""
+        """As JSON: for each list how often any client that is not in it can have come, and those
+        that are.
+        """
         lists = {}
         for word, summary in self.summaries.items():
             rows = summary.top(TOP + 1)
@@ -130,8 +152,10 @@ class Top:
 
 
 def why_unwritable(patience: Patience | None = None) -> StoreError | None:
-    """Why a process could write no statistics, or not all (None: it could). It is tried with something of each kind,
-    which expires within a second."""
+    """Why a process could write no statistics, or not all (None: it could).
+
+    It is tried with something of each kind, which expires within a second.
+    """
     writer, pending = Writer(), Pending()
     writer._process, writer._number = b"trial", time.time_ns()
     for command, word in ((b"add", 1), (b"meet", b""), (b"mark", 0), (b"say", b"0")):
@@ -142,8 +166,11 @@ def why_unwritable(patience: Patience | None = None) -> StoreError | None:
 
 
 class Writer:
-    """Keeps what was counted until it is written. One thread at a time uses it. `error`: of what
-    something could not be written lately (None: nothing failed)."""
+    """Keeps what was counted until it is written.
+
+    One thread at a time uses it. `error`: of what something could not be written lately (None:
+    nothing failed).
+    """
 
     error: StoreError | None
 
@@ -171,7 +198,10 @@ class Writer:
         return not self._pending and not self._batches
 
     def take(self, tables: Tables, failures: Mapping[str, int]) -> None:
-        """Keep what was counted, to be written; `failures`: how often Redis has failed requests, by kind."""
+        """Keep what was counted, to be written.
+
+        `failures`: how often Redis has failed requests, by kind.
+        """
         totals = (TOTALS, HOURS_KEPT)
         for kind, number in failures.items():
             self._of(SITE).add(totals, b"E" + kind.encode(), number)
@@ -188,7 +218,16 @@ class Writer:
         minute, hour_of_day = b"%02d" % (at % HOUR // MINUTE), b"%02d" % (at % DAY // HOUR)
         minutes, hours = _buckets_of(at)
         details = ((b"hour:%d" % hour, MINUTES_KEPT), (b"day:%d" % day, HOURS_KEPT))
-        for (name, result, source, time_bucket, period, used, is_near, is_whole), hits in tables.kinds.items():
+        for (
+            name,
+            result,
+            source,
+            time_bucket,
+            period,
+            used,
+            is_near,
+            is_whole,
+        ), hits in tables.kinds.items():
             number, units = hits.number, hits.units
             rule, letter, word = self._of(name), SOURCES.get(source, "").encode(), result.encode()
             took = b"t%b%d" % (letter, time_bucket)
@@ -218,13 +257,18 @@ class Writer:
         self._take_people(tables, hour, day)
 
     def _correct(self, at: int, result: bytes, number: int) -> None:
-        """Add to the requests of the whole site that were counted at that moment, or take from them."""
+        """Add to the requests of the whole site that were counted at that moment, or take from
+        them.
+        """
         minutes, hours = _buckets_of(at)
         self._of(SITE).add(minutes, b"%b%02d" % (result, at % HOUR // MINUTE), number)
         self._of(SITE).add(hours, b"%b%02d" % (result, at % DAY // HOUR), number)
 
     def forget(self) -> None:
-        """Drop all clients from what is kept in memory. Lists that were written stay, as others go on beside them."""
+        """Drop all clients from what is kept in memory.
+
+        Lists that were written stay, as others go on beside them.
+        """
         self._tops.clear()
         self._samples.clear()
         for pending in (*self._pending.values(), *self._batches.values()):
@@ -250,7 +294,9 @@ class Writer:
         for name, people in by_name.items():
             pending = self._of(name)
             clients = {digest: person for digest, person in people.items() if person.is_client}
-            refused = dict.fromkeys([digest for digest, person in clients.items() if person.refused], b"")
+            refused = dict.fromkeys(
+                [digest for digest, person in clients.items() if person.refused], b""
+            )
             if refused:
                 pending.to(b"meet", (b"refused:hour:%d" % hour, MINUTES_KEPT)).update(refused)
                 pending.to(b"meet", (b"refused:day:%d" % day, HOURS_KEPT)).update(refused)
@@ -273,7 +319,9 @@ class Writer:
                 continue
             version = versions.get(id(person.rule))
             if version is None:
-                version = versions[id(person.rule)] = b"version:" + version_of(person.rule.given or {}).encode()
+                version = versions[id(person.rule)] = (
+                    b"version:" + version_of(person.rule.given or {}).encode()
+                )
             pending.add((version, VERSIONS_KEPT), b"seen", person.allowed + person.refused)
             pending.add((version, VERSIONS_KEPT), b"refused", person.refused)
             pending.to(b"meet", (version + b":people", VERSIONS_KEPT))[digest] = b""
@@ -282,15 +330,20 @@ class Writer:
 
     def _counted_as(self, name: str) -> str:
         name = shortened(name)
-        is_full = name not in self._pending and name not in self._known and len(self._pending) > MAX_NAMES
+        is_full = (
+            name not in self._pending and name not in self._known and len(self._pending) > MAX_NAMES
+        )
         return OTHER if is_full else self._known.get(name, name)
 
     def _of(self, name: str) -> Pending:
         return self._pending.setdefault(self._counted_as(name), Pending())
 
     def write(self, patience: Patience | None = None) -> bool:
-        """Write all that is kept; whether that succeeded. A batch that was not answered, and may have been written, is
-        sent again with the same number, and counts once. What cannot be written of one name keeps back no other."""
+        """Write all that is kept; whether that succeeded.
+
+        A batch that was not answered, and may have been written, is sent again with the same
+        number, and counts once. What cannot be written of one name keeps back no other.
+        """
         store, failures = get_store(background=True), 0
         failed: StoreError | None = None
         try:
@@ -298,7 +351,9 @@ class Writer:
         except StoreError as error:
             failures, failed = 1, error
         began = time.monotonic()
-        names = [name for name in self._pending if name in self._known and name not in self._batches]
+        names = [
+            name for name in self._pending if name in self._known and name not in self._batches
+        ]
         # First those that have not failed, or not lately; all together last.
         for name in sorted([*names, *self._batches], key=lambda name: name == SITE):
             if failures >= MAX_FAILURES or time.monotonic() - began > ROUND_SECONDS:
@@ -326,10 +381,16 @@ class Writer:
 
     def _send(self, name: str, batch: Pending, store: Any, patience: Patience | None) -> None:
         for problem in store.run(WRITE, *batch.arguments(name, self._process), patience):
-            self.error, self._refused_at = StoreError(problem.decode(errors="replace")), time.monotonic()
+            self.error, self._refused_at = (
+                StoreError(problem.decode(errors="replace")),
+                time.monotonic(),
+            )
 
     def _note_names(self, store: Any, patience: Patience | None) -> None:
-        """Note once an hour of each name that it counts. Names for which there is no room are counted together."""
+        """Note once an hour of each name that it counts.
+
+        Names for which there is no room are counted together.
+        """
         durable = known_call_sites.durable
         # Durable names come first; the name of all others needs no room, and comes last.
         news = self._pending.keys() - self._known.keys()
@@ -337,7 +398,13 @@ class Writer:
         if not names:
             return
         now = b"%d" % (int(time.time()) // HOUR)
-        arguments = [now, b"%d" % (HOURS_KEPT // HOUR), b"%d" % MAX_NAMES, OTHER.encode(), b"%d" % len(durable & news)]
+        arguments = [
+            now,
+            b"%d" % (HOURS_KEPT // HOUR),
+            b"%d" % MAX_NAMES,
+            OTHER.encode(),
+            b"%d" % len(durable & news),
+        ]
         arguments += [name.encode("utf-8", "surrogatepass") for name in names]
         noted = store.run(NOTE, [site_key(b"names"), site_key(b"durable")], arguments, patience)
         for name, has_room in zip(names, noted, strict=True):

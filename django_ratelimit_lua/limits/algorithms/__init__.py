@@ -1,4 +1,7 @@
-"""The algorithms, by name: one `.py` and one `.lua` of that name each. To add one, see `docs/extending.rst`."""
+"""The algorithms, by name: one `.py` and one `.lua` of that name each.
+
+To add one, see `docs/extending.rst`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,14 @@ from .token_bucket import TokenBucket
 
 ALGORITHMS: Mapping[str, Algorithm] = {
     algorithm.name: algorithm
-    for algorithm in (TokenBucket(), LeakyBucket(), FixedWindow(), SlidingWindow(), SlidingLog(), Concurrency())
+    for algorithm in (
+        TokenBucket(),
+        LeakyBucket(),
+        FixedWindow(),
+        SlidingWindow(),
+        SlidingLog(),
+        Concurrency(),
+    )
 }
 BY_RATE = tuple([name for name, algorithm in ALGORITHMS.items() if not algorithm.holds])
 """The algorithms for units per period."""
@@ -34,4 +44,6 @@ def find(name: str) -> Algorithm:
         return ALGORITHMS[SYNONYMS.get(name, name)]
     except (KeyError, TypeError):
         names = ", ".join([*ALGORITHMS, *SYNONYMS])
-        raise LimitError(f"Unknown algorithm {name!r}; choose one of: {names}", "algorithm") from None
+        raise LimitError(
+            f"Unknown algorithm {name!r}; choose one of: {names}", "algorithm"
+        ) from None

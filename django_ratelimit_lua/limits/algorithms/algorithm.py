@@ -1,4 +1,7 @@
-"""The base class of algorithms. No other module of the package names one of them, except as a default."""
+"""The base class of algorithms.
+
+No other module of the package names one of them, except as a default.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,20 @@ EXACT = 2**53
 """Lua's numbers are doubles: integers are exact up to here."""
 
 Numbers = tuple[int, int, int, int, int, int, int, int]
-"""limit, period in microseconds, and the six numbers that the first line of an algorithm's `.lua` names."""
+"""limit, period in microseconds, and the six numbers that the first line of an algorithm's `.lua`
+names.
+"""
 
 
 class Algorithm:
     """An algorithm. Its Lua is in a file of the same name.
 
     Attributes:
-        name: Its name in options and files.
-        label: Its name in the admin.
-        suffix: The end of its keys.
-        options: The options that it takes in addition to the general ones.
-        waits_anyway: Whether hits wait for their turn, also without `max_wait`.
-        holds: Whether units are held until they are released. Its rate is a number of slots.
-        is_bucket: Whether the units drain at the rate, instead of expiring one period later. A process counts its
+        name: Its name in options and files. label: Its name in the admin. suffix: The end of its
+        keys. options: The options that it takes in addition to the general ones. waits_anyway:
+        Whether hits wait for their turn, also without `max_wait`. holds: Whether units are held
+        until they are released. Its rate is a number of slots. is_bucket: Whether the units drain
+        at the rate, instead of expiring one period later. A process counts its
             share of a limit in the same way.
         allows_debt: Whether a hit may take more than there is, so that later hits wait.
         ends_together: Whether all units of a window expire together.
@@ -51,8 +54,11 @@ class Algorithm:
         return self.name
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
-        """The arguments of its Lua for a limit at a time in microseconds. Raises `LimitError` for a limit that it
-        cannot keep exactly, and for options that contradict each other, or the rate."""
+        """The arguments of its Lua for a limit at a time in microseconds.
+
+        Raises `LimitError` for a limit that it cannot keep exactly, and for options that contradict
+        each other, or the rate.
+        """
         raise NotImplementedError
 
     def capacity(self, rate: Rate, options: Mapping[str, Any]) -> int:
@@ -60,7 +66,9 @@ class Algorithm:
         return rate.limit
 
     def expires_at(self, limit: Limit, moment: int) -> int:
-        """Return the latest moment until which a hit counts that is the first at this moment, in microseconds."""
+        """Return the latest moment until which a hit counts that is the first at this moment, in
+        microseconds.
+        """
         return moment + limit.rate.period_us
 
     def wants_more(self, limit: Limit) -> bool:
@@ -70,8 +78,9 @@ class Algorithm:
     def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
         """Further arguments for one call.
 
-        `waits`: how long the limits of the call may hold a hit, in microseconds, below 0 for any time; `is_patient`:
-        the caller sets this itself, and waits in any queue without a set length.
+        `waits`: how long the limits of the call may hold a hit, in microseconds, below 0 for any
+        time; `is_patient`: the caller sets this itself, and waits in any queue without a set
+        length.
         """
         return b""
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from ..limit import Limit
 
 MAX_SLOTS = 100_000
-"""Slots of a limit. One call that took or renewed them all would keep the server busy for a tenth of a second."""
+"""Slots of a limit. One call that took or renewed them all would keep the server busy for a tenth
+of a second.
+"""
 QUEUE_PER_SLOT = 10
 """Default number of callers that may wait for each slot."""
 ID_SIZE, SLOT_SIZE = 16, 20
@@ -41,8 +43,8 @@ class Concurrency(Algorithm):
 
 
 def new_slot(seconds: float) -> bytes:
-    """A slot that cannot be guessed, which lasts for this number of seconds unless it is renewed: 16 random bytes, and
-    the milliseconds.
+    """A slot that cannot be guessed, which lasts for this number of seconds unless it is renewed:
+    16 random bytes, and the milliseconds.
 
     >>> len(new_slot(10.0)), new_slot(10.0) == new_slot(10.0)
     (20, False)

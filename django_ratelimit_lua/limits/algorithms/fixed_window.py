@@ -32,22 +32,47 @@ class FixedWindow(Algorithm):
         return moment - (moment % period if kind else 0) + period
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
-        """The kind of window, and for a calendar four of its boundaries. Only a calendar has a time zone, and its rates
-        name the period."""
+        """The kind of window, and for a calendar four of its boundaries.
+
+        Only a calendar has a time zone, and its rates name the period.
+        """
         if limit.align not in PERIODS:
             if limit.time_zone != "UTC":
                 raise LimitError(
-                    _("%(option)s is for windows that start each day, week or month"), "time_zone", option="time_zone"
+                    _("%(option)s is for windows that start each day, week or month"),
+                    "time_zone",
+                    option="time_zone",
                 )
-            return (limit.rate.limit, limit.rate.period_us, int(limit.align == "clock"), 0, 0, 0, 0, 0)
+            return (
+                limit.rate.limit,
+                limit.rate.period_us,
+                int(limit.align == "clock"),
+                0,
+                0,
+                0,
+                0,
+                0,
+            )
         shortest, longest = PERIODS[limit.align]
         if not shortest <= limit.rate.period_us <= longest:
             example = {"day": "1000/d", "week": "1000/w", "month": "1000/30d"}[limit.align]
             raise LimitError(
-                _("A window that starts %(align)s needs a rate for that period, such as %(example)s, not %(rate)s"),
-                "align", align=limit.align, example=example, rate=str(limit.rate),
-            )  # fmt: skip
-        return (limit.rate.limit, limit.rate.period_us, 2, *boundaries(limit.align, limit.time_zone, now), 0)
+                _(
+                    "A window that starts %(align)s needs a rate for that period, such as "
+                    "%(example)s, not %(rate)s"
+                ),
+                "align",
+                align=limit.align,
+                example=example,
+                rate=str(limit.rate),
+            )
+        return (
+            limit.rate.limit,
+            limit.rate.period_us,
+            2,
+            *boundaries(limit.align, limit.time_zone, now),
+            0,
+        )
 
     def wants_more(self, limit: Limit) -> bool:
         """Of a calendar, the boundaries further ahead."""

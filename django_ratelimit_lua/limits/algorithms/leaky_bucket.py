@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class LeakyBucket(Algorithm):
-    """A token bucket with callers that wait for their turn; `queue` of them may wait behind the one being served."""
+    """A token bucket with callers that wait for their turn.
+
+    `queue` of them may wait behind the one being served.
+    """
 
     name = "leaky_bucket"
     label = _("leaky bucket: evenly spaced, others wait")

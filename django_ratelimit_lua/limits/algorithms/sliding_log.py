@@ -26,7 +26,10 @@ class SlidingLog(Algorithm):
         """Limit and period are all it needs."""
         if limit.rate.limit > MAX_LOG_LENGTH:
             raise LimitError(
-                _("A sliding log remembers every unit, so its limit is at most %(most)d; other algorithms take any"),
+                _(
+                    "A sliding log remembers every unit, so its limit is at most %(most)d; other "
+                    "algorithms take any"
+                ),
                 most=MAX_LOG_LENGTH,
             )
         return (limit.rate.limit, limit.rate.period_us, 0, 0, 0, 0, 0, 0)

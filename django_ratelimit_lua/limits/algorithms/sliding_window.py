@@ -28,5 +28,7 @@ class SlidingWindow(Algorithm):
         """The length of a segment."""
         length = limit.rate.period_us // (limit.segments or DEFAULT_SEGMENTS)
         if length == 0:
-            raise LimitError(f"{limit.segments} segments are more than {limit.rate} has microseconds", "segments")
+            raise LimitError(
+                f"{limit.segments} segments are more than {limit.rate} has microseconds", "segments"
+            )
         return (limit.rate.limit, limit.rate.period_us, length, 0, 0, 0, 0, 0)

@@ -31,22 +31,30 @@ class TokenBucket(Algorithm):
         return options.get("burst") or rate.limit
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
-        """The rate in lowest terms, and an interval and a burst as whole microseconds and a rest."""
+        """The rate in lowest terms; an interval and a burst as whole microseconds and a rest."""
         burst = _burst(limit)
         if limit.initial is not None:
             if limit.initial > burst:
                 raise LimitError(
-                    _("%(option)s must be at most the burst, %(burst)d"), "initial", option="initial", burst=burst
+                    _("%(option)s must be at most the burst, %(burst)d"),
+                    "initial",
+                    option="initial",
+                    burst=burst,
                 )
             if limit.lease is not None or limit.split is not None:
                 raise LimitError(
-                    _("%(option)s needs Redis for each hit: no lease, no split"), "initial", option="initial"
+                    _("%(option)s needs Redis for each hit: no lease, no split"),
+                    "initial",
+                    option="initial",
                 )
         if limit.lease is not None and burst:
-            # Units that were taken ahead may be spent when the bucket has filled up again: keep as many back.
+            # Units that were taken ahead may be spent when the bucket has filled up again: keep as
+            # many back.
             burst -= -(-limit.rate.limit * self.lapse_us(limit) // limit.rate.period_us)
             if burst < 1:
-                raise LimitError(_("%(option)s needs a burst of at least 2"), "lease", option="lease")
+                raise LimitError(
+                    _("%(option)s needs a burst of at least 2"), "lease", option="lease"
+                )
         return bucket_numbers(limit, burst, "burst")
 
     def wants_more(self, limit: Limit) -> bool:
@@ -69,19 +77,33 @@ def _burst(limit: Limit) -> int:
 
 
 def bucket_numbers(limit: Limit, capacity: int, option: str) -> Numbers:
-    """The numbers of a bucket with this number of tokens. Raises `LimitError` if they would not be exact."""
+    """The numbers of a bucket with this number of tokens.
+
+    Raises `LimitError` if they would not be exact.
+    """
     # A limit of 0 is a bucket that nothing fits into, at any rate.
     tokens, micros = _lowest_terms(limit.rate)
     if capacity > most_units(limit.rate):
         raise LimitError(
             _(
-                "%(option)s: %(units)d at %(rate)s cannot be kept exactly. Lower it, or choose a rate and period that "
+                "%(option)s: %(units)d at %(rate)s cannot be kept exactly. Lower it, or choose a "
+                "rate and period that "
                 "share a larger divisor"
             ),
-            option, option=option, units=capacity, rate=str(limit.rate),
-        )  # fmt: skip
+            option,
+            option=option,
+            units=capacity,
+            rate=str(limit.rate),
+        )
     intervals = divmod(micros, tokens)
-    return (capacity, limit.rate.period_us, tokens, micros, *intervals, *divmod(capacity * micros, tokens))
+    return (
+        capacity,
+        limit.rate.period_us,
+        tokens,
+        micros,
+        *intervals,
+        *divmod(capacity * micros, tokens),
+    )
 
 
 def _lowest_terms(rate: Rate) -> tuple[int, int]:

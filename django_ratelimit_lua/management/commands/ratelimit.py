@@ -44,8 +44,14 @@ class Command(Printer):
         for name, verb in verbs.items():
             group, _space, word = name.rpartition(" ")
             if group not in groups:
-                words = [other.removeprefix(f"{group} ") for other in verbs if other.startswith(f"{group} ")]
-                groups[group] = _verbs_of(groups[""].add_parser(group, help=", ".join(words)), required=True)
+                words = [
+                    other.removeprefix(f"{group} ")
+                    for other in verbs
+                    if other.startswith(f"{group} ")
+                ]
+                groups[group] = _verbs_of(
+                    groups[""].add_parser(group, help=", ".join(words)), required=True
+                )
             own = groups[group].add_parser(word, help=verb.help, description=verb.help)
             for add in verb.arguments:
                 add(own)
@@ -67,7 +73,9 @@ class Command(Printer):
         except ValidationError as error:
             raise CommandError("; ".join(error.messages)) from error
         except DatabaseError as error:
-            problem = migration_problem(with_annexes=True) or f"the database is unavailable: {error}"
+            problem = (
+                migration_problem(with_annexes=True) or f"the database is unavailable: {error}"
+            )
             raise CommandError(problem) from error
 
 

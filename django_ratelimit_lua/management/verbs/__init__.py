@@ -32,8 +32,10 @@ class Printer(BaseCommand):
         """The same, for this reason; empty: it is live."""
         if why:
             self.warn(
-                f"Saved, but not live yet: {why.rstrip('.')}. When that is resolved, processes that serve requests "
-                "publish it within about ten seconds; `manage.py ratelimit rules publish` does it at once."
+                f"Saved, but not live yet: {why.rstrip('.')}. When that is resolved, processes "
+                "that serve requests "
+                "publish it within about ten seconds; `manage.py ratelimit rules publish` does it "
+                "at once."
             )
 
 

@@ -28,23 +28,34 @@ _LIMIT = argument("--limit", metavar="NAME", help="only bans of this limit")
 
 
 @verb(
-    "bans list", "list the bans in force: client, limit, start and end",
+    "bans list",
+    "list the bans in force: client, limit, start and end",
     _LIMIT,
-    argument("--most", type=int, default=MAX_ENTRIES, metavar="N", help=f"maximum number of bans ({MAX_ENTRIES})"),
+    argument(
+        "--most",
+        type=int,
+        default=MAX_ENTRIES,
+        metavar="N",
+        help=f"maximum number of bans ({MAX_ENTRIES})",
+    ),
     argument("--json", action="store_true", help="print one JSON object per line"),
     argument("--evidence", action="store_true", help="print the last offences as well"),
-)  # fmt: skip
+)
 def list_bans(command: Printer, options: dict[str, Any]) -> None:
     limit, most = options["limit"], options["most"]
     if most < 1:
         raise CommandError(f"--most {most}: use a whole number from 1")
-    found = [one for one in active_bans(most if limit is None else LISTED) if limit in (None, one.limit)][-most:]
+    found = [
+        one for one in active_bans(most if limit is None else LISTED) if limit in (None, one.limit)
+    ][-most:]
     known: Sequence[tuple[Offence, ...] | None] = [None] * len(found)
     if options["evidence"]:
         known = evidence_of_bans(found)
     for active, evidence in zip(found, known, strict=True):
         if options["json"]:
-            command.say(json.dumps(_object(active) | ({} if evidence is None else _evidence(evidence))))
+            command.say(
+                json.dumps(_object(active) | ({} if evidence is None else _evidence(evidence)))
+            )
             continue
         command.say(_line(active))
         for offence in evidence or ():
@@ -55,19 +66,28 @@ def list_bans(command: Printer, options: dict[str, Any]) -> None:
 
 
 @verb(
-    "bans lift", "end bans, in all processes",
+    "bans lift",
+    "end bans, in all processes",
     argument("identity", nargs="?", help="the identity as listed, or its beginning"),
     argument("--all", action="store_true", help="all bans"),
     _LIMIT,
-    argument("--forget", action="store_true", help="forget earlier bans: the next one is as short as the first"),
-)  # fmt: skip
+    argument(
+        "--forget",
+        action="store_true",
+        help="forget earlier bans: the next one is as short as the first",
+    ),
+)
 def lift(command: Printer, options: dict[str, Any]) -> None:
     begin = options["identity"] or ""
     limit = options["limit"]
     if bool(begin) == options["all"] or (begin and len(begin) < MIN_LENGTH):
-        raise CommandError(f"name the identity (at least its first {MIN_LENGTH} letters), or use --all")
+        raise CommandError(
+            f"name the identity (at least its first {MIN_LENGTH} letters), or use --all"
+        )
     found = [
-        active for active in active_bans(LISTED) if active.identity.startswith(begin) and limit in (None, active.limit)
+        active
+        for active in active_bans(LISTED)
+        if active.identity.startswith(begin) and limit in (None, active.limit)
     ]
     lift_bans(found, forget=options["forget"])
     for active in found:
@@ -77,21 +97,29 @@ def lift(command: Printer, options: dict[str, Any]) -> None:
 
 
 @verb(
-    "bans add", "ban the client of a request like the one described",
+    "bans add",
+    "ban the client of a request like the one described",
     add_request,
-    argument("--limit", action="append", metavar="NAME", help="only for this limit; may be repeated"),
-    argument("--for", dest="length", metavar="TIME", help="30m, 7d …; default: as long as the next ban"),
+    argument(
+        "--limit", action="append", metavar="NAME", help="only for this limit; may be repeated"
+    ),
+    argument(
+        "--for", dest="length", metavar="TIME", help="30m, 7d …; default: as long as the next ban"
+    ),
     argument("--why", default="", help="the reason, stored with the ban and in the history"),
-)  # fmt: skip
+)
 def add(command: Printer, options: dict[str, Any]) -> None:
     met = [limit.planned for limit in explain(described(options)).met if limit.planned is not None]
     asked = options["limit"]
     charges = [planned for planned in met if planned.charge.limit.ban is not None]
-    charges = [planned for planned in charges if asked is None or planned.charge.limit.name in asked]
+    charges = [
+        planned for planned in charges if asked is None or planned.charge.limit.name in asked
+    ]
     if not charges:
         names = ", ".join(planned.charge.limit.name for planned in met) or "none"
         raise CommandError(
-            f"no limit with bans applies to this request ({names}), or its network is in RATELIMIT_NEVER_BAN"
+            f"no limit with bans applies to this request ({names}), or its network is in "
+            "RATELIMIT_NEVER_BAN"
         )
     try:
         bans = ban(charges, options["length"], options["why"])
@@ -127,8 +155,16 @@ def _evidence(evidence: tuple[Offence, ...]) -> dict[str, Any]:
 def _line(active: ActiveBan) -> str:
     made = active.ban
     who = " ".join(f"{kind}={value}" if kind else value for kind, value in active.who)
-    reason = f"by an operator{': ' if active.why else ''}{active.why}" if made.by_hand else f"{made.offences} offences"
-    following = "" if active.next_us is None else f", the next for {duration_words(active.next_us / SECOND)}"
+    reason = (
+        f"by an operator{': ' if active.why else ''}{active.why}"
+        if made.by_hand
+        else f"{made.offences} offences"
+    )
+    following = (
+        ""
+        if active.next_us is None
+        else f", the next for {duration_words(active.next_us / SECOND)}"
+    )
     return (
         f"{active.identity[:12]} {name_words(active.limit)} until {format_moment(made.ends_at)}"
         f"{f' ({who})' if who else ''}: {reason}, ban number {made.times}{following}"

@@ -23,14 +23,17 @@ NOT_ERASED = (
 
 @verb(
     "forget",
-    "erase everything that is stored about one identity. Several options together name the identity of a combined key",
+    "erase everything that is stored about one identity. Several options together name the "
+    "identity of a combined key",
     add_subject,
     argument("--overrides", action="store_true", help="delete its overrides without asking"),
-)  # fmt: skip
+)
 def forget_identity(command: Printer, options: dict[str, Any]) -> None:
     subjects = subjects_of(options)
     if not subjects:
-        raise CommandError("name the identity, such as --user ada, --ip 203.0.113.9 or --header 'X-API-Key: k1'")
+        raise CommandError(
+            "name the identity, such as --user ada, --ip 203.0.113.9 or --header 'X-API-Key: k1'"
+        )
     if len(subjects) > 1 and any(subject.digest for subject in subjects):
         raise CommandError("--digest names a whole identity; use no other option with it")
     for place, subject in enumerate(subjects):

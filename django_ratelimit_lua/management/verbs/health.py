@@ -23,32 +23,46 @@ LISTEN_SECONDS = 2.0
 
 
 @verb(
-    "health", "let Redis make a decision without counting it, and list the background tasks; exit with 1 if that fails"
+    "health",
+    "let Redis make a decision without counting it, and list the background tasks; exit with 1 if "
+    "that fails",
 )
 def health(command: Printer, options: dict[str, Any]) -> None:
     status_of()  # The first decision has to connect.
     status = status_of()
     if not status.ok:
-        raise CommandError(f"Redis is unavailable: {status.error}; RATELIMIT_ON_STORE_ERROR is {conf.ON_STORE_ERROR!r}")
+        raise CommandError(
+            f"Redis is unavailable: {status.error}; RATELIMIT_ON_STORE_ERROR is "
+            f"{conf.ON_STORE_ERROR!r}"
+        )
     revision = provider.reload().revision.number
     rules = f"rules of revision {revision} are published" if revision else "no rules are published"
     command.say(f"a decision takes {status.seconds * 1000:.2f} ms; {rules}")
     for task in background_tasks():
         when = "not yet" if task.seconds_ago is None else f"{task.seconds_ago:.1f} s ago"
-        state = f"failed: {task.error}" if task.error else f"{'running' if task.is_running else 'idle'}, last {when}"
+        state = (
+            f"failed: {task.error}"
+            if task.error
+            else f"{'running' if task.is_running else 'idle'}, last {when}"
+        )
         command.say(f"{task.name}: {task.purpose} ({state})")
     for process in status.processes:
         age = duration_words(time.time() - process.since)
         parts = "; ".join(
-            f"{part.units} of {part.limit} of {part.name} (weight {part.weight:g})" for part in process.parts
+            f"{part.units} of {part.limit} of {part.name} (weight {part.weight:g})"
+            for part in process.parts
         )
-        command.say(f"process {process.pid} on {process.host}, for {age}: {parts or 'no split limit'}")
+        command.say(
+            f"process {process.pid} on {process.host}, for {age}: {parts or 'no split limit'}"
+        )
     if not listener.wait(LISTEN_SECONDS):
         reason = listener.error or "its thread is not running"
         command.warn(f"changes of rules are not pushed, but polled: {reason}")
     for extension in extensions:
         for warning in extension.health():
             command.warn(warning)
-    for problem in dict.fromkeys(filter(None, (migration_problem(with_annexes=True), *problems.found()))):
+    for problem in dict.fromkeys(
+        filter(None, (migration_problem(with_annexes=True), *problems.found()))
+    ):
         is_left_out = problem != problems.owner
         command.warn(f"skipped: {problem}" if is_left_out else problem)

@@ -14,10 +14,16 @@ from . import Printer, argument, verb
 
 
 @verb(
-    "history prune", "delete expired overrides, changes and other old rows from the database",
-    argument("--older", required=True, metavar="TIME", help="the minimum age of deleted rows, such as 400d"),
+    "history prune",
+    "delete expired overrides, changes and other old rows from the database",
+    argument(
+        "--older",
+        required=True,
+        metavar="TIME",
+        help="the minimum age of deleted rows, such as 400d",
+    ),
     argument("--dry-run", action="store_true", help="only count the rows"),
-)  # fmt: skip
+)
 def prune(command: Printer, options: dict[str, Any]) -> None:
     before = timezone.now() - timedelta(seconds=seconds_of("--older", options["older"]))
     moment = format_moment(before)

@@ -14,10 +14,13 @@ from . import Printer, argument, verb
 
 @verb(
     "block",
-    "refuse all requests of a user, an address or network, a value of a field or key, or a client with a digest",
+    "refuse all requests of a user, an address or network, a value of a field or key, or a client "
+    "with a digest",
     add_subject,
     add_length(default="1h"),
-    argument("--rule", metavar="NAME", help="only if this rule of the admin applies; default: always"),
+    argument(
+        "--rule", metavar="NAME", help="only if this rule of the admin applies; default: always"
+    ),
     argument("--confirm", action="store_true", help="block despite warnings"),
     argument("--reason", default="", help="the reason, stored with the override"),
 )
@@ -27,11 +30,15 @@ def block(command: Printer, options: dict[str, Any]) -> None:
     named = None if rule is None else RateLimitRule.objects.named(rule).first()
     if rule is not None and named is None:
         raise CommandError(f"--rule {rule!r}: the admin has no rule of this name")
-    seconds = None if options["for_good"] else seconds_of("--for", options["period"], "; or --for-good")
+    seconds = (
+        None if options["for_good"] else seconds_of("--for", options["period"], "; or --for-good")
+    )
     override = subject.override("block", seconds, rule=named, reason=options["reason"])
     warnings = [] if options["confirm"] else subject.confirmations("block")
     if warnings:
-        raise CommandError("\n".join([*warnings, "Nothing was blocked. Use --confirm to block anyway."]))
+        raise CommandError(
+            "\n".join([*warnings, "Nothing was blocked. Use --confirm to block anyway."])
+        )
     (there,) = add([override])
     ends = override.ends
     until = "for good" if ends is None else f"until {format_moment(ends)}"
@@ -55,5 +62,9 @@ def unblock(command: Printer, options: dict[str, Any]) -> None:
     if not blocks:
         command.say(command.style.WARNING(f"Nothing was ended: there is no block for {subject}."))
     for wider in subject.wider_blocks():
-        command.say(command.style.WARNING(f"{subject} is still blocked, because {wider} is: override {wider.pk}"))
+        command.say(
+            command.style.WARNING(
+                f"{subject} is still blocked, because {wider} is: override {wider.pk}"
+            )
+        )
     command.warn_if_unpublished()

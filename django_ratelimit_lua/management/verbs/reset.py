@@ -14,10 +14,11 @@ from . import Printer, argument, verb
 
 
 @verb(
-    "reset", "reset the counts of a request like the one described, and show the limits of the next one",
+    "reset",
+    "reset the counts of a request like the one described, and show the limits of the next one",
     add_request,
     argument("--limit", action="append", metavar="NAME", help="only this limit; may be repeated"),
-)  # fmt: skip
+)
 def reset(command: Printer, options: dict[str, Any]) -> None:
     limit = options["limit"]
     explanation = explain(described(options))
@@ -25,7 +26,8 @@ def reset(command: Printer, options: dict[str, Any]) -> None:
     if unknown := set(limit or ()) - set(names):
         asked = ", ".join(map(repr, sorted(unknown)))
         raise CommandError(
-            f"the limit {asked} does not apply to this request; these apply: {', '.join(names) or 'none'}"
+            f"the limit {asked} does not apply to this request; these apply: "
+            f"{', '.join(names) or 'none'}"
         )
     try:
         done = reset_limits(explanation, set(limit) if limit else None)

@@ -30,7 +30,8 @@ from . import Printer, argument, verb
 _COMPARED = {
     True: "The request is from the same client as the refused one.",
     False: "The request is from another client than the refused one.",
-    None: "The request cannot be compared: the limit that refused does not apply to it, or the secret has changed.",
+    None: "The request cannot be compared: the limit that refused does not apply to it, or the "
+    "secret has changed.",
 }
 
 
@@ -44,17 +45,22 @@ def list_rules(command: Printer, options: dict[str, Any]) -> None:
         command.say(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {reading(rule.given or {})}")
     for problem in ruleset.problems:
         command.stderr.write(command.style.ERROR(f"skipped: {problem}"))
-    command.say(f"{rules_yaml.counted([rules_yaml.RULE] * len(ruleset.rules))}; revision {ruleset.revision.number}")
+    command.say(
+        f"{rules_yaml.counted([rules_yaml.RULE] * len(ruleset.rules))}; revision "
+        f"{ruleset.revision.number}"
+    )
 
 
 @verb(
-    "rules explain", "explain why a request is allowed or refused, without counting it",
+    "rules explain",
+    "explain why a request is allowed or refused, without counting it",
     add_request,
     argument(
-        "--reference", metavar="REFERENCE",
+        "--reference",
+        metavar="REFERENCE",
         help="the reference of a 429; with a request, whether it is from the same client",
     ),
-)  # fmt: skip
+)
 def explain(command: Printer, options: dict[str, Any]) -> None:
     opened = None if options["reference"] is None else _open(command, options["reference"])
     if opened is not None and options["path"] is None:
@@ -70,7 +76,9 @@ def explain(command: Printer, options: dict[str, Any]) -> None:
     if explanation.exempt is not None:
         command.say(f"exempt: {explanation.exempt}")
     if explanation.block is not None:
-        command.say(f"blocked, with or without rules: override {explanation.block.pk} ({explanation.block})")
+        command.say(
+            f"blocked, with or without rules: override {explanation.block.pk} ({explanation.block})"
+        )
     for limit in explanation.met:
         command.say(f"{limit.name} ({limit.source}): {limit.reading}")
         if limit.override is not None:
@@ -118,11 +126,12 @@ def _open(command: Printer, text: str) -> OpenedReference:
 
 
 @verb(
-    "rules mode", "change the mode of a rule, for example if the admin is locked out",
+    "rules mode",
+    "change the mode of a rule, for example if the admin is locked out",
     argument("name"),
     argument("mode", choices=MODES),
     argument("--confirm", action="store_true", help="enforce it despite warnings"),
-)  # fmt: skip
+)
 def switch(command: Printer, options: dict[str, Any]) -> None:
     name = options["name"]
     mode = options["mode"]
@@ -133,7 +142,9 @@ def switch(command: Printer, options: dict[str, Any]) -> None:
     if mode == "enforce" != rule.mode and not options["confirm"]:
         asked = [str(problem) for _field, problem in enforcing(rule)]
         if asked:
-            raise CommandError("\n".join([*asked, "Nothing was changed. Use --confirm to change it anyway."]))
+            raise CommandError(
+                "\n".join([*asked, "Nothing was changed. Use --confirm to change it anyway."])
+            )
     rule.switch(mode)
     command.say(f"{rule.name}: {rule.reading()}")
     command.warn_if_unpublished()
@@ -145,12 +156,13 @@ def export(command: Printer, options: dict[str, Any]) -> None:
 
 
 @verb(
-    "rules import", "create and change the rules of the admin from a YAML file",
+    "rules import",
+    "create and change the rules of the admin from a YAML file",
     argument("file", help="a file, or - for standard input"),
     argument("--dry-run", action="store_true", help="only show what would change"),
     argument("--delete", action="store_true", help="delete rules that are not in the file"),
     argument("--confirm", action="store_true", help="change the rules despite warnings"),
-)  # fmt: skip
+)
 def import_rules(command: Printer, options: dict[str, Any]) -> None:
     file = options["file"]
     dry_run = options["dry_run"]
@@ -158,10 +170,18 @@ def import_rules(command: Printer, options: dict[str, Any]) -> None:
     require_urlconf()
     text = _read(file)
     changes = rules_yaml.plan(text, _source(file))
-    warnings = [f"{name}: {line}" for name, lines in changed_confirmations(changes).items() for line in lines]
+    warnings = [
+        f"{name}: {line}"
+        for name, lines in changed_confirmations(changes).items()
+        for line in lines
+    ]
     if warnings and not (confirm or dry_run):
-        raise CommandError("\n".join([*warnings, "Nothing was changed. Use --confirm to change it anyway."]))
-    notices = [f"{name}: {line}" for name, lines in changed_notices(changes).items() for line in lines]
+        raise CommandError(
+            "\n".join([*warnings, "Nothing was changed. Use --confirm to change it anyway."])
+        )
+    notices = [
+        f"{name}: {line}" for name, lines in changed_notices(changes).items() for line in lines
+    ]
     for line in [*warnings, *notices]:
         command.warn(line)
     if not dry_run:
@@ -170,7 +190,11 @@ def import_rules(command: Printer, options: dict[str, Any]) -> None:
         command.say("\n".join(change.words()))
     number = rules_yaml.counted(change.word for change in changes)
     command.say(f"{number} {'would be changed' if dry_run else 'changed'}")
-    deleted = [change for change in changes if change.after is None] if dry_run and not options["delete"] else []
+    deleted = (
+        [change for change in changes if change.after is None]
+        if dry_run and not options["delete"]
+        else []
+    )
     if deleted:
         names = ", ".join(rules_yaml.deletions(deleted))
         number = rules_yaml.counted(change.word for change in deleted)
@@ -205,7 +229,10 @@ def publish_rules(command: Printer, options: dict[str, Any]) -> None:
     command.say(f"published revision {publish(rebuild=True)}")
 
 
-@verb("rules adopt", "publish the rules of this database over those of another database or a newer version")
+@verb(
+    "rules adopt",
+    "publish the rules of this database over those of another database or a newer version",
+)
 def adopt(command: Printer, options: dict[str, Any]) -> None:
     command.say(f"published revision {publish(rebuild=True, take_over=True)}")
 

@@ -13,9 +13,10 @@ from . import Printer, argument, verb
 
 
 @verb(
-    "slots list", "list the held slots of concurrency limits, the longest first",
+    "slots list",
+    "list the held slots of concurrency limits, the longest first",
     argument("--rule", default="", metavar="NAME", help="only slots of this rule or call site"),
-)  # fmt: skip
+)
 def list_slots(command: Printer, options: dict[str, Any]) -> None:
     held = slots_held(options["rule"])
     for holder in held:
@@ -25,10 +26,11 @@ def list_slots(command: Printer, options: dict[str, Any]) -> None:
 
 
 @verb(
-    "slots release", "end a slot, in whichever process; its work continues",
+    "slots release",
+    "end a slot, in whichever process; its work continues",
     argument("id", help="the id of the slot, or its beginning"),
     argument("--why", default="", help="the reason, stored in the history"),
-)  # fmt: skip
+)
 def release(command: Printer, options: dict[str, Any]) -> None:
     found = [holder for holder in slots_held() if holder.id.startswith(options["id"])]
     if len({holder.id for holder in found}) != 1:
@@ -41,9 +43,12 @@ def release(command: Printer, options: dict[str, Any]) -> None:
 
 def line(holder: Holder) -> str:
     """A slot on one line."""
-    client = ", ".join(f"{kind} {value}".strip() for kind, value in holder.identity) or holder.digest[:8]
+    client = (
+        ", ".join(f"{kind} {value}".strip() for kind, value in holder.identity) or holder.digest[:8]
+    )
     seconds = max(0.0, time.time() - holder.since)
     return (
-        f"{holder.id[:12]}  {holder.limit} ({holder.units} of {holder.of})  {client}  for {seconds:.0f} s  "
+        f"{holder.id[:12]}  {holder.limit} ({holder.units} of {holder.of})  {client}  for "
+        f"{seconds:.0f} s  "
         f"{holder.host}:{holder.pid}  {holder.what}"
     )

@@ -1,7 +1,8 @@
-"""`make bench-peers`: what a hit and a request cost with other limiters and with ours, as ratios of one run.
+"""`make bench-peers`: what a hit and a request cost with other limiters and with ours, as ratios of
+one run.
 
-`--only` takes a part, `--quick` few rounds, to see that everything works; `--write` puts the tables into
-`docs/benchmarks.inc`, but for a run with either.
+`--only` takes a part, `--quick` few rounds, to see that everything works; `--write` puts the tables
+into `docs/benchmarks.inc`, but for a run with either.
 """
 
 from __future__ import annotations
@@ -40,9 +41,20 @@ from tests.server import server  # noqa: E402
 
 PAGE = Path(__file__).parents[3] / "docs" / "benchmarks.inc"
 PACKAGES = (
-    "django-ratelimit-lua", "redis", "hiredis", "limits", "coredis", "throttled-py", "django-ratelimit",
-    "django-smart-ratelimit", "djangorestframework", "Django", "django-redis", "gunicorn", "uvicorn",
-)  # fmt: skip
+    "django-ratelimit-lua",
+    "redis",
+    "hiredis",
+    "limits",
+    "coredis",
+    "throttled-py",
+    "django-ratelimit",
+    "django-smart-ratelimit",
+    "djangorestframework",
+    "Django",
+    "django-redis",
+    "gunicorn",
+    "uvicorn",
+)
 
 Column = tuple[str, Callable[[str], str]]
 """A heading, and what stands under it beside a name."""
@@ -58,8 +70,15 @@ def versions() -> str:
             return f"{package} not installed"
 
     told = DIRECT.info("server")
-    name = f"Valkey {told['valkey_version']}" if "valkey_version" in told else f"Redis {told['redis_version']}"
-    return f"{name}, Python {platform.python_version()}, {os.cpu_count()} cores; {', '.join(map(of, PACKAGES))}."
+    name = (
+        f"Valkey {told['valkey_version']}"
+        if "valkey_version" in told
+        else f"Redis {told['redis_version']}"
+    )
+    return (
+        f"{name}, Python {platform.python_version()}, {os.cpu_count()} cores; "
+        f"{', '.join(map(of, PACKAGES))}."
+    )
 
 
 def table(title: str, names: Sequence[str], columns: Sequence[Column]) -> str:
@@ -132,7 +151,10 @@ def hits(rounds: int) -> list[str]:
             ("server CPU", ratio(found, "server")),
             ("round trips", plain(found, "trips")),
         ]
-    return [*tables, table("A hit of several limits; the unit is as many bare calls", names, columns)]
+    return [
+        *tables,
+        table("A hit of several limits; the unit is as many bare calls", names, columns),
+    ]
 
 
 def coroutines(rounds: int) -> list[str]:
@@ -152,7 +174,11 @@ def coroutines(rounds: int) -> list[str]:
 
 def processes(rounds: int) -> list[str]:
     """Hits of one limit by eight processes."""
-    measurable = [limiter for limiter in LIMITERS if limiter.make is not None and limiter.name not in (VIEW, DRF_VIEW)]
+    measurable = [
+        limiter
+        for limiter in LIMITERS
+        if limiter.make is not None and limiter.name not in (VIEW, DRF_VIEW)
+    ]
     found = measure_processes(measurable, rounds)
     columns = [
         ("hits/s", ratio(found, "per_second", "{:,.0f}")),
@@ -161,7 +187,11 @@ def processes(rounds: int) -> list[str]:
     ]
     names = [limiter.name for limiter in measurable]
     return [
-        table(f"Hits of one limit by {PROCESSES} processes; views with all that they cost", names, columns),
+        table(
+            f"Hits of one limit by {PROCESSES} processes; views with all that they cost",
+            names,
+            columns,
+        ),
         *failures(found),
     ]
 
@@ -176,7 +206,10 @@ def requests(rounds: int) -> list[str]:
             ("p50, ms", plain(found, "p50", "{:.1f}")),
             ("p99, ms", plain(found, "p99", "{:.1f}")),
         ]
-        tables += [table(f"Requests by {CONNECTIONS} connections to {name}", list(found), columns), *failures(found)]
+        tables += [
+            table(f"Requests by {CONNECTIONS} connections to {name}", list(found), columns),
+            *failures(found),
+        ]
     return tables
 
 

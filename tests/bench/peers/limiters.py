@@ -1,8 +1,9 @@
 """The limiters that are compared, each through its own public entry.
 
-Each is made for so many limits (1000/h, 1001/h, ...) of the same identity, and answers whether a hit is let through.
-Where several limits cannot be asked at once, they are asked one after the other, as users would. All are imported where
-they are made: a package that is missing or fails is a row that says so.
+Each is made for so many limits (1000/h, 1001/h, ...) of the same identity, and answers whether a
+hit is let through. Where several limits cannot be asked at once, they are asked one after the
+other, as users would. All are imported where they are made: a package that is missing or fails is a
+row that says so.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ HEADER = "X-Client"
 class Limiter:
     """One row of the tables.
 
-    - `make`, `amake`: given a number of limits, whether a hit is let through; `amake` is called in an event loop;
+    - `make`, `amake`: given a number of limits, whether a hit is let through; `amake` is called in
+      an event loop;
     - `beyond`: the row of the same view without a limit, whose cost is none of its own.
     """
 
@@ -46,7 +48,9 @@ def bare(limits: int) -> Decide:
     import redis
 
     client, sha = redis.Redis.from_url(url()), DIRECT.script_load(BARE)
-    return lambda identity: all(client.evalsha(sha, 1, f"bare:{number}:{identity}") for number in range(limits))
+    return lambda identity: all(
+        client.evalsha(sha, 1, f"bare:{number}:{identity}") for number in range(limits)
+    )
 
 
 def abare(limits: int) -> AsyncDecide:
@@ -55,7 +59,9 @@ def abare(limits: int) -> AsyncDecide:
     client, sha = redis.asyncio.Redis.from_url(url()), DIRECT.script_load(BARE)
 
     async def decide(identity: str) -> bool:
-        return all([await client.evalsha(sha, 1, f"bare:{number}:{identity}") for number in range(limits)])
+        return all(
+            [await client.evalsha(sha, 1, f"bare:{number}:{identity}") for number in range(limits)]
+        )
 
     return decide
 
@@ -68,7 +74,9 @@ def ours(algorithm: str) -> Limiter:
         from django_ratelimit_lua import RateLimiter
 
         return RateLimiter(
-            f"{algorithm}-{limits}", [f"{RATE + number}/h" for number in range(limits)], algorithm=algorithm
+            f"{algorithm}-{limits}",
+            [f"{RATE + number}/h" for number in range(limits)],
+            algorithm=algorithm,
         )
 
     return Limiter(
@@ -83,7 +91,9 @@ def limits_library(name: str, strategy: str, implementation: str = "redispy") ->
         from limits import RateLimitItemPerHour, storage, strategies
 
         ask = getattr(strategies, strategy)(storage.storage_from_string(url())).hit
-        items = [RateLimitItemPerHour(RATE + number, namespace=strategy) for number in range(limits)]
+        items = [
+            RateLimitItemPerHour(RATE + number, namespace=strategy) for number in range(limits)
+        ]
         return lambda identity: all(ask(item, identity) for item in items)
 
     def amake(limits: int) -> AsyncDecide:
@@ -92,7 +102,9 @@ def limits_library(name: str, strategy: str, implementation: str = "redispy") ->
 
         store = storage.storage_from_string(f"async+{url()}", implementation=implementation)
         ask = getattr(strategies, strategy)(store).hit
-        items = [RateLimitItemPerHour(RATE + number, namespace=strategy) for number in range(limits)]
+        items = [
+            RateLimitItemPerHour(RATE + number, namespace=strategy) for number in range(limits)
+        ]
 
         async def decide(identity: str) -> bool:
             return all([await ask(item, identity) for item in items])
@@ -108,7 +120,12 @@ def throttled(using: str) -> Limiter:
 
         store = RedisStore(server=url())
         made = [
-            Throttled(using=using, quota=rate_limiter.per_hour(RATE + number), store=store, key_prefix=f"limit{number}")
+            Throttled(
+                using=using,
+                quota=rate_limiter.per_hour(RATE + number),
+                store=store,
+                key_prefix=f"limit{number}",
+            )
             for number in range(limits)
         ]
         return lambda identity: not any(one.limit(identity).limited for one in made)
@@ -118,7 +135,12 @@ def throttled(using: str) -> Limiter:
 
         store = RedisStore(server=url())
         made = [
-            Throttled(using=using, quota=rate_limiter.per_hour(RATE + number), store=store, key_prefix=f"limit{number}")
+            Throttled(
+                using=using,
+                quota=rate_limiter.per_hour(RATE + number),
+                store=store,
+                key_prefix=f"limit{number}",
+            )
             for number in range(limits)
         ]
 
@@ -160,7 +182,9 @@ def plain(limits: int, view: View) -> View:
 def decorated(limits: int, view: View) -> View:
     from django_ratelimit_lua import ratelimit
 
-    return ratelimit(key="header:x-client", rate=[f"{RATE + number}/h" for number in range(limits)])(view)
+    return ratelimit(
+        key="header:x-client", rate=[f"{RATE + number}/h" for number in range(limits)]
+    )(view)
 
 
 def django_ratelimit(limits: int, view: View) -> View:
@@ -181,7 +205,11 @@ def smart(algorithm: str, *, is_async: bool = False) -> Decorate:
                 return f"{algorithm}:{number}:{request.headers[HEADER]}"
 
             rate = f"{RATE + number}/h"
-            view = aratelimit(key=key, rate=rate)(view) if is_async else ratelimit(key, rate, algorithm=algorithm)(view)
+            view = (
+                aratelimit(key=key, rate=rate)(view)
+                if is_async
+                else ratelimit(key, rate, algorithm=algorithm)(view)
+            )
         return view
 
     return decorate
@@ -196,7 +224,9 @@ def drf(base: Callable[[], type] | None) -> Decorate:
 
         class Throttled(APIView):
             authentication_classes = ()
-            throttle_classes = tuple(_throttle(base(), number) for number in range(limits)) if base else ()
+            throttle_classes = (
+                tuple(_throttle(base(), number) for number in range(limits)) if base else ()
+            )
 
             def get(self, request: object) -> Response:
                 return Response("ok", headers={"Content-Length": "4"})
@@ -239,7 +269,12 @@ def _request(identity: str) -> Any:
 
     request = HttpRequest()
     request.method = "GET"
-    request.META = {"REMOTE_ADDR": "127.0.0.1", "SERVER_NAME": "bench", "SERVER_PORT": "80", "HTTP_X_CLIENT": identity}
+    request.META = {
+        "REMOTE_ADDR": "127.0.0.1",
+        "SERVER_NAME": "bench",
+        "SERVER_PORT": "80",
+        "HTTP_X_CLIENT": identity,
+    }
     return request
 
 
@@ -300,8 +335,13 @@ LIMITERS = [
     limits_library("fixed window, by coredis", "FixedWindowRateLimiter", "coredis"),
     *map(throttled, ("fixed_window", "sliding_window", "token_bucket", "leaking_bucket", "gcra")),
 ]
-LIMITERS += [Limiter(name, _asked(decorate), beyond=undecorated_name(name)) for name, decorate in VIEWS.items()]
 LIMITERS += [
-    Limiter(f"{name}, async", amake=_async_asked(decorate), beyond=f"{undecorated_name(name)}, async")
+    Limiter(name, _asked(decorate), beyond=undecorated_name(name))
+    for name, decorate in VIEWS.items()
+]
+LIMITERS += [
+    Limiter(
+        f"{name}, async", amake=_async_asked(decorate), beyond=f"{undecorated_name(name)}, async"
+    )
     for name, decorate in ASYNC_VIEWS.items()
 ]

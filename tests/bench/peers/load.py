@@ -1,4 +1,6 @@
-"""A load of bounded length: so many connections that are kept open, each of which asks again when it is answered."""
+"""A load of bounded length: so many connections that are kept open, each of which asks again when
+it is answered.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,19 @@ class Unanswered(Exception):  # noqa: N818 - the answer is not the one
     """A request was answered by something else than 200."""
 
 
-async def load(port: int, path: str, identities: list[str], connections: int, seconds: float, most: int) -> Load:
-    """Ask for a path for so many seconds, and not more often than `most`, each time as the next identity.
+async def load(
+    port: int, path: str, identities: list[str], connections: int, seconds: float, most: int
+) -> Load:
+    """Ask for a path for so many seconds, and not more often than `most`, each time as the next
+    identity.
 
     Raises `Unanswered`; answers have to say how long they are.
     """
     turns, took = itertools.islice(itertools.cycle(identities), most), list[float]()
     started = time.perf_counter()
-    await asyncio.gather(*(_ask(port, path, turns, started + seconds, took) for _ in range(connections)))
+    await asyncio.gather(
+        *(_ask(port, path, turns, started + seconds, took) for _ in range(connections))
+    )
     whole = time.perf_counter() - started
     took.sort()
     return Load(len(took) / whole, took[len(took) // 2] * 1e3, took[len(took) * 99 // 100] * 1e3)
@@ -41,7 +48,9 @@ async def _ask(port: int, path: str, turns: Iterator[str], until: float, took: l
             started = time.perf_counter()
             if started > until:
                 break
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nX-Client: {identity}\r\n\r\n".encode())
+            writer.write(
+                f"GET {path} HTTP/1.1\r\nHost: localhost\r\nX-Client: {identity}\r\n\r\n".encode()
+            )
             head = await reader.readuntil(b"\r\n\r\n")
             lines = head.lower().split(b"\r\n")
             length = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))

@@ -18,13 +18,20 @@ from tests.demo import await_port, free_port
 
 CONNECTIONS, SECONDS, MAX_ENTRIES = 8, 1.0, 4000
 SERVERS = {
-    "gunicorn, 8 threads": ("gunicorn", "tests.bench.peers.site:wsgi", "--threads=8", "--keep-alive=60", "--bind"),
+    "gunicorn, 8 threads": (
+        "gunicorn",
+        "tests.bench.peers.site:wsgi",
+        "--threads=8",
+        "--keep-alive=60",
+        "--bind",
+    ),
     "uvicorn": ("uvicorn", "tests.bench.peers.site:asgi", "--port"),
 }
 
 
 class Requests(NamedTuple):
-    """Requests a second, how many times those of the same view without a limit, and milliseconds."""
+    """Requests a second, how many times those of the same view without a limit, and
+    milliseconds."""
 
     per_second: float
     share: float
@@ -61,10 +68,15 @@ def _serving(command: tuple[str, ...]) -> Iterator[int]:
 
 def measure_requests(rounds: int) -> dict[str, dict[str, Requests | Failed]]:
     """For each server, and each of its views in turn."""
-    return {name: _measure(command, _pages(is_async=name == "uvicorn"), rounds) for name, command in SERVERS.items()}
+    return {
+        name: _measure(command, _pages(is_async=name == "uvicorn"), rounds)
+        for name, command in SERVERS.items()
+    }
 
 
-def _measure(command: tuple[str, ...], pages: dict[str, tuple[str, str]], rounds: int) -> dict[str, Requests | Failed]:
+def _measure(
+    command: tuple[str, ...], pages: dict[str, tuple[str, str]], rounds: int
+) -> dict[str, Requests | Failed]:
     DIRECT.flushdb()
     taken: dict[str, list[Load]] = {name: [] for name in pages}
     failed: dict[str, Failed] = {}

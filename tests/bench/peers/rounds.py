@@ -26,8 +26,9 @@ PROCESSES, PROCESS_SECONDS = 8, 1.0
 
 
 class Cost(NamedTuple):
-    """Of a hit, in microseconds: what half of all and 99 of 100 take at most, CPU here and of the server, the server's
-    time inside commands; and its round trips."""
+    """Of a hit, in microseconds: what half of all and 99 of 100 take at most, CPU here and of the
+    server, the server's time inside commands; and its round trips.
+    """
 
     p50: float
     p99: float
@@ -38,7 +39,9 @@ class Cost(NamedTuple):
 
     def beyond(self, view: Cost) -> Cost:
         """What it takes more than a view; its slowest, more than a usual one of the view."""
-        return Cost(*(more - less for more, less in zip(self, view._replace(p99=view.p50), strict=True)))
+        return Cost(
+            *(more - less for more, less in zip(self, view._replace(p99=view.p50), strict=True))
+        )
 
 
 class Footprint(NamedTuple):
@@ -85,7 +88,9 @@ def failure(error: Exception) -> Failed:
 # One process
 
 
-def _round(decide: Decide, identities: Sequence[str], trips: float, commands: frozenset[str]) -> Cost:
+def _round(
+    decide: Decide, identities: Sequence[str], trips: float, commands: frozenset[str]
+) -> Cost:
     took, clock = [], time.perf_counter_ns
     DIRECT.config_resetstat()
     used, cpu = server_cpu(), time.process_time()
@@ -97,14 +102,18 @@ def _round(decide: Decide, identities: Sequence[str], trips: float, commands: fr
             raise Refused(identity)
     cpu, used = time.process_time() - cpu, server_cpu() - used
     stats = DIRECT.info("commandstats")
-    inside = sum(stats[f"cmdstat_{name}"]["usec"] for name in commands if f"cmdstat_{name}" in stats)
+    inside = sum(
+        stats[f"cmdstat_{name}"]["usec"] for name in commands if f"cmdstat_{name}" in stats
+    )
     took.sort()
     count = len(took)
     p50, p99 = took[count // 2] / 1e3, took[count * 99 // 100] / 1e3
     return Cost(p50, p99, cpu / count * 1e6, used / count * 1e6, inside / count, trips)
 
 
-def measure_hits(limiters: Iterable[Limiter], limits: int, rounds: int, calls: int) -> dict[str, Cost | Failed]:
+def measure_hits(
+    limiters: Iterable[Limiter], limits: int, rounds: int, calls: int
+) -> dict[str, Cost | Failed]:
     """What a hit of so many limits costs with each."""
     made: dict[str, tuple[Decide, float, frozenset[str]]] = {}
     found: dict[str, Cost | Failed] = {}
@@ -135,7 +144,8 @@ def measure_hits(limiters: Iterable[Limiter], limits: int, rounds: int, calls: i
                 del made[name], taken[name]
     gc.enable()
     return found | {
-        name: Cost(*(statistics.median(column) for column in zip(*costs, strict=True))) for name, costs in taken.items()
+        name: Cost(*(statistics.median(column) for column in zip(*costs, strict=True)))
+        for name, costs in taken.items()
     }
 
 
@@ -168,7 +178,9 @@ def _commands(decide: Decide) -> frozenset[str]:
         DIRECT.echo("over")
         heard = iter(monitor.next_command, None)
         lines = itertools.takewhile(lambda line: not line["command"].startswith("ECHO"), heard)
-        return frozenset(line["command"].split()[0].lower() for line in lines if line["client_type"] != "lua")
+        return frozenset(
+            line["command"].split()[0].lower() for line in lines if line["client_type"] != "lua"
+        )
 
 
 def _present() -> set[bytes]:
@@ -210,7 +222,11 @@ async def _together(decide: AsyncDecide, coroutines: int, decisions: int) -> Rat
     shares = [IDENTITIES[first:decisions:coroutines] for first in range(coroutines)]
     used, cpu, started = server_cpu(), time.process_time(), time.perf_counter()
     await asyncio.gather(*map(one, shares))
-    seconds, cpu, used = time.perf_counter() - started, time.process_time() - cpu, server_cpu() - used
+    seconds, cpu, used = (
+        time.perf_counter() - started,
+        time.process_time() - cpu,
+        server_cpu() - used,
+    )
     return Rate(decisions / seconds, cpu / decisions * 1e6, used / decisions * 1e6)
 
 
@@ -257,7 +273,10 @@ def measure_processes(limiters: list[Limiter], rounds: int) -> dict[str, Rate | 
     DIRECT.flushdb()
     workers = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.bench.peers.rounds"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "tests.bench.peers.rounds"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for _ in range(PROCESSES)
     ]
@@ -330,7 +349,11 @@ def _hits(decide: Decide) -> dict[str, float]:
             if not decide(identity):
                 raise Refused(identity)
         decisions += 20
-    return {"decisions": decisions, "cpu": time.process_time() - cpu, "seconds": time.perf_counter() - started}
+    return {
+        "decisions": decisions,
+        "cpu": time.process_time() - cpu,
+        "seconds": time.perf_counter() - started,
+    }
 
 
 if __name__ == "__main__":

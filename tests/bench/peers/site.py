@@ -1,6 +1,8 @@
-"""The site of `requests.py`: a view under each limiter, on WSGI and ASGI. A limiter that is not installed has no view.
+"""The site of `requests.py`: a view under each limiter, on WSGI and ASGI. A limiter that is not
+installed has no view.
 
-It has no middleware, and its views answer at once: what a limiter takes is as large a part of a request as it can be.
+It has no middleware, and its views answer at once: what a limiter takes is as large a part of a
+request as it can be.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ from django.core.asgi import get_asgi_application  # noqa: E402
 from django.core.wsgi import get_wsgi_application  # noqa: E402
 from django.urls import path  # noqa: E402
 
-from tests.bench.peers.limiters import ASYNC_VIEWS, VIEWS, Decorate, async_undecorated, slug, undecorated  # noqa: E402
+from tests.bench.peers.limiters import (  # noqa: E402
+    ASYNC_VIEWS,
+    VIEWS,
+    Decorate,
+    async_undecorated,
+    slug,
+    undecorated,
+)
 
 
 def _paths(prefix: str, ways: Mapping[str, Decorate], make: Callable[[], Any]) -> Iterator[Any]:
@@ -31,5 +40,8 @@ def _paths(prefix: str, ways: Mapping[str, Decorate], make: Callable[[], Any]) -
                 yield path(f"{prefix}/{slug(name)}/{limits}", decorate(limits, make()))
 
 
-urlpatterns = [*_paths("plain", VIEWS, undecorated), *_paths("async", ASYNC_VIEWS, async_undecorated)]
+urlpatterns = [
+    *_paths("plain", VIEWS, undecorated),
+    *_paths("async", ASYNC_VIEWS, async_undecorated),
+]
 wsgi, asgi = get_wsgi_application(), get_asgi_application()

@@ -1,4 +1,6 @@
-"""What the processes of `test_breaker_processes.py` do: `from tests.contrib.breakers.calls import *` in a `Worker`."""
+"""What the processes of `test_breaker_processes.py` do: `from tests.contrib.breakers.calls import
+*` in a `Worker`.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,15 @@ from django_ratelimit_lua.contrib.breakers.operations import force  # noqa: F401
 heard: list[Any] = []
 
 
-def note(sender: Any, signal: Any, breaker: str, calls: int, failures: int, shared: bool, **told: Any) -> None:
+def note(
+    sender: Any, signal: Any, breaker: str, calls: int, failures: int, shared: bool, **told: Any
+) -> None:
     """Keep what signals of breakers tell."""
-    name = next(name for name in ("opened", "half_open", "closed") if getattr(signals, f"circuit_{name}") is signal)
+    name = next(
+        name
+        for name in ("opened", "half_open", "closed")
+        if getattr(signals, f"circuit_{name}") is signal
+    )
     heard.append([name, breaker, calls, failures, shared])
 
 
@@ -27,7 +35,11 @@ _breakers: dict[str, CircuitBreaker] = {}
 def pay(outcome: str = "paid", name: str = "payments", seconds: float = 0.0, **options: Any) -> str:
     """Ask the payment service through a breaker: what it says, or "open"."""
     given = {"minimum": 10, "open_for": "1s", "probes": 3, **options}
-    breaker = _breakers.setdefault(name, CircuitBreaker(name, **given)) if name not in _breakers else _breakers[name]
+    breaker = (
+        _breakers.setdefault(name, CircuitBreaker(name, **given))
+        if name not in _breakers
+        else _breakers[name]
+    )
     try:
         with breaker.call():
             time.sleep(seconds)

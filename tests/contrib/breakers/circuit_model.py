@@ -1,4 +1,6 @@
-"""The breaker as a model: what `circuit.lua` does, operation by operation. Tests hold both to the same answers."""
+"""The breaker as a model: what `circuit.lua` does, operation by operation. Tests hold both to the
+same answers.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class CircuitModel:
     'open'
     """
 
-    def __init__(self, state: State = "closed", era: int = 0, ends: int = 0, share: int = 100) -> None:
+    def __init__(
+        self, state: State = "closed", era: int = 0, ends: int = 0, share: int = 100
+    ) -> None:
         self.state, self.era = state, era
         self.since = self.successes = self.pause = 0
         self.ends = ends
@@ -64,13 +68,24 @@ class CircuitModel:
         elif operation == "ask":
             granted = self._grant(now, by, probe)
         else:
-            self.probes |= {running: now + by.probe_us for running in probe.split() if running in self.probes}
-        wait = {"open": self.ends - now, "ramp": self.ends - now, "half": min(self.probes.values(), default=now) - now}
+            self.probes |= {
+                running: now + by.probe_us for running in probe.split() if running in self.probes
+            }
+        wait = {
+            "open": self.ends - now,
+            "ramp": self.ends - now,
+            "half": min(self.probes.values(), default=now) - now,
+        }
         shares = {"closed": 100, "open": 0, "half": 0, "ramp": SHARES[self.step - 1]}
         return Answer(
-            self.state, self.era, max(0, wait.get(self.state, 0)), shares[self.state],
-            *self._sums(now, by), granted, tuple(self._events),
-        )  # fmt: skip
+            self.state,
+            self.era,
+            max(0, wait.get(self.state, 0)),
+            shares[self.state],
+            *self._sums(now, by),
+            granted,
+            tuple(self._events),
+        )
 
     def _event(self, name: str, calls: int, failures: int, slow: int, reason: str = "") -> None:
         self._events.append(Event(name, calls, failures, slow, reason))
@@ -91,12 +106,29 @@ class CircuitModel:
             bucket[1:] = [one + more for one, more in zip(bucket[1:], outcomes, strict=True)]
 
     def _sums(self, now: int, by: Thresholds) -> tuple[int, int, int]:
-        self.buckets = {key: bucket for key, bucket in self.buckets.items() if bucket[0] > now - by.window_us}
-        calls, failures, slow = (sum(bucket[field] for bucket in self.buckets.values()) for field in (1, 2, 3))
+        self.buckets = {
+            key: bucket for key, bucket in self.buckets.items() if bucket[0] > now - by.window_us
+        }
+        calls, failures, slow = (
+            sum(bucket[field] for bucket in self.buckets.values()) for field in (1, 2, 3)
+        )
         return calls, failures, slow
 
-    def _open(self, now: int, by: Thresholds, chance: int, reason: str, calls: int, failures: int, slow: int) -> None:
-        longer = by.open_us if self.state == "closed" else max(by.open_us, min(self.pause * 2, by.open_max_us))
+    def _open(
+        self,
+        now: int,
+        by: Thresholds,
+        chance: int,
+        reason: str,
+        calls: int,
+        failures: int,
+        slow: int,
+    ) -> None:
+        longer = (
+            by.open_us
+            if self.state == "closed"
+            else max(by.open_us, min(self.pause * 2, by.open_max_us))
+        )
         self.state, self.era, self.since, self.pause = "open", self.era + 1, now, longer
         self.ends, self.step, self.successes = now + _longer(longer, chance), 0, 0
         self.buckets = {}
@@ -114,7 +146,9 @@ class CircuitModel:
         self.probes[probe] = now + by.probe_us
         return True
 
-    def _judge_probe(self, now: int, by: Thresholds, chance: int, result: Result, era: int | None) -> None:
+    def _judge_probe(
+        self, now: int, by: Thresholds, chance: int, result: Result, era: int | None
+    ) -> None:
         if self.state != "half" or era not in (None, self.era):
             return
         if result == "failed":

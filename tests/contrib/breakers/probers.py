@@ -1,7 +1,9 @@
-"""`make faults`: what happens to an open circuit breaker when its prober is hurt, or its server is, in one table.
+"""`make faults`: what happens to an open circuit breaker when its prober is hurt, or its server is,
+in one table.
 
-Two processes share a breaker. The first one's call fails, and it is open. Then something is done to the first process
-or to the server, while the second one calls all the time, and its calls succeed when they are made.
+Two processes share a breaker. The first one's call fails, and it is open. Then something is done to
+the first process or to the server, while the second one calls all the time, and its calls succeed
+when they are made.
 """
 
 from __future__ import annotations
@@ -41,8 +43,10 @@ def go_on():
 
 @dataclass
 class Hurt:
-    """What to do to the first process or the server when the breaker is open (`is_probing`: when the first one probes),
-    and how to undo it `AWAY_SECONDS` later. `at`: where Redis is; `settings`: of both processes."""
+    """What to do to the first process or the server when the breaker is open (`is_probing`: when
+    the first one probes), and how to undo it `AWAY_SECONDS` later. `at`: where Redis is;
+    `settings`: of both processes.
+    """
 
     at: str
     inject: Callable[[Worker], Any]
@@ -123,8 +127,10 @@ FAULTS: dict[str, Callable[[], Any]] = {
 
 @dataclass
 class Outcome:
-    """What came of one fault: seconds until a call was made again, and until all were; calls that raised something else
-    than `CircuitOpen`; how often each change was signalled, by processes that live."""
+    """What came of one fault: seconds until a call was made again, and until all were; calls that
+    raised something else than `CircuitOpen`; how often each change was signalled, by processes that
+    live.
+    """
 
     first: float
     closed: float
@@ -136,7 +142,9 @@ def run(name: str) -> Outcome:
     """Hurt the prober, or the server."""
     with FAULTS[name]() as hurt:
         settings = {"RATELIMIT_TIMEOUT": 0.5, **hurt.settings}
-        workers = [Worker("rl:", {}, at=hurt.at, annexes=["breakers"], **settings) for _ in range(2)]
+        workers = [
+            Worker("rl:", {}, at=hurt.at, annexes=["breakers"], **settings) for _ in range(2)
+        ]
         with workers[0] as first, workers[1] as second:
             for worker in workers:
                 worker("from tests.contrib.breakers.calls import *")
@@ -167,5 +175,7 @@ def table(outcomes: dict[str, Outcome]) -> str:
             for word in ("opened", "half_open", "closed")
             if (number := outcome.told[word])
         )
-        rows.append((name, f"{outcome.first:.1f}", f"{outcome.closed:.1f}", str(outcome.wrong), told))
+        rows.append(
+            (name, f"{outcome.first:.1f}", f"{outcome.closed:.1f}", str(outcome.wrong), told)
+        )
     return faults.aligned(rows)

@@ -1,4 +1,5 @@
-"""Every fault of the table in the documentation, while breakers are open: `make faults` prints it."""
+"""Every fault of the table in the documentation, while breakers are open: `make faults`
+prints it."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ pytestmark = pytest.mark.faults
 
 @pytest.mark.parametrize("name", probers.FAULTS)
 def test_a_breaker_is_asked_again_whatever_happens(name: str) -> None:
-    """It is never stuck, and no call raises anything but `CircuitOpen`; where nothing is lost, each change is signalled
-    once."""
+    """It is never stuck, and no call raises anything but `CircuitOpen`; where nothing is lost, each
+    change is signalled once.
+    """
     if lacks_clock(name):
         pytest.skip("NO CLOCK TEST: libfaketime (Debian: faketime) is not installed")
     outcome = probers.run(name)

@@ -1,4 +1,6 @@
-"""Circuit breakers in operators' hands: rows retune and force them, by the admin and a command, everywhere at once."""
+"""Circuit breakers in operators' hands: rows retune and force them, by the admin and a command,
+everywhere at once.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,12 @@ def operator() -> Client:
 
 def test_it_is_forced_and_ends_by_itself(payments: Callable[..., str]) -> None:
     """Open, closed whatever happens, and by its own state when the time is over."""
-    force("payments", "open", until=timezone.now() + datetime.timedelta(seconds=1.5), why="maintenance")
+    force(
+        "payments",
+        "open",
+        until=timezone.now() + datetime.timedelta(seconds=1.5),
+        why="maintenance",
+    )
     until(lambda: pays(payments, "forced"))
     until(lambda: pays(payments, "paid"))
     force("payments", "closed")
@@ -134,9 +141,13 @@ def test_a_row_that_cannot_be_understood_is_left_out(payments: Callable[..., str
     until(lambda: payments() == "paid" and circuits.by_name["payments"].by.minimum == 10)
 
 
-def test_what_operators_do_is_in_the_history(payments: Callable[..., str], operator: Client) -> None:
+def test_what_operators_do_is_in_the_history(
+    payments: Callable[..., str], operator: Client
+) -> None:
     """Who, what and why; in words, on the page of the history."""
-    operator.post(f"{HERE}one/?name=payments", {"how": "open", "period": "1h", "why": "the bank is down"})
+    operator.post(
+        f"{HERE}one/?name=payments", {"how": "open", "period": "1h", "why": "the bank is down"}
+    )
     change = RateLimitChange.objects.get()
     assert (change.by, change.kind, change.name) == ("operator", "breaker", "payments")
     assert (change.after["forced"], change.after["why"]) == ("open", "the bank is down")
@@ -159,7 +170,9 @@ def test_the_history_tells_two_moments_of_one_minute_apart(payments: Callable[..
     assert re.fullmatch(r"Until: .*\d\d:05:10 → .*\d\d:05:40", until)
 
 
-def test_the_list_shows_all_breakers_and_how_they_are(payments: Callable[..., str], operator: Client) -> None:
+def test_the_list_shows_all_breakers_and_how_they_are(
+    payments: Callable[..., str], operator: Client
+) -> None:
     """Those without a row as well; states and numbers are those of all processes."""
     for _ in range(10):
         payments(fails=True)
@@ -175,11 +188,18 @@ def test_the_list_shows_all_breakers_and_how_they_are(payments: Callable[..., st
 
 def test_forcing_by_the_admin(payments: Callable[..., str], operator: Client) -> None:
     """With an end; an error is shown beside its field."""
-    assert operator.post(f"{HERE}one/?name=payments", {"how": "ajar", "period": "1h"}).status_code == 200
-    late = operator.post(f"{HERE}one/?name=payments", {"how": "open", "until": "2001-01-01T12:00"}).content.decode()
+    assert (
+        operator.post(f"{HERE}one/?name=payments", {"how": "ajar", "period": "1h"}).status_code
+        == 200
+    )
+    late = operator.post(
+        f"{HERE}one/?name=payments", {"how": "open", "until": "2001-01-01T12:00"}
+    ).content.decode()
     assert "Enter a moment in the future." in late
     assert not RateLimitBreaker.objects.exists()
-    response = operator.post(f"{HERE}one/?name=payments", {"how": "open", "period": "1d"}, follow=True)
+    response = operator.post(
+        f"{HERE}one/?name=payments", {"how": "open", "period": "1d"}, follow=True
+    )
     assert "This holds everywhere within milliseconds." in response.content.decode()
     row = RateLimitBreaker.objects.get()
     assert row.forced == "open"
@@ -200,20 +220,34 @@ def test_who_may_not_force_only_looks(payments: Callable[..., str]) -> None:
     assert client.get(f"{HERE}add/").status_code == 403
     stranger = User.objects.create_user("stranger", is_staff=True)
     client.force_login(stranger)
-    assert client.get(HERE).status_code == client.get(f"{HERE}one/?name=payments").status_code == 403
+    assert (
+        client.get(HERE).status_code == client.get(f"{HERE}one/?name=payments").status_code == 403
+    )
 
 
-def test_thresholds_in_the_admin_are_checked(payments: Callable[..., str], admin_client: Client) -> None:
+def test_thresholds_in_the_admin_are_checked(
+    payments: Callable[..., str], admin_client: Client
+) -> None:
     """As in the code, with the problem at its field."""
-    wrong = admin_client.post(f"{HERE}add/", {"name": "payments", "window": "soon", "failure_ratio": "0.5"})
+    wrong = admin_client.post(
+        f"{HERE}add/", {"name": "payments", "window": "soon", "failure_ratio": "0.5"}
+    )
     assert "Enter a time from 10s to 1d" in wrong.content.decode()
     assert admin_client.post(f"{HERE}add/", {"name": "payments", "window": "1m"}).status_code == 302
     assert RateLimitBreaker.objects.get().thresholds() == {"window": "1m"}
 
 
-def test_all_that_is_wrong_with_thresholds_is_said_at_once(payments: Callable[..., str], admin_client: Client) -> None:
+def test_all_that_is_wrong_with_thresholds_is_said_at_once(
+    payments: Callable[..., str], admin_client: Client
+) -> None:
     """Each at its field."""
-    wrong = {"failure_ratio": "1.5", "failures": "0", "slow": "2 hours", "probes": "5000", "open_for": "soon"}
+    wrong = {
+        "failure_ratio": "1.5",
+        "failures": "0",
+        "slow": "2 hours",
+        "probes": "5000",
+        "open_for": "soon",
+    }
     form = admin_client.post(f"{HERE}add/", {"name": "payments", **wrong}).context["adminform"].form
     assert set(form.errors) == set(wrong)
 
@@ -222,32 +256,56 @@ def test_what_is_wrong_is_said_in_the_language_of_who_fills_it_in(
     payments: Callable[..., str], admin_client: Client
 ) -> None:
     """Each field's problem, in German as well."""
-    wrong = {"failure_ratio": "1.5", "failures": "0", "slow": "2 hours", "open_max": "9d", "probes": "5000"}
+    wrong = {
+        "failure_ratio": "1.5",
+        "failures": "0",
+        "slow": "2 hours",
+        "open_max": "9d",
+        "probes": "5000",
+    }
     with translation.override("de"):
         page = admin_client.post(f"{HERE}add/", {"name": "payments", **wrong})
     errors = page.context["adminform"].form.errors
     assert set(errors) == set(wrong)
-    assert [text for texts in errors.values() for text in texts if not text.startswith("Geben Sie ")] == []
+    assert [
+        text for texts in errors.values() for text in texts if not text.startswith("Geben Sie ")
+    ] == []
     assert errors["probes"] == ["Geben Sie eine ganze Zahl von 1 bis 1000 ein."]
-    assert errors["open_max"] == ["Geben Sie eine Zeit von 100ms bis 1d ein, zum Beispiel 30s oder 5m."]
+    assert errors["open_max"] == [
+        "Geben Sie eine Zeit von 100ms bis 1d ein, zum Beispiel 30s oder 5m."
+    ]
 
 
-def test_thresholds_that_contradict_the_code_are_refused(payments: Callable[..., str], admin_client: Client) -> None:
+def test_thresholds_that_contradict_the_code_are_refused(
+    payments: Callable[..., str], admin_client: Client
+) -> None:
     """They would be left out by every process, and only the log would say so."""
     page = admin_client.post(f"{HERE}add/", {"name": "payments", "open_max": "1s"})
     assert page.status_code == 200
     assert set(page.context["adminform"].form.errors) == {"open_max"}
     assert not RateLimitBreaker.objects.exists()
-    assert admin_client.post(f"{HERE}add/", {"name": "payments", "open_for": "1s", "open_max": "1s"}).status_code == 302
+    assert (
+        admin_client.post(
+            f"{HERE}add/", {"name": "payments", "open_for": "1s", "open_max": "1s"}
+        ).status_code
+        == 302
+    )
 
 
-def test_the_form_shows_what_the_code_says(payments: Callable[..., str], admin_client: Client) -> None:
+def test_the_form_shows_what_the_code_says(
+    payments: Callable[..., str], admin_client: Client
+) -> None:
     """As what applies if a field is empty; and the names of the breakers there are."""
     force("payments", "open")
     row = RateLimitBreaker.objects.get()
     page = admin_client.get(f"{HERE}{row.pk}/change/")
-    attributes = {name: field.widget.attrs for name, field in page.context["adminform"].form.fields.items()}
-    shown = {word: attributes[word].get("placeholder") for word in ("failure_ratio", "failures", "minimum", "open_for")}
+    attributes = {
+        name: field.widget.attrs for name, field in page.context["adminform"].form.fields.items()
+    }
+    shown = {
+        word: attributes[word].get("placeholder")
+        for word in ("failure_ratio", "failures", "minimum", "open_for")
+    }
     assert shown == {"failure_ratio": 0.5, "failures": None, "minimum": 10, "open_for": "30s"}
     html = page.content.decode()
     assert 'min="-' not in html
@@ -265,7 +323,9 @@ def test_a_breaker_has_one_row(payments: Callable[..., str], admin_client: Clien
     assert RateLimitBreaker.objects.get().thresholds() == {"failures": 7}
 
 
-def test_the_form_says_that_no_code_has_a_breaker(payments: Callable[..., str], admin_client: Client) -> None:
+def test_the_form_says_that_no_code_has_a_breaker(
+    payments: Callable[..., str], admin_client: Client
+) -> None:
     """Once it is saved, with the one that may be meant."""
     page = admin_client.post(f"{HERE}add/", {"name": "payment", "failures": "7"}, follow=True)
     assert "it would do nothing. Did you mean “payments”?" in page.content.decode()
@@ -281,7 +341,9 @@ def run(*arguments: str) -> str:
 def test_the_command_lists_and_forces(payments: Callable[..., str]) -> None:
     """With a time or for good, and a reason; by its own state again with `auto`."""
     assert "payments: closed; " in run("list")
-    assert "forced: open until " in run("open", "payments", "--for", "10m", "--why", "the bank is down")
+    assert "forced: open until " in run(
+        "open", "payments", "--for", "10m", "--why", "the bank is down"
+    )
     until(lambda: pays(payments, "forced"))
     assert RateLimitChange.objects.latest("pk").by == "ratelimit breakers open"
     assert "forced: closed until it is taken back" in run("close", "payments", "--for-good")
@@ -309,8 +371,9 @@ FILE = """
 
 
 def test_thresholds_are_rules_as_code(payments: Callable[..., str]) -> None:
-    """They come and go with the file of the rules; what is forced stays as it is, and a file without breakers leaves
-    them alone."""
+    """They come and go with the file of the rules; what is forced stays as it is, and a file
+    without breakers leaves them alone.
+    """
     assert "payments" not in rules_yaml.export()
     assert [change.name for change in rules_yaml.apply(FILE)] == ["api", "payments"]
     assert RateLimitBreaker.objects.get().thresholds() == {"failure_ratio": 0.25, "slow": "3s"}
@@ -362,7 +425,9 @@ def test_a_wrong_type_in_a_file_is_refused_at_its_field(wrong: str, said: str) -
 def test_all_that_is_wrong_with_a_breaker_in_a_file_is_said() -> None:
     """Unknown words as well; a time may be a number of seconds, as in the code."""
     with pytest.raises(RuleError) as raised:
-        rules_yaml.load("- breaker: 5\n  mood: blue\n  failures: 0\n  window: soon\n  open_for: 2d\n")
+        rules_yaml.load(
+            "- breaker: 5\n  mood: blue\n  failures: 0\n  window: soon\n  open_for: 2d\n"
+        )
     told = str(raised.value).splitlines()
     words = ("name Enter text", "failures is 0", "window is 'soon'", "open_for is", "unknown mood")
     for word, line in zip(words, told, strict=True):
@@ -376,7 +441,9 @@ def test_the_file_that_the_docs_show_is_one() -> None:
     text = (Path(__file__).parents[3] / "docs" / "breakers.rst").read_text()
     (block,) = re.findall(r"code-block:: yaml\n\n((?:   .*\n)+)", text)
     shown = textwrap.dedent(block)
-    assert [(item.word, item.name) for item in rules_yaml.load(shown)][1:] == [("breaker", "payments")]
+    assert [(item.word, item.name) for item in rules_yaml.load(shown)][1:] == [
+        ("breaker", "payments")
+    ]
 
 
 def said(*arguments: str) -> str:
@@ -391,35 +458,47 @@ def test_rules_and_breakers_are_counted_apart(payments: Callable[..., str], tmp_
     file = tmp_path / "rules.yaml"
     file.write_text(FILE)
     assert said("check", str(file)) == "1 rule and 1 breaker: no problem found\n"
-    assert said("import", str(file), "--dry-run").endswith("1 rule and 1 breaker would be changed\n")
+    assert said("import", str(file), "--dry-run").endswith(
+        "1 rule and 1 breaker would be changed\n"
+    )
     assert said("import", str(file)).endswith("1 rule and 1 breaker changed\n")
     file.write_text("- breaker: payments\n  failures: 7\n")
     assert said("check", str(file)) == "1 breaker: no problem found\n"
     told = said("import", str(file), "--dry-run")
     assert "1 rule and 1 breaker would be changed\n" in told
     assert "1 rule would be deleted with --delete: api\n" in told
-    with pytest.raises(RuleError, match="the file lacks 1 of the rules there are, which would be deleted: api"):
+    with pytest.raises(
+        RuleError, match="the file lacks 1 of the rules there are, which would be deleted: api"
+    ):
         rules_yaml.apply(file.read_text())
 
 
-def test_a_breaker_that_no_code_has_is_a_notice(payments: Callable[..., str], tmp_path: Path) -> None:
+def test_a_breaker_that_no_code_has_is_a_notice(
+    payments: Callable[..., str], tmp_path: Path
+) -> None:
     """As for rules that do nothing; of what is there already, it is not said again."""
     file = tmp_path / "rules.yaml"
     file.write_text("- breaker: payment\n  failures: 7\n")
     told = said("import", str(file))
-    assert re.search("breaker payment: No breaker in the code has this name.*Did you mean “payments”", told)
+    assert re.search(
+        "breaker payment: No breaker in the code has this name.*Did you mean “payments”", told
+    )
     assert "1 breaker changed" in told
     file.write_text("- breaker: payment\n  failures: 8\n- breaker: payments\n  failures: 8\n")
     assert said("import", str(file)).endswith("2 breakers changed\n")
 
 
-def test_a_file_in_the_admin_says_so_too(payments: Callable[..., str], admin_client: Client) -> None:
+def test_a_file_in_the_admin_says_so_too(
+    payments: Callable[..., str], admin_client: Client
+) -> None:
     """And says how many rules and how many breakers it has changed."""
     file = "/admin/django_ratelimit_lua/ratelimitrule/file/"
     text = FILE.replace("payments", "payment")
     page = admin_client.post(file, {"file": SimpleUploadedFile("rules.yaml", text.encode())})
     assert "No breaker in the code has this name" in page.content.decode()
-    values = {name: page.context["form"].initial[name] for name in ("text", "revision")} | {"confirm": "yes"}
+    values = {name: page.context["form"].initial[name] for name in ("text", "revision")} | {
+        "confirm": "yes"
+    }
     done = admin_client.post(file, values, follow=True).content.decode()
     assert "1 rule is that of the file" in done
     assert "1 breaker is that of the file" in done
@@ -427,7 +506,11 @@ def test_a_file_in_the_admin_says_so_too(payments: Callable[..., str], admin_cli
 
 def scraped() -> dict[tuple[str, ...], float]:
     """The metrics as they are now."""
-    return {(metric.name, *labels): number for metric in METRICS for labels, number in metric.read().items()}
+    return {
+        (metric.name, *labels): number
+        for metric in METRICS
+        for labels, number in metric.read().items()
+    }
 
 
 def test_metrics_have_the_state_of_each(payments: Callable[..., str]) -> None:
@@ -441,7 +524,8 @@ def test_metrics_have_the_state_of_each(payments: Callable[..., str]) -> None:
 
 
 def test_metrics_have_what_is_forced(payments: Callable[..., str]) -> None:
-    """As long as it lasts, of a breaker that nobody has called as well; and beside its own state."""
+    """As long as it lasts, of a breaker that nobody has called as well; and beside its
+    own state."""
 
     def told(name: str) -> list[float]:
         return [scraped()["breaker_forced", name, how] for how in ("open", "closed")]
@@ -457,7 +541,9 @@ def test_metrics_have_what_is_forced(payments: Callable[..., str]) -> None:
     assert told("payments") == [0, 0]
 
 
-def test_a_breaker_that_is_declared_twice_otherwise_is_warned_of(payments: Callable[..., str]) -> None:
+def test_a_breaker_that_is_declared_twice_otherwise_is_warned_of(
+    payments: Callable[..., str],
+) -> None:
     """Where it is the same, nothing is said."""
 
     def warnings() -> list[str | None]:  # Other tests of this process have other breakers.
@@ -508,7 +594,10 @@ class Paying(View):
 @pytest.fixture
 def guarded(settings: Any) -> None:
     """A site that answers 503 where a breaker raises, and whose breaker is closed."""
-    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.MIDDLEWARE = [
+        *settings.MIDDLEWARE,
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ]
     circuits.by_name["checkout"].forget()
 
 
@@ -521,7 +610,9 @@ def explained(path: str = "/checkout/?who=ada") -> str:
 
 @pytest.mark.usefixtures("guarded")
 def test_a_request_is_explained_by_the_breakers_of_its_view(client: Client) -> None:
-    """What they are like, and what would come of it, which is what comes of it; nothing is counted by asking."""
+    """What they are like, and what would come of it, which is what comes of it; nothing is counted
+    by asking.
+    """
     assert client.get("/checkout/?who=ada").status_code == 200
     assert "breaker checkout: closed\n" in explained()
     assert "would be allowed" in explained()
@@ -530,7 +621,7 @@ def test_a_request_is_explained_by_the_breakers_of_its_view(client: Client) -> N
         client.get("/checkout/?who=ada&fails=")
     assert client.get("/checkout/?who=ada").status_code == 503
     told = explained()
-    pattern = r"breaker checkout: open since \d\d:\d\d, next probe in \d+ s; a call that it stops is answered 503\n"
+    pattern = r"breaker checkout: open since \d\d:\d\d, next probe in \d+ s; a call that it stops is answered 503\n"  # noqa: E501
     assert re.search(pattern, told), told
     assert told.endswith("The next request like this would be stopped by a breaker.\n")
     assert client.get("/shop/?who=ada").content == b"recommended"
@@ -538,11 +629,14 @@ def test_a_request_is_explained_by_the_breakers_of_its_view(client: Client) -> N
     force("checkout", "closed")
     until(lambda: client.get("/checkout/?who=ada").status_code == 200)
     told = explained()
-    assert "breaker checkout: forced closed until it is taken back; its own state: open since" in told
+    assert (
+        "breaker checkout: forced closed until it is taken back; its own state: open since" in told
+    )
     assert "would be allowed" in told
     force("checkout", "open", until=timezone.now() + datetime.timedelta(days=400))
     assert re.search(
-        r"checkout: forced open until \d+ \w+ \d{4}, \d\d:\d\d; .*; a call that it stops is answered 503\n", explained()
+        r"checkout: forced open until \d+ \w+ \d{4}, \d\d:\d\d; .*; a call that it stops is answered 503\n",  # noqa: E501
+        explained(),
     )
 
 
@@ -550,7 +644,10 @@ def test_a_request_is_explained_by_the_breakers_of_its_view(client: Client) -> N
 def test_the_inspector_shows_the_breakers_of_a_view(client: Client) -> None:
     """And leads to them, whoever may see them."""
     client.force_login(User.objects.create_superuser("grace"))
-    inspector, asked = "/admin/django_ratelimit_lua/ratelimitoverride/inspect/", {"path": "/checkout/?who=ada"}
+    inspector, asked = (
+        "/admin/django_ratelimit_lua/ratelimitoverride/inspect/",
+        {"path": "/checkout/?who=ada"},
+    )
     page = client.get(inspector, asked).content.decode()
     assert f'<a href="{HERE}one/?name=checkout">checkout: closed</a>' in page
     assert "would be allowed" in page
@@ -558,8 +655,8 @@ def test_the_inspector_shows_the_breakers_of_a_view(client: Client) -> None:
     page = client.get(inspector, asked).content.decode()
     assert "The next request like this would be stopped by a breaker" in page
     assert (
-        "checkout: forced open until it is taken back; its own state: closed; a call that it stops is answered 503"
-        in page
+        "checkout: forced open until it is taken back; its own state: closed; a call that it "
+        "stops is answered 503" in page
     )
     viewer = User.objects.create_user("viewer", is_staff=True)
     viewer.user_permissions.add(Permission.objects.get(codename="view_ratelimitrule"))

@@ -33,9 +33,14 @@ def start(prefix: str, template: Path, tmp_path: Path) -> Iterator[Start]:
     database = copy(template, tmp_path / "site.sqlite3")
     with ExitStack() as stack:
 
-        def begin(count: int, call: str = "pay()", at: str = "", **settings: object) -> list[Worker]:
+        def begin(
+            count: int, call: str = "pay()", at: str = "", **settings: object
+        ) -> list[Worker]:
             given = {"at": at, "annexes": ["breakers"], **settings}
-            workers = [stack.enter_context(Worker(prefix, {"default": database}, **given)) for _ in range(count)]
+            workers = [
+                stack.enter_context(Worker(prefix, {"default": database}, **given))
+                for _ in range(count)
+            ]
             for worker in workers:
                 worker("from tests.contrib.breakers.calls import *")
                 assert worker(call) == "paid"
@@ -49,12 +54,15 @@ def start(prefix: str, template: Path, tmp_path: Path) -> Iterator[Start]:
 
 def signals_of(workers: list[Worker], shared: bool = True) -> list[str]:
     """What the processes were told by signals, all together."""
-    return [name for worker in workers for name, *_, is_shared in worker("heard") if is_shared is shared]
+    return [
+        name for worker in workers for name, *_, is_shared in worker("heard") if is_shared is shared
+    ]
 
 
 def test_all_processes_are_open_within_milliseconds(start: Start) -> None:
-    """Of the failure that is too many, in one of them; the push tells the others, which ask nobody. The signal is sent
-    once."""
+    """Of the failure that is too many, in one of them; the push tells the others, which ask nobody.
+    The signal is sent once.
+    """
     workers = start(5)
     late = []
     for number in range(5):
@@ -88,10 +96,20 @@ def test_failures_of_many_processes_count_together(start: Start) -> None:
 def test_calls_that_hang_in_many_processes_count_together(start: Start) -> None:
     """Each hangs in one call and makes no other; a process that is killed then has been counted."""
     *hanging, other = start(4, "pay(slow='0.2s', slow_ratio=0.2, minimum=9, open_for='1m')")
-    for number, worker in enumerate(hanging):  # Eight calls have succeeded; with two slow ones, these are a fifth.
+    for number, worker in enumerate(
+        hanging
+    ):  # Eight calls have succeeded; with two slow ones, these are a fifth.
         worker.send("pay(seconds=30)")
         if number == 0:
-            until(lambda: other("circuits.by_name['payments'].tell() or circuits.by_name['payments'].answer.slow") == 1)
+            until(
+                lambda: (
+                    other(
+                        "circuits.by_name['payments'].tell() or "
+                        "circuits.by_name['payments'].answer.slow"
+                    )
+                    == 1
+                )
+            )
             worker.kill()
     until(lambda: other("state()") == "open", 3)
     assert other("pay()") == "open"
@@ -100,7 +118,9 @@ def test_calls_that_hang_in_many_processes_count_together(start: Start) -> None:
 
 
 def test_exactly_so_many_probes_at_once_across_processes(start: Start) -> None:
-    """Eight processes ask all the time, while a service hangs that is being probed: three calls reach it."""
+    """Eight processes ask all the time, while a service hangs that is being probed: three calls
+    reach it.
+    """
     options = "failures=1, open_for='0.3s', probes=3"
     workers = start(8, f"pay({options})")
     workers[0]("pay('failed')")
@@ -120,7 +140,10 @@ def test_a_killed_prober_does_not_keep_it_half_open(start: Start) -> None:
     workers = start(3, f"pay({options})")
     victim, *others = workers
     for worker in workers:  # So that nobody waits for ten seconds here.
-        worker("from django_ratelimit_lua.contrib.breakers import rows ;; rows.MIN_PROBE_US = 1_500_000")
+        worker(
+            "from django_ratelimit_lua.contrib.breakers import rows ;; rows.MIN_PROBE_US = "
+            "1_500_000"
+        )
     others[0]("pay('failed')")
     until(lambda: victim("state()") == "open")
     time.sleep(0.25)
@@ -150,10 +173,13 @@ def test_recovery_is_no_stampede(start: Start) -> None:
 
 
 def test_without_redis_each_judges_by_what_it_sees(start: Start) -> None:
-    """Killed: a process that sees failures opens for itself, and no other; back, all go by the shared state again, and
-    calls were never errors."""
+    """Killed: a process that sees failures opens for itself, and no other; back, all go by the
+    shared state again, and calls were never errors.
+    """
     with Server() as server, ExitStack() as stack:
-        workers = start(2, "pay(failures=4, open_for='0.5s', probes=1)", at=server.url, RATELIMIT_TIMEOUT=0.1)
+        workers = start(
+            2, "pay(failures=4, open_for='0.5s', probes=1)", at=server.url, RATELIMIT_TIMEOUT=0.1
+        )
         sick, well = workers
         kill(server)
         assert sick("[pay('failed') for _ in range(6)]") == ["failed"] * 4 + ["open"] * 2
@@ -173,20 +199,29 @@ def test_without_redis_each_judges_by_what_it_sees(start: Start) -> None:
 
 
 def test_a_silent_redis_costs_a_deadline_and_not_a_call(start: Start) -> None:
-    """Hung: the failure that would open waits for the answer as long as a decision may, and then opens here."""
+    """Hung: the failure that would open waits for the answer as long as a decision may, and then
+    opens here.
+    """
     with Server() as server:
         (worker,) = start(1, "pay(failures=2, open_for='1m')", at=server.url, RATELIMIT_TIMEOUT=0.1)
         os.kill(server.pid, signal.SIGSTOP)
         try:
             began = time.monotonic()
-            assert worker("[pay('failed') for _ in range(4)]") == ["failed", "failed", "open", "open"]
+            assert worker("[pay('failed') for _ in range(4)]") == [
+                "failed",
+                "failed",
+                "open",
+                "open",
+            ]
             assert time.monotonic() - began < 5
         finally:
             os.kill(server.pid, signal.SIGCONT)
 
 
 def test_a_child_of_a_fork_counts_for_itself(start: Start) -> None:
-    """What the parent counted is told by the parent alone; the child hears of the state as any process."""
+    """What the parent counted is told by the parent alone; the child hears of the state as any
+    process.
+    """
     workers = start(2, "pay(failures=5, open_for='1m')")
     first, other = workers
     first("[pay('failed') for _ in range(4)]")
@@ -194,11 +229,13 @@ def test_a_child_of_a_fork_counts_for_itself(start: Start) -> None:
         import os ;; reader, writer = os.pipe() ;; child = os.fork() ;;
         child or (os.write(writer, str([pay('failed'), circuits.flush(), state()]).encode()), os._exit(0)) ;;
         os.waitpid(child, 0) ;; os.close(writer) ;; os.read(reader, 1000).decode()
-    """
+    """  # noqa: E501
     came = first(" ".join(child.split()))
     assert came in ("['failed', True, 'open']", "['failed', True, 'closed']")
     until(lambda: other("state()") == "open")
-    assert other("circuits.by_name['payments'].tell() or circuits.by_name['payments'].answer.era") == 1
+    assert (
+        other("circuits.by_name['payments'].tell() or circuits.by_name['payments'].answer.era") == 1
+    )
     with_numbers = [told for worker in workers for told in worker("heard")]
     assert all(failures == 5 for _, _, _, failures, _ in with_numbers)
 
@@ -212,7 +249,7 @@ def test_a_child_of_a_fork_has_none_of_its_parents_calls(start: Start) -> None:
         import os ;; reader, writer = os.pipe() ;; child = os.fork() ;;
         child or (os.write(writer, str(len(circuits.by_name['payments'].running)).encode()), os._exit(0)) ;;
         os.waitpid(child, 0) ;; os.close(writer) ;; os.read(reader, 1000).decode()
-    """
+    """  # noqa: E501
     assert worker(" ".join(child.split())) == "0"
     assert worker("len(circuits.by_name['payments'].running)") == 1
 
@@ -220,8 +257,13 @@ def test_a_child_of_a_fork_has_none_of_its_parents_calls(start: Start) -> None:
 def test_without_redis_a_probe_that_hangs_keeps_its_place(start: Start) -> None:
     """It counts as failed, and the next call is made when it has ended."""
     with Server() as server:
-        (worker,) = start(1, "pay(failures=1, slow='50ms', open_for='0.1s', probes=1)", at=server.url)
-        worker("from django_ratelimit_lua.contrib.breakers import rows ;; rows.MIN_PROBE_US = 1_500_000")
+        (worker,) = start(
+            1, "pay(failures=1, slow='50ms', open_for='0.1s', probes=1)", at=server.url
+        )
+        worker(
+            "from django_ratelimit_lua.contrib.breakers import rows ;; rows.MIN_PROBE_US = "
+            "1_500_000"
+        )
         kill(server)
         assert worker("pay('failed')") == "failed"
         begin = "threading.Thread(target=pay, kwargs={'seconds': 3}, daemon=True).start()"
@@ -238,12 +280,16 @@ def test_a_process_that_ends_tells_what_it_counted(start: Start) -> None:
     first, other = start(2, "pay(minimum=1000)")
     first("[pay('failed') for _ in range(7)]")
     first.__exit__()
-    assert other("circuits.by_name['payments'].tell() or circuits.by_name['payments'].answer.failures") == 7
+    assert (
+        other("circuits.by_name['payments'].tell() or circuits.by_name['payments'].answer.failures")
+        == 7
+    )
 
 
 def test_what_an_operator_forces_holds_everywhere_at_once(start: Start) -> None:
-    """In processes that call all the time, and in the next call of one that has called nobody for long; and what is
-    retuned is so as well."""
+    """In processes that call all the time, and in the next call of one that has called nobody for
+    long; and what is retuned is so as well.
+    """
     workers = start(4)
     first, idle, *others = workers
     late = []

@@ -1,4 +1,6 @@
-"""Circuit breakers in one process: what counts, what is let through, and what answers in the place of a call."""
+"""Circuit breakers in one process: what counts, what is let through, and what answers in the place
+of a call.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ from django_ratelimit_lua import LimitError
 from django_ratelimit_lua.contrib.breakers import CircuitBreaker, CircuitOpen, circuit
 from django_ratelimit_lua.contrib.breakers.circuits import circuits
 from django_ratelimit_lua.contrib.breakers.rows import BreakerRow, Force
-from django_ratelimit_lua.contrib.breakers.signals import circuit_closed, circuit_half_open, circuit_opened
+from django_ratelimit_lua.contrib.breakers.signals import (
+    circuit_closed,
+    circuit_half_open,
+    circuit_opened,
+)
 from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.store import flusher
@@ -60,7 +66,11 @@ def told() -> Iterator[list[Any]]:
     """The signals of breakers, by name."""
     found: list[Any] = []
     receivers = []
-    for name, signal in (("opened", circuit_opened), ("half_open", circuit_half_open), ("closed", circuit_closed)):
+    for name, signal in (
+        ("opened", circuit_opened),
+        ("half_open", circuit_half_open),
+        ("closed", circuit_closed),
+    ):
 
         def hear(sender: Any, name: str = name, **told: Any) -> None:
             found.append((name, told))
@@ -89,8 +99,9 @@ def until(ready: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 def test_it_opens_by_the_failure_that_is_too_many(service: Service, told: list[Any]) -> None:
-    """In the call itself, not a second later; the resource is not asked any more, the caller is told when it is, and
-    the signal has the numbers."""
+    """In the call itself, not a second later; the resource is not asked any more, the caller is
+    told when it is, and the signal has the numbers.
+    """
     pay = CircuitBreaker("payments", minimum=6, open_for="30s")(service)
     assert [pay() for _ in range(3)] == ["paid"] * 3
     service.does = fail
@@ -101,7 +112,12 @@ def test_it_opens_by_the_failure_that_is_too_many(service: Service, told: list[A
     assert (caught.value.breaker, caught.value.reason) == ("payments", "open")
     assert 29 < caught.value.retry_after <= 33
     ((name, numbers),) = told
-    assert (name, numbers["breaker"], numbers["calls"], numbers["failures"]) == ("opened", "payments", 6, 3)
+    assert (name, numbers["breaker"], numbers["calls"], numbers["failures"]) == (
+        "opened",
+        "payments",
+        6,
+        3,
+    )
     assert (numbers["reason"], numbers["shared"]) == ("failure_ratio", True)
 
 
@@ -125,8 +141,12 @@ def test_it_comes_back_by_probes_and_a_ramp(service: Service, told: list[Any]) -
     assert [name for name, _ in told] == ["opened", "half_open", "closed"]
 
 
-def test_a_probe_that_fails_opens_it_again_for_longer(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice as long. Without a thread: if a flush were on the way, it would report the probe, a moment later."""
+def test_a_probe_that_fails_opens_it_again_for_longer(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice as long. Without a thread: if a flush were on the way, it would report the probe, a
+    moment later.
+    """
     monkeypatch.setattr(flusher, "start", lambda: False)
     pay = CircuitBreaker("payments", failures=1, open_for="0.2s")(service)
     service.does = fail
@@ -146,8 +166,9 @@ def test_slow_calls_open_it_too(service: Service, told: list[Any]) -> None:
 
 
 class Hanging:
-    """A service that does not answer until it is released. `running` and `most`: how many calls run now, and ran at
-    the same time at most."""
+    """A service that does not answer until it is released. `running` and `most`: how many calls run
+    now, and ran at the same time at most.
+    """
 
     def __init__(self) -> None:
         self.released = threading.Event()
@@ -192,7 +213,9 @@ def numbers_of(name: str) -> tuple[int, int, int]:
 
 
 def test_calls_that_hang_open_it_before_they_end(hanging: Hanging, told: list[Any]) -> None:
-    """The next call is refused as soon as enough calls have lasted `slow`; none of them counts a second time."""
+    """The next call is refused as soon as enough calls have lasted `slow`; none of them counts a
+    second time.
+    """
     pay = CircuitBreaker("payments", slow="0.2s", minimum=5, open_for="30s")(hanging)
     for _ in range(5):
         hanging.start(pay)
@@ -202,7 +225,12 @@ def test_calls_that_hang_open_it_before_they_end(hanging: Hanging, told: list[An
     until(lambda: bool(told))
     assert hanging.called == 5
     ((name, numbers),) = told
-    assert (name, numbers["calls"], numbers["slow"], numbers["reason"]) == ("opened", 5, 5, "slow_ratio")
+    assert (name, numbers["calls"], numbers["slow"], numbers["reason"]) == (
+        "opened",
+        5,
+        5,
+        "slow_ratio",
+    )
     hanging.release()
     assert numbers_of("payments") == (0, 0, 0)
     assert hanging.called == 5
@@ -219,8 +247,9 @@ def test_calls_that_hang_open_it_without_another_call(hanging: Hanging) -> None:
 
 
 def test_coroutines_that_hang_open_it() -> None:
-    """Of forty calls at intervals, those are made that begin before enough of them have lasted `slow`. As a decorator,
-    and as a block."""
+    """Of forty calls at intervals, those are made that begin before enough of them have lasted
+    `slow`. As a decorator, and as a block.
+    """
     called = 0
 
     async def hang() -> None:
@@ -275,7 +304,9 @@ def test_a_call_that_is_cancelled_after_it_was_slow_counts_as_slow() -> None:
 
 
 def test_a_call_that_hung_and_then_fails_counts_once(hanging: Hanging) -> None:
-    """As one call, slow from when it had lasted so long, and failed from its end; one that succeeds adds nothing."""
+    """As one call, slow from when it had lasted so long, and failed from its end; one that succeeds
+    adds nothing.
+    """
     breaker = CircuitBreaker("payments", slow="50ms", minimum=1000)
 
     def late() -> None:
@@ -291,7 +322,9 @@ def test_a_call_that_hung_and_then_fails_counts_once(hanging: Hanging) -> None:
 
 
 def test_calls_that_run_are_forgotten_when_they_end(hanging: Hanging) -> None:
-    """Nothing is kept of them, nor of those that hang, once they are counted; without `slow` nothing is noted."""
+    """Nothing is kept of them, nor of those that hang, once they are counted; without `slow`
+    nothing is noted.
+    """
     timed, plain = CircuitBreaker("timed", slow="50ms"), CircuitBreaker("plain")
     hanging.start(plain(hanging))
     hanging.start(timed(hanging))
@@ -308,8 +341,9 @@ def test_calls_that_run_are_forgotten_when_they_end(hanging: Hanging) -> None:
 def test_probes_that_hang_keep_their_places(
     slow: str | None, hanging: Hanging, monkeypatch: pytest.MonkeyPatch, told: list[Any]
 ) -> None:
-    """With one probe, one call runs at a time, for as long as it hangs: longer than its slot lasts without its process,
-    and after it was counted as slow. When it ends, another is made at once."""
+    """With one probe, one call runs at a time, for as long as it hangs: longer than its slot lasts
+    without its process, and after it was counted as slow. When it ends, another is made at once.
+    """
     monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.rows.MIN_PROBE_US", 1_500_000)
     breaker = CircuitBreaker("payments", failures=1, slow=slow, open_for="0.1s", probes=1)
     pay = breaker(hanging)
@@ -327,7 +361,9 @@ def test_probes_that_hang_keep_their_places(
     until(lambda: outcome(pay) == "paid" and breaker.state == "closed")
 
 
-def test_a_probe_that_never_ends_loses_its_place(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_never_ends_loses_its_place(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When it has lasted `open_max`; so the breaker cannot stick."""
     monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.rows.MIN_PROBE_US", 300_000)
     breaker = CircuitBreaker("payments", failures=1, open_for="0.1s", open_max="0.2s", probes=1)
@@ -337,8 +373,12 @@ def test_a_probe_that_never_ends_loses_its_place(hanging: Hanging, monkeypatch: 
     until(lambda: hanging.start(pay) or hanging.called == 2, 10)  # type: ignore[func-returns-value]
 
 
-def test_a_coroutine_that_is_cancelled_while_it_asks_gives_its_probe_back(direct: redis.Redis) -> None:
-    """Whether Redis has answered by then or not: soon another is granted, long before the slot would end."""
+def test_a_coroutine_that_is_cancelled_while_it_asks_gives_its_probe_back(
+    direct: redis.Redis,
+) -> None:
+    """Whether Redis has answered by then or not: soon another is granted, long before the slot
+    would end.
+    """
     breaker = CircuitBreaker("payments", failures=1, open_for="0.1s", probes=1)
 
     @breaker
@@ -364,9 +404,13 @@ def test_a_coroutine_that_is_cancelled_while_it_asks_gives_its_probe_back(direct
 
 
 @pytest.mark.parametrize(
-    "cancelled", [asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit], ids=lambda kind: kind.__name__
+    "cancelled",
+    [asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit],
+    ids=lambda kind: kind.__name__,
 )
-def test_a_cancelled_call_is_neither_success_nor_failure(service: Service, cancelled: type[BaseException]) -> None:
+def test_a_cancelled_call_is_neither_success_nor_failure(
+    service: Service, cancelled: type[BaseException]
+) -> None:
     """It is not counted, and as a probe it gives its slot back."""
 
     def stop() -> Any:
@@ -459,7 +503,9 @@ def test_coroutines_have_the_same(service: Service) -> None:
 
 
 def test_a_coroutine_that_is_cancelled_is_neither(service: Service) -> None:
-    """As a probe it gives its slot back, in the background: nothing is waited for in a coroutine that ends."""
+    """As a probe it gives its slot back, in the background: nothing is waited for in a coroutine
+    that ends.
+    """
     breaker = CircuitBreaker("payments", failures=1, open_for="0.2s", probes=1)
 
     @breaker
@@ -487,7 +533,9 @@ def test_a_coroutine_that_is_cancelled_is_neither(service: Service) -> None:
 
 
 def test_a_block_of_code_can_be_a_call() -> None:
-    """`with`: what it raises is judged, and so is an answer that is shown to it; calls inside calls are told apart."""
+    """`with`: what it raises is judged, and so is an answer that is shown to it; calls inside calls
+    are told apart.
+    """
     breaker = CircuitBreaker("payments", failures=3, open_for="30s")
     with breaker.call(), breaker.call() as call:
         call.judge(HttpResponse(status=503))
@@ -502,14 +550,19 @@ def test_a_block_of_code_can_be_a_call() -> None:
 
 
 def test_a_function_is_called_through_a_breaker(service: Service) -> None:
-    """As if it were decorated: with its arguments, plain or a coroutine function; judged, and not called while the
-    breaker is open."""
+    """As if it were decorated: with its arguments, plain or a coroutine function; judged, and not
+    called while the breaker is open.
+    """
     breaker = CircuitBreaker("payments", failures=2, open_for="30s")
 
     async def apay(amount: int, *, by: str) -> Any:
         return service()
 
-    assert breaker.call(lambda amount, *, by: (service(), amount, by), 5, by="ada") == ("paid", 5, "ada")
+    assert breaker.call(lambda amount, *, by: (service(), amount, by), 5, by="ada") == (
+        "paid",
+        5,
+        "ada",
+    )
     assert asyncio.run(breaker.call(apay, 5, by="ada")) == "paid"
     with breaker.call():
         pass
@@ -531,7 +584,8 @@ def test_a_function_is_called_through_a_breaker(service: Service) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fallback", "expected"), [("later", "later"), (None, None), (lambda amount: f"owed {amount}", "owed 5")]
+    ("fallback", "expected"),
+    [("later", "later"), (None, None), (lambda amount: f"owed {amount}", "owed 5")],
 )
 def test_a_fallback_answers_instead(service: Service, fallback: Any, expected: Any) -> None:
     """A value, which may be None, or what a callable says, with the arguments of the call."""
@@ -558,7 +612,9 @@ def test_a_coroutine_may_be_the_fallback(service: Service) -> None:
 
 
 def test_generators_of_one_thread_are_judged_each_by_its_own() -> None:
-    """They take turns in the blocks that they are in: what one of them raises, or judges, is counted for its call."""
+    """They take turns in the blocks that they are in: what one of them raises, or judges, is
+    counted for its call.
+    """
     breaker = CircuitBreaker("generators")
 
     def parts() -> Iterator[Any]:
@@ -576,9 +632,12 @@ def test_generators_of_one_thread_are_judged_each_by_its_own() -> None:
     assert numbers_of("generators") == (2, 1, 0)
 
 
-def test_names_that_are_made_of_data_are_forgotten(direct: redis.Redis, prefix: str, monkeypatch: Any) -> None:
-    """By the process, when nothing in the code has them any more, except the last ones; in Redis those are listed that
-    were noted last. One that the code has stays."""
+def test_names_that_are_made_of_data_are_forgotten(
+    direct: redis.Redis, prefix: str, monkeypatch: Any
+) -> None:
+    """By the process, when nothing in the code has them any more, except the last ones; in Redis
+    those are listed that were noted last. One that the code has stays.
+    """
     monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.circuits.MAX_HELD", 20)
     monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.circuits.MAX_LISTED", 30)
     payments = CircuitBreaker("payments")(lambda: "paid")
@@ -599,7 +658,9 @@ def test_names_that_are_made_of_data_are_forgotten(direct: redis.Redis, prefix: 
     assert payments() == "paid"
 
 
-def test_what_is_forced_while_a_call_is_let_through_holds_for_the_next(service: Service, monkeypatch: Any) -> None:
+def test_what_is_forced_while_a_call_is_let_through_holds_for_the_next(
+    service: Service, monkeypatch: Any
+) -> None:
     """The call that is on its way by what was known before does not put it off."""
     pay = CircuitBreaker("payments")(service)
     pay()
@@ -626,7 +687,9 @@ def broken(request: HttpRequest) -> HttpResponse:
 
 
 def test_a_view_answers_503_with_the_time_of_the_next_try() -> None:
-    """As a problem document of the registered type, as a page or as text, whatever the client accepts."""
+    """As a problem document of the registered type, as a page or as text, whatever the client
+    accepts.
+    """
     view = circuit("reports", failures=1, open_for="30s")(broken)
     assert view(asked()).status_code == 500
     text, page, problem = view(asked()), view(asked("text/html")), view(asked("application/json"))
@@ -638,7 +701,9 @@ def test_a_view_answers_503_with_the_time_of_the_next_try() -> None:
     assert b"<h1>Not available</h1>" in page.content
     assert problem["Content-Type"] == PROBLEM
     body = json.loads(problem.content)
-    assert body["type"] == "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+    assert (
+        body["type"] == "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+    )
     assert (body["status"], str(body["retry_after"])) == (503, problem["Retry-After"])
 
 
@@ -657,7 +722,9 @@ def test_views_of_all_kinds() -> None:
 
     assert async_to_sync(areport)(asked()).status_code == 200
     assert Report.as_view()(asked()).status_code == 500
-    assert Report.as_view()(asked()).status_code == async_to_sync(areport)(asked()).status_code == 503
+    assert (
+        Report.as_view()(asked()).status_code == async_to_sync(areport)(asked()).status_code == 503
+    )
 
 
 def test_another_view_may_answer() -> None:
@@ -675,7 +742,9 @@ def test_another_view_may_answer() -> None:
         return broken(request)
 
     assert report(asked(), 7).status_code == 500
-    assert report(asked(), 7).content == async_to_sync(areport)(asked(), 7).content == b"yesterday's 7"
+    assert (
+        report(asked(), 7).content == async_to_sync(areport)(asked(), 7).content == b"yesterday's 7"
+    )
 
 
 def test_what_a_view_lets_out_becomes_503() -> None:
@@ -696,14 +765,19 @@ def test_what_a_view_lets_out_becomes_503() -> None:
     with pytest.raises(ConnectionError):
         Pay.as_view()(asked())
     response = Pay.as_view()(asked())
-    assert (response.status_code, response.data["type"].rpartition("#")[2]) == (503, "temporary-reduced-capacity")
+    assert (response.status_code, response.data["type"].rpartition("#")[2]) == (
+        503,
+        "temporary-reduced-capacity",
+    )
     assert 29 <= int(response["Retry-After"]) <= 33
     middleware = RateLimitMiddleware(lambda request: JsonResponse({}))
     answer = middleware.process_exception(asked(), CircuitOpen("payments", 2.5))
     assert (answer.status_code, answer["Retry-After"]) == (503, "3")
 
 
-def test_a_closed_breaker_asks_nobody_on_the_way(service: Service, direct: redis.Redis, quiet: None) -> None:
+def test_a_closed_breaker_asks_nobody_on_the_way(
+    service: Service, direct: redis.Redis, quiet: None
+) -> None:
     """Any number of calls, between two flushes; and these are one script a second."""
     pay = CircuitBreaker("payments")(service)
     pay()
@@ -727,7 +801,9 @@ def test_a_site_that_is_switched_off_has_no_breakers(service: Service, settings:
     assert breaker.state == "closed"
 
 
-def test_where_no_thread_can_run_the_calls_do_it(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_thread_can_run_the_calls_do_it(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They tell once a second, and at once what opens it."""
     monkeypatch.setattr("django_ratelimit_lua.process.tasks._start_thread", lambda *args: None)
     breaker = CircuitBreaker("payments", failures=1, open_for="0.3s", probes=1)
@@ -745,7 +821,10 @@ def test_a_cluster_keeps_each_breaker_in_one_slot(service: Service, settings: An
     """Many breakers, on whichever node: they open and come back as on one server."""
     with clusters.cluster() as found:
         settings.CACHES = found.cache()
-        named = [CircuitBreaker(f"payments{number}", failures=1, open_for="0.3s", probes=1) for number in range(6)]
+        named = [
+            CircuitBreaker(f"payments{number}", failures=1, open_for="0.3s", probes=1)
+            for number in range(6)
+        ]
         pays = [breaker(service) for breaker in named]
         assert [pay() for pay in pays] == ["paid"] * 6
         service.does = fail
@@ -753,7 +832,12 @@ def test_a_cluster_keeps_each_breaker_in_one_slot(service: Service, settings: An
         assert [outcome(pay) for pay in pays] == ["open"] * 6
         assert {circuits.by_name[breaker.name].lone for breaker in named} == {None}
         service.does = lambda: "paid"
-        until(lambda: [outcome(pay) for pay in pays] == ["paid"] * 6 and {one.state for one in named} == {"closed"})
+        until(
+            lambda: (
+                [outcome(pay) for pay in pays] == ["paid"] * 6
+                and {one.state for one in named} == {"closed"}
+            )
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""A breaker's program beside its exact models, and the simpler breaker of a process without Redis."""
+"""A breaker's program beside its exact models, and the simpler breaker of a process
+without Redis."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.contrib.breakers.circuit import NO_OUTCOMES, SHARES, Answer, LoneCircuit, Outcomes
+from django_ratelimit_lua.contrib.breakers.circuit import (
+    NO_OUTCOMES,
+    SHARES,
+    Answer,
+    LoneCircuit,
+    Outcomes,
+)
 from django_ratelimit_lua.contrib.breakers.circuits import PROGRAM
 from django_ratelimit_lua.contrib.breakers.rows import Thresholds
 from tests.contrib.breakers.circuit_model import CircuitModel
@@ -44,13 +51,33 @@ class Script:
         outcomes: Outcomes = NO_OUTCOMES,
     ) -> Answer:
         numbers = [
-            by.window_us, by.width_us, by.open_us, by.open_max_us, by.probe_us, by.step_us, by.probes, by.minimum,
-            by.failures or 0, by.failure_ppm or 0, (by.slow_ppm or 0) if by.slow_us else 0, chance,
-        ]  # fmt: skip
+            by.window_us,
+            by.width_us,
+            by.open_us,
+            by.open_max_us,
+            by.probe_us,
+            by.step_us,
+            by.probes,
+            by.minimum,
+            by.failures or 0,
+            by.failure_ppm or 0,
+            (by.slow_ppm or 0) if by.slow_us else 0,
+            chance,
+        ]
         reply = self._server.eval(
-            PROGRAM.source, 2, *self.keys, now, operation, *numbers, self.channel, "circuit x", probe, result, era,
+            PROGRAM.source,
+            2,
+            *self.keys,
+            now,
+            operation,
+            *numbers,
+            self.channel,
+            "circuit x",
+            probe,
+            result,
+            era,
             *outcomes,
-        )  # fmt: skip
+        )
         return Answer.read(reply)
 
 
@@ -79,7 +106,11 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("tell"), PAUSES, COUNTS),
         st.tuples(st.just("ask"), PAUSES, st.none()),
-        st.tuples(st.just("done"), PAUSES, st.tuples(st.integers(0, 5), st.sampled_from(["ok", "failed", "none"]))),
+        st.tuples(
+            st.just("done"),
+            PAUSES,
+            st.tuples(st.integers(0, 5), st.sampled_from(["ok", "failed", "none"])),
+        ),
         st.tuples(st.just("hung"), PAUSES, st.integers(0, 5)),
         st.tuples(st.just("until it changes"), st.just(0), st.none()),
         st.tuples(st.just("retune"), st.just(0), BY),
@@ -91,7 +122,9 @@ STEPS = st.lists(
 @hypothesis_settings(max_examples=examples(150))
 @given(by=BY, steps=STEPS, chance=st.integers(0, 999))
 def test_the_program_and_the_model_say_the_same(by: Thresholds, steps: list, chance: int) -> None:
-    """States, counts, slots of probes, ramps and pauses, to the microsecond, whatever is told, asked and retuned."""
+    """States, counts, slots of probes, ramps and pauses, to the microsecond, whatever is told,
+    asked and retuned.
+    """
     with redis.Redis.from_url(url()) as server:
         script, model, now = Script(server), CircuitModel(), BEGIN
         probes: list[tuple[str, int]] = []
@@ -127,9 +160,12 @@ def test_the_program_and_the_model_say_the_same(by: Thresholds, steps: list, cha
     by=BY.filter(lambda by: by.failure_ppm or by.failures),
     told=st.lists(st.tuples(st.integers(0, 4 * SECOND), COUNTS), min_size=1, max_size=30),
 )
-def test_it_opens_by_the_outcomes_of_the_window(by: Thresholds, told: list[tuple[int, tuple[int, int, int]]]) -> None:
-    """Held against all outcomes one by one: those of the last window count, and of what is older at most a tenth of a
-    window more: a bucket goes as a whole, never early."""
+def test_it_opens_by_the_outcomes_of_the_window(
+    by: Thresholds, told: list[tuple[int, tuple[int, int, int]]]
+) -> None:
+    """Held against all outcomes one by one: those of the last window count, and of what is older at
+    most a tenth of a window more: a bucket goes as a whole, never early.
+    """
     with redis.Redis.from_url(url()) as server:
         script, now, all_of_them = Script(server), BEGIN, []
         for pause, counts in told:
@@ -142,14 +178,21 @@ def test_it_opens_by_the_outcomes_of_the_window(by: Thresholds, told: list[tuple
             else:
                 numbers = answer.calls, answer.failures, answer.slow
             least, most = (
-                [sum(one[field] for one in all_of_them if one[0] > now - span) for field in (1, 2, 3)]
+                [
+                    sum(one[field] for one in all_of_them if one[0] > now - span)
+                    for field in (1, 2, 3)
+                ]
                 for span in (by.window_us, by.window_us + by.width_us)
             )
-            assert all(low <= number <= high for low, number, high in zip(least, numbers, most, strict=True))
+            assert all(
+                low <= number <= high
+                for low, number, high in zip(least, numbers, most, strict=True)
+            )
             calls, failures, slow = numbers
             judged = [(failures, by.failure_ppm), (slow, by.slow_us and by.slow_ppm)]
             has_to_open = (by.failures is not None and failures >= by.failures) or any(
-                calls >= by.minimum and bool(ppm) and number >= Fraction(ppm, 10**6) * calls for number, ppm in judged
+                calls >= by.minimum and bool(ppm) and number >= Fraction(ppm, 10**6) * calls
+                for number, ppm in judged
             )
             assert (answer.state == "open") == has_to_open
             if has_to_open:
@@ -157,27 +200,36 @@ def test_it_opens_by_the_outcomes_of_the_window(by: Thresholds, told: list[tuple
 
 
 def opened(script: Script, by: Thresholds, now: int = BEGIN) -> Answer:
-    answer = script.call(now, by, era=script.call(now, by).era, outcomes=Outcomes(by.minimum, by.minimum))
+    answer = script.call(
+        now, by, era=script.call(now, by).era, outcomes=Outcomes(by.minimum, by.minimum)
+    )
     assert answer.state == "open"
     return answer
 
 
 def test_half_open_has_so_many_slots_and_never_sticks(script: Script) -> None:
-    """Of many who ask, as many get a slot as there are probes; slots whose processes are gone end by themselves, and
-    others get them."""
+    """Of many who ask, as many get a slot as there are probes; slots whose processes are gone end
+    by themselves, and others get them.
+    """
     by = Thresholds(probes=3, open_us=10 * SECOND)
     now = BEGIN + opened(script, by).wait
     assert not script.call(now - 1, by, "ask", probe="early").granted
-    assert [script.call(now, by, "ask", probe=f"a{n}").granted for n in range(8)] == [True] * 3 + [False] * 5
+    assert [script.call(now, by, "ask", probe=f"a{n}").granted for n in range(8)] == [True] * 3 + [
+        False
+    ] * 5
     waiting = script.call(now + 1, by, "ask", probe="b")
     assert (waiting.state, waiting.wait) == ("half", by.probe_us - 1)
     now += by.probe_us
-    assert [script.call(now, by, "ask", probe=f"c{n}").granted for n in range(4)] == [True] * 3 + [False]
+    assert [script.call(now, by, "ask", probe=f"c{n}").granted for n in range(4)] == [True] * 3 + [
+        False
+    ]
 
 
 def test_a_probe_that_hangs_keeps_its_place(script: Script) -> None:
-    """It counts as failed while it goes on, and the next opening leaves it its place. The place lasts for as long as
-    its process reports that it runs; what was given back is not taken again by such a report."""
+    """It counts as failed while it goes on, and the next opening leaves it its place. The place
+    lasts for as long as its process reports that it runs; what was given back is not taken again by
+    such a report.
+    """
     by = Thresholds(probes=1, open_us=SECOND)
     now = BEGIN + opened(script, by).wait
     assert script.call(now, by, "ask", probe="a").granted
@@ -238,45 +290,60 @@ def test_a_ramp_that_fails_opens_again_for_longer(script: Script) -> None:
     for name in "ab":
         assert script.call(now, by, "ask", probe=name).granted
         answer = script.call(now, by, "done", probe=name, result="ok", era=1)
-    assert script.call(now, by, era=0, outcomes=Outcomes(20, 20)).state == "ramp"  # Of calls that began before.
+    assert (
+        script.call(now, by, era=0, outcomes=Outcomes(20, 20)).state == "ramp"
+    )  # Of calls that began before.
     assert script.call(now, by, era=1, outcomes=Outcomes(1, 1)).state == "ramp"
     answer = script.call(now, by, era=1, outcomes=Outcomes(1, 1))
-    assert (answer.state, answer.wait, answer.events[0].reason) == ("open", 20 * SECOND, "failure_ratio")
+    assert (answer.state, answer.wait, answer.events[0].reason) == (
+        "open",
+        20 * SECOND,
+        "failure_ratio",
+    )
 
 
 @pytest.mark.parametrize("step", [-3600, -1, 3600])
 def test_a_clock_that_jumps_neither_forgets_nor_sticks(script: Script, step: int) -> None:
-    """Backwards, time goes on from where it was; forwards, what is older than the window is gone, and what was open may
-    be probed."""
+    """Backwards, time goes on from where it was; forwards, what is older than the window is gone,
+    and what was open may be probed.
+    """
     by = Thresholds(minimum=10)
     script.call(BEGIN, by, era=0, outcomes=Outcomes(9, 4))
     now = BEGIN + step * SECOND
     answer = script.call(now, by, era=0, outcomes=Outcomes(1, 1))
     assert (answer.state, answer.calls) == (("open", 0) if step < 0 else ("closed", 1))
     if step < 0:
-        behind = 0 if step < -60 else -step  # So little is the clock of another process: time stands still meanwhile.
+        behind = (
+            0 if step < -60 else -step
+        )  # So little is the clock of another process: time stands still meanwhile.
         assert not script.call(now + (9 + behind) * SECOND, by, "ask", probe="a").granted
         assert script.call(now + (10 + behind) * SECOND, by, "ask", probe="a").granted
 
 
 def test_clocks_of_processes_that_differ_do_not_add_up(script: Script) -> None:
-    """With clocks of clients: a hundred calls in turns, of two that are five seconds apart, take no longer than they
-    do."""
+    """With clocks of clients: a hundred calls in turns, of two that are five seconds apart, take no
+    longer than they do.
+    """
     by = Thresholds(minimum=1000)
     for turn in range(100):
         script.call(BEGIN + turn * SECOND // 100, by, era=0, outcomes=Outcomes(1))
-        answer = script.call(BEGIN + 5 * SECOND + turn * SECOND // 100, by, era=0, outcomes=Outcomes(1))
+        answer = script.call(
+            BEGIN + 5 * SECOND + turn * SECOND // 100, by, era=0, outcomes=Outcomes(1)
+        )
     assert answer.calls == 200
 
 
 def test_retuning_keeps_the_state_and_the_counts(script: Script) -> None:
-    """Another window, another width of its parts, other ratios: what was counted goes on; and a pause is never longer
-    than the new settings have it."""
+    """Another window, another width of its parts, other ratios: what was counted goes on; and a
+    pause is never longer than the new settings have it.
+    """
     by = Thresholds(minimum=100, window_us=30 * SECOND)
     script.call(BEGIN, by, era=0, outcomes=Outcomes(40, 30))
     longer = replace(by, window_us=120 * SECOND)
     assert script.call(BEGIN + 20 * SECOND, longer, era=0, outcomes=Outcomes(10, 5)).calls == 50
-    answer = script.call(BEGIN + 20 * SECOND, replace(longer, minimum=50), era=0, outcomes=Outcomes(1, 1))
+    answer = script.call(
+        BEGIN + 20 * SECOND, replace(longer, minimum=50), era=0, outcomes=Outcomes(1, 1)
+    )
     assert (answer.state, answer.events[0].calls) == ("open", 51)
     shorter = Thresholds(minimum=100, open_us=SECOND, open_max_us=SECOND)
     assert script.call(BEGIN + 20 * SECOND, shorter).wait == SECOND * 11 // 10
@@ -290,7 +357,9 @@ def test_pauses_do_not_end_at_once(script: Script) -> None:
 
 
 def test_a_key_that_nobody_needs_goes_away(script: Script, direct: redis.Redis) -> None:
-    """A closed breaker's; one that is open stays until it has been probed, or nobody has asked about it for a week."""
+    """A closed breaker's; one that is open stays until it has been probed, or nobody has asked
+    about it for a week.
+    """
     script.call(BEGIN, Thresholds(), era=0, outcomes=Outcomes(1))
     assert 0 < direct.ttl(script.keys[0]) <= 86_400 + 60
     opened(script, Thresholds())
@@ -298,14 +367,23 @@ def test_a_key_that_nobody_needs_goes_away(script: Script, direct: redis.Redis) 
 
 
 def test_without_redis_one_call_at_a_time_tries() -> None:
-    """After `open_for`; a failure opens it again, a success closes it; what ended before it opened counts no more."""
-    by, circuit, failed = Thresholds(failures=2, window_us=10 * SECOND), LoneCircuit(), Outcomes(1, 1)
+    """After `open_for`; a failure opens it again, a success closes it; what ended before it opened
+    counts no more.
+    """
+    by, circuit, failed = (
+        Thresholds(failures=2, window_us=10 * SECOND),
+        LoneCircuit(),
+        Outcomes(1, 1),
+    )
     assert circuit.call(0, by, outcomes=failed).state == "closed"
     assert circuit.call(11 * SECOND, by, outcomes=failed).state == "closed"
     opened = circuit.call(12 * SECOND, by, outcomes=failed)
     assert (opened.state, opened.era, opened.wait, [event.name for event in opened.events]) == (
-        "open", 1, by.open_us, ["opened"],
-    )  # fmt: skip
+        "open",
+        1,
+        by.open_us,
+        ["opened"],
+    )
     assert not circuit.call(13 * SECOND, by, "ask", probe="early").granted
     now = 12 * SECOND + by.open_us
     asked = [circuit.call(now, by, "ask", probe=name) for name in ("first", "second")]
@@ -315,5 +393,9 @@ def test_without_redis_one_call_at_a_time_tries() -> None:
     assert circuit.call(now, by, "ask", probe="third").granted
     assert circuit.call(now, by, "done", probe="first", result="ok", era=1).state == "half"
     closed = circuit.call(now, by, "done", probe="third", result="ok", era=2)
-    assert (closed.state, closed.failures, [event.name for event in closed.events]) == ("closed", 0, ["closed"])
+    assert (closed.state, closed.failures, [event.name for event in closed.events]) == (
+        "closed",
+        0,
+        ["closed"],
+    )
     assert circuit.call(now, by, outcomes=Outcomes(2, 2), era=1).state == "closed"

@@ -6,12 +6,22 @@ from typing import Any
 
 import pytest
 
-from django_ratelimit_lua.contrib.breakers.rows import TUNED, BreakerError, Force, Thresholds, read_row, thresholds
+from django_ratelimit_lua.contrib.breakers.rows import (
+    TUNED,
+    BreakerError,
+    Force,
+    Thresholds,
+    read_row,
+    thresholds,
+)
 
 
 def test_what_is_declared_is_read_again() -> None:
     """Thresholds in words are the same thresholds."""
-    odd = thresholds("x", {"slow": "1.5s", "failure_ratio": 0.125, "failures": 7, "window": "90s", "open_for": 0.25})
+    odd = thresholds(
+        "x",
+        {"slow": "1.5s", "failure_ratio": 0.125, "failures": 7, "window": "90s", "open_for": 0.25},
+    )
     for by in (Thresholds(), odd):
         declared = by.declared()
         assert tuple(declared) == TUNED
@@ -19,10 +29,14 @@ def test_what_is_declared_is_read_again() -> None:
 
 
 def test_a_row_says_some_and_the_code_the_rest() -> None:
-    """What a row leaves out stays as it is in the code; the longest pause is never shorter than the first."""
+    """What a row leaves out stays as it is in the code; the longest pause is never shorter than the
+    first.
+    """
     code = thresholds("x", {"slow": "2s", "minimum": 50})
     row = read_row({"name": "x", "minimum": 10, "open_for": "10m"})
-    assert row.over(code) == thresholds("x", {"slow": "2s", "minimum": 10, "open_for": "10m", "open_max": "10m"})
+    assert row.over(code) == thresholds(
+        "x", {"slow": "2s", "minimum": 10, "open_for": "10m", "open_max": "10m"}
+    )
 
 
 def test_force_is_read() -> None:

@@ -1,4 +1,6 @@
-"""Breakers on views: where they are found, what the inspector says, and which mistakes are reported."""
+"""Breakers on views: where they are found, what the inspector says, and which mistakes are
+reported.
+"""
 
 from __future__ import annotations
 
@@ -55,18 +57,24 @@ class Guarded(View):
 @pytest.mark.parametrize(
     ("view", "found"),
     [
-        (search(fine), ["search"]), (limited(never_cache(search(fine))), ["search"]),
-        (search(limited(payments(fine))), ["search", "payments"]), (fine, []), (never_cache(fine), []),
-        (method_decorator(search, name="dispatch")(Parent).as_view(), ["search"]), (Guarded.as_view(), ["payments"]),
+        (search(fine), ["search"]),
+        (limited(never_cache(search(fine))), ["search"]),
+        (search(limited(payments(fine))), ["search", "payments"]),
+        (fine, []),
+        (never_cache(fine), []),
+        (method_decorator(search, name="dispatch")(Parent).as_view(), ["search"]),
+        (Guarded.as_view(), ["payments"]),
     ],
-)  # fmt: skip
+)
 def test_breakers_on_a_view_are_found(view: Any, found: list[str]) -> None:
     """Around it, on its methods, between limits; outermost first, and each once."""
     guards = on_view(view, "GET").marks
     assert [guard.value[0].split()[0] for guard in guards] == found
     answers = {"search": "fallback", "payments": "raises"}
     assert [guard.value[1] for guard in guards] == [answers[name] for name in found]
-    assert [guard.value[0] for guard in on_view(Guarded.as_view(), "POST").marks] == ["search of a view"]
+    assert [guard.value[0] for guard in on_view(Guarded.as_view(), "POST").marks] == [
+        "search of a view"
+    ]
 
 
 SINCE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -76,14 +84,30 @@ SINCE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     ("state", "passes", "words"),
     [
         ({"state": "closed"}, True, "closed"),
-        ({"state": "open", "seconds": 8.0}, False, "probe in 8.0 s; a call that it stops raises CircuitOpen"),
+        (
+            {"state": "open", "seconds": 8.0},
+            False,
+            "probe in 8.0 s; a call that it stops raises CircuitOpen",
+        ),
         ({"state": "open"}, True, "the next call is a probe"),
-        ({"state": "half-open", "probes": 3}, False, "on their way; a call that it stops raises CircuitOpen"),
-        ({"state": "half-open", "probes": 1}, None, "on their way; a call that it stops raises CircuitOpen"),
-        ({"state": "ramp", "share": 25}, None, "let through; a call that it stops raises CircuitOpen"),
+        (
+            {"state": "half-open", "probes": 3},
+            False,
+            "on their way; a call that it stops raises CircuitOpen",
+        ),
+        (
+            {"state": "half-open", "probes": 1},
+            None,
+            "on their way; a call that it stops raises CircuitOpen",
+        ),
+        (
+            {"state": "ramp", "share": 25},
+            None,
+            "let through; a call that it stops raises CircuitOpen",
+        ),
         ({}, None, "Redis does not answer; a call that it stops raises CircuitOpen"),
     ],
-)  # fmt: skip
+)
 def test_a_breaker_says_what_it_would_do(state: Any, passes: bool | None, words: str) -> None:
     """By its state and by what is forced; what chance or other calls decide is not foretold."""
     known = BreakerState("payments", Thresholds(), **{"row": None, "since": SINCE, **state})
@@ -92,15 +116,25 @@ def test_a_breaker_says_what_it_would_do(state: Any, passes: bool | None, words:
     assert explained.words.endswith(words)
 
 
-@pytest.mark.parametrize("made", [CircuitOpen("payments", 2.5), CircuitOpen("payments", None, "forced")], ids=repr)
+@pytest.mark.parametrize(
+    "made", [CircuitOpen("payments", 2.5), CircuitOpen("payments", None, "forced")], ids=repr
+)
 def test_an_exception_travels_whole(made: CircuitOpen) -> None:
-    """Through `pickle` and `copy` with all it has, and as Celery's JSON sends it: made again from its arguments."""
-    for again in (pickle.loads(pickle.dumps(made)), copy.copy(made), copy.deepcopy(made), CircuitOpen(*made.args)):
+    """Through `pickle` and `copy` with all it has, and as Celery's JSON sends it: made again from
+    its arguments.
+    """
+    for again in (
+        pickle.loads(pickle.dumps(made)),
+        copy.copy(made),
+        copy.deepcopy(made),
+        CircuitOpen(*made.args),
+    ):
         assert (type(again), str(again), vars(again)) == (type(made), str(made), vars(made))
 
 
 @pytest.mark.parametrize(
-    "decorator", [CircuitBreaker("mistakes", fallback=later), circuit("mistakes too", fallback=later)]
+    "decorator",
+    [CircuitBreaker("mistakes", fallback=later), circuit("mistakes too", fallback=later)],
 )
 def test_a_fallback_of_a_plain_function_is_plain(decorator: Any) -> None:
     """A coroutine as the answer of a plain view would be an error for each client."""
@@ -128,12 +162,16 @@ def test_without_the_app_a_breaker_names_the_line_to_add(monkeypatch: Any) -> No
     early = CircuitBreaker("declared early")
     monkeypatch.setattr("django_ratelimit_lua.extension.extensions", [])
     for use in (lambda: CircuitBreaker("declared late"), lambda: early.call(fine, None)):
-        with pytest.raises(ImproperlyConfigured, match="to INSTALLED_APPS, to use circuit breakers"):
+        with pytest.raises(
+            ImproperlyConfigured, match="to INSTALLED_APPS, to use circuit breakers"
+        ):
             use()
 
 
 def test_a_stored_public_page_is_the_fallback_of_a_breaker() -> None:
-    """The page on breakers: while the service fails, each client gets the stored page; without one, 503."""
+    """The page on breakers: while the service fails, each client gets the stored page; without one,
+    503.
+    """
     names = recipe("breakers.rst", "prices")
 
     def fail() -> str:

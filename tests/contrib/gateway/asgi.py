@@ -12,10 +12,16 @@ Pairs = Iterable[tuple[bytes, bytes]]
 
 
 async def aask(
-    application: Callable[..., Awaitable[None]], path: str, headers: Pairs, method: str = "GET", *,
-    body: Iterable[bytes] = (b"",), peer: str = "127.0.0.1",
-) -> Answer:  # fmt: skip
-    """One request, whose body comes in these parts; a client that sends nothing more is waited for."""
+    application: Callable[..., Awaitable[None]],
+    path: str,
+    headers: Pairs,
+    method: str = "GET",
+    *,
+    body: Iterable[bytes] = (b"",),
+    peer: str = "127.0.0.1",
+) -> Answer:
+    """One request, whose body comes in these parts; a client that sends nothing more is waited
+    for."""
     parts = list(body)
     sent: list[Any] = []
 
@@ -28,18 +34,33 @@ async def aask(
         sent.append(message)
 
     scope = {
-        "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
-        "headers": list(headers), "client": (peer, 50_000), "server": ("127.0.0.1", 80), "scheme": "http",
-        "root_path": "", "http_version": "1.1", "asgi": {"version": "3.0"},
-    }  # fmt: skip
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": list(headers),
+        "client": (peer, 50_000),
+        "server": ("127.0.0.1", 80),
+        "scheme": "http",
+        "root_path": "",
+        "http_version": "1.1",
+        "asgi": {"version": "3.0"},
+    }
     await application(scope, receive, send)
     start, *rest = sent
-    found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start["headers"]}
+    found = {
+        name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start["headers"]
+    }
     return Answer(start["status"], found, b"".join(message.get("body", b"") for message in rest))
 
 
 def ask(
-    application: Callable[..., Awaitable[None]], path: str, headers: Pairs, *arguments: Any, **named: Any
+    application: Callable[..., Awaitable[None]],
+    path: str,
+    headers: Pairs,
+    *arguments: Any,
+    **named: Any,
 ) -> Answer:
     """The same, in an event loop of its own."""
     return asyncio.run(aask(application, path, headers, *arguments, **named))

@@ -1,4 +1,6 @@
-"""A site with the gateway, for a server of its own; `GATEWAY_SETTINGS` (JSON) are its settings beside these."""
+"""A site with the gateway, for a server of its own; `GATEWAY_SETTINGS` (JSON) are its settings
+beside these.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ async def nothing(request: HttpRequest) -> HttpResponse:
     return HttpResponse(status=204)
 
 
-urlpatterns = [path("ratelimit/", include("django_ratelimit_lua.contrib.gateway.urls")), path("nothing", nothing)]
+urlpatterns = [
+    path("ratelimit/", include("django_ratelimit_lua.contrib.gateway.urls")),
+    path("nothing", nothing),
+]
 asgi = get_asgi_application()
 
 

@@ -20,9 +20,13 @@ from tests.demo import ROOT
 Descriptor = list[tuple[Any, Any]]
 
 
-def question(*descriptors: Descriptor | dict[str, Any], domain: str | bytes = "edge", hits: int = 0) -> bytes:
-    """A `RateLimitRequest`, as it is on the wire. A descriptor: its entries; or a dict with `entries`, and what else
-    is said of it: `hits`, `negative`, `limit` (how many, and the number of the unit)."""
+def question(
+    *descriptors: Descriptor | dict[str, Any], domain: str | bytes = "edge", hits: int = 0
+) -> bytes:
+    """A `RateLimitRequest`, as it is on the wire. A descriptor: its entries; or a dict with
+    `entries`, and what else is said of it: `hits`, `negative`, `limit` (how many, and the number of
+    the unit).
+    """
     request = messages.Request(domain=_bytes(domain), hits_addend=hits)
     for given in descriptors:
         described = request.descriptors.add()
@@ -76,15 +80,26 @@ class Client:
 
 
 class Gateway:
-    """The service of a site with these rules, its Redis, and a client of it. `settings`: Django's."""
+    """The service of a site with these rules, its Redis, and a client of it. `settings`:
+    Django's."""
 
     def __init__(
-        self, folder: Path, rules: list[dict[str, Any]], *, processes: int = 1, options: tuple[str, ...] = (),
+        self,
+        folder: Path,
+        rules: list[dict[str, Any]],
+        *,
+        processes: int = 1,
+        options: tuple[str, ...] = (),
         **settings: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.redis = Server()
         self.settings = {
-            "DATABASES": {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / "db.sqlite3")}},
+            "DATABASES": {
+                "default": {
+                    "ENGINE": "django.db.backends.sqlite3",
+                    "NAME": str(folder / "db.sqlite3"),
+                }
+            },
             "RATELIMIT_RULES": rules,
             "RATELIMIT_TIMEOUT": 5,
             **settings,
@@ -98,7 +113,12 @@ class Gateway:
             stack.enter_context(self.redis)
             self.settings.setdefault(
                 "CACHES",
-                {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": self.redis.url}},
+                {
+                    "default": {
+                        "BACKEND": "django_redis.cache.RedisCache",
+                        "LOCATION": self.redis.url,
+                    }
+                },
             )
             self.run("migrate", "--verbosity=0")
             self.start()
@@ -123,16 +143,31 @@ class Gateway:
     def run(self, *arguments: str, status: int = 0) -> str:
         """What a management command prints."""
         done = subprocess.run(
-            self.command(*arguments), cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False
+            self.command(*arguments),
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == status, done.stderr
         return done.stdout + done.stderr
 
     def start(self) -> None:
         """Start the service, on the port that it had."""
-        arguments = ["ratelimit", "grpc", f"--port={self.port}", f"--processes={self._processes}", *self._options]
+        arguments = [
+            "ratelimit",
+            "grpc",
+            f"--port={self.port}",
+            f"--processes={self._processes}",
+            *self._options,
+        ]
         self.process = subprocess.Popen(
-            self.command(*arguments), cwd=ROOT, env=self.environment, stdout=subprocess.PIPE, text=True
+            self.command(*arguments),
+            cwd=ROOT,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self._service.callback(self._end, self.process)
         said = self.process.stdout.readline()

@@ -1,6 +1,7 @@
 """A site whose settings stand in the environment.
 
-`python -m tests.contrib.gateway.grpc_site COMMAND` is its manage.py."""
+`python -m tests.contrib.gateway.grpc_site COMMAND` is its manage.py.
+"""
 
 from __future__ import annotations
 

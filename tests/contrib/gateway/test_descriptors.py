@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.contrib.gateway.descriptors import DescriptorPattern, ValuePattern, rule_for
+from django_ratelimit_lua.contrib.gateway.descriptors import (
+    DescriptorPattern,
+    ValuePattern,
+    rule_for,
+)
 from django_ratelimit_lua.contrib.gateway.envoy.question import DescribedRequest, DescriptorCharge
 from django_ratelimit_lua.identity.keys import compile_key
 from django_ratelimit_lua.rules.describe import reading
@@ -23,7 +27,9 @@ LOGIN = {"name": "login", "descriptor": ["generic_key=login", "remote_address"],
 def met(*given: dict[str, Any], domain: str = "edge", entries: str) -> str | None:
     """The name of the rule that a descriptor meets; its entries with commas between them."""
     rules = compile_rules([{"rate": "5/m", **rule} for rule in given])
-    pairs = tuple((key, value) for key, _, value in (entry.partition("=") for entry in entries.split(",")))
+    pairs = tuple(
+        (key, value) for key, _, value in (entry.partition("=") for entry in entries.split(","))
+    )
     rule = rule_for(Ruleset(rules), domain, pairs)
     return None if rule is None else rule.name
 
@@ -35,13 +41,16 @@ def met(*given: dict[str, Any], domain: str = "edge", entries: str) -> str | Non
         ("generic_key=login,remote_address=203.0.113.10", "a network"),
         ("generic_key=login,remote_address=198.51.100.7", "login"),
         ("generic_key=logout,remote_address=203.0.113.9", "anything"),
-        ("generic_key=login", None), ("remote_address=203.0.113.9", None),
+        ("generic_key=login", None),
+        ("remote_address=203.0.113.9", None),
         ("remote_address=203.0.113.9,generic_key=login", None),
         ("generic_key=login,remote_address=203.0.113.9,path=/", None),
     ],
-)  # fmt: skip
+)
 def test_the_most_specific_rule_wins(entries: str, name: str | None) -> None:
-    """A value before text with a star, more text before less, and anything last; the keys have to be the same."""
+    """A value before text with a star, more text before less, and anything last; the keys have to
+    be the same.
+    """
     rules = [
         {"name": "anything", "descriptor": ["generic_key", "remote_address"]},
         LOGIN,
@@ -53,7 +62,9 @@ def test_the_most_specific_rule_wins(entries: str, name: str | None) -> None:
 
 
 def test_the_first_entry_decides_before_the_next_and_the_domain_last() -> None:
-    """As Envoy's configuration is read, from the outside; of equals, the first in the order of rules."""
+    """As Envoy's configuration is read, from the outside; of equals, the first in the order of
+    rules.
+    """
     first = {"name": "first", "descriptor": ["a=1", "b"]}
     second = {"name": "second", "descriptor": ["a", "b=1"]}
     here = {"name": "here", "descriptor": ["domain=edge", "a", "b=1"]}
@@ -61,16 +72,26 @@ def test_the_first_entry_decides_before_the_next_and_the_domain_last() -> None:
     assert met(second, first, entries="a=1,b=1") == "first"
     assert met(second, here, elsewhere, entries="a=1,b=1") == "here"
     assert met(second, here, elsewhere, domain="ed", entries="a=1,b=1") == "elsewhere"
-    assert met({**first, "order": 2}, {**first, "name": "twin", "order": 1}, entries="a=1,b=1") == "twin"
+    assert (
+        met({**first, "order": 2}, {**first, "name": "twin", "order": 1}, entries="a=1,b=1")
+        == "twin"
+    )
 
 
 def test_a_descriptor_may_name_its_rule() -> None:
-    """As its first generic_key, where no descriptor of a rule is it; not a rule that has descriptors of its own, that
-    is off, or that exempts paths."""
+    """As its first generic_key, where no descriptor of a rule is it; not a rule that has
+    descriptors of its own, that is off, or that exempts paths.
+    """
     api = {"name": "api", "path": "/api/", "key": "ip"}
     assert met(api, entries="generic_key=api,remote_address=203.0.113.9") == "api"
-    assert met(api, {"name": "x", "descriptor": ["generic_key=a*"]}, entries="generic_key=api") == "x"
-    for other in ({"mode": "off"}, {"exempt": True, "rate": None}, {"descriptor": ["generic_key=x", "remote_address"]}):
+    assert (
+        met(api, {"name": "x", "descriptor": ["generic_key=a*"]}, entries="generic_key=api") == "x"
+    )
+    for other in (
+        {"mode": "off"},
+        {"exempt": True, "rate": None},
+        {"descriptor": ["generic_key=x", "remote_address"]},
+    ):
         assert met({**api, **other}, entries="generic_key=api,remote_address=203.0.113.9") is None
     assert met(api, entries="remote_address=203.0.113.9,generic_key=api") is None
 
@@ -97,17 +118,27 @@ def test_no_pattern_takes_long() -> None:
 @pytest.mark.parametrize(
     ("words", "field"),
     [
-        ({"descriptor": [""]}, "descriptor"), ({"descriptor": ["=login"]}, "descriptor"),
-        ({"descriptor": ["generic_key="]}, "descriptor"), ({"descriptor": ["domain=edge"]}, "descriptor"),
-        ({"descriptor": 5}, "descriptor"), ({"descriptor": [5]}, "descriptor"),
+        ({"descriptor": [""]}, "descriptor"),
+        ({"descriptor": ["=login"]}, "descriptor"),
+        ({"descriptor": ["generic_key="]}, "descriptor"),
+        ({"descriptor": ["domain=edge"]}, "descriptor"),
+        ({"descriptor": 5}, "descriptor"),
+        ({"descriptor": [5]}, "descriptor"),
         ({"descriptor": ["a"] * 21}, "descriptor"),
-        ({"descriptor": ["a=" + "b" * 500]}, "descriptor"), ({"descriptor": ["a", "charge=after"]}, "descriptor"),
-        ({"descriptor": ["a\nb"]}, "descriptor"), ({"key": "user"}, "key"), ({"key": "session"}, "key"),
-        ({"key": ["ip", "header:X-Tenant"]}, "key"), ({"key": "post:name"}, "key"), ({"path": "/"}, "key"),
-        ({"rate": None}, "rate"), ({"rate": "app.rate"}, "rate"), ({"cost": "app.cost"}, "cost"),
+        ({"descriptor": ["a=" + "b" * 500]}, "descriptor"),
+        ({"descriptor": ["a", "charge=after"]}, "descriptor"),
+        ({"descriptor": ["a\nb"]}, "descriptor"),
+        ({"key": "user"}, "key"),
+        ({"key": "session"}, "key"),
+        ({"key": ["ip", "header:X-Tenant"]}, "key"),
+        ({"key": "post:name"}, "key"),
+        ({"path": "/"}, "key"),
+        ({"rate": None}, "rate"),
+        ({"rate": "app.rate"}, "rate"),
+        ({"cost": "app.cost"}, "cost"),
         ({"key": "app.key"}, "key"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said_of_its_field(words: dict[str, Any], field: str) -> None:
     """Also where it is counted by what no entry has; and a rule for paths needs a key as ever."""
     with pytest.raises(RuleError) as raised:
@@ -118,12 +149,15 @@ def test_what_is_wrong_is_said_of_its_field(words: dict[str, Any], field: str) -
 @pytest.mark.parametrize(
     ("key", "entries"),
     [
-        ("ip", ["remote_address"]), ("user_or_ip", ["user", "remote_address"]), ("user", ["user"]),
+        ("ip", ["remote_address"]),
+        ("user_or_ip", ["user", "remote_address"]),
+        ("user", ["user"]),
         ("path", ["path=/api/*"]),
-        (["ip", "header:X-Tenant"], ["header:x_tenant", "remote_address"]), ("exact:get:q", ["get:q"]),
+        (["ip", "header:X-Tenant"], ["header:x_tenant", "remote_address"]),
+        ("exact:get:q", ["get:q"]),
         ("cookie:sid", ["cookie:sid"]),
     ],
-)  # fmt: skip
+)
 def test_an_entry_is_read_that_is_called_like_the_key(key: Any, entries: list[str]) -> None:
     """And the address is Envoy's `remote_address`."""
     rule = compile_rule({**LOGIN, "key": key, "descriptor": entries})
@@ -132,7 +166,10 @@ def test_an_entry_is_read_that_is_called_like_the_key(key: Any, entries: list[st
 
 def test_a_rule_says_which_descriptors_it_is_for() -> None:
     """In its sentence."""
-    assert reading(LOGIN) == "5 per minute per descriptor, for Envoy's descriptor generic_key=login, remote_address"
+    assert (
+        reading(LOGIN)
+        == "5 per minute per descriptor, for Envoy's descriptor generic_key=login, remote_address"
+    )
     assert isinstance(compile_rule({**LOGIN, "descriptor": "generic_key=login"}), Rule)
     assert compile_rule({**LOGIN, "exempt": True, "rate": None}).template is None
 
@@ -140,7 +177,12 @@ def test_a_rule_says_which_descriptors_it_is_for() -> None:
 def test_an_entry_has_the_value_of_a_key_of_the_site(settings: Any) -> None:
     """By the name of the key; without such an entry, the rule is refused."""
     settings.RATELIMIT_KEYS = {"tenant": lambda request: None}
-    rule = {"name": "tenants", "descriptor": ["generic_key=api", "tenant"], "key": "tenant", "rate": "5/m"}
+    rule = {
+        "name": "tenants",
+        "descriptor": ["generic_key=api", "tenant"],
+        "key": "tenant",
+        "rate": "5/m",
+    }
     assert met(rule, entries="generic_key=api,tenant=acme") == "tenants"
     asked = DescriptorCharge("edge", (("generic_key", "api"), ("tenant", "acme")))
     assert compile_key("tenant").read("", DescribedRequest(asked), None) == ("tenant", "acme")

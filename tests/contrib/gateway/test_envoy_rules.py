@@ -1,4 +1,6 @@
-"""Rules for Envoy's descriptors, as operators write them: in the admin, as YAML, and back from the history."""
+"""Rules for Envoy's descriptors, as operators write them: in the admin, as YAML, and back from the
+history.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,26 @@ from tests.contrib.gateway.test_envoy_answers import ADA, LOGIN, OK, OVER, code
 
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site
-FORM = {"name": "edge login", "descriptor": "domain=edge\r\n generic_key=login \r\n\r\nremote_address", "limit": 1}
+FORM = {
+    "name": "edge login",
+    "descriptor": "domain=edge\r\n generic_key=login \r\n\r\nremote_address",
+    "limit": 1,
+}
 DECLARED = ["domain=edge", "generic_key=login", "remote_address"]
 
 
 def test_a_rule_for_descriptors_is_made_changed_and_restored_by_form(operator: Client) -> None:
-    """Each holds for the next question; it is for no request of Django's, and nothing about it surprises."""
+    """Each holds for the next question; it is for no request of Django's, and nothing about it
+    surprises.
+    """
     assert operator.post(f"{RULES}add/", given(**FORM)).status_code == 302
     rule = RateLimitRule.objects.get()
     assert rule.declared()["descriptor"] == DECLARED
-    assert [code([LOGIN, ADA]), code([LOGIN, ADA]), code([LOGIN, ADA], domain="other")] == [OK, OVER, OK]
+    assert [code([LOGIN, ADA]), code([LOGIN, ADA]), code([LOGIN, ADA], domain="other")] == [
+        OK,
+        OVER,
+        OK,
+    ]
     assert visits(3) == [200] * 3
     changed = given(**{**FORM, "descriptor": "generic_key=logout\nremote_address"})
     assert operator.post(f"{RULES}{rule.pk}/change/", changed).status_code == 302
@@ -34,12 +46,17 @@ def test_a_rule_for_descriptors_is_made_changed_and_restored_by_form(operator: C
     assert RateLimitRule.objects.get().declared()["descriptor"] == DECLARED
     assert code([LOGIN, ADA]) == OVER
     page = operator.get(RULES).content.decode()
-    assert "1 per hour per descriptor, for Envoy&#x27;s descriptor domain=edge, generic_key=login" in page
+    assert (
+        "1 per hour per descriptor, for Envoy&#x27;s descriptor domain=edge, generic_key=login"
+        in page
+    )
     history = operator.get(f"{RULES}{rule.pk}/history/").content.decode()
     assert "generic_key=logout" in history
     assert "edge login" in operator.get(f"{RULES}?q=generic_key").content.decode()
     assert "edge login" not in operator.get(f"{RULES}?q=logout").content.decode()
-    seen = staff("view_ratelimitrule", name="looks").get(f"{RULES}{rule.pk}/change/").content.decode()
+    seen = (
+        staff("view_ratelimitrule", name="looks").get(f"{RULES}{rule.pk}/change/").content.decode()
+    )
     assert "for Envoy&#x27;s descriptor domain=edge, generic_key=login, remote_address" in seen
 
 
@@ -47,8 +64,14 @@ def test_a_rule_for_descriptors_is_made_changed_and_restored_by_form(operator: C
     ("fields", "problem"),
     [
         ({"descriptor": "remote_address\n=x"}, "schreiben Sie key=Wert, key=Text*"),
-        ({"descriptor": "generic_key=login", "key": "ip"}, "Der Deskriptor braucht einen Eintrag remote_address"),
-        ({"descriptor": "a", "key": "session"}, "Ein Deskriptor kann nicht nach „session“ gezählt werden"),
+        (
+            {"descriptor": "generic_key=login", "key": "ip"},
+            "Der Deskriptor braucht einen Eintrag remote_address",
+        ),
+        (
+            {"descriptor": "a", "key": "session"},
+            "Ein Deskriptor kann nicht nach „session“ gezählt werden",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_at_its_field(
@@ -69,5 +92,7 @@ def test_a_descriptor_is_written_to_yaml_and_read_back(operator: Client) -> None
     assert plan(text) == []
     apply(text.replace("generic_key=login", "generic_key=log*"))
     stored = RateLimitRule.objects.get().extra
-    assert stored == {"gateway": {"descriptor": ["domain=edge", "generic_key=log*", "remote_address"]}}
+    assert stored == {
+        "gateway": {"descriptor": ["domain=edge", "generic_key=log*", "remote_address"]}
+    }
     assert [code([LOGIN, ADA]), code([LOGIN, ADA])] == [OK, OVER]

@@ -52,13 +52,21 @@ def check(request: pytest.FixtureRequest, settings: Any) -> Check:
     """Asks as a proxy does: the gateway's own server, or Django's, asynchronous or not."""
 
     def asked(
-        uri: str = "/", method: str = "GET", address: str = "203.0.113.9", *, peer: str = "127.0.0.1", **more: str
+        uri: str = "/",
+        method: str = "GET",
+        address: str = "203.0.113.9",
+        *,
+        peer: str = "127.0.0.1",
+        **more: str,
     ) -> Answer:
         dialect = DIALECTS[settings.RATELIMIT_GATEWAY_DIALECT or "nginx"]
         said = {
-            dialect.method: method, dialect.host: "shop.example", dialect.address: address,
-            dialect.uri: f"https://shop.example{uri}" if dialect.is_url else uri, "X-RateLimit-Secret": SECRET,
-        }  # fmt: skip
+            dialect.method: method,
+            dialect.host: "shop.example",
+            dialect.address: address,
+            dialect.uri: f"https://shop.example{uri}" if dialect.is_url else uri,
+            "X-RateLimit-Secret": SECRET,
+        }
         said |= {name.replace("_", "-"): value for name, value in more.items()}
         if request.param == "wsgi":
             response = Client(REMOTE_ADDR=peer).get("/ratelimit/check", headers=said)
@@ -72,25 +80,37 @@ def check(request: pytest.FixtureRequest, settings: Any) -> Check:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_every_dialect_says_method_address_and_path(check: Check, settings: Any, dialect: str) -> None:
+def test_every_dialect_says_method_address_and_path(
+    check: Check, settings: Any, dialect: str
+) -> None:
     """By its own headers; and the answer to each says what is left."""
     settings.RATELIMIT_GATEWAY_DIALECT = dialect
-    settings.RATELIMIT_RULES = [{"name": "posts", "path": "/a b/", "method": "POST", "key": "ip", "rate": "1/d"}]
+    settings.RATELIMIT_RULES = [
+        {"name": "posts", "path": "/a b/", "method": "POST", "key": "ip", "rate": "1/d"}
+    ]
     uri = "/a%20b/?q=1"
     first = check(uri, "POST")
     assert (first.status, first.headers["ratelimit-policy"]) == (200, '"posts";q=1;w=86400')
     assert check(uri, "POST").status == 429
-    assert [check(uri).status, check("/a", "POST").status, check(uri, "POST", "203.0.113.10").status] == [200] * 3
+    assert [
+        check(uri).status,
+        check("/a", "POST").status,
+        check(uri, "POST", "203.0.113.10").status,
+    ] == [200] * 3
     assert "ratelimit" not in check(uri).headers
 
 
 @pytest.mark.parametrize("application", [alone, ASGIHandler()])
-@pytest.mark.parametrize("path", ["/", "/decide", "/openapi.json", "/x/check", "/a\nb", "//x", "/%", "*"])
+@pytest.mark.parametrize(
+    "path", ["/", "/decide", "/openapi.json", "/x/check", "/a\nb", "//x", "/%", "*"]
+)
 def test_envoy_adds_the_path_that_it_asks_about(settings: Any, application: Any, path: str) -> None:
     """Which is taken for nothing of the gateway's own, whatever it is; and so is the method."""
     settings.RATELIMIT_GATEWAY_DIALECT = "envoy"
     said = {"Method": "POST", "URI": "/", "Host": "shop.example", "Address": "203.0.113.9"}
-    pairs = [(f"x-original-{name.lower()}".encode(), value.encode()) for name, value in said.items()]
+    pairs = [
+        (f"x-original-{name.lower()}".encode(), value.encode()) for name, value in said.items()
+    ]
     pairs.append((b"x-ratelimit-secret", SECRET.encode()))
     assert ask(application, f"/ratelimit/check{path}", pairs, "POST").status == 200
 
@@ -126,17 +146,30 @@ def test_only_a_trusted_proxy_with_the_secret_is_believed(
 
 
 @pytest.mark.parametrize("application", [alone, check_view], ids=["alone", "view"])
-def test_a_header_with_underscores_is_none_that_a_proxy_writes(settings: Any, application: Any) -> None:
+def test_a_header_with_underscores_is_none_that_a_proxy_writes(
+    settings: Any, application: Any
+) -> None:
     """Proxies pass it on. Older releases of Django make one of both, as `META` has it here."""
     settings.RATELIMIT_RULES = [{"name": "one", "path": "/one", "key": "ip", "rate": "1/d"}]
-    said = {"X-Original-Method": "GET", "X-Original-URI": "/one", "X-Original-Host": "h", "X-RateLimit-Secret": SECRET}
+    said = {
+        "X-Original-Method": "GET",
+        "X-Original-URI": "/one",
+        "X-Original-Host": "h",
+        "X-RateLimit-Secret": SECRET,
+    }
     said |= {"X-Original-Address": "203.0.113.9", "X_Original_URI": "/other"}
     pairs = [(name.lower().encode(), value.encode()) for name, value in said.items()]
 
     def asked() -> int:
         if application is alone:
             return as_client(ask(alone, "/check", pairs)).status
-        scope = {"type": "http", "method": "GET", "path": "/check", "query_string": b"", "headers": pairs}
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/check",
+            "query_string": b"",
+            "headers": pairs,
+        }
         request = ASGIRequest({**scope, "client": ("127.0.0.1", 50_000)}, io.BytesIO())
         request.META["HTTP_X_ORIGINAL_URI"] = "/one,/other"
         return int(asyncio.run(application(request)).headers.get("X-RateLimit-Status", 200))
@@ -145,7 +178,9 @@ def test_a_header_with_underscores_is_none_that_a_proxy_writes(settings: Any, ap
 
 
 def test_a_question_that_is_an_upgrade_is_refused() -> None:
-    """A proxy that passes it on gets a 403, and not the 500 by which it would let the request past every limit."""
+    """A proxy that passes it on gets a 403, and not the 500 by which it would let the request past
+    every limit.
+    """
     scope = {"type": "websocket", "path": "/ratelimit/check", "headers": []}
     sent: list[Any] = []
 
@@ -156,7 +191,9 @@ def test_a_question_that_is_an_upgrade_is_refused() -> None:
         sent.append(message)
 
     asyncio.run(alone(scope, receive, send))
-    assert sent == [{"type": "websocket.close"}], "before it was accepted, which servers answer with 403"
+    assert sent == [{"type": "websocket.close"}], (
+        "before it was accepted, which servers answer with 403"
+    )
 
 
 def test_its_own_server_ends_cleanly() -> None:
@@ -176,9 +213,15 @@ def test_its_own_server_ends_cleanly() -> None:
 @pytest.mark.parametrize("application", [alone, ASGIHandler()], ids=["alone", "view"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_headers_have_a_bound(settings: Any, application: Any, dialect: str) -> None:
-    """Of their number and of their bytes: 431, whichever proxy asks, and no work for what is beyond."""
+    """Of their number and of their bytes: 431, whichever proxy asks, and no work for what is
+    beyond.
+    """
     settings.RATELIMIT_GATEWAY_DIALECT = dialect
-    for headers in ([(b"x", b"1")] * 100_000, [(b"x", b"1" * 1000)] * 100, [(b"x" * 1000, b"")] * 100):
+    for headers in (
+        [(b"x", b"1")] * 100_000,
+        [(b"x", b"1" * 1000)] * 100,
+        [(b"x" * 1000, b"")] * 100,
+    ):
         answer = ask(application, "/ratelimit/check", headers)
         assert as_client(answer).status == 431
         assert answer.status == (403 if "nginx" in dialect else 431)
@@ -188,16 +231,35 @@ def test_headers_have_a_bound(settings: Any, application: Any, dialect: str) -> 
 
 @pytest.mark.parametrize(
     ("url", "status"),
-    [("/login", 400), ("http://a/login?x", 429), ("http:///login", 429), ("http://[::1]:80/login", 429),
-     ("http://a?/login", 400), ("http://a#/login", 400), ("http://a", 400), ("http://a?x=/login", 400), ("*", 400),
-     ("http://a\\/login", 400), ("http://a@b/login", 400), ("ftp://a/login", 400)],
-)  # fmt: skip
+    [
+        ("/login", 400),
+        ("http://a/login?x", 429),
+        ("http:///login", 429),
+        ("http://[::1]:80/login", 429),
+        ("http://a?/login", 400),
+        ("http://a#/login", 400),
+        ("http://a", 400),
+        ("http://a?x=/login", 400),
+        ("*", 400),
+        ("http://a\\/login", 400),
+        ("http://a@b/login", 400),
+        ("ftp://a/login", 400),
+    ],
+)
 def test_a_host_moves_no_path_out_of_a_url(settings: Any, url: str, status: int) -> None:
     """ingress-nginx writes what the client has sent as `Host` in front of the path."""
     settings.RATELIMIT_GATEWAY_DIALECT = "ingress-nginx"
     settings.RATELIMIT_RULES = [{"name": "login", "path": "/login", "key": "ip", "rate": "0/d"}]
-    said = {"X-Original-Method": "POST", "X-Original-URL": url, "X-Original-URI": "/", "X-Real-IP": "203.0.113.9"}
-    pairs = [(name.lower().encode(), value.encode()) for name, value in {**said, "X-RateLimit-Secret": SECRET}.items()]
+    said = {
+        "X-Original-Method": "POST",
+        "X-Original-URL": url,
+        "X-Original-URI": "/",
+        "X-Real-IP": "203.0.113.9",
+    }
+    pairs = [
+        (name.lower().encode(), value.encode())
+        for name, value in {**said, "X-RateLimit-Secret": SECRET}.items()
+    ]
     assert as_client(ask(alone, "/ratelimit/check", pairs)).status == status
 
 
@@ -206,7 +268,9 @@ def test_health_is_whether_redis_answers(settings: Any, application: Any) -> Non
     """For load balancers, which have no secret."""
     settings.RATELIMIT_TRUSTED_PROXIES = None
     assert ask(application, "/ratelimit/health", []).status == 200
-    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.CACHES = {
+        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    }
     assert ask(application, "/ratelimit/health", []).status == 503
 
 
@@ -221,26 +285,53 @@ def test_what_a_proxy_does_not_say_is_its_mistake(check: Check) -> None:
     assert check("*", "OPTIONS").status == 200
 
 
-def test_a_path_is_limited_as_it_was_sent_and_as_servers_take_it(check: Check, settings: Any) -> None:
+def test_a_path_is_limited_as_it_was_sent_and_as_servers_take_it(
+    check: Check, settings: Any
+) -> None:
     """No way of writing it goes around a limit, or into an exemption."""
     settings.RATELIMIT_RULES = [
         {"name": "api", "path": "/api/", "key": "ip", "rate": "1/d"},
         {"name": "health", "path": "/health/", "exempt": True},
     ]
     ways = (
-        "/api/", "//api/", "/x/../api/", "/%61pi/", "/./api/", "/x/%2e%2e/api/", "/health/../api/", "/api/../health/",
-        "http://other/api/", "/api/..", "/api/?/health/", "/api/#", "/health\\..\\api/", "/x\\..\\api/", "/api;x=1/",
-        "/health/..;/api/", "/health/#/../../api/", "/x/../api//../", "/x/../api/y%2f..%2f..%2f", "/health/..%5capi/",
-    )  # fmt: skip
+        "/api/",
+        "//api/",
+        "/x/../api/",
+        "/%61pi/",
+        "/./api/",
+        "/x/%2e%2e/api/",
+        "/health/../api/",
+        "/api/../health/",
+        "http://other/api/",
+        "/api/..",
+        "/api/?/health/",
+        "/api/#",
+        "/health\\..\\api/",
+        "/x\\..\\api/",
+        "/api;x=1/",
+        "/health/..;/api/",
+        "/health/#/../../api/",
+        "/x/../api//../",
+        "/x/../api/y%2f..%2f..%2f",
+        "/health/..%5capi/",
+    )
     assert [check(way).status for way in ways] == [200] + [429] * (len(ways) - 1)
     assert [check(way).status for way in ("/health/", "/health//a;v=1/b%2fc#d")] == [200, 200]
     assert check("/health/.." * 500).status == 400
 
 
 def test_a_host_is_one_whatever_a_client_adds_to_its_name(check: Check, settings: Any) -> None:
-    """A port, a dot or capitals change nothing of the site that answers; so they free nobody of what is said of it."""
+    """A port, a dot or capitals change nothing of the site that answers; so they free nobody of
+    what is said of it.
+    """
     settings.RATELIMIT_RULES = [{"name": "hosts", "path": "/", "key": "header:Host", "rate": "1/d"}]
-    ways = ("shop.example", "shop.example:80", "SHOP.example.", "shop.example.:8443", "shop.example:")
+    ways = (
+        "shop.example",
+        "shop.example:80",
+        "SHOP.example.",
+        "shop.example.:8443",
+        "shop.example:",
+    )
     assert [check(X_Original_Host=way).status for way in ways] == [200, 429, 429, 429, 429]
     assert check(X_Original_Host="[2001:db8::1]:80").status == 200
     assert check(X_Original_Host="[2001:db8::2]").status == 200
@@ -248,9 +339,13 @@ def test_a_host_is_one_whatever_a_client_adds_to_its_name(check: Check, settings
 
 @pytest.mark.parametrize("dialect", ["nginx", "envoy"])
 @pytest.mark.parametrize("application", [alone, ASGIHandler()])
-def test_what_is_sent_twice_is_no_count_of_its_own(settings: Any, application: Any, dialect: str) -> None:
-    """Some services take the first value, some the last: a made-up one beside it frees nobody, and neither lifts it a
-    block of one of them. What is the same twice is one value; a comma within a value is one."""
+def test_what_is_sent_twice_is_no_count_of_its_own(
+    settings: Any, application: Any, dialect: str
+) -> None:
+    """Some services take the first value, some the last: a made-up one beside it frees nobody, and
+    neither lifts it a block of one of them. What is the same twice is one value; a comma within a
+    value is one.
+    """
     settings.RATELIMIT_GATEWAY_DIALECT = dialect
     settings.RATELIMIT_RULES = [
         {"name": "keys", "path": "/keys", "key": "header:X-API-Key", "rate": "2/d"},
@@ -262,55 +357,112 @@ def test_what_is_sent_twice_is_no_count_of_its_own(settings: Any, application: A
     stolen.save()
 
     def asked(uri: str, *lines: tuple[str, str]) -> int:
-        said = {"X-Original-Method": "GET", "X-Original-URI": uri, "X-Original-Host": "h", "X-RateLimit-Secret": SECRET}
+        said = {
+            "X-Original-Method": "GET",
+            "X-Original-URI": uri,
+            "X-Original-Host": "h",
+            "X-RateLimit-Secret": SECRET,
+        }
         pairs = [*said.items(), ("X-Original-Address", "203.0.113.9"), *lines]
         encoded = [(name.lower().encode(), value.encode()) for name, value in pairs]
         return as_client(ask(application, "/ratelimit/check", encoded)).status
 
     def sent(name: str, *values: str) -> list[tuple[str, str]]:
-        return [(name, ",".join(values))] if dialect == "envoy" else [(name, value) for value in values]
+        return (
+            [(name, ",".join(values))]
+            if dialect == "envoy"
+            else [(name, value) for value in values]
+        )
 
     for first in ("ada", "bob"):
         statuses = [asked("/keys", *sent("X-API-Key", first, str(number))) for number in range(4)]
-        assert statuses == ([200, 200, 429, 429] if first == "ada" else [429] * 4), "all are the client's address"
+        assert statuses == ([200, 200, 429, 429] if first == "ada" else [429] * 4), (
+            "all are the client's address"
+        )
     assert asked("/keys", *sent("X-API-Key", "ada, of London")) == 200
     assert asked("/keys", *sent("X-API-Key", "new", "stolen")) == 403
     assert asked("/keys", *sent("X-API-Key", "stolen", "new")) == 403
-    cookies = [asked("/cookies", *sent("Cookie", "who=ada", f"who={number}; a=b")) for number in range(4)]
+    cookies = [
+        asked("/cookies", *sent("Cookie", "who=ada", f"who={number}; a=b")) for number in range(4)
+    ]
     assert cookies == [200, 200, 429, 429]
-    beside = [asked("/cookies", *sent("Cookie", "who=bob", f"other={number}")) for number in range(4)]
+    beside = [
+        asked("/cookies", *sent("Cookie", "who=bob", f"other={number}")) for number in range(4)
+    ]
     assert beside == [200, 200, 429, 429]
     assert [asked(f"/queries?q=ada&q={number}") for number in range(4)] == [200, 200, 429, 429]
-    assert [asked(uri) for uri in ("/queries?q=a&q=a", "/queries?q=a", "/queries?q=a")] == [200, 200, 429]
+    assert [asked(uri) for uri in ("/queries?q=a&q=a", "/queries?q=a", "/queries?q=a")] == [
+        200,
+        200,
+        429,
+    ]
 
 
 def test_rules_that_need_what_no_proxy_knows_do_not_apply(check: Check, settings: Any) -> None:
-    """The route, a kwarg, the user, the session, the body: to be refused by them would be to be refused for nothing."""
+    """The route, a kwarg, the user, the session, the body: to be refused by them would be to be
+    refused for nothing.
+    """
     base = {"path": "/", "rate": "0/d"}
-    keys = ("user", "user_or_ip", "session", "route", "kwarg:pk", "post:name", "json:name", "data:name", ["ip", "user"])
+    keys = (
+        "user",
+        "user_or_ip",
+        "session",
+        "route",
+        "kwarg:pk",
+        "post:name",
+        "json:name",
+        "data:name",
+        ["ip", "user"],
+    )
     settings.RATELIMIT_RULES = [
         *({**base, "name": f"key-{number}", "key": key} for number, key in enumerate(keys)),
         {**base, "name": "route", "route": "ratelimit-check", "key": "ip"},
-        {**base, "name": "slots", "path": "/", "key": "ip", "rate": "1", "algorithm": "concurrency"},
+        {
+            **base,
+            "name": "slots",
+            "path": "/",
+            "key": "ip",
+            "rate": "1",
+            "algorithm": "concurrency",
+        },
         {**base, "name": "audience", "audience": "anonymous", "key": "ip"},
         {**base, "name": "tiers", "key": "ip", "tiers": [{"group": "pro", "rate": "1/m"}]},
     ]
     assert check(Content_Type="application/x-www-form-urlencoded").status == 200
-    settings.RATELIMIT_RULES = [*settings.RATELIMIT_RULES, {**base, "name": "known", "key": ["ip", "header:Host"]}]
+    settings.RATELIMIT_RULES = [
+        *settings.RATELIMIT_RULES,
+        {**base, "name": "known", "key": ["ip", "header:Host"]},
+    ]
     assert check(Accept="application/json").json()["violated-policies"] == ["known"]
 
 
 def test_a_user_is_whom_the_proxy_names(check: Check, settings: Any) -> None:
-    """By primary key, and so counted as one with Django's views; groups and staff are of the database; who has none is
-    nobody."""
+    """By primary key, and so counted as one with Django's views; groups and staff are of the
+    database; who has none is nobody.
+    """
     settings.RATELIMIT_GATEWAY_USER_HEADER = "X-Auth-User"
     settings.RATELIMIT_RULES = [
         {"name": "users", "path": "/users/", "key": "user_or_ip", "rate": "1/d"},
-        {"name": "tiers", "path": "/tiers/", "key": "user", "rate": "1/d", "tiers": [{"group": "pro", "rate": "3/d"}]},
-        {"name": "strangers", "path": "/strangers/", "key": "ip", "rate": "1/d", "audience": "anonymous"},
+        {
+            "name": "tiers",
+            "path": "/tiers/",
+            "key": "user",
+            "rate": "1/d",
+            "tiers": [{"group": "pro", "rate": "3/d"}],
+        },
+        {
+            "name": "strangers",
+            "path": "/strangers/",
+            "key": "ip",
+            "rate": "1/d",
+            "audience": "anonymous",
+        },
         {"name": "staff", "path": "/staff/", "key": "user", "rate": "1/d", "audience": "staff"},
     ]
-    ada, grace = User.objects.create(username="ada"), User.objects.create(username="grace", is_staff=True)
+    ada, grace = (
+        User.objects.create(username="ada"),
+        User.objects.create(username="grace", is_staff=True),
+    )
     ada.groups.add(Group.objects.create(name="pro"))
 
     def of(path: str, *users: object) -> list[int]:
@@ -320,12 +472,20 @@ def test_a_user_is_whom_the_proxy_names(check: Check, settings: Any) -> None:
     assert of("/tiers/", *[ada.pk] * 4, *[grace.pk] * 2) == [200, 200, 200, 429, 200, 429]
     assert of("/strangers/", "", ada.pk, "", ada.pk) == [200, 200, 429, 200]
     assert of("/staff/", ada.pk, ada.pk, grace.pk, grace.pk) == [200, 200, 200, 429]
-    assert of("/tiers/", "unknown", "unknown", 10**30, 10**30, "x" * 5000) == [200, 429, 200, 429, 200]
+    assert of("/tiers/", "unknown", "unknown", 10**30, 10**30, "x" * 5000) == [
+        200,
+        429,
+        200,
+        429,
+        200,
+    ]
     RateLimitOverride.objects.create(user=ada, effect="block")
     assert of("/elsewhere/", ada.pk, grace.pk, "") == [429, 200, 200]
 
 
-@pytest.mark.parametrize("charset", ["hex", "undefined", "idna", "utf-16", "utf-7", "cp037", "latin-1"])
+@pytest.mark.parametrize(
+    "charset", ["hex", "undefined", "idna", "utf-16", "utf-7", "cp037", "latin-1"]
+)
 def test_no_charset_is_a_way_past_a_limit(check: Check, settings: Any, charset: str) -> None:
     """What a client calls its body changes nothing of how a query is counted, and is no error."""
     settings.RATELIMIT_RULES = [{"name": "q", "path": "/", "key": "get:q", "rate": "1/d"}]
@@ -335,11 +495,15 @@ def test_no_charset_is_a_way_past_a_limit(check: Check, settings: Any, charset: 
 
 def test_overrides_hold_for_what_a_proxy_asks_about(check: Check, settings: Any) -> None:
     """A block whatever rule there is, with its 403; another limit for one host."""
-    rule = RateLimitRule.objects.create(name="all", path="/shop/", key="header:Host", limit=0, unit="d")
+    rule = RateLimitRule.objects.create(
+        name="all", path="/shop/", key="header:Host", limit=0, unit="d"
+    )
     of_host = RateLimitOverride(rule=rule, field="header:Host", effect="limit", limit=5, unit="d")
     of_host.set_value("shop.example")
     of_host.save()
-    RateLimitOverride.objects.create(network="203.0.113.7", effect="block", forbids=True, message="Out of order.")
+    RateLimitOverride.objects.create(
+        network="203.0.113.7", effect="block", forbids=True, message="Out of order."
+    )
     allowed = check("/shop/")
     assert (allowed.status, allowed.headers["ratelimit-policy"]) == (200, '"all";q=5;w=86400')
     blocked = check("/anything", address="203.0.113.7")
@@ -349,13 +513,22 @@ def test_overrides_hold_for_what_a_proxy_asks_about(check: Check, settings: Any)
 def test_a_request_is_held_until_its_turn(check: Check, settings: Any) -> None:
     """As the middleware holds one."""
     settings.RATELIMIT_RULES = [
-        {"name": "slow", "path": "/", "key": "ip", "rate": "5/s", "algorithm": "leaky_bucket", "queue": 1}
+        {
+            "name": "slow",
+            "path": "/",
+            "key": "ip",
+            "rate": "5/s",
+            "algorithm": "leaky_bucket",
+            "queue": 1,
+        }
     ]
     assert [check().status for _ in range(3)] == [200, 200, 200]
 
 
 def test_nothing_of_the_project_makes_the_answer(check: Check, settings: Any) -> None:
-    """Its page and its exception are for its own views; for `"x"`, the headers have the other names."""
+    """Its page and its exception are for its own views; for `"x"`, the headers have the other
+    names.
+    """
     settings.RATELIMIT_RULES = [{"name": "none", "path": "/", "key": "ip", "rate": "0/d"}]
     settings.RATELIMIT_VIEW = "tests.acceptance.site.custom"
     settings.RATELIMIT_EXCEPTION_CLASS = "tests.acceptance.site.CustomError"
@@ -368,9 +541,16 @@ def test_nothing_of_the_project_makes_the_answer(check: Check, settings: Any) ->
 
 @pytest.mark.usefixtures("quiet")
 def test_requests_of_one_moment_share_trips(settings: Any, direct: Redis) -> None:
-    """Sixteen cost Redis two, or a few more where the loop comes late: the first goes at once, the others together."""
+    """Sixteen cost Redis two, or a few more where the loop comes late: the first goes at once, the
+    others together.
+    """
     settings.RATELIMIT_RULES = [{"name": "api", "path": "/api/", "key": "ip", "rate": "100/d"}]
-    said = {"X-Original-Method": "GET", "X-Original-URI": "/api/", "X-Original-Host": "h", "X-RateLimit-Secret": SECRET}
+    said = {
+        "X-Original-Method": "GET",
+        "X-Original-URI": "/api/",
+        "X-Original-Host": "h",
+        "X-RateLimit-Secret": SECRET,
+    }
 
     async def asked(count: int) -> list[int]:
         requests = []
@@ -391,8 +571,9 @@ def test_requests_of_one_moment_share_trips(settings: Any, direct: Redis) -> Non
 
 
 def test_what_is_wrong_is_said_by_the_system_check(settings: Any, no_others: None) -> None:
-    """A proxy that cannot be believed; and rules that do not apply to what it asks about, those of the admin with
-    `--database`."""
+    """A proxy that cannot be believed; and rules that do not apply to what it asks about, those of
+    the admin with `--database`.
+    """
     settings.RATELIMIT_RULES = [
         {"name": "mine", "path": "/", "key": ["ip", "user"], "rate": "1/d"},
         {"name": "slots", "path": "/", "key": "ip", "rate": "1", "algorithm": "concurrency"},
@@ -406,9 +587,10 @@ def test_what_is_wrong_is_said_by_the_system_check(settings: Any, no_others: Non
 
     text = "The rule {!r} does not apply to what a proxy asks about: it does not know {}."
     assert found() == [
-        ("I020", text.format("mine", "who is logged in")), ("I020", text.format("slots", "when the request is over")),
+        ("I020", text.format("mine", "who is logged in")),
+        ("I020", text.format("slots", "when the request is over")),
         ("I020", text.format("theirs", "fields of the body")),
-    ]  # fmt: skip
+    ]
     settings.RATELIMIT_GATEWAY_USER_HEADER = "X-Auth-User"
     assert [problem for problem in found() if "mine" in problem[1]] == []
     settings.RATELIMIT_GATEWAY_SECRET = None
@@ -426,7 +608,9 @@ def test_the_form_of_a_rule_says_what_proxies_do_not_know(settings: Any) -> None
         "django.contrib.auth.middleware.AuthenticationMiddleware",
         "django.contrib.messages.middleware.MessageMiddleware",
     ]
-    rule = RateLimitRule.objects.create(name="logins", path="/login/", key="post:name+session", limit=1, unit="d")
+    rule = RateLimitRule.objects.create(
+        name="logins", path="/login/", key="post:name+session", limit=1, unit="d"
+    )
     client = Client()
     client.force_login(User.objects.create_superuser("root"))
     words = "are not limited by this rule: the proxy does not know the session, fields of the body."
@@ -437,16 +621,48 @@ def test_the_form_of_a_rule_says_what_proxies_do_not_know(settings: Any) -> None
 
 
 names = st.sampled_from(
-    ["X-Original-Method", "X-Original-URI", "X-Original-Host", "X-Original-Address", "X-Auth-User", "Accept", "Cookie",
-     "Accept-Language", "Content-Type", "Content-Length", "X-Forwarded-For", "X_Original_URI", "Host", "X-API-Key"]
-)  # fmt: skip
+    [
+        "X-Original-Method",
+        "X-Original-URI",
+        "X-Original-Host",
+        "X-Original-Address",
+        "X-Auth-User",
+        "Accept",
+        "Cookie",
+        "Accept-Language",
+        "Content-Type",
+        "Content-Length",
+        "X-Forwarded-For",
+        "X_Original_URI",
+        "Host",
+        "X-API-Key",
+    ]
+)
 values = st.one_of(
     st.binary(max_size=60),
-    st.sampled_from([b"/api/x", b"/%ff%00/..", b"*", b"GET", b"POST", b"[::1]:x", b"a" * 70_000, b"application/json",
-                     b"multipart/form-data; boundary=x", b"application/json; charset=idna", b"\xff", b"de,en;q=x",
-                     b"9" * 400, b"a/b; charset=hex", b";".join([b"a=b"] * 1100), b"http://[", b"//",
-                     b"/?" + b"a=b&" * 1500]),
-)  # fmt: skip
+    st.sampled_from(
+        [
+            b"/api/x",
+            b"/%ff%00/..",
+            b"*",
+            b"GET",
+            b"POST",
+            b"[::1]:x",
+            b"a" * 70_000,
+            b"application/json",
+            b"multipart/form-data; boundary=x",
+            b"application/json; charset=idna",
+            b"\xff",
+            b"de,en;q=x",
+            b"9" * 400,
+            b"a/b; charset=hex",
+            b";".join([b"a=b"] * 1100),
+            b"http://[",
+            b"//",
+            b"/?" + b"a=b&" * 1500,
+        ]
+    ),
+)
 
 
 @pytest.fixture
@@ -457,21 +673,36 @@ def odd_rules(settings: Any) -> None:
         {"name": "a", "path": "/", "key": ["ip", "header:X-API-Key"], "rate": "3/d"},
         {"name": "b", "path": "/api/**", "key": "cookie:a", "rate": "1/d"},
         {"name": "c", "path": "/", "key": "get:a", "rate": "1/d"},
-        {"name": "d", "path": "/", "key": "user", "rate": "2/d", "tiers": [{"group": "pro", "rate": "3/d"}]},
+        {
+            "name": "d",
+            "path": "/",
+            "key": "user",
+            "rate": "2/d",
+            "tiers": [{"group": "pro", "rate": "3/d"}],
+        },
         {"name": "e", "path": "/", "key": ["path", "header:Host"], "rate": "5/d"},
     ]
 
 
-@hypothesis_settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(
+    max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(more=st.lists(st.tuples(names, values), max_size=8))
 def test_no_header_is_an_error(odd_rules: None, more: list[tuple[str, bytes]]) -> None:
-    """Whatever a believed proxy passes on, there is an answer, and it is none of the server's mistakes."""
+    """Whatever a believed proxy passes on, there is an answer, and it is none of the server's
+    mistakes.
+    """
     said = {
-        "X-Original-Method": b"GET", "X-Original-URI": b"/api/x", "X-Original-Host": b"h",
-        "X-Original-Address": b"203.0.113.1", "X-RateLimit-Secret": SECRET.encode(),
-    }  # fmt: skip
+        "X-Original-Method": b"GET",
+        "X-Original-URI": b"/api/x",
+        "X-Original-Host": b"h",
+        "X-Original-Address": b"203.0.113.1",
+        "X-RateLimit-Secret": SECRET.encode(),
+    }
     pairs = [*({**said, **dict(more)}).items(), *more[:1]]
-    answer = ask(alone, "/ratelimit/check", [(name.lower().encode(), value) for name, value in pairs])
+    answer = ask(
+        alone, "/ratelimit/check", [(name.lower().encode(), value) for name, value in pairs]
+    )
     assert answer.status in (200, 403)
     assert as_client(answer).status in (200, 400, 403, 429, 431)
 
@@ -486,7 +717,11 @@ def test_a_key_of_the_site_applies_if_a_proxy_knows_it(check: Check, settings: A
     settings.RATELIMIT_RULES = [{"name": "tenants", "path": "/", "key": "tenant", "rate": "1/d"}]
     settings.RATELIMIT_KEYS = {"tenant": Key("tenant", tenant, known_to_proxies=True)}
     host = DIALECTS["nginx"].host.replace("-", "_")
-    assert [check(**{host: f"{name}.example"}).status for name in ("acme", "acme", "globex")] == [200, 429, 200]
+    assert [check(**{host: f"{name}.example"}).status for name in ("acme", "acme", "globex")] == [
+        200,
+        429,
+        200,
+    ]
     settings.RATELIMIT_KEYS = {"tenant": tenant}
     assert [check(**{host: "acme.example"}).status for _ in range(2)] == [200, 200]
     (note,) = [message for message in run_checks() if "'tenants'" in str(message.msg)]

@@ -11,12 +11,17 @@ pytestmark = pytest.mark.usefixtures("no_others")
 
 
 def found() -> list[tuple[str, str]]:
-    return [(message.id.removeprefix("django_ratelimit_lua."), message.msg) for message in run_checks(tags=["caches"])]
+    return [
+        (message.id.removeprefix("django_ratelimit_lua."), message.msg)
+        for message in run_checks(tags=["caches"])
+    ]
 
 
 def test_rules_for_envoy_need_grpc(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """They apply to no request of Django's, so no middleware is missed."""
-    settings.RATELIMIT_RULES = [{"name": "edge", "descriptor": ["generic_key=login"], "rate": "5/m"}]
+    settings.RATELIMIT_RULES = [
+        {"name": "edge", "descriptor": ["generic_key=login"], "rate": "5/m"}
+    ]
     assert found() == []
     monkeypatch.setattr("django_ratelimit_lua.contrib.gateway.checks.find_spec", lambda name: None)
     assert found() == [("W017", "Rules are for Envoy's descriptors, but there is no grpcio: edge.")]

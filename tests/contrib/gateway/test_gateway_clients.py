@@ -1,4 +1,5 @@
-"""The clients of the documentation, as they stand there, against the gateway by itself on uvicorn."""
+"""The clients of the documentation, as they stand there, against the gateway by itself on
+uvicorn."""
 
 from __future__ import annotations
 
@@ -47,18 +48,22 @@ for operation, more in ((QuestionOperation.PEEK, {}), (QuestionOperation.RESERVE
 nowhere = Charge(limit="nowhere", identity=[1, "two", [None]])
 refused = decide.sync(client=client, body=Question(charges=[nowhere]))
 assert isinstance(refused, Problem) and refused.status == 403, refused
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module", params=["alone", "asgi"])
-def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def environment(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, str]]:
     """Where the gateway is, and a token."""
     rules = [{"name": "mail", "group": "mail", "key": "ip", "rate": "100/h"}]
     with Site(tmp_path_factory.mktemp("clients"), rules, request.param) as site:
         token = site.command("shell", command=MAKE_CLIENT, verbosity=0).strip()
         # Go compiles its library once, which takes it most of a minute.
         cache = str(tmp_path_factory.getbasetemp() / "go")
-        path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])  # Where a wheel has put it.
+        path = os.pathsep.join(
+            [sysconfig.get_path("scripts"), os.environ["PATH"]]
+        )  # Where a wheel has put it.
         gateway = f"http://127.0.0.1:{site.port}/ratelimit"
         yield {**os.environ, "GATEWAY": gateway, "TOKEN": token, "GOCACHE": cache, "PATH": path}
 
@@ -77,7 +82,13 @@ def test_a_client_of_the_documentation_asks(environment: dict[str, str], name: s
         command = [*command, str(source)]
     command[0] = str(shutil.which(command[0], path=environment["PATH"]))
     done = subprocess.run(
-        command, input=sent, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command,
+        input=sent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     if name == "decide.sh":
@@ -86,16 +97,37 @@ def test_a_client_of_the_documentation_asks(environment: dict[str, str], name: s
         assert "left" in done.stdout
 
 
-def test_a_client_is_generated_from_the_document(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_client_is_generated_from_the_document(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     """With a model of every part, and defaults that are accepted."""
     if find_spec("openapi_python_client") is None:
         pytest.skip("NO CLIENT TEST: openapi-python-client is not installed")
     config = tmp_path / "config.yaml"
     config.write_text("post_hooks: []")
-    generate = [sys.executable, "-m", "openapi_python_client", "generate", "--meta=none", f"--config={config}"]
-    options = [f"--url={environment['GATEWAY']}/openapi.json", f"--output-path={tmp_path / 'limits_client'}"]
-    for command in ([*generate, *options, "--fail-on-warning"], [sys.executable, "-c", GENERATED_CLIENT]):
+    generate = [
+        sys.executable,
+        "-m",
+        "openapi_python_client",
+        "generate",
+        "--meta=none",
+        f"--config={config}",
+    ]
+    options = [
+        f"--url={environment['GATEWAY']}/openapi.json",
+        f"--output-path={tmp_path / 'limits_client'}",
+    ]
+    for command in (
+        [*generate, *options, "--fail-on-warning"],
+        [sys.executable, "-c", GENERATED_CLIENT],
+    ):
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+            command,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

@@ -18,22 +18,44 @@ pytestmark = pytest.mark.alone
 @pytest.mark.parametrize("piece", ["a", "%41", ";a", "\\", "%2f..", "//", "/.;/", "#"])
 def test_the_gateway_refuses_as_cheaply(piece: str, tricks: str, settings: Any) -> None:
     """Whatever the path, which servers read in many ways; what has too many is no request."""
-    settings.RATELIMIT_GATEWAY_DIALECT, settings.RATELIMIT_GATEWAY_SECRET = "envoy", "a-secret-of-the-tests"
+    settings.RATELIMIT_GATEWAY_DIALECT, settings.RATELIMIT_GATEWAY_SECRET = (
+        "envoy",
+        "a-secret-of-the-tests",
+    )
     settings.RATELIMIT_TRUSTED_PROXIES = ["127.0.0.1"]
-    globs = [{"name": f"glob {number}", "key": "ip", "rate": "0/h", "path": f"/**{number}.php"} for number in range(9)]
+    globs = [
+        {"name": f"glob {number}", "key": "ip", "rate": "0/h", "path": f"/**{number}.php"}
+        for number in range(9)
+    ]
     settings.RATELIMIT_RULES = [{"name": "rule", "key": "ip", "rate": "0/h", "path": "/"}, *globs]
 
     def asked(size: int) -> Any:
         uri = f"/{next(serial)}/{tricks if size > FEWEST else ''}{(piece * size)[:size]}"
         return {
-            "REMOTE_ADDR": "127.0.0.1", "HTTP_X_RATELIMIT_SECRET": "a-secret-of-the-tests", "HTTP_X_ORIGINAL_URI": uri,
-            "HTTP_X_ORIGINAL_METHOD": "GET", "HTTP_X_ORIGINAL_HOST": "site", "HTTP_X_ORIGINAL_ADDRESS": "203.0.113.9",
-        }  # fmt: skip
+            "REMOTE_ADDR": "127.0.0.1",
+            "HTTP_X_RATELIMIT_SECRET": "a-secret-of-the-tests",
+            "HTTP_X_ORIGINAL_URI": uri,
+            "HTTP_X_ORIGINAL_METHOD": "GET",
+            "HTTP_X_ORIGINAL_HOST": "site",
+            "HTTP_X_ORIGINAL_ADDRESS": "203.0.113.9",
+        }
 
     with asyncio.Runner() as runner:
-        assert_as_cheap(lambda meta: runner.run(answer_check(meta)).response(), asked, 1000, 4000, 16_000, 60_000)
+        assert_as_cheap(
+            lambda meta: runner.run(answer_check(meta)).response(),
+            asked,
+            1000,
+            4000,
+            16_000,
+            60_000,
+        )
 
 
 def test_the_gateway_reads_nothing_else() -> None:
-    """But its token, of which it takes a digest, and a body, which has a bound: test_gateway_decide.py."""
-    assert parts_read(PACKAGE / "contrib" / "gateway") - {*READ} <= {"META[HTTP_AUTHORIZATION]", "read"}
+    """But its token, of which it takes a digest, and a body, which has a bound:
+    test_gateway_decide.py.
+    """
+    assert parts_read(PACKAGE / "contrib" / "gateway") - {*READ} <= {
+        "META[HTTP_AUTHORIZATION]",
+        "read",
+    }

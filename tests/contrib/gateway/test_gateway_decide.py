@@ -1,4 +1,6 @@
-"""What services ask the gateway: by a token, about limits that it may ask about, all or nothing or each for itself."""
+"""What services ask the gateway: by a token, about limits that it may ask about, all or nothing or
+each for itself.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +57,36 @@ def limits(settings: Any) -> None:
     settings.RATELIMIT_RULES = [
         {"name": "mail", "path": "/mail/", "key": "user", "rate": "3/h"},
         {"name": "mail.all", "path": "/mail/", "key": "ip", "rate": ["5/h", "100/d"]},
-        {"name": "turns", "path": "/turns/", "key": "ip", "rate": "5/s", "algorithm": "leaky_bucket"},
-        {"name": "reports", "group": "reports", "key": "ip", "rate": "1", "algorithm": "concurrency"},
+        {
+            "name": "turns",
+            "path": "/turns/",
+            "key": "ip",
+            "rate": "5/s",
+            "algorithm": "leaky_bucket",
+        },
+        {
+            "name": "reports",
+            "group": "reports",
+            "key": "ip",
+            "rate": "1",
+            "algorithm": "concurrency",
+        },
         {"name": "off", "path": "/off/", "key": "ip", "rate": "0/h", "mode": "off"},
         {"name": "shadow", "path": "/shadow/", "key": "ip", "rate": "0/h", "mode": "shadow"},
-        {"name": "shade", "path": "/", "key": "ip", "rate": "1/h", "algorithm": "leaky_bucket", "mode": "shadow"},
-        {"name": "function", "path": "/f/", "key": "ip", "rate": "tests.contrib.gateway.test_gateway_decide.rate_of"},
+        {
+            "name": "shade",
+            "path": "/",
+            "key": "ip",
+            "rate": "1/h",
+            "algorithm": "leaky_bucket",
+            "mode": "shadow",
+        },
+        {
+            "name": "function",
+            "path": "/f/",
+            "key": "ip",
+            "rate": "tests.contrib.gateway.test_gateway_decide.rate_of",
+        },
     ]
 
 
@@ -108,7 +134,9 @@ def decide(request: pytest.FixtureRequest, token: str) -> Decide:
 
 
 def verdicts(answer: Answer) -> tuple[bool, list[bool]]:
-    return answer.json()["allowed"], [decision["allowed"] for decision in answer.json()["decisions"]]
+    return answer.json()["allowed"], [
+        decision["allowed"] for decision in answer.json()["decisions"]
+    ]
 
 
 def test_a_batch_is_all_or_nothing_or_each_for_itself(decide: Decide) -> None:
@@ -125,8 +153,10 @@ def test_a_batch_is_all_or_nothing_or_each_for_itself(decide: Decide) -> None:
 
 
 def test_a_service_takes_as_many_units_as_there_are(decide: Decide) -> None:
-    """With `partial`: `granted` is their number, and the charge is refused only if there is none. Limits of one name,
-    and charges that are decided together, take the same number; each by itself takes its own."""
+    """With `partial`: `granted` is their number, and the charge is refused only if there is none.
+    Limits of one name, and charges that are decided together, take the same number; each by itself
+    takes its own.
+    """
 
     def granted(*charges: Any, **more: Any) -> tuple[bool, list[int]]:
         answer = decide(*charges, **more).json()
@@ -147,7 +177,8 @@ def test_a_service_takes_as_many_units_as_there_are(decide: Decide) -> None:
 
 
 def test_units_are_looked_at_and_given_back(decide: Decide) -> None:
-    """peek, refund; and what is counted is one with a `RateLimiter`'s and with Django's requests."""
+    """peek, refund; and what is counted is one with a `RateLimiter`'s and with Django's
+    requests."""
     assert verdicts(decide({**MAIL, "cost": 3})) == (True, [True])
     assert verdicts(decide(MAIL, operation="peek")) == (False, [False])
     assert RateLimiter("mail", "3/h").peek("ada").remaining == 0
@@ -159,14 +190,23 @@ def test_units_are_looked_at_and_given_back(decide: Decide) -> None:
 
 
 def test_a_turn_is_reserved_or_waited_for(decide: Decide) -> None:
-    """reserve says how long to wait; acquire answers when it is the turn; neither, where it is too far away."""
+    """reserve says how long to wait; acquire answers when it is the turn; neither, where it is too
+    far away.
+    """
     turns = {"limit": "turns", "identity": None}
-    waits = [decide(turns, operation="reserve", timeout=60).json()["decisions"][0]["wait"] for _ in range(3)]
+    waits = [
+        decide(turns, operation="reserve", timeout=60).json()["decisions"][0]["wait"]
+        for _ in range(3)
+    ]
     assert waits[0] < waits[1] < waits[2]
     assert verdicts(decide(turns, operation="reserve", timeout=0.01)) == (False, [False])
     assert decide(turns, operation="acquire", timeout=10).json()["allowed"]
-    assert verdicts(decide({"limit": "mail", "identity": "b", "cost": 3}, operation="acquire", timeout=1))[0]
-    assert not verdicts(decide({"limit": "mail", "identity": "b"}, operation="acquire", timeout=1))[0]
+    assert verdicts(
+        decide({"limit": "mail", "identity": "b", "cost": 3}, operation="acquire", timeout=1)
+    )[0]
+    assert not verdicts(decide({"limit": "mail", "identity": "b"}, operation="acquire", timeout=1))[
+        0
+    ]
 
 
 def test_what_only_advises_makes_nobody_wait(decide: Decide) -> None:
@@ -183,7 +223,11 @@ def test_who_goes_away_gives_the_turn_back(token: str) -> None:
 
     async def leaving() -> None:
         body = json.dumps(
-            {"operation": "acquire", "timeout": 50, "charges": [{"limit": "turns", "identity": "x", "cost": 5}]}
+            {
+                "operation": "acquire",
+                "timeout": 50,
+                "charges": [{"limit": "turns", "identity": "x", "cost": 5}],
+            }
         ).encode()
         messages = [{"type": "http.request", "body": body}, {"type": "http.disconnect"}]
 
@@ -194,7 +238,13 @@ def test_who_goes_away_gives_the_turn_back(token: str) -> None:
             pass
 
         headers = [(b"authorization", f"Bearer {token}".encode())]
-        scope = {"type": "http", "method": "POST", "path": "/decide", "headers": headers, "client": ("127.0.0.1", 1)}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/decide",
+            "headers": headers,
+            "client": ("127.0.0.1", 1),
+        }
         await alone(scope, receive, send)
 
     turns.hit("x")
@@ -216,14 +266,22 @@ def test_slots_are_held_until_they_are_released(decide: Decide) -> None:
     assert not decide(report, operation="slot", seconds=30).json()["allowed"]
     assert decide(report, operation="release", slot=taken.json()["slot"]).status == 200
     assert decide(report, operation="slot", seconds=30).json()["allowed"]
-    for wrong in ({"operation": "hit"}, {"operation": "release", "slot": "short"}, {"operation": "slot"}):
+    for wrong in (
+        {"operation": "hit"},
+        {"operation": "release", "slot": "short"},
+        {"operation": "slot"},
+    ):
         assert decide(report, **wrong).status == 422
     assert decide(MAIL, operation="slot", seconds=30).status == 422
     assert decide(MAIL, operation="release", slot=other).status == 422
 
 
-def test_who_goes_away_while_it_is_decided_holds_no_slot(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Django cancels a view whose client has gone: nobody has heard by what it would be released."""
+def test_who_goes_away_while_it_is_decided_holds_no_slot(
+    token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Django cancels a view whose client has gone: nobody has heard by what it would be
+    released.
+    """
     report = {"limit": "reports", "identity": "ada"}
     body = json.dumps({"charges": [report], "operation": "slot", "seconds": 3600}).encode()
     really = Store.adecide
@@ -237,7 +295,9 @@ def test_who_goes_away_while_it_is_decided_holds_no_slot(token: str, monkeypatch
 
     async def cancelled() -> None:
         nonlocal task
-        task = asyncio.ensure_future(deciding.answer_decide("POST", {"HTTP_AUTHORIZATION": f"Bearer {token}"}, body))
+        task = asyncio.ensure_future(
+            deciding.answer_decide("POST", {"HTTP_AUTHORIZATION": f"Bearer {token}"}, body)
+        )
         with pytest.raises(asyncio.CancelledError):
             await task
 
@@ -245,7 +305,9 @@ def test_who_goes_away_while_it_is_decided_holds_no_slot(token: str, monkeypatch
     monkeypatch.setattr(Store, "adecide", slowly)
     asyncio.run(cancelled())
     monkeypatch.undo()
-    answer = asyncio.run(deciding.answer_decide("POST", {"HTTP_AUTHORIZATION": f"Bearer {token}"}, body))
+    answer = asyncio.run(
+        deciding.answer_decide("POST", {"HTTP_AUTHORIZATION": f"Bearer {token}"}, body)
+    )
     assert json.loads(answer.body)["allowed"]
 
 
@@ -255,22 +317,35 @@ def test_each_slot_taken_for_itself_can_be_released(decide: Decide) -> None:
     answer = decide(*reports, operation="slot", seconds=30, together=False).json()
     slots = [decision.get("slot") for decision in answer["decisions"]]
     assert sorted(decision["allowed"] for decision in answer["decisions"]) == [False, True, True]
-    assert [slot is not None for slot in slots] == [decision["allowed"] for decision in answer["decisions"]]
+    assert [slot is not None for slot in slots] == [
+        decision["allowed"] for decision in answer["decisions"]
+    ]
     for report, slot in zip(reports, slots, strict=True):
         assert slot is None or decide(report, operation="release", slot=slot).status == 200
     assert verdicts(decide(*reports[:2], operation="slot", seconds=30)) == (True, [True, True])
 
 
-def test_networks_that_are_never_banned_are_not_banned_by_services(decide: Decide, settings: Any) -> None:
+def test_networks_that_are_never_banned_are_not_banned_by_services(
+    decide: Decide, settings: Any
+) -> None:
     """Whom a service names by address is spared as in requests; others are banned."""
     settings.RATELIMIT_NEVER_BAN = ["192.0.2.0/24"]
     settings.RATELIMIT_RULES = [
-        {"name": "tries", "path": "/tries/", "key": "ip", "rate": "1/d", "ban_after": 1, "ban_for": "30d"}
+        {
+            "name": "tries",
+            "path": "/tries/",
+            "key": "ip",
+            "rate": "1/d",
+            "ban_after": 1,
+            "ban_for": "30d",
+        }
     ]
     for address, is_banned in (("192.0.2.7", False), ("198.51.100.7", True)):
         for key in ("ip", "user"):
             who = {"ip": address, "user": 7} if key == "user" else {"ip": address}
-            decisions = [decide({"limit": "tries", "identity": who}).json()["decisions"][0] for _ in range(3)]
+            decisions = [
+                decide({"limit": "tries", "identity": who}).json()["decisions"][0] for _ in range(3)
+            ]
             assert (decisions[-1]["retry_after"] > 10 * 86_400) is is_banned, who
 
 
@@ -283,7 +358,9 @@ def test_switched_off_everything_goes(decide: Decide, settings: Any) -> None:
     assert decide(report, operation="release", slot=taken[0]["slot"]).status == 200
 
 
-@pytest.mark.parametrize("wrong", [{"limit": "nowhere"}, {"limit": "reports"}, {"limit": "function"}])
+@pytest.mark.parametrize(
+    "wrong", [{"limit": "nowhere"}, {"limit": "reports"}, {"limit": "function"}]
+)
 def test_of_a_batch_that_is_refused_nothing_is_taken(decide: Decide, wrong: dict[str, str]) -> None:
     """Also each for itself: who asks again would pay twice."""
     assert decide(MAIL, {**wrong, "identity": 1}, together=False).status == 422
@@ -293,7 +370,13 @@ def test_of_a_batch_that_is_refused_nothing_is_taken(decide: Decide, wrong: dict
 def test_a_body_is_read_no_further_than_it_counts(settings: Any) -> None:
     """By Django's view, too, where it comes in chunks and nothing says how long it is."""
     body = io.BytesIO(bytes(1_000_000))
-    scope = {"type": "http", "method": "POST", "path": "/decide", "query_string": b"", "headers": []}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/decide",
+        "query_string": b"",
+        "headers": [],
+    }
     assert asyncio.run(deciding.decide(ASGIRequest(scope, body))).status_code == 401
     assert body.tell() <= decide_request.MAX_BYTES + 1
 
@@ -305,7 +388,9 @@ def test_a_rule_that_is_off_or_in_shadow_refuses_nobody(decide: Decide) -> None:
 
 
 def test_a_token_opens_what_its_client_may_ask(decide: Decide) -> None:
-    """Nothing without one; other limits are forbidden; and it is over in the moment it is revoked, or replaced."""
+    """Nothing without one; other limits are forbidden; and it is over in the moment it is revoked,
+    or replaced.
+    """
     few = RateLimitClient(name="few", limits="mail*\nsms")
     token = few.new_token()
     few.save()
@@ -315,13 +400,24 @@ def test_a_token_opens_what_its_client_may_ask(decide: Decide) -> None:
     assert decide(body=b"no json", token="rl_other").status == 401
     assert decide(MAIL, {"limit": "mail.all", "identity": 1}, token=token).status == 200
     forbidden = decide(MAIL, {"limit": "turns", "identity": 1}, token=token)
-    assert (forbidden.status, "few may not ask about the limit 'turns'" in forbidden.json()["detail"]) == (403, True)
-    assert decide({"limit": "reports", "identity": 1}, operation="release", slot="A" * 27, token=token).status == 403
+    assert (
+        forbidden.status,
+        "few may not ask about the limit 'turns'" in forbidden.json()["detail"],
+    ) == (403, True)
+    assert (
+        decide(
+            {"limit": "reports", "identity": 1}, operation="release", slot="A" * 27, token=token
+        ).status
+        == 403
+    )
     few.refresh_from_db()
     assert few.last_used is not None
     another = few.new_token()
     few.save()
-    assert [decide(MAIL, operation="peek", token=each).status for each in (token, another)] == [401, 200]
+    assert [decide(MAIL, operation="peek", token=each).status for each in (token, another)] == [
+        401,
+        200,
+    ]
     few.is_active = False
     few.save()
     assert decide(MAIL, operation="peek", token=another).status == 401
@@ -329,13 +425,21 @@ def test_a_token_opens_what_its_client_may_ask(decide: Decide) -> None:
     assert decide(MAIL, operation="peek", token=another).status == 200
     RateLimitClient.objects.filter(name="few").delete()
     assert decide(MAIL, operation="peek", token=another).status == 401
-    kinds = RateLimitChange.objects.filter(kind="client", name="few").values_list("action", flat=True)
+    kinds = RateLimitChange.objects.filter(kind="client", name="few").values_list(
+        "action", flat=True
+    )
     assert set(kinds) == {"created", "changed", "deleted"}
-    assert not [change for change in RateLimitChange.objects.all() if another in str((change.before, change.after))]
+    assert not [
+        change
+        for change in RateLimitChange.objects.all()
+        if another in str((change.before, change.after))
+    ]
 
 
 def test_units_are_given_back_by_clients_that_may(decide: Decide) -> None:
-    """A refund can lift any limit: so a client needs the permission for it, which holds from the next question on."""
+    """A refund can lift any limit: so a client needs the permission for it, which holds from the
+    next question on.
+    """
     client = RateLimitClient(name="asking", limits="mail")
     token = client.new_token()
     client.save()
@@ -349,7 +453,9 @@ def test_units_are_given_back_by_clients_that_may(decide: Decide) -> None:
     assert decide(MAIL, token=token).json()["allowed"]
 
 
-def test_wrong_tokens_are_limited_and_logged(decide: Decide, caplog: pytest.LogCaptureFixture) -> None:
+def test_wrong_tokens_are_limited_and_logged(
+    decide: Decide, caplog: pytest.LogCaptureFixture
+) -> None:
     """By address, and never in the way of a right one, also of one that was made just now."""
     refusal_log.clear()
     answers = [decide(MAIL, token=f"rl_{number}") for number in range(13)]
@@ -362,16 +468,23 @@ def test_wrong_tokens_are_limited_and_logged(decide: Decide, caplog: pytest.LogC
     assert decide(MAIL, token=made).status == 200
     assert decide(MAIL, token="rl_0").status == 429
     assert decide(MAIL, token="rl_0", peer="198.51.100.7").status == 401
-    records = [record.getMessage() for record in caplog.records if record.name == "django_ratelimit_lua.refused"]
+    records = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "django_ratelimit_lua.refused"
+    ]
     assert [record.partition(", digest ")[0] for record in records] == [
-        "Wrong token for the gateway from 127.0.0.0/24", "Wrong token for the gateway from 198.51.100.0/24",
-    ]  # fmt: skip
+        "Wrong token for the gateway from 127.0.0.0/24",
+        "Wrong token for the gateway from 198.51.100.0/24",
+    ]
     assert token_digest("rl_0")[:8] in records[0]
     assert "rl_" not in caplog.text
 
 
 def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
-    """With the numbers that they have now; and so are the limiters in the code, where it is imported."""
+    """With the numbers that they have now; and so are the limiters in the code, where it is
+    imported.
+    """
     rule = RateLimitRule.objects.create(name="orders", path="/orders/", key="ip", limit=1, unit="h")
     order = {"rule": "orders", "identity": {"ip": "203.0.113.9"}}
     assert [verdicts(decide(order))[0] for _ in range(2)] == [True, False]
@@ -379,7 +492,10 @@ def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
     rule.save()
     assert verdicts(decide(order))[0]
     RateLimiter("gateway-limiter", "1/h")
-    assert [verdicts(decide({"limit": "gateway-limiter", "identity": 1}))[0] for _ in range(2)] == [True, False]
+    assert [verdicts(decide({"limit": "gateway-limiter", "identity": 1}))[0] for _ in range(2)] == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -389,48 +505,125 @@ def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
         (b'{"charges": NaN}', 400, "NaN is no number"),
         (b"[" * 60_000, 400, "no JSON"),
         (b"\xff", 400, "no JSON"),
-        (b'{"charges": [{"identity": 1, "limit": "mail", "limit": "off"}]}', 400, "a name stands twice"),
+        (
+            b'{"charges": [{"identity": 1, "limit": "mail", "limit": "off"}]}',
+            400,
+            "a name stands twice",
+        ),
         (b" " * 70_000, 413, "more than 65536 bytes"),
         (b"[]", 422, "The body is an array. A question is an object"),
         (b"{}", 422, "The body needs charges"),
         (b'{"charges": [], "x": 1}', 422, "unknown 'x'; known are charges, operation"),
         (b'{"charges": []}', 422, "charges is an array. A list of 1 to 100 charges"),
         (b'{"charges": [1]}', 422, "charges[0] is 1. A charge is an object"),
-        (b'{"charges": [{"limit": "mail"}]}', 422, "charges[0] needs identity; known are cost, identity"),
+        (
+            b'{"charges": [{"limit": "mail"}]}',
+            422,
+            "charges[0] needs identity; known are cost, identity",
+        ),
         (b'{"charges": [{"identity": 1}]}', 422, "the name of one limit or rule"),
-        (b'{"charges": [{"identity": 1, "limit": "a", "rule": "a"}]}', 422, "the name of one limit or rule"),
-        (b'{"charges": [{"identity": 1.5, "limit": "mail"}]}', 422, "charges[0].identity is 1.5. An identity is text"),
+        (
+            b'{"charges": [{"identity": 1, "limit": "a", "rule": "a"}]}',
+            422,
+            "the name of one limit or rule",
+        ),
+        (
+            b'{"charges": [{"identity": 1.5, "limit": "mail"}]}',
+            422,
+            "charges[0].identity is 1.5. An identity is text",
+        ),
         (b'{"charges": [{"identity": [[[[1]]]], "limit": "mail"}]}', 422, "lists at most 3 deep"),
         (b'{"charges": [{"identity": {"id": 1}, "limit": "mail"}]}', 422, "unknown key 'id'"),
-        (b'{"charges": [{"identity": {"ip": [1]}, "limit": "mail"}]}', 422, "identity.ip is an array. Text of at most"),
-        (b'{"charges": [{"identity": {"ip": "no address"}, "limit": "mail"}]}', 422, "charges[0]: identity: 'ip'"),
-        (b'{"charges": [{"identity": {"user": 7, "ip": ""}, "limit": "mail"}]}', 422, "'ip' must be an address"),
-        (b'{"charges": [{"identity": {"ip": 3232235777}, "limit": "mail"}]}', 422, "'ip' must be an address"),
-        (b'{"charges": [{"identity": {"user": "ada"}, "limit": "mail"}]}', 422, "'user' must be a primary key"),
-        (b'{"charges": [{"identity": {"user": ""}, "limit": "mail"}]}', 422, "'user' must be a primary key"),
-        (b'{"charges": [{"identity": {"session": ""}, "limit": "mail"}]}', 422, "'session' must not be empty"),
-        (b'{"charges": [{"identity": {"path": "mail"}, "limit": "mail"}]}', 422, "'path' must begin with /"),
-        (b'{"charges": [{"identity": 1, "limit": "mail", "cost": -1}]}', 422, "[0].cost is -1. A whole number from 0"),
-        (b'{"charges": [{"identity": 1, "limit": "mail", "partial": 1}]}', 422, "[0].partial is 1. true or false"),
         (
-            b'{"charges": [{"identity": 1, "limit": "mail", "partial": true}], "operation": "peek"}',
-            422, "partial belongs to hit, not to peek",
+            b'{"charges": [{"identity": {"ip": [1]}, "limit": "mail"}]}',
+            422,
+            "identity.ip is an array. Text of at most",
         ),
-        (b'{"charges": [{"identity": 1, "limit": "nowhere"}]}', 422, "There is no limit 'nowhere'."),
+        (
+            b'{"charges": [{"identity": {"ip": "no address"}, "limit": "mail"}]}',
+            422,
+            "charges[0]: identity: 'ip'",
+        ),
+        (
+            b'{"charges": [{"identity": {"user": 7, "ip": ""}, "limit": "mail"}]}',
+            422,
+            "'ip' must be an address",
+        ),
+        (
+            b'{"charges": [{"identity": {"ip": 3232235777}, "limit": "mail"}]}',
+            422,
+            "'ip' must be an address",
+        ),
+        (
+            b'{"charges": [{"identity": {"user": "ada"}, "limit": "mail"}]}',
+            422,
+            "'user' must be a primary key",
+        ),
+        (
+            b'{"charges": [{"identity": {"user": ""}, "limit": "mail"}]}',
+            422,
+            "'user' must be a primary key",
+        ),
+        (
+            b'{"charges": [{"identity": {"session": ""}, "limit": "mail"}]}',
+            422,
+            "'session' must not be empty",
+        ),
+        (
+            b'{"charges": [{"identity": {"path": "mail"}, "limit": "mail"}]}',
+            422,
+            "'path' must begin with /",
+        ),
+        (
+            b'{"charges": [{"identity": 1, "limit": "mail", "cost": -1}]}',
+            422,
+            "[0].cost is -1. A whole number from 0",
+        ),
+        (
+            b'{"charges": [{"identity": 1, "limit": "mail", "partial": 1}]}',
+            422,
+            "[0].partial is 1. true or false",
+        ),
+        (
+            b'{"charges": [{"identity": 1, "limit": "mail", "partial": true}], "operation": '
+            b'"peek"}',
+            422,
+            "partial belongs to hit, not to peek",
+        ),
+        (
+            b'{"charges": [{"identity": 1, "limit": "nowhere"}]}',
+            422,
+            "There is no limit 'nowhere'.",
+        ),
         (b'{"charges": [{"identity": 1, "limit": "function"}]}', 422, "are functions of a request"),
         (
             b'{"charges": [{"identity": 1, "limit": "mail"}], "operation": "take"}',
-            422, "operation is \"take\". One of hit: take units; peek",
+            422,
+            'operation is "take". One of hit: take units; peek',
         ),
-        (b'{"charges": [{"identity": 1, "limit": "mail"}], "together": 1}', 422, "together is 1. true:"),
-        (b'{"charges": [{"identity": 1, "limit": "mail"}], "timeout": 1}', 422, "timeout belongs to reserve"),
         (
-            b'{"charges": [{"identity": 1, "limit": "mail"}], "operation": "acquire", "timeout": 61}',
-            422, "timeout is 61. Of reserve and acquire: seconds from 0 to 60",
+            b'{"charges": [{"identity": 1, "limit": "mail"}], "together": 1}',
+            422,
+            "together is 1. true:",
         ),
-        (b'{"charges": [{"identity": 1, "limit": "mail"}, {"identity": 1, "limit": "mail"}]}', 422, "stand twice"),
+        (
+            b'{"charges": [{"identity": 1, "limit": "mail"}], "timeout": 1}',
+            422,
+            "timeout belongs to reserve",
+        ),
+        (
+            b'{"charges": [{"identity": 1, "limit": "mail"}], "operation": "acquire", "timeout": '
+            b"61}",
+            422,
+            "timeout is 61. Of reserve and acquire: seconds from 0 to 60",
+        ),
+        (
+            b'{"charges": [{"identity": 1, "limit": "mail"}, {"identity": 1, "limit": "mail"}]}',
+            422,
+            "stand twice",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said(decide: Decide, body: bytes, status: int, detail: str) -> None:
     """As a problem document with the part that is wrong; nothing is counted."""
     answer = decide(body=body)
@@ -458,13 +651,17 @@ def test_a_slow_client_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, token:
 
 def test_while_redis_is_away_policies_decide(decide: Decide, settings: Any) -> None:
     """It is no error."""
-    settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.CACHES = {
+        "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+    }
     answer = decide(MAIL)
     assert answer.status in (200, 401), "rules that were never read know no clients"
 
 
 def test_the_document_describes_what_is_asked_and_answered() -> None:
-    """OpenAPI, served to anybody, of both; every question that it allows is read, and none that it does not."""
+    """OpenAPI, served to anybody, of both; every question that it allows is read, and none that it
+    does not.
+    """
     served = ask(alone, "/ratelimit/openapi.json", [])
     assert served.json() == document()
     assert Client().get("/ratelimit/openapi.json").json() == document()
@@ -478,14 +675,22 @@ def test_the_document_describes_what_is_asked_and_answered() -> None:
 
 parts = st.one_of(st.none(), st.text(max_size=5), st.integers(-(2**62), 2**62))
 identities = st.one_of(
-    parts, st.lists(parts, min_size=1, max_size=3),
-    st.dictionaries(st.sampled_from(["ip", "user", "header:X-A", "get:q"]), st.text(max_size=4), min_size=1),
-)  # fmt: skip
+    parts,
+    st.lists(parts, min_size=1, max_size=3),
+    st.dictionaries(
+        st.sampled_from(["ip", "user", "header:X-A", "get:q"]), st.text(max_size=4), min_size=1
+    ),
+)
 anything = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3), max_leaves=8,
-)  # fmt: skip
-names = st.sampled_from(["mail", "mail.all", "turns", "off", "shadow", "function", "nowhere", "reports"])
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+names = st.sampled_from(
+    ["mail", "mail.all", "turns", "off", "shadow", "function", "nowhere", "reports"]
+)
 charges = st.fixed_dictionaries(
     {"identity": identities | anything},
     optional={
@@ -497,19 +702,26 @@ charges = st.fixed_dictionaries(
 questions = st.fixed_dictionaries(
     {"charges": st.lists(charges, max_size=3) | anything},
     optional={
-        "operation": st.sampled_from(["hit", "peek", "refund", "reserve", "slot", "release"]) | anything,
-        "together": st.booleans() | anything, "timeout": st.floats(0, 60) | anything,
+        "operation": st.sampled_from(["hit", "peek", "refund", "reserve", "slot", "release"])
+        | anything,
+        "together": st.booleans() | anything,
+        "timeout": st.floats(0, 60) | anything,
         "seconds": st.floats(0, 60) | anything,
         "slot": st.text("Ab_-", max_size=30) | anything,
     },
-)  # fmt: skip
+)
 
 
-@hypothesis_settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(body=st.one_of(questions.map(lambda asks: json.dumps(asks).encode()), st.binary(max_size=40)))
+@hypothesis_settings(
+    max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    body=st.one_of(questions.map(lambda asks: json.dumps(asks).encode()), st.binary(max_size=40))
+)
 def test_no_body_is_an_error(token: str, body: bytes) -> None:
-    """Whatever a service sends, there is an answer, and it is none of the server's mistakes; and what is read is what
-    the document describes."""
+    """Whatever a service sends, there is an answer, and it is none of the server's mistakes; and
+    what is read is what the document describes.
+    """
     headers = [(b"authorization", f"Bearer {token}".encode())]
     answer = ask(alone, "/decide", headers, "POST", body=(body,))
     assert answer.status in (200, 400, 422), answer
@@ -521,7 +733,9 @@ def test_no_body_is_an_error(token: str, body: bytes) -> None:
 
 
 def test_a_token_is_shown_once_in_the_admin(settings: Any) -> None:
-    """When the client is made, and when it gets another; the list says who may ask what; revoking is one action."""
+    """When the client is made, and when it gets another; the list says who may ask what; revoking
+    is one action.
+    """
     settings.ROOT_URLCONF = "tests.acceptance.test_admin"
     settings.MIDDLEWARE = [
         "django.contrib.sessions.middleware.SessionMiddleware",
@@ -544,7 +758,9 @@ def test_a_token_is_shown_once_in_the_admin(settings: Any) -> None:
         assert shop.digest not in shown
     assert "mail*<br>sms" in browser.get(pages).content.decode()
     form = browser.get(f"{pages}{shop.pk}/change/").content.decode()
-    assert form.index('name="_save"') < form.index(f"{shop.pk}/token/"), "Enter saves, and ends no token"
+    assert form.index('name="_save"') < form.index(f"{shop.pk}/token/"), (
+        "Enter saves, and ends no token"
+    )
     again = browser.post(f"{pages}{shop.pk}/token/")
     (other,) = re.findall(r"rl_[\w-]{43}", again.content.decode())
     assert other != token

@@ -1,4 +1,5 @@
-"""What operators say of one client holds for services that ask the gateway as it does for requests."""
+"""What operators say of one client holds for services that ask the gateway as it does for
+requests."""
 
 from __future__ import annotations
 
@@ -51,13 +52,18 @@ urlpatterns = [
 def site(settings: Any) -> None:
     """Requests of Django's, and services."""
     settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = ["tests.users.logged_in", "django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.MIDDLEWARE = [
+        "tests.users.logged_in",
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ]
 
 
 @pytest.fixture
 def orders() -> RateLimitRule:
     """A rule for users."""
-    return RateLimitRule.objects.create(name="orders", path="/orders/", key="user", limit=2, unit="h")
+    return RateLimitRule.objects.create(
+        name="orders", path="/orders/", key="user", limit=2, unit="h"
+    )
 
 
 @pytest.fixture
@@ -66,7 +72,8 @@ def ada() -> User:
 
 
 def override(**fields: Any) -> RateLimitOverride:
-    """One override; `value` is that of the field, `client` the identity whose digest it is about."""
+    """One override; `value` is that of the field, `client` the identity whose digest it
+    is about."""
     value = fields.pop("value", None)
     if "client" in fields:
         fields["client_digest"] = digest(fields.pop("client")).decode()
@@ -79,7 +86,9 @@ def override(**fields: Any) -> RateLimitOverride:
 
 @dataclass(frozen=True)
 class Whom:
-    """Whom an override is about, the key that a rule counts by, what the request sends, and how a service says so."""
+    """Whom an override is about, the key that a rule counts by, what the request sends, and how a
+    service says so.
+    """
 
     about: dict[str, Any]
     key: str
@@ -91,61 +100,101 @@ class Whom:
 
 WHOM = {
     "a user": Whom({"user_id": 7}, "user", {"headers": {"X-User": "7"}}, {"user": 7}, {"user": 8}),
-    "a user, written otherwise": Whom({"user_id": 7}, "user", {"headers": {"X-User": "7"}}, {"user": "07"}),
+    "a user, written otherwise": Whom(
+        {"user_id": 7}, "user", {"headers": {"X-User": "7"}}, {"user": "07"}
+    ),
     "an address": Whom(
-        {"network": "203.0.113.9"}, "ip", {"REMOTE_ADDR": "203.0.113.9"}, {"ip": "203.0.113.9:4711"},
+        {"network": "203.0.113.9"},
+        "ip",
+        {"REMOTE_ADDR": "203.0.113.9"},
+        {"ip": "203.0.113.9:4711"},
         {"ip": "203.0.113.10"},
     ),
     "a network": Whom(
-        {"network": "203.0.113.0/26"}, "ip", {"REMOTE_ADDR": "203.0.113.9"}, {"ip": "203.0.113.9"},
+        {"network": "203.0.113.0/26"},
+        "ip",
+        {"REMOTE_ADDR": "203.0.113.9"},
+        {"ip": "203.0.113.9"},
         {"ip": "203.0.113.64"},
     ),
     "a prefix of IPv6": Whom(
-        {"network": "2001:db8:1::/48"}, "ip", {"REMOTE_ADDR": "2001:db8:1:2::7"}, {"ip": "[2001:db8:1:2::7]:443"},
+        {"network": "2001:db8:1::/48"},
+        "ip",
+        {"REMOTE_ADDR": "2001:db8:1:2::7"},
+        {"ip": "[2001:db8:1:2::7]:443"},
         {"ip": "2001:db8:2::7"},
     ),
     "an address of IPv6, of a network that is counted as one": Whom(
-        {"network": "2001:db8:1:2::7"}, "ip", {"REMOTE_ADDR": "2001:db8:1:2::7"}, {"ip": "2001:db8:1:2::7"},
+        {"network": "2001:db8:1:2::7"},
+        "ip",
+        {"REMOTE_ADDR": "2001:db8:1:2::7"},
+        {"ip": "2001:db8:1:2::7"},
         {"ip": "2001:db8:3:2::8"},
     ),
     "a header": Whom(
-        {"field": "header:X-API-Key", "value": "Gold"}, "header:x-api-key", {"headers": {"X-API-Key": "gold"}},
-        {"header:x-api-key": "GOLD"}, {"header:x-api-key": "tin"},
+        {"field": "header:X-API-Key", "value": "Gold"},
+        "header:x-api-key",
+        {"headers": {"X-API-Key": "gold"}},
+        {"header:x-api-key": "GOLD"},
+        {"header:x-api-key": "tin"},
     ),
     "a header, letter by letter": Whom(
-        {"field": "exact:header:X-API-Key", "value": "Gold"}, "header:X-API-Key", {"headers": {"X-API-Key": "Gold"}},
+        {"field": "exact:header:X-API-Key", "value": "Gold"},
+        "header:X-API-Key",
+        {"headers": {"X-API-Key": "Gold"}},
         {"header:X-API-Key": "Gold"},
     ),
     "a cookie": Whom(
-        {"field": "cookie:sid", "value": "S1"}, "cookie:sid", {"headers": {"Cookie": "sid=S1"}}, {"cookie:sid": "S1"},
+        {"field": "cookie:sid", "value": "S1"},
+        "cookie:sid",
+        {"headers": {"Cookie": "sid=S1"}},
+        {"cookie:sid": "S1"},
         {"cookie:sid": "s1"},
     ),
     "a parameter": Whom(
-        {"field": "get:q", "value": "a"}, "get:q", {"query_params": {"q": "a"}}, {"get:q": "a"}, {"get:q": "b"}
+        {"field": "get:q", "value": "a"},
+        "get:q",
+        {"query_params": {"q": "a"}},
+        {"get:q": "a"},
+        {"get:q": "b"},
     ),
     "a field of a form": Whom(
-        {"field": "data:name", "value": "ada"}, "post:name", {"data": {"name": "Ada"}}, {"post:name": "Ada"},
-        {"get:name": "Ada"}, "post",
+        {"field": "data:name", "value": "ada"},
+        "post:name",
+        {"data": {"name": "Ada"}},
+        {"post:name": "Ada"},
+        {"get:name": "Ada"},
+        "post",
     ),
-    "a part of the path": Whom({"field": "kwarg:shop", "value": "one"}, "kwarg:shop", {}, {"kwarg:shop": "one"}),
+    "a part of the path": Whom(
+        {"field": "kwarg:shop", "value": "one"}, "kwarg:shop", {}, {"kwarg:shop": "one"}
+    ),
     "a user at an address, by the digest of both": Whom(
-        {"client": (("user", "7"), ("ip", "203.0.113.9"))}, "user+ip",
-        {"headers": {"X-User": "7"}, "REMOTE_ADDR": "203.0.113.9"}, {"user": 7, "ip": "203.0.113.9"},
+        {"client": (("user", "7"), ("ip", "203.0.113.9"))},
+        "user+ip",
+        {"headers": {"X-User": "7"}, "REMOTE_ADDR": "203.0.113.9"},
+        {"user": 7, "ip": "203.0.113.9"},
         {"user": 7, "ip": "198.51.100.9"},
     ),
     "an address with a field, by the digest of both": Whom(
-        {"client": (("ip", "203.0.113.9"), ("header", "X-Tenant", "acme"))}, "ip+header:X-Tenant",
+        {"client": (("ip", "203.0.113.9"), ("header", "X-Tenant", "acme"))},
+        "ip+header:X-Tenant",
         {"headers": {"X-Tenant": "acme"}, "REMOTE_ADDR": "203.0.113.9"},
-        {"ip": "203.0.113.9", "header:X-Tenant": "acme"}, {"ip": "203.0.113.9", "header:X-Tenant": "b"},
+        {"ip": "203.0.113.9", "header:X-Tenant": "acme"},
+        {"ip": "203.0.113.9", "header:X-Tenant": "b"},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WHOM)
-def test_an_override_is_one_for_requests_and_for_services(name: str, decide: Decide, ada: User) -> None:
+def test_an_override_is_one_for_requests_and_for_services(
+    name: str, decide: Decide, ada: User
+) -> None:
     """The same numbers of the same count, whoever asks; other clients have the rule's own."""
     whom = WHOM[name]
-    rule = RateLimitRule.objects.create(name="orders", path="/orders/", key=whom.key, limit=1, unit="h")
+    rule = RateLimitRule.objects.create(
+        name="orders", path="/orders/", key=whom.key, limit=1, unit="h"
+    )
     row = override(**whom.about, rule=rule, effect="limit", limit=3, unit="h")
 
     def request() -> int:
@@ -173,14 +222,21 @@ def test_an_override_is_one_for_requests_and_for_services(name: str, decide: Dec
 def test_who_is_named_by_several_words_is_met_by_the_most_particular(
     decide: Decide, orders: RateLimitRule, ada: User
 ) -> None:
-    """In the order that docs/rules.rst has: the digest of all of it, a user, a value, an address, its network."""
+    """In the order that docs/rules.rst has: the digest of all of it, a user, a value, an address,
+    its network.
+    """
     who = {"ip": "203.0.113.9", "user": 7, "header:X-Tenant": "acme"}
     charge = {"rule": "orders", "identity": who}
     rows = [
-        ({"network": "203.0.113.0/24"}, "block"), ({"network": "203.0.113.9"}, "exempt"),
-        ({"field": "header:x-tenant", "value": "acme"}, "block"), ({"user_id": 7}, "exempt"),
-        ({"client": (("ip", "203.0.113.9"), ("user", "7"), ("header", "X-Tenant", "acme"))}, "block"),
-    ]  # fmt: skip
+        ({"network": "203.0.113.0/24"}, "block"),
+        ({"network": "203.0.113.9"}, "exempt"),
+        ({"field": "header:x-tenant", "value": "acme"}, "block"),
+        ({"user_id": 7}, "exempt"),
+        (
+            {"client": (("ip", "203.0.113.9"), ("user", "7"), ("header", "X-Tenant", "acme"))},
+            "block",
+        ),
+    ]
     for about, effect in rows:
         override(**about, effect=effect)
         assert verdicts(decide(charge))[0] is (effect == "exempt"), about
@@ -193,7 +249,12 @@ def test_a_block_says_what_is_answered(decide: Decide, orders: RateLimitRule, ad
     row = override(user=ada, effect="block", message="Write to abuse@example.org.")
     refused = decide(ORDER).json()["decisions"][0]
     assert refused["block"] == {"status": 429, "message": "Write to abuse@example.org."}
-    assert (refused["allowed"], refused["granted"], refused["remaining"], refused["retry_after"]) == (False, 0, 0, None)
+    assert (
+        refused["allowed"],
+        refused["granted"],
+        refused["remaining"],
+        refused["retry_after"],
+    ) == (False, 0, 0, None)
     row.ends = timezone.now() + timedelta(hours=1)
     row.save()
     assert 3500 < decide(ORDER).json()["decisions"][0]["retry_after"] <= 3600
@@ -201,37 +262,59 @@ def test_a_block_says_what_is_answered(decide: Decide, orders: RateLimitRule, ad
     row.save()
     forbidden = decide(ORDER).json()["decisions"][0]
     assert (forbidden["block"], forbidden["retry_after"], forbidden["reset_after"]) == (
-        {"status": 403, "message": ""}, None, 0.0,
-    )  # fmt: skip
+        {"status": 403, "message": ""},
+        None,
+        0.0,
+    )
     assert "block" not in decide({**ORDER, "identity": {"user": 8}}).json()["decisions"][0]
 
 
-def test_who_is_blocked_takes_nothing_of_others(decide: Decide, orders: RateLimitRule, ada: User) -> None:
+def test_who_is_blocked_takes_nothing_of_others(
+    decide: Decide, orders: RateLimitRule, ada: User
+) -> None:
     """All or nothing; each for itself, only the blocked one is refused."""
     override(user=ada, effect="block")
     grace = {"rule": "orders", "identity": {"user": 8}}
     assert verdicts(decide(ORDER, grace)) == (False, [False, True])
     assert verdicts(decide(ORDER, grace, together=False)) == (False, [False, True])
     assert decide(grace, operation="peek").json()["decisions"][0]["remaining"] == 1
-    for operation, more in (("peek", {}), ("reserve", {"timeout": 60}), ("acquire", {"timeout": 60})):
+    for operation, more in (
+        ("peek", {}),
+        ("reserve", {"timeout": 60}),
+        ("acquire", {"timeout": 60}),
+    ):
         assert verdicts(decide(ORDER, operation=operation, **more)) == (False, [False])
 
 
-def test_nothing_is_counted_for_who_is_exempt(decide: Decide, orders: RateLimitRule, ada: User) -> None:
+def test_nothing_is_counted_for_who_is_exempt(
+    decide: Decide, orders: RateLimitRule, ada: User
+) -> None:
     """Beside others, whose limits hold; and nothing is given back of what was not taken."""
     assert [verdicts(decide(ORDER))[0] for _ in range(3)] == [True, True, False]
     row = override(user=ada, rule=orders, effect="exempt")
     grace = {"rule": "orders", "identity": {"user": 8}}
     free, counted = decide(ORDER, grace).json()["decisions"]
-    assert (free["allowed"], free["granted"], free["remaining"], free["retry_after"]) == (True, 1, None, 0.0)
+    assert (free["allowed"], free["granted"], free["remaining"], free["retry_after"]) == (
+        True,
+        1,
+        None,
+        0.0,
+    )
     assert (counted["allowed"], counted["remaining"]) == (True, 1)
-    for operation, more in (("peek", {}), ("refund", {}), ("reserve", {"timeout": 1}), ("acquire", {"timeout": 1})):
+    for operation, more in (
+        ("peek", {}),
+        ("refund", {}),
+        ("reserve", {"timeout": 1}),
+        ("acquire", {"timeout": 1}),
+    ):
         assert verdicts(decide(ORDER, operation=operation, **more)) == (True, [True])
     row.delete()
     assert decide(ORDER, operation="peek").json()["decisions"][0]["remaining"] == 0
 
 
-def test_what_was_taken_before_a_block_is_given_back(decide: Decide, orders: RateLimitRule, ada: User) -> None:
+def test_what_was_taken_before_a_block_is_given_back(
+    decide: Decide, orders: RateLimitRule, ada: User
+) -> None:
     """A job that failed is paid back, also to who was blocked meanwhile."""
     assert verdicts(decide({**ORDER, "cost": 2}))[0]
     row = override(user=ada, effect="block")
@@ -247,14 +330,21 @@ def test_a_turn_goes_by_other_numbers(decide: Decide, ada: User) -> None:
     )
     override(user=ada, rule=rule, effect="limit", limit=10, unit="s")
     turns = {"rule": "turns", "identity": ADA}
-    waits = [decide(turns, operation="reserve", timeout=10).json()["decisions"][0]["wait"] for _ in range(4)]
+    waits = [
+        decide(turns, operation="reserve", timeout=10).json()["decisions"][0]["wait"]
+        for _ in range(4)
+    ]
     assert 0 < waits[-1] < 1
     assert decide(turns, operation="acquire", timeout=10).json()["allowed"]
-    assert not decide({**turns, "identity": {"user": 8}, "cost": 2}, operation="reserve", timeout=10).json()["allowed"]
+    assert not decide(
+        {**turns, "identity": {"user": 8}, "cost": 2}, operation="reserve", timeout=10
+    ).json()["allowed"]
 
 
 def test_a_slot_is_given_back_whatever_is_said_meanwhile(decide: Decide, ada: User) -> None:
-    """By who is blocked or exempt by then; who is exempt holds none, and one who is blocked gets none."""
+    """By who is blocked or exempt by then; who is exempt holds none, and one who is blocked gets
+    none.
+    """
     RateLimitRule.objects.create(
         name="reports", group="reports", key="user", limit=1, unit="x", algorithm="concurrency"
     )
@@ -274,9 +364,12 @@ def test_a_slot_is_given_back_whatever_is_said_meanwhile(decide: Decide, ada: Us
     assert [slot is not None for slot in slots] == [True, True, False]
 
 
-def test_who_names_nobody_has_no_overrides(decide: Decide, orders: RateLimitRule, ada: User) -> None:
-    """Text, numbers and lists are whatever a service makes of them, and no word of a key; nor have the limiters in the
-    code any, in Django or here."""
+def test_who_names_nobody_has_no_overrides(
+    decide: Decide, orders: RateLimitRule, ada: User
+) -> None:
+    """Text, numbers and lists are whatever a service makes of them, and no word of a key; nor have
+    the limiters in the code any, in Django or here.
+    """
     override(user=ada, effect="block")
     override(field="get:q", value="7", effect="block")
     for identity in (7, "7", None, ["user", 7], ["user", "7"], {"session": "7"}, {"path": "/7"}):
@@ -284,12 +377,18 @@ def test_who_names_nobody_has_no_overrides(decide: Decide, orders: RateLimitRule
     limiter = RateLimiter("in the code", "1/h")
     assert verdicts(decide({"limit": "in the code", "identity": ADA}))[0]
     assert not limiter.hit(("user", "7"))
-    assert verdicts(decide({"limit": "in the code", "identity": ADA}, ORDER)) == (False, [False, False])
+    assert verdicts(decide({"limit": "in the code", "identity": ADA}, ORDER)) == (
+        False,
+        [False, False],
+    )
 
 
 def test_a_block_for_all_rules_needs_none_that_refuses(decide: Decide, ada: User) -> None:
-    """A rule that is off or in shadow mode lifts no block, as in requests; one that exempts does."""
-    for number, more in enumerate(({"mode": "off"}, {"mode": "shadow"}, {"exempt": True, "limit": None})):
+    """A rule that is off or in shadow mode lifts no block, as in requests; one that
+    exempts does."""
+    for number, more in enumerate(
+        ({"mode": "off"}, {"mode": "shadow"}, {"exempt": True, "limit": None})
+    ):
         RateLimitRule.objects.create(
             name=f"rule {number}", path=f"/{number}/", key="user", unit="h", **{"limit": 5, **more}
         )
@@ -299,13 +398,19 @@ def test_a_block_for_all_rules_needs_none_that_refuses(decide: Decide, ada: User
     refused = decide(*asked, together=False).json()
     assert [bool(decision.get("block")) for decision in refused["decisions"]] == [True, True, False]
     assert decide(*asked[:2], operation="refund").json()["allowed"]
-    RateLimitOverride.objects.filter(pk=row.pk).update(rule=RateLimitRule.objects.get(name="rule 1"))
-    assert verdicts(decide(*asked)) == (True, [True, True, True]), "of a rule in shadow mode it refuses nobody"
+    RateLimitOverride.objects.filter(pk=row.pk).update(
+        rule=RateLimitRule.objects.get(name="rule 1")
+    )
+    assert verdicts(decide(*asked)) == (True, [True, True, True]), (
+        "of a rule in shadow mode it refuses nobody"
+    )
 
 
 def test_every_rate_of_a_rule_is_overridden(decide: Decide, ada: User) -> None:
     """One override, one answer, whatever rates the rule has."""
-    RateLimitRule.objects.create(name="orders", path="/orders/", key="user", limit=5, unit="m", more_rates=["9/h"])
+    RateLimitRule.objects.create(
+        name="orders", path="/orders/", key="user", limit=5, unit="m", more_rates=["9/h"]
+    )
     row = override(user=ada, effect="block")
     assert verdicts(decide(ORDER, {**ORDER, "identity": {"user": 8}})) == (False, [False, True])
     RateLimitOverride.objects.filter(pk=row.pk).update(effect="exempt")
@@ -320,24 +425,32 @@ def test_any_number_of_networks_is_looked_for(decide: Decide) -> None:
         RateLimitOverride(network=f"2001:db8::/{size}", effect="exempt") for size in range(33, 129)
     )
     override(network="2001:db8:9063::/48", effect="block")
-    charges = [{"rule": "orders", "identity": {"ip": f"2001:db8:{0x9000 + n:x}:1::1"}} for n in range(100)]
+    charges = [
+        {"rule": "orders", "identity": {"ip": f"2001:db8:{0x9000 + n:x}:1::1"}} for n in range(100)
+    ]
     answer = decide(*charges)
     assert verdicts(answer) == (False, [True] * 99 + [False])
     assert {decision["source"] for decision in answer.json()["decisions"]} == {"redis"}
     assert {decision["remaining"] for decision in decide(*charges[:99]).json()["decisions"]} == {1}
 
 
-def test_an_override_begins_and_ends_by_its_times(token: str, orders: RateLimitRule, ada: User) -> None:
+def test_an_override_begins_and_ends_by_its_times(
+    token: str, orders: RateLimitRule, ada: User
+) -> None:
     """By the clock of the process, as in requests; nothing has to be saved for it."""
 
     def is_allowed() -> bool:
         body = json.dumps({"charges": [{**ORDER, "cost": 0}]}).encode()
-        answer = ask(alone, "/decide", [(b"authorization", f"Bearer {token}".encode())], "POST", body=(body,))
+        answer = ask(
+            alone, "/decide", [(b"authorization", f"Bearer {token}".encode())], "POST", body=(body,)
+        )
         return bool(answer.json()["allowed"])
 
     with move_clock() as clock:
         now = timezone.now()
-        override(user=ada, effect="block", starts=now + timedelta(hours=1), ends=now + timedelta(hours=2))
+        override(
+            user=ada, effect="block", starts=now + timedelta(hours=1), ends=now + timedelta(hours=2)
+        )
         found = []
         for seconds in (0, 1800, 3600, 3600):
             clock.advance(seconds)
@@ -347,16 +460,30 @@ def test_an_override_begins_and_ends_by_its_times(token: str, orders: RateLimitR
 
 @pytest.mark.usefixtures("quiet")
 def test_who_has_none_costs_what_it_did(
-    token: str, orders: RateLimitRule, ada: User, direct: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    token: str,
+    orders: RateLimitRule,
+    ada: User,
+    direct: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One call of the program for each question, with overrides or without; who has one is known after the first."""
+    """One call of the program for each question, with overrides or without; who has one is known
+    after the first.
+    """
     monkeypatch.setattr("django_ratelimit_lua.engine.decide.decision_hooks", [])
-    body = json.dumps({"charges": [{**ORDER, "cost": 0}, {**ORDER, "identity": {"user": 8}, "cost": 0}]}).encode()
+    body = json.dumps(
+        {"charges": [{**ORDER, "cost": 0}, {**ORDER, "identity": {"user": 8}, "cost": 0}]}
+    ).encode()
 
     def asked(times: int) -> dict[str, int]:
         direct.config_resetstat()
         for _ in range(times):
-            answer = ask(alone, "/decide", [(b"authorization", f"Bearer {token}".encode())], "POST", body=(body,))
+            answer = ask(
+                alone,
+                "/decide",
+                [(b"authorization", f"Bearer {token}".encode())],
+                "POST",
+                body=(body,),
+            )
             assert answer.status == 200
         found = calls(direct)
         return {name: found[name] for name in ("evalsha", "eval", "hget") if name in found}
@@ -382,14 +509,27 @@ def shell(site: proxies.Site, code: str) -> str:
 
 
 @pytest.mark.parametrize("application", ["alone", "asgi"])
-def test_an_edit_in_one_process_holds_for_the_next_question_in_another(application: str, tmp_path: Path) -> None:
-    """A block of a network holds, and is over, as soon as the save has returned; and what is known of it goes on while
-    Redis is away."""
-    rules = [{"name": "orders", "path": "/orders/", "key": "ip", "rate": "1000/h", "on_store_error": "open"}]
+def test_an_edit_in_one_process_holds_for_the_next_question_in_another(
+    application: str, tmp_path: Path
+) -> None:
+    """A block of a network holds, and is over, as soon as the save has returned; and what is known
+    of it goes on while Redis is away.
+    """
+    rules = [
+        {
+            "name": "orders",
+            "path": "/orders/",
+            "key": "ip",
+            "rate": "1000/h",
+            "on_store_error": "open",
+        }
+    ]
     addresses = ("203.0.113.9", "198.51.100.9", "2001:db8:1:2::3")
     with proxies.Site(tmp_path, rules, application) as site:
         token = shell(
-            site, 'one = RateLimitClient(name="shop", limits="*", may_refund=True)\nprint(one.new_token())\none.save()'
+            site,
+            'one = RateLimitClient(name="shop", limits="*", '
+            "may_refund=True)\nprint(one.new_token())\none.save()",
         )
 
         def allowed() -> list[bool]:
@@ -401,7 +541,10 @@ def test_an_edit_in_one_process_holds_for_the_next_question_in_another(applicati
             return verdicts(answer)[1]
 
         assert allowed() == [True, True, True]
-        for network, found in (("203.0.113.0/24", [False, True, True]), ("2001:db8::/32", [False, True, False])):
+        for network, found in (
+            ("203.0.113.0/24", [False, True, True]),
+            ("2001:db8::/32", [False, True, False]),
+        ):
             shell(site, f'RateLimitOverride.objects.create(network="{network}", effect="block")')
             assert allowed() == found
         shell(site, "RateLimitOverride.objects.last().delete()")
@@ -412,7 +555,9 @@ def test_an_edit_in_one_process_holds_for_the_next_question_in_another(applicati
 
 
 ODD = {
-    "ip": st.sampled_from(["203.0.113.9", "203.0.113.9:80", "::ffff:203.0.113.9", "2001:db8::1%eth0", "x", "", "0"]),
+    "ip": st.sampled_from(
+        ["203.0.113.9", "203.0.113.9:80", "::ffff:203.0.113.9", "2001:db8::1%eth0", "x", "", "0"]
+    ),
     "user": st.sampled_from([7, "7", " 7", "x", "", -1, 2**62, "\ud800"]),
     "header:X-A": st.sampled_from(["a", "A", "", "\x00"]),
     "exact:header:x_a": st.sampled_from(["a", "A"]),
@@ -427,11 +572,15 @@ charges = st.fixed_dictionaries(
 )
 asking = st.sampled_from(
     [
-        {}, {"operation": "peek"}, {"operation": "refund"}, {"operation": "reserve", "timeout": 60},
-        {"operation": "acquire", "timeout": 0}, {"operation": "slot", "seconds": 2},
+        {},
+        {"operation": "peek"},
+        {"operation": "refund"},
+        {"operation": "reserve", "timeout": 60},
+        {"operation": "acquire", "timeout": 0},
+        {"operation": "slot", "seconds": 2},
         {"operation": "release", "slot": "A" * 27},
     ]
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -448,14 +597,18 @@ def said(settings: Any, ada: User) -> None:
     override(field="get:q", value="0", effect="exempt")
 
 
-@hypothesis_settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(
+    max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(charges=st.lists(charges, min_size=1, max_size=4), more=asking, together=st.booleans())
 def test_no_question_is_an_error_where_overrides_are(
     token: str, said: None, charges: list[Any], more: dict[str, Any], together: bool
 ) -> None:
     """Whoever is named, and however odd; every answer is one that the document describes."""
     body = json.dumps({"charges": charges, "together": together, **more}).encode()
-    answer = ask(alone, "/decide", [(b"authorization", f"Bearer {token}".encode())], "POST", body=(body,))
+    answer = ask(
+        alone, "/decide", [(b"authorization", f"Bearer {token}".encode())], "POST", body=(body,)
+    )
     assert answer.status in (200, 422), answer
     if answer.status == 200:
         deciding.schema("Answer").validate(answer.json())

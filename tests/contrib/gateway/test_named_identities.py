@@ -16,9 +16,22 @@ from django_ratelimit_lua.web.overrides import Sender, override_subjects
 
 NO_RULES = Ruleset(())
 KINDS = [
-    "user", "ip4/32", "ip4/24", "ip6/128", "ip6/48", "header:X-Key", "header:x-key", "exact:header:X-Key", "cookie:sid",
-    "exact:cookie:sid", "get:q", "exact:get:q", "post:name", "data:name", "json:name",
-]  # fmt: skip
+    "user",
+    "ip4/32",
+    "ip4/24",
+    "ip6/128",
+    "ip6/48",
+    "header:X-Key",
+    "header:x-key",
+    "exact:header:X-Key",
+    "cookie:sid",
+    "exact:cookie:sid",
+    "get:q",
+    "exact:get:q",
+    "post:name",
+    "data:name",
+    "json:name",
+]
 
 
 @pytest.mark.parametrize(
@@ -31,10 +44,16 @@ KINDS = [
         ({"ip": "nowhere"}, {"REMOTE_ADDR": "nowhere"}),
         ({"user": "7", "ip": "192.0.2.9"}, {"user": 7, "REMOTE_ADDR": "192.0.2.9"}),
         ({"header:X_key": " Ada "}, {"headers": {"X-Key": " Ada "}}),
-        ({"exact:header:X-Key": "Ada", "ip": "192.0.2.9"}, {"headers": {"X-Key": "Ada"}, "REMOTE_ADDR": "192.0.2.9"}),
+        (
+            {"exact:header:X-Key": "Ada", "ip": "192.0.2.9"},
+            {"headers": {"X-Key": "Ada"}, "REMOTE_ADDR": "192.0.2.9"},
+        ),
         ({"header:X-Key": " "}, {"headers": {"X-Key": " "}}),
         ({"cookie:sid": "S"}, {"headers": {"Cookie": "sid=S"}}),
-        ({"get:q": "A", "user": "7", "ip": "2001:db8::1"}, {"q": "A", "user": 7, "REMOTE_ADDR": "2001:db8::1"}),
+        (
+            {"get:q": "A", "user": "7", "ip": "2001:db8::1"},
+            {"q": "A", "user": 7, "REMOTE_ADDR": "2001:db8::1"},
+        ),
         ({"post:name": "Ada"}, {"data": {"name": "Ada"}}),
         ({"json:name": "Ada"}, {"data": {"name": "Ada"}, "content_type": "application/json"}),
         (
@@ -44,7 +63,9 @@ KINDS = [
         ({"session": "7", "path": "/", "route": "x"}, {}),
     ],
 )
-def test_who_is_named_is_who_a_request_is_of(rf: RequestFactory, named: dict[str, str], sent: dict[str, Any]) -> None:
+def test_who_is_named_is_who_a_request_is_of(
+    rf: RequestFactory, named: dict[str, str], sent: dict[str, Any]
+) -> None:
     """Of every kind of subject the same digests."""
     user, query = sent.pop("user", None), {"q": sent.pop("q")} if "q" in sent else {}
     request = rf.post("/", **{"REMOTE_ADDR": "", **sent}, query_params=query)
@@ -68,7 +89,9 @@ def acme(request: Any) -> str:
 def test_a_key_of_the_site_names_the_same_client(rf: RequestFactory, settings: Any) -> None:
     """As in a request, alone and in a combination, and for overrides."""
     settings.RATELIMIT_KEYS = {"tenant": acme}
-    assert NamedIdentities({"tenant": "acme"}).identity() == compile_key("tenant").read("", rf.get("/"), None)
+    assert NamedIdentities({"tenant": "acme"}).identity() == compile_key("tenant").read(
+        "", rf.get("/"), None
+    )
     assert NamedIdentities({"tenant": "acme", "ip": "192.0.2.9"}).identity() == (
         ("tenant", "acme"),
         ("ip", "192.0.2.9"),

@@ -73,13 +73,24 @@ def is_decided(port: int, token: str) -> bool:
 
 
 @pytest.mark.parametrize("proxy", [needs("nginx")])
-def test_all_callers_share_one_count_whatever_asks(proxy: str, tmp_path: Path, prefix: str, settings: Any) -> None:
-    """A decorator, the middleware, a DRF throttle, a proxy, Envoy over gRPC and a service, sixteen clients at once:
-    exactly as many as the rule says."""
+def test_all_callers_share_one_count_whatever_asks(
+    proxy: str, tmp_path: Path, prefix: str, settings: Any
+) -> None:
+    """A decorator, the middleware, a DRF throttle, a proxy, Envoy over gRPC and a service, sixteen
+    clients at once: exactly as many as the rule says.
+    """
     given = {"RATELIMIT_CACHE_PREFIX": prefix, "RATELIMIT_TRUSTED_PROXIES": 1}
-    with Site(tmp_path, [RULE], RATELIMIT_GATEWAY_DIALECT=proxy, **given) as site, site.behind(proxy) as port:
+    with (
+        Site(tmp_path, [RULE], RATELIMIT_GATEWAY_DIALECT=proxy, **given) as site,
+        site.behind(proxy) as port,
+    ):
         made = subprocess.run(
-            [sys.executable, "-c", TOKEN], cwd=ROOT, env=site.environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", TOKEN],
+            cwd=ROOT,
+            env=site.environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         token = made.stdout.strip()
         shared = {name: site.settings[name] for name in ("DATABASES", "CACHES")}
@@ -95,7 +106,9 @@ def test_all_callers_share_one_count_whatever_asks(proxy: str, tmp_path: Path, p
 
             faces: list[Callable[[int], bool]] = [
                 lambda number: decorated(request(number)).status_code == 200,
-                lambda number: Client(REMOTE_ADDR=f"203.0.113.{number}").get("/shared/").status_code == 200,
+                lambda number: (
+                    Client(REMOTE_ADDR=f"203.0.113.{number}").get("/shared/").status_code == 200
+                ),
                 lambda number: view(request(number)).status_code == 200,
                 lambda number: ask(port, "/shared/").status == 200,
                 lambda number: grpc_client.code([("generic_key", "shared")]) == messages.OK,

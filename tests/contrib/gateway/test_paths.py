@@ -12,13 +12,35 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.contrib.gateway.paths import MAX_LENGTH, MAX_SEGMENTS, normalised_path, readings
+from django_ratelimit_lua.contrib.gateway.paths import (
+    MAX_LENGTH,
+    MAX_SEGMENTS,
+    normalised_path,
+    readings,
+)
 
-ODD = ("/", "//", "/..", "/.", "..", "\\", "%2f", "%5C", ";", "#", "a", "b", "%2e", "%61", "..;", ";a=1")
+ODD = (
+    "/",
+    "//",
+    "/..",
+    "/.",
+    "..",
+    "\\",
+    "%2f",
+    "%5C",
+    ";",
+    "#",
+    "a",
+    "b",
+    "%2e",
+    "%61",
+    "..;",
+    ";a=1",
+)
 sent = st.lists(st.sampled_from(ODD), max_size=12).map(lambda parts: "/" + "".join(parts))
 NODE = """
 for (const sent of JSON.parse(process.argv[1])) console.log(JSON.stringify(new URL("http://h" + sent).pathname))
-"""
+"""  # noqa: E501
 
 
 @given(st.text("/.ab%", max_size=30))
@@ -36,26 +58,43 @@ def _as_posix(path: str) -> str:
 
 
 def _as_servlets(path: str) -> str:
-    """Without the parameters of segments, which go before anything is decoded (Servlet 6, 3.5.2)."""
-    return _as_posix(unquote("/".join(part.partition(";")[0] for part in path.partition("#")[0].split("/"))))
+    """Without the parameters of segments, which go before anything is decoded (Servlet 6,
+    3.5.2)."""
+    return _as_posix(
+        unquote("/".join(part.partition(";")[0] for part in path.partition("#")[0].split("/")))
+    )
 
 
 @given(sent)
 def test_common_servers_are_among_the_readings(path: str) -> None:
-    """One that decodes a path and cleans it, with what follows `#` or without; one that does neither; servlets; and
-    one for which a backslash separates."""
+    """One that decodes a path and cleans it, with what follows `#` or without; one that does
+    neither; servlets; and one for which a backslash separates.
+    """
     found = set(readings(path))
     ends = found | {each.rstrip("/") or "/" for each in found}
     assert unquote(path.partition("#")[0]) in found
-    assert {_as_posix(unquote(path)), _as_posix(unquote(urlsplit("http://h" + path).path) or "/")} <= ends
+    assert {
+        _as_posix(unquote(path)),
+        _as_posix(unquote(urlsplit("http://h" + path).path) or "/"),
+    } <= ends
     assert _as_servlets(path) in ends
     assert _as_posix(unquote(path.partition("#")[0]).replace("\\", "/")) in ends
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="NO NODE TEST: node is not installed (Debian: nodejs)")
+@pytest.mark.skipif(
+    shutil.which("node") is None, reason="NO NODE TEST: node is not installed (Debian: nodejs)"
+)
 @settings(max_examples=5, deadline=None)
 @given(st.lists(sent, min_size=20, max_size=200))
-@example(["/x/../login//../", "/static\\..\\login/", "/x/../login/..%2f..%2fy", "/a/%2e%2e/login", "/static/#/../b"])
+@example(
+    [
+        "/x/../login//../",
+        "/static\\..\\login/",
+        "/x/../login/..%2f..%2fy",
+        "/a/%2e%2e/login",
+        "/static/#/../b",
+    ]
+)
 def test_the_url_standard_is_among_the_readings(paths: list[str]) -> None:
     """What Node and browsers take a path for, made up at random and as attackers write it."""
     run = ["node", "--eval", NODE, json.dumps(paths)]

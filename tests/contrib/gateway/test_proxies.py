@@ -39,7 +39,10 @@ def test_what_is_missing_is_said() -> None:
     """The setting, the URL, or what is wrong with an address; and which dialect the site has."""
     assert 'Set RATELIMIT_GATEWAY_DIALECT = "nginx": it is None.' in told("nginx")
     for options, problem in (
-        ({"upstream": "nowhere"}, "'nowhere' is no address; write host:port, such as 127.0.0.1:8000."),
+        (
+            {"upstream": "nowhere"},
+            "'nowhere' is no address; write host:port, such as 127.0.0.1:8000.",
+        ),
         ({"gateway": "a:b"}, "'a:b' is no address"),
         ({"gateway": ":8000"}, "':8000' is no address"),
         ({"upstream": "a@b:80"}, "'a@b:80' is no address"),
@@ -78,7 +81,9 @@ def test_what_is_chosen_is_written(settings: Any, proxy: str) -> None:
 @pytest.mark.parametrize("proxy", ["envoy", GRPC, "traefik"])
 def test_an_ipv6_address_is_text_in_yaml(proxy: str, fail: str) -> None:
     """Which has other ideas of two colons."""
-    text = told(proxy, listen="[::]:8080", upstream="[::1]:3000", gateway="[2001:db8::1]:8001", fail=fail)
+    text = told(
+        proxy, listen="[::]:8080", upstream="[::1]:3000", gateway="[2001:db8::1]:8001", fail=fail
+    )
     written = str(yaml.safe_load(text))
     for address in ("::1", "2001:db8::1", *(["::"] if proxy != "traefik" else [])):
         assert f"'address': '{address}'" in written or f"'http://[{address}]:" in written
@@ -90,20 +95,29 @@ def test_the_gateway_is_waited_for_as_long_as_is_chosen(proxy: str) -> None:
     usual, longer = told(proxy, fail="open"), told(proxy, fail="open", timeout=2.5)
     words = ("1000ms", "2500ms") if "envoy" not in proxy else ("timeout: 1s", "timeout: 2.5s")
     assert (words[0] in usual, words[1] in longer) == (True, True)
-    for seconds, problem in ((0.1, "RATELIMIT_TIMEOUT"), (0, "write seconds"), (float("nan"), "write seconds")):
+    for seconds, problem in (
+        (0.1, "RATELIMIT_TIMEOUT"),
+        (0, "write seconds"),
+        (float("nan"), "write seconds"),
+    ):
         with pytest.raises(CommandError, match=problem):
             told(proxy, timeout=seconds)
 
 
 @pytest.mark.parametrize("proxy", ["nginx", GRPC])
 def test_a_rule_that_waits_for_longer_is_named(settings: Any, proxy: str) -> None:
-    """Whether it stands in the settings or in the admin: the proxy would give up before its turn."""
+    """Whether it stands in the settings or in the admin: the proxy would give up before
+    its turn."""
     settings.RATELIMIT_GATEWAY_DIALECT = "nginx"
     assert "gives up" not in told(proxy)
-    RateLimitRule.objects.create(name="slow", path="/", key="ip", limit=1, unit="s", algorithm="leaky_bucket")
+    RateLimitRule.objects.create(
+        name="slow", path="/", key="ip", limit=1, unit="s", algorithm="leaky_bucket"
+    )
     assert "wait for up to 5 s, and the proxy gives up after 1 s" in told(proxy)
     assert "gives up" not in told(proxy, timeout=6)
-    settings.RATELIMIT_RULES = [{"name": "slower", "path": "/", "key": "ip", "rate": "1/m", "max_wait": 7}]
+    settings.RATELIMIT_RULES = [
+        {"name": "slower", "path": "/", "key": "ip", "rate": "1/m", "max_wait": 7}
+    ]
     assert "wait for up to 7 s" in told(proxy, timeout=6)
 
 
@@ -138,6 +152,9 @@ def test_envoy_over_grpc_needs_no_url_and_no_secret(settings: Any) -> None:
     assert "failure_mode_deny: true" in closed
     assert "failure_mode_deny: false" in opened
     assert yaml.safe_load(closed)
-    for options, problem in (({"gateway": "a:b"}, "'a:b' is no address"), ({"user": "x"}, "a descriptor says")):
+    for options, problem in (
+        ({"gateway": "a:b"}, "'a:b' is no address"),
+        ({"user": "x"}, "a descriptor says"),
+    ):
         with pytest.raises(CommandError, match=problem):
             told(GRPC, **options)

@@ -43,7 +43,7 @@ try:
     call_command("ratelimit", "grpc")
 except CommandError as error:
     print(error)
-"""
+"""  # noqa: E501
 
 
 @contextmanager
@@ -56,14 +56,22 @@ def removed() -> Iterator[None]:
 
 def warnings() -> list[tuple[str, str]]:
     found = run_checks(tags=["database"], databases=["default"])
-    return [(message.msg, message.hint) for message in found if message.id == "django_ratelimit_lua.W029"]
+    return [
+        (message.msg, message.hint)
+        for message in found
+        if message.id == "django_ratelimit_lua.W029"
+    ]
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_field_outlives_its_annex(operator: Client) -> None:
-    """Other fields are edited and restored meanwhile. A check warns, and the sentence of the rule names the line."""
+    """Other fields are edited and restored meanwhile. A check warns, and the sentence of the rule
+    names the line.
+    """
     edge = RateLimitRule.objects.create(name="edge", extra=EDGE, limit=1, unit="h")
-    site = RateLimitRule.objects.create(name="site", extra=EDGE, path="/ok", key="ip", limit=1, unit="h")
+    site = RateLimitRule.objects.create(
+        name="site", extra=EDGE, path="/ok", key="ip", limit=1, unit="h"
+    )
     first = RateLimitChange.objects.get(object_id=edge.pk)
     assert warnings() == []
     with removed():
@@ -71,20 +79,28 @@ def test_a_field_outlives_its_annex(operator: Client) -> None:
         assert "descriptor of the rules 'edge', 'site' is ignored" in warning
         assert LINE in hint
         for rule in (edge, site):
-            form = given(name=rule.name, path=rule.path, key=rule.key, limit=2, description="now for 2")
+            form = given(
+                name=rule.name, path=rule.path, key=rule.key, limit=2, description="now for 2"
+            )
             assert operator.post(f"{RULES}{rule.pk}/change/", form).status_code == 302
         assert f"descriptor ({LINE})" in RateLimitRule.objects.get(pk=edge.pk).reading()
         assert RateLimitRule.objects.get(pk=edge.pk).extra == EDGE
         operator.post(f"{RULES}restore/{first.pk}/")
     edge.refresh_from_db()
-    assert (edge.limit, edge.extra, edge.declared()["descriptor"]) == (1, EDGE, ["generic_key=edge"])
+    assert (edge.limit, edge.extra, edge.declared()["descriptor"]) == (
+        1,
+        EDGE,
+        ["generic_key=edge"],
+    )
     assert RateLimitRule.objects.get(pk=site.pk).extra == EDGE
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("more", [{}, {"mode": "off"}, {"limit": 0}])
 def test_an_ignored_place_is_no_place(more: dict[str, Any]) -> None:
-    """A rule of which nothing else says where it applies limits no request and no call site; another goes on."""
+    """A rule of which nothing else says where it applies limits no request and no call site;
+    another goes on.
+    """
     words = {"limit": 1, "unit": "h", "extra": EDGE}
     for name in ("ok", "edge"):
         RateLimitRule.objects.create(**words | {"name": name} | more)
@@ -113,9 +129,13 @@ def test_its_words_are_errors_in_settings_and_yaml(settings: Any) -> None:
 
 def test_its_urls_its_servers_and_its_verbs_need_the_app() -> None:
     """The error names the line to add."""
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines() == [
-        f"django_ratelimit_lua.contrib.gateway.asgi is served, but the app is not installed. {LINE}.",
-        f"django_ratelimit_lua.contrib.gateway.urls is included, but the app is not installed. {LINE}.",
+        "django_ratelimit_lua.contrib.gateway.asgi is served, but the app is not installed. "
+        f"{LINE}.",
+        "django_ratelimit_lua.contrib.gateway.urls is included, but the app is not installed. "
+        f"{LINE}.",
         f"Error: 'grpc' is a verb of an annex. {LINE}",
     ]

@@ -23,12 +23,14 @@ django.setup()
 import django_ratelimit_lua.contrib.gateway.urls
 from django_ratelimit_lua.contrib.gateway.users import VouchedUser
 print(VouchedUser("ada"))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.django_db
 @isolate_apps("django_ratelimit_lua")
-def test_whatever_keys_users_have_other_text_is_a_user_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_keys_users_have_other_text_is_a_user_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What cannot be a key is no error of the database."""
 
     class Person(models.Model):
@@ -48,5 +50,7 @@ def test_whatever_keys_users_have_other_text_is_a_user_of_its_own(monkeypatch: p
 
 def test_a_site_needs_no_users() -> None:
     """Then whom a proxy names is counted as the text says."""
-    done = subprocess.run([sys.executable, "-c", WITHOUT_USERS], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_USERS], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "ada\n"

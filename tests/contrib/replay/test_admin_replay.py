@@ -24,7 +24,10 @@ from tests.access_log import access
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site
 REPLAY = "/admin/ratelimit_replay/replay/"
-LOG = access(*[(second, f"192.0.2.{second % 3}", "/ok") for second in range(30)]) + "\nbroken <b>line</b>\n"
+LOG = (
+    access(*[(second, f"192.0.2.{second % 3}", "/ok") for second in range(30)])
+    + "\nbroken <b>line</b>\n"
+)
 
 
 @pytest.fixture
@@ -42,8 +45,12 @@ def shown(page: Any) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.content.decode()))
 
 
-def test_a_rule_is_tried_on_a_log(operator: Client, rule: RateLimitRule, direct: redis.Redis) -> None:
-    """Reached from its page; refused requests, who was refused, the curve and what is enough; nobody is counted."""
+def test_a_rule_is_tried_on_a_log(
+    operator: Client, rule: RateLimitRule, direct: redis.Redis
+) -> None:
+    """Reached from its page; refused requests, who was refused, the curve and what is enough;
+    nobody is counted.
+    """
     place = f"{REPLAY}{rule.pk}/"
     assert f'href="{place}"' in operator.get(f"{RULES}{rule.pk}/change/").content.decode()
     assert "Access log" in shown(operator.get(place))
@@ -64,9 +71,15 @@ def test_a_rule_is_tried_on_a_log(operator: Client, rule: RateLimitRule, direct:
 
 
 def test_a_packed_log_is_tried_too_and_its_file_is_deleted(
-    operator: Client, rule: RateLimitRule, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: Any
+    operator: Client,
+    rule: RateLimitRule,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    settings: Any,
 ) -> None:
-    """It is streamed to a file of its own, which is gone with the answer, also where the log is none."""
+    """It is streamed to a file of its own, which is gone with the answer, also where the log is
+    none.
+    """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 10
     assert "refused 18 (60 %)" in shown(tried(operator, rule, gzip.compress(LOG.encode())))
@@ -74,12 +87,17 @@ def test_a_packed_log_is_tried_too_and_its_file_is_deleted(
     assert glob.glob(f"{tmp_path}/*") == []
 
 
-def test_a_packed_log_that_is_cut_is_tried_as_far_as_it_goes(operator: Client, rule: RateLimitRule) -> None:
+def test_a_packed_log_that_is_cut_is_tried_as_far_as_it_goes(
+    operator: Client, rule: RateLimitRule
+) -> None:
     """And the page says where that is."""
     log = access(*[(second, f"192.0.2.{second % 3}", "/ok") for second in range(3000)])
     text = shown(tried(operator, rule, gzip.compress(log.encode())[:-3000]))
     assert re.search(r"requests that the rule meets [1-9]", text)
-    assert re.search(r"Note: access.log: the file is cut after line [1-9]\d*, as one is that is still being", text)
+    assert re.search(
+        r"Note: access.log: the file is cut after line [1-9]\d*, as one is that is still being",
+        text,
+    )
 
 
 def test_a_log_that_is_too_large_is_not_kept(
@@ -111,11 +129,16 @@ def test_a_log_that_takes_too_long_is_looked_at_in_part(
 
 def test_half_characters_of_json_are_no_matter(operator: Client, rule: RateLimitRule) -> None:
     """The page can be written."""
-    line = '{"ts":1,"remote_addr":"::1","request":"GET /ok/\\ud800%41 HTTP/1.1","status":200,"user_agent":"a\\ud800"}\n'
+    line = (
+        '{"ts":1,"remote_addr":"::1","request":"GET /ok/\\ud800%41 '
+        'HTTP/1.1","status":200,"user_agent":"a\\ud800"}\n'
+    )
     assert "refused 1 (20 %)" in shown(tried(operator, rule, line * 5))
 
 
-def test_of_a_line_without_an_end_only_the_beginning_is_shown(operator: Client, rule: RateLimitRule) -> None:
+def test_of_a_line_without_an_end_only_the_beginning_is_shown(
+    operator: Client, rule: RateLimitRule
+) -> None:
     """As the one that is no log, and as one broken line of a log; … stands for the rest."""
     endless = "aä" * 2_500_000
     text = shown(tried(operator, rule, endless))
@@ -144,13 +167,21 @@ def test_only_who_may_change_a_rule_may_try_it(rule: RateLimitRule) -> None:
 
 def test_what_a_log_cannot_know_is_said(operator: Client, site: None) -> None:
     """A rule by a field of a form, one that is off, one that meets nothing."""
-    by_form = RateLimitRule.objects.create(name="form", path="/", key="post:name", limit=4, unit="m")
+    by_form = RateLimitRule.objects.create(
+        name="form", path="/", key="post:name", limit=4, unit="m"
+    )
     assert "it counts by post:name, which no log has" in shown(tried(operator, by_form))
-    off = RateLimitRule.objects.create(name="off", path="/ok", key="ip", limit=4, unit="m", mode="off")
+    off = RateLimitRule.objects.create(
+        name="off", path="/ok", key="ip", limit=4, unit="m", mode="off"
+    )
     assert "refused 18 (60 %)" in shown(tried(operator, off))
     elsewhere = RateLimitRule.objects.create(name="x", path="/x", key="ip", limit=4, unit="m")
-    assert "meets no request of this log. Lines that were read: 31." in shown(tried(operator, elsewhere))
-    leaky = RateLimitRule.objects.create(name="y", path="/", key="ip", limit=4, unit="m", algorithm="leaky_bucket")
+    assert "meets no request of this log. Lines that were read: 31." in shown(
+        tried(operator, elsewhere)
+    )
+    leaky = RateLimitRule.objects.create(
+        name="y", path="/", key="ip", limit=4, unit="m", algorithm="leaky_bucket"
+    )
     assert "There is no refusal curve: a leaky bucket makes" in shown(tried(operator, leaky))
 
 

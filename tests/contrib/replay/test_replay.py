@@ -1,4 +1,6 @@
-"""`manage.py ratelimit replay`: each line of a log is decided by the real program, at the log's own time."""
+"""`manage.py ratelimit replay`: each line of a log is decided by the real program, at the log's own
+time.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def command(*arguments: str) -> str:
 
 
 def counts(direct: redis.Redis) -> set[bytes]:
-    """The keys that replays have there. Those of others may come, and end by their time to live, at any moment."""
+    """The keys that replays have there. Those of others may come, and end by their time to live, at
+    any moment.
+    """
     return set(direct.keys("*replay:*"))
 
 
@@ -95,13 +99,17 @@ def rows() -> list[tuple[int, str]]:
     return [(int(column[2]), column[0]) for column in columns]
 
 
-@pytest.mark.parametrize("algorithm", ["sliding_log", "sliding_window", "fixed_window", "token_bucket", "leaky_bucket"])
+@pytest.mark.parametrize(
+    "algorithm", ["sliding_log", "sliding_window", "fixed_window", "token_bucket", "leaky_bucket"]
+)
 @pytest.mark.parametrize("rate", ["2/m", "5/m", "1/10s"])
 def test_a_real_log_is_decided_as_the_exact_model_decides_it(algorithm: str, rate: str) -> None:
     """Requests and hosts that are refused, of an excerpt of NASA's log of 1 July 1995."""
     given_rule = {"name": "r", "rate": rate, "algorithm": algorithm}
     tally = replayed(EXCERPT, given_rule, spread=False).tallies["r"]
-    limit = Limit("r", rate, algorithm=algorithm, max_wait=5 if algorithm == "leaky_bucket" else None)
+    limit = Limit(
+        "r", rate, algorithm=algorithm, max_wait=5 if algorithm == "leaky_bucket" else None
+    )
     models: dict[str, Any] = {}
     refused: Counter[str] = Counter()
     for second, host in rows():
@@ -117,12 +125,22 @@ def test_a_real_log_is_decided_as_the_exact_model_decides_it(algorithm: str, rat
     assert tally.refused or rate != "2/m"
 
 
-@pytest.mark.skipif("RATELIMIT_TEST_NASA" not in os.environ, reason="RATELIMIT_TEST_NASA names no nasa_19950701.tsv")
-@pytest.mark.parametrize(("rate", "refused", "hosts"), [("5/m", 1307, 384), ("10/m", 70, 42), ("20/m", 0, 0)])
-def test_the_log_of_1_july_1995_comes_to_the_numbers_that_are_known(rate: str, refused: int, hosts: int) -> None:
-    """All 9,999 rows of the file that the variable names, whole seconds, a sliding log per host and minute."""
+@pytest.mark.skipif(
+    "RATELIMIT_TEST_NASA" not in os.environ, reason="RATELIMIT_TEST_NASA names no nasa_19950701.tsv"
+)
+@pytest.mark.parametrize(
+    ("rate", "refused", "hosts"), [("5/m", 1307, 384), ("10/m", 70, 42), ("20/m", 0, 0)]
+)
+def test_the_log_of_1_july_1995_comes_to_the_numbers_that_are_known(
+    rate: str, refused: int, hosts: int
+) -> None:
+    """All 9,999 rows of the file that the variable names, whole seconds, a sliding log per host and
+    minute.
+    """
     log = Path(os.environ["RATELIMIT_TEST_NASA"])
-    found = replayed(log, {"name": "r", "rate": rate, "algorithm": "sliding_log"}, spread=False, draws=True)
+    found = replayed(
+        log, {"name": "r", "rate": rate, "algorithm": "sliding_log"}, spread=False, draws=True
+    )
     tally = found.tallies["r"]
     assert (tally.lines, tally.refused, tally.refused_identities) == (9999, refused, hosts)
     curve = tally.curve()
@@ -133,15 +151,22 @@ def test_the_log_of_1_july_1995_comes_to_the_numbers_that_are_known(rate: str, r
 @pytest.mark.parametrize(
     "options",
     [
-        {"algorithm": "sliding_log"}, {"algorithm": "fixed_window"}, {"algorithm": "fixed_window", "align": "clock"},
+        {"algorithm": "sliding_log"},
+        {"algorithm": "fixed_window"},
+        {"algorithm": "fixed_window", "align": "clock"},
     ],
     ids=str,
-)  # fmt: skip
+)
 @example_settings(max_examples=examples(15))
 @given(
-    hits=st.lists(st.tuples(st.integers(0, 400), st.sampled_from(["192.0.2.1", "192.0.2.2"])), min_size=1, max_size=80),
-    limit=st.integers(1, 12), cost=st.integers(1, 2),
-)  # fmt: skip
+    hits=st.lists(
+        st.tuples(st.integers(0, 400), st.sampled_from(["192.0.2.1", "192.0.2.2"])),
+        min_size=1,
+        max_size=80,
+    ),
+    limit=st.integers(1, 12),
+    cost=st.integers(1, 2),
+)
 def test_the_curve_says_what_the_program_would_have_decided(
     options: dict[str, Any], hits: list[tuple[int, str]], limit: int, cost: int
 ) -> None:
@@ -165,10 +190,13 @@ def test_a_calendar_has_a_curve_too() -> None:
         assert refusals(drawn, limit) == (tally.refused, tally.refused_identities)
 
 
-@pytest.mark.parametrize("options", [{"algorithm": "token_bucket"}, {"algorithm": "sliding_window", "segments": 3}])
+@pytest.mark.parametrize(
+    "options", [{"algorithm": "token_bucket"}, {"algorithm": "sliding_window", "segments": 3}]
+)
 def test_the_curve_is_enough_for_other_algorithms(options: dict[str, Any]) -> None:
-    """A token bucket of N and a sliding window of N refuse no more identities than the curve says of N, and none if it
-    says none."""
+    """A token bucket of N and a sliding window of N refuse no more identities than the curve says
+    of N, and none if it says none.
+    """
     dice = random.Random(7)
     hits = sorted((dice.randrange(600), f"192.0.2.{dice.randrange(9)}", "/") for _ in range(500))
     drawn = replayed(access(*hits), {"name": "r", "rate": "3/m", **options}, draws=True)
@@ -182,7 +210,9 @@ def test_the_curve_is_enough_for_other_algorithms(options: dict[str, Any]) -> No
     assert drawn.tallies["r"].refused > 0
 
 
-def test_nothing_stays_on_the_server_and_nothing_of_the_site_is_counted(direct: redis.Redis) -> None:
+def test_nothing_stays_on_the_server_and_nothing_of_the_site_is_counted(
+    direct: redis.Redis,
+) -> None:
     """Keys are under a prefix of their own, have a time to live, and are deleted."""
     before = set(direct.keys())
     seen: dict[bytes, int] = {}
@@ -196,7 +226,9 @@ def test_nothing_stays_on_the_server_and_nothing_of_the_site_is_counted(direct: 
     replayed(log, rule, on_progress=look)
     assert len(seen) == 40
     assert all(b"replay:" in key for key in seen)
-    assert all(deciding.SLACK * 1000 < left <= (60 + 60 + deciding.SLACK) * 1000 for left in seen.values())
+    assert all(
+        deciding.SLACK * 1000 < left <= (60 + 60 + deciding.SLACK) * 1000 for left in seen.values()
+    )
     assert set(direct.keys()) <= before  # Those of others may have ended by their time to live.
 
 
@@ -214,18 +246,24 @@ def test_what_is_interrupted_is_cleared_up(direct: redis.Redis) -> None:
     assert counts(direct) == set()
 
 
-def test_a_key_outlives_its_worth_by_what_a_replay_may_come_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_outlives_its_worth_by_what_a_replay_may_come_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A second of a log that takes longer than a second to replay counts whole."""
     log = access(*[(0, "192.0.2.1", "/")] * 4)
     monkeypatch.setattr(deciding, "BATCH", 1)
     found = replayed(
-        log, {"name": "r", "rate": "1/s", "algorithm": "sliding_log"}, on_progress=lambda _: time.sleep(0.6)
+        log,
+        {"name": "r", "rate": "1/s", "algorithm": "sliding_log"},
+        on_progress=lambda _: time.sleep(0.6),
     )
     assert found.tallies["r"].refused == 3
 
 
 def test_a_replay_that_came_too_far_behind_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rather than numbers that are too small; a log that was written more slowly than it is replayed is none."""
+    """Rather than numbers that are too small; a log that was written more slowly than it is
+    replayed is none.
+    """
     monkeypatch.setattr(deciding, "BATCH", 1)
     rule = {"name": "r", "rate": "1/s"}
     same = access(*[(0, "192.0.2.1", "/")] * 3)
@@ -238,7 +276,9 @@ def test_a_replay_that_came_too_far_behind_says_so(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("spread", [True, False])
 @pytest.mark.parametrize("rule_path", ["/", "/nowhere"])
-def test_a_replay_that_is_ended_tells_of_the_lines_that_were_looked_at(spread: bool, rule_path: str) -> None:
+def test_a_replay_that_is_ended_tells_of_the_lines_that_were_looked_at(
+    spread: bool, rule_path: str
+) -> None:
     """Not of those that were read ahead: each number is of the lines that were decided."""
     lines = access(*[(number / 50, f"192.0.2.{number % 40}", "/") for number in range(30_000)])
     heard: list[int] = []
@@ -247,7 +287,9 @@ def test_a_replay_that_is_ended_tells_of_the_lines_that_were_looked_at(spread: b
         heard.append(progress.lines)
         return progress.lines >= 500
 
-    found = replayed(lines, {"name": "r", "path": rule_path, "rate": "5/m"}, on_progress=enough, spread=spread)
+    found = replayed(
+        lines, {"name": "r", "path": rule_path, "rate": "5/m"}, on_progress=enough, spread=spread
+    )
     told = as_json(found)
     assert (told["lines"], told["is_cut"], told["without_request"]) == (512, True, 0)
     assert (told["met"], found.tallies["r"].lines) == ((512, 512) if rule_path == "/" else (0, 0))
@@ -276,7 +318,10 @@ def test_whoever_has_waited_enough_is_heard_whatever_lines_there_are(line: str) 
 
 def test_half_characters_of_json_are_no_matter(tmp_path: Path) -> None:
     """In paths, agents, users, names of headers and of files; what is printed can be written."""
-    tell = '{"ts":1,"remote_addr":"::1","request":"GET /\\ud800%41 HTTP/1.1","status":200,"user":"\\udfff"}'
+    tell = (
+        '{"ts":1,"remote_addr":"::1","request":"GET /\\ud800%41 '
+        'HTTP/1.1","status":200,"user":"\\udfff"}'
+    )
     headers = '{"User-Agent":["a\\uD800"],"X-\\ud800":["\\ud800","\\\\ud800"]}'
     asked = f'{{"remote_ip":"::1","method":"GET","uri":"/\\udc00?q=\\ud800","headers":{headers}}}'
     log = tmp_path / os.fsdecode(b"\xff.log")
@@ -292,12 +337,15 @@ def test_half_characters_of_json_are_no_matter(tmp_path: Path) -> None:
         assert json.loads(told.encode())["refused"] == 2
 
 
-@pytest.mark.parametrize(("align", "rate"), [("day", "1/d"), ("week", "1/w"), ("month", "1/30d"), ("clock", "1/d")])
+@pytest.mark.parametrize(
+    ("align", "rate"), [("day", "1/d"), ("week", "1/w"), ("month", "1/30d"), ("clock", "1/d")]
+)
 def test_lines_of_the_last_years_are_broken(align: str, rate: str) -> None:
     """No calendar has windows for them; those before are decided."""
     line = access((1, "192.0.2.1", "/"))
     log = "\n".join(
-        line.replace("22/Nov/2026", day) for day in ("31/Dec/2199", "31/Dec/2199", "01/Jan/2200", "31/Dec/9999")
+        line.replace("22/Nov/2026", day)
+        for day in ("31/Dec/2199", "31/Dec/2199", "01/Jan/2200", "31/Dec/9999")
     )
     rule = {"name": "r", "rate": rate, "align": align, "algorithm": "fixed_window"}
     found = replayed(log, rule, draws=True)
@@ -305,13 +353,21 @@ def test_lines_of_the_last_years_are_broken(align: str, rate: str) -> None:
 
 
 def test_rules_meet_lines_as_they_meet_requests() -> None:
-    """By path, glob, method, route and audience; an exempt path is left alone; rules are decided together."""
-    log = "\n".join([
-        access((1, "192.0.2.1", "/api/a?x=1"), (2, "192.0.2.1", "/api/b"), (3, "192.0.2.2", "/api/health")),
-        access((4, "192.0.2.1", "/%61pi/c")),
-        access((5, "192.0.2.1", "/api/a")).replace("GET", "POST"),
-        access((6, "192.0.2.1", "/api/a")).replace("- -", "- ada"),
-    ])  # fmt: skip
+    """By path, glob, method, route and audience; an exempt path is left alone; rules are decided
+    together.
+    """
+    log = "\n".join(
+        [
+            access(
+                (1, "192.0.2.1", "/api/a?x=1"),
+                (2, "192.0.2.1", "/api/b"),
+                (3, "192.0.2.2", "/api/health"),
+            ),
+            access((4, "192.0.2.1", "/%61pi/c")),
+            access((5, "192.0.2.1", "/api/a")).replace("GET", "POST"),
+            access((6, "192.0.2.1", "/api/a")).replace("- -", "- ada"),
+        ]
+    )
     found = replayed(
         log,
         {"name": "all", "path": "/api/", "rate": "2/m"},
@@ -337,14 +393,21 @@ def page(request: HttpRequest, number: int = 0) -> HttpResponse:
     return HttpResponse()
 
 
-urlpatterns = [path("page/<int:number>/", page, name="page"), path("other/", page), path("alone/", left_alone)]
+urlpatterns = [
+    path("page/<int:number>/", page, name="page"),
+    path("other/", page),
+    path("alone/", left_alone),
+]
 
 
 @pytest.mark.urls(__name__)
 def test_routes_are_those_of_the_site() -> None:
     """A rule for a route meets the paths that lead there; who exempts a view, exempts it here."""
     log = access(
-        *[(second, "192.0.2.1", target) for second, target in enumerate(["/page/1/", "/page/2/", "/other/", "/alone/"])]
+        *[
+            (second, "192.0.2.1", target)
+            for second, target in enumerate(["/page/1/", "/page/2/", "/other/", "/alone/"])
+        ]
     )
     found = replayed(
         log,
@@ -353,14 +416,20 @@ def test_routes_are_those_of_the_site() -> None:
         {"name": "by route", "path": "/", "key": "route", "rate": "1/m", "mode": "shadow"},
     )
     assert {name: (tally.lines, tally.refused) for name, tally in found.tallies.items()} == {
-        "route": (2, 1), "kwarg": (3, 0), "by route": (3, 1),
-    }  # fmt: skip
+        "route": (2, 1),
+        "kwarg": (3, 0),
+        "by route": (3, 1),
+    }
     assert len(found.tallies["kwarg"].identities) == 3
 
 
 def test_what_the_log_says_of_429_is_compared() -> None:
     """Refused then, refused now, and both."""
-    log = access((1, "192.0.2.1", "/"), (2, "192.0.2.1", "/")) + "\n" + access((3, "192.0.2.1", "/"), status=429)
+    log = (
+        access((1, "192.0.2.1", "/"), (2, "192.0.2.1", "/"))
+        + "\n"
+        + access((3, "192.0.2.1", "/"), status=429)
+    )
     log += "\n" + access((4, "192.0.2.2", "/"), status=429)
     found = replayed(log, {"name": "r", "rate": "1/m"})
     assert (found.refused, found.refused_then, found.refused_both) == (2, 2, 1)
@@ -371,7 +440,9 @@ def test_what_the_log_says_of_429_is_compared() -> None:
 def test_logs_are_merged_by_time(tmp_path: Path, prefix: str) -> None:
     """Plain and gzipped, of any format; the report says what it found, as text and as JSON."""
     early = access(*[(second, "192.0.2.1", "/") for second in (1, 3, 5)], agent="early")
-    late = json.dumps({"ts": 1795305602.5, "remote_addr": "192.0.2.1", "method": "GET", "uri": "/", "status": 200})
+    late = json.dumps(
+        {"ts": 1795305602.5, "remote_addr": "192.0.2.1", "method": "GET", "uri": "/", "status": 200}
+    )
     (tmp_path / "a.log").write_text(f"{early}\nbroken\n")
     (tmp_path / "b.json").write_bytes(gzip.compress(late.encode()))
     files = [str(tmp_path / "a.log"), str(tmp_path / "b.json")]
@@ -381,7 +452,12 @@ def test_logs_are_merged_by_time(tmp_path: Path, prefix: str) -> None:
     (rule,) = found["rules"]
     assert rule["most_refused"] == [{"client": "192.0.2.1", "refused": 2, "agents": {"early": 2}}]
     assert rule["busiest_minute"] == {"from": "2026-11-22T00:00:00Z", "lines": 4}
-    assert rule["curve"]["suggestions"][0] == {"percent": 99, "limit": 4, "requests": 0, "identities": 0}
+    assert rule["curve"]["suggestions"][0] == {
+        "percent": 99,
+        "limit": 4,
+        "requests": 0,
+        "identities": 0,
+    }
     text = command(*files, "--rate", "2/m", "--redis", url(), "--suggest")
     assert "4 lines met rules: 2 allowed, 2 refused" in text
     assert "line 4: 'broken'" in text
@@ -389,8 +465,12 @@ def test_logs_are_merged_by_time(tmp_path: Path, prefix: str) -> None:
 
 
 def test_a_log_that_is_cut_does_not_keep_the_others_from_being_replayed(tmp_path: Path) -> None:
-    """A gzipped one that is still being written, one that is damaged, one of which nothing is there yet."""
-    packed = gzip.compress(access(*[(second, f"192.0.2.{second % 200}", "/") for second in range(900)]).encode())
+    """A gzipped one that is still being written, one that is damaged, one of which nothing is there
+    yet.
+    """
+    packed = gzip.compress(
+        access(*[(second, f"192.0.2.{second % 200}", "/") for second in range(900)]).encode()
+    )
     (tmp_path / "cut.gz").write_bytes(packed[:-9])
     (tmp_path / "damaged.gz").write_bytes(packed[:-8] + b"00000000")
     (tmp_path / "begun.gz").write_bytes(packed[:10])
@@ -398,9 +478,13 @@ def test_a_log_that_is_cut_does_not_keep_the_others_from_being_replayed(tmp_path
     files = [str(tmp_path / f"{name}.gz") for name in ("cut", "damaged", "begun", "whole")]
     found = json.loads(command(*files, "--rate", "999/m", "--redis", url(), "--json"))
     assert 900 + 900 + 800 < found["lines"] <= 2700
-    assert sorted(note.removeprefix(str(tmp_path)).partition(" after")[0] for note in found["notes"]) == [
-        "/begun.gz: the file is cut", "/cut.gz: the file is cut", "/damaged.gz: the file is damaged",
-    ]  # fmt: skip
+    assert sorted(
+        note.removeprefix(str(tmp_path)).partition(" after")[0] for note in found["notes"]
+    ) == [
+        "/begun.gz: the file is cut",
+        "/cut.gz: the file is cut",
+        "/damaged.gz: the file is damaged",
+    ]
     text = command(files[2], "--rate", "9/m", "--redis", url())
     assert text.startswith("no lines\nnote: ")
     assert "begun.gz: the file is cut after line 0, as one is that is still being written" in text
@@ -418,18 +502,28 @@ def test_the_rules_that_apply_are_replayed_or_those_of_a_file(tmp_path: Path) ->
     rules = tmp_path / "rules.yaml"
     rules.write_text("- name: new\n  path: /\n  key: ip\n  rate: 4/m\n  mode: shadow\n")
     found = json.loads(command(str(log), "--redis", url(), "--json", "--rules", str(rules)))
-    assert [(rule["name"], rule["mode"], rule["refused"]) for rule in found["rules"]] == [("new", "shadow", 1)]
+    assert [(rule["name"], rule["mode"], rule["refused"]) for rule in found["rules"]] == [
+        ("new", "shadow", 1)
+    ]
     assert (found["refused"], found["notes"]) == (0, [])
 
 
 def test_what_makes_numbers_doubtful_is_said(tmp_path: Path) -> None:
     """Names in the place of addresses, users that no line names, proxies that nobody trusts."""
     log = tmp_path / "log"
-    log.write_text("\n".join(f'{access((second, "a.example", "/"))} "192.0.2.1"' for second in range(3)))
+    log.write_text(
+        "\n".join(f'{access((second, "a.example", "/"))} "192.0.2.1"' for second in range(3))
+    )
     arguments = (str(log), "--rate", "1/m", "--redis", url(), "--json")
     found = json.loads(command(*arguments, "--key", "user"))
-    assert [note.partition(":")[0] for note in found["notes"]] == ["addresses", "X-Forwarded-For", "users"]
-    log.write_text(access(*[(second, "192.0.2.1", "/") for second in range(3)]).replace("- -", "- ada"))
+    assert [note.partition(":")[0] for note in found["notes"]] == [
+        "addresses",
+        "X-Forwarded-For",
+        "users",
+    ]
+    log.write_text(
+        access(*[(second, "192.0.2.1", "/") for second in range(3)]).replace("- -", "- ada")
+    )
     found = json.loads(command(*arguments, "--key", "user"))
     assert (found["notes"], found["refused"]) == ([], 2)
 
@@ -450,7 +544,7 @@ def test_what_makes_numbers_doubtful_is_said(tmp_path: Path) -> None:
         (["LOG", "--rate", "5/m", "--redis", "nowhere"], "--redis"),
         (["LOG", "--rate", "5/m", "--redis", "redis://127.0.0.1:1/0"], "refused"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said(arguments: list[str], problem: str, tmp_path: Path) -> None:
     """In one line, which names it."""
     log = tmp_path / "log"
@@ -473,7 +567,9 @@ def test_mistakes_in_a_file_of_rules_are_said_with_its_name(tmp_path: Path) -> N
     """And with the line."""
     log, rules = tmp_path / "log", tmp_path / "new-rules.yaml"
     log.write_text(access((1, "192.0.2.1", "/")))
-    rules.write_text("- {name: a, path: /, key: ip, rate: 5/m}\n- {name: b, path: /, key: ip, rate: 5/q}\n")
+    rules.write_text(
+        "- {name: a, path: /, key: ip, rate: 5/m}\n- {name: b, path: /, key: ip, rate: 5/q}\n"
+    )
     with pytest.raises(CommandError, match=re.escape(f"{rules}, line 2: rule 'b': Rate '5/q'")):
         command(str(log), "--rules", str(rules), "--redis", url())
 
@@ -481,9 +577,12 @@ def test_mistakes_in_a_file_of_rules_are_said_with_its_name(tmp_path: Path) -> N
 def test_proxies_are_believed_as_far_as_they_are_trusted(tmp_path: Path) -> None:
     """By the option, else by the setting; identities are those that the site would count."""
     log = tmp_path / "log"
-    log.write_text("\n".join(
-        f'{access((second, "10.0.0.1", "/"))} "spoofed, 203.0.113.{second}"' for second in range(4)
-    ))  # fmt: skip
+    log.write_text(
+        "\n".join(
+            f'{access((second, "10.0.0.1", "/"))} "spoofed, 203.0.113.{second}"'
+            for second in range(4)
+        )
+    )
     arguments = (str(log), "--rate", "1/m", "--redis", url(), "--json")
 
     def refused(*more: str) -> int:
@@ -499,23 +598,57 @@ def test_proxies_are_believed_as_far_as_they_are_trusted(tmp_path: Path) -> None
 
 def test_a_replay_brings_its_own_server() -> None:
     """Read from a pipe, with no bar in it; the site's own Redis is not asked."""
-    arguments = [sys.executable, "-m", "django", "ratelimit", "replay", "-", "--rate", "2/m", "--json"]
+    arguments = [
+        sys.executable,
+        "-m",
+        "django",
+        "ratelimit",
+        "replay",
+        "-",
+        "--rate",
+        "2/m",
+        "--json",
+    ]
     log = access(*[(second, "192.0.2.1", "/") for second in range(5)])
-    told = subprocess.run(arguments, input=log, capture_output=True, text=True, env=environment(), cwd=ROOT, timeout=60)
+    told = subprocess.run(
+        arguments,
+        input=log,
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd=ROOT,
+        timeout=60,
+    )
     assert told.returncode == 0, told.stderr
     assert json.loads(told.stdout)["refused"] == 3
     assert told.stderr == ""
 
 
 def test_a_terminal_shows_how_far_it_is(tmp_path: Path) -> None:
-    """Lines, lines a second and the time that is left; what is written to standard output is the report alone."""
+    """Lines, lines a second and the time that is left; what is written to standard output is the
+    report alone.
+    """
     pytest.importorskip("tqdm", reason="tqdm is not installed, which draws the bar")
     log = tmp_path / "log"
-    log.write_text(access(*[(number / 50, f"192.0.2.{number % 40}", "/") for number in range(5000)]))
-    arguments = [sys.executable, "-m", "django", "ratelimit", "replay", str(log), "--rate", "60/m", "--json"]
+    log.write_text(
+        access(*[(number / 50, f"192.0.2.{number % 40}", "/") for number in range(5000)])
+    )
+    arguments = [
+        sys.executable,
+        "-m",
+        "django",
+        "ratelimit",
+        "replay",
+        str(log),
+        "--rate",
+        "60/m",
+        "--json",
+    ]
     terminal, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=end, env=environment(), cwd=ROOT)
+    process = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=end, env=environment(), cwd=ROOT
+    )
     os.close(end)
     shown = b""
     with suppress(OSError):  # At the end of the other side.
@@ -530,13 +663,31 @@ def test_a_terminal_shows_how_far_it_is(tmp_path: Path) -> None:
 def test_ctrl_c_ends_a_replay_and_clears_up(direct: redis.Redis, tmp_path: Path) -> None:
     """As somebody presses it who waits for more of a pipe."""
     assert counts(direct) == set()
-    arguments = [sys.executable, "-m", "django", "ratelimit", "replay", "-", "--rate", "2/m", "--redis", url()]
+    arguments = [
+        sys.executable,
+        "-m",
+        "django",
+        "ratelimit",
+        "replay",
+        "-",
+        "--rate",
+        "2/m",
+        "--redis",
+        url(),
+    ]
     process = subprocess.Popen(
-        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd=ROOT
+        arguments,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        cwd=ROOT,
     )
     try:
         assert process.stdin is not None
-        lines = access(*[(number / 100, f"192.0.{number % 250}.1", "/") for number in range(25_000)])
+        lines = access(
+            *[(number / 100, f"192.0.{number % 250}.1", "/") for number in range(25_000)]
+        )
         process.stdin.write(lines.encode() + b"\n")
         process.stdin.flush()
         deadline = time.monotonic() + 60
@@ -571,43 +722,68 @@ def test_the_report_is_documented_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_curve_is_drawn_into_a_file(tmp_path: Path) -> None:
-    """With words for who does not see it; a page has the numbers beside it, and an SVG is of one curve."""
+    """With words for who does not see it; a page has the numbers beside it, and an SVG is of one
+    curve.
+    """
     log, plot = tmp_path / "log", tmp_path / "curve.svg"
     log.write_text(access(*[(second, "192.0.2.1", "/") for second in range(8)]))
     command(str(log), "--rate", "2/m", "--redis", url(), "--plot", str(plot))
     drawn = ElementTree.parse(plot).getroot()
     svg = "{http://www.w3.org/2000/svg}"
     assert drawn.get("role") == "img"
-    assert "2 per minute refuses 75% of the requests and meets 100% of the identities." in drawn.find(f"{svg}desc").text
+    assert (
+        "2 per minute refuses 75% of the requests and meets 100% of the identities."
+        in drawn.find(f"{svg}desc").text
+    )
     assert len(drawn.findall(f"{svg}path[@class='line requests']")) == 1
     assert "color-scheme: light dark" in drawn.find(f"{svg}style").text
     command(str(log), "--rate", "2/m", "--redis", url(), "--plot", str(tmp_path / "curve.html"))
     page = (tmp_path / "curve.html").read_text()
     assert '<th scope="row">2</th><td>6</td><td>1</td>' in page
     rules = tmp_path / "rules.yaml"
-    rules.write_text("".join(f"- {{name: r{number}, path: /, key: ip, rate: 2/m}}\n" for number in range(2)))
+    rules.write_text(
+        "".join(f"- {{name: r{number}, path: /, key: ip, rate: 2/m}}\n" for number in range(2))
+    )
     with pytest.raises(CommandError, match="an SVG is of one curve, and there are 2"):
         command(str(log), "--rules", str(rules), "--redis", url(), "--plot", str(plot))
 
 
 def test_a_curve_that_cannot_be_drawn_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leaky bucket makes requests wait; of a log that has more at once than may be kept, all else is counted."""
+    """A leaky bucket makes requests wait; of a log that has more at once than may be kept, all else
+    is counted.
+    """
     found = replayed(
-        access((1, "192.0.2.1", "/")), {"name": "r", "rate": "5/m", "algorithm": "leaky_bucket"}, draws=True
+        access((1, "192.0.2.1", "/")),
+        {"name": "r", "rate": "5/m", "algorithm": "leaky_bucket"},
+        draws=True,
     )
     tally = found.tallies["r"]
     assert (tally.curve(), "leaky" in tally.why_no_curve) == (None, True)
     monkeypatch.setattr(places_module, "MAX_RUNS", 20)
     log = access(*[(second, f"192.0.2.{second % 2}", "/") for second in range(30)])
-    tally = replayed(log, {"name": "r", "rate": "5/m", "algorithm": "sliding_log"}, draws=True).tallies["r"]
-    assert (tally.curve(), "too much memory" in tally.why_no_curve, tally.refused) == (None, True, 20)
+    tally = replayed(
+        log, {"name": "r", "rate": "5/m", "algorithm": "sliding_log"}, draws=True
+    ).tallies["r"]
+    assert (tally.curve(), "too much memory" in tally.why_no_curve, tally.refused) == (
+        None,
+        True,
+        20,
+    )
     assert RefusalCounter(Limit("x", "5/m")).curve().requests == 0
 
 
 def test_a_replay_bans_and_leaves_nothing_of_it(direct: redis.Redis) -> None:
-    """Who would have been banned is refused until the ban's end, by the log's time; no key is left, nor a list."""
+    """Who would have been banned is refused until the ban's end, by the log's time; no key is left,
+    nor a list.
+    """
     lines = [(second, "203.0.113.9", "/") for second in (0.0, 1.0, 2.0, 3.0, 100.0, 599.0, 700.0)]
-    rule = {"name": "api", "path": "/", "key": ["ip", "path"], "rate": "1/10s", "algorithm": "fixed_window"}
+    rule = {
+        "name": "api",
+        "path": "/",
+        "key": ["ip", "path"],
+        "rate": "1/10s",
+        "algorithm": "fixed_window",
+    }
     found = replayed(access(*lines), {**rule, "ban_after": 3, "ban_for": "10m", "ban_key": "ip"})
     assert found.tallies["api"].refused == 5
     assert counts(direct) == set()

@@ -21,10 +21,16 @@ nodes, cluster = test_cluster.nodes, test_cluster.cluster
 def test_a_replay_on_a_cluster_leaves_nothing_on_any_node(cluster: Cluster) -> None:
     """Each line is decided by whoever has its slot, and what was counted is deleted there."""
     before = sizes(cluster)
-    log = Log("log", file=io.BytesIO("\n".join(
-        f'192.0.2.{number % 20} - - [22/Nov/2026:00:00:{number % 60:02} +0000] "GET / HTTP/1.1" 200 1'
-        for number in range(200)
-    ).encode()))  # fmt: skip
+    log = Log(
+        "log",
+        file=io.BytesIO(
+            "\n".join(
+                f'192.0.2.{number % 20} - - [22/Nov/2026:00:00:{number % 60:02} +0000] "GET / '
+                'HTTP/1.1" 200 1'
+                for number in range(200)
+            ).encode()
+        ),
+    )
     rule = compile_rule({"name": "r", "path": "/", "key": "ip", "rate": "4/m"})
     tally = replay([log], Ruleset([rule]), get_store(background=True)).tallies["r"]
     assert (tally.lines, tally.refused, len(tally.identities)) == (200, 120, 20)

@@ -1,4 +1,6 @@
-"""Logs: their formats, their order, and the curve that one pass over them draws. No server, no database."""
+"""Logs: their formats, their order, and the curve that one pass over them draws. No server, no
+database.
+"""
 
 from __future__ import annotations
 
@@ -48,25 +50,55 @@ COMBINED = (
     r'2001:db8::7 - - [22/Nov/2026:03:00:42 +0100] "GET /a%20b?q=1 HTTP/1.1" 429 12 '
     r'"https://x.example/" "say \"hi\" \\ \x22"'
 )
-CADDY = json.dumps({
-    "level": "info", "ts": 1646861401.5241024, "logger": "http.log.access", "msg": "handled request",
-    "request": {
-        "remote_ip": "10.0.0.1", "remote_port": "41342", "client_ip": "203.0.113.9", "proto": "HTTP/2.0",
-        "method": "GET", "host": "localhost", "uri": "/x?y=1",
-        "headers": {"User-Agent": ["curl/7.82.0"], "X-Api-Key": ["k1"], "X-Forwarded-For": ["203.0.113.9"]},
-    },
-    "bytes_read": 0, "user_id": "", "duration": 0.000929675, "size": 10900, "status": 200,
-})  # fmt: skip
-NGINX = json.dumps({
-    "time_iso8601": "2026-11-22T03:00:42+00:00", "remote_addr": "192.0.2.1", "remote_user": "ada",
-    "request": "POST /login/ HTTP/1.1", "status": "302", "http_referer": "-", "http_user_agent": "curl",
-    "request_time": "0.250", "http_x_forwarded_for": "198.51.100.7", "host": "shop.example",
-})  # fmt: skip
+CADDY = json.dumps(
+    {
+        "level": "info",
+        "ts": 1646861401.5241024,
+        "logger": "http.log.access",
+        "msg": "handled request",
+        "request": {
+            "remote_ip": "10.0.0.1",
+            "remote_port": "41342",
+            "client_ip": "203.0.113.9",
+            "proto": "HTTP/2.0",
+            "method": "GET",
+            "host": "localhost",
+            "uri": "/x?y=1",
+            "headers": {
+                "User-Agent": ["curl/7.82.0"],
+                "X-Api-Key": ["k1"],
+                "X-Forwarded-For": ["203.0.113.9"],
+            },
+        },
+        "bytes_read": 0,
+        "user_id": "",
+        "duration": 0.000929675,
+        "size": 10900,
+        "status": 200,
+    }
+)
+NGINX = json.dumps(
+    {
+        "time_iso8601": "2026-11-22T03:00:42+00:00",
+        "remote_addr": "192.0.2.1",
+        "remote_user": "ada",
+        "request": "POST /login/ HTTP/1.1",
+        "status": "302",
+        "http_referer": "-",
+        "http_user_agent": "curl",
+        "request_time": "0.250",
+        "http_x_forwarded_for": "198.51.100.7",
+        "host": "shop.example",
+    }
+)
 ALB = (
-    "h2 2018-07-02T22:23:00.186641Z app/my-loadbalancer/50dc6c495c0c9188 192.168.131.39:2817 10.0.0.1:80 0.001 0.048 "
-    '0.037 200 200 0 57 "GET https://www.example.com:443/a HTTP/2.0" "curl/7.46.0" ECDHE-RSA-AES128-GCM-SHA256 TLSv1.2 '
+    "h2 2018-07-02T22:23:00.186641Z app/my-loadbalancer/50dc6c495c0c9188 192.168.131.39:2817 "
+    "10.0.0.1:80 0.001 0.048 "
+    '0.037 200 200 0 57 "GET https://www.example.com:443/a HTTP/2.0" "curl/7.46.0" '
+    "ECDHE-RSA-AES128-GCM-SHA256 TLSv1.2 "
     "arn:aws:elasticloadbalancing:us-east-2:123456789012:targetgroup/my-targets/73e2d6bc24d8a067 "
-    '"Root=1-58337327-72bd00b0343d75b906739c42" "www.example.com" "arn:aws:acm:us-east-2:1:certificate/12" 1 '
+    '"Root=1-58337327-72bd00b0343d75b906739c42" "www.example.com" '
+    '"arn:aws:acm:us-east-2:1:certificate/12" 1 '
     '2018-07-02T22:22:48.364000Z "waf,forward" "-" "-" "10.0.0.66:9000" "200" "-" "-"'
 )
 
@@ -79,7 +111,11 @@ def test_a_line_of_the_combined_format_is_read() -> None:
     """IPv6, a zone, escaped quotes and backslashes."""
     found = combined(COMBINED)
     assert found is not None
-    assert (found.moment, found.is_whole, found.address) == (1795312842 * SECOND, True, "2001:db8::7")
+    assert (found.moment, found.is_whole, found.address) == (
+        1795312842 * SECOND,
+        True,
+        "2001:db8::7",
+    )
     assert (found.method, found.target, found.status, found.user) == ("GET", "/a%20b?q=1", 429, "")
     assert (found.referer, found.agent) == ("https://x.example/", 'say "hi" \\ "')
 
@@ -94,7 +130,9 @@ def test_a_line_of_the_combined_format_is_read() -> None:
         (' "shop.example" "2001:db8::1" 0.250', ("2001:db8::1", "shop.example")),
     ],
 )
-def test_what_sites_add_to_the_combined_format_is_found(behind: str, expected: tuple[Any, ...]) -> None:
+def test_what_sites_add_to_the_combined_format_is_found(
+    behind: str, expected: tuple[Any, ...]
+) -> None:
     """X-Forwarded-For and the host, among other columns."""
     found = combined(COMBINED + behind)
     assert found is not None
@@ -107,7 +145,12 @@ def test_the_virtual_host_in_front_is_told_by_the_first_lines() -> None:
     form = format_of([plain])
     found = form.read(plain)
     assert found is not None
-    assert (found.address, found.user, found.agent, "agent" in form.knows) == ("192.0.2.1", "ada lovelace", None, False)
+    assert (found.address, found.user, found.agent, "agent" in form.knows) == (
+        "192.0.2.1",
+        "ada lovelace",
+        None,
+        False,
+    )
     form = format_of([f"shop.example:443 {COMBINED}"] * 3)
     found = form.read(f"shop.example:443 {COMBINED}")
     assert found is not None
@@ -148,7 +191,12 @@ def test_objects_of_caddy_and_nginx_are_read() -> None:
     assert "headers" in format_of([CADDY]).knows
     found = json_object(NGINX)
     assert found is not None
-    assert (found.moment, found.method, found.target, found.user) == (1795316442 * SECOND, "POST", "/login/", "ada")
+    assert (found.moment, found.method, found.target, found.user) == (
+        1795316442 * SECOND,
+        "POST",
+        "/login/",
+        "ada",
+    )
     assert (found.status, found.forwarded, found.referer) == (302, "198.51.100.7", "")
     assert found.host == "shop.example"
 
@@ -158,7 +206,12 @@ def test_a_line_of_a_load_balancer_of_aws_is_read() -> None:
     found = alb(ALB)
     assert found is not None
     assert (found.moment, found.is_whole) == moment_of("2018-07-02T22:22:48.364000Z")
-    assert (found.address, found.method, found.target, found.host) == ("192.168.131.39", "GET", "/a", "www.example.com")
+    assert (found.address, found.method, found.target, found.host) == (
+        "192.168.131.39",
+        "GET",
+        "/a",
+        "www.example.com",
+    )
     assert (found.agent, found.status) == ("curl/7.46.0", 200)
     assert format_of([ALB]).name == "alb"
 
@@ -169,36 +222,56 @@ def test_columns_are_read_by_their_names() -> None:
     found = read("unicomp6.unicomp.net\t-\t804571206\tGET\t/shuttle/\t200\t3985")
     assert found is not None
     assert (found.address, found.moment, found.target, found.host) == (
-        "unicomp6.unicomp.net", 804571206 * SECOND, "/shuttle/", None,
-    )  # fmt: skip
+        "unicomp6.unicomp.net",
+        804571206 * SECOND,
+        "/shuttle/",
+        None,
+    )
 
 
 ANY_TEXT = st.one_of(
     st.text(),
-    st.lists(st.sampled_from([*COMBINED, *'"\\[]{}-:/ \t', "HTTP/1.1", "\x00", "٣", "\ud800"])).map("".join),
+    st.lists(st.sampled_from([*COMBINED, *'"\\[]{}-:/ \t', "HTTP/1.1", "\x00", "٣", "\ud800"])).map(
+        "".join
+    ),
     st.sampled_from([COMBINED, CADDY, NGINX, ALB]).flatmap(
-        lambda text: st.tuples(st.integers(0, len(text)), st.integers(0, len(text)), st.text(max_size=5)).map(
-            lambda cut: text[: cut[0]] + cut[2] + text[cut[1] :]
-        )
+        lambda text: st.tuples(
+            st.integers(0, len(text)), st.integers(0, len(text)), st.text(max_size=5)
+        ).map(lambda cut: text[: cut[0]] + cut[2] + text[cut[1] :])
     ),
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
         lambda inner: (
-            st.lists(inner) | st.dictionaries(st.sampled_from(["request", "headers", "ts", "host", "uri"]), inner)
+            st.lists(inner)
+            | st.dictionaries(st.sampled_from(["request", "headers", "ts", "host", "uri"]), inner)
         ),
     ).map(json.dumps),
     st.tuples(
-        st.sampled_from([CADDY, NGINX]), st.integers(0, 9), st.sampled_from(["\\ud800", "\\uDFFF%41", "\\\\ud800"])
+        st.sampled_from([CADDY, NGINX]),
+        st.integers(0, 9),
+        st.sampled_from(["\\ud800", "\\uDFFF%41", "\\\\ud800"]),
     ).map(
-        lambda put: '"'.join(part + put[2] * (number % 10 == put[1]) for number, part in enumerate(put[0].split('"')))
+        lambda put: '"'.join(
+            part + put[2] * (number % 10 == put[1]) for number, part in enumerate(put[0].split('"'))
+        )
     ),
-).map(lambda text: text.encode("utf-8", "surrogatepass").decode("utf-8", "replace"))  # As bytes are read.
+).map(
+    lambda text: text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+)  # As bytes are read.
 
 
 @given(ANY_TEXT)
 def test_no_line_makes_a_reader_raise(text: str) -> None:
-    """Whatever it holds, it is a line or it is broken; and a line that is read can be asked whatever a rule asks."""
-    for read in (combined, json_object, alb, columns("time\thost\turl"), format_of([COMBINED]).read):
+    """Whatever it holds, it is a line or it is broken; and a line that is read can be asked
+    whatever a rule asks.
+    """
+    for read in (
+        combined,
+        json_object,
+        alb,
+        columns("time\thost\turl"),
+        format_of([COMBINED]).read,
+    ):
         found = read(text)
         if found is not None:
             request = LoggedRequest(found, client_of(found, 1))
@@ -212,26 +285,71 @@ def test_no_line_makes_a_reader_raise(text: str) -> None:
 
 
 PIECES = (
-    " ", "\t ", '"', '" "', ' "', '"" ', "\\", '\\"', '\\\\"', '" \\', "[", "[]", "{", '{"a":', "(", "-", " -", "1",
-    "1.", ",", " 1,", "%", "/", "://", "a", "a ", "x\t", "é", "٣", ' "a', ' "1.1.1.1"', " rt=1",
-    ' [01/Jul/1995:00:00:01 -0400] "', " [01/Jul/1995:",
-)  # fmt: skip
+    " ",
+    "\t ",
+    '"',
+    '" "',
+    ' "',
+    '"" ',
+    "\\",
+    '\\"',
+    '\\\\"',
+    '" \\',
+    "[",
+    "[]",
+    "{",
+    '{"a":',
+    "(",
+    "-",
+    " -",
+    "1",
+    "1.",
+    ",",
+    " 1,",
+    "%",
+    "/",
+    "://",
+    "a",
+    "a ",
+    "x\t",
+    "é",
+    "٣",
+    ' "a',
+    ' "1.1.1.1"',
+    " rt=1",
+    ' [01/Jul/1995:00:00:01 -0400] "',
+    " [01/Jul/1995:",
+)
 
 
 @pytest.mark.parametrize("piece", PIECES)
 def test_a_line_takes_time_by_its_length(piece: str) -> None:
-    """Whatever somebody has put into it 64 KiB of, and wherever: eight times the length takes no 24 times the time."""
+    """Whatever somebody has put into it 64 KiB of, and wherever: eight times the length takes no 24
+    times the time.
+    """
     behind, before = COMBINED + ' 1 "', COMBINED.partition("GET")[0]
     at_agent, at_user = COMBINED.rpartition('"')[0], COMBINED.partition("[")[0]
     places: list[Callable[[str], str]] = [
-        lambda filling: filling, lambda filling: COMBINED + filling, lambda filling: f"{behind}{filling}",
-        lambda filling: f"{before}{filling}", lambda filling: f"{before}{filling}{COMBINED.partition('GET')[2]}",
-        lambda filling: f"{at_agent}{filling}", lambda filling: f"{at_user}{filling}",
+        lambda filling: filling,
+        lambda filling: COMBINED + filling,
+        lambda filling: f"{behind}{filling}",
+        lambda filling: f"{before}{filling}",
+        lambda filling: f"{before}{filling}{COMBINED.partition('GET')[2]}",
+        lambda filling: f"{at_agent}{filling}",
+        lambda filling: f"{at_user}{filling}",
         lambda filling: f"{ALB}{filling}",
-        lambda filling: ALB.replace("GET", f"GET{filling}"), lambda filling: ALB.replace("curl", filling),
-        lambda filling: NGINX.replace("/login/", filling), lambda filling: CADDY.replace('["k1"]', f"[{filling}"),
-    ]  # fmt: skip
-    readers = (combined, format_of([f"h {COMBINED}"]).read, json_object, alb, columns("time\thost\turl"))
+        lambda filling: ALB.replace("GET", f"GET{filling}"),
+        lambda filling: ALB.replace("curl", filling),
+        lambda filling: NGINX.replace("/login/", filling),
+        lambda filling: CADDY.replace('["k1"]', f"[{filling}"),
+    ]
+    readers = (
+        combined,
+        format_of([f"h {COMBINED}"]).read,
+        json_object,
+        alb,
+        columns("time\thost\turl"),
+    )
 
     def taken(text: str) -> float:
         began = time.process_time()
@@ -240,7 +358,9 @@ def test_a_line_takes_time_by_its_length(piece: str) -> None:
         return time.process_time() - began
 
     for place in places:
-        small, large = (place(piece * (size // len(piece)))[:MAX_LINE] for size in (MAX_LINE // 8, MAX_LINE))
+        small, large = (
+            place(piece * (size // len(piece)))[:MAX_LINE] for size in (MAX_LINE // 8, MAX_LINE)
+        )
         quick = min(taken(small) for _ in range(3))
         assert any(taken(large) < max(0.02, 24 * quick) for _ in range(3)), place(piece)
 
@@ -268,12 +388,22 @@ def held_open(name: str, data: bytes) -> tuple[Log, io.BytesIO]:
 
 
 @pytest.mark.parametrize(
-    "one", ["", "broken", COMBINED.replace("GET", "-").replace("/a", "-"), COMBINED, "x" * 70_000, "\0" * 300_000]
+    "one",
+    [
+        "",
+        "broken",
+        COMBINED.replace("GET", "-").replace("/a", "-"),
+        COMBINED,
+        "x" * 70_000,
+        "\0" * 300_000,
+    ],
 )
 def test_whoever_waits_is_asked_whatever_lines_there_are(one: str) -> None:
     """After some ten thousand lines or some MiB, and what is raised then ends the reading."""
     count = 35_000 if len(one) < 1000 else reading_module.SAMPLE + 20 * 2**20 // len(one)
-    log, file = held_open("log", gzip.compress(f"{COMBINED}\n".encode() + f"{one}\n".encode() * count, 1))
+    log, file = held_open(
+        "log", gzip.compress(f"{COMBINED}\n".encode() + f"{one}\n".encode() * count, 1)
+    )
     looks = itertools.count()
     reading = Reading(look=lambda: next(looks) and None)
     for _ in ordered([log], reading):
@@ -296,20 +426,27 @@ def memory() -> Iterator[Callable[[], tuple[int, int]]]:
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     try:
-        yield lambda: (tracemalloc.get_traced_memory()[0] - before, tracemalloc.get_traced_memory()[1] - before)
+        yield lambda: (
+            tracemalloc.get_traced_memory()[0] - before,
+            tracemalloc.get_traced_memory()[1] - before,
+        )
     finally:
         tracemalloc.stop()
 
 
 @pytest.mark.parametrize("seconds", [1, 1000])
-def test_long_lines_are_held_by_their_length(seconds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_long_lines_are_held_by_their_length(
+    seconds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Of those, fewer are sorted and spread; none is lost, and time never goes back."""
     monkeypatch.setattr(reading_module, "MAX_HELD", 2**20)
     file = tmp_path / "log"
     with file.open("w") as written:
         for number in range(500):
             clock = f"03:{number % seconds // 60:02}:{number % seconds % 60:02}"
-            written.write(COMBINED.replace("03:00:42", clock).replace("hi", f"{number}" + "x" * 60_000) + "\n")
+            written.write(
+                COMBINED.replace("03:00:42", clock).replace("hi", f"{number}" + "x" * 60_000) + "\n"
+            )
     log, found = Log(str(file)), Reading()
     with memory() as used:
         last, count = 0, 0
@@ -322,9 +459,13 @@ def test_long_lines_are_held_by_their_length(seconds: int, monkeypatch: pytest.M
 
 
 def test_nothing_long_is_kept_for_later() -> None:
-    """Times and addresses that are none are broken lines; paths and agents are read, but not remembered."""
+    """Times and addresses that are none are broken lines; paths and agents are read, but not
+    remembered.
+    """
     planner = LinePlanner(
-        Ruleset([compile_rule({"name": "r", "path": "/", "key": "ip", "rate": "5/m"})]), frozenset(), 1
+        Ruleset([compile_rule({"name": "r", "path": "/", "key": "ip", "rate": "5/m"})]),
+        frozenset(),
+        1,
     )
     long = "x" * 50_000
 
@@ -337,11 +478,14 @@ def test_nothing_long_is_kept_for_later() -> None:
             f"192.0.2.1 - - {clock} {asked}",
             f"192.0.2.1 - {number}{long} {clock} {asked}",
             f'192.0.2.1 - - {clock} {asked} "{number}{long}, {number}{long}"',
-            json.dumps({**tell, "ts": f"{number}{long}"}), json.dumps({**tell, "ts": "1" * 50_000 + str(number)}),
+            json.dumps({**tell, "ts": f"{number}{long}"}),
+            json.dumps({**tell, "ts": "1" * 50_000 + str(number)}),
             json.dumps({**tell, "remote_addr": f"{number}{long}"}),
-            json.dumps({**tell, "user": f"{number}{long}"}), json.dumps(tell),
-            ALB.replace("192.168.131.39", f"{number}{long}"), ALB.replace("2018-07-02T22:22:48", f"{number}{long}"),
-        ]  # fmt: skip
+            json.dumps({**tell, "user": f"{number}{long}"}),
+            json.dumps(tell),
+            ALB.replace("192.168.131.39", f"{number}{long}"),
+            ALB.replace("2018-07-02T22:22:48", f"{number}{long}"),
+        ]
 
     def taken(number: int) -> int:
         count = 0
@@ -364,9 +508,10 @@ def test_nothing_long_is_kept_for_later() -> None:
 def test_times_of_the_last_years_are_none(year: int) -> None:
     """Calendars have windows before and behind every time that is read."""
     texts = (
-        COMBINED.replace("22/Nov/2026", f"31/Dec/{year}"), NGINX.replace("2026-11-22", f"{year}-12-31"),
+        COMBINED.replace("22/Nov/2026", f"31/Dec/{year}"),
+        NGINX.replace("2026-11-22", f"{year}-12-31"),
         ALB.replace("2018-07-02", f"{year}-12-31"),
-    )  # fmt: skip
+    )
     for text, read in zip(texts, (combined, json_object, alb), strict=True):
         found = read(text)
         assert (found is not None) == (year < 2200)
@@ -377,7 +522,9 @@ def test_times_of_the_last_years_are_none(year: int) -> None:
 
 
 def test_a_log_closes_what_it_has_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither standard input nor a file that it was given; also where there is no standard input, as in servers."""
+    """Neither standard input nor a file that it was given; also where there is no standard input,
+    as in servers.
+    """
     log, file = held_open("log", COMBINED.encode())
     log.close()
     assert not file.closed
@@ -395,17 +542,30 @@ def test_a_log_closes_what_it_has_opened(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_broken_lines_are_counted_and_the_first_are_shown(tmp_path: Path) -> None:
     """They never stop a replay; also in a gzipped file of any name."""
     file = tmp_path / "access.log"
-    file.write_bytes(gzip.compress("\n".join([COMBINED, "nonsense", "", COMBINED, "\x00", "a", "b", "c"]).encode()))
+    file.write_bytes(
+        gzip.compress(
+            "\n".join([COMBINED, "nonsense", "", COMBINED, "\x00", "a", "b", "c"]).encode()
+        )
+    )
     log, found = Log(str(file)), Reading()
     assert len(list(log.lines(found))) == 2
     log.close()
     assert (found.lines, found.broken) == (7, 5)
-    assert [(broken.number, broken.text) for broken in found.shown] == [(2, "nonsense"), (5, "\x00"), (6, "a")]
+    assert [(broken.number, broken.text) for broken in found.shown] == [
+        (2, "nonsense"),
+        (5, "\x00"),
+        (6, "a"),
+    ]
 
 
 def test_a_gzipped_log_is_read_up_to_where_it_is_cut_or_damaged() -> None:
-    """Its lines before stay, also where only the first or none is whole; what is behind it is no broken line."""
-    written = [COMBINED.replace("q=1", f"q={random.Random(number).getrandbits(256):x}") for number in range(3000)]
+    """Its lines before stay, also where only the first or none is whole; what is behind it is no
+    broken line.
+    """
+    written = [
+        COMBINED.replace("q=1", f"q={random.Random(number).getrandbits(256):x}")
+        for number in range(3000)
+    ]
     packed = gzip.compress("".join(f"{one}\n" for one in written).encode())
 
     def read(data: bytes) -> tuple[list[str], Reading]:
@@ -425,7 +585,9 @@ def test_a_gzipped_log_is_read_up_to_where_it_is_cut_or_damaged() -> None:
     lines, found = read(packed[:half] + b"\xff" * 64 + packed[half + 64 :])
     assert 0 < len(lines) < 3000
     assert lines == whole[: len(lines)]
-    assert [f"the file is damaged after line {len(lines)} (" in end for end in found.ended] == [True]
+    assert [f"the file is damaged after line {len(lines)} (" in end for end in found.ended] == [
+        True
+    ]
     lines, found = read(packed + b"and no more of it")
     assert lines == whole
     assert "the file is damaged after line 3000 (Not a gzipped file" in found.ended[0]
@@ -436,13 +598,20 @@ def test_lines_are_sorted_within_a_window_and_later_ones_are_counted() -> None:
     found = Reading()
     moments = [5, 1, 2, 4, 3, 6, 8, 7, 0]
     pairs = list(sorted_lines([line(second) for second in moments], found, window=3))
-    assert [moment // SECOND for moment, _ in pairs] == sorted(moment // SECOND for moment, _ in pairs)
+    assert [moment // SECOND for moment, _ in pairs] == sorted(
+        moment // SECOND for moment, _ in pairs
+    )
     assert found.late > 0
-    assert Counter(each.moment for _, each in pairs) == Counter(second * SECOND for second in moments)
+    assert Counter(each.moment for _, each in pairs) == Counter(
+        second * SECOND for second in moments
+    )
     assert found.late == sum(moment != each.moment for moment, each in pairs)
     found = Reading()
     pairs = list(sorted_lines([line(second) for second in moments], found, window=9))
-    assert ([moment for moment, _ in pairs], found.late) == ([second * SECOND for second in sorted(moments)], 0)
+    assert ([moment for moment, _ in pairs], found.late) == (
+        [second * SECOND for second in sorted(moments)],
+        0,
+    )
 
 
 def test_lines_of_one_second_are_spread_evenly_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,11 +628,25 @@ def test_lines_of_one_second_are_spread_evenly_in_it(monkeypatch: pytest.MonkeyP
     first = Source(line(1), line(1), line(2))
     second = Source(line(1), line(1.4, whole=False), line(1))
     pairs = list(ordered([first, second], found))  # type: ignore[list-item]
-    assert [moment for moment, _ in pairs] == [1_000_000, 1_250_000, 1_400_000, 1_500_000, 1_750_000, 2_000_000]
+    assert [moment for moment, _ in pairs] == [
+        1_000_000,
+        1_250_000,
+        1_400_000,
+        1_500_000,
+        1_750_000,
+        2_000_000,
+    ]
     assert found.spread == 4
     found = Reading()
     pairs = list(ordered([first, second], found, spread=False))  # type: ignore[list-item]
-    assert [moment for moment, _ in pairs] == [SECOND, SECOND, SECOND, SECOND, 1_400_000, 2 * SECOND]
+    assert [moment for moment, _ in pairs] == [
+        SECOND,
+        SECOND,
+        SECOND,
+        SECOND,
+        1_400_000,
+        2 * SECOND,
+    ]
     assert found.spread == 0
     monkeypatch.setattr(reading_module, "MAX_SPREAD", 3)
     moments = [moment for moment, _ in ordered([Source(*[line(1)] * 8, line(3))], Reading())]  # type: ignore[list-item]
@@ -476,7 +659,11 @@ def test_the_address_is_what_trusted_proxies_have_written() -> None:
     """A spoofed entry is not believed; a name stands for an address of its own."""
     logged = combined(COMBINED.replace("2001:db8::7", "10.0.0.1") + ' "spoofed, 203.0.113.9"')
     assert logged is not None
-    assert [client_of(logged, trusted) for trusted in (None, 0, 1)] == ["10.0.0.1", "10.0.0.1", "203.0.113.9"]
+    assert [client_of(logged, trusted) for trusted in (None, 0, 1)] == [
+        "10.0.0.1",
+        "10.0.0.1",
+        "203.0.113.9",
+    ]
     assert address_for("a.example") == address_for("A.Example") != address_for("b.example")
 
 
@@ -501,7 +688,9 @@ def test_the_address_is_what_trusted_proxies_have_written() -> None:
         ({"key": "shop"}, ""),
     ],
 )
-def test_what_a_log_cannot_know_is_not_looked_at(given_rule: dict[str, Any], reason: str, settings: Any) -> None:
+def test_what_a_log_cannot_know_is_not_looked_at(
+    given_rule: dict[str, Any], reason: str, settings: Any
+) -> None:
     """And the reason names it."""
     settings.RATELIMIT_KEYS = {"tenant": len, "shop": Key("shop", len, known_to_proxies=True)}
     rule = compile_rule({"name": "r", "path": "/", "rate": "5/m", **given_rule})
@@ -514,26 +703,63 @@ def test_what_a_log_cannot_know_is_not_looked_at(given_rule: dict[str, Any], rea
 
 @pytest.mark.parametrize(
     "key",
-    ["ip", "user", "user_or_ip", "header:User-Agent", ["ip", "header:referer"], "exact:header:HOST", "path", "get:q"],
+    [
+        "ip",
+        "user",
+        "user_or_ip",
+        "header:User-Agent",
+        ["ip", "header:referer"],
+        "exact:header:HOST",
+        "path",
+        "get:q",
+    ],
 )
 @pytest.mark.parametrize("has_headers", [False, True])
 @given(
-    choices=st.lists(st.lists(st.sampled_from(["", "a", "b", "ü"]), min_size=7, max_size=7), min_size=2, max_size=12)
+    choices=st.lists(
+        st.lists(st.sampled_from(["", "a", "b", "ü"]), min_size=7, max_size=7),
+        min_size=2,
+        max_size=12,
+    )
 )
-def test_what_is_remembered_is_what_would_be_found_again(key: Any, has_headers: bool, choices: list[list[str]]) -> None:
+def test_what_is_remembered_is_what_would_be_found_again(
+    key: Any, has_headers: bool, choices: list[list[str]]
+) -> None:
     """Lines that differ in any one thing are charged as if no line had come before."""
-    ruleset = Ruleset([
-        compile_rule({"name": "r", "path": "/", "key": key, "rate": "5/m"}),
-        compile_rule({"name": "s", "path": "/a", "key": key, "rate": "5/m", "audience": "anonymous", "method": "POST"}),
-    ])  # fmt: skip
-    knows = frozenset({"agent", "referer", "host", "forwarded", *(["headers"] if has_headers else [])})
+    ruleset = Ruleset(
+        [
+            compile_rule({"name": "r", "path": "/", "key": key, "rate": "5/m"}),
+            compile_rule(
+                {
+                    "name": "s",
+                    "path": "/a",
+                    "key": key,
+                    "rate": "5/m",
+                    "audience": "anonymous",
+                    "method": "POST",
+                }
+            ),
+        ]
+    )
+    knows = frozenset(
+        {"agent", "referer", "host", "forwarded", *(["headers"] if has_headers else [])}
+    )
     planner = LinePlanner(ruleset, knows, 1)
     for address, forwarded, user, agent, referer, host, target in choices:
         asked = LogLine(
-            SECOND, True, f"192.0.2.{len(address)}", "POST" if host else "GET", f"/{target}?q={agent}", 200, user,
-            host, referer, agent, forwarded and f"198.51.100.{ord(forwarded) % 9}",
+            SECOND,
+            True,
+            f"192.0.2.{len(address)}",
+            "POST" if host else "GET",
+            f"/{target}?q={agent}",
+            200,
+            user,
+            host,
+            referer,
+            agent,
+            forwarded and f"198.51.100.{ord(forwarded) % 9}",
             {"User-Agent": agent, "Referer": referer} if has_headers else None,
-        )  # fmt: skip
+        )
         alone = LinePlanner(ruleset, knows, 1)
         assert planner.plan(asked) == alone.plan(asked)
 
@@ -564,12 +790,19 @@ def test_one_pass_tells_what_every_limit_would_have_refused(hits: list[tuple[int
     for limit in range(len(hits) + 2):
         refused = [slow_curve(moments, limit, 60) for moments in by_who]
         point = curve.at(limit)
-        assert (point.requests.most, point.people.most) == (sum(refused), sum(1 for count in refused if count))
+        assert (point.requests.most, point.people.most) == (
+            sum(refused),
+            sum(1 for count in refused if count),
+        )
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"algorithm": "fixed_window"}, {"algorithm": "sliding_window"}, {"algorithm": "fixed_window", "align": "day"}],
+    [
+        {"algorithm": "fixed_window"},
+        {"algorithm": "sliding_window"},
+        {"algorithm": "fixed_window", "align": "day"},
+    ],
 )
 def test_a_curve_does_not_grow_with_lines(options: dict[str, Any]) -> None:
     """What ends together is kept together, however much that is, of one identity or of some."""
@@ -585,7 +818,9 @@ def test_a_curve_does_not_grow_with_lines(options: dict[str, Any]) -> None:
     hits=st.lists(st.tuples(st.integers(1, 40), st.sampled_from("aab")), max_size=200),
     algorithm=st.sampled_from(["sliding_log", "sliding_window", "fixed_window"]),
 )
-def test_a_curve_is_the_same_where_it_has_had_to_make_room(hits: list[tuple[int, str]], algorithm: str) -> None:
+def test_a_curve_is_the_same_where_it_has_had_to_make_room(
+    hits: list[tuple[int, str]], algorithm: str
+) -> None:
     """As long as it does not say that there is none."""
     small, large = (RefusalCounter(Limit("x", "5/m", algorithm=algorithm)) for _ in range(2))
     most, second = places_module.MAX_RUNS, 0
@@ -603,12 +838,16 @@ def test_a_curve_is_the_same_where_it_has_had_to_make_room(hits: list[tuple[int,
 
 
 def test_a_curve_that_would_take_too_much_memory_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where more count at once than may be kept, of one identity or of all; not where as many have ended."""
+    """Where more count at once than may be kept, of one identity or of all; not where as many have
+    ended.
+    """
     monkeypatch.setattr(places_module, "MAX_RUNS", 1000)
     log = RefusalCounter(Limit("x", "100000/d", algorithm="sliding_log"))
     assert [log.add(b"a", number * SECOND) for number in range(1001)] == [True] * 1000 + [False]
     log = RefusalCounter(Limit("x", "100000/d", algorithm="sliding_log"))
-    assert [log.add(b"%d" % number, number * SECOND) for number in range(1001)] == [True] * 1000 + [False]
+    assert [log.add(b"%d" % number, number * SECOND) for number in range(1001)] == [True] * 1000 + [
+        False
+    ]
     window = RefusalCounter(Limit("x", "100000/d", algorithm="fixed_window"))
     assert [window.add(b"a", SECOND) for _ in range(1001)] == [True] * 1000 + [False]
     minutes = RefusalCounter(Limit("x", "100000/m", algorithm="sliding_log"))
@@ -622,4 +861,7 @@ def test_a_curve_of_many_steps_is_thinned() -> None:
     curve = counter.curve()
     points = curve.points()
     assert len(points) <= 203
-    assert [(point.limit, point.requests.most) for point in (points[0], points[-1])] == [(0, 5000), (12500, 0)]
+    assert [(point.limit, point.requests.most) for point in (points[0], points[-1])] == [
+        (0, 5000),
+        (12500, 0),
+    ]

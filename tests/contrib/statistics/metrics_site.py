@@ -35,5 +35,8 @@ def search(request: HttpRequest) -> HttpResponse:
     return HttpResponse(str(os.getpid()))
 
 
-urlpatterns = [path("search/", search), path("ratelimit/", include("django_ratelimit_lua.contrib.statistics.urls"))]
+urlpatterns = [
+    path("search/", search),
+    path("ratelimit/", include("django_ratelimit_lua.contrib.statistics.urls")),
+]
 application = get_wsgi_application()

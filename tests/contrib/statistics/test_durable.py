@@ -1,4 +1,6 @@
-"""Statistics that are to be kept are written to the database: every hour, once, whatever is away meanwhile."""
+"""Statistics that are to be kept are written to the database: every hour, once, whatever is away
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ def test_rules_and_limiters_say_what_is_kept(moved: Callable[[float], None]) -> 
     assert set(RateLimitHour.objects.values_list("name", flat=True)) == {"kept", "mail.kept"}
     assert rows("kept") == [(2, 0), (3, 0), (0, 1)]
     row = RateLimitHour.objects.get(name="mail.kept")
-    numbers = {column: getattr(row, column) for column in RateLimitHour.columns() if getattr(row, column)}
+    numbers = {
+        column: getattr(row, column) for column in RateLimitHour.columns() if getattr(row, column)
+    }
     assert numbers == {"allowed": 1, "refused": 1, "units": 2, "near": 1, "people_refused": 1}
     assert row.moment % HOUR == 0
     oldest = RateLimitHour.objects.filter(name="kept").earliest("moment")
@@ -110,7 +114,9 @@ def test_rules_and_limiters_say_what_is_kept(moved: Callable[[float], None]) -> 
 
 
 def test_it_is_done_again_without_harm(moved: Callable[[float], None], direct: Any) -> None:
-    """What is there is raised, never lowered, also where Redis has lost what it had; several may do it at one time."""
+    """What is there is raised, never lowered, also where Redis has lost what it had; several may do
+    it at one time.
+    """
     mail = RateLimiter("mail.again", "1000/h", durable=True)
     moved(-HOUR)
     mail.hit("ada")
@@ -130,7 +136,13 @@ def test_it_is_done_again_without_harm(moved: Callable[[float], None], direct: A
     def write(number: int) -> None:
         try:
             for at in range(20):
-                hours = {moment - at * HOUR: {"allowed": number, "refused": 20 - number, "people_refused": number}}
+                hours = {
+                    moment - at * HOUR: {
+                        "allowed": number,
+                        "refused": 20 - number,
+                        "people_refused": number,
+                    }
+                }
                 for _ in range(50):
                     try:
                         RateLimitHour.keep("default", "beside", hours)
@@ -153,8 +165,9 @@ def test_it_is_done_again_without_harm(moved: Callable[[float], None], direct: A
 
 
 def test_one_process_at_a_time_writes_also_after_an_outage(tmp_path: Path, prefix: str) -> None:
-    """Processes that are told nothing do it by themselves; while the database cannot be written to nothing is lost,
-    and who is killed in the middle leaves it to the others."""
+    """Processes that are told nothing do it by themselves; while the database cannot be written to
+    nothing is lost, and who is killed in the middle leaves it to the others.
+    """
     path = migrated(tmp_path / "db.sqlite3")
     count = "RateLimitHour.objects.using('default').count()"
     table = "ratelimit_statistics_ratelimithour"
@@ -174,7 +187,9 @@ def test_one_process_at_a_time_writes_also_after_an_outage(tmp_path: Path, prefi
             return bool(one("ask()")) and bool(other("ask()"))
 
         def failed() -> bool:
-            return work() and any("'hours' fails" in line for worker in (one, other) for line in worker("said"))
+            return work() and any(
+                "'hours' fails" in line for worker in (one, other) for line in worker("said")
+            )
 
         until(failed, "it is tried")
         one(rename.format("away", table))
@@ -187,8 +202,12 @@ def test_one_process_at_a_time_writes_also_after_an_outage(tmp_path: Path, prefi
         other._process.stdin.close()
 
 
-def test_the_last_hours_of_a_quiet_site_are_written_without_a_further_request(tmp_path: Path, prefix: str) -> None:
-    """By the process that wrote last; it stops when nothing is new, and the next request starts it again."""
+def test_the_last_hours_of_a_quiet_site_are_written_without_a_further_request(
+    tmp_path: Path, prefix: str
+) -> None:
+    """By the process that wrote last; it stops when nothing is new, and the next request starts it
+    again.
+    """
     path = migrated(tmp_path / "db.sqlite3")
     counted = "sum(RateLimitHour.objects.using('default').values_list('allowed', flat=True))"
     with Worker(prefix, {"default": path}, compare_seconds=0.05) as worker:
@@ -210,7 +229,9 @@ def test_the_last_hours_of_a_quiet_site_are_written_without_a_further_request(tm
             until(lambda: not worker("hours.keeping.is_running"), "the process stops looking")
 
 
-def test_what_was_missed_is_caught_up(settings: Any, moved: Callable[[float], None], direct: Any, prefix: str) -> None:
+def test_what_was_missed_is_caught_up(
+    settings: Any, moved: Callable[[float], None], direct: Any, prefix: str
+) -> None:
     """From the last row of each name on; also after an outage of Redis or of the database."""
     mail = RateLimiter("mail.late", "1000/h", durable=True)
     for days in (30, 20, 0):
@@ -218,7 +239,9 @@ def test_what_was_missed_is_caught_up(settings: Any, moved: Callable[[float], No
         mail.hit("ada")
     moved(0)
     stop(20)  # No thread is to ask the one server for the other.
-    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.CACHES = {
+        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    }
     with pytest.raises(StoreError):
         keeping._keep()
     settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": url()}}
@@ -241,13 +264,20 @@ def test_longer_times_are_read_from_both(moved: Callable[[float], None], direct:
     """From the database what Redis has forgotten, from Redis what is not written yet."""
     mail = RateLimiter("mail.long", "1000/h", durable=True)
     today = int(time.time()) // 86_400 * 86_400
-    RateLimitHour.objects.create(name="mail.long", moment=today - 200 * 86_400 + HOUR, allowed=5, shadow_refused=2)
-    RateLimitHour.objects.create(name="mail.long", moment=today - 200 * 86_400 + 2 * HOUR, allowed=6)
+    RateLimitHour.objects.create(
+        name="mail.long", moment=today - 200 * 86_400 + HOUR, allowed=5, shadow_refused=2
+    )
+    RateLimitHour.objects.create(
+        name="mail.long", moment=today - 200 * 86_400 + 2 * HOUR, allowed=6
+    )
     mail.hit("ada")
     keep_hours()
     mail.hit("ada")
     span = Span(today - 210 * 86_400, today + 86_400, 86_400)
-    found = {(point.moment - today) // 86_400: dict(point.counts) for point in kept_series("mail.long", span)}
+    found = {
+        (point.moment - today) // 86_400: dict(point.counts)
+        for point in kept_series("mail.long", span)
+    }
     assert len(found) == 211
     assert found[-200] == {"a": 11, "s": 2}
     assert found[0] == {"a": 2}
@@ -255,18 +285,23 @@ def test_longer_times_are_read_from_both(moved: Callable[[float], None], direct:
 
 
 def test_any_time_is_read_as_it_was_counted(direct: Any) -> None:
-    """Wherever it begins and however long its steps are: in Redis only, in the database only, and of both the larger
-    count of each hour, once."""
+    """Wherever it begins and however long its steps are: in Redis only, in the database only, and
+    of both the larger count of each hour, once.
+    """
     dice, today = random.Random(7), int(time.time()) // DAY
     counted: dict[str, Counter[int]] = {"redis": Counter(), "rows": Counter(), "both": Counter()}
     for name, of in counted.items():
         for hour in dice.sample(range((today - 4) * 24, today * 24), 60):
             in_redis, in_rows = dice.randint(1, 9), dice.randint(1, 9)
             if name != "rows":
-                direct.hincrby(key_of(name, b"hours:%d" % (hour // 24)).decode(), f"a{hour % 24:02}", in_redis)
+                direct.hincrby(
+                    key_of(name, b"hours:%d" % (hour // 24)).decode(), f"a{hour % 24:02}", in_redis
+                )
             if name != "redis":
                 RateLimitHour.objects.create(name=name, moment=hour * HOUR, allowed=in_rows)
-            of[hour * HOUR] = {"redis": in_redis, "rows": in_rows, "both": max(in_redis, in_rows)}[name]
+            of[hour * HOUR] = {"redis": in_redis, "rows": in_rows, "both": max(in_redis, in_rows)}[
+                name
+            ]
 
     @given(
         name=st.sampled_from(list(counted)),
@@ -277,16 +312,26 @@ def test_any_time_is_read_as_it_was_counted(direct: Any) -> None:
     @example_settings(deadline=None, max_examples=examples(60))
     def check(name: str, start: int, step: int, steps: int) -> None:
         found = kept_series(name, Span(start, start + steps * step, step))
-        assert [point.moment for point in found] == [start + number * step for number in range(steps)]
+        assert [point.moment for point in found] == [
+            start + number * step for number in range(steps)
+        ]
         for point in found:
-            first = point.moment if point.moment > start else start - start % HOUR  # Whole hours are in the first.
-            of = sum(number for hour, number in counted[name].items() if first <= hour < point.moment + step)
+            first = (
+                point.moment if point.moment > start else start - start % HOUR
+            )  # Whole hours are in the first.
+            of = sum(
+                number
+                for hour, number in counted[name].items()
+                if first <= hour < point.moment + step
+            )
             assert dict(point.counts) == ({"a": of} if of else {})
 
     check()
 
 
-@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "Asia/Kathmandu", "America/St_Johns", "Australia/Lord_Howe"])
+@pytest.mark.parametrize(
+    "zone", ["UTC", "Asia/Kolkata", "Asia/Kathmandu", "America/St_Johns", "Australia/Lord_Howe"]
+)
 @pytest.mark.parametrize("period", ["week", "90d"])
 def test_a_page_counts_each_request_once_and_outlives_redis(
     zone: str, period: str, settings: Any, direct: Any, moved: Callable[[float], None]
@@ -319,8 +364,12 @@ def test_a_page_counts_each_request_once_and_outlives_redis(
         ("UTC", datetime(2024, 2, 29)),
     ],
 )
-def test_each_day_of_a_page_is_a_day_by_the_clocks_of_the_site(zone: str, changed: datetime, settings: Any) -> None:
-    """Of 23 to 25 hours, whenever the page is looked at: each request is in the day of its local date."""
+def test_each_day_of_a_page_is_a_day_by_the_clocks_of_the_site(
+    zone: str, changed: datetime, settings: Any
+) -> None:
+    """Of 23 to 25 hours, whenever the page is looked at: each request is in the day of its local
+    date.
+    """
     settings.TIME_ZONE = zone
     dice, place = random.Random(zone), ZoneInfo(zone)
     middle = round(changed.replace(tzinfo=place).timestamp()) // HOUR * HOUR
@@ -339,8 +388,9 @@ def test_each_day_of_a_page_is_a_day_by_the_clocks_of_the_site(zone: str, change
 
 
 def test_hours_that_do_not_change_are_asked_for_once() -> None:
-    """However many there are, by batches; and one that has changed costs no more for that. New ones are inserted in as
-    few statements as the database allows."""
+    """However many there are, by batches; and one that has changed costs no more for that. New ones
+    are inserted in as few statements as the database allows.
+    """
     counts = {}
     fields = [field for field in RateLimitHour._meta.concrete_fields if not field.primary_key]
     for number in (1, 48, 400):
@@ -363,7 +413,9 @@ def test_hours_that_do_not_change_are_asked_for_once() -> None:
 def test_hours_that_redis_has_are_not_pruned_and_old_ones_are_not_written(
     settings: Any, moved: Callable[[float], None]
 ) -> None:
-    """They would be written again; what is older than `RATELIMIT_HISTORY_DAYS` is neither kept nor written."""
+    """They would be written again; what is older than `RATELIMIT_HISTORY_DAYS` is neither kept nor
+    written.
+    """
     mail = RateLimiter("mail.pruned", "1000/h", durable=True)
     for ago in (80, 50, 20, 0):
         moved(-ago * DAY)
@@ -380,9 +432,12 @@ def test_hours_that_redis_has_are_not_pruned_and_old_ones_are_not_written(
     assert (keep_hours(), len(rows("mail.pruned"))) == (0, 2)
 
 
-def test_names_to_keep_are_few_and_forgotten(direct: Any, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all processes as many as are counted apart, and none that is counted as one with others; not those of ninety
-    days ago."""
+def test_names_to_keep_are_few_and_forgotten(
+    direct: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all processes as many as are counted apart, and none that is counted as one with others;
+    not those of ninety days ago.
+    """
     key = f"{prefix}{{stats}}:durable"
     monkeypatch.setattr(writing, "MAX_NAMES", 3)
     monkeypatch.setattr(known_call_sites, "durable", set())
@@ -392,7 +447,12 @@ def test_names_to_keep_are_few_and_forgotten(direct: Any, prefix: str, monkeypat
     for number in range(8):
         RateLimiter(f"tenant:{number}", "5/h", durable=True).hit("ada")
         recorder.flush()
-    assert set(map(bytes.decode, direct.zrange(key, 0, -1))) == {"lately", "tenant:0", "tenant:1", "tenant:2"}
+    assert set(map(bytes.decode, direct.zrange(key, 0, -1))) == {
+        "lately",
+        "tenant:0",
+        "tenant:1",
+        "tenant:2",
+    }
     assert keep_hours() == 3
 
 
@@ -442,14 +502,21 @@ def test_a_decorator_keeps_the_hours_of_its_view(rf: RequestFactory) -> None:
 
 def test_the_word_is_that_of_rules_everywhere(settings: Any, client: Any) -> None:
     """In settings, in YAML and in the admin's form."""
-    settings.RATELIMIT_RULES = [{"name": "written", "path": "/ok", "key": "ip", "rate": "5/h", "durable": True}]
+    settings.RATELIMIT_RULES = [
+        {"name": "written", "path": "/ok", "key": "ip", "rate": "5/h", "durable": True}
+    ]
     assert visits(1) == [200]
     assert keep_hours() == 1
     RateLimitRule.objects.create(name="row", path="/x", key="ip", limit=3, extra=KEPT)
     assert "durable: true" in export()
     given = RateLimitRule.objects.get().declared()
     assert given["durable"] is True
-    assert RateLimitRule.objects.create(name="other", path="/x", key="ip", limit=3).declared().get("durable") is None
+    assert (
+        RateLimitRule.objects.create(name="other", path="/x", key="ip", limit=3)
+        .declared()
+        .get("durable")
+        is None
+    )
 
 
 def command(*arguments: str) -> str:
@@ -459,7 +526,9 @@ def command(*arguments: str) -> str:
 
 
 def test_the_command_shows_and_prunes(settings: Any) -> None:
-    """A table of the last day, for people and machines; and what is older goes, after it was shown what that is."""
+    """A table of the last day, for people and machines; and what is older goes, after it was shown
+    what that is.
+    """
     settings.RATELIMIT_HISTORY_DAYS = None
     assert command("stats", "show") == "nothing was counted yet\n"
     mail = RateLimiter("mail.shown", "2/h")

@@ -29,7 +29,7 @@ settings.configure(
     RATELIMIT_CACHE_PREFIX=sys.argv[2],
 )
 django.setup()
-"""
+"""  # noqa: E501
 CHILDREN = f"""{SITE}
 def work(name):
     from django_ratelimit_lua import RateLimiter
@@ -49,7 +49,7 @@ if __name__ == "__main__":
         assert child.exitcode == 0
     with ProcessPoolExecutor(1, context) as pool:
         assert list(pool.map(work, ["pooled"])) == [None]
-"""
+"""  # noqa: E501
 ENDS_WRITING = f"""{SITE}
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
@@ -62,7 +62,9 @@ print("ends", flush=True)
 """
 
 
-def test_a_silent_redis_keeps_no_process_that_is_writing_from_ending(own: Server, prefix: str) -> None:
+def test_a_silent_redis_keeps_no_process_that_is_writing_from_ending(
+    own: Server, prefix: str
+) -> None:
     """What its thread is writing then has five seconds; the process does not wait for them."""
     command = [sys.executable, "-c", ENDS_WRITING, own.url, prefix, str(own.pid)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -78,12 +80,18 @@ def test_a_silent_redis_keeps_no_process_that_is_writing_from_ending(own: Server
 def test_children_of_multiprocessing_end_as_processes_do(
     method: str, known: str, own: Server, prefix: str, tmp_path: Path
 ) -> None:
-    """Forked or spawned, whether their parent has decided before or not: what they counted is written, and what they
-    leased is given back."""
+    """Forked or spawned, whether their parent has decided before or not: what they counted is
+    written, and what they leased is given back.
+    """
     path = tmp_path / "children.py"
     path.write_text(CHILDREN)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, path, own.url, prefix, method, known], cwd=ROOT, env=environment, check=True)
+    subprocess.run(
+        [sys.executable, path, own.url, prefix, method, known],
+        cwd=ROOT,
+        env=environment,
+        check=True,
+    )
     day = reading.Span.last(86_400, 3600)
     found = {name: reading.total(name, day).allowed for name in ("plain", "leased", "pooled")}
     assert found == {"plain": 30 if known == "known" else 20, "leased": 10, "pooled": 10}

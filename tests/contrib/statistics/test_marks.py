@@ -12,7 +12,9 @@ def digest(number: int) -> bytes:
 
 
 def test_the_samples_of_processes_make_one() -> None:
-    """Each process has seen other people, and some more than once: what is read is the same as if one had seen all."""
+    """Each process has seen other people, and some more than once: what is read is the same as if
+    one had seen all.
+    """
     people = 60_000
     found: dict[bytes, int] = {}
     for process in range(4):
@@ -51,7 +53,9 @@ def test_a_mark_that_is_no_news_is_not_sent_again() -> None:
     marks = dict.fromkeys(numbers[:SAMPLE], 1)
     assert sample.note(marks) == marks
     assert sample.note(marks) == {}
-    assert len(sample.note(dict.fromkeys(numbers, 1))) == 1, "one more, which shows that there are others"
+    assert len(sample.note(dict.fromkeys(numbers, 1))) == 1, (
+        "one more, which shows that there are others"
+    )
     assert len(sample) == SAMPLE + 1
     assert sample.note({numbers[-1]: 5}) == {}
     assert sample.note({numbers[0]: 2}) == {numbers[0]: 2}

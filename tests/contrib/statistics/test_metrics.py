@@ -1,4 +1,6 @@
-"""What was decided, as Prometheus reads it: totals of the site from any process, that only grow and tell no name."""
+"""What was decided, as Prometheus reads it: totals of the site from any process, that only grow and
+tell no name.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ from tests.clusters import until
 from tests.demo import await_port, free_port
 from tests.server import url
 
-prometheus_client = pytest.importorskip("prometheus_client", reason="NO METRICS TEST: install prometheus-client")
+prometheus_client = pytest.importorskip(
+    "prometheus_client", reason="NO METRICS TEST: install prometheus-client"
+)
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
 from django_ratelimit_lua.contrib.statistics.prometheus import Collector, register  # noqa: E402
@@ -49,7 +53,8 @@ METRICS = ROOT / "docs" / "metrics"
 TOKEN = "a-token-of-the-tests"
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 needs_prometheus = pytest.mark.skipif(
-    not PROMETHEUS or not PROMTOOL, reason="NO PROMETHEUS TEST: prometheus is not installed (Debian: prometheus)"
+    not PROMETHEUS or not PROMTOOL,
+    reason="NO PROMETHEUS TEST: prometheus is not installed (Debian: prometheus)",
 )
 
 
@@ -59,7 +64,14 @@ class Gauges(Extension):
     name = "gauges"
 
     def metrics(self) -> list[Metric]:
-        return [Metric("rooms", "Rooms by floor and state.", ("floor", "state"), lambda: {("1", "free"): 3.0})]
+        return [
+            Metric(
+                "rooms",
+                "Rooms by floor and state.",
+                ("floor", "state"),
+                lambda: {("1", "free"): 3.0},
+            )
+        ]
 
 
 def test_gauges_of_other_annexes_are_among_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,11 +97,17 @@ def scraped() -> dict[tuple[str, ...], float]:
 
 def decisions(found: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
     """By mode, result and rule."""
-    return {labels[1:]: value for labels, value in found.items() if labels[0] == "ratelimit_decisions_total"}
+    return {
+        labels[1:]: value
+        for labels, value in found.items()
+        if labels[0] == "ratelimit_decisions_total"
+    }
 
 
 def test_metrics_say_how_many_are_banned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By limit, those in force; what a ban that was lifted was is none, and many limits are told together."""
+    """By limit, those in force; what a ban that was lifted was is none, and many limits are told
+    together.
+    """
     monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.prometheus.MAX_LABELS", 2)
     for name, people in {"login": 3, "mail": 2, "search": 1}.items():
         limiter = RateLimiter(name, "0/s", ban_after=1, ban_for="10m")
@@ -98,23 +116,35 @@ def test_metrics_say_how_many_are_banned(monkeypatch: pytest.MonkeyPatch) -> Non
         limiter.unban(0)
         limiter.hit(0)
     RateLimiter("mail", "0/s", ban_after=1, ban_for="10m").unban(1)
-    found = {key[1]: number for key, number in scraped().items() if key[0] == "ratelimit_bans_active"}
+    found = {
+        key[1]: number for key, number in scraped().items() if key[0] == "ratelimit_bans_active"
+    }
     assert sum(found.values()) == 5
     assert found["login"] == 3
     assert found["other"] == 1
 
 
 def test_metrics_leave_out_bans_that_refuse_nobody() -> None:
-    """Of a rule or a limit of the code in shadow mode; where it is enforced again, they are told."""
+    """Of a rule or a limit of the code in shadow mode; where it is enforced again, they
+    are told."""
     rule = RateLimitRule.objects.create(
-        name="watched", path="/ok", key="ip", limit=1, unit="h", mode="shadow", ban_after=1, ban_for="10m"
+        name="watched",
+        path="/ok",
+        key="ip",
+        limit=1,
+        unit="h",
+        mode="shadow",
+        ban_after=1,
+        ban_for="10m",
     )
     visits(3, "203.0.113.1")
     RateLimiter("quiet", "0/s", ban_after=1, ban_for="10m", mode="shadow").hit("ada")
     RateLimiter("loud", "0/s", ban_after=1, ban_for="10m").hit("ada")
 
     def told() -> dict[str, float]:
-        return {key[1]: number for key, number in scraped().items() if key[0] == "ratelimit_bans_active"}
+        return {
+            key[1]: number for key, number in scraped().items() if key[0] == "ratelimit_bans_active"
+        }
 
     assert told() == {"loud": 1}
     rule.mode = "enforce"
@@ -124,10 +154,14 @@ def test_metrics_leave_out_bans_that_refuse_nobody() -> None:
 
 
 def test_metrics_say_what_was_decided() -> None:
-    """By rule, mode and result; the units that were taken and wanted; how long it took; the rules in force."""
+    """By rule, mode and result; the units that were taken and wanted; how long it took; the rules
+    in force.
+    """
     mail = RateLimiter("mail", "10/h")
     assert [mail.hit("ada", cost=4).allowed for _ in range(3)] == [True, True, False]
-    RateLimitRule.objects.create(name="quiet", path="/ok", key="ip", limit=1, unit="h", mode="shadow")
+    RateLimitRule.objects.create(
+        name="quiet", path="/ok", key="ip", limit=1, unit="h", mode="shadow"
+    )
     RateLimitOverride.objects.create(network="203.0.113.3", effect="block")
     visits(3, "203.0.113.1")
     visits(2, "203.0.113.3")
@@ -143,18 +177,27 @@ def test_metrics_say_what_was_decided() -> None:
     assert found["ratelimit_units_total", "refused", "mail"] == 4
     assert found["ratelimit_near_limit_total", "mail"] == 1
     assert found["ratelimit_near_limit_total", "quiet"] == 1
-    count = sum(value for labels, value in found.items() if labels[0] == "ratelimit_decision_seconds_count")
+    count = sum(
+        value for labels, value in found.items() if labels[0] == "ratelimit_decision_seconds_count"
+    )
     assert count == 8
-    assert found["ratelimit_decision_seconds_bucket", "+Inf", "redis"] + found[
-        "ratelimit_decision_seconds_bucket", "+Inf", "deny-cache"
-    ] == count  # fmt: skip
-    bounds = [float(labels[1]) for labels in found if labels[0].endswith("_bucket") and labels[2] == "redis"]
+    assert (
+        found["ratelimit_decision_seconds_bucket", "+Inf", "redis"]
+        + found["ratelimit_decision_seconds_bucket", "+Inf", "deny-cache"]
+        == count
+    )
+    bounds = [
+        float(labels[1])
+        for labels in found
+        if labels[0].endswith("_bucket") and labels[2] == "redis"
+    ]
     assert (min(bounds), sorted(bounds)[-2:]) == (50e-6, [0.25, float("inf")])
     assert 0 < found["ratelimit_decision_seconds_sum", "redis"] < 60
     assert found[("ratelimit_store_up",)] == 1
     assert found[("ratelimit_rules_revision",)] >= 2
     assert {
-        found["ratelimit_store_errors_total", kind] for kind in ("timeout", "connection", "answered", "paused")
+        found["ratelimit_store_errors_total", kind]
+        for kind in ("timeout", "connection", "answered", "paused")
     } == {0}
 
 
@@ -165,7 +208,10 @@ def test_units_are_counted_once_by_a_rule_of_several_rates() -> None:
     found = scraped()
     assert found["ratelimit_units_total", "allowed", "several"] == 3
     assert found["ratelimit_units_total", "refused", "several"] == 3
-    assert decisions(found) == {("enforce", "allowed", "several"): 1, ("enforce", "refused", "several"): 1}
+    assert decisions(found) == {
+        ("enforce", "allowed", "several"): 1,
+        ("enforce", "refused", "several"): 1,
+    }
 
 
 def test_totals_outlive_what_they_are_made_of(direct: redis.Redis, prefix: str) -> None:
@@ -180,26 +226,39 @@ def test_totals_outlive_what_they_are_made_of(direct: redis.Redis, prefix: str) 
     recorder._begin()
     mail.hit("grace")
     after = scraped()
-    assert decisions(before) == {("enforce", "allowed", "mail"): 2, ("enforce", "refused", "mail"): 1}
-    assert decisions(after) == {("enforce", "allowed", "mail"): 3, ("enforce", "refused", "mail"): 1}
+    assert decisions(before) == {
+        ("enforce", "allowed", "mail"): 2,
+        ("enforce", "refused", "mail"): 1,
+    }
+    assert decisions(after) == {
+        ("enforce", "allowed", "mail"): 3,
+        ("enforce", "refused", "mail"): 1,
+    }
     assert {key for key in direct.scan_iter(f"{prefix}{{stats*") if direct.ttl(key) == -1} == {
         f"{prefix}{{stats}}:names".encode()
     }
 
 
 def test_names_beyond_the_bound_are_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that is counted by itself stays so, so that no total falls; a rule that is called "other" is one."""
+    """A name that is counted by itself stays so, so that no total falls; a rule that is called
+    "other" is one.
+    """
     monkeypatch.setattr(writing, "MAX_NAMES", 3)
     for name in ("one", "other"):
         RateLimiter(name, "9/h").hit("ada")
-    assert set(decisions(scraped())) == {("enforce", "allowed", "one"), ("enforce", "allowed", "other")}
+    assert set(decisions(scraped())) == {
+        ("enforce", "allowed", "one"),
+        ("enforce", "allowed", "other"),
+    }
     seen = []
     for number in range(20):
         for name in (f"made-{number}", "one"):
             RateLimiter(name, "99/h").hit("ada")
         seen.append(decisions(scraped()))
         recorder._begin()  # Another process, which asks anew whether there is room.
-    assert all(before[key] <= after[key] for before, after in itertools.pairwise(seen) for key in before)
+    assert all(
+        before[key] <= after[key] for before, after in itertools.pairwise(seen) for key in before
+    )
     assert seen[-1] == {
         ("enforce", "allowed", "one"): 21,
         ("enforce", "allowed", "made-0"): 1,
@@ -207,7 +266,9 @@ def test_names_beyond_the_bound_are_other(monkeypatch: pytest.MonkeyPatch) -> No
     }
 
 
-def test_there_is_room_again_when_a_name_is_not_used(monkeypatch: pytest.MonkeyPatch, direct: Any, prefix: str) -> None:
+def test_there_is_room_again_when_a_name_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, direct: Any, prefix: str
+) -> None:
     """For as long as its total is kept."""
     monkeypatch.setattr(writing, "MAX_NAMES", 1)
     RateLimiter("old", "9/h").hit("ada")
@@ -225,7 +286,9 @@ def test_nothing_of_a_request_is_told() -> None:
         return HttpResponse()
 
     for _ in range(3):
-        request = RequestFactory().get("/secret-path/", {"name": "secret-name"}, REMOTE_ADDR="203.0.113.7")
+        request = RequestFactory().get(
+            "/secret-path/", {"name": "secret-name"}, REMOTE_ADDR="203.0.113.7"
+        )
         request.user = User(username="secret-user", pk=4711)
         try:
             view(request)
@@ -245,7 +308,9 @@ def ask(user: Any = None, method: str = "get", **headers: str) -> HttpResponse:
 
 
 def test_nobody_reads_metrics_who_may_not(settings: Any) -> None:
-    """Unless a token is set and said, it takes somebody who may view rules; and nothing can be written."""
+    """Unless a token is set and said, it takes somebody who may view rules; and nothing can be
+    written.
+    """
     assert ask().status_code == 401
     assert ask()["WWW-Authenticate"] == "Bearer"
     assert ask(Authorization="Bearer None").status_code == 401
@@ -254,13 +319,23 @@ def test_nobody_reads_metrics_who_may_not(settings: Any) -> None:
     ada.user_permissions.add(Permission.objects.get(codename="view_ratelimitrule"))
     assert ask(User.objects.get(pk=ada.pk)).status_code == 200
     settings.RATELIMIT_METRICS_TOKEN = TOKEN
-    for wrong in ("", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer", "Bearer é"):
+    for wrong in (
+        "",
+        TOKEN,
+        f"Basic {TOKEN}",
+        f"Bearer {TOKEN}x",
+        f"Bearer {TOKEN[:-1]}",
+        "Bearer",
+        "Bearer é",
+    ):
         assert ask(Authorization=wrong).status_code == 401, wrong
     response = ask(Authorization=f"Bearer {TOKEN}")
     assert (response.status_code, response["Cache-Control"].split(",")[0]) == (200, "max-age=0")
     assert samples(response.content.decode())[("ratelimit_store_up",)] == 1
     assert ask(method="post", Authorization=f"Bearer {TOKEN}").status_code == 405
-    opened = ask(Authorization=f"Bearer {TOKEN}", Accept="application/openmetrics-text; version=1.0.0")
+    opened = ask(
+        Authorization=f"Bearer {TOKEN}", Accept="application/openmetrics-text; version=1.0.0"
+    )
     assert opened["Content-Type"].startswith("application/openmetrics-text")
     assert opened.content.endswith(b"# EOF\n")
 
@@ -278,7 +353,9 @@ def test_the_default_registry_has_them_on_request() -> None:
 
 
 def test_while_redis_is_away_only_that_is_told(settings: Any) -> None:
-    """Counters are left out rather than falling to nothing; what failed is told by kind when Redis is back."""
+    """Counters are left out rather than falling to nothing; what failed is told by kind when Redis
+    is back.
+    """
     caches, mail = settings.CACHES, RateLimiter("mail", "1000/h", on_store_error="open")
     mail.hit("ada")
     settings.CACHES = {"default": {**caches["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
@@ -290,14 +367,18 @@ def test_while_redis_is_away_only_that_is_told(settings: Any) -> None:
         silent.listen()
         settings.RATELIMIT_TIMEOUT = 0.05
         settings.CACHES = {
-            "default": {**caches["default"], "LOCATION": f"redis://127.0.0.1:{silent.getsockname()[1]}/0"}
+            "default": {
+                **caches["default"],
+                "LOCATION": f"redis://127.0.0.1:{silent.getsockname()[1]}/0",
+            }
         }
         mail.hit("ada")
     settings.RATELIMIT_TIMEOUT = 10
     settings.CACHES = caches
     found = scraped()
     assert found[("ratelimit_store_up",)] == 1
-    # Three failures in a row, and nobody is asked any more; a hit may ask more than once, for rules.
+    # Three failures in a row, and nobody is asked any more; a hit may ask more than once, for
+    # rules.
     assert found["ratelimit_store_errors_total", "connection"] == 3
     assert found["ratelimit_store_errors_total", "paused"] >= 7
     assert found["ratelimit_store_errors_total", "timeout"] >= 1
@@ -305,9 +386,18 @@ def test_while_redis_is_away_only_that_is_told(settings: Any) -> None:
     assert decisions(found) == {("enforce", "allowed", "mail"): 1, ("", "policy", "mail"): 11}
 
 
-def test_what_redis_answers_with_an_error_is_a_kind_of_its_own(settings: Any, direct: redis.Redis) -> None:
+def test_what_redis_answers_with_an_error_is_a_kind_of_its_own(
+    settings: Any, direct: redis.Redis
+) -> None:
     """Such as a user who may not run scripts."""
-    direct.acl_setuser("metrics", enabled=True, nopass=True, keys=["*"], categories=["+@all"], commands=["-evalsha"])
+    direct.acl_setuser(
+        "metrics",
+        enabled=True,
+        nopass=True,
+        keys=["*"],
+        categories=["+@all"],
+        commands=["-evalsha"],
+    )
     try:
         place = url().replace("redis://", "redis://metrics:x@")
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": place}}
@@ -329,7 +419,9 @@ def test_a_cluster_has_the_same_metrics(settings: Any) -> None:
         found = scraped()
         stop(20)
     assert decisions(found) == {("enforce", "allowed", f"slot-{number}"): 1 for number in range(6)}
-    assert sum(found["ratelimit_units_total", "allowed", f"slot-{number}"] for number in range(6)) == 6
+    assert (
+        sum(found["ratelimit_units_total", "allowed", f"slot-{number}"] for number in range(6)) == 6
+    )
     assert found["ratelimit_decision_seconds_count", "redis"] == 6
     assert found[("ratelimit_store_up",)] == 1
 
@@ -338,10 +430,17 @@ def test_a_cluster_has_the_same_metrics(settings: Any) -> None:
 def workers(prefix: str) -> Iterator[int]:
     """The port of a site of two processes."""
     port = free_port()
-    command = ["gunicorn", "tests.contrib.statistics.metrics_site:application", "--workers=2", "--log-level=warning"]
+    command = [
+        "gunicorn",
+        "tests.contrib.statistics.metrics_site:application",
+        "--workers=2",
+        "--log-level=warning",
+    ]
     environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix, "RATELIMIT_TEST_TOKEN": TOKEN}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
-    process = subprocess.Popen([sys.executable, "-m", *command, f"--bind=127.0.0.1:{port}"], cwd=ROOT, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command, f"--bind=127.0.0.1:{port}"], cwd=ROOT, env=environment
+    )
     try:
         await_port(port)
         yield port
@@ -352,10 +451,16 @@ def workers(prefix: str) -> Iterator[int]:
 
 @pytest.fixture
 def prometheus(workers: int, tmp_path: Path) -> Iterator[int]:
-    """The port of a Prometheus that reads the site twice a second, with the alerts of the documentation."""
+    """The port of a Prometheus that reads the site twice a second, with the alerts of the
+    documentation.
+    """
     port = free_port()
     configuration = {
-        "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "1s"},
+        "global": {
+            "scrape_interval": "500ms",
+            "scrape_timeout": "500ms",
+            "evaluation_interval": "1s",
+        },
         "rule_files": [str(METRICS / "alerts.yml")],
         "scrape_configs": [
             {
@@ -370,9 +475,12 @@ def prometheus(workers: int, tmp_path: Path) -> Iterator[int]:
     file.write_text(json.dumps(configuration))  # JSON is YAML.
     subprocess.run([str(PROMTOOL), "check", "config", str(file)], check=True, capture_output=True)
     command = [
-        str(PROMETHEUS), f"--config.file={file}", f"--storage.tsdb.path={tmp_path / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
-    ]  # fmt: skip
+        str(PROMETHEUS),
+        f"--config.file={file}",
+        f"--storage.tsdb.path={tmp_path / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--log.level=warn",
+    ]
     process = subprocess.Popen(command, cwd=tmp_path)
     try:
         await_port(port)
@@ -401,7 +509,9 @@ def query(port: int, expression: str) -> list[float]:
 
 @needs_prometheus
 def test_prometheus_reads_the_whole_site_from_any_process(workers: int, prometheus: int) -> None:
-    """Whichever process is scraped, the totals are those of both, to the unit; and no series ever falls."""
+    """Whichever process is scraped, the totals are those of both, to the unit; and no series ever
+    falls.
+    """
     answers = []
 
     def process(who: object) -> bytes:
@@ -418,9 +528,16 @@ def test_prometheus_reads_the_whole_site_from_any_process(workers: int, promethe
     rule = '{rule=~"search.*"}'
 
     def total(result: str) -> list[float]:
-        return query(prometheus, f'sum(ratelimit_decisions_total{{rule=~"search.*",mode="enforce",result="{result}"}})')
+        return query(
+            prometheus,
+            f'sum(ratelimit_decisions_total{{rule=~"search.*",mode="enforce",result="{result}"}})',
+        )
 
-    until(lambda: (total("allowed"), total("refused")) == ([float(allowed)], [40.0]), "all is told", 30)
+    until(
+        lambda: (total("allowed"), total("refused")) == ([float(allowed)], [40.0]),
+        "all is told",
+        30,
+    )
     assert query(prometheus, 'sum(ratelimit_units_total{result="allowed"})') == [float(allowed)]
     assert query(prometheus, "sum(ratelimit_decision_seconds_count)") == [float(len(answers))]
     assert query(prometheus, "min(ratelimit_store_up)") == [1.0]
@@ -433,7 +550,9 @@ def test_promtool_finds_nothing_to_say_about_the_metrics(workers: int) -> None:
     """Names, types and help are as they should be."""
     get(workers, "/search/?who=ada")
     status, text = get(workers, "/ratelimit/metrics", Authorization=f"Bearer {TOKEN}")
-    checked = subprocess.run([str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, check=False)
+    checked = subprocess.run(
+        [str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, check=False
+    )
     assert (status, checked.returncode, checked.stdout, checked.stderr) == (200, 0, b"", b"")
     assert get(workers, "/ratelimit/metrics")[0] == 401
 
@@ -442,7 +561,9 @@ def test_promtool_finds_nothing_to_say_about_the_metrics(workers: int) -> None:
 def test_the_alerts_fire_when_they_should() -> None:
     """Each of them, by series of numbers, and not before."""
     for arguments in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
-        checked = subprocess.run([str(PROMTOOL), *arguments], cwd=METRICS, capture_output=True, text=True, check=False)
+        checked = subprocess.run(
+            [str(PROMTOOL), *arguments], cwd=METRICS, capture_output=True, text=True, check=False
+        )
         assert checked.returncode == 0, checked.stdout + checked.stderr
     alerts = set(re.findall(r"- alert: (\w+)", (METRICS / "alerts.yml").read_text()))
     assert alerts == set(re.findall(r"alertname: (\w+)", (METRICS / "alerts_test.yml").read_text()))
@@ -464,7 +585,9 @@ def test_dashboard_and_alerts_ask_for_what_there_is() -> None:
     register(registry)
     there = {
         sample.name: set(sample.labels) | {"job"}
-        for family in text_string_to_metric_families(prometheus_client.generate_latest(registry).decode())
+        for family in text_string_to_metric_families(
+            prometheus_client.generate_latest(registry).decode()
+        )
         for sample in family.samples
     }
     asked = set()
@@ -477,10 +600,16 @@ def test_dashboard_and_alerts_ask_for_what_there_is() -> None:
 
 @needs_prometheus
 def test_prometheus_understands_what_the_dashboard_asks(prometheus: int, workers: int) -> None:
-    """Every query, with Grafana's variables filled in, and each has an answer once there is something to tell."""
+    """Every query, with Grafana's variables filled in, and each has an answer once there is
+    something to tell.
+    """
     for number in range(30):
         get(workers, f"/search/?who={number % 2}")
-    until(lambda: bool(query(prometheus, 'ratelimit_decisions_total{result="refused"}')), "it is told", 30)
+    until(
+        lambda: bool(query(prometheus, 'ratelimit_decisions_total{result="refused"}')),
+        "it is told",
+        30,
+    )
     filled = [
         expression.replace("$__rate_interval", "5m").replace("$job", ".*").replace("$rule", ".*")
         for expression in expressions()

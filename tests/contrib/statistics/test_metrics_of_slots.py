@@ -9,7 +9,9 @@ from django_ratelimit_lua.engine.slots import in_flight
 from tests.acceptance import test_slot_operators
 from tests.clusters import until
 
-prometheus_client = pytest.importorskip("prometheus_client", reason="NO METRICS TEST: install prometheus-client")
+prometheus_client = pytest.importorskip(
+    "prometheus_client", reason="NO METRICS TEST: install prometheus-client"
+)
 from django_ratelimit_lua.contrib.statistics.prometheus import register  # noqa: E402
 
 pytestmark = pytest.mark.django_db(transaction=True)

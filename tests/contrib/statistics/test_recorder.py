@@ -23,9 +23,12 @@ LIMITS = [
     Limit("counts all", "10/m", count_denied=True),
 ]
 CHARGES = some.tuples(
-    some.sampled_from(LIMITS), some.sampled_from("abc"), some.booleans(), some.integers(0, 12),
+    some.sampled_from(LIMITS),
+    some.sampled_from("abc"),
+    some.booleans(),
+    some.integers(0, 12),
     some.integers(0, 90_000),
-)  # fmt: skip
+)
 HITS = some.tuples(
     some.lists(CHARGES, min_size=1, max_size=3, unique_by=lambda charge: charge[0].name),
     some.sampled_from(("redis", "deny-cache", "lease", "split")),
@@ -42,18 +45,27 @@ def recorder() -> Iterator[Recorder]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(some.lists(HITS, max_size=100))
-def test_each_limit_counts_by_itself_and_each_decision_once(recorder: Recorder, hits: list[Any]) -> None:
+def test_each_limit_counts_by_itself_and_each_decision_once(
+    recorder: Recorder, hits: list[Any]
+) -> None:
     """Whatever limits allow, refuse or would refuse, whoever decides, in whatever order."""
     recorder.clear()
     recorder._is_awaited = True
-    letters = {("enforce", True): "a", ("enforce", False): "r", ("shadow", True): "h", ("shadow", False): "s"}
+    letters = {
+        ("enforce", True): "a",
+        ("enforce", False): "r",
+        ("shadow", True): "h",
+        ("shadow", False): "s",
+    }
     by_name: Counter[Any] = Counter()
     people: Counter[Any] = Counter()
     marks: dict[Any, int] = {}
     whole: Counter[str] = Counter()
     for charges, source in hits:
         states = tuple(
-            LimitState(limit.name, allowed, limit.rate.limit, used, 0, 0.0, 0.0, 0.0, limit.mode, 60.0)
+            LimitState(
+                limit.name, allowed, limit.rate.limit, used, 0, 0.0, 0.0, 0.0, limit.mode, 60.0
+            )
             for limit, _, allowed, _, used in charges
         )
         is_let_go = not any(state.refuses for state in states)
@@ -85,4 +97,7 @@ def test_each_limit_counts_by_itself_and_each_decision_once(recorder: Recorder, 
     assert found_whole == whole
     assert {key: person.mark for key, person in recorder._tables.people.items()} == marks
     for key, person in recorder._tables.people.items():
-        assert (person.refused, person.units) == (people[(*key, "refused")], people[(*key, "units")])
+        assert (person.refused, person.units) == (
+            people[(*key, "refused")],
+            people[(*key, "units")],
+        )

@@ -22,9 +22,17 @@ parcels = RateLimiter("shadow.parcels", "100/h")
 
 
 def rule(**fields: object) -> RateLimitRule:
-    return RateLimitRule.objects.create(**{
-        "name": "site", "path": "/ok", "key": "ip", "limit": 2, "unit": "h", "mode": "shadow", **fields,
-    })  # fmt: skip
+    return RateLimitRule.objects.create(
+        **{
+            "name": "site",
+            "path": "/ok",
+            "key": "ip",
+            "limit": 2,
+            "unit": "h",
+            "mode": "shadow",
+            **fields,
+        }
+    )
 
 
 def test_seen_refused_and_of_how_many_are_counted() -> None:
@@ -32,14 +40,18 @@ def test_seen_refused_and_of_how_many_are_counted() -> None:
     one = rule(more_rates=["2/d"])
     for address, times in (("203.0.113.1", 4), ("203.0.113.2", 1), ("203.0.113.3", 3)):
         assert visits(times, address) == [200] * times
-    assert shadow_numbers(one.declared()) == ShadowNumbers(seen=8, refused=3, people=3, refused_people=2)
+    assert shadow_numbers(one.declared()) == ShadowNumbers(
+        seen=8, refused=3, people=3, refused_people=2
+    )
     one.switch("enforce")
     assert visits(2, "203.0.113.9") == [200, 200]
     assert shadow_numbers(one.declared()).seen == 8
 
 
 def test_another_version_begins_afresh() -> None:
-    """With another limit, key or path; not with another description, order or mode. The earlier one is not lost."""
+    """With another limit, key or path; not with another description, order or mode. The earlier one
+    is not lost.
+    """
     one = rule()
     assert visits(3) == [200] * 3
     one.description, one.order, one.message = "Better.", 5, "Slower."
@@ -65,7 +77,9 @@ def test_enforce_now_repeats_the_numbers_and_asks(operator: Client) -> None:
     """Nothing is switched by looking; who may not change rules is not asked."""
     one = rule()
     assert visits(3) == [200] * 3
-    words = "Seen: 3 requests, from about 1 client. Would have refused: 1 (33%), from about 1 client."
+    words = (
+        "Seen: 3 requests, from about 1 client. Would have refused: 1 (33%), from about 1 client."
+    )
     url = f"{RULES}{one.pk}/mode/enforce/"
     page = operator.get(f"{RULES}{one.pk}/change/").content.decode()
     assert words in page
@@ -109,7 +123,9 @@ def test_enforcing_in_the_list_repeats_the_numbers_and_asks(operator: Client) ->
 
 
 def test_what_is_enforced_is_the_version_that_was_shown(operator: Client) -> None:
-    """Whoever edits the rule while somebody else is asked has them asked again; by the button and by the list."""
+    """Whoever edits the rule while somebody else is asked has them asked again; by the button and
+    by the list.
+    """
     one = rule()
     url = f"{RULES}{one.pk}/mode/enforce/"
     for number, (target, sent) in enumerate(
@@ -129,24 +145,36 @@ def test_what_is_enforced_is_the_version_that_was_shown(operator: Client) -> Non
 
 
 def test_enforcing_in_the_form_of_the_rule_repeats_the_numbers_and_asks(operator: Client) -> None:
-    """As "Enforce now" does: of the rule as it would be saved, which another limit makes another version of."""
+    """As "Enforce now" does: of the rule as it would be saved, which another limit makes another
+    version of.
+    """
     one = rule()
     assert visits(3) == [200] * 3
     form = given(name="site", path="/ok", key="ip", limit=2, unit="h", mode="enforce")
     url = f"{RULES}{one.pk}/change/"
-    assert "Seen: 3 requests, from about 1 client. Would have refused: 1" in errors(operator.post(url, form))
-    assert "has seen no request in shadow mode yet" in errors(operator.post(url, {**form, "limit": 1}))
+    assert "Seen: 3 requests, from about 1 client. Would have refused: 1" in errors(
+        operator.post(url, form)
+    )
+    assert "has seen no request in shadow mode yet" in errors(
+        operator.post(url, {**form, "limit": 1})
+    )
     assert visits() == [200]
     assert confirmed(operator, url, form).status_code == 302
     assert visits() == [429]
-    assert operator.post(url, {**form, "description": "Enforced already: nothing to ask."}).status_code == 302
+    assert (
+        operator.post(url, {**form, "description": "Enforced already: nothing to ask."}).status_code
+        == 302
+    )
     assert operator.post(url, {**form, "mode": "off"}).status_code == 302
     assert "Seen: 4 requests" in errors(operator.post(url, form))
 
 
 def test_a_new_rule_and_an_exemption_are_enforced_unasked(operator: Client) -> None:
     """A new one says so itself, and an exemption refuses nobody."""
-    assert operator.post(f"{RULES}add/", given(name="site", path="/ok", key="ip", limit=2)).status_code == 302
+    assert (
+        operator.post(f"{RULES}add/", given(name="site", path="/ok", key="ip", limit=2)).status_code
+        == 302
+    )
     exempt = rule(name="exempt", exempt=True, limit=None)
     form = given(name="exempt", path="/ok", exempt="on", mode="enforce")
     assert operator.post(f"{RULES}{exempt.pk}/change/", form).status_code == 302

@@ -15,8 +15,9 @@ PARTS = st.lists(st.dictionaries(DIGESTS, st.integers(1, 9), max_size=8), max_si
 
 @given(PARTS, st.integers(1, 12))
 def test_every_estimate_is_within_its_error(parts: list[dict[bytes, int]], capacity: int) -> None:
-    """Nobody comes more often than is said, nor less than that but for the error; whoever came more than a share of all
-    is there; and who is not there came at most as often as the least."""
+    """Nobody comes more often than is said, nor less than that but for the error; whoever came more
+    than a share of all is there; and who is not there came at most as often as the least.
+    """
     summary = Summary(capacity)
     real: Counter[bytes] = Counter()
     for part in parts:

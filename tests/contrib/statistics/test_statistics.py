@@ -1,4 +1,6 @@
-"""Every decision is counted once, whoever asked and whoever decided, and what the pages show is what was decided."""
+"""Every decision is counted once, whoever asked and whoever decided, and what the pages show is
+what was decided.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ from django_ratelimit_lua.contrib.statistics.reading import (
     top,
     total,
     totals,
-)  # fmt: skip
+)
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.contrib.statistics.writing import WRITE
 from django_ratelimit_lua.engine.decide import PlannedCharge
@@ -66,10 +68,14 @@ def counts(name: str) -> dict[str, int]:
 
 
 def test_every_decision_is_counted_once() -> None:
-    """By its result and by who decided; peeks and refunds are none. All together are counted under no name, too."""
+    """By its result and by who decided; peeks and refunds are none. All together are counted under
+    no name, too.
+    """
     assert listener.wait(10)  # As it begins to listen, it forgets what was refused.
     mail = RateLimiter("stats.mail", "3/h")
-    decided = [mail.hit("ada").allowed for _ in range(5)] + [asyncio.run(mail.ahit("grace")).allowed]
+    decided = [mail.hit("ada").allowed for _ in range(5)] + [
+        asyncio.run(mail.ahit("grace")).allowed
+    ]
     assert decided == [True] * 3 + [False] * 2 + [True]
     mail.peek("ada")
     mail.refund("grace")
@@ -77,7 +83,9 @@ def test_every_decision_is_counted_once() -> None:
     of = total("stats.mail", day())
     assert (of.requests, of.allowed, of.refused, of.units, of.near) == (6, 4, 2, 4, 1)
     assert of.sources == {"redis": 5, "deny-cache": 1}
-    assert sum(sum(point.counts.values()) for point in series("stats.mail", Span.last(3600, 60))) == 6
+    assert (
+        sum(sum(point.counts.values()) for point in series("stats.mail", Span.last(3600, 60))) == 6
+    )
     assert sum(sum(point.counts.values()) for point in series("stats.mail", day())) == 6
     assert people_refused("stats.mail", day()) == 1
     assert list(known_names()) == ["stats.mail"]
@@ -101,9 +109,13 @@ class Report(APIView):
 
 
 def test_a_request_counts_once_for_the_site_however_many_limits_it_meets() -> None:
-    """Limits of a middleware, a throttle and a decorator decide separately, and each is counted under its own name."""
+    """Limits of a middleware, a throttle and a decorator decide separately, and each is counted
+    under its own name.
+    """
     for name, mode in (("first", "enforce"), ("second", "enforce"), ("rehearsal", "shadow")):
-        RateLimitRule.objects.create(name=name, path="/report", key="ip", limit=1000, unit="h", mode=mode)
+        RateLimitRule.objects.create(
+            name=name, path="/report", key="ip", limit=1000, unit="h", mode=mode
+        )
     RateLimitOverride.objects.create(network="203.0.113.66", effect="block")
     site = RateLimitMiddleware(Report.as_view())
 
@@ -122,10 +134,16 @@ def test_a_request_counts_once_for_the_site_however_many_limits_it_meets() -> No
     assert counts("") == {"a": 4, "r": 7, "b": 4}
 
 
-def test_a_request_counts_once_whenever_its_decisions_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the minute of the first decision: refused if any decision refused it, else allowed if any limit allowed it."""
+def test_a_request_counts_once_whenever_its_decisions_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the minute of the first decision: refused if any decision refused it, else allowed if any
+    limit allowed it.
+    """
     dice, clock = random.Random(8), [time.time() - 1800]
-    monkeypatch.setattr(recording, "time", SimpleNamespace(time=lambda: clock[0], monotonic=time.monotonic))
+    monkeypatch.setattr(
+        recording, "time", SimpleNamespace(time=lambda: clock[0], monotonic=time.monotonic)
+    )
     limits = [Limit("enforced", "5/m"), Limit("rehearsal", "5/m", mode="shadow")]
     began: dict[int, int] = {}
     results: dict[int, list[str]] = {}
@@ -137,13 +155,21 @@ def test_a_request_counts_once_whenever_its_decisions_are_written(monkeypatch: p
         number = dice.randrange(len(requests))
         chosen = [(dice.choice(limits), dice.random() < 0.7) for _ in range(dice.randint(1, 2))]
         states = tuple(
-            LimitState(limit.name, allowed, 5, 1, 0, 0.0, 0.0, 0.0, limit.mode, 60.0) for limit, allowed in chosen
+            LimitState(limit.name, allowed, 5, 1, 0, 0.0, 0.0, 0.0, limit.mode, 60.0)
+            for limit, allowed in chosen
         )
-        planned = [PlannedCharge(Charge(limit, b"x" * 32), limit.name) for limit, _allowed in chosen]
+        planned = [
+            PlannedCharge(Charge(limit, b"x" * 32), limit.name) for limit, _allowed in chosen
+        ]
         decision = Decision(not any(state.refuses for state in states), states)
         recorder.add(planned, decision, 0.001, (), requests[number])
         began.setdefault(number, int(clock[0]) // 60)
-        letters = {("enforce", True): "a", ("enforce", False): "r", ("shadow", True): "h", ("shadow", False): "s"}
+        letters = {
+            ("enforce", True): "a",
+            ("enforce", False): "r",
+            ("shadow", True): "h",
+            ("shadow", False): "s",
+        }
         by_name: dict[str, str] = {}  # Once for each limit: refused if it refused in one place.
         for state in states:
             if not state.allowed or state.name not in by_name:
@@ -151,7 +177,8 @@ def test_a_request_counts_once_whenever_its_decisions_are_written(monkeypatch: p
         results.setdefault(number, []).extend(by_name.values())
     recorder.flush()
     expected = Counter(
-        (began[number], "r" if "r" in of else "a" if "a" in of else of[-1]) for number, of in results.items()
+        (began[number], "r" if "r" in of else "a" if "a" in of else of[-1])
+        for number, of in results.items()
     )
     found = {
         (point.moment // 60, result): count
@@ -164,7 +191,9 @@ def test_a_request_counts_once_whenever_its_decisions_are_written(monkeypatch: p
 
 
 def test_high_water_marks_say_how_much_identities_wanted() -> None:
-    """Who was refused wanted one more than there was; requests are known by how much they found used."""
+    """Who was refused wanted one more than there was; requests are known by how much they found
+    used.
+    """
     mail = RateLimiter("stats.marks", ["3/h", "100/d"], algorithm="fixed_window")
     for who, times in (("ada", 5), ("grace", 2), ("joan", 1)):
         for _ in range(times):
@@ -211,7 +240,9 @@ def test_who_used_most_and_who_was_refused_most_are_known(settings: Any) -> None
 def test_every_way_in_and_every_way_out_is_counted() -> None:
     """Rules by the middleware, shadow mode, exemptions, blocks with and without a rule."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
-    RateLimitRule.objects.create(name="quiet", path="/ok", key="ip", limit=1, unit="h", mode="shadow")
+    RateLimitRule.objects.create(
+        name="quiet", path="/ok", key="ip", limit=1, unit="h", mode="shadow"
+    )
     assert visits(3, "203.0.113.1") == [200, 200, 429]
     assert counts("site") == {"a": 2, "r": 1}
     assert counts("quiet") == {"h": 1, "s": 2}
@@ -227,12 +258,20 @@ def test_every_way_in_and_every_way_out_is_counted() -> None:
 
 
 def test_what_a_policy_decides_is_told_apart(settings: Any) -> None:
-    """Open, closed and local are three things; while Redis is away, nothing is lost of what was counted."""
+    """Open, closed and local are three things; while Redis is away, nothing is lost of what was
+    counted.
+    """
     limiters = {
-        policy: RateLimiter(f"stats.{policy}", "2/h", on_store_error=policy) for policy in ("open", "closed", "local")
+        policy: RateLimiter(f"stats.{policy}", "2/h", on_store_error=policy)
+        for policy in ("open", "closed", "local")
     }
-    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
-    decided = {policy: [limiter.hit("ada").allowed for _ in range(3)] for policy, limiter in limiters.items()}
+    settings.CACHES = {
+        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    }
+    decided = {
+        policy: [limiter.hit("ada").allowed for _ in range(3)]
+        for policy, limiter in limiters.items()
+    }
     assert decided == {"open": [True] * 3, "closed": [False] * 3, "local": [True, True, False]}
     assert recorder.flush()
     settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": url()}}
@@ -253,8 +292,12 @@ def test_threads_lose_nothing() -> None:
     assert total("stats.threads", day()).units == 2000
 
 
-def test_a_batch_that_was_written_without_an_answer_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is sent again with the same number, behind which what was counted since is a batch of its own."""
+def test_a_batch_that_was_written_without_an_answer_counts_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is sent again with the same number, behind which what was counted since is a batch of its
+    own.
+    """
     limiter, store = RateLimiter("stats.once", "100/h"), get_store(background=True)
     limiter.hit("ada")
     run = store.run
@@ -276,7 +319,9 @@ def test_a_batch_that_was_written_without_an_answer_counts_once(monkeypatch: pyt
 
 
 def test_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that are made up at run time share one place beyond the bound, also between two writings."""
+    """Names that are made up at run time share one place beyond the bound, also between two
+    writings.
+    """
     monkeypatch.setattr(writing, "MAX_NAMES", 3)
     for step in range(2):
         for number in range(10):
@@ -300,7 +345,9 @@ def test_a_users_own_clock_and_login_are_counted_as_any(client: Client) -> None:
 
 
 def test_the_demo_begins_with_a_day_of_statistics() -> None:
-    """And with two weeks by the hour: most are let go, an attacker is refused, and each client has its window."""
+    """And with two weeks by the hour: most are let go, an attacker is refused, and each client has
+    its window.
+    """
     now = time.time()
     sample.fill(now)
     of_day = total("", day())
@@ -315,8 +362,11 @@ def test_the_demo_begins_with_a_day_of_statistics() -> None:
     assert known_names().keys() == {place.name for place in (*sample.PLACES, sample.SCANNERS)}
 
 
-def test_clients_beyond_the_bound_of_a_second_are_found_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two writings they are counted together, so that nothing is missing but their names."""
+def test_clients_beyond_the_bound_of_a_second_are_found_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between two writings they are counted together, so that nothing is missing but
+    their names."""
     monkeypatch.setattr(recording, "MAX_PEOPLE", 5)
     limiter = RateLimiter("stats.crowd", "1/h")
     for _ in range(2):
@@ -371,7 +421,9 @@ def test_a_decision_that_nobody_can_count_raises_nothing() -> None:
 
 
 def test_a_time_is_read_by_how_long_ago_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hours are known apart for two days; of what is older, all is read by days, and steps may begin at any minute."""
+    """Hours are known apart for two days; of what is older, all is read by days, and steps may
+    begin at any minute.
+    """
     limiter, now = RateLimiter("stats.ago", "2/h"), time.time()
     monkeypatch.setattr(recording.time, "time", lambda: now - 10 * 86_400)
     for _ in range(3):

@@ -1,4 +1,6 @@
-"""The pages of the statistics in a real browser: they refresh themselves, and a slider moves along the curve."""
+"""The pages of the statistics in a real browser: they refresh themselves, and a slider moves along
+the curve.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def requests_of(browser: Any, name: str) -> int:
 
 def test_the_overview_refreshes_itself_until_the_session_ends(browser: Any, demo: str) -> None:
     """New requests are there without a click; nothing is asked while nobody looks;
-    when the session has ended, that is said, once, and no script fails."""
+    when the session has ended, that is said, once, and no script fails.
+    """
     sign_in(browser, demo)
     browser.get(demo + OVERVIEW)
     before = requests_of(browser, "example_project.views.clock")
@@ -46,9 +49,12 @@ def test_the_overview_refreshes_itself_until_the_session_ends(browser: Any, demo
     browser.execute_script(SOON)
     wait = WebDriverWait(browser, 30)
     wait.until(staleness_of(link))
-    wait.until(lambda page: page.execute_script(
-        "return document.querySelector('.ratelimit-fresh [role=status]').textContent.startsWith('updated')"
-    ))  # fmt: skip
+    wait.until(
+        lambda page: page.execute_script(
+            "return document.querySelector('.ratelimit-fresh "
+            "[role=status]').textContent.startsWith('updated')"
+        )
+    )
     browser.execute_script("document.querySelector('.ratelimit-fresh').dataset.every = '1000'")
     browser.refresh()
     assert requests_of(browser, "example_project.views.clock") == before + 3
@@ -56,7 +62,11 @@ def test_the_overview_refreshes_itself_until_the_session_ends(browser: Any, demo
     assert browser.execute_script(HIDDEN, False) == 1
     browser.delete_all_cookies()
     browser.execute_script(SOON)
-    wait.until(lambda page: "not signed in any more" in page.find_element("class name", "ratelimit-fresh").text)
+    wait.until(
+        lambda page: (
+            "not signed in any more" in page.find_element("class name", "ratelimit-fresh").text
+        )
+    )
     assert not browser.find_element("css selector", ".ratelimit-fresh input").is_enabled()
     assert browser.execute_script(HIDDEN, False) == 0
     assert complaints(browser) == []
@@ -76,8 +86,9 @@ def test_the_focus_stays_where_it_is(browser: Any, demo: str) -> None:
 
 
 def test_a_slider_moves_along_the_curve(browser: Any, demo: str) -> None:
-    """By the keyboard: the sentence is the one that the server says without a script, the line stands there, and the
-    link fills that limit in."""
+    """By the keyboard: the sentence is the one that the server says without a script, the line
+    stands there, and the link fills that limit in.
+    """
     sign_in(browser, demo)
     assert [status(f"{demo}search/") for _ in range(4)] == [200] * 4
     page = f"{demo}{OVERVIEW}one/?name=search&period=hour"
@@ -92,15 +103,28 @@ def test_a_slider_moves_along_the_curve(browser: Any, demo: str) -> None:
     assert limit == "2"
     said = box.find_element("class name", "ratelimit-answer").text
     assert said.startswith("2 per second would have refused")
-    assert re.search(r"limit=2$", box.find_element("class name", "ratelimit-take").get_attribute("href"))
+    assert re.search(
+        r"limit=2$", box.find_element("class name", "ratelimit-take").get_attribute("href")
+    )
     assert line.get_attribute("x1") != at
     assert slider.get_attribute("aria-valuetext") == "2"
-    number, link = box.find_element("css selector", "[type=number]"), box.find_element("class name", "ratelimit-take")
-    for typed, is_one in (("999999999", False), ("2", True), ("-5", False), ("", False), ("2.5", False)):
+    number, link = (
+        box.find_element("css selector", "[type=number]"),
+        box.find_element("class name", "ratelimit-take"),
+    )
+    for typed, is_one in (
+        ("999999999", False),
+        ("2", True),
+        ("-5", False),
+        ("", False),
+        ("2.5", False),
+    ):
         browser.execute_script("arguments[0].value = ''", number)
         number.send_keys(typed or "1", *([] if typed else [Keys.BACKSPACE]))
         assert link.is_displayed() is is_one, typed
-        assert ("would have refused" in box.find_element("class name", "ratelimit-answer").text) is is_one, typed
+        assert (
+            "would have refused" in box.find_element("class name", "ratelimit-answer").text
+        ) is is_one, typed
     slider.send_keys(Keys.HOME)
     assert link.is_displayed()
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})

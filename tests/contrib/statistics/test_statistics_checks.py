@@ -11,10 +11,14 @@ from django.core.checks import run_checks
 
 def found() -> list[tuple[str, str]]:
     """Their messages, by id."""
-    return [(str(message.id).rpartition(".")[2], message.msg) for message in run_checks(tags=["caches"])]
+    return [
+        (str(message.id).rpartition(".")[2], message.msg) for message in run_checks(tags=["caches"])
+    ]
 
 
-def test_metrics_have_the_packages_that_they_need(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_have_the_packages_that_they_need(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And the token itself is not told."""
     settings.RATELIMIT_METRICS_TOKEN = "a-token-of-the-tests"
     monkeypatch.setitem(sys.modules, "prometheus_client", None)  # As where it is not installed.

@@ -1,4 +1,6 @@
-"""A host or a server whose clock is wrong for a while: what was counted stays in its hour, and nothing is forgotten."""
+"""A host or a server whose clock is wrong for a while: what was counted stays in its hour, and
+nothing is forgotten.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def test_a_turn_to_keep_hours_ends_though_the_servers_clock_was_set_back(
     assert_turn_ends(hours.look, hours._turn_key(), done, direct)
 
 
-def test_a_process_without_threads_counts_requests_in_their_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_threads_counts_requests_in_their_hour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It writes what it has counted during later requests."""
     monkeypatch.setattr(tasks, "_start_thread", lambda *arguments: None)
     limiter = RateLimiter("threadless", "100/h")
@@ -60,4 +64,7 @@ def test_a_process_with_a_wrong_clock_makes_no_name_of_statistics_forgotten(
         recorder._writer._begin_hour(0)
     monkeypatch.undo()
     assert set(reading.known_names()) == set(reading.durable_names()) == {"right", "wrong"}
-    assert {name: counts["a"] for name, counts in reading.totals().of_names.items()} == {"right": 2, "wrong": 2}
+    assert {name: counts["a"] for name, counts in reading.totals().of_names.items()} == {
+        "right": 2,
+        "wrong": 2,
+    }

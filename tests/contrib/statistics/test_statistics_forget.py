@@ -10,14 +10,24 @@ import redis
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.statistics.report import one
-from tests.acceptance.test_forget import ADDRESS, IP, OTHER, erased, forget_what_another_process_knows
+from tests.acceptance.test_forget import (
+    ADDRESS,
+    IP,
+    OTHER,
+    erased,
+    forget_what_another_process_knows,
+)
 from tests.acceptance.test_reset_and_block import said
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_another_process_forgets_within_a_second(direct: redis.Redis, prefix: str, tmp_path: Path) -> None:
-    """Also statistics that it has not written, and the lists of clients that it writes every second."""
+def test_another_process_forgets_within_a_second(
+    direct: redis.Redis, prefix: str, tmp_path: Path
+) -> None:
+    """Also statistics that it has not written, and the lists of clients that it writes every
+    second.
+    """
     forget_what_another_process_knows(direct, prefix, tmp_path, "statistics")
 
 

@@ -1,4 +1,5 @@
-"""Under load, from several processes, whatever stops, dies or forks meanwhile: what is read is what was decided.
+"""Under load, from several processes, whatever stops, dies or forks meanwhile: what is read is what
+was decided.
 
 `RATELIMIT_TEST_LOAD_SECONDS=60` in front of pytest makes the load last a minute.
 """
@@ -25,7 +26,15 @@ from django.core.management import call_command
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.statistics import reading, writing
 from django_ratelimit_lua.contrib.statistics import recorder as recording
-from django_ratelimit_lua.contrib.statistics.reading import Span, dropped, known_names, marks, series, top, total
+from django_ratelimit_lua.contrib.statistics.reading import (
+    Span,
+    dropped,
+    known_names,
+    marks,
+    series,
+    top,
+    total,
+)
 from django_ratelimit_lua.contrib.statistics.recorder import Hits, Person, Tables, recorder
 from django_ratelimit_lua.contrib.statistics.report import why_uncounted
 from django_ratelimit_lua.engine.decide import PlannedCharge
@@ -60,7 +69,11 @@ def day() -> Span:
 
 def counted() -> dict[str, int]:
     """What is read of all names."""
-    return {f"{name} {result}": number for name in NAMES for result, number in total(name, day()).counts.items()}
+    return {
+        f"{name} {result}": number
+        for name in NAMES
+        for result, number in total(name, day()).counts.items()
+    }
 
 
 def counted_by_minutes() -> dict[str, int]:
@@ -74,7 +87,12 @@ def counted_by_minutes() -> dict[str, int]:
 
 @contextmanager
 def loaded(
-    database: Path, prefix: str, at: str = "", processes: int = PROCESSES, seconds: float = SECONDS, **settings: Any
+    database: Path,
+    prefix: str,
+    at: str = "",
+    processes: int = PROCESSES,
+    seconds: float = SECONDS,
+    **settings: Any,
 ) -> Iterator[tuple[list[Worker], Counter[str]]]:
     """Processes at work; the counts of all their answers are there when they have ended."""
     given = {
@@ -86,7 +104,10 @@ def loaded(
     }
     answers: Counter[str] = Counter()
     with ExitStack() as stack:
-        workers = [stack.enter_context(Worker(prefix, {"default": database}, at=at, **given)) for _ in range(processes)]
+        workers = [
+            stack.enter_context(Worker(prefix, {"default": database}, at=at, **given))
+            for _ in range(processes)
+        ]
         for worker in workers:
             worker("from tests.load import load, load_noting")
         for number, worker in enumerate(workers):
@@ -99,8 +120,9 @@ def loaded(
 
 @pytest.mark.alone
 def test_what_is_read_is_what_the_clients_were_told(database: Path, prefix: str) -> None:
-    """To the unit, by hours and by minutes: four processes, several limiters, requests, refusals, the deny cache and
-    shadow mode, while one of the processes stands still for a moment."""
+    """To the unit, by hours and by minutes: four processes, several limiters, requests, refusals,
+    the deny cache and shadow mode, while one of the processes stands still for a moment.
+    """
     with loaded(database, prefix) as (workers, answers):
         time.sleep(SECONDS / 4)
         os.kill(workers[0]._process.pid, signal.SIGSTOP)
@@ -116,7 +138,9 @@ def test_what_is_read_is_what_the_clients_were_told(database: Path, prefix: str)
 
 
 @pytest.mark.alone
-def test_a_process_that_is_killed_loses_its_last_second(database: Path, prefix: str, tmp_path: Path) -> None:
+def test_a_process_that_is_killed_loses_its_last_second(
+    database: Path, prefix: str, tmp_path: Path
+) -> None:
     """And nothing that it has decided before."""
     path = tmp_path / "noted"
     with ExitStack() as stack:
@@ -143,8 +167,9 @@ def test_a_process_that_is_killed_loses_its_last_second(database: Path, prefix: 
 def test_counts_of_an_outage_are_written_later_and_once(
     database: Path, prefix: str, tmp_path: Path, settings: Any
 ) -> None:
-    """Redis stands still, and does later what it was asked; then it is killed, and started again with what it had:
-    nothing is lost, and nothing counts twice."""
+    """Redis stands still, and does later what it was asked; then it is killed, and started again
+    with what it had: nothing is lost, and nothing counts twice.
+    """
     keep = ("--appendonly", "yes", "--appendfsync", "always", "--dir", str(tmp_path))
     server = Server(None, *keep).start()
     seconds = max(SECONDS, 8)
@@ -174,8 +199,9 @@ def use(settings: Any, url: str) -> None:
 
 @pytest.mark.alone
 def test_a_cluster_counts_as_one_server(database: Path, prefix: str, settings: Any) -> None:
-    """Each rule in a slot of its own; while the master of one of them is away, decisions go on, and the others are
-    written; when it is back, nothing is missing that was not lost with it."""
+    """Each rule in a slot of its own; while the master of one of them is away, decisions go on, and
+    the others are written; when it is back, nothing is missing that was not lost with it.
+    """
     with clusters.cluster(replicas=False) as nodes:
         settings.CACHES = nodes.cache()
         settings.RATELIMIT_TIMEOUT = 0.5
@@ -195,7 +221,11 @@ def test_a_cluster_counts_as_one_server(database: Path, prefix: str, settings: A
             assert recorder.flush()
             known = {name for name in NAMES if owners[name] is not away}
             due = {f"{name} a": 40 for name in known}
-            until(lambda: bool(recorder.flush()) and of_these(known) == due, "the others are written", 60)
+            until(
+                lambda: bool(recorder.flush()) and of_these(known) == due,
+                "the others are written",
+                60,
+            )
         finally:
             os.kill(away.pid, signal.SIGCONT)
         until(lambda: not recorder.flush(), "all is written")
@@ -209,7 +239,9 @@ def of_these(names: set[str]) -> dict[str, int]:
     today = int(time.time()) // writing.DAY
     found: Counter[str] = Counter()
     for name in names:
-        for field, number in reading._hashes([writing.key_of(name, b"hours:%d" % today)])[0].items():
+        for field, number in reading._hashes([writing.key_of(name, b"hours:%d" % today)])[
+            0
+        ].items():
             if field[0] in "ar":
                 found[f"{name} {field[0]}"] += number
     return dict(found)
@@ -217,7 +249,9 @@ def of_these(names: set[str]) -> dict[str, int]:
 
 def test_a_server_without_memory_is_written_to_later(settings: Any) -> None:
     """Decisions are made as the policy says, and nothing that was counted is lost."""
-    with Server(os.environ.get("RATELIMIT_TEST_BINARY"), "--maxmemory-policy", "noeviction") as server:
+    with Server(
+        os.environ.get("RATELIMIT_TEST_BINARY"), "--maxmemory-policy", "noeviction"
+    ) as server:
         use(settings, server.url)
         settings.RATELIMIT_ON_STORE_ERROR = "open"
         limiter = RateLimiter("full", "1000000/h")
@@ -236,13 +270,20 @@ def test_a_server_without_memory_is_written_to_later(settings: Any) -> None:
         stop(20)
 
 
-def test_a_user_who_may_not_write_statistics_decides_all_the_same(settings: Any, prefix: str) -> None:
-    """What cannot be written is kept up to a bound; and where only a part may not be written, the rest is."""
+def test_a_user_who_may_not_write_statistics_decides_all_the_same(
+    settings: Any, prefix: str
+) -> None:
+    """What cannot be written is kept up to a bound; and where only a part may not be written, the
+    rest is.
+    """
     with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
         with clusters.client(server.port) as direct:
             rights = ["on", "nopass", "+@all", "~*"]
             direct.execute_command(
-                "ACL SETUSER", "limits", *["on", "nopass", "+@all", "%R~*", "resetkeys"], f"~{prefix}{{[^s]*"
+                "ACL SETUSER",
+                "limits",
+                *["on", "nopass", "+@all", "%R~*", "resetkeys"],
+                f"~{prefix}{{[^s]*",
             )
             direct.execute_command("ACL SETUSER", "some", *rights, "-pfadd")
         use(settings, server.url.replace("//", "//limits:x@"))
@@ -262,16 +303,27 @@ def test_a_user_who_may_not_write_statistics_decides_all_the_same(settings: Any,
 
 @pytest.mark.parametrize("missing", ["hincrby", "pfadd"])
 def test_what_cannot_be_written_is_told(
-    missing: str, settings: Any, prefix: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    missing: str,
+    settings: Any,
+    prefix: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All of it or a part: once in the log, and where health is asked; and so is that it can be again."""
+    """All of it or a part: once in the log, and where health is asked; and so is that it can be
+    again.
+    """
     caplog.set_level(logging.INFO, "django_ratelimit_lua")
 
     def said() -> list[str]:
         return [record.levelname for record in caplog.records if "'flush'" in record.getMessage()]
 
-    with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server, clusters.client(server.port) as direct:
-        direct.execute_command("ACL SETUSER", "some", "on", "nopass", "+@all", "~*", "&*", f"-{missing}")
+    with (
+        Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server,
+        clusters.client(server.port) as direct,
+    ):
+        direct.execute_command(
+            "ACL SETUSER", "some", "on", "nopass", "+@all", "~*", "&*", f"-{missing}"
+        )
         use(settings, server.url.replace("//", "//some:x@"))
         limiter = RateLimiter("told", "1/h")
         assert recorder.error is None
@@ -297,7 +349,9 @@ def test_what_cannot_be_written_is_told(
         stop(20)
 
 
-def test_what_is_kept_is_bounded_and_what_is_dropped_is_known(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_bounded_and_what_is_dropped_is_known(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beyond the bound, nothing is counted; how many requests that was is reported."""
     monkeypatch.setattr(writing, "MAX_PENDING", 100)
     use(settings, "redis://127.0.0.1:1/0")
@@ -320,7 +374,14 @@ def test_workers_that_come_and_go_lose_nothing(prefix: str) -> None:
     """gunicorn ends each of its workers after a few requests."""
     RateLimitRule.objects.create(name="site", path="/", key="ip", limit=100, unit="d")
     port = free_port()
-    command = [sys.executable, "-m", "gunicorn", "tests.rules_site:application", "--workers=3", "--threads=2"]
+    command = [
+        sys.executable,
+        "-m",
+        "gunicorn",
+        "tests.rules_site:application",
+        "--workers=3",
+        "--threads=2",
+    ]
     command += ["--max-requests=15", "--log-level=error", "--bind", f"127.0.0.1:{port}"]
     environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix}
     environment["RATELIMIT_TEST_SITE_ANNEXES"] = "django_ratelimit_lua.contrib.statistics"
@@ -338,7 +399,9 @@ def test_workers_that_come_and_go_lose_nothing(prefix: str) -> None:
 
 @pytest.mark.alone
 def test_a_child_counts_for_itself(direct: Any) -> None:
-    """Whatever the parent's threads are doing when it forks: what was counted until then, the parent writes."""
+    """Whatever the parent's threads are doing when it forks: what was counted until then, the
+    parent writes.
+    """
     limiter = RateLimiter("forked", "1000000/h", algorithm="fixed_window")
     is_over = threading.Event()
 
@@ -368,10 +431,19 @@ def test_a_child_counts_for_itself(direct: Any) -> None:
 
 
 def test_a_clock_that_is_moved_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over the end of an hour and of a day, and back: each moment is counted where it was at its time."""
+    """Over the end of an hour and of a day, and back: each moment is counted where it was at its
+    time.
+    """
     limiter = RateLimiter("clock", "1000000/h", algorithm="fixed_window")
     midnight = (int(time.time()) // 86_400) * 86_400
-    moments = [midnight - 1, midnight + 1, midnight - 3599, midnight - 3601, midnight + 1, midnight - 7200]
+    moments = [
+        midnight - 1,
+        midnight + 1,
+        midnight - 3599,
+        midnight - 3601,
+        midnight + 1,
+        midnight - 7200,
+    ]
     for moment in moments:
         with monkeypatch.context() as patch:
             patch.setattr(recording.time, "time", lambda moment=moment: float(moment))
@@ -379,16 +451,20 @@ def test_a_clock_that_is_moved_loses_nothing(monkeypatch: pytest.MonkeyPatch) ->
             assert not recorder.flush()
     assert total("clock", day()).allowed == len(moments)
     by_hours = {
-        (point.moment - midnight) // 3600: point.counts["a"] for point in series("clock", day()) if point.counts["a"]
+        (point.moment - midnight) // 3600: point.counts["a"]
+        for point in series("clock", day())
+        if point.counts["a"]
     }
     assert by_hours == {-2: 2, -1: 2, 0: 2}
-    # Lists of clients go back a day: from nine in the evening on, not all of these moments are in them.
+    # Lists of clients go back a day: from nine in the evening on, not all of these moments are in
+    # them.
     if time.time() - midnight < 21 * 3600:
         assert [one.times for one in top("clock", day(), "used")] == [len(moments)]
 
 
 def test_names_without_end_share_one_place(direct: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those for which there is no room among all processes; nothing is lost of what they counted."""
+    """Those for which there is no room among all processes; nothing is lost of what they
+    counted."""
     monkeypatch.setattr(writing, "MAX_NAMES", 3)
     for _ in range(3):
         recorder._begin()  # Another process.
@@ -396,12 +472,18 @@ def test_names_without_end_share_one_place(direct: Any, monkeypatch: pytest.Monk
             RateLimiter(f"endless.{time.monotonic_ns()}.{number}", "5/h").hit("x")
         recorder.flush()
     assert len(known_names()) == 4
-    assert sum(total(name, day()).requests for name in known_names()) == total("", day()).requests == 30
+    assert (
+        sum(total(name, day()).requests for name in known_names())
+        == total("", day()).requests
+        == 30
+    )
     assert total(writing.OTHER, day()).requests == 27
 
 
 def test_each_hour_has_whole_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many rules were counted in the hour before; beyond so many of one hour, they are small ones."""
+    """However many rules were counted in the hour before; beyond so many of one hour, they are
+    small ones.
+    """
     monkeypatch.setattr(writing, "MAX_SUMMARIES", 3)
     limiters = [RateLimiter(f"hourly.{number}", "5/h") for number in range(4)]
     now = time.time()
@@ -440,8 +522,12 @@ def test_lists_of_workers_that_have_ended_stay() -> None:
 
 
 def test_memory_is_bounded_whoever_comes(direct: Any, prefix: str) -> None:
-    """Ever new identities, of several rules: what the process and Redis keep of them comes to an end."""
-    limiters = [RateLimiter(f"crowd.{number}", "1000/h", algorithm="fixed_window") for number in range(2)]
+    """Ever new identities, of several rules: what the process and Redis keep of them comes to an
+    end.
+    """
+    limiters = [
+        RateLimiter(f"crowd.{number}", "1000/h", algorithm="fixed_window") for number in range(2)
+    ]
     kept = 0
     for step in range(5):
         for number in range(1200):
@@ -449,7 +535,9 @@ def test_memory_is_bounded_whoever_comes(direct: Any, prefix: str) -> None:
                 limiter.hit((step, number))
         recorder.flush()
         writer = recorder._writer
-        kept = sum(len(summary) for of in writer._tops.values() for summary in of.summaries.values())
+        kept = sum(
+            len(summary) for of in writer._tops.values() for summary in of.summaries.values()
+        )
         kept += sum(map(len, writer._samples.values()))
     assert kept <= 2 * (2 * 1024 + 2 * 2049)
     for limiter in limiters:
@@ -487,7 +575,10 @@ def test_behind_sentinel_counts_go_on_with_the_next_master(settings: Any) -> Non
         until(decides, "the next master decides")
         until(lambda: not recorder.flush(), "all is written")
         assert total("sentinel", day()).allowed == total("", day()).allowed == decided
-        assert total("sentinel", day()).sources == {"redis": 20 + sources["redis"], "fallback": sources["fallback"]}
+        assert total("sentinel", day()).sources == {
+            "redis": 20 + sources["redis"],
+            "fallback": sources["fallback"],
+        }
         assert dropped() == 0
         stop(20)
 
@@ -500,13 +591,17 @@ def crowd(name: str, whose: str, people: int, at: float) -> Tables:
         person = Person(PlannedCharge(Charge(limit, who), name, identity=whose))
         person.allowed = person.units = person.mark = 1
         tables.people[name, limit.rate.period_us, who] = person
-    tables.kinds[name, "a", "redis", 0, limit.rate.period_us, 1, False, True] = Hits(people, people, 0.1)
+    tables.kinds[name, "a", "redis", 0, limit.rate.period_us, 1, False, True] = Hits(
+        people, people, 0.1
+    )
     return tables
 
 
 def test_marks_in_redis_are_bounded_whoever_writes(direct: Any, prefix: str) -> None:
-    """Several processes, more rules than one has summaries for, the last writing of an hour: no set has more members
-    than it may, but for those of one script; and how many people there were is known all the same."""
+    """Several processes, more rules than one has summaries for, the last writing of an hour: no set
+    has more members than it may, but for those of one script; and how many people there were is
+    known all the same.
+    """
     now = time.time()
     writers = [writing.Writer() for _ in range(3)]
     for step in range(2):
@@ -525,11 +620,15 @@ def test_marks_in_redis_are_bounded_whoever_writes(direct: Any, prefix: str) -> 
     for writer in writers:
         assert sum(map(len, writer._samples.values())) <= writing.MAX_MARKS
         writer.take(crowd("busy.0", "later", 10, now + 86_400), {})
-        assert len(writer._samples) == 2, "those of the hour and the day that have gone by are forgotten"
+        assert len(writer._samples) == 2, (
+            "those of the hour and the day that have gone by are forgotten"
+        )
     assert marks("idle.59", 3600 * 10**6, day()).people == 60
 
 
-def test_what_a_process_remembers_of_marks_is_bounded(direct: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_process_remembers_of_marks_is_bounded(
+    direct: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many rules are busy; and nothing is counted twice or left out by it."""
     monkeypatch.setattr(writing, "MAX_MARKS", 2000)
     now, writer = time.time(), writing.Writer()

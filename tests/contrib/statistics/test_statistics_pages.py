@@ -1,4 +1,6 @@
-"""The pages of the statistics: they show what was decided, to those who may see it, whatever names there are."""
+"""The pages of the statistics: they show what was decided, to those who may see it, whatever names
+there are.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,12 @@ from django_ratelimit_lua.contrib.statistics.buckets import units_bucket
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.contrib.statistics.report import PERIODS, one, overview
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
+from django_ratelimit_lua.models import (
+    RateLimitChange,
+    RateLimitOverride,
+    RateLimitRule,
+    RateLimitTier,
+)
 from django_ratelimit_lua.operations.formatting import moment_words, rate_words, share_words
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.store import get_store
@@ -44,9 +51,15 @@ STATISTICS = "/admin/ratelimit_statistics/statistics/"
 ONE = f"{STATISTICS}one/"
 RULES = test_admin.RULES
 ODD = (
-    "größe/naïve ✓", "a/b?c=d&e#f", '"quoted" \'twice\'', "<script>alert(1)</script>", "n" * 500, "%41%2F", "…\x00…",
+    "größe/naïve ✓",
+    "a/b?c=d&e#f",
+    "\"quoted\" 'twice'",
+    "<script>alert(1)</script>",
+    "n" * 500,
+    "%41%2F",
+    "…\x00…",
     "half \ud800",
-)  # fmt: skip
+)
 
 
 def told(client: Client, where: str = STATISTICS, **query: str) -> Any:
@@ -68,9 +81,13 @@ def row(client: Client, name: str) -> Any:
 
 
 def test_the_pages_tell_what_was_decided_to_the_unit(operator: Client) -> None:
-    """Of real requests: allowed, refused, would be refused, blocked; each once, in every period, and in their sum."""
+    """Of real requests: allowed, refused, would be refused, blocked; each once, in every period,
+    and in their sum.
+    """
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
-    RateLimitRule.objects.create(name="quiet", path="/ok", key="ip", limit=1, unit="h", mode="shadow")
+    RateLimitRule.objects.create(
+        name="quiet", path="/ok", key="ip", limit=1, unit="h", mode="shadow"
+    )
     statuses = Counter(visits(5, "203.0.113.1") + visits(2, "203.0.113.2"))
     assert statuses == {200: 4, 429: 3}
     of = row(operator, "site")
@@ -89,10 +106,14 @@ def test_the_pages_tell_what_was_decided_to_the_unit(operator: Client) -> None:
 
 
 def test_the_pages_count_a_request_once(operator: Client) -> None:
-    """One view with a decorator and two rules of the middleware: the tiles, JSON and the command show the requests."""
+    """One view with a decorator and two rules of the middleware: the tiles, JSON and the command
+    show the requests.
+    """
     for name in ("first", "second"):
         RateLimitRule.objects.create(name=name, path="/search", key="ip", limit=1000, unit="h")
-    RateLimitRule.objects.create(name="search", key="ip", limit=5, unit="h")  # It replaces the decorator's numbers.
+    RateLimitRule.objects.create(
+        name="search", key="ip", limit=5, unit="h"
+    )  # It replaces the decorator's numbers.
     assert Counter(visits(50, "203.0.113.1", "/search")) == {200: 5, 429: 45}
     whole = told(operator)["site"]
     assert (whole["requests"], whole["refused"], whole["share_refused"]) == (50, 45, 0.9)
@@ -108,7 +129,9 @@ def test_the_pages_count_a_request_once(operator: Client) -> None:
 
 
 def test_the_pages_tell_bans_from_other_refusals(operator: Client) -> None:
-    """Of what was refused: how much a ban did, on the overview, on the page of the rule and for machines."""
+    """Of what was refused: how much a ban did, on the overview, on the page of the rule and for
+    machines.
+    """
     limiter = RateLimiter("login", "2/h", algorithm="sliding_log", ban_after=3, ban_for="10m")
     for _ in range(12):
         limiter.hit("ada")
@@ -131,13 +154,21 @@ def test_a_page_says_what_its_json_says(operator: Client) -> None:
     visits(5, "203.0.113.1")
     page = text(operator, ONE, name="site")
     json_page = told(operator, ONE, name="site")
-    assert re.search(r"Refused: 3 of 5 requests \(60%\)\. Since [^.]*: 3, from about 1 client\.", page)
+    assert re.search(
+        r"Refused: 3 of 5 requests \(60%\)\. Since [^.]*: 3, from about 1 client\.", page
+    )
     assert (json_page["requests"], json_page["refused"], json_page["people_refused"]) == (5, 3, 1)
     assert json_page["identities"]["refused"] == [
-        {"digest": json_page["identities"]["refused"][0]["digest"], "least": 3, "most": 3,
-         "parts": [{"kind": "ip", "value": "203.0.113.0/24"}]}
-    ]  # fmt: skip
-    drawn = json.loads(re.findall(r'id="ratelimit-curve-0"[^>]*>(.*?)</script>', page, re.DOTALL)[0])
+        {
+            "digest": json_page["identities"]["refused"][0]["digest"],
+            "least": 3,
+            "most": 3,
+            "parts": [{"kind": "ip", "value": "203.0.113.0/24"}],
+        }
+    ]
+    drawn = json.loads(
+        re.findall(r'id="ratelimit-curve-0"[^>]*>(.*?)</script>', page, re.DOTALL)[0]
+    )
     assert [{key: point[key] for key in ("limit", "requests", "people")} for point in drawn] == (
         json_page["curves"][0]["points"]
     )
@@ -145,10 +176,15 @@ def test_a_page_says_what_its_json_says(operator: Client) -> None:
 
 
 def test_who_was_refused_is_shown_to_those_who_may_see_it() -> None:
-    """Seeing rules is enough for the numbers; names take a permission of their own, in JSON as well."""
+    """Seeing rules is enough for the numbers; names take a permission of their own, in JSON as
+    well.
+    """
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     visits(5, "203.0.113.1")
-    viewer, other = staff("view_ratelimitrule", name="viewer"), staff("view_ratelimitoverride", name="other")
+    viewer, other = (
+        staff("view_ratelimitrule", name="viewer"),
+        staff("view_ratelimitoverride", name="other"),
+    )
     both = staff("view_ratelimitrule", "view_identities", name="both")
     assert "203.0.113" not in text(viewer, ONE, name="site")
     assert told(viewer, ONE, name="site")["identities"] is None
@@ -183,8 +219,9 @@ def test_any_name_has_its_page(operator: Client, name: str) -> None:
 
 
 def test_the_curve_is_what_would_have_been_refused(operator: Client) -> None:
-    """For a fixed window, exactly: another count of the same requests, for every limit, finds the same; above the limit
-    in force, what was refused is all that is known."""
+    """For a fixed window, exactly: another count of the same requests, for every limit, finds the
+    same; above the limit in force, what was refused is all that is known.
+    """
     RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", limit=9, unit="d", algorithm="fixed_window", align="day"
     )
@@ -204,13 +241,19 @@ def test_the_curve_is_what_would_have_been_refused(operator: Client) -> None:
     assert by_limit[10]["people"] == [0, 4]
     shown = text(operator, ONE, name="site", limit0="5")
     requests, people = sum(max(0, times - 5) for times in asked.values()), 8
-    assert f"5 per day would have refused {requests} requests of 91, and {people} clients of 13." in shown
+    assert (
+        f"5 per day would have refused {requests} requests of 91, and {people} clients of 13."
+        in shown
+    )
 
 
 def test_a_curve_of_several_limits_says_so(operator: Client) -> None:
-    """If the limit was another one for a part of the time, the curve is as if today's had applied to all; what was
-    refused may be any part of what is above it."""
-    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=6, unit="d", algorithm="fixed_window")
+    """If the limit was another one for a part of the time, the curve is as if today's had applied
+    to all; what was refused may be any part of what is above it.
+    """
+    rule = RateLimitRule.objects.create(
+        name="site", path="/ok", key="ip", limit=6, unit="d", algorithm="fixed_window"
+    )
     assert visits(9, "203.0.113.1").count(429) == 3
     curve = told(operator, ONE, name="site")["curves"][0]
     assert curve["others"] == []
@@ -227,11 +270,19 @@ def test_a_curve_of_several_limits_says_so(operator: Client) -> None:
 
 
 def test_a_bucket_with_tiers_says_why_the_curve_is_another(operator: Client) -> None:
-    """Who has a tier is in the curve with what they asked of theirs: more than was refused, which is said."""
+    """Who has a tier is in the curve with what they asked of theirs: more than was refused, which
+    is said.
+    """
     rule = RateLimitRule.objects.create(
-        name="site", path="/ok", key="user", limit=6, unit="d", algorithm="token_bucket", burst=3,
+        name="site",
+        path="/ok",
+        key="user",
+        limit=6,
+        unit="d",
+        algorithm="token_bucket",
+        burst=3,
         audience="authenticated",
-    )  # fmt: skip
+    )
     plain = Client()
     plain.force_login(User.objects.create_user("ada"))
     assert [plain.get("/ok").status_code for _ in range(5)].count(429) == 2
@@ -249,16 +300,21 @@ def test_a_bucket_with_tiers_says_why_the_curve_is_another(operator: Client) -> 
     assert (of["today"], of["others"]) == (3, ["changes", "tiers"])
     page = unescape(text(operator, ONE, name="site"))
     assert (
-        "Requests met other limits as well (changes, tiers): the curve is as if this one had applied to all, alone."
-        in page
+        "Requests met other limits as well (changes, tiers): the curve is as if this one had "
+        "applied to all, alone." in page
     )
     assert "2 requests were refused." in page
 
 
-def test_a_curve_names_why_requests_met_other_limits(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the beginning of the hour in which it begins: changes of the rule, overrides and tiers."""
+def test_a_curve_names_why_requests_met_other_limits(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the beginning of the hour in which it begins: changes of the rule, overrides
+    and tiers."""
     began = int(time.time()) // 3600 * 3600 + 600.0
-    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=6, unit="h", algorithm="fixed_window")
+    rule = RateLimitRule.objects.create(
+        name="site", path="/ok", key="ip", limit=6, unit="h", algorithm="fixed_window"
+    )
     RateLimitChange.objects.all().delete()
     assert visits(9, "203.0.113.1").count(429) == 3
 
@@ -267,11 +323,15 @@ def test_a_curve_names_why_requests_met_other_limits(operator: Client, monkeypat
         of = one("site", "hour", began + 3000.0)
         return list(of.curves[0].others)
 
-    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.report._now", lambda: began + 3000.0)
+    monkeypatch.setattr(
+        "django_ratelimit_lua.contrib.statistics.report._now", lambda: began + 3000.0
+    )
     start = datetime.datetime.fromtimestamp(began, datetime.UTC)
     assert others() == []
     minute = datetime.timedelta(minutes=1)
-    override = RateLimitOverride.objects.create(rule=rule, network="203.0.113.9", effect="limit", limit=99, unit="h")
+    override = RateLimitOverride.objects.create(
+        rule=rule, network="203.0.113.9", effect="limit", limit=99, unit="h"
+    )
     moments = RateLimitOverride.objects.filter(pk=override.pk)
     for starts, ends, created, found in (
         (None, start + minute, start - minute, ["overrides"]),
@@ -298,7 +358,9 @@ def test_a_curve_knows_what_the_code_said_before_a_rule_took_its_place(operator:
     assert [limiter.hit("ada").allowed for _ in range(6)].count(False) == 3
     of = told(operator, ONE, name="of.code")["curves"][0]
     assert (of["today"], of["others"]) == (3, [])
-    rule = RateLimitRule.objects.create(name="of.code", limit=30, unit="h", algorithm="fixed_window")
+    rule = RateLimitRule.objects.create(
+        name="of.code", limit=30, unit="h", algorithm="fixed_window"
+    )
     of = told(operator, ONE, name="of.code")["curves"][0]
     assert (of["today"], of["others"]) == (30, ["changes"])
     assert {point["limit"]: point["requests"] for point in of["points"]}[20][0] == 0
@@ -309,7 +371,9 @@ def test_a_curve_knows_what_the_code_said_before_a_rule_took_its_place(operator:
 
 def test_a_curve_knows_overrides_of_all_rules(operator: Client) -> None:
     """Of rules, and of limits in code."""
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h", algorithm="fixed_window")
+    RateLimitRule.objects.create(
+        name="site", path="/ok", key="ip", limit=2, unit="h", algorithm="fixed_window"
+    )
     RateLimitChange.objects.all().delete()
     RateLimitOverride.objects.create(network="203.0.113.1", effect="limit", limit=30, unit="h")
     assert visits(5, "203.0.113.1").count(429) == 0
@@ -320,7 +384,9 @@ def test_a_curve_knows_overrides_of_all_rules(operator: Client) -> None:
 
 def test_in_shadow_mode_nobody_is_said_to_be_refused(operator: Client) -> None:
     """But that they would be, everywhere on the page."""
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h", mode="shadow")
+    RateLimitRule.objects.create(
+        name="site", path="/ok", key="ip", limit=1, unit="h", mode="shadow"
+    )
     assert visits(3) == [200] * 3
     page = text(operator, ONE, name="site")
     assert "clients that would be refused" in page
@@ -339,25 +405,40 @@ def test_a_curve_beside_others_says_so(operator: Client) -> None:
     """What the other limit refused is not what this one would have."""
     limiter = RateLimiter("of.both", ["2/h", "100/d"])
     assert [limiter.hit("ada").allowed for _ in range(5)].count(False) == 3
-    assert "Requests met other limits as well (limits for other periods)" in text(operator, ONE, name="of.both")
+    assert "Requests met other limits as well (limits for other periods)" in text(
+        operator, ONE, name="of.both"
+    )
 
 
 def who(client: Client, period: str) -> list[int]:
     """How often each was refused that is listed."""
-    return [each["most"] for each in told(client, ONE, name="site", period=period)["identities"]["refused"]]
+    return [
+        each["most"]
+        for each in told(client, ONE, name="site", period=period)["identities"]["refused"]
+    ]
 
 
 def test_a_chosen_limit_fills_the_form(operator: Client) -> None:
-    """Of the rule, or of a new one for a limit of the code; it is saved by who looks at it, and the history says so."""
-    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9, more_rates=["50/h"])
+    """Of the rule, or of a new one for a limit of the code; it is saved by who looks at it, and the
+    history says so.
+    """
+    rule = RateLimitRule.objects.create(
+        name="site", path="/ok", key="ip", limit=9, more_rates=["50/h"]
+    )
     visits(3, "203.0.113.1")
     shown = text(operator, ONE, name="site", limit0="4")
-    (link, further) = [unescape(link) for link in re.findall(r'class="button ratelimit-take" href="([^"]*)"', shown)]
+    (link, further) = [
+        unescape(link)
+        for link in re.findall(r'class="button ratelimit-take" href="([^"]*)"', shown)
+    ]
     assert link == f"{RULES}{rule.pk}/change/?limit=4"
     form = text(operator, link)
     assert re.search(r'name="limit" value="4"', form)
     assert "50/h" in form
-    assert re.search(r">\s*62/h</textarea>", text(operator, further.replace("further_limit=50", "further_limit=62")))
+    assert re.search(
+        r">\s*62/h</textarea>",
+        text(operator, further.replace("further_limit=50", "further_limit=62")),
+    )
     assert RateLimitRule.objects.get().limit == 9
     changed = given(key="ip", path="/ok", limit=4, unit="m", more_rates="50/h")
     assert operator.post(link, changed).status_code == 302
@@ -365,20 +446,32 @@ def test_a_chosen_limit_fills_the_form(operator: Client) -> None:
     assert LogEntry.objects.latest("pk").get_change_message() == "Changed Limit."
     RateLimiter("of.code", "5/m").hit("x")
     RateLimiter("of.two", ["5/s", "50/h"]).hit("x")
-    (_, second) = re.findall(r'class="button ratelimit-take" href="([^"]*)"', text(operator, ONE, name="of.two"))
+    (_, second) = re.findall(
+        r'class="button ratelimit-take" href="([^"]*)"', text(operator, ONE, name="of.two")
+    )
     form = text(operator, unescape(second).rpartition("=")[0] + "=44")
     assert re.search(r'name="limit" value="5"', form)
     assert re.search(r">\s*44/h</textarea>", form)
-    link = unescape(re.findall(r'class="button ratelimit-take" href="([^"]*)"', text(operator, ONE, name="of.code"))[0])
+    link = unescape(
+        re.findall(
+            r'class="button ratelimit-take" href="([^"]*)"', text(operator, ONE, name="of.code")
+        )[0]
+    )
     assert link.startswith(f"{RULES}add/?instead=of.code&limit=")
     assert re.search(r'name="limit" value="3"', text(operator, link.rpartition("=")[0] + "=3"))
 
 
 def test_a_chosen_limit_takes_the_place_of_that_of_its_period(operator: Client) -> None:
-    """Where limits of one name count by several keys, a rule takes the place of one of them: of that of the curve."""
-    view = ratelimit(group="of.keys", key="ip", rate="9/h")(ratelimit(group="of.keys", key="path", rate="7/m")(fine))
+    """Where limits of one name count by several keys, a rule takes the place of one of them: of
+    that of the curve.
+    """
+    view = ratelimit(group="of.keys", key="ip", rate="9/h")(
+        ratelimit(group="of.keys", key="path", rate="7/m")(fine)
+    )
     view(RequestFactory().get("/", REMOTE_ADDR="203.0.113.1"))
-    links = re.findall(r'class="button ratelimit-take" href="([^"]*)"', text(operator, ONE, name="of.keys"))
+    links = re.findall(
+        r'class="button ratelimit-take" href="([^"]*)"', text(operator, ONE, name="of.keys")
+    )
     forms = [text(operator, unescape(link).rpartition("=")[0] + "=3") for link in links]
     assert [re.search(r'name="key" value="([^"]*)"', form)[1] for form in forms] == ["path", "ip"]
     assert [re.search(r'<option value="(.)" selected', form)[1] for form in forms] == ["m", "h"]
@@ -390,10 +483,14 @@ def fine(request: HttpRequest) -> HttpResponse:
 
 
 def test_what_can_be_done_about_somebody_is_beside_them(operator: Client) -> None:
-    """The links lead to forms in which they stand already; of a network, it is said that all of it is meant."""
+    """The links lead to forms in which they stand already; of a network, it is said that all of it
+    is meant.
+    """
     user = User.objects.create_user("ada")
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
-    RateLimitRule.objects.create(name="users", path="/ok", key="user", limit=1, unit="h", audience="authenticated")
+    RateLimitRule.objects.create(
+        name="users", path="/ok", key="user", limit=1, unit="h", audience="authenticated"
+    )
     visits(3, "203.0.113.1")
     ada = Client(REMOTE_ADDR="203.0.113.9")
     ada.force_login(user)
@@ -422,8 +519,12 @@ def inspected(operator: Client, name: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("shows", ["masked", "plain", "off"])
-def test_inspect_is_about_exactly_the_client_beside_it(operator: Client, settings: Any, shows: str) -> None:
-    """Whatever is shown of the client: its own counts, the verdict that it meets, and a reset of these alone."""
+def test_inspect_is_about_exactly_the_client_beside_it(
+    operator: Client, settings: Any, shows: str
+) -> None:
+    """Whatever is shown of the client: its own counts, the verdict that it meets, and a reset of
+    these alone.
+    """
     settings.RATELIMIT_SHOW_IDENTITIES = shows
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     assert visits(9, "203.0.113.77") == [200] * 2 + [429] * 7
@@ -436,7 +537,9 @@ def test_inspect_is_about_exactly_the_client_beside_it(operator: Client, setting
     assert "The next request of this client would be allowed by site" in text(operator, url)
     assert visits(1, "203.0.113.77") == [200]
     assert "1 / 2" in text(operator, url)
-    assert staff("view_ratelimitrule", name="reader").post(url, {"action": "reset"}).status_code == 403
+    assert (
+        staff("view_ratelimitrule", name="reader").post(url, {"action": "reset"}).status_code == 403
+    )
     assert "next request of this client" not in text(operator, url.replace("digest=", "digest=x"))
 
 
@@ -454,7 +557,9 @@ def test_inspect_finds_clients_of_a_limiter(operator: Client) -> None:
 def test_inspect_goes_by_overrides_about_the_client(operator: Client) -> None:
     """About a user, another limit, an exemption and a block hold in the verdict."""
     user = User.objects.create_user("ada")
-    RateLimitRule.objects.create(name="users", path="/ok", key="user", limit=2, unit="h", audience="authenticated")
+    RateLimitRule.objects.create(
+        name="users", path="/ok", key="user", limit=2, unit="h", audience="authenticated"
+    )
     ada = Client(REMOTE_ADDR="203.0.113.9")
     ada.force_login(user)
     assert [ada.get("/ok").status_code for _ in range(3)] == [200, 200, 429]
@@ -463,7 +568,9 @@ def test_inspect_goes_by_overrides_about_the_client(operator: Client) -> None:
     numbers = {"limit": 9, "period": 1, "unit": "h"}
     for effect, verdict in (("limit", "allowed"), ("exempt", "allowed"), ("block", "refused")):
         RateLimitOverride.objects.all().delete()
-        RateLimitOverride.objects.create(user=user, effect=effect, **(numbers if effect == "limit" else {}))
+        RateLimitOverride.objects.create(
+            user=user, effect=effect, **(numbers if effect == "limit" else {})
+        )
         assert f"would be {verdict} by users" in text(operator, url), effect
         assert ada.get("/ok").status_code == (200 if verdict == "allowed" else 429)
     client = digest(("user", str(user.pk))).decode()
@@ -472,7 +579,9 @@ def test_inspect_goes_by_overrides_about_the_client(operator: Client) -> None:
     assert ada.get("/ok").status_code == 200
 
 
-def test_a_client_whose_name_is_hidden_is_exempt_or_blocked_by_its_digest(operator: Client, settings: Any) -> None:
+def test_a_client_whose_name_is_hidden_is_exempt_or_blocked_by_its_digest(
+    operator: Client, settings: Any
+) -> None:
     """The links fill in the digest and a day, and the form is saved as it is."""
     settings.RATELIMIT_SHOW_IDENTITIES = "off"
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
@@ -482,14 +591,19 @@ def test_a_client_whose_name_is_hidden_is_exempt_or_blocked_by_its_digest(operat
     links = re.findall(rf'href="([^"]*client_digest={client}[^"]*)"', html)
     assert ["exempt" in links[0], "block" in links[1]] == [True, True]
     form = operator.get(links[0]).context["adminform"].form
-    sent = {name: form[name].value() for name in ("client_digest", "effect", "duration", "rule", "period", "unit")}
+    sent = {
+        name: form[name].value()
+        for name in ("client_digest", "effect", "duration", "rule", "period", "unit")
+    }
     assert operator.post(links[0], sent).status_code == 302
     assert visits(9, "203.0.113.77") == [200] * 9
 
 
 def test_inspect_shows_where_a_client_was_refused(operator: Client) -> None:
     """As far as the evidence of a ban knows it, to operators who may see identities."""
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h", ban_after=2, ban_for="1h")
+    RateLimitRule.objects.create(
+        name="site", path="/ok", key="ip", limit=1, unit="h", ban_after=2, ban_for="1h"
+    )
     visits(4, "203.0.113.77")
     url, page = inspected(operator, "site")
     assert "GET /ok" in page
@@ -506,7 +620,10 @@ def test_changes_are_marks_on_the_time_axis(operator: Client) -> None:
     shown = text(operator, ONE, name="site")
     assert shown.count('<g class="mark">') == 2 * 2  # For a desk, and for a phone.
     assert "Limit: 9 per minute → 5 per minute" in shown
-    assert [change["action"] for change in told(operator, ONE, name="site")["changes"]] == ["created", "changed"]
+    assert [change["action"] for change in told(operator, ONE, name="site")["changes"]] == [
+        "created",
+        "changed",
+    ]
     RateLimitChange.objects.update(at=timezone.now() - datetime.timedelta(days=2))
     assert '<g class="mark">' not in text(operator, ONE, name="site")
     assert '<g class="mark">' in text(operator, ONE, name="site", period="week")
@@ -515,7 +632,9 @@ def test_changes_are_marks_on_the_time_axis(operator: Client) -> None:
 def test_without_redis_the_pages_open_and_say_so(operator: Client, settings: Any) -> None:
     """On both pages, and as JSON with the reason."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
-    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.CACHES = {
+        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    }
     shown = text(operator)
     assert "Redis is unavailable" in shown
     assert "Redis is unavailable" in text(operator, ONE, name="site")
@@ -526,7 +645,9 @@ def test_without_redis_the_pages_open_and_say_so(operator: Client, settings: Any
 
 
 @pytest.mark.usefixtures("no_others")
-def test_a_thousand_names_are_read_in_few_trips(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_names_are_read_in_few_trips(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However they are sorted; they are shown page by page, and found by a part of their name."""
     for number in range(1000):
         RateLimiter(f"name-{number:04}", "5/h").hit("x")
@@ -565,7 +686,13 @@ def test_whatever_is_asked_has_an_answer(operator: Client) -> None:
     """Of periods, sorts, pages and limits that are none."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     visits(1, "203.0.113.1")
-    for query in ({"page": "x"}, {"page": "999999"}, {"sort": "nonsense"}, {"q": "\x00"}, {"page": "-1"}):
+    for query in (
+        {"page": "x"},
+        {"page": "999999"},
+        {"sort": "nonsense"},
+        {"q": "\x00"},
+        {"page": "-1"},
+    ):
         text(operator, **query)
     for query in ({"period": "x"}, {"limit0": "-5"}, {"limit0": "9" * 40}):
         text(operator, ONE, **{"name": "site", **query})
@@ -583,10 +710,14 @@ def test_whatever_is_asked_has_an_answer(operator: Client) -> None:
 
 
 def test_lists_show_the_last_day_and_lead_to_its_page(operator: Client) -> None:
-    """Rules of the admin in their list, with what this version in shadow mode has seen; rules of the settings and
-    limits in the code on their page. Who was blocked was blocked, and not refused by a rule."""
+    """Rules of the admin in their list, with what this version in shadow mode has seen; rules of
+    the settings and limits in the code on their page. Who was blocked was blocked, and not refused
+    by a rule.
+    """
     rule = RateLimitRule.objects.create(name="site & all", path="/ok", key="ip", limit=2, unit="h")
-    RateLimitRule.objects.create(name="tried", path="/ok", key="ip", limit=1, unit="h", mode="shadow")
+    RateLimitRule.objects.create(
+        name="tried", path="/ok", key="ip", limit=1, unit="h", mode="shadow"
+    )
     RateLimitRule.objects.create(name="unused", path="/nowhere", key="ip", limit=1, unit="h")
     mail = RateLimiter("mail.lists", "2/h")
     assert [mail.hit("ada").allowed for _ in range(3)] == [True, True, False]
@@ -597,7 +728,10 @@ def test_lists_show_the_last_day_and_lead_to_its_page(operator: Client) -> None:
     assert f'<a href="{ONE}?name=site+%26+all"><svg ' in page
     assert 'aria-label="Last day: 1 refused, 2 blocked, 2 allowed"' in page
     assert "1 refused, 2 blocked</div>" in page
-    assert "would be refused</div>Seen: 5 requests, from about 1 client. Would have refused: 4 (80%)" in page
+    assert (
+        "would be refused</div>Seen: 5 requests, from about 1 client. Would have refused: 4 (80%)"
+        in page
+    )
     assert page.count("ratelimit-spark") == 2
     page = operator.get("/admin/django_ratelimit_lua/ratelimitrule/limits/").content.decode()
     assert f'<a href="{ONE}?name=mail.lists"><svg' in page
@@ -608,14 +742,18 @@ def test_lists_are_there_without_redis_and_lead_only_those_who_may_see(
     operator: Client,
     settings: Any,
 ) -> None:
-    """Who may change rules and not view them finds no link; while Redis is away, the lists say nothing of the day."""
+    """Who may change rules and not view them finds no link; while Redis is away, the lists say
+    nothing of the day.
+    """
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     assert visits(3) == [200, 200, 429]
     page = staff("change_ratelimitrule").get(RULES).content.decode()
     assert "ratelimit-spark" in page
     assert ONE not in page
     stop(20)  # No thread is to ask the one server for the other.
-    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.CACHES = {
+        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    }
     for where in (RULES, "/admin/django_ratelimit_lua/ratelimitrule/limits/"):
         response = operator.get(where)
         assert response.status_code == 200
@@ -625,13 +763,25 @@ def test_lists_are_there_without_redis_and_lead_only_those_who_may_see(
 def test_shares_are_rounded() -> None:
     """And not cut, which is what Django does with digits that are too many."""
     shares = (0, 0.0001, 0.0158, 0.0996, 0.618, 0.995, 1)
-    assert [share_words(share) for share in shares] == ["0%", "< 0.1%", "1.6%", "10%", "62%", "100%", "100%"]
+    assert [share_words(share) for share in shares] == [
+        "0%",
+        "< 0.1%",
+        "1.6%",
+        "10%",
+        "62%",
+        "100%",
+        "100%",
+    ]
     assert [rate_words(rate) for rate in (0, 1.96, 12.7)] == ["0", "2.0", "13"]
 
 
 @pytest.mark.parametrize(
     ("name", "cell"),
-    [("long" + "x" * 300, "long" + "x" * 26 + "…" + "x" * 29), ("   ", "&quot;   &quot;"), ("a\nb", "a\\nb")],
+    [
+        ("long" + "x" * 300, "long" + "x" * 26 + "…" + "x" * 29),
+        ("   ", "&quot;   &quot;"),
+        ("a\nb", "a\\nb"),
+    ],
 )
 def test_odd_names_fit_their_cells(operator: Client, name: str, cell: str) -> None:
     """Cut, escaped, quoted; and of a limiter that there is, nobody says that it is gone."""
@@ -640,7 +790,11 @@ def test_odd_names_fit_their_cells(operator: Client, name: str, cell: str) -> No
     assert f">{cell}</a>" in page
     assert "not there any more" not in page.replace("limit in the code, or not there any more", "")
     of = told(operator, ONE, name=name)
-    assert (of["name"], of["kind"], of["requests"]) == (name, "gone" if len(name) > 200 else "code", 1)
+    assert (of["name"], of["kind"], of["requests"]) == (
+        name,
+        "gone" if len(name) > 200 else "code",
+        1,
+    )
     out = io.StringIO()
     call_command("ratelimit", "stats", "show", stdout=out)
     lines = out.getvalue().splitlines()
@@ -668,15 +822,21 @@ def test_what_reaches_further_back_says_since_when(
     operator: Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The chart of an hour is by minutes; clients, sources and units are counted by whole hours, from one moment."""
+    """The chart of an hour is by minutes; clients, sources and units are counted by whole hours,
+    from one moment.
+    """
     hour = int(time.time()) // 3600 * 3600
     limiter = RateLimiter("spans", "2/h")
-    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.recorder.time.time", lambda: hour - 3600 + 60.0)
+    monkeypatch.setattr(
+        "django_ratelimit_lua.contrib.statistics.recorder.time.time", lambda: hour - 3600 + 60.0
+    )
     for who in ("ada", "bob", "cleo"):
         assert [limiter.hit(who).allowed for _ in range(3)] == [True, True, False]
     recorder.flush()
     monkeypatch.undo()
-    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.report._now", lambda: hour + 1800.0)
+    monkeypatch.setattr(
+        "django_ratelimit_lua.contrib.statistics.report._now", lambda: hour + 1800.0
+    )
     of = told(operator, ONE, name="spans", period="hour")
     assert (of["requests"], of["refused"], of["counts_since"]["requests"]) == (0, 0, 9)
     assert (of["counts_since"]["refused"], of["people_refused"], of["units"]) == (3, 3, 6)
@@ -687,13 +847,20 @@ def test_what_reaches_further_back_says_since_when(
     assert len(of["identities"]["refused"]) == 3
     page = text(operator, ONE, name="spans", period="hour")
     assert page.count(f"<small>since {moment_words(since)}</small>") == 3
-    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.recorder.time.time", lambda: hour + 60.0)
+    monkeypatch.setattr(
+        "django_ratelimit_lua.contrib.statistics.recorder.time.time", lambda: hour + 60.0
+    )
     limiter.hit("ada")
     recorder.flush()
     monkeypatch.undo()
-    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.report._now", lambda: hour + 3000.0)
+    monkeypatch.setattr(
+        "django_ratelimit_lua.contrib.statistics.report._now", lambda: hour + 3000.0
+    )
     page = text(operator, ONE, name="spans", period="hour")
-    assert f"Refused: 1 of 1 requests (100%). Since {moment_words(since)}: 4, from about 3 clients." in page
+    assert (
+        f"Refused: 1 of 1 requests (100%). Since {moment_words(since)}: 4, from about 3 clients."
+        in page
+    )
     of = told(operator, ONE, name="spans", period="day")
     assert (of["requests"], of["counts_since"]["requests"]) == (10, 10)
     assert "Refused: 4 of 10 requests (40%). Since" in text(operator, ONE, name="spans")
@@ -710,11 +877,15 @@ def test_the_curves_of_the_sample_are_of_its_limits() -> None:
         assert set(refused) == {units_bucket(holds + 1)}, place.name
         assert max(allowed) <= units_bucket(holds), place.name
         assert max(person.mark for person in tables.people.values()) <= holds + 1
-        assert all((person.mark > holds) == bool(person.refused) for person in tables.people.values())
+        assert all(
+            (person.mark > holds) == bool(person.refused) for person in tables.people.values()
+        )
 
 
 @pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/New_York"])
-def test_a_site_without_time_zones_has_the_same_pages(zone: str, operator: Client, settings: Any) -> None:
+def test_a_site_without_time_zones_has_the_same_pages(
+    zone: str, operator: Client, settings: Any
+) -> None:
     """With `USE_TZ = False`, in every period, for people and machines."""
     settings.USE_TZ, settings.TIME_ZONE = False, zone
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
@@ -731,7 +902,10 @@ def test_odd_queries_are_answered(operator: Client) -> None:
     for _ in range(60):
         where = dice.choice([STATISTICS, ONE])
         words = dice.sample(["q", "sort", "page", "name", "period", "format", "limit0"], 3)
-        query = urlencode({word: dice.choice([*ODD, "-1", "9" * 30, "²"]) for word in words}, errors="surrogatepass")
+        query = urlencode(
+            {word: dice.choice([*ODD, "-1", "9" * 30, "²"]) for word in words},
+            errors="surrogatepass",
+        )
         assert operator.get(f"{where}?{query}").status_code < 500, query
 
 
@@ -747,7 +921,9 @@ def test_the_inspector_shows_what_a_client_did_in_the_last_hour(operator: Client
     assert "Not among the clients that used most" in page
 
 
-def test_health_names_rules_that_could_not_be_applied(settings: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_health_names_rules_that_could_not_be_applied(
+    settings: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of today, with how many requests."""
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     RateLimitRule.objects.create(name="bad", path="/ok", key="user", limit=1)
@@ -771,6 +947,7 @@ def test_what_is_not_installed_names_the_line_to_add(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(extension, "is_installed", lambda name: False)
     monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(
-        ImproperlyConfigured, match=r'Add "django_ratelimit_lua\.contrib\.statistics" to INSTALLED_APPS'
+        ImproperlyConfigured,
+        match=r'Add "django_ratelimit_lua\.contrib\.statistics" to INSTALLED_APPS',
     ):
         importlib.import_module(name)

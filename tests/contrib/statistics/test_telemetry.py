@@ -55,7 +55,9 @@ def switched_on(settings: Any) -> Iterator[None]:
 
 
 def points(reader: Any = READER) -> dict[tuple[str, ...], Any]:
-    """By instrument and the values of its attributes, in the order of their names, since the process has begun."""
+    """By instrument and the values of its attributes, in the order of their names, since the
+    process has begun.
+    """
     found = reader.get_metrics_data()
     return {
         (metric.name, *(str(value) for _, value in sorted(point.attributes.items()))): point
@@ -71,14 +73,18 @@ _before: dict[tuple[str, ...], int] = {}
 
 def collected() -> dict[tuple[str, ...], int]:
     """How many requests and durations were told since this was asked last."""
-    counts = {key: getattr(point, "value", getattr(point, "count", 0)) for key, point in points().items()}
+    counts = {
+        key: getattr(point, "value", getattr(point, "count", 0)) for key, point in points().items()
+    }
     news = {key: count - _before.get(key, 0) for key, count in counts.items()}
     _before.update(counts)
     return {key: count for key, count in news.items() if count}
 
 
 def test_requests_and_durations_are_told_by_rule_and_result() -> None:
-    """Whoever decides, in a coroutine as well; a peek is no request. Times are in seconds, in buckets of our own."""
+    """Whoever decides, in a coroutine as well; a peek is no request. Times are in seconds, in
+    buckets of our own.
+    """
     assert listener.wait(10)  # As it begins to listen, it forgets what was refused.
     mail = RateLimiter("otel.mail", "3/h")
     for _ in range(3):
@@ -101,13 +107,17 @@ def test_requests_and_durations_are_told_by_rule_and_result() -> None:
 def test_shadow_blocks_and_exemptions_are_told() -> None:
     """As they are counted; nothing of the request is."""
     RateLimitRule.objects.create(name="otel.site", path="/ok", key="ip", limit=2, unit="h")
-    RateLimitRule.objects.create(name="otel.quiet", path="/ok", key="ip", limit=1, unit="h", mode="shadow")
+    RateLimitRule.objects.create(
+        name="otel.quiet", path="/ok", key="ip", limit=1, unit="h", mode="shadow"
+    )
     RateLimitOverride.objects.create(network="203.0.113.2", effect="exempt")
     RateLimitOverride.objects.create(network="203.0.113.3", effect="block")
     visits(2, "203.0.113.1")
     visits(1, "203.0.113.2")
     visits(1, "203.0.113.3")
-    found = {key[1:]: count for key, count in collected().items() if key[0] == "ratelimit.decisions"}
+    found = {
+        key[1:]: count for key, count in collected().items() if key[0] == "ratelimit.decisions"
+    }
     assert found == {
         ("enforce", "allowed", "otel.site"): 2,
         ("shadow", "allowed", "otel.quiet"): 1,
@@ -118,7 +128,12 @@ def test_shadow_blocks_and_exemptions_are_told() -> None:
         ("blocked", "otel.quiet"): 1,
     }
     told = [point.attributes for point in points().values()]
-    assert set().union(*told) <= {"ratelimit.rule", "ratelimit.result", "ratelimit.mode", "ratelimit.source"}
+    assert set().union(*told) <= {
+        "ratelimit.rule",
+        "ratelimit.result",
+        "ratelimit.mode",
+        "ratelimit.source",
+    }
     assert "203.0.113" not in str(told)
 
 
@@ -143,12 +158,16 @@ def test_a_decision_is_a_span_of_the_request(kind: str) -> None:
     assert [span.name for span in spans] == ["ratelimit.decide", "GET /"] * 2
     for decision, of_request in zip(spans[::2], spans[1::2], strict=True):
         assert decision.parent.span_id == of_request.context.span_id
-        assert of_request.start_time <= decision.start_time < decision.end_time <= of_request.end_time
+        assert (
+            of_request.start_time <= decision.start_time < decision.end_time <= of_request.end_time
+        )
     first, second = (dict(span.attributes) for span in spans[::2])
     assert first["ratelimit.rule"].startswith("otel.view")
     assert {name: value for name, value in first.items() if name != "ratelimit.rule"} == {
-        "ratelimit.mode": "enforce", "ratelimit.result": "allowed", "ratelimit.source": "redis",
-    }  # fmt: skip
+        "ratelimit.mode": "enforce",
+        "ratelimit.result": "allowed",
+        "ratelimit.source": "redis",
+    }
     assert second["ratelimit.result"] == "refused"
 
 
@@ -157,7 +176,9 @@ def test_rules_that_are_made_up_are_told_as_one(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(telling, "MAX_LABELS", 2)
     for number in range(5):
         RateLimiter(f"otel.made-{number}", "5/h").hit("ada")
-    found = {key[-1]: count for key, count in collected().items() if key[0] == "ratelimit.decisions"}
+    found = {
+        key[-1]: count for key, count in collected().items() if key[0] == "ratelimit.decisions"
+    }
     assert found == {"otel.made-0": 1, "otel.made-1": 1, "other": 3}
 
 
@@ -172,10 +193,15 @@ def test_a_child_tells_its_own(tmp_path: Any) -> None:
         try:
             assert telemetry._instruments is None
             reader = InMemoryMetricReader()
-            metrics._internal._METER_PROVIDER = MeterProvider([reader])  # As a server's hook after the fork sets it.
+            metrics._internal._METER_PROVIDER = MeterProvider(
+                [reader]
+            )  # As a server's hook after the fork sets it.
             limiter.hit("ada")
             limiter.hit("ada")
-            values = {"|".join(key): getattr(point, "value", None) for key, point in points(reader).items()}
+            values = {
+                "|".join(key): getattr(point, "value", None)
+                for key, point in points(reader).items()
+            }
             (tmp_path / "told").write_text(json.dumps(values))
         finally:
             os._exit(0)
@@ -194,11 +220,15 @@ def test_switched_off_nothing_is_told(settings: Any) -> None:
     assert collected() == {}
 
 
-def test_without_the_package_a_hit_is_decided_all_the_same(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_without_the_package_a_hit_is_decided_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
     """And the log says so, once."""
     monkeypatch.setitem(sys.modules, "opentelemetry.metrics", None)  # As where it is not installed.
     limiter = RateLimiter("otel.none", "2/h")
     with caplog.at_level(logging.WARNING, "django_ratelimit_lua"):
         assert [limiter.hit("ada").allowed for _ in range(3)] == [True, True, False]
     (record,) = caplog.records
-    assert record.getMessage().startswith("OpenTelemetry is not told of decisions: ModuleNotFoundError")
+    assert record.getMessage().startswith(
+        "OpenTelemetry is not told of decisions: ModuleNotFoundError"
+    )

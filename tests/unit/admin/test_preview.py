@@ -16,7 +16,10 @@ def lines(simulation: Simulation) -> dict[str, str]:
 def test_the_lines_begin_and_end_at_the_edges() -> None:
     """What was sent goes up to the top, what was allowed to the half of it."""
     top, half, ground = (f"{plot(BURST).y(share):g}" for share in (1.0, 0.5, 0.0))
-    assert lines(BURST) == {"line sent": f"M52 {ground}H52V{top}H632", "line passed": f"M52 {ground}H52V{half}H632"}
+    assert lines(BURST) == {
+        "line sent": f"M52 {ground}H52V{top}H632",
+        "line passed": f"M52 {ground}H52V{half}H632",
+    }
 
 
 def test_who_is_held_is_allowed_when_the_turn_comes() -> None:
@@ -26,7 +29,15 @@ def test_who_is_held_is_allowed_when_the_turn_comes() -> None:
 
 def test_ticks_are_in_a_unit_that_people_read() -> None:
     """Of what is watched: seconds of a minute, days of some days."""
-    assert [text for _, text in plot(BURST).across] == ["0 s", "10 s", "20 s", "30 s", "40 s", "50 s", "60 s"]
+    assert [text for _, text in plot(BURST).across] == [
+        "0 s",
+        "10 s",
+        "20 s",
+        "30 s",
+        "40 s",
+        "50 s",
+        "60 s",
+    ]
     long = Simulation((), 0, 0, 0, 0, 3 * 86_400.0)
     assert [text for _, text in plot(long).across][::3] == ["0 d", "1.5 d", "3 d"]
     assert [text for _, text in plot(BURST).up] == ["0", "2", "4", "6", "8", "10"]
@@ -36,7 +47,8 @@ def test_the_same_in_words() -> None:
     """A burst, what follows, and the longest wait."""
     assert words(BURST) == "Of 10 at once, 5 are allowed."
     assert words(HELD) == (
-        "Of 2 at once, 2 are allowed. Of 2 that follow steadily, 0 are allowed. The longest wait is 30 s."
+        "Of 2 at once, 2 are allowed. Of 2 that follow steadily, 0 are allowed. The longest wait "
+        "is 30 s."
     )
     assert words(Simulation((), 0, 0, 0, 0, 60.0)) == "No requests."
 

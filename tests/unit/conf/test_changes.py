@@ -14,7 +14,9 @@ from django_ratelimit_lua.conf.changes import on_change
 def test_who_names_a_setting_hears_of_it_after_the_settings_were_read_anew(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its name or by what it begins with; of no other, in the order of registration, and again when it is undone."""
+    """By its name or by what it begins with; of no other, in the order of registration, and again
+    when it is undone.
+    """
     heard: list[object] = []
     monkeypatch.setattr(changes, "_hearers", [*changes._hearers])
     on_change(("RATELIMIT_*",), lambda: heard.append(("ours", conf.SLOT_SECONDS)))

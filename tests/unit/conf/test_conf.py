@@ -62,14 +62,17 @@ def test_a_setting_says_what_it_means(name: str) -> None:
         ("KEY_SECRET", ["new", b"old"], ("new", b"old")),
     ],
 )
-def test_a_setting_is_read_as_the_package_uses_it(name: str, given: Any, used: Any, settings: Any) -> None:
+def test_a_setting_is_read_as_the_package_uses_it(
+    name: str, given: Any, used: Any, settings: Any
+) -> None:
     """Text becomes bytes, a path what it names, networks what addresses are compared with."""
     setattr(settings, f"RATELIMIT_{name}", given)
     assert getattr(conf, name) == used
 
 
 def test_a_setting_is_read_once_until_settings_change(settings: Any) -> None:
-    """So that it costs a request what an attribute costs; `override_settings` works all the same."""
+    """So that it costs a request what an attribute costs; `override_settings` works all
+    the same."""
     assert conf.TIMEOUT is conf.TIMEOUT
     assert "TIMEOUT" in vars(conf)
     with override_settings(RATELIMIT_TIMEOUT=3):
@@ -80,14 +83,19 @@ def test_a_setting_is_read_once_until_settings_change(settings: Any) -> None:
 
 
 def test_the_secrets_of_the_site_are_those_of_digests(settings: Any) -> None:
-    """`SECRET_KEY` and its fallbacks, unless digests have a secret of their own; and no error shows one."""
+    """`SECRET_KEY` and its fallbacks, unless digests have a secret of their own; and no error shows
+    one.
+    """
     settings.SECRET_KEY_FALLBACKS = ["old"]
     assert conf.KEY_SECRET == ("tests", "old")
     settings.RATELIMIT_KEY_SECRET = "own"
     assert conf.KEY_SECRET == ("own",)
     for wrong in (["hush", ""], []):
         settings.RATELIMIT_KEY_SECRET = wrong
-        with pytest.raises(ImproperlyConfigured, match="RATELIMIT_KEY_SECRET is a list: must be text or bytes, or a"):
+        with pytest.raises(
+            ImproperlyConfigured,
+            match="RATELIMIT_KEY_SECRET is a list: must be text or bytes, or a",
+        ):
             _ = conf.KEY_SECRET
 
 
@@ -98,8 +106,11 @@ def test_a_socket_is_trusted_where_it_is_named(settings: Any) -> None:
         assert conf.TRUSTS_SOCKET is trusts
 
 
-def test_a_callable_by_its_path_is_imported_when_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path is known to `manage.py check` from the start; what does not exist fails at the call."""
+def test_a_callable_by_its_path_is_imported_when_it_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The path is known to `manage.py check` from the start; what does not exist fails at the
+    call."""
     monkeypatch.setattr(callables, "known", {})
     function = callables.lazily("os.path.join", "Key")
     missing = callables.lazily("nowhere.at_all", "Rate")

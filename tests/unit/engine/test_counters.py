@@ -54,8 +54,10 @@ def hits(here: Counters, limit: Limit, who: object, times: int = 1) -> int:
 def test_the_least_recently_used_identity_is_forgotten(
     algorithm: str, split: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An identity that keeps hitting is never forgotten. Another one needs as many hits of others as there is room for,
-    to have its share again; refused hits, peeks and refunds of others do not count."""
+    """An identity that keeps hitting is never forgotten. Another one needs as many hits of others
+    as there is room for, to have its share again; refused hits, peeks and refunds of others do not
+    count.
+    """
     Clock(monkeypatch)  # It stands still, so that nothing flows back.
     limit = Limit("x", "40/h", algorithm=algorithm, split=split)
     here = Counters()
@@ -76,7 +78,9 @@ def test_the_least_recently_used_identity_is_forgotten(
 
 
 def test_an_edited_limit_keeps_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More or fewer units, longer or shorter periods: nobody begins anew, nor waits longer than the new limit says."""
+    """More or fewer units, longer or shorter periods: nobody begins anew, nor waits longer than the
+    new limit says.
+    """
     clock = Clock(monkeypatch)
     for algorithm in ("fixed_window", "sliding_window", "sliding_log", "token_bucket"):
         here = Counters()
@@ -91,7 +95,9 @@ def test_an_edited_limit_keeps_what_is_counted(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_decision_costs_the_same_whatever_is_counted() -> None:
-    """One of 10,000 units takes no longer than one of ten, give or take what a machine is busy with."""
+    """One of 10,000 units takes no longer than one of ten, give or take what a machine is busy
+    with.
+    """
     shares: dict[int, float] = {}
     for units in (10, 10_000):
         limit, here = Limit("x", "100000/h", algorithm="sliding_log", split="equal"), Counters()
@@ -109,7 +115,9 @@ def test_a_decision_costs_the_same_whatever_is_counted() -> None:
 
 
 def test_threads_take_exactly_what_there_is() -> None:
-    """Of limits of several identities, taken in any order by eight threads: all or nothing, and each exactly."""
+    """Of limits of several identities, taken in any order by eight threads: all or nothing, and
+    each exactly.
+    """
     here = Counters()
     limits = [Limit(f"limit {number}", "400/h", split="equal") for number in range(3)]
     key_label = [digest(f"who {number}") for number in range(8)]
@@ -156,10 +164,13 @@ HISTORY = st.lists(
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 @given(history=HISTORY, size=st.integers(1, 8))
-def test_what_goes_back_to_a_part_was_never_taken(algorithm: str, history: list[Any], size: int) -> None:
-    """Of a limit that is split, units go back by the moment they count from: what is counted afterwards is never less
-    than if they had not been taken, and of a bucket no more than what has drained of them meanwhile. When all is given
-    back to a window, nothing is used."""
+def test_what_goes_back_to_a_part_was_never_taken(
+    algorithm: str, history: list[Any], size: int
+) -> None:
+    """Of a limit that is split, units go back by the moment they count from: what is counted
+    afterwards is never less than if they had not been taken, and of a bucket no more than what has
+    drained of them meanwhile. When all is given back to a window, nothing is used.
+    """
     limit = Limit("x", f"{size}/16s", algorithm=algorithm, split="equal")
     here, kept_only = Counters(), Counters()
     taken: list[list[Any]] = []
@@ -196,7 +207,11 @@ def test_what_goes_back_to_a_part_was_never_taken(algorithm: str, history: list[
         ):  # What is left of a segment counts as long as its last hit, given back or not.
             assert -1e-4 <= found.reset_after - ideal.reset_after <= 1.6 + 1e-4
         elif algorithm == "token_bucket":
-            drained = sum(min(cost, (end - moment) * size / 16) for moment, _, cost, is_back in taken if is_back)
+            drained = sum(
+                min(cost, (end - moment) * size / 16)
+                for moment, _, cost, is_back in taken
+                if is_back
+            )
             assert found.used <= ideal.used + drained + 1
         for _, moment, cost, is_back in reversed(taken):
             if not is_back:
@@ -206,8 +221,12 @@ def test_what_goes_back_to_a_part_was_never_taken(algorithm: str, history: list[
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_steady_traffic_below_the_limit_is_never_refused(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three a minute under ten a minute, for an hour: whatever begins a window, hits do not put off its end."""
+def test_steady_traffic_below_the_limit_is_never_refused(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three a minute under ten a minute, for an hour: whatever begins a window, hits do not put off
+    its end.
+    """
     clock = Clock(monkeypatch)
     limit, here = Limit("x", "10/m", algorithm=algorithm), Counters()
     refused = 0

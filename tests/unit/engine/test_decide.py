@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from django_ratelimit_lua.engine.decide import FENCED_ATTEMPTS, Outcome, Plan, PlannedCharge, build_call, deciding
+from django_ratelimit_lua.engine.decide import (
+    FENCED_ATTEMPTS,
+    Outcome,
+    Plan,
+    PlannedCharge,
+    build_call,
+    deciding,
+)
 from django_ratelimit_lua.engine.run import Wait, arun, run, settling
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules
@@ -19,7 +26,9 @@ from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.store import Patience
 
 CHARGE = Charge(Limit("x", "5/h"), digest("ada"))
-ALLOWED = Decision(True, (LimitState("x", True, 5, 1, 4, 0.0, 3600.0, 0.0, counted_at=7),), 1, moment=7)
+ALLOWED = Decision(
+    True, (LimitState("x", True, 5, 1, 4, 0.0, 3600.0, 0.0, counted_at=7),), 1, moment=7
+)
 
 
 class Planner:
@@ -59,7 +68,9 @@ def stale(number: int, records: Any = ()) -> StaleRules:
 
 
 class Loop:
-    """The loop of a decision; rules are loaded from a list, gathering is done, and the calls are collected."""
+    """The loop of a decision; rules are loaded from a list, gathering is done, and the calls are
+    collected.
+    """
 
     def __init__(self, planner: Planner, loaded: list[Ruleset]) -> None:
         self.calls: list[Call] = []
@@ -102,7 +113,9 @@ def test_what_was_taken_can_be_given_back_by_its_token() -> None:
 
 
 def test_stale_rules_are_loaded_and_planned_by_again() -> None:
-    """Everything is gathered anew by the newer rules; what was loaded last goes without asking for its revision."""
+    """Everything is gathered anew by the newer rules; what was loaded last goes without asking for
+    its revision.
+    """
     planner = Planner()
     loop = Loop(planner, [rules(number) for number in range(1, 9)])
     answers = [loop.answer(stale(number)) for number in range(2, 2 + FENCED_ATTEMPTS)]
@@ -114,7 +127,9 @@ def test_stale_rules_are_loaded_and_planned_by_again() -> None:
 
 
 def test_rules_that_nobody_has_newer_ones_of_hold() -> None:
-    """Where loading changes nothing, the next call does not ask again whether they are the current ones."""
+    """Where loading changes nothing, the next call does not ask again whether they are the current
+    ones.
+    """
     loop = Loop(Planner(), [rules(1), rules(1)])
     assert loop.answer(stale(2)) is None
     assert loop.answer(ALLOWED).decision.revision == 1
@@ -134,7 +149,9 @@ def test_redis_that_has_answered_with_the_rules_is_asked(
 
 
 def test_overrides_that_were_not_known_are_learnt_without_loading() -> None:
-    """The records that Redis answers are remembered, and the call is planned again by the same rules."""
+    """The records that Redis answers are remembered, and the call is planned again by the same
+    rules.
+    """
     from django_ratelimit_lua.limits.call import Subject
 
     planner = Planner([Subject(digest("subject"))])
@@ -147,7 +164,8 @@ def test_overrides_that_were_not_known_are_learnt_without_loading() -> None:
 
 
 def test_both_drivers_do_the_same() -> None:
-    """What a wait comes to is sent, what it raises is raised there, and what is returned comes out."""
+    """What a wait comes to is sent, what it raises is raised there, and what is returned comes
+    out."""
 
     async def fail() -> None:
         raise ValueError("no")
@@ -167,11 +185,15 @@ def test_both_drivers_do_the_same() -> None:
 
 @pytest.mark.parametrize("counts_denied", [False, True])
 def test_who_is_refused_has_nothing_to_give_back(counts_denied: bool) -> None:
-    """A limit that allows took nothing where another one refused; unless it counts whoever comes."""
+    """A limit that allows took nothing where another one refused; unless it counts
+    whoever comes."""
     planner, refusing = Planner(), Charge(Limit("full", "5/h"), digest("ada"))
-    counted = Charge(Limit("x", "5/h", algorithm="fixed_window", count_denied=counts_denied), digest("ada"))
+    counted = Charge(
+        Limit("x", "5/h", algorithm="fixed_window", count_denied=counts_denied), digest("ada")
+    )
     planner.plan = lambda ruleset: Plan(  # type: ignore[method-assign]
-        build_call([counted, refusing], ruleset=ruleset), [PlannedCharge(counted, "x"), PlannedCharge(refusing, "full")]
+        build_call([counted, refusing], ruleset=ruleset),
+        [PlannedCharge(counted, "x"), PlannedCharge(refusing, "full")],
     )
     states = (
         LimitState("x", True, 5, 1, 4, 0.0, 3600.0, 0.0, counted_at=7 if counts_denied else 0),
@@ -182,7 +204,9 @@ def test_who_is_refused_has_nothing_to_give_back(counts_denied: bool) -> None:
 
 
 def test_what_is_interrupted_lets_go_at_once() -> None:
-    """Whoever is cancelled or interrupted while waiting has given back what was held when that is told."""
+    """Whoever is cancelled or interrupted while waiting has given back what was held when that is
+    told.
+    """
     held: list[str] = []
 
     def waiting(interruption: BaseException) -> Generator[Any, Any, None]:
@@ -212,8 +236,10 @@ def test_what_is_interrupted_lets_go_at_once() -> None:
 
 
 def test_what_a_generator_owes_is_done_whatever_stops_it(caplog: pytest.LogCaptureFixture) -> None:
-    """Once, before the interruption goes on: by the driver that blocks, for a task that is cancelled however often, and
-    for a coroutine that is closed. What fails meanwhile is logged, and hides no interruption."""
+    """Once, before the interruption goes on: by the driver that blocks, for a task that is
+    cancelled however often, and for a coroutine that is closed. What fails meanwhile is logged, and
+    hides no interruption.
+    """
     done: list[str] = []
 
     async def later(name: str) -> None:

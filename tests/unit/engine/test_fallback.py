@@ -1,4 +1,6 @@
-"""What a decision is when Redis cannot be asked, and just after: by each limit's policy. Without a server."""
+"""What a decision is when Redis cannot be asked, and just after: by each limit's policy. Without a
+server.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def hit(*limits: Limit) -> Call:
 
 
 def test_each_limit_goes_by_its_own_policy(here: FallbackLimiter) -> None:
-    """A share of its own, everything, or nothing; and one that is closed refuses for all of them."""
+    """A share of its own, everything, or nothing; and one that is closed refuses for all
+    of them."""
     shared = [here.decide(hit(SHARED)) for _ in range(4)]
     assert [decision.allowed for decision in shared] == [True, True, False, False]
     assert [here.decide(hit(OPEN)).granted for _ in range(3)] == [1, 1, 1]
@@ -48,9 +51,18 @@ def test_each_limit_goes_by_its_own_policy(here: FallbackLimiter) -> None:
     assert here.decide(Call([Charge(other, WHO)], "peek")).limits[0].used == 0
 
 
-def test_a_share_begins_with_what_redis_said_last_unless_that_was_reset(here: FallbackLimiter) -> None:
+def test_a_share_begins_with_what_redis_said_last_unless_that_was_reset(
+    here: FallbackLimiter,
+) -> None:
     """A quarter of the four units that all have used is this process's."""
-    said = Decision(True, (LimitState.of(SHARED, allowed=True, used=4, remaining=4, retry_after=0.0, reset_after=9.0),))
+    said = Decision(
+        True,
+        (
+            LimitState.of(
+                SHARED, allowed=True, used=4, remaining=4, retry_after=0.0, reset_after=9.0
+            ),
+        ),
+    )
     fallback.counters.remember(hit(SHARED), said.limits)
     assert [here.decide(hit(SHARED)).allowed for _ in range(2)] == [True, False]
     fallback.counters.remember(hit(SHARED), said.limits)
@@ -73,14 +85,19 @@ def drive(steps: Steps) -> Decision:
     raise AssertionError
 
 
-def test_just_after_an_outage_both_have_to_allow(here: FallbackLimiter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Redis refuses costs no share; a share that is used up refuses without asking; then it is over."""
+def test_just_after_an_outage_both_have_to_allow(
+    here: FallbackLimiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Redis refuses costs no share; a share that is used up refuses without asking; then it is
+    over.
+    """
     assert not here.is_recovering
     here.decide(Call([Charge(SHARED, WHO)], "peek"))
     assert here.is_recovering
     asked: list[Any] = []
     decisions = [
-        drive(here.decide_by_both(hit(SHARED), steps(allowed, asked))) for allowed in (False, True, True, True)
+        drive(here.decide_by_both(hit(SHARED), steps(allowed, asked)))
+        for allowed in (False, True, True, True)
     ]
     assert [decision.allowed for decision in decisions] == [False, True, True, False]
     assert (decisions[-1].source, len(asked)) == ("fallback", 3)

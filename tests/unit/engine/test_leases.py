@@ -1,4 +1,6 @@
-"""A lease: units that are spent here, when the next ones are asked for, and what goes back. Without a server."""
+"""A lease: units that are spent here, when the next ones are asked for, and what goes back. Without
+a server.
+"""
 
 from __future__ import annotations
 
@@ -53,15 +55,23 @@ def alone(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def state(limit: Limit, used: int, *, allowed: bool = True, moment: int = 7_000_000) -> LimitState:
     return LimitState.of(
-        limit, allowed=allowed, used=used, remaining=limit.rate.limit - used, retry_after=0.0 if allowed else 60.0,
-        reset_after=3600.0, counted_at=moment if allowed else 0,
-    )  # fmt: skip
+        limit,
+        allowed=allowed,
+        used=used,
+        remaining=limit.rate.limit - used,
+        retry_after=0.0 if allowed else 60.0,
+        reset_after=3600.0,
+        counted_at=moment if allowed else 0,
+    )
 
 
 def filled(units: int, moment: int = 7_000_000) -> Lease:
     """A lease that has got a batch."""
     lease = Lease(Call([Charge(WINDOW, WHO)]), Charge(WINDOW, WHO))
-    lease.add_batch(Decision(True, (state(WINDOW, units, moment=moment),), units, moment=moment), time.monotonic())
+    lease.add_batch(
+        Decision(True, (state(WINDOW, units, moment=moment),), units, moment=moment),
+        time.monotonic(),
+    )
     return lease
 
 
@@ -84,7 +94,9 @@ def test_units_are_spent_for_a_second_and_then_go_back(clock: Clock) -> None:
 
 
 def test_what_nobody_comes_for_goes_back_and_so_does_what_is_too_little(clock: Clock) -> None:
-    """After a quarter of a second; or at once, where a hit needs more than there is; or where all is asked back."""
+    """After a quarter of a second; or at once, where a hit needs more than there is; or where all
+    is asked back.
+    """
     lease = filled(10)
     clock.now += IDLE / 2
     assert lease.take(1, 1) is not None
@@ -98,9 +110,12 @@ def test_what_nobody_comes_for_goes_back_and_so_does_what_is_too_little(clock: C
     assert back(filled(3), EVERYTHING) == [(3, 7_000_000)]
 
 
-def test_a_batch_is_as_large_as_it_pays_and_as_is_fair(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is spent in a tenth of a second, at most the lease and this process's part of what is left; none for who
-    comes now and then; and for a moment none where there was none."""
+def test_a_batch_is_as_large_as_it_pays_and_as_is_fair(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is spent in a tenth of a second, at most the lease and this process's part of what is
+    left; none for who comes now and then; and for a moment none where there was none.
+    """
 
     def asked(hits: int, seconds: float, used: int) -> int:
         lease = Lease(Call([Charge(WINDOW, WHO)]), Charge(WINDOW, WHO))
@@ -109,7 +124,9 @@ def test_a_batch_is_as_large_as_it_pays_and_as_is_fair(clock: Clock, monkeypatch
         clock.now += seconds
         return lease.next_batch_size(1)
 
-    assert asked(hits=60, seconds=0.25, used=60) == 12  # Half of the speed, which was nothing before.
+    assert (
+        asked(hits=60, seconds=0.25, used=60) == 12
+    )  # Half of the speed, which was nothing before.
     assert asked(hits=600, seconds=0.25, used=60) == 100
     monkeypatch.setattr(heartbeat, "count", 9)
     assert asked(hits=600, seconds=0.25, used=400) == 60
@@ -147,10 +164,14 @@ def test_what_is_put_back_goes_to_its_batch_or_to_redis(clock: Clock) -> None:
 
 
 def test_units_go_back_to_the_moment_that_they_count_from() -> None:
-    """A newer batch takes the place of the one before, which goes back; so does what is put back to that."""
+    """A newer batch takes the place of the one before, which goes back; so does what is put back to
+    that.
+    """
     lease = filled(3, moment=1_000_000)
     assert lease.take(2, 2) is not None
-    lease.add_batch(Decision(True, (state(WINDOW, 7, moment=2_000_000),), 4, moment=2_000_000), time.monotonic())
+    lease.add_batch(
+        Decision(True, (state(WINDOW, 7, moment=2_000_000),), 4, moment=2_000_000), time.monotonic()
+    )
     lease.put_back(2, 1_000_000)
     lease.put_back(1, 2_000_000)
     assert lease.has(5)
@@ -177,7 +198,9 @@ def drive(call: Call, answer: Any) -> tuple[Decision, list[Call]]:
 def hold(call: Call, units: int) -> Lease:
     """The lease of a call's first charge has so many units."""
     lease = leases.of(call, call.charges[0])
-    lease.add_batch(Decision(True, (state(WINDOW, units),), units, moment=7_000_000), time.monotonic())
+    lease.add_batch(
+        Decision(True, (state(WINDOW, units),), units, moment=7_000_000), time.monotonic()
+    )
     return lease
 
 
@@ -193,8 +216,12 @@ def test_a_hit_that_is_leased_asks_nobody(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["refused", "away"])
-def test_beside_a_limit_that_does_not_allow_the_leased_unit_stays(clock: Clock, outcome: str) -> None:
-    """Redis is asked about the other limit alone; where it refuses, or cannot be asked, nothing was spent here."""
+def test_beside_a_limit_that_does_not_allow_the_leased_unit_stays(
+    clock: Clock, outcome: str
+) -> None:
+    """Redis is asked about the other limit alone; where it refuses, or cannot be asked, nothing was
+    spent here.
+    """
     call = Call([Charge(WINDOW, WHO), Charge(PLAIN, WHO)])
     lease = hold(call, 10)
 
@@ -224,7 +251,8 @@ def test_a_reset_ends_the_leases_of_an_identity_alone(clock: Clock) -> None:
 
 
 def test_a_reset_ends_what_was_taken_before_it_alone(clock: Clock) -> None:
-    """Units of before it are neither spent nor given back, wherever they are; later ones go back."""
+    """Units of before it are neither spent nor given back, wherever they are; later ones
+    go back."""
     call = Call([Charge(WINDOW, WHO)])
     lease = hold(call, 10)
     taken = lease.take(3, 3)
@@ -237,7 +265,9 @@ def test_a_reset_ends_what_was_taken_before_it_alone(clock: Clock) -> None:
     lease.put_back(3, taken[1])
     lease.put_back(2, 9_000_000)
     lease.add_batch(Decision(True, (state(WINDOW, 7),), 7, moment=7_999_999), clock.now)
-    lease.add_batch(Decision(True, (state(WINDOW, 4, moment=9_500_000),), 4, moment=9_500_000), clock.now)
+    lease.add_batch(
+        Decision(True, (state(WINDOW, 4, moment=9_500_000),), 4, moment=9_500_000), clock.now
+    )
     assert lease.next_batch_size(1) == 0
     assert sorted(back(lease, EVERYTHING)) == [(2, 9_000_000), (4, 9_500_000), (5, 9_000_000)]
     lease.close()
@@ -264,7 +294,9 @@ def test_a_message_about_a_reset_without_a_moment_ends_all(message: bytes, momen
 
 
 def test_who_comes_in_the_same_moment_shares_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one thread has taken ahead, the others spend: nobody is refused for units that nobody else may spend."""
+    """What one thread has taken ahead, the others spend: nobody is refused for units that nobody
+    else may spend.
+    """
     all_came = threading.Barrier(4)
     monkeypatch.setattr(heartbeat, "start", lambda: all_came.wait(20))
     call = Call([Charge(WINDOW, WHO)])

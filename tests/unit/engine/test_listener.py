@@ -14,7 +14,9 @@ from django_ratelimit_lua.exceptions import StoreError
 
 @pytest.fixture
 def stepping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
-    """One that makes its steps here; and asks nobody whether rules are current, which takes a database."""
+    """One that makes its steps here; and asks nobody whether rules are current, which takes a
+    database.
+    """
     monkeypatch.setattr(module.provider, "compare_with_published", lambda loads: True)
     listener = Listener()
     yield listener

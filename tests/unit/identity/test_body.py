@@ -21,10 +21,35 @@ from django_ratelimit_lua.identity.body import UNREAD, agreed, data_values, form
 
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = f"multipart/form-data; boundary={BOUNDARY}"
-CHARSETS = sorted({*aliases, *aliases.values(), "idna", "punycode", "undefined", "unicode_escape", "utf-8-sig", "nope"})
-KINDS = ["application/json", "Application/JSON", "application/*", "*/*", "*/json", "application/vnd.api+json",
-         "text/json", "application/x-json", FORM, "*/x-www-form-urlencoded", MULTIPART,
-         f"multipart/*; boundary={BOUNDARY}", "text/plain", "*", ""]  # fmt: skip
+CHARSETS = sorted(
+    {
+        *aliases,
+        *aliases.values(),
+        "idna",
+        "punycode",
+        "undefined",
+        "unicode_escape",
+        "utf-8-sig",
+        "nope",
+    }
+)
+KINDS = [
+    "application/json",
+    "Application/JSON",
+    "application/*",
+    "*/*",
+    "*/json",
+    "application/vnd.api+json",
+    "text/json",
+    "application/x-json",
+    FORM,
+    "*/x-www-form-urlencoded",
+    MULTIPART,
+    f"multipart/*; boundary={BOUNDARY}",
+    "text/plain",
+    "*",
+    "",
+]
 
 
 def form_field(request: Any, name: str) -> Any:
@@ -48,7 +73,11 @@ def found(read: Any) -> Any:
 
 
 def text(value: Any) -> Any:
-    return value if value is None or isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return (
+        value
+        if value is None or isinstance(value, str)
+        else json.dumps(value, separators=(",", ":"))
+    )
 
 
 def utf_7(name: str, mask: int) -> bytes:
@@ -60,7 +89,9 @@ def utf_7(name: str, mask: int) -> bytes:
     return json.dumps({"name": "".join(letters)}).encode()
 
 
-NAMES = st.text(max_size=8) | st.sampled_from(["ada", "+AGE-da", "\\x61da", "m\u00fcller", "%61da", "%FC"])
+NAMES = st.text(max_size=8) | st.sampled_from(
+    ["ada", "+AGE-da", "\\x61da", "m\u00fcller", "%61da", "%FC"]
+)
 
 
 @st.composite
@@ -69,7 +100,13 @@ def bodies(draw: Any) -> tuple[str, bytes]:
     charset = draw(st.sampled_from(CHARSETS))
     name = draw(NAMES)
     form = draw(
-        st.sampled_from([f"name={name}", json.dumps({"name": name}), json.dumps({"name": name}, ensure_ascii=False)])
+        st.sampled_from(
+            [
+                f"name={name}",
+                json.dumps({"name": name}),
+                json.dumps({"name": name}, ensure_ascii=False),
+            ]
+        )
     )
     if draw(st.booleans()):
         return charset, encode_multipart(BOUNDARY, {"name": name.encode("utf-8", "surrogatepass")})
@@ -85,8 +122,10 @@ def bodies(draw: Any) -> tuple[str, bytes]:
 @example(sent=("utf-8", b'{"name": "ada"}'), kind="application/*")
 @given(sent=bodies(), kind=st.sampled_from(KINDS))
 def test_a_key_reads_what_views_read(sent: tuple[str, bytes], kind: str) -> None:
-    """For any charset that Python knows and any type that DRF's parsers take: the value that a view of Django's or
-    DRF's finds is the one that counts, or the address counts; and a block looks at the value that the view finds."""
+    """For any charset that Python knows and any type that DRF's parsers take: the value that a view
+    of Django's or DRF's finds is the one that counts, or the address counts; and a block looks at
+    the value that the view finds.
+    """
     charset, body = sent
     kind = f"{kind}; charset={charset}"
 
@@ -94,12 +133,21 @@ def test_a_key_reads_what_views_read(sent: tuple[str, bytes], kind: str) -> None
         return RequestFactory().generic("POST", "/", body, kind)
 
     def drf(*parsers: Any) -> Any:
-        return found(lambda: text(Request(fresh(), parsers=[parser() for parser in parsers]).data.get("name")))
+        return found(
+            lambda: text(
+                Request(fresh(), parsers=[parser() for parser in parsers]).data.get("name")
+            )
+        )
 
     def check(field: Any, values: Any, seen: list[Any]) -> None:
         counted, looked_at = field(fresh(), "name"), values(fresh(), "name")
         for value in seen:
-            assert value is None or counted is UNREAD or counted == value, (kind, body, counted, value)
+            assert value is None or counted is UNREAD or counted == value, (
+                kind,
+                body,
+                counted,
+                value,
+            )
             if UNREAD not in looked_at:
                 assert value is None or value in looked_at, (kind, body, looked_at, value)
 
@@ -109,7 +157,11 @@ def test_a_key_reads_what_views_read(sent: tuple[str, bytes], kind: str) -> None
     forms = [drf(FormParser), drf(MultiPartParser)]
     check(form_field, form_values, [django_form, *forms])
     check(json_field, json_values, [django_json, drf(JSONParser)])
-    check(data_field, data_values, [drf(JSONParser, FormParser, MultiPartParser), drf(JSONParser), *forms])
+    check(
+        data_field,
+        data_values,
+        [drf(JSONParser, FormParser, MultiPartParser), drf(JSONParser), *forms],
+    )
 
 
 TYPES = {
@@ -117,13 +169,16 @@ TYPES = {
     "Application/JSON": b'{"name": "%s"}',
     FORM + "; charset=UTF-8": b"name=%s",
     FORM.upper(): b"name=%s",
-    MULTIPART: b'--BoUnDaRyStRiNg\r\nContent-Disposition: form-data; name="name"\r\n\r\n%s\r\n--BoUnDaRyStRiNg--\r\n',
+    MULTIPART: b"--BoUnDaRyStRiNg\r\nContent-Disposition: form-data; "
+    b'name="name"\r\n\r\n%s\r\n--BoUnDaRyStRiNg--\r\n',
 }
 
 
 @pytest.mark.parametrize("kind", ["application/json", FORM, MULTIPART])
 def test_a_large_body_is_not_read_through_drfs_request(kind: str) -> None:
-    """Of a chunked one, which does not say how long it is, nobody reads a byte more than of Django's request."""
+    """Of a chunked one, which does not say how long it is, nobody reads a byte more than of
+    Django's request.
+    """
     scope = {
         "type": "http",
         "method": "POST",
@@ -142,12 +197,26 @@ def test_a_large_body_is_not_read_through_drfs_request(kind: str) -> None:
         assert not request._read_started
 
 
-UNREADABLE = ["hex", "idna", "undefined", "punycode", "base64", "zlib", "rot13", "uu", "quopri", "nope", "bz2"]
+UNREADABLE = [
+    "hex",
+    "idna",
+    "undefined",
+    "punycode",
+    "base64",
+    "zlib",
+    "rot13",
+    "uu",
+    "quopri",
+    "nope",
+    "bz2",
+]
 
 
 def test_a_charset_that_is_not_decoded_counts_as_the_address(rf: RequestFactory) -> None:
     """So nobody uses up everybody's count, and nobody gains one."""
     for charset in set(UNREADABLE) - {"nope"}:  # Nobody goes by a charset that nobody knows.
         for kind in (FORM, MULTIPART, "application/json"):
-            request = rf.generic("POST", "/", TYPES[MULTIPART] % b"ada", f"{kind}; charset={charset}")
+            request = rf.generic(
+                "POST", "/", TYPES[MULTIPART] % b"ada", f"{kind}; charset={charset}"
+            )
             assert data_field(request, "name") is UNREAD

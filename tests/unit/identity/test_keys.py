@@ -39,7 +39,9 @@ def person(primary_key: Any) -> Any:
     ],
 )
 def test_addresses(address: str, network: str | None, rf: RequestFactory) -> None:
-    """IPv4 whole, IPv6 by /64, mapped IPv4 as IPv4; no address and no sense are identities of their own."""
+    """IPv4 whole, IPv6 by /64, mapped IPv4 as IPv4; no address and no sense are identities of their
+    own.
+    """
     assert client_address(rf.get("/", REMOTE_ADDR=address)).network == network
 
 
@@ -88,7 +90,9 @@ def test_a_missing_value_is_not_the_empty_one(key: str, rf: RequestFactory) -> N
 
 @pytest.mark.parametrize("key", ["get:q", "post:q", "header:q", "data:q"])
 @pytest.mark.parametrize("value", ["", " ", "\t\u3000"])
-def test_an_empty_value_buys_no_count_beside_the_missing_one(key: str, value: str, rf: RequestFactory) -> None:
+def test_an_empty_value_buys_no_count_beside_the_missing_one(
+    key: str, value: str, rf: RequestFactory
+) -> None:
     """Nor does one of which nothing is left."""
     empty = rf.post("/", {"q": value}, query_params={"q": value}, headers={"q": value})
     assert identity(key, empty) == identity(key, rf.post("/")) == (*key.split(":"), None)
@@ -118,14 +122,23 @@ def test_fields_of_a_body(rf: RequestFactory) -> None:
         (b'{"name":null}', "application/vnd.api+json"),
     ],
 )
-def test_a_broken_body_buys_no_count_of_its_own(body: bytes, content_type: str, rf: RequestFactory) -> None:
+def test_a_broken_body_buys_no_count_of_its_own(
+    body: bytes, content_type: str, rf: RequestFactory
+) -> None:
     """Malformed, or of another kind: the missing identity."""
-    assert identity("json:name", rf.post("/", body, content_type=content_type)) == ("json", "name", None)
+    assert identity("json:name", rf.post("/", body, content_type=content_type)) == (
+        "json",
+        "name",
+        None,
+    )
 
 
 def test_a_stream_that_was_read_is_not_a_failure(rf: RequestFactory) -> None:
     """Nobody knows what somebody else has taken: the client's address counts."""
-    for key, content_type in (("json:name", "application/json"), ("post:name", "application/x-www-form-urlencoded")):
+    for key, content_type in (
+        ("json:name", "application/json"),
+        ("post:name", "application/x-www-form-urlencoded"),
+    ):
         request = rf.post("/", b"name=ada", content_type=content_type)
         request.read(1)
         assert identity(key, request) == ("ip", "127.0.0.1")
@@ -140,11 +153,16 @@ def test_where_a_request_goes(rf: RequestFactory) -> None:
         ("kwarg", "pk", None),
     )
     request.resolver_match = SimpleNamespace(route="things/<int:pk>/", kwargs={"pk": 7})
-    assert identity(("route", "kwarg:pk"), request) == (("route", "things/<int:pk>/"), ("kwarg", "pk", "7"))
+    assert identity(("route", "kwarg:pk"), request) == (
+        ("route", "things/<int:pk>/"),
+        ("kwarg", "pk", "7"),
+    )
 
 
 def test_users(rf: RequestFactory) -> None:
-    """A user by primary key; anonymous visitors by address under `user_or_ip`, together under `user`."""
+    """A user by primary key; anonymous visitors by address under `user_or_ip`, together under
+    `user`.
+    """
     request = rf.get("/")
     request.user = person(7)
     assert identity("user", request) == identity("user_or_ip", request) == ("user", "7")

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from django_ratelimit_lua.identity.names import MAX_LENGTH, MAX_PARTS, NOTHING, is_short, own, shown
 
 SCALARS = st.one_of(st.text(), st.binary(), st.integers(), st.none(), st.uuids())
-IDENTITIES = st.recursive(SCALARS, lambda parts: st.lists(parts, max_size=4).map(tuple), max_leaves=12)
+IDENTITIES = st.recursive(
+    SCALARS, lambda parts: st.lists(parts, max_size=4).map(tuple), max_leaves=12
+)
 
 
 @pytest.mark.parametrize(
@@ -24,16 +26,26 @@ IDENTITIES = st.recursive(SCALARS, lambda parts: st.lists(parts, max_size=4).map
         (("user", None), [("user", NOTHING)], [("user", NOTHING)]),
         (("session", "secret-key"), [("session", "se…")], [("session", "se…")]),
         (("cookie", "token", "secret"), [("cookie:token", "se…")], [("cookie:token", "se…")]),
-        (("post", "email", "ada@example.org"), [("post:email", "ad…")], [("post:email", "ada@example.org")]),
+        (
+            ("post", "email", "ada@example.org"),
+            [("post:email", "ad…")],
+            [("post:email", "ada@example.org")],
+        ),
         (("path", "/reset/MQ/secret/"), [("path", "/reset/…")], [("path", "/reset/MQ/secret/")]),
         (("path", "/about"), [("path", "/about")], [("path", "/about")]),
-        (own(("user", "ada@example.org")), [("", "us…"), ("", "ad…")], [("", "user"), ("", "ada@example.org")]),
+        (
+            own(("user", "ada@example.org")),
+            [("", "us…"), ("", "ad…")],
+            [("", "user"), ("", "ada@example.org")],
+        ),
         (b"\x00\xff", [("", "00…")], [("", "00ff")]),
         (uuid.UUID(int=0), [("", "00…")], [("", "00000000-0000-0000-0000-000000000000")]),
         ("a\x00b", [("", "a\ufffd…")], [("", "a\ufffdb")]),
     ],
 )
-def test_identities_are_shown_as_the_settings_say(identity: Any, masked: Any, plain: Any, settings: Any) -> None:
+def test_identities_are_shown_as_the_settings_say(
+    identity: Any, masked: Any, plain: Any, settings: Any
+) -> None:
     """Whoever has a session's key or a cookie is that person, so these are never shown whole."""
     assert shown(identity) == masked
     settings.RATELIMIT_SHOW_IDENTITIES = "plain"
@@ -59,7 +71,9 @@ class Odd(str):
         raise RuntimeError("no text")
 
 
-@pytest.mark.parametrize("identity", [Odd("x"), ("ip", Odd("x")), (Odd("ip"), "x"), object(), [[[]]]])
+@pytest.mark.parametrize(
+    "identity", [Odd("x"), ("ip", Odd("x")), (Odd("ip"), "x"), object(), [[[]]]]
+)
 def test_an_identity_that_cannot_be_shown_raises_nothing(identity: Any) -> None:
     """Else it would keep back the statistics of all others."""
     assert all(isinstance(value, str) for _, value in shown(identity))

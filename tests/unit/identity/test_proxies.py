@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Whose word is taken for a client's address: a corpus of hostile headers, and a fuzzer."""
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ CLIENT, SPOOFED, INNER = "198.51.100.7", "203.0.113.66", "10.1.2.3"
 PROXIES = ["10.0.0.0/8", "fd00::/8", "unix"]
 
 
-def found(header: str | None, peer: str = "10.0.0.1", name: str = "X-Forwarded-For") -> ClientAddress:
+def found(
+    header: str | None, peer: str = "10.0.0.1", name: str = "X-Forwarded-For"
+) -> ClientAddress:
     request = HttpRequest()
     request.META["REMOTE_ADDR"] = peer
     if header is not None:
@@ -30,21 +31,95 @@ def found(header: str | None, peer: str = "10.0.0.1", name: str = "X-Forwarded-F
     return client_address(request)
 
 
-def address(header: str | None, peer: str = "10.0.0.1", name: str = "X-Forwarded-For") -> str | None:
+def address(
+    header: str | None, peer: str = "10.0.0.1", name: str = "X-Forwarded-For"
+) -> str | None:
     client = found(header, peer, name)
     assert client.why
     return client.network
 
 
 GARBAGE = [
-    "", " ", ",", ",,", ", ,", "\x00", "\t", "\r\n", "-", "_", "unknown", "_hidden", "null", "localhost", "client.example",
-    "1.2.3", "1.2.3.4.5", "256.1.1.1", "1.2.3.4/8", "01.02.03.04", "0x7f000001", "2130706433", "1.2.3.-4", "１.２.３.４",
-    "[", "]", "[]", "[::1", "::1]", "[1.2.3.4", ":", "::", ":::", "1::2::3", "g::1", "%", "fe80::1%", "%eth0", "[fe80::1%25eth0]",
-    "1.2.3.4:", ":80", "1.2.3.4:http", "[::1]:", "[::1]x", '"', '""', '"1.2.3.4', "'1.2.3.4'", "<script>", "' OR 1=1 --",
-    "{identity}", "}", "%00", "%s%s%n", "../../etc/passwd", "\u202e4.3.2.1", "\ud800", "😀", "A" * 9000, "1" * 9000, ":" * 9000,
-    "9" * 5000 + ".1.1.1", ",".join(["10.0.0.9"] * 3000), ",".join([SPOOFED] * 3000), "," * 9000, "\\", '\\"', "for=", "for",
-    "for=1.2.3.4", "for;for;for", ";;;;", "=====", 'for="', "\n1.2.3.4", "127.0.0.1", "0.0.0.0", "::1", "255.255.255.255",
-]  # fmt: skip
+    "",
+    " ",
+    ",",
+    ",,",
+    ", ,",
+    "\x00",
+    "\t",
+    "\r\n",
+    "-",
+    "_",
+    "unknown",
+    "_hidden",
+    "null",
+    "localhost",
+    "client.example",
+    "1.2.3",
+    "1.2.3.4.5",
+    "256.1.1.1",
+    "1.2.3.4/8",
+    "01.02.03.04",
+    "0x7f000001",
+    "2130706433",
+    "1.2.3.-4",
+    "１.２.３.４",
+    "[",
+    "]",
+    "[]",
+    "[::1",
+    "::1]",
+    "[1.2.3.4",
+    ":",
+    "::",
+    ":::",
+    "1::2::3",
+    "g::1",
+    "%",
+    "fe80::1%",
+    "%eth0",
+    "[fe80::1%25eth0]",
+    "1.2.3.4:",
+    ":80",
+    "1.2.3.4:http",
+    "[::1]:",
+    "[::1]x",
+    '"',
+    '""',
+    '"1.2.3.4',
+    "'1.2.3.4'",
+    "<script>",
+    "' OR 1=1 --",
+    "{identity}",
+    "}",
+    "%00",
+    "%s%s%n",
+    "../../etc/passwd",
+    "\u202e4.3.2.1",
+    "\ud800",
+    "😀",
+    "A" * 9000,
+    "1" * 9000,
+    ":" * 9000,
+    "9" * 5000 + ".1.1.1",
+    ",".join(["10.0.0.9"] * 3000),
+    ",".join([SPOOFED] * 3000),
+    "," * 9000,
+    "\\",
+    '\\"',
+    "for=",
+    "for",
+    "for=1.2.3.4",
+    "for;for;for",
+    ";;;;",
+    "=====",
+    'for="',
+    "\n1.2.3.4",
+    "127.0.0.1",
+    "0.0.0.0",
+    "::1",
+    "255.255.255.255",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -70,31 +145,51 @@ def corpus(kind: str) -> list[str]:
         INNER,
         "fd00::9",
     ]
-    pairs = [f"{a},{b}" for a, b in itertools.product([SPOOFED, INNER, '"', "", "for="], singles[::3])]
+    pairs = [
+        f"{a},{b}" for a, b in itertools.product([SPOOFED, INNER, '"', "", "for="], singles[::3])
+    ]
     if kind == "forwarded":
         singles += [f"for={value}" for value in singles] + [
-            f'for="{SPOOFED}', 'x="', f'for={SPOOFED};x="', f'for="{SPOOFED}";host="', f'for=\\"{SPOOFED}', 'a="\\', 'b="\\"',
-            f"for={SPOOFED},for={INNER}", f"For={SPOOFED}", f"for = {SPOOFED}", f"for={SPOOFED};;;", f'for="{SPOOFED}, ',
-        ]  # fmt: skip
+            f'for="{SPOOFED}',
+            'x="',
+            f'for={SPOOFED};x="',
+            f'for="{SPOOFED}";host="',
+            f'for=\\"{SPOOFED}',
+            'a="\\',
+            'b="\\"',
+            f"for={SPOOFED},for={INNER}",
+            f"For={SPOOFED}",
+            f"for = {SPOOFED}",
+            f"for={SPOOFED};;;",
+            f'for="{SPOOFED}, ',
+        ]
     return singles + pairs
 
 
 @pytest.mark.parametrize("kind", ["X-Forwarded-For", "Forwarded"])
-@pytest.mark.parametrize("written", ["{client}", "{client}:4711", '"{client}"', "{client},{inner}", "::ffff:{client}"])
+@pytest.mark.parametrize(
+    "written", ["{client}", "{client}:4711", '"{client}"', "{client},{inner}", "::ffff:{client}"]
+)
 def test_nothing_a_client_sends_changes_its_address(kind: str, written: str, settings: Any) -> None:
-    """Behind proxies trusted by network: the client is who the nearest trusted proxies say asked them."""
+    """Behind proxies trusted by network: the client is who the nearest trusted proxies say asked
+    them.
+    """
     settings.RATELIMIT_PROXY_HEADER = kind
     appended = written.format(client=CLIENT, inner=INNER)
     if kind == "Forwarded":
         # Quoted where RFC 7239 wants it: with a port or a colon.
         hops = [hop.strip('"') for hop in appended.split(",")]
-        appended = ",".join(f'for="{hop if hop.count(":") < 2 else f"[{hop}]"}";proto=https;host=""' for hop in hops)
+        appended = ",".join(
+            f'for="{hop if hop.count(":") < 2 else f"[{hop}]"}";proto=https;host=""' for hop in hops
+        )
     for sent in corpus(kind.lower()):
         assert address(f"{sent}, {appended}", name=kind) == CLIENT, sent
 
 
 def test_nothing_a_client_sends_changes_its_address_behind_counted_proxies(settings: Any) -> None:
-    """Behind two proxies, the client is the second entry from the right, whatever stands to the left of it."""
+    """Behind two proxies, the client is the second entry from the right, whatever stands to the
+    left of it.
+    """
     settings.RATELIMIT_TRUSTED_PROXIES = 2
     for sent in corpus("x-forwarded-for"):
         assert address(f"{sent},{CLIENT}, {INNER}") == CLIENT, sent
@@ -133,14 +228,27 @@ def test_what_honest_proxies_write(header: str | None, peer: str, expected: str 
     ("header", "why"),
     [
         (None, "it is REMOTE_ADDR, a trusted proxy that sent no X-Forwarded-For"),
-        ("unknown", "it is REMOTE_ADDR, a trusted proxy; the last entry of X-Forwarded-For is no address"),
-        (f"{CLIENT},", "it is REMOTE_ADDR, a trusted proxy; the last entry of X-Forwarded-For is no address"),
+        (
+            "unknown",
+            "it is REMOTE_ADDR, a trusted proxy; the last entry of X-Forwarded-For is no address",
+        ),
+        (
+            f"{CLIENT},",
+            "it is REMOTE_ADDR, a trusted proxy; the last entry of X-Forwarded-For is no address",
+        ),
         (
             f"unknown, {INNER}",
-            "it is entry 1 from the right of X-Forwarded-For; what stands before it in X-Forwarded-For is no address",
+            "it is entry 1 from the right of X-Forwarded-For; what stands before it in "
+            "X-Forwarded-For is no address",
         ),
-        (INNER, "it is entry 1 from the right of X-Forwarded-For, and all of them are trusted proxies"),
-        (CLIENT, "it is entry 1 from the right of X-Forwarded-For, the first that is no trusted proxy"),
+        (
+            INNER,
+            "it is entry 1 from the right of X-Forwarded-For, and all of them are trusted proxies",
+        ),
+        (
+            CLIENT,
+            "it is entry 1 from the right of X-Forwarded-For, the first that is no trusted proxy",
+        ),
     ],
 )
 def test_it_is_said_why_it_is_this_address(header: str | None, why: str) -> None:
@@ -173,15 +281,20 @@ def test_only_so_many_hops_are_followed() -> None:
 NETWORKS = [ipaddress.ip_network(network) for network in PROXIES[:2]]
 
 
-@hypothesis_settings(max_examples=examples(500), deadline=None, suppress_health_check=list(HealthCheck))
+@hypothesis_settings(
+    max_examples=examples(500), deadline=None, suppress_health_check=list(HealthCheck)
+)
 @given(
-    sent=st.one_of(st.text(max_size=200), st.lists(st.sampled_from(GARBAGE), max_size=8).map(",".join)),
+    sent=st.one_of(
+        st.text(max_size=200), st.lists(st.sampled_from(GARBAGE), max_size=8).map(",".join)
+    ),
     hops=st.lists(st.sampled_from(["10.0.0.9", "10.255.0.1", "fd00::2"]), max_size=4),
     kind=st.sampled_from(["X-Forwarded-For", "Forwarded"]),
     counted=st.booleans(),
 )
 def test_no_header_raises_or_spoofs(sent: str, hops: list[str], kind: str, counted: bool) -> None:
-    """Any text in front of what trusted proxies wrote: no exception, and the client's own address."""
+    """Any text in front of what trusted proxies wrote: no exception, and the client's own
+    address."""
     from django.test import override_settings
 
     trusted = len(hops) + 1 if counted else PROXIES
@@ -194,7 +307,9 @@ def test_no_header_raises_or_spoofs(sent: str, hops: list[str], kind: str, count
         address(sent, peer=sent, name=kind)
 
 
-@pytest.mark.parametrize("value", [True, -1, 33, "10.0.0.0/8", ["10.0.0.1/8"], ["proxy.example"], [10.5]])
+@pytest.mark.parametrize(
+    "value", [True, -1, 33, "10.0.0.0/8", ["10.0.0.1/8"], ["proxy.example"], [10.5]]
+)
 def test_trust_that_makes_no_sense_is_an_error(value: Any, settings: Any) -> None:
     """Said by `manage.py check` and at the first request."""
     from django.core.exceptions import ImproperlyConfigured

@@ -32,7 +32,15 @@ def every() -> list[str]:
         character
         for character in map(chr, range(0x110000))
         if character.isspace()
-        or len({character, unicodedata.normalize("NFKC", character), character.upper(), character.lower()}) > 1
+        or len(
+            {
+                character,
+                unicodedata.normalize("NFKC", character),
+                character.upper(),
+                character.lower(),
+            }
+        )
+        > 1
     ]
 
 
@@ -54,9 +62,13 @@ def spelled(draw: Any, names: Any) -> tuple[str, str]:
     """A name, and another spelling of it."""
     name = draw(names)
     form = draw(st.sampled_from(["NFC", "NFD", "NFKC", "NFKD"]))
-    spelling = "".join(draw(st.sampled_from(ALIKE.get(one, [one]))) for one in unicodedata.normalize(form, name))
+    spelling = "".join(
+        draw(st.sampled_from(ALIKE.get(one, [one]))) for one in unicodedata.normalize(form, name)
+    )
     around = st.text(st.sampled_from(SPACES), max_size=3)
-    return name, draw(around) + draw(st.sampled_from([spelling, spelling.upper(), spelling.lower()])) + draw(around)
+    return name, draw(around) + draw(
+        st.sampled_from([spelling, spelling.upper(), spelling.lower()])
+    ) + draw(around)
 
 
 def cleaned(text: str) -> str | None:
@@ -71,14 +83,22 @@ def cleaned(text: str) -> str | None:
 @given(spelled(st.one_of(st.sampled_from(NAMES), st.text(min_size=1, max_size=12))))
 @example(("ada", "ada\t"))
 @example(("i", "\N{LATIN SMALL LETTER DOTLESS I}"))
-def test_what_djangos_login_form_takes_for_the_same_name_is_one_identity(pair: tuple[str, str]) -> None:
-    """Also where the backend compares without case, in whichever way: by capitals, by small letters or folded."""
+def test_what_djangos_login_form_takes_for_the_same_name_is_one_identity(
+    pair: tuple[str, str],
+) -> None:
+    """Also where the backend compares without case, in whichever way: by capitals, by small letters
+    or folded.
+    """
     one, other = (cleaned(text) for text in pair)
     if one is None or other is None:
         return
     ways = (str.upper, str.lower, str.casefold, lambda text: text)
     if any(way(one) == way(other) for way in ways):  # type: ignore[operator]
-        identities = {digest(field_identity(f"{kind}:name", text)) for kind in ["post"] for text in (*pair, one, other)}
+        identities = {
+            digest(field_identity(f"{kind}:name", text))
+            for kind in ["post"]
+            for text in (*pair, one, other)
+        }
         assert len(identities) == 1
 
 
@@ -93,7 +113,12 @@ def test_normalising_ends(text: str) -> None:
 def test_no_single_character_has_two_spellings() -> None:
     """All of Unicode: what differs in case or compatibility only is one, and is a fixed point."""
     assert SPACES
-    for way in (str.upper, str.lower, str.casefold, lambda text: unicodedata.normalize("NFKC", text)):
+    for way in (
+        str.upper,
+        str.lower,
+        str.casefold,
+        lambda text: unicodedata.normalize("NFKC", text),
+    ):
         classes = defaultdict(set)
         for character in every():
             classes[way(character)].add(normalised(character))
@@ -102,11 +127,15 @@ def test_no_single_character_has_two_spellings() -> None:
 
 
 def test_long_text_is_cheap_and_still_stripped() -> None:
-    """Beyond what a name can be, nothing that costs quadratic time is done to it; two long texts are never one."""
+    """Beyond what a name can be, nothing that costs quadratic time is done to it; two long texts
+    are never one.
+    """
     marks = "a" + "\u0315\u0300\u0327\u05b0" * MAX_LENGTH
     assert normalised(f" {marks}\n") == marks
     assert normalised("A" * 100_000) == "a" * 100_000
-    assert field_identity("header:authorization", marks + "x") != field_identity("header:authorization", marks + "y")
+    assert field_identity("header:authorization", marks + "x") != field_identity(
+        "header:authorization", marks + "y"
+    )
 
 
 def requests(rf: RequestFactory, kind: str, value: str) -> Any:
@@ -137,10 +166,14 @@ def test_what_the_site_itself_has_written_counts_letter_by_letter(rf: RequestFac
     assert compile_key("cookie:name").read("", request, None) == ("cookie", "name", "Ada ")
 
 
-@pytest.mark.parametrize("field", [f"{exact}{kind}:name" for kind in KINDS for exact in ("", "exact:")])
+@pytest.mark.parametrize(
+    "field", [f"{exact}{kind}:name" for kind in KINDS for exact in ("", "exact:")]
+)
 @given(pair=spelled(st.sampled_from(NAMES)))
 def test_overrides_meet_the_same_spellings_as_keys(field: str, pair: tuple[str, str]) -> None:
-    """A block of a name is not walked around by another spelling of it, and a digest is the same on both ways."""
+    """A block of a name is not walked around by another spelling of it, and a digest is the same on
+    both ways.
+    """
     override = RateLimitOverride(field=field)
     override.set_value(pair[0])
     override.prepare()

@@ -15,7 +15,9 @@ MINUTE, DAY = 60_000_000, 86_400_000_000
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_python_and_lua_stand_side_by_side(name: str) -> None:
-    """Under one name (the leaky bucket shares the token bucket's Lua), with letters for its keys that no other has."""
+    """Under one name (the leaky bucket shares the token bucket's Lua), with letters for its keys
+    that no other has.
+    """
     assert ALGORITHMS[name].__class__.__module__ == f"django_ratelimit_lua.limits.algorithms.{name}"
     assert program.source(f"limits/algorithms/{ALGORITHMS[name].lua_name}")
     assert len({algorithm.suffix for algorithm in ALGORITHMS.values()}) == len(ALGORITHMS)
@@ -27,10 +29,20 @@ def test_python_and_lua_stand_side_by_side(name: str) -> None:
     [
         # 7 a minute: a token in 8,571,428 and 4/7 microseconds.
         ("token_bucket", "7/m", {}, (7, MINUTE, 7, MINUTE, 8_571_428, 4, 7 * MINUTE // 7, 0)),
-        ("token_bucket", "60/m", {"burst": 2}, (2, MINUTE, 1, 1_000_000, 1_000_000, 0, 2_000_000, 0)),
+        (
+            "token_bucket",
+            "60/m",
+            {"burst": 2},
+            (2, MINUTE, 1, 1_000_000, 1_000_000, 0, 2_000_000, 0),
+        ),
         ("token_bucket", "0/m", {}, (0, MINUTE, 1, MINUTE, MINUTE, 0, 0, 0)),
         ("leaky_bucket", "60/m", {}, (60, MINUTE, 1, 1_000_000, 1_000_000, 0, MINUTE, 0)),
-        ("leaky_bucket", "60/m", {"queue": 0}, (1, MINUTE, 1, 1_000_000, 1_000_000, 0, 1_000_000, 0)),
+        (
+            "leaky_bucket",
+            "60/m",
+            {"queue": 0},
+            (1, MINUTE, 1, 1_000_000, 1_000_000, 0, 1_000_000, 0),
+        ),
         ("leaky_bucket", "0/m", {}, (0, MINUTE, 1, MINUTE, MINUTE, 0, 0, 0)),
         ("fixed_window", "5/m", {}, (5, MINUTE, 0, 0, 0, 0, 0, 0)),
         ("fixed_window", "5/m", {"align": "clock"}, (5, MINUTE, 1, 0, 0, 0, 0, 0)),
@@ -57,7 +69,9 @@ def test_the_numbers(algorithm: str, rate: str, options: Any, numbers: tuple[int
         ("fixed_window", "5/m", {"time_zone": "Europe/Berlin"}, "time_zone"),
     ],
 )
-def test_what_cannot_be_kept_is_refused(algorithm: str, rate: Any, options: Any, field: str) -> None:
+def test_what_cannot_be_kept_is_refused(
+    algorithm: str, rate: Any, options: Any, field: str
+) -> None:
     """When the limit is written, and not when it is first asked."""
     with pytest.raises(LimitError) as raised:
         Limit("x", rate, algorithm=algorithm, **options)

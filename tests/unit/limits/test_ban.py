@@ -14,7 +14,9 @@ HOUR = 3_600_000_000
 
 
 def test_two_options_are_enough() -> None:
-    """The others have defaults: offences count as long as the first ban is, and every ban is as long."""
+    """The others have defaults: offences count as long as the first ban is, and every ban is as
+    long.
+    """
     ban = Limit("login", "5/m", ban_after=10, ban_for="10m").ban
     assert ban is not None
     assert (ban.after, ban.window_us, ban.on) == (10, HOUR // 6, "refused")
@@ -22,12 +24,21 @@ def test_two_options_are_enough() -> None:
     assert Limit("login", "5/m").ban is None
 
 
-@pytest.mark.parametrize("given", ["10min,1h, 1d", ["10m", timedelta(hours=1), "24h"], ("600s", "1h", "1d")])
+@pytest.mark.parametrize(
+    "given", ["10min,1h, 1d", ["10m", timedelta(hours=1), "24h"], ("600s", "1h", "1d")]
+)
 def test_each_ban_has_its_length(given: Any) -> None:
-    """By its number; each further one is as long as the last. The window is as long as the first."""
+    """By its number; each further one is as long as the last. The window is as long as
+    the first."""
     limit = Limit("a", "5/m", ban_after=1, ban_for=given)
     assert limit.ban is not None
-    assert [limit.ban.duration_us(times) for times in range(5)] == [HOUR // 6, HOUR, 24 * HOUR, 24 * HOUR, 24 * HOUR]
+    assert [limit.ban.duration_us(times) for times in range(5)] == [
+        HOUR // 6,
+        HOUR,
+        24 * HOUR,
+        24 * HOUR,
+        24 * HOUR,
+    ]
     assert limit.ban.window_us == HOUR // 6
     assert Limit("a", "5/m", ban_after=1, ban_for=limit.ban_for) == limit
 
@@ -44,18 +55,37 @@ def test_each_ban_has_its_length(given: Any) -> None:
         (
             {"ban_after": 5, "ban_for": "1h,0s,1d"},
             "ban_for",
-            "'0s': write a number and a unit without a space, such as 10m, 1h or 7d, from 1s to ten",
+            "'0s': write a number and a unit without a space, such as 10m, 1h or 7d, from 1s to "
+            "ten",
         ),
         ({"ban_after": 5, "ban_for": "1h,"}, "ban_for", "'': write a number and a unit"),
         ({"ban_after": 5, "ban_for": 60}, "ban_for", "60: write a number and a unit"),
-        ({"ban_after": 5, "ban_for": ",".join(["1h"] * 9)}, "ban_for", "write 1 to 8 durations, such as 10m,1h,1d"),
+        (
+            {"ban_after": 5, "ban_for": ",".join(["1h"] * 9)},
+            "ban_for",
+            "write 1 to 8 durations, such as 10m,1h,1d",
+        ),
         ({"ban_after": 5, "ban_for": []}, "ban_for", "write 1 to 8 durations"),
-        ({"ban_after": 5, "ban_for": "1h", "ban_on": "always"}, "ban_on", "refused, counted, reported"),
-        ({"ban_after": 5, "ban_for": "1h", "split": "equal"}, "split", "split and ban_after contradict"),
-        ({"ban_after": 5, "ban_for": "1h", "ban_window": "soon"}, "ban_window", "'soon': write a number and a unit"),
+        (
+            {"ban_after": 5, "ban_for": "1h", "ban_on": "always"},
+            "ban_on",
+            "refused, counted, reported",
+        ),
+        (
+            {"ban_after": 5, "ban_for": "1h", "split": "equal"},
+            "split",
+            "split and ban_after contradict",
+        ),
+        (
+            {"ban_after": 5, "ban_for": "1h", "ban_window": "soon"},
+            "ban_window",
+            "'soon': write a number and a unit",
+        ),
     ],
 )
-def test_what_contradicts_itself_is_an_error(options: dict[str, Any], field: str, message: str) -> None:
+def test_what_contradicts_itself_is_an_error(
+    options: dict[str, Any], field: str, message: str
+) -> None:
     """It names the option and says why."""
     with pytest.raises(LimitError, match=message) as error:
         Limit("login", "5/m", **options)
@@ -71,10 +101,17 @@ def test_a_lease_bans_nobody() -> None:
 @pytest.mark.parametrize(
     ("given", "written"),
     [
-        ("10m", "10m"), ("10min", "10m"), ("1hour", "1h"), ("7days", "1w"), ("90s", "90s"), ("2weeks", "2w"),
-        (timedelta(minutes=10), "10m"), (timedelta(days=14), "2w"), (timedelta(seconds=61), "61s"),
+        ("10m", "10m"),
+        ("10min", "10m"),
+        ("1hour", "1h"),
+        ("7days", "1w"),
+        ("90s", "90s"),
+        ("2weeks", "2w"),
+        (timedelta(minutes=10), "10m"),
+        (timedelta(days=14), "2w"),
+        (timedelta(seconds=61), "61s"),
     ],
-)  # fmt: skip
+)
 def test_a_duration_is_a_number_and_a_unit(given: Any, written: str) -> None:
     """By the units of rates, written in one way; a timedelta will do."""
     assert duration(given) == written
@@ -84,12 +121,32 @@ def test_a_duration_is_a_number_and_a_unit(given: Any, written: str) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    ["", "10", "m", "10 m", "-1m", "10M", "10y", "0s", "3654d", "9" * 400 + "s", 600, 1.5, None, True,
-     timedelta(seconds=0.5), timedelta(0), timedelta(days=-1), timedelta(days=9999)],
-)  # fmt: skip
+    [
+        "",
+        "10",
+        "m",
+        "10 m",
+        "-1m",
+        "10M",
+        "10y",
+        "0s",
+        "3654d",
+        "9" * 400 + "s",
+        600,
+        1.5,
+        None,
+        True,
+        timedelta(seconds=0.5),
+        timedelta(0),
+        timedelta(days=-1),
+        timedelta(days=9999),
+    ],
+)
 def test_anything_else_is_no_duration(given: Any) -> None:
     """Whole seconds from one to ten years."""
-    with pytest.raises(ValueError, match=r"write a number and a unit|from 1s to ten years|whole seconds"):
+    with pytest.raises(
+        ValueError, match=r"write a number and a unit|from 1s to ten years|whole seconds"
+    ):
         duration(given)
 
 
@@ -98,9 +155,11 @@ def test_a_limit_by_another_name_has_other_bans() -> None:
     limit = Limit("login", "5/m", ban_after=1, ban_for="1h")
     assert limit.ban is not None
     for other, is_same in [
-        (limit.renamed("other"), False), (limit.advising(), True), (limit.at(limit.rate, None), True),
+        (limit.renamed("other"), False),
+        (limit.advising(), True),
+        (limit.at(limit.rate, None), True),
         (Limit("login", "9/h", algorithm="sliding_log", ban_after=3, ban_for="2h"), True),
-    ]:  # fmt: skip
+    ]:
         assert other.ban is not None
         assert (other.ban.key_part == limit.ban.key_part) is is_same
 

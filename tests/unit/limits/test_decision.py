@@ -7,13 +7,25 @@ from django_ratelimit_lua.limits.decision import LimitState
 
 STATE = LimitState.of(
     Limit("mail", "5/m", mode="shadow"),
-    allowed=False, used=5, remaining=0, retry_after=12.0, reset_after=60.0, wait=3.0, counted_at=7,
-)  # fmt: skip
+    allowed=False,
+    used=5,
+    remaining=0,
+    retry_after=12.0,
+    reset_after=60.0,
+    wait=3.0,
+    counted_at=7,
+)
 
 
 def test_a_state_is_of_its_limit() -> None:
     """Name, rate and mode are the limit's."""
-    assert (STATE.name, STATE.limit, STATE.period, STATE.mode, STATE.counted_at) == ("mail", 5, 60.0, "shadow", 7)
+    assert (STATE.name, STATE.limit, STATE.period, STATE.mode, STATE.counted_at) == (
+        "mail",
+        5,
+        60.0,
+        "shadow",
+        7,
+    )
 
 
 def test_a_refusal_reads_shorter_later() -> None:
@@ -22,7 +34,9 @@ def test_a_refusal_reads_shorter_later() -> None:
     assert (later.retry_after, later.reset_after, later.wait) == (2.0, 50.0, 0.0)
     assert STATE.later(100.0).reset_after == 0.0
     assert LimitState.blocked("block", None, "enforce").later(5.0).retry_after is None
-    decision = Decision(False, (STATE,), wait=3.0, moment=1_000_000, revision=4).later(10.0, "deny-cache")
+    decision = Decision(False, (STATE,), wait=3.0, moment=1_000_000, revision=4).later(
+        10.0, "deny-cache"
+    )
     assert decision == Decision(False, (later,), source="deny-cache", moment=11_000_000, revision=4)
 
 
@@ -31,8 +45,12 @@ def test_a_block_is_a_limit_of_nothing() -> None:
     state = LimitState.blocked("office", 90.0, "enforce")
     assert state.is_block
     assert (state.allowed, state.limit, state.remaining, state.retry_after, state.reset_after) == (
-        False, 0, 0, 90.0, 90.0,
-    )  # fmt: skip
+        False,
+        0,
+        0,
+        90.0,
+        90.0,
+    )
     assert LimitState.blocked("block", None, "enforce").retry_after is None
     assert not LimitState.of(
         Limit("shut", "0/m"), allowed=False, used=0, remaining=0, retry_after=None, reset_after=0

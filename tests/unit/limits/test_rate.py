@@ -21,7 +21,9 @@ UNITS = {
 }
 
 
-@pytest.mark.parametrize(("period", "unit"), [(period, unit) for period, units in UNITS.items() for unit in units])
+@pytest.mark.parametrize(
+    ("period", "unit"), [(period, unit) for period, units in UNITS.items() for unit in units]
+)
 def test_every_unit_is_understood(period: int, unit: str) -> None:
     """Alone and multiplied."""
     assert Rate.parse(f"5/{unit}") == Rate(5, period)
@@ -30,7 +32,12 @@ def test_every_unit_is_understood(period: int, unit: str) -> None:
 
 @pytest.mark.parametrize(
     ("pair", "period"),
-    [((5, 60), 60 * SECOND), ((5, 0.5), SECOND // 2), ((5, timedelta(minutes=1)), 60 * SECOND), ([5, 1], SECOND)],
+    [
+        ((5, 60), 60 * SECOND),
+        ((5, 0.5), SECOND // 2),
+        ((5, timedelta(minutes=1)), 60 * SECOND),
+        ([5, 1], SECOND),
+    ],
 )
 def test_pairs_are_a_count_and_seconds(pair: Any, period: int) -> None:
     """Whole seconds, fractions or a timedelta."""
@@ -40,10 +47,33 @@ def test_pairs_are_a_count_and_seconds(pair: Any, period: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "5/", "/m", "5/x", "5/month", "5/M", "ten/m", "5/m junk", " 5/m", "5 /m", "5/ m", "5/m\n", "-5/m", "+5/m",
-     "5/-1m", "5.5/m", "5/1.5m", "5/0m", "٥/m", "5/m/h", "1e3/m",
-     "5/99999999999999999999s", "1000000000001/s", "5/11000d"],
-)  # fmt: skip
+    [
+        "",
+        "5/",
+        "/m",
+        "5/x",
+        "5/month",
+        "5/M",
+        "ten/m",
+        "5/m junk",
+        " 5/m",
+        "5 /m",
+        "5/ m",
+        "5/m\n",
+        "-5/m",
+        "+5/m",
+        "5/-1m",
+        "5.5/m",
+        "5/1.5m",
+        "5/0m",
+        "٥/m",
+        "5/m/h",
+        "1e3/m",
+        "5/99999999999999999999s",
+        "1000000000001/s",
+        "5/11000d",
+    ],
+)
 def test_whatever_does_not_match_whole_is_an_error_that_names_it(text: str) -> None:
     """And the accepted forms, or the range."""
     with pytest.raises(LimitError) as caught:
@@ -100,7 +130,10 @@ def test_a_period_below_a_second_is_written_in_microseconds() -> None:
         ({"segments": 1001}, "at most 1000"),
         ({"initial": 1}, "sliding_window has no option initial"),
         ({"algorithm": "token_bucket", "initial": -1}, "initial is -1"),
-        ({"algorithm": "token_bucket", "burst": 3, "initial": 4}, "initial must be at most the burst, 3"),
+        (
+            {"algorithm": "token_bucket", "burst": 3, "initial": 4},
+            "initial must be at most the burst, 3",
+        ),
         ({"algorithm": "token_bucket", "initial": 0, "split": "equal"}, "no lease, no split"),
         ({"algorithm": "token_bucket", "initial": 0, "lease": 2}, "no lease, no split"),
         ({"segments": True}, "segments is True"),
@@ -111,7 +144,10 @@ def test_a_period_below_a_second_is_written_in_microseconds() -> None:
         ({"algorithm": "fixed_window", "align": "year"}, "clock, day, week, month"),
         ({"algorithm": "fixed_window", "align": "day"}, "such as 1000/d, not"),
         ({"algorithm": "fixed_window", "time_zone": "Europe/Berlin"}, "each day, week or month"),
-        ({"algorithm": "fixed_window", "align": "clock", "time_zone": "Mars/Base"}, "Unknown time zone"),
+        (
+            {"algorithm": "fixed_window", "align": "clock", "time_zone": "Mars/Base"},
+            "Unknown time zone",
+        ),
     ],
 )
 def test_options_that_make_no_sense_are_errors(options: dict[str, Any], message: str) -> None:
@@ -142,7 +178,10 @@ def test_what_would_not_be_exact_is_refused() -> None:
 def test_names_are_bounded_in_keys() -> None:
     """Short plain names are kept readable; others end in a digest, so that they stay apart."""
     assert Limit("mail", "5/m").key_part == b"mail:sw"
-    parts = {Limit(name, "5/m").key_part for name in ("x" * 65, "x" * 66, "two\nlines", "two lines", "{braces}", "😀")}
+    parts = {
+        Limit(name, "5/m").key_part
+        for name in ("x" * 65, "x" * 66, "two\nlines", "two lines", "{braces}", "😀")
+    }
     assert len(parts) == 6
     assert all(len(part) < 70 and b"{" not in part and b"\n" not in part for part in parts)
 

@@ -1,4 +1,5 @@
-"""`manage.py ratelimit`: its verbs, what is said of a limit, and of arguments that make no sense."""
+"""`manage.py ratelimit`: its verbs, what is said of a limit, and of arguments that make
+no sense."""
 
 from __future__ import annotations
 
@@ -17,9 +18,18 @@ from django_ratelimit_lua.management.verbs.rules import _words
     ("state", "words"),
     [
         (LimitState("x", True, 5, 0, 5, 0.0, 0.0, 0.0), "0 of 5 used, 5 left, unused: allowed"),
-        (LimitState("x", True, 5, 2, 3, 0.0, 61.4, 0.0), "2 of 5 used, 3 left, resets in 61 s: allowed"),
-        (LimitState("x", False, 5, 5, 0, 9.0, 61.0, 0.0), "5 of 5 used, 0 left, resets in 61 s: refused for 9 s"),
-        (LimitState("x", False, 0, 0, 0, None, 0.0, 0.0), "0 of 0 used, 0 left, unused: refused for good"),
+        (
+            LimitState("x", True, 5, 2, 3, 0.0, 61.4, 0.0),
+            "2 of 5 used, 3 left, resets in 61 s: allowed",
+        ),
+        (
+            LimitState("x", False, 5, 5, 0, 9.0, 61.0, 0.0),
+            "5 of 5 used, 0 left, resets in 61 s: refused for 9 s",
+        ),
+        (
+            LimitState("x", False, 0, 0, 0, None, 0.0, 0.0),
+            "0 of 0 used, 0 left, unused: refused for good",
+        ),
         (
             LimitState("x", False, 5, 5, 0, 9.0, 61.0, 0.0, mode="shadow"),
             "5 of 5 used, 0 left, resets in 61 s: refused for 9 s, but in shadow mode",
@@ -41,7 +51,9 @@ def test_a_limit_is_told_in_one_line(state: LimitState, words: str) -> None:
         (["check", "missing.yaml"], "missing.yaml"),
     ],
 )
-def test_arguments_that_make_no_sense_are_said_before_anything_is_done(arguments: list[str], problem: str) -> None:
+def test_arguments_that_make_no_sense_are_said_before_anything_is_done(
+    arguments: list[str], problem: str
+) -> None:
     """Nothing is asked of Redis or the database."""
     with pytest.raises(CommandError, match=problem):
         call_command("ratelimit", "rules", *arguments)
@@ -71,7 +83,9 @@ def test_a_misspelt_verb_says_which_was_meant(arguments: list[str], problem: str
         call_command("ratelimit", *arguments)
 
 
-def test_a_file_can_be_checked_without_a_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_can_be_checked_without_a_site(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In a pipeline, before it is imported anywhere."""
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     good.write_text("- {name: api, path: /api/, key: ip, rate: 5/m}\n")

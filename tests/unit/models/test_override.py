@@ -18,7 +18,12 @@ MONDAY = datetime.datetime(2026, 1, 5, tzinfo=datetime.UTC)
 
 def test_an_override_about_nothing_is_refused() -> None:
     """A value of which nothing is left, and a field that is none."""
-    for field, value in (("post:name", " \u3000"), ("exact:post:", "x"), ("exact:ip", "x"), ("os.system", "x")):
+    for field, value in (
+        ("post:name", " \u3000"),
+        ("exact:post:", "x"),
+        ("exact:ip", "x"),
+        ("os.system", "x"),
+    ):
         override = RateLimitOverride(field=field, effect="block")
         override.set_value(value)
         assert override.subject == ""
@@ -39,8 +44,11 @@ def test_an_override_about_nothing_is_refused() -> None:
         ({"client_digest": "0f" * 16}, "digest", ("digest", "0f" * 16), ""),
     ],
 )
-def test_whom_it_is_about_is_kept_in_one_spelling(fields: Any, kind: str, identity: Any, text: str) -> None:
-    """With the kind and the digest by which requests find it; preparing it again changes nothing."""
+def test_whom_it_is_about_is_kept_in_one_spelling(
+    fields: Any, kind: str, identity: Any, text: str
+) -> None:
+    """With the kind and the digest by which requests find it; preparing it again changes
+    nothing."""
     override = RateLimitOverride(effect="block", **fields)
     for _ in range(2):
         override.prepare()
@@ -89,7 +97,11 @@ def test_what_makes_no_sense_is_said_of_its_field(fields: Any, wrong: str | None
 
 def test_a_row_becomes_what_rules_know() -> None:
     """Times in microseconds; numbers where it changes the limit, and none where it does not."""
-    row = RateLimitOverride(pk=3, rule_id=7, effect="limit", limit=5, unit="h", burst=9, starts=MONDAY)
-    assert row.override() == Override(3, 7, "limit", Rate.parse("5/h"), 9, 1_767_571_200_000_000, None)
+    row = RateLimitOverride(
+        pk=3, rule_id=7, effect="limit", limit=5, unit="h", burst=9, starts=MONDAY
+    )
+    assert row.override() == Override(
+        3, 7, "limit", Rate.parse("5/h"), 9, 1_767_571_200_000_000, None
+    )
     row.effect = "block"
     assert row.override() == Override(3, 7, "block", None, None, 1_767_571_200_000_000, None)

@@ -1,4 +1,6 @@
-"""So many units per period, as columns: what rules, tiers and overrides have in common. No database is asked."""
+"""So many units per period, as columns: what rules, tiers and overrides have in common. No database
+is asked.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from django_ratelimit_lua.models import RateLimitRule
         ("0/h", (0, 1, "h"), "0/h"),
     ],
 )
-def test_a_rate_is_kept_as_it_was_written(written: Any, columns: tuple[int, int, str], read: str) -> None:
+def test_a_rate_is_kept_as_it_was_written(
+    written: Any, columns: tuple[int, int, str], read: str
+) -> None:
     """In the unit that was meant: sixty seconds stay sixty seconds."""
     rule = RateLimitRule()
     assert rule.rate is None
@@ -35,8 +39,9 @@ def test_a_rule_has_one_rate_or_a_list() -> None:
     rule = RateLimitRule()
     rule.rate = ["10/second", "5/60s", "500/h"]
     assert ((rule.limit, rule.unit, rule.more_rates), rule.rate) == (
-        (10, "s", ["5/60s", "500/h"]), ["10/s", "5/60s", "500/h"],
-    )  # fmt: skip
+        (10, "s", ["5/60s", "500/h"]),
+        ["10/s", "5/60s", "500/h"],
+    )
     rule.rate = "3/m"
     assert (rule.more_rates, rule.rate) == ([], "3/m")
     rule.limit = None
@@ -53,11 +58,16 @@ def test_a_rate_that_the_form_cannot_show_is_refused(written: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "wrong"),
     [
-        ({"name": "a\x00"}, "name"), ({"description": "\ud800"}, "description"), ({"name": " a"}, "name"),
-        ({"route": "a "}, "route"), ({"limit": -1}, "limit"), ({"period": 0}, "period"), ({"unit": "y"}, "unit"),
+        ({"name": "a\x00"}, "name"),
+        ({"description": "\ud800"}, "description"),
+        ({"name": " a"}, "name"),
+        ({"route": "a "}, "route"),
+        ({"limit": -1}, "limit"),
+        ({"period": 0}, "period"),
+        ({"unit": "y"}, "unit"),
         ({"burst": 0}, "burst"),
     ],
-)  # fmt: skip
+)
 def test_what_no_database_takes_is_said_of_its_field(fields: dict[str, Any], wrong: str) -> None:
     """Before it is asked."""
     rule = RateLimitRule(**{"name": "api", "limit": 5, **fields})

@@ -11,7 +11,11 @@ from django.urls import include, path
 from django_ratelimit_lua import ALL
 from django_ratelimit_lua.limits.rate import Rate
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.operations.confirmations import changed_confirmations, confirmations, notices
+from django_ratelimit_lua.operations.confirmations import (
+    changed_confirmations,
+    confirmations,
+    notices,
+)
 from django_ratelimit_lua.operations.rules_yaml import apply, plan
 from django_ratelimit_lua.rules.callsite import CallSite, call_site, known_call_sites
 from django_ratelimit_lua.rules.places import meant_by, route_names
@@ -21,7 +25,10 @@ def view(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
-urlpatterns = [path("api/", include(([path("things/", view, name="things")], "api"), namespace="v1")), path("", view)]
+urlpatterns = [
+    path("api/", include(([path("things/", view, name="things")], "api"), namespace="v1")),
+    path("", view),
+]
 RULE: dict[str, Any] = {"name": "api", "path": "/api/", "key": "ip", "limit": 5}
 SEARCH = CallSite("@ratelimit", "app.search", (Rate.parse("10/s"), Rate.parse("500/h")), "ip")
 IN_PLACE = {"path": "", "name": "search", "key": ""}
@@ -32,7 +39,9 @@ def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which the code has two limits under one name, and one for everybody together."""
     settings.ROOT_URLCONF = __name__
     everybody = CallSite("@ratelimit", "app.all", (Rate.parse("10/s"),), "all")
-    monkeypatch.setattr(known_call_sites, "_by_name", {"search": (SEARCH,), "together": (everybody,)})
+    monkeypatch.setattr(
+        known_call_sites, "_by_name", {"search": (SEARCH,), "together": (everybody,)}
+    )
 
 
 @pytest.mark.django_db
@@ -60,7 +69,9 @@ def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"path": "", "name": "slow", "group": "search"}, []),
     ],
 )
-def test_what_refuses_or_admits_everybody_has_to_be_confirmed(words: dict[str, Any], fields: list[str]) -> None:
+def test_what_refuses_or_admits_everybody_has_to_be_confirmed(
+    words: dict[str, Any], fields: list[str]
+) -> None:
     """At its field; and nothing of what is as one would think."""
     assert [field for field, _ in confirmations(RateLimitRule(**{**RULE, **words}))] == fields
 
@@ -78,11 +89,16 @@ def test_what_refuses_or_admits_everybody_has_to_be_confirmed(words: dict[str, A
         ({"key": "user+path", "audience": "anonymous"}, "All clients that are not logged in"),
         ({"key": "user", "audience": "authenticated"}, ""),
         ({"key": "user", "path": "/x", "exempt": True}, ""),
-        ({"path": "", "name": "together", "key": "", "ban_after": 5, "ban_for": "1h"}, "the rule never bans"),
+        (
+            {"path": "", "name": "together", "key": "", "ban_after": 5, "ban_for": "1h"},
+            "the rule never bans",
+        ),
         ({"path": "", "name": "together", "key": "ip", "ban_after": 5, "ban_for": "1h"}, ""),
     ],
 )
-def test_what_has_no_effect_or_more_than_one_thinks_is_a_notice(words: dict[str, Any], notice: str) -> None:
+def test_what_has_no_effect_or_more_than_one_thinks_is_a_notice(
+    words: dict[str, Any], notice: str
+) -> None:
     """Nothing has to be confirmed for it."""
     found = " ".join(notices(RateLimitRule(**{**RULE, **words}), None))
     assert found.startswith(notice) if notice[:2] == "No" else notice in found
@@ -106,7 +122,10 @@ def test_what_has_no_effect_or_more_than_one_thinks_is_a_notice(words: dict[str,
     ],
 )
 def test_counts_that_start_again_are_a_notice(
-    before: dict[str, Any] | None, after: dict[str, Any], restarts: bool, monkeypatch: pytest.MonkeyPatch
+    before: dict[str, Any] | None,
+    after: dict[str, Any],
+    restarts: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a rule that is changed, or comes in the place of the code: another key or algorithm."""
     rule = call_site("search", "ip", "500/h", ALL, 1, {})
@@ -130,7 +149,10 @@ def test_a_name_that_is_nearly_one_of_the_code_is_told() -> None:
 def test_of_changes_only_what_is_new_is_told(settings: Any) -> None:
     """Paths that the same file exempts are exempt, and those whose rule it deletes are not."""
     settings.ROOT_URLCONF = "tests.acceptance.test_admin"
-    text = "- {name: all, path: /**, mode: 'off', key: ip, rate: 5/m}\n- {name: admin, path: /admin/, exempt: true}"
+    text = (
+        "- {name: all, path: /**, mode: 'off', key: ip, rate: 5/m}\n- {name: admin, path: "
+        "/admin/, exempt: true}"
+    )
     assert changed_confirmations(plan(text)) == {}
     apply(text)
     on = text.replace("mode: 'off', ", "")

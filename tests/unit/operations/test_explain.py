@@ -14,11 +14,17 @@ from django_ratelimit_lua.operations.request_builder import build_request
 @pytest.mark.parametrize(
     ("described", "path", "query"),
     [
-        ("/", "/", {}), ("/api/?q=x&q=y", "/api/", {"q": ["x", "y"]}), ("/caf%C3%A9/", "/café/", {}),
-        ("/café/?n=é", "/café/", {"n": ["é"]}), ("//odd//", "//odd//", {}), ("/a?b=1#c", "/a", {"b": ["1"]}),
+        ("/", "/", {}),
+        ("/api/?q=x&q=y", "/api/", {"q": ["x", "y"]}),
+        ("/caf%C3%A9/", "/café/", {}),
+        ("/café/?n=é", "/café/", {"n": ["é"]}),
+        ("//odd//", "//odd//", {}),
+        ("/a?b=1#c", "/a", {"b": ["1"]}),
     ],
-)  # fmt: skip
-def test_a_path_may_be_written_as_in_a_browser(described: str, path: str, query: dict[str, list[str]]) -> None:
+)
+def test_a_path_may_be_written_as_in_a_browser(
+    described: str, path: str, query: dict[str, list[str]]
+) -> None:
     """Quoted or not, with a query; what follows a # is the browser's alone."""
     request = build_request(described)
     assert (request.path_info, dict(request.GET.lists())) == (path, query)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from django_ratelimit_lua.operations.rules_yaml import MAX_TEXT_LENGTH, RuleChange, build_rule, dump, load
+from django_ratelimit_lua.operations.rules_yaml import (
+    MAX_TEXT_LENGTH,
+    RuleChange,
+    build_rule,
+    dump,
+    load,
+)
 from django_ratelimit_lua.rules.rule import RuleError
 
 RULE = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
@@ -13,11 +19,19 @@ RULE = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
 @pytest.mark.parametrize(
     "words",
     [
-        {}, {"rate": "5/15m", "mode": "shadow"}, {"method": ["GET", "POST"]}, {"audience": ["group:a", "group:b"]},
-        {"algorithm": "token_bucket", "burst": 20}, {"key": ["ip", "post:name"]}, {"path": ["/a", "/b/*"]},
-        {"route": "admin:index"}, {"group": "search"}, {"cost": 3, "message": "Löwe: \"später\""}, {"order": 5},
+        {},
+        {"rate": "5/15m", "mode": "shadow"},
+        {"method": ["GET", "POST"]},
+        {"audience": ["group:a", "group:b"]},
+        {"algorithm": "token_bucket", "burst": 20},
+        {"key": ["ip", "post:name"]},
+        {"path": ["/a", "/b/*"]},
+        {"route": "admin:index"},
+        {"group": "search"},
+        {"cost": 3, "message": 'Löwe: "später"'},
+        {"order": 5},
     ],
-)  # fmt: skip
+)
 def test_what_is_written_is_what_was_read(words: dict[str, object]) -> None:
     """Rules go round: as YAML, as a row, and as they were declared."""
     (item,) = load(dump([{**RULE, **words}]))
@@ -27,17 +41,24 @@ def test_what_is_written_is_what_was_read(words: dict[str, object]) -> None:
     assert rule.declared() == {**RULE, **words}
 
 
-def test_an_item_of_an_annex_that_is_missing_names_the_line_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_item_of_an_annex_that_is_missing_names_the_line_to_add(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Rather than an unknown word of a rule."""
     monkeypatch.setattr("django_ratelimit_lua.extension.extensions", [])
-    with pytest.raises(RuleError, match=r"line 1: Add .*breakers\" to INSTALLED_APPS, to use 'breaker'"):
+    with pytest.raises(
+        RuleError, match=r"line 1: Add .*breakers\" to INSTALLED_APPS, to use 'breaker'"
+    ):
         load("- {breaker: payments, failures: 5}")
 
 
 def test_a_rule_comes_with_its_tiers() -> None:
     """Rows that belong to it, not saved either."""
     rule, tiers = build_rule({**RULE, "tiers": [{"group": "pro", "rate": "500/m"}]})
-    assert (rule.pk, [(tier.group, tier.rate, tier.rule) for tier in tiers]) == (None, [("pro", "500/m", rule)])
+    assert (rule.pk, [(tier.group, tier.rate, tier.rule) for tier in tiers]) == (
+        None,
+        [("pro", "500/m", rule)],
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,7 +72,8 @@ def test_a_rule_comes_with_its_tiers() -> None:
         ("- &a {name: api}\n- *a", "line 2: not YAML: aliases (*) are not read"),
         ("[" * 10_000, "nested too deeply"),
         (
-            "\n- {name: a, path: /, key: ip, rate: 5/m}\n- {name: b, path: /, key: ip, rate: 5/moon}",
+            "\n- {name: a, path: /, key: ip, rate: 5/m}\n- {name: b, path: /, key: ip, rate: "
+            "5/moon}",
             "Rules, line 3: rule 'b'",
         ),
         ("- {name: a, path: /, key: ip, rate: 5/m, id: 7}", "unknown id"),
@@ -80,26 +102,45 @@ def test_what_is_wrong_is_said_with_its_line(text: str, problem: str) -> None:
     ("text", "problems"),
     [
         ("rates: nonsense", ["unknown rates"]),
-        ("rate: nonsense, algorithm: fixed_window, align: day, time_zone: UTC", ["Rate 'nonsense'"]),
-        ("rate: x, algorithm: fixed_window, align: month, time_zone: Nowhere", ["Rate 'x'", "time zone 'Nowhere'"]),
+        (
+            "rate: nonsense, algorithm: fixed_window, align: day, time_zone: UTC",
+            ["Rate 'nonsense'"],
+        ),
+        (
+            "rate: x, algorithm: fixed_window, align: month, time_zone: Nowhere",
+            ["Rate 'x'", "time zone 'Nowhere'"],
+        ),
         ("rate: 5/m, algorithm: fixed_window, align: dusk, time_zone: UTC", ["align"]),
-        ("rate: 5/moon, order: first, method: GTE", ["order is 'first'", "'GTE' is no HTTP method", "Rate '5/moon'"]),
-        ("rate: 5/m, tiers: [{group: a, rate: x}, {group: b, rate: 1/s, burst: 5}]", ["tier of 'a'", "tier of 'b'"]),
+        (
+            "rate: 5/moon, order: first, method: GTE",
+            ["order is 'first'", "'GTE' is no HTTP method", "Rate '5/moon'"],
+        ),
+        (
+            "rate: 5/m, tiers: [{group: a, rate: x}, {group: b, rate: 1/s, burst: 5}]",
+            ["tier of 'a'", "tier of 'b'"],
+        ),
     ],
 )
-def test_all_that_is_wrong_is_said_and_nothing_that_only_follows_from_it(text: str, problems: list[str]) -> None:
+def test_all_that_is_wrong_is_said_and_nothing_that_only_follows_from_it(
+    text: str, problems: list[str]
+) -> None:
     """Each mistake once."""
     with pytest.raises(RuleError) as raised:
         load(f"- {{name: a, path: /, key: ip, {text}}}")
     found = str(raised.value).splitlines()
-    assert [problem in text for problem, text in zip(problems, found, strict=True)] == [True] * len(problems), found
+    assert [problem in text for problem, text in zip(problems, found, strict=True)] == [True] * len(
+        problems
+    ), found
     assert len(raised.value.each) == len(problems)
 
 
 def test_a_word_that_there_is_not_is_said_with_the_one_that_may_be_meant() -> None:
     """And nothing of what lacks because of it."""
     with pytest.raises(RuleError) as raised:
-        load("- {name: a, url: /, rate: 5/m}\n- {name: c, paths: x, key: ip, rate: 5/m}\n", "limits.yaml")
+        load(
+            "- {name: a, url: /, rate: 5/m}\n- {name: c, paths: x, key: ip, rate: 5/m}\n",
+            "limits.yaml",
+        )
     first, second = str(raised.value).splitlines()
     assert first.startswith("limits.yaml, line 1: rule 'a': unknown url; known are")
     assert "did you mean" not in first
@@ -120,6 +161,11 @@ def test_a_text_that_is_no_list_of_rules_is_called_by_its_name(text: str) -> Non
 
 def test_a_change_is_shown_in_words() -> None:
     """What comes, what goes, and of what stays, what is different."""
-    words = [RuleChange("api", before, after).words() for before, after in ((None, RULE), (RULE, None))]
+    words = [
+        RuleChange("api", before, after).words() for before, after in ((None, RULE), (RULE, None))
+    ]
     assert words == [[f"{sign} api: 100 per minute per address, on /api/"] for sign in "+-"]
-    assert RuleChange("api", RULE, {**RULE, "rate": "50/m"}).words() == ["~ api", "    rate: 100/m → 50/m"]
+    assert RuleChange("api", RULE, {**RULE, "rate": "50/m"}).words() == [
+        "~ api",
+        "    rate: 100/m → 50/m",
+    ]

@@ -13,12 +13,20 @@ from django_ratelimit_lua.process.bounded_map import ENTRY_BYTES, BoundedMap
 
 @given(
     steps=st.lists(
-        st.tuples(st.sampled_from(["put", "pop", "get", "labelled"]), st.integers(0, 12), st.integers(0, 3000))
+        st.tuples(
+            st.sampled_from(["put", "pop", "get", "labelled"]),
+            st.integers(0, 12),
+            st.integers(0, 3000),
+        )
     ),
     most=st.integers(1, 8),
 )
-def test_a_bounded_map_keeps_the_latest_that_fit(steps: list[tuple[str, int, int]], most: int) -> None:
-    """As a list does that forgets its oldest when there are too many or they are too heavy, and all of one label."""
+def test_a_bounded_map_keeps_the_latest_that_fit(
+    steps: list[tuple[str, int, int]], most: int
+) -> None:
+    """As a list does that forgets its oldest when there are too many or they are too heavy, and all
+    of one label.
+    """
     bounded: BoundedMap[int, int] = BoundedMap(
         most, 8000, lambda key, weight: weight, 2000, lambda key: {b"%d" % (key % 3), b"all"}
     )
@@ -36,7 +44,9 @@ def test_a_bounded_map_keeps_the_latest_that_fit(steps: list[tuple[str, int, int
             assert bounded.pop(key) == model.pop(key, None)
         elif step == "labelled":
             labelled = [other for other in model if other % 3 == key % 3]
-            assert sorted(bounded.pop_labelled(b"%d" % (key % 3))) == sorted(model.pop(other) for other in labelled)
+            assert sorted(bounded.pop_labelled(b"%d" % (key % 3))) == sorted(
+                model.pop(other) for other in labelled
+            )
         else:
             assert bounded.get(key) == model.get(key)
         assert [(key, value) for key, (value, _) in bounded.entries.items()] == list(model.items())

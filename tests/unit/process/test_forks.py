@@ -46,7 +46,9 @@ def test_who_is_gone_is_not_kept_to_be_renewed() -> None:
 
 
 def test_who_seeds_pythons_random_numbers_does_not_seed_ours() -> None:
-    """Two calls never have the same token because a test has seeded `random`; nor do a parent and its child."""
+    """Two calls never have the same token because a test has seeded `random`; nor do a parent and
+    its child.
+    """
     tokens = set()
     for _ in range(3):
         random.seed(1)

@@ -25,7 +25,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Task]]:
 
 
 def test_a_task_that_is_stopped_ends_at_once_and_starts_again() -> None:
-    """However long its pause or what its step waits for is; what it does last is done by its own thread."""
+    """However long its pause or what its step waits for is; what it does last is done by its own
+    thread.
+    """
     begun, woken, by = threading.Semaphore(0), threading.Event(), []
 
     def step() -> float | None:
@@ -87,7 +89,9 @@ def test_a_process_that_ends_stops_its_tasks_before_it_says_its_last() -> None:
 
 
 def test_an_errand_returns_what_comes_of_it() -> None:
-    """What the work returns, or raises; each in a thread of its own, and the latest is the one that it is busy with."""
+    """What the work returns, or raises; each in a thread of its own, and the latest is the one that
+    it is busy with.
+    """
     errand = Errand()
     both_began, may_go = threading.Barrier(3), threading.Event()
 
@@ -113,7 +117,9 @@ def test_an_errand_returns_what_comes_of_it() -> None:
     assert done.result(SOON) == 3.0
 
 
-def test_an_errand_that_will_not_be_done_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_errand_that_will_not_be_done_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """If the process ends before it begins, or no thread can be started."""
     errand, start = Errand(), threading.Thread.start
 
@@ -139,7 +145,9 @@ def test_an_errand_that_will_not_be_done_keeps_nobody_waiting(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("errs", [False, True], ids=["stops", "cannot be stopped"])
-def test_a_process_says_its_last_whatever_happens(errs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_says_its_last_whatever_happens(
+    errs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where a task is made while the others are looked at, or where one cannot be stopped."""
     said = []
 
@@ -152,7 +160,12 @@ def test_a_process_says_its_last_whatever_happens(errs: bool, monkeypatch: pytes
 
     with monkeypatch.context() as patched:
         patched.setattr(tasks, "tasks", Growing())
-        Task("heartbeat", lambda: None, wake=lambda: errs and 1 / 0, at_exit=lambda: said.append("goodbye"))
+        Task(
+            "heartbeat",
+            lambda: None,
+            wake=lambda: errs and 1 / 0,
+            at_exit=lambda: said.append("goodbye"),
+        )
         tasks.finish()
         assert len(tasks.all_tasks()) == 5
     assert said == ["goodbye"]
@@ -204,7 +217,9 @@ def test_a_task_that_is_started_again_waits_for_the_step_before() -> None:
         thread.join(SOON)
 
 
-def test_a_step_that_hangs_holds_up_no_other_thread_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_hangs_holds_up_no_other_thread_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And ends nothing that the other one has begun."""
     monkeypatch.setattr(tasks, "STEP_SECONDS", 0.01)
     begun, may_go, ended = threading.Semaphore(0), threading.Event(), []

@@ -1,4 +1,6 @@
-"""What is published of a database: the snapshot, and what is written about each subject. Redis is not asked."""
+"""What is published of a database: the snapshot, and what is written about each subject. Redis is
+not asked.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ from django.db import transaction
 
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule, RateLimitTier
-from django_ratelimit_lua.publishing.publish import first_records, is_in_transaction, snapshot_of, values_by_key
+from django_ratelimit_lua.publishing.publish import (
+    first_records,
+    is_in_transaction,
+    snapshot_of,
+    values_by_key,
+)
 from django_ratelimit_lua.rules.overrides import read_record
 from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.rules.snapshot import FORMAT
@@ -18,12 +25,15 @@ pytestmark = pytest.mark.django_db
 
 
 def rule(name: str, **fields: Any) -> RateLimitRule:
-    return RateLimitRule.objects.create(name=name, **{"path": "/", "key": "ip", "limit": 5, **fields})
+    return RateLimitRule.objects.create(
+        name=name, **{"path": "/", "key": "ip", "limit": 5, **fields}
+    )
 
 
 def test_a_snapshot_has_all_that_a_process_goes_by() -> None:
-    """Rules in the words they are declared in, with their rows; kinds of subjects by rule; and which of them blocks
-    that need no rule are about."""
+    """Rules in the words they are declared in, with their rows; kinds of subjects by rule; and
+    which of them blocks that need no rule are about.
+    """
     api = rule("api", unit="h")
     RateLimitTier.objects.create(rule=api, group="pro", limit=50, unit="h")
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
@@ -40,7 +50,10 @@ def test_a_snapshot_has_all_that_a_process_goes_by() -> None:
             "id": api.pk,
         }
     ]
-    assert (snapshot["kinds"], snapshot["blocks"]) == ({"": ["ip4/32"], "api": ["ip4/24"]}, ["ip4/32"])
+    assert (snapshot["kinds"], snapshot["blocks"]) == (
+        {"": ["ip4/32"], "api": ["ip4/24"]},
+        ["ip4/32"],
+    )
     ruleset = Ruleset((), snapshot)
     assert (ruleset.by_name["api"].pk, ruleset.blocks, ruleset.problems) == (api.pk, ["ip4/32"], [])
 
@@ -71,7 +84,9 @@ def test_what_was_digested_with_another_key_is_told(settings: Any) -> None:
 
 
 def test_a_transaction_of_a_test_is_none() -> None:
-    """What it has done nobody else can see, so its own thread has to publish; one that is begun within it is one."""
+    """What it has done nobody else can see, so its own thread has to publish; one that is begun
+    within it is one.
+    """
     assert not is_in_transaction("default")
     with transaction.atomic():
         assert is_in_transaction("default")

@@ -13,14 +13,25 @@ from tests.unit.rules.test_rule import limit_name
 
 
 def test_a_name_may_be_one_where_not_all_are_known() -> None:
-    """Names in the code are known; where names are made up without end, or are too long to keep, any may be one."""
+    """Names in the code are known; where names are made up without end, or are too long to keep,
+    any may be one.
+    """
     names = KnownCallSites()
     names.add("login")
     names.add("y" * 300)
-    assert ("login" in names, "logout" in names, "y" * 300 in names, len(names)) == (True, False, True, 1)
+    assert ("login" in names, "logout" in names, "y" * 300 in names, len(names)) == (
+        True,
+        False,
+        True,
+        1,
+    )
     for number in range(KnownCallSites.MAX_ENTRIES):
         names.add(f"made up {number}")
-    assert ("login" in names, "logout" in names, len(names)) == (True, True, KnownCallSites.MAX_ENTRIES)
+    assert ("login" in names, "logout" in names, len(names)) == (
+        True,
+        True,
+        KnownCallSites.MAX_ENTRIES,
+    )
 
 
 def view(request: Any) -> None:
@@ -37,17 +48,23 @@ class Heir(OnClass):
 
 
 def test_a_view_is_named_by_where_it_is_written() -> None:
-    """A class by itself, so that those who inherit a method count apart; a partial by its function; a bound method by
-    the class of its object; a lambda by its line, too."""
+    """A class by itself, so that those who inherit a method count apart; a partial by its function;
+    a bound method by the class of its object; a lambda by its line, too.
+    """
     here = __name__
     assert group_of(view) == group_of(functools.partial(view)) == f"{here}.view"
-    assert (group_of(OnClass.as_view()), group_of(Heir.as_view())) == (f"{here}.OnClass", f"{here}.Heir")
+    assert (group_of(OnClass.as_view()), group_of(Heir.as_view())) == (
+        f"{here}.OnClass",
+        f"{here}.Heir",
+    )
     bound = Heir().get
     as_method_decorator_does = functools.wraps(Heir.get)(functools.partial(bound))
     for method in (bound, as_method_decorator_does, never_cache(as_method_decorator_does)):
         assert group_of(method) == f"{here}.Heir.get"
     one, other = (lambda request: None), (lambda request: None)
-    assert group_of(one).startswith(f"{here}.test_a_view_is_named_by_where_it_is_written.<locals>.<lambda>:")
+    assert group_of(one).startswith(
+        f"{here}.test_a_view_is_named_by_where_it_is_written.<locals>.<lambda>:"
+    )
     assert group_of(one) == group_of(other), "on one line"
 
 

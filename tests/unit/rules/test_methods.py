@@ -25,9 +25,15 @@ class ByMethod(SimpleRateThrottle):
         return self.get_ident(request)
 
 
-@given(st.one_of(st.text(), st.sampled_from(["PSOT", "GTE", "HAED", "UNSAFE", "ALL", "*", "GET,POST", "GET POST", ""])))
+@given(
+    st.one_of(
+        st.text(),
+        st.sampled_from(["PSOT", "GTE", "HAED", "UNSAFE", "ALL", "*", "GET,POST", "GET POST", ""]),
+    )
+)
 def test_a_name_that_is_no_method_is_refused_everywhere(name: str) -> None:
-    """By decorator, function, rule and throttle alike; one that is a method is taken in any case."""
+    """By decorator, function, rule and throttle alike; one that is a method is taken in
+    any case."""
     if name.upper() in METHODS:
         ratelimit(key="ip", rate="5/m", method=name)
         return
@@ -85,7 +91,10 @@ def test_what_names_no_method_is_an_error(given: Any) -> None:
 
 def test_a_rule_counts_the_methods_that_it_names(rf: RequestFactory) -> None:
     """All of them, where it names none."""
-    rules = [compile_rule({"name": "x", "key": "ip", "rate": "5/m", "method": method}) for method in (None, "GET")]
+    rules = [
+        compile_rule({"name": "x", "key": "ip", "rate": "5/m", "method": method})
+        for method in (None, "GET")
+    ]
     asked = [rf.get("/"), rf.head("/"), rf.post("/"), rf.options("/")]
     assert [[rule.matches_method(request) for request in asked] for rule in rules] == [
         [True] * 4,

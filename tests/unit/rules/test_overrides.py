@@ -20,7 +20,7 @@ from django_ratelimit_lua.rules.overrides import (
     read_record,
     strength,
     write_record,
-)  # fmt: skip
+)
 
 NOW = 1_000_000
 ROWS = (
@@ -32,7 +32,9 @@ ROWS = (
 
 def known(**by_kind: list[Override]) -> KnownOverrides:
     refs = [SubjectRef(kind.replace("_", "/"), kind.encode()) for kind in by_kind]
-    return KnownOverrides(tuple((ref, (b"", tuple(rows))) for ref, rows in zip(refs, by_kind.values(), strict=True)))
+    return KnownOverrides(
+        tuple((ref, (b"", tuple(rows))) for ref, rows in zip(refs, by_kind.values(), strict=True))
+    )
 
 
 def test_a_record_says_what_was_written() -> None:
@@ -46,10 +48,20 @@ def test_a_record_says_what_was_written() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        {"effect": "slow"}, {"rate": [5]}, {"rate": "5/m"}, {"rate": [5, -1]}, {"rate": [5.0, 60]}, {"burst": 0},
-        {"starts": "now"}, {"id": None}, {"rule": True}, {"weekday": 5}, {"kind": "exact"}, {"kind": ["user"]},
+        {"effect": "slow"},
+        {"rate": [5]},
+        {"rate": "5/m"},
+        {"rate": [5, -1]},
+        {"rate": [5.0, 60]},
+        {"burst": 0},
+        {"starts": "now"},
+        {"id": None},
+        {"rule": True},
+        {"weekday": 5},
+        {"kind": "exact"},
+        {"kind": ["user"]},
     ],
-)  # fmt: skip
+)
 def test_what_is_not_understood_goes_on_as_it_was(words: Any) -> None:
     """If it was understood before; else it is skipped, and the others hold."""
     tagged = write_record(ROWS[1:])
@@ -67,8 +79,12 @@ def test_a_block_with_unknown_words_is_a_block() -> None:
 
 
 def test_the_strongest_override_counts() -> None:
-    """That of the most particular subject; then what names the rule; then by effect; then the newer."""
-    block, exempt, limit = (Override(n, None, effect) for n, effect in enumerate(("block", "exempt", "limit"), 1))
+    """That of the most particular subject; then what names the rule; then by effect; then the
+    newer.
+    """
+    block, exempt, limit = (
+        Override(n, None, effect) for n, effect in enumerate(("block", "exempt", "limit"), 1)
+    )
     assert known(user=[exempt], ip4_24=[block]).strongest_for(7, NOW) is exempt
     assert known(ip4_24=[exempt], ip4_32=[limit]).strongest_for(7, NOW) is limit
     of_rule = Override(3, 7, "exempt")
@@ -90,7 +106,10 @@ def test_an_override_holds_from_its_start_to_its_end() -> None:
 
 def test_other_numbers_are_for_algorithms_that_take_them() -> None:
     """A burst is only a bucket's; what cannot be kept leaves the limit as it is."""
-    bucket, window = Limit("a", "1/s", algorithm="token_bucket"), Limit("a", "1/s", algorithm="sliding_window")
+    bucket, window = (
+        Limit("a", "1/s", algorithm="token_bucket"),
+        Limit("a", "1/s", algorithm="sliding_window"),
+    )
     assert ROWS[1].limit(bucket) == Limit("a", "5/m", algorithm="token_bucket", burst=9)
     assert ROWS[1].limit(window) == Limit("a", "5/m", algorithm="sliding_window")
     assert ROWS[0].limit(bucket) is bucket
@@ -112,9 +131,19 @@ def test_a_process_knows_what_it_was_told() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "is_one"),
-    [("user", True), ("ip4/32", True), ("ip4/33", False), ("ip6/128", True), ("header:X-Key", True), ("moon", False),
-     (5, False), ("exact:json:a.b", True), ("digest", True), ("all:user & ip4/32", False)],
-)  # fmt: skip
+    [
+        ("user", True),
+        ("ip4/32", True),
+        ("ip4/33", False),
+        ("ip6/128", True),
+        ("header:X-Key", True),
+        ("moon", False),
+        (5, False),
+        ("exact:json:a.b", True),
+        ("digest", True),
+        ("all:user & ip4/32", False),
+    ],
+)
 def test_kinds_of_subjects(kind: object, is_one: bool) -> None:
     """Users, networks that there can be, and the fields that a key can name."""
     assert is_kind(kind) is is_one

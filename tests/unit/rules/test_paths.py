@@ -18,13 +18,25 @@ from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 @pytest.mark.parametrize(
     ("pattern", "path", "matches"),
     [
-        ("/a/*", "/a/b", True), ("/a/*", "/a/", True), ("/a/*", "/a/b/c", False), ("/a/**", "/a/b/c", True),
-        ("/a/*/c", "/a/b/c", True), ("/a/*/c", "/a//c", True), ("/a/*/c", "/a/b/b/c", False), ("**", "", True),
-        ("**/x", "/a/b/x", True), ("**/x", "/a/b/xy", False), ("/*a*b*", "/aab", True), ("/*a*b*", "/ba", False),
-        ("/***x", "/a/x", True), ("/é*", "/éa", True),
-        ("/a.c*", "/abc", False), ("/[ab]*", "/[ab]", True), ("*", "/a", False),
+        ("/a/*", "/a/b", True),
+        ("/a/*", "/a/", True),
+        ("/a/*", "/a/b/c", False),
+        ("/a/**", "/a/b/c", True),
+        ("/a/*/c", "/a/b/c", True),
+        ("/a/*/c", "/a//c", True),
+        ("/a/*/c", "/a/b/b/c", False),
+        ("**", "", True),
+        ("**/x", "/a/b/x", True),
+        ("**/x", "/a/b/xy", False),
+        ("/*a*b*", "/aab", True),
+        ("/*a*b*", "/ba", False),
+        ("/***x", "/a/x", True),
+        ("/é*", "/éa", True),
+        ("/a.c*", "/abc", False),
+        ("/[ab]*", "/[ab]", True),
+        ("*", "/a", False),
     ],
-)  # fmt: skip
+)
 def test_globs(pattern: str, path: str, matches: bool) -> None:
     """One star stays within a slash, two do not; nothing else is special."""
     assert PathPattern(pattern).matches(path) is matches
@@ -32,9 +44,14 @@ def test_globs(pattern: str, path: str, matches: bool) -> None:
 
 def test_a_pattern_without_a_star_is_a_prefix() -> None:
     """Every path that begins so, itself among them."""
-    assert [PathPattern("/api/").matches(path) for path in ("/api/", "/api/v1", "/ap", "/v1/api/")] == [
-        True, True, False, False,
-    ]  # fmt: skip
+    assert [
+        PathPattern("/api/").matches(path) for path in ("/api/", "/api/v1", "/ap", "/v1/api/")
+    ] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_the_worst_glob_takes_no_time_to_speak_of() -> None:
@@ -47,7 +64,9 @@ def test_the_worst_glob_takes_no_time_to_speak_of() -> None:
 
 @pytest.mark.parametrize("undecided", [True, False])
 def test_a_glob_does_not_read_on_for_ever(undecided: bool) -> None:
-    """Of a longer path than it looks at, the answer is what the caller says, unless its beginning is wrong already."""
+    """Of a longer path than it looks at, the answer is what the caller says, unless its beginning
+    is wrong already.
+    """
     long = "/a/" + "b" * MAX_LENGTH
     assert PathPattern("/a/**").matches(long, undecided) is undecided
     assert PathPattern("/a/*/c").matches(long, undecided) is False
@@ -77,18 +96,33 @@ def test_an_index_finds_what_each_rule_says_itself(rules: list[Rule], paths: lis
 
 
 def test_a_path_too_long_for_a_glob_is_limited_and_not_exempt(rf: RequestFactory) -> None:
-    """What a glob has not ruled out when it has seen as much as it looks at counts, and exempts from nothing."""
+    """What a glob has not ruled out when it has seen as much as it looks at counts, and exempts
+    from nothing.
+    """
     rules = Ruleset(
-        compile_rules([
-            {"name": "limit", "path": "/a/**.php", "key": "ip", "rate": "1/h"},
-            {"name": "elsewhere", "path": "/b/**.php", "key": "ip", "rate": "1/h"},
-            {"name": "one segment", "path": "/a/*.php", "key": "ip", "rate": "1/h"},
-            {"name": "exempt", "path": "/a/**.php", "exempt": True},
-        ])
-    )  # fmt: skip
+        compile_rules(
+            [
+                {"name": "limit", "path": "/a/**.php", "key": "ip", "rate": "1/h"},
+                {"name": "elsewhere", "path": "/b/**.php", "key": "ip", "rate": "1/h"},
+                {"name": "one segment", "path": "/a/*.php", "key": "ip", "rate": "1/h"},
+                {"name": "exempt", "path": "/a/**.php", "exempt": True},
+            ]
+        )
+    )
     within = "/a/" + "x" * (MAX_PATH_LENGTH - 7) + ".php"
-    assert [rule.name for rule in rules.matching(rf.get(within))] == ["limit", "one segment", "exempt"]
-    assert [rule.name for rule in rules.matching(rf.get(within + ".php"))] == ["limit", "one segment"]
-    assert [rule.name for rule in rules.matching(rf.get("/a/b/" + "x" * 60_000 + ".php"))] == ["limit"]
-    assert rules.matching(rf.get("/a/b/" + "x" * 60_000)) == [], "its end is seen, however long it is"
+    assert [rule.name for rule in rules.matching(rf.get(within))] == [
+        "limit",
+        "one segment",
+        "exempt",
+    ]
+    assert [rule.name for rule in rules.matching(rf.get(within + ".php"))] == [
+        "limit",
+        "one segment",
+    ]
+    assert [rule.name for rule in rules.matching(rf.get("/a/b/" + "x" * 60_000 + ".php"))] == [
+        "limit"
+    ]
+    assert rules.matching(rf.get("/a/b/" + "x" * 60_000)) == [], (
+        "its end is seen, however long it is"
+    )
     assert PathPattern("/a**").matches("/a" + "x" * 60_000)

@@ -51,21 +51,32 @@ def rule(**words: Any) -> Rule:
 @pytest.mark.parametrize(
     ("route", "where", "applies"),
     [
-        ("v1:thing", "/api/things/7/", True), ("v1:thing", "/api/things/new/", False),
+        ("v1:thing", "/api/things/7/", True),
+        ("v1:thing", "/api/things/new/", False),
         ("thing", "/api/things/7/", False),
-        ("v1:thing", "/nowhere/", False), ("account", "/account/", True), ("account", "/de/account/", True),
+        ("v1:thing", "/nowhere/", False),
+        ("account", "/account/", True),
+        ("account", "/de/account/", True),
         ("account", "/xx/account/", False),
     ],
-)  # fmt: skip
-def test_a_route_is_named_with_its_namespaces(route: str, where: str, applies: bool, rf: RequestFactory) -> None:
-    """Whatever its arguments are, and in whichever language its path is written; a path that leads nowhere is none."""
+)
+def test_a_route_is_named_with_its_namespaces(
+    route: str, where: str, applies: bool, rf: RequestFactory
+) -> None:
+    """Whatever its arguments are, and in whichever language its path is written; a path that leads
+    nowhere is none.
+    """
     assert rule(route=route).matches(rf.get(where)) is applies
 
 
 def test_route_and_path_both_have_to_apply(rf: RequestFactory) -> None:
     """The route is looked for only where the path is right."""
     both = rule(route="v1:thing", path="/api/things/7*")
-    assert [both.matches(rf.get(f"/api/things/{pk}/")) for pk in (7, 77, 8)] == [False, False, False]
+    assert [both.matches(rf.get(f"/api/things/{pk}/")) for pk in (7, 77, 8)] == [
+        False,
+        False,
+        False,
+    ]
     both = rule(route="v1:thing", path="/api/things/7")
     assert [both.matches(rf.get(f"/api/things/{pk}/")) for pk in (7, 77, 8)] == [True, True, False]
 
@@ -78,7 +89,8 @@ def test_what_django_has_found_goes_before_what_is_found_ahead(rf: RequestFactor
 
 
 @pytest.mark.parametrize(
-    ("where", "is_one"), [("/health/", True), ("/health/class/", True), ("/account/", False), ("/nowhere/", False)]
+    ("where", "is_one"),
+    [("/health/", True), ("/health/class/", True), ("/account/", False), ("/nowhere/", False)],
 )
 def test_views_can_be_exempt_from_rules(where: str, is_one: bool, rf: RequestFactory) -> None:
     """Functions and classes, found by where the path leads."""

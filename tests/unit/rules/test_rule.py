@@ -28,7 +28,14 @@ def limit_name(rule: Rule, group: str = "app.view") -> str:
 
 def test_a_rule_is_what_it_says() -> None:
     """When it applies stands in the rule; how much and for whom in its template."""
-    rule = declared(method=["GET", "post"], audience="anonymous", burst=5, algorithm="token_bucket", cost=2, order=3)
+    rule = declared(
+        method=["GET", "post"],
+        audience="anonymous",
+        burst=5,
+        algorithm="token_bucket",
+        cost=2,
+        order=3,
+    )
     assert (rule.name, rule.paths, rule.methods) == ("api", ("/api/",), {"GET", "HEAD", "POST"})
     assert (rule.audience, rule.order, rule.source) == (("anonymous",), 3, "settings")
     assert rule.template is not None
@@ -41,15 +48,31 @@ def test_a_rule_is_what_it_says() -> None:
 @pytest.mark.parametrize(
     ("words", "field"),
     [
-        ({"rate": "5/fortnight"}, "rate"), ({"rate": None}, "rate"), ({"rate": []}, "rate"), ({"key": ""}, "key"),
-        ({"key": "nobody"}, "key"), ({"path": "api/"}, "path"), ({"path": 5}, "path"), ({"path": ["/"] * 51}, "path"),
-        ({"audience": "everybody"}, "audience"), ({"audience": ["group:"]}, "audience"), ({"method": "GTE"}, "method"),
-        ({"mode": "on"}, "mode"), ({"order": True}, "order"), ({"cost": -1}, "cost"), ({"burst": 5}, "burst"),
-        ({"exempt": 1}, "exempt"), ({"exempt": True, "path": None}, "exempt"), ({"message": "a\x00"}, "message"),
-        ({"tiers": {"group": "pro"}}, "tiers"), ({"tiers": [{"group": "pro"}]}, "tiers"), ({"rates": "5/m"}, "name"),
-        ({"tiers": [{"group": "pro", "rate": "1/s"}] * 2}, "tiers"), ({"description": 5}, "description"),
+        ({"rate": "5/fortnight"}, "rate"),
+        ({"rate": None}, "rate"),
+        ({"rate": []}, "rate"),
+        ({"key": ""}, "key"),
+        ({"key": "nobody"}, "key"),
+        ({"path": "api/"}, "path"),
+        ({"path": 5}, "path"),
+        ({"path": ["/"] * 51}, "path"),
+        ({"audience": "everybody"}, "audience"),
+        ({"audience": ["group:"]}, "audience"),
+        ({"method": "GTE"}, "method"),
+        ({"mode": "on"}, "mode"),
+        ({"order": True}, "order"),
+        ({"cost": -1}, "cost"),
+        ({"burst": 5}, "burst"),
+        ({"exempt": 1}, "exempt"),
+        ({"exempt": True, "path": None}, "exempt"),
+        ({"message": "a\x00"}, "message"),
+        ({"tiers": {"group": "pro"}}, "tiers"),
+        ({"tiers": [{"group": "pro"}]}, "tiers"),
+        ({"rates": "5/m"}, "name"),
+        ({"tiers": [{"group": "pro", "rate": "1/s"}] * 2}, "tiers"),
+        ({"description": 5}, "description"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said_of_its_field(words: dict[str, Any], field: str) -> None:
     """Which rule, which field, and what would be right."""
     with pytest.raises(RuleError, match="RATELIMIT_RULES: rule 'api'") as raised:
@@ -57,7 +80,9 @@ def test_what_is_wrong_is_said_of_its_field(words: dict[str, Any], field: str) -
     assert raised.value.field == field
 
 
-@pytest.mark.parametrize("words", [{"key": "app.keys.tenant"}, {"rate": "app.rate"}, {"cost": "app.cost"}])
+@pytest.mark.parametrize(
+    "words", [{"key": "app.keys.tenant"}, {"rate": "app.rate"}, {"cost": "app.cost"}]
+)
 def test_code_has_no_place_in_a_rule_of_the_admin(words: dict[str, Any]) -> None:
     """Whoever may edit rules may not say what is run."""
     with pytest.raises(RuleError):
@@ -66,7 +91,11 @@ def test_code_has_no_place_in_a_rule_of_the_admin(words: dict[str, Any]) -> None
 
 def test_a_tier_that_contradicts_its_rule_is_left_out_alone() -> None:
     """Where a rule is in force already; its others stay, the most favourable first."""
-    tiers = [{"group": "a", "rate": "2/s"}, {"group": "b", "rate": "9/s"}, {"group": "c", "rate": "1/century"}]
+    tiers = [
+        {"group": "a", "rate": "2/s"},
+        {"group": "b", "rate": "9/s"},
+        {"group": "c", "rate": "1/century"},
+    ]
     rule = compile_rule({**API, "tiers": tiers}, strict=False)
     assert rule.template is not None
     assert [group for group, _ in rule.template.tiers] == ["b", "a"]
@@ -76,9 +105,14 @@ def test_a_tier_that_contradicts_its_rule_is_left_out_alone() -> None:
 
 
 def test_a_call_site_is_a_rule_without_a_name() -> None:
-    """Its limits are named by group, methods, key and rate; the group by the view where it names none."""
+    """Its limits are named by group, methods, key and rate; the group by the view where it names
+    none.
+    """
     here = call_site(None, ("ip", "post:username"), "5/m", UNSAFE, 1, {})
-    assert (here.name, limit_name(here)) == ("", "app.view:DELETE,PATCH,POST,PUT:ip+post:username:5/m")
+    assert (here.name, limit_name(here)) == (
+        "",
+        "app.view:DELETE,PATCH,POST,PUT:ip+post:username:5/m",
+    )
     assert limit_name(call_site("login", "ip", "5/m", "GET", 1, {})) == "login:GET:ip:5/m"
     assert "login" in known_call_sites
     with pytest.raises(LimitError, match="needs a key"):
@@ -95,19 +129,29 @@ def test_a_rule_keeps_its_count_when_its_rate_is_changed() -> None:
 
 
 def test_a_rule_in_the_place_of_call_sites_asks_them_for_what_only_they_can_know() -> None:
-    """Key, methods and cost unless it names them; and always whether they block, and what the outcome means."""
+    """Key, methods and cost unless it names them; and always whether they block, and what the
+    outcome means.
+    """
 
     def count_if(request: Any, outcome: Any) -> bool:
         return True
 
     first = call_site("search", "user", "5/m", "GET", 3, {}, block=False, count_if=count_if)
     second = call_site("search", "ip", "9/m", "POST", 1, {})
-    silent = compile_rule({"name": "search", "group": "search", "rate": "1/s"}).in_place_of([first, second])
+    silent = compile_rule({"name": "search", "group": "search", "rate": "1/s"}).in_place_of(
+        [first, second]
+    )
     assert silent.template is not None
-    assert (silent.key, silent.template.cost, silent.methods) == (first.key, 3, {"GET", "HEAD", "POST"})
+    assert (silent.key, silent.template.cost, silent.methods) == (
+        first.key,
+        3,
+        {"GET", "HEAD", "POST"},
+    )
     assert (silent.block, silent.count_if, silent.replaces) == (False, count_if, (first, second))
     assert limit_name(silent) == "search"
-    plain = compile_rule({**API, "name": "search", "method": "PUT", "cost": 1}).in_place_of([first, second])
+    plain = compile_rule({**API, "name": "search", "method": "PUT", "cost": 1}).in_place_of(
+        [first, second]
+    )
     assert plain.template is not None
     assert plain.key is not None
     assert (plain.key.name, plain.template.cost, plain.methods) == ("ip", 1, {"PUT"})
@@ -115,21 +159,39 @@ def test_a_rule_in_the_place_of_call_sites_asks_them_for_what_only_they_can_know
 
 CODE = st.lists(
     st.tuples(
-        st.integers(1, 9), st.sampled_from("smh"), st.sampled_from(["sliding_window", "token_bucket"]),
+        st.integers(1, 9),
+        st.sampled_from("smh"),
+        st.sampled_from(["sliding_window", "token_bucket"]),
         st.sampled_from(["ip", "user"]),
-    ), min_size=1, max_size=4,
-)  # fmt: skip
+    ),
+    min_size=1,
+    max_size=4,
+)
 
 
-@given(CODE, st.dictionaries(st.sampled_from("smhd"), st.integers(1, 9), min_size=1), st.sampled_from(["", "ip"]))
+@given(
+    CODE,
+    st.dictionaries(st.sampled_from("smhd"), st.integers(1, 9), min_size=1),
+    st.sampled_from(["", "ip"]),
+)
 def test_a_rule_goes_on_with_the_counts_of_the_code_and_with_no_others(
     code: list[tuple[int, str, str, str]], rates: dict[str, int], key: str
 ) -> None:
-    """Those for the same period, by the same key and algorithm; of several, the first. No two limits share a count, nor
-    is one shared with a limit of the code for another period."""
-    sites = [call_site("g", by, f"{limit}/{unit}", ALL, 1, {"algorithm": kind}) for limit, unit, kind, by in code]
-    limiter = RateLimiter("g", list({unit: f"{limit}/{unit}" for limit, unit, _, _ in code}.values()))
-    declared = {"name": "g", "group": "g", "rate": [f"{limit}/{unit}" for unit, limit in rates.items()]}
+    """Those for the same period, by the same key and algorithm; of several, the first. No two
+    limits share a count, nor is one shared with a limit of the code for another period.
+    """
+    sites = [
+        call_site("g", by, f"{limit}/{unit}", ALL, 1, {"algorithm": kind})
+        for limit, unit, kind, by in code
+    ]
+    limiter = RateLimiter(
+        "g", list({unit: f"{limit}/{unit}" for limit, unit, _, _ in code}.values())
+    )
+    declared = {
+        "name": "g",
+        "group": "g",
+        "rate": [f"{limit}/{unit}" for unit, limit in rates.items()],
+    }
     compiled = compile_rule(declared | ({"key": key} if key else {}))
     replacing = compiled.in_place_of(sites).template
     assert replacing is not None
@@ -143,23 +205,42 @@ def test_a_rule_goes_on_with_the_counts_of_the_code_and_with_no_others(
         algorithm = known[0].algorithm if known else conf.ALGORITHM
         for limit in limits:
             assert limit.algorithm == algorithm
-            same = [one for one in known if (one.rate.period_us, one.algorithm) == (limit.rate.period_us, algorithm)]
-            assert limit.key_part == same[0].key_part if same else limit.key_part not in {k.key_part for k in known}
+            same = [
+                one
+                for one in known
+                if (one.rate.period_us, one.algorithm) == (limit.rate.period_us, algorithm)
+            ]
+            assert (
+                limit.key_part == same[0].key_part
+                if same
+                else limit.key_part not in {k.key_part for k in known}
+            )
 
 
 @pytest.mark.parametrize(
     ("words", "path", "applies"),
-    [({}, "/api/v1", True), ({}, "/", False), ({"path": None}, "/", True), ({"path": ["/x", "/*.js"]}, "/a.js", True)],
+    [
+        ({}, "/api/v1", True),
+        ({}, "/", False),
+        ({"path": None}, "/", True),
+        ({"path": ["/x", "/*.js"]}, "/a.js", True),
+    ],
 )
 def test_when_a_rule_applies(words: dict[str, Any], path: str, applies: bool) -> None:
     """By any of its paths; without one, everywhere."""
     assert declared(**words).matches(RequestFactory().get(path)) is applies
 
 
-@pytest.mark.parametrize(("key", "audience", "lumps"), [
-    ("user", "everyone", True), ("user", "authenticated", False), ("user_or_ip", "everyone", False),
-    ("ip", "everyone", False), (["user", "ip"], "anonymous", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "audience", "lumps"),
+    [
+        ("user", "everyone", True),
+        ("user", "authenticated", False),
+        ("user_or_ip", "everyone", False),
+        ("ip", "everyone", False),
+        (["user", "ip"], "anonymous", False),
+    ],
+)
 def test_who_counts_all_strangers_as_one(key: Any, audience: str, lumps: bool) -> None:
     """A rule by user alone that meets people without one."""
     assert declared(key=key, audience=audience).lumps_strangers is lumps

@@ -24,7 +24,10 @@ def ruleset(*given: dict[str, Any]) -> Ruleset:
 
 
 def published(*rules: dict[str, Any], before: Ruleset | None = None, **more: Any) -> Ruleset:
-    given = [{"id": number, "key": "ip", "rate": "100/m", **rule} for number, rule in enumerate(rules, start=1)]
+    given = [
+        {"id": number, "key": "ip", "rate": "100/m", **rule}
+        for number, rule in enumerate(rules, start=1)
+    ]
     return Ruleset((), {"revision": "1-0123456789abcdef", "rules": given, **more}, before=before)
 
 
@@ -35,10 +38,14 @@ def names(rules: Any) -> list[str]:
 def test_a_request_meets_the_rules_of_its_path_in_their_order() -> None:
     """Those that are off, or for call sites, are not among them; those that exempt are."""
     rules = ruleset(
-        {"name": "late", "path": "/", "order": 9}, {"name": "home", "path": "/"}, {"name": "api", "path": "/api/"},
-        {"name": "off", "path": "/", "mode": "off"}, {"name": "site", "group": "search"}, {"name": "bare"},
+        {"name": "late", "path": "/", "order": 9},
+        {"name": "home", "path": "/"},
+        {"name": "api", "path": "/api/"},
+        {"name": "off", "path": "/", "mode": "off"},
+        {"name": "site", "group": "search"},
+        {"name": "bare"},
         {"name": "free", "path": "/", "rate": None, "exempt": True},
-    )  # fmt: skip
+    )
     assert names(rules.matching(HOME)) == ["home", "free", "late"]
 
 
@@ -51,7 +58,9 @@ def test_two_rules_of_one_name_are_an_error() -> None:
 def test_a_call_site_that_no_rule_is_about_is_left_alone() -> None:
     """The very same rules come back."""
     sites = (HERE, OTHER)
-    assert ruleset({"name": "api", "path": "/api/"}).for_call_sites(sites, "app.view", HOME) is sites
+    assert (
+        ruleset({"name": "api", "path": "/api/"}).for_call_sites(sites, "app.view", HOME) is sites
+    )
 
 
 def test_a_rule_of_its_name_takes_the_place_of_a_call_site() -> None:
@@ -79,7 +88,10 @@ def test_a_rule_for_another_path_is_not_for_this_call() -> None:
 def test_a_rule_of_the_admin_goes_before_one_of_the_settings() -> None:
     """Of the same name."""
     given = {"id": 1, "name": "api", "key": "ip", "rate": "2/s"}
-    rules = Ruleset(compile_rules([{"name": "api", "key": "ip", "rate": "1/s"}]), {"revision": 0, "rules": [given]})
+    rules = Ruleset(
+        compile_rules([{"name": "api", "key": "ip", "rate": "1/s"}]),
+        {"revision": 0, "rules": [given]},
+    )
     assert [(rule.source, rule.pk) for rule in rules.rules] == [("admin", 1)]
     assert rules.rule_of("api") is rules.by_name["api"]
 
@@ -101,7 +113,9 @@ def test_an_unknown_word_is_ignored_where_that_leaves_a_limit() -> None:
     assert "'moon'" in rules.problems[0]
 
 
-@pytest.mark.parametrize("text", [b"[]", b"{", b'{"format": 0}', b'{"format": 99}', b'{"revision": "x"}'])
+@pytest.mark.parametrize(
+    "text", [b"[]", b"{", b'{"format": 0}', b'{"format": 99}', b'{"revision": "x"}']
+)
 def test_what_is_no_snapshot_is_not_read(text: bytes) -> None:
     """Of a newer format, or garbage."""
     with pytest.raises(UnreadableError) as raised:
@@ -115,7 +129,9 @@ def test_an_edit_enters_no_function_for_the_rules_that_stay() -> None:
     for count in (1, 100):
         given = [{"name": f"rule {number}", "path": f"/{number}"} for number in range(count)]
         before, walk = published(*given), Walk()
-        after = walk.of(lambda given=given, before=before: published(*given, {"name": "new"}, before=before))
+        after = walk.of(
+            lambda given=given, before=before: published(*given, {"name": "new"}, before=before)
+        )
         assert all(after.by_name[name] is rule for name, rule in before.by_name.items())
         frames.append(walk.frames)
     assert frames[0] == frames[1]

@@ -56,7 +56,10 @@ class Gated(LoginRequiredMixin, OnDispatch):
 
 
 def rates(view: Any, method: str | None = "GET") -> list[tuple[str, ...]]:
-    return [(stack.method, *map(str, stack.rules[0].template.rates)) for stack in on_view(view, method).stacks]
+    return [
+        (stack.method, *map(str, stack.rules[0].template.rates))
+        for stack in on_view(view, method).stacks
+    ]
 
 
 def careless(view: Any) -> Any:
@@ -99,7 +102,9 @@ def test_stacked_limits_are_one_stack() -> None:
 def test_a_method_counts_under_the_class_of_the_view() -> None:
     """Also one that is inherited."""
     cls = type("Heir", (OnDispatch,), {})
-    names = [stack.group.removeprefix(f"{__name__}.") for stack in on_view(cls.as_view(), "GET").stacks]
+    names = [
+        stack.group.removeprefix(f"{__name__}.") for stack in on_view(cls.as_view(), "GET").stacks
+    ]
     assert names == ["Heir.dispatch"] * 2 + ["Heir.get"] * 2
 
 
@@ -113,8 +118,9 @@ def test_a_method_counts_under_the_class_of_the_view() -> None:
     ],
 )
 def test_what_cannot_be_found_is_unknown(view: Any, unknown: list[str], groups: list[str]) -> None:
-    """Never "no limit": methods of the class that the view may call, by `self` or `super`, and what is hidden inside
-    another callable."""
+    """Never "no limit": methods of the class that the view may call, by `self` or `super`, and what
+    is hidden inside another callable.
+    """
     found = on_view(view, "GET")
     assert found.unknown == unknown
     assert [stack.group.removeprefix(f"{__name__}.") for stack in found.hidden] == groups
@@ -149,11 +155,13 @@ class Rows(ModelViewSet):
 @pytest.mark.parametrize(
     ("view", "method", "name"),
     [
-        (Created.as_view(), "POST", "create"), (Created.as_view(), "GET", ""), (Updated.as_view(), "PATCH", "update"),
+        (Created.as_view(), "POST", "create"),
+        (Created.as_view(), "GET", ""),
+        (Updated.as_view(), "PATCH", "update"),
         (Rows.as_view({"patch": "partial_update"}), "PATCH", "update"),
         (Rows.as_view({"get": "list"}), "GET", ""),
     ],
-)  # fmt: skip
+)
 def test_what_rest_framework_calls_of_a_class_is_known(view: Any, method: str, name: str) -> None:
     """Its generic views and mixins."""
     assert rates(view, method) == ([(name, "5/m")] if name else [])
@@ -169,10 +177,14 @@ class Asking(LoginRequiredMixin, View):
 @pytest.mark.parametrize(
     ("view", "is_behind"),
     [
-        (limited(fine), False), (login_required(limited(fine)), True), (limited(login_required(fine)), False),
-        (OnDispatch.as_view(), False), (Asking.as_view(), True), (limited(Asking.as_view()), False),
+        (limited(fine), False),
+        (login_required(limited(fine)), True),
+        (limited(login_required(fine)), False),
+        (OnDispatch.as_view(), False),
+        (Asking.as_view(), True),
+        (limited(Asking.as_view()), False),
     ],
-)  # fmt: skip
+)
 def test_a_login_in_front_of_a_limit_is_seen(view: Any, is_behind: bool, settings: Any) -> None:
     """By the decorator, the mixin or the middleware."""
     assert is_behind_login(view, on_view(view, "GET").stacks[0]) is is_behind

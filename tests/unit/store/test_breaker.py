@@ -1,4 +1,6 @@
-"""Whether it is worth asking: after failures in a row nobody does, until a trial succeeds. No server, no thread."""
+"""Whether it is worth asking: after failures in a row nobody does, until a trial succeeds. No
+server, no thread.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,17 @@ def test_only_failures_in_a_row_open_it(breaker: Breaker) -> None:
 
 
 def test_a_trial_closes_it_and_pauses_grow_until_then(breaker: Any, trials: list[bool]) -> None:
-    """By half each time and by chance, up to a second; a request closes it, too, if it is answered."""
+    """By half each time and by chance, up to a second; a request closes it, too, if it is
+    answered."""
     for _ in range(FAILURES):
         breaker.failed()
     trials += [False] * 8 + [True]
     pauses = [breaker._next_pause(), *(breaker._try() for _ in range(8))]
     middles = [min(FIRST_PAUSE * 1.5**number, MAX_PAUSE) for number in range(9)]
-    assert all(0.75 * middle <= pause <= 1.25 * middle for pause, middle in zip(pauses, middles, strict=True))
+    assert all(
+        0.75 * middle <= pause <= 1.25 * middle
+        for pause, middle in zip(pauses, middles, strict=True)
+    )
     assert breaker._try() is None
     assert breaker.may_ask()
     for _ in range(FAILURES):

@@ -1,4 +1,6 @@
-"""What is taken from a cache alias, and that redis-py makes connections of it: the oldest and the newest alike."""
+"""What is taken from a cache alias, and that redis-py makes connections of it: the oldest and the
+newest alike.
+"""
 
 from __future__ import annotations
 
@@ -31,25 +33,45 @@ INSIDE = ("redis.connection", "redis.asyncio", "redis.sentinel", "redis._parsers
 
 
 def use(settings: Any, location: str, **kwargs: Any) -> None:
-    """An alias with these `CONNECTION_POOL_KWARGS`, and a URL of its own, by which django-redis keeps its pools."""
+    """An alias with these `CONNECTION_POOL_KWARGS`, and a URL of its own, by which django-redis
+    keeps its pools.
+    """
     options = {"CONNECTION_POOL_KWARGS": kwargs}
     settings.CACHES = {
-        "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}
+        "default": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": location,
+            "OPTIONS": options,
+        }
     }
 
 
 def test_nothing_is_taken_that_is_not_named(settings: Any) -> None:
-    """The cache's ways of using a connection, and whatever redis-py has tomorrow, change nothing here."""
+    """The cache's ways of using a connection, and whatever redis-py has tomorrow, change nothing
+    here.
+    """
     use(
-        settings, "redis://someone:hush@127.0.0.1:7/3", socket_timeout=99, retry_on_timeout=True, decode_responses=True,
-        health_check_interval=7, protocol=3, encoding="latin-1", tomorrow="new", socket_keepalive=True,
-    )  # fmt: skip
+        settings,
+        "redis://someone:hush@127.0.0.1:7/3",
+        socket_timeout=99,
+        retry_on_timeout=True,
+        decode_responses=True,
+        health_check_interval=7,
+        protocol=3,
+        encoding="latin-1",
+        tomorrow="new",
+        socket_keepalive=True,
+    )
     params = ConnectionParams.of("default")
     parser = redis.connection.DefaultParser
     login = {"db": 3, "username": "someone", "password": "hush"}
     assert params.options == {
-        "host": "127.0.0.1", "port": 7, "socket_keepalive": True, "parser_class": parser, **login,
-    }  # fmt: skip
+        "host": "127.0.0.1",
+        "port": 7,
+        "socket_keepalive": True,
+        "parser_class": parser,
+        **login,
+    }
     assert params.database == 3
     assert "hush" not in repr(params)
 
@@ -72,18 +94,27 @@ def test_options_that_the_connection_does_not_take_are_told_at_once(settings: An
 
 
 def test_a_check_that_is_switched_off_is_no_check(settings: Any) -> None:
-    """Coroutines connect although their connections do not know OCSP; where it is wanted, they refuse to."""
+    """Coroutines connect although their connections do not know OCSP; where it is wanted, they
+    refuse to.
+    """
     use(settings, "rediss://127.0.0.1:8/0", ssl_validate_ocsp=False)
     assert ConnectionParams.of("default").async_connection()
     use(settings, "rediss://127.0.0.1:9/0", ssl_validate_ocsp=True)
-    with pytest.raises(ImproperlyConfigured, match=r"cannot be used by coroutines.*ssl_validate_ocsp"):
+    with pytest.raises(
+        ImproperlyConfigured, match=r"cannot be used by coroutines.*ssl_validate_ocsp"
+    ):
         ConnectionParams.of("default").async_connection()
 
 
 def test_the_names_are_those_of_redis_py() -> None:
     """So that none is misspelt, and that each reaches the classes that open connections."""
     kinds = [redis.connection.SSLConnection, redis.connection.UnixDomainSocketConnection]
-    names = {name for kind in kinds for base in kind.__mro__ for name in inspect.signature(base.__init__).parameters}
+    names = {
+        name
+        for kind in kinds
+        for base in kind.__mro__
+        for name in inspect.signature(base.__init__).parameters
+    }
     assert OPTIONS - names <= NEWER
 
 
@@ -142,7 +173,9 @@ def test_a_parser_of_the_project_is_used(settings: Any) -> None:
         store = Store(ConnectionParams.of("default"), 5, background=True)
         store.decide(call(1))
         assert Noting.count >= 1
-        with pytest.raises(ImproperlyConfigured, match=r"cannot be used by coroutines: the parser Noting"):
+        with pytest.raises(
+            ImproperlyConfigured, match=r"cannot be used by coroutines: the parser Noting"
+        ):
             asyncio.run(store.adecide(call(1)))
         store.close()
 
@@ -167,10 +200,16 @@ class OwnPool(redis.ConnectionPool):
 @pytest.mark.parametrize(
     "options",
     [
-        {"CONNECTION_POOL_CLASS": "redis.BlockingConnectionPool", "CONNECTION_POOL_KWARGS": {"timeout": 3}},
+        {
+            "CONNECTION_POOL_CLASS": "redis.BlockingConnectionPool",
+            "CONNECTION_POOL_KWARGS": {"timeout": 3},
+        },
         {"CONNECTION_POOL_CLASS": f"{__name__}.OwnPool"},
         {"CLIENT_CLASS": "django_redis.client.HerdClient"},
-        {"SOCKET_TIMEOUT": 99, "CONNECTION_POOL_KWARGS": {"retry_on_timeout": True, "health_check_interval": 1}},
+        {
+            "SOCKET_TIMEOUT": 99,
+            "CONNECTION_POOL_KWARGS": {"retry_on_timeout": True, "health_check_interval": 1},
+        },
     ],
     ids=["blocking pool", "own pool", "herd client", "timeouts"],
 )
@@ -178,7 +217,11 @@ def test_pools_and_clients_of_a_site_are_accepted(options: Any, settings: Any) -
     """The class of the pool's connections is used, as far as threads go."""
     with Server() as server:
         settings.CACHES = {
-            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url, "OPTIONS": options}
+            "default": {
+                "BACKEND": "django_redis.cache.RedisCache",
+                "LOCATION": server.url,
+                "OPTIONS": options,
+            }
         }
         store = Store(ConnectionParams.of("default"), 5, background=True)
         assert store.decide(call(1)).allowed
@@ -196,7 +239,12 @@ def test_redis_py_connects_within_our_time(kind: str, settings: Any, tmp_path: P
         listener.bind(("127.0.0.1", 0) if kind == "tcp" else f"{tmp_path}/socket")
         listener.listen()
         if kind == "tcp":
-            use(settings, f"redis://127.0.0.1:{listener.getsockname()[1]}", socket_keepalive=True, socket_timeout=99)
+            use(
+                settings,
+                f"redis://127.0.0.1:{listener.getsockname()[1]}",
+                socket_keepalive=True,
+                socket_timeout=99,
+            )
         else:
             use(settings, f"unix://{tmp_path}/socket")
         params, turn = ConnectionParams.of("default"), Turn()
@@ -234,7 +282,9 @@ def test_redis_pys_inside_is_known_to_one_file() -> None:
                 assert not any(alias.name.startswith(INSIDE) for alias in node.names), file.name
 
 
-def test_a_store_that_is_made_while_settings_change_is_not_kept(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_made_while_settings_change_is_not_kept(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A thread that has read the settings of before would leave everybody a store of them."""
     use(settings, "redis://127.0.0.1:1/0")
     read = ConnectionParams.of
@@ -242,7 +292,9 @@ def test_a_store_that_is_made_while_settings_change_is_not_kept(settings: Any, m
     def slow(alias: str) -> ConnectionParams:
         params = read(alias)
         if params.database == 0:
-            use(settings, "redis://127.0.0.1:1/1")  # By another thread, between reading them and keeping the store.
+            use(
+                settings, "redis://127.0.0.1:1/1"
+            )  # By another thread, between reading them and keeping the store.
         return params
 
     monkeypatch.setattr(ConnectionParams, "of", staticmethod(slow))
@@ -255,7 +307,10 @@ def test_a_store_made_right_after_a_change_of_settings_has_the_new_ones(
 ) -> None:
     """Another thread may ask before Django's own receiver has replaced the aliases."""
     made: list[int] = []
-    receiver = (("CACHES",), lambda: made.append(django_ratelimit_lua.store.get_store()._params.database))
+    receiver = (
+        ("CACHES",),
+        lambda: made.append(django_ratelimit_lua.store.get_store()._params.database),
+    )
     monkeypatch.setattr(changes, "_hearers", [*changes._hearers, receiver])
     for database in (0, 1):
         use(settings, f"redis://127.0.0.1:1/{database}")

@@ -27,8 +27,9 @@ def test_patience_counts_a_slice_at_most_once() -> None:
 
 
 def test_what_is_left_is_shared_among_those_that_are_asked() -> None:
-    """Each has its part of what is left then; what one has not spent is there for the next; nobody is asked when
-    nothing is left."""
+    """Each has its part of what is left then; what one has not spent is there for the next; nobody
+    is asked when nothing is left.
+    """
     patience, given = Patience(0.3), []
     for name, share in patience.shares("abc"):
         given.append((name, round(share.left, 6)))

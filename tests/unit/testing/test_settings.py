@@ -1,4 +1,6 @@
-"""Other settings and another clock for a while, as the tests of others have them. No limit is asked."""
+"""Other settings and another clock for a while, as the tests of others have them. No limit is
+asked.
+"""
 
 from __future__ import annotations
 

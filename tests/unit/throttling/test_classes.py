@@ -22,7 +22,14 @@ from django_ratelimit_lua.throttling import (
 from django_ratelimit_lua.throttling.batch import BatchDecision
 from django_ratelimit_lua.web.plan import RequestPlanner
 
-RATES = {"anon": "30/h", "user": "50/h", "burst": "20/h", "sustained": "500/h", "uploads": "10/15m", "none": None}
+RATES = {
+    "anon": "30/h",
+    "user": "50/h",
+    "burst": "20/h",
+    "sustained": "500/h",
+    "uploads": "10/15m",
+    "none": None,
+}
 
 
 class Anon(AnonRateThrottle):
@@ -40,7 +47,9 @@ class Scoped(ScopedRateThrottle):
 @pytest.mark.parametrize("rate", ["5/month", "ten/m", "5", "5/fortnight"])
 def test_a_rate_that_means_nothing_names_its_scope(rate: str) -> None:
     """At the first request, not a guess."""
-    with pytest.raises(ImproperlyConfigured, match=f"scope 'anon': (Rate {rate!r}|5 is a number of slots)"):
+    with pytest.raises(
+        ImproperlyConfigured, match=f"scope 'anon': (Rate {rate!r}|5 is a number of slots)"
+    ):
         type("Bad", (AnonRateThrottle,), {"THROTTLE_RATES": {"anon": rate}})()
 
 
@@ -69,15 +78,21 @@ def test_a_throttle_without_scope_or_rate_is_an_error() -> None:
 def test_one_client_is_one_identity_for_throttles_too(
     one: str, same: str, other: str, throttle: Any, proxies: int | None, settings: Any
 ) -> None:
-    """One /64 however many addresses it uses, without ports, brackets and zones; whoever says where the address is."""
+    """One /64 however many addresses it uses, without ports, brackets and zones; whoever says where
+    the address is.
+    """
     settings.RATELIMIT_TRUSTED_PROXIES = 1
     settings.REST_FRAMEWORK = {"NUM_PROXIES": proxies}
     view = SimpleNamespace(throttle_scope="uploads")
 
     def key(address: str) -> str | None:
-        header = {0: None, 2: f"203.0.113.1, {address}, 10.0.0.1"}.get(proxies, f"203.0.113.1, {address}")
+        header = {0: None, 2: f"203.0.113.1, {address}, 10.0.0.1"}.get(
+            proxies, f"203.0.113.1, {address}"
+        )
         peer = address if proxies == 0 else "10.0.0.1"
-        request = APIRequestFactory().get("/", REMOTE_ADDR=peer, **({"HTTP_X_FORWARDED_FOR": header} if header else {}))
+        request = APIRequestFactory().get(
+            "/", REMOTE_ADDR=peer, **({"HTTP_X_FORWARDED_FOR": header} if header else {})
+        )
         request.user = None
         asked = throttle()
         asked.scope = "uploads"
@@ -118,17 +133,29 @@ def test_a_throttle_charges_by_its_scope() -> None:
     """Whom `get_cache_key` says; nobody where that is None, or the scope's rate is."""
     ada = SimpleNamespace(pk=7, is_authenticated=True)
     charge = throttle().prepare(request(), None)
-    assert (charge.limit.name, str(charge.limit.rate), charge.limit.algorithm) == ("anon", "30/h", "sliding_log")
+    assert (charge.limit.name, str(charge.limit.rate), charge.limit.algorithm) == (
+        "anon",
+        "30/h",
+        "sliding_log",
+    )
     assert throttle().prepare(request(who=ada), None) is None
-    assert throttle(User).prepare(request(who=ada), None).digest != throttle(User).prepare(request(), None).digest
+    assert (
+        throttle(User).prepare(request(who=ada), None).digest
+        != throttle(User).prepare(request(), None).digest
+    )
     assert throttle(User, scope="none").prepare(request(), None) is None
 
 
 def test_a_rate_may_be_one_for_each_method() -> None:
     """HEAD goes by that of GET, each is named by what it counts as, and None is no limit."""
     asked = throttle(rate={"get": "2/h", "POST": None, "*": "9/h"})
-    charges = {method: asked.prepare(request(method), None) for method in ("GET", "HEAD", "POST", "PUT")}
-    assert {method: charge and (charge.limit.name, str(charge.limit.rate)) for method, charge in charges.items()} == {
+    charges = {
+        method: asked.prepare(request(method), None) for method in ("GET", "HEAD", "POST", "PUT")
+    }
+    assert {
+        method: charge and (charge.limit.name, str(charge.limit.rate))
+        for method, charge in charges.items()
+    } == {
         "GET": ("anon:GET", "2/h"),
         "HEAD": ("anon:GET", "2/h"),
         "POST": None,
@@ -152,22 +179,33 @@ def test_a_view_says_what_its_requests_cost() -> None:
 
 def test_a_rule_of_its_scope_stands_in_the_place_of_its_rate() -> None:
     """One whose group is the scope stands beside it; one that is off lifts it."""
-    rule, beside = ({"name": name, "group": "anon", "key": "ip", "rate": "7/h"} for name in ("anon", "beside"))
+    rule, beside = (
+        {"name": name, "group": "anon", "key": "ip", "rate": "7/h"} for name in ("anon", "beside")
+    )
     assert charged(throttle()) == [("anon", "30/h")]
     assert charged(throttle(), rule) == [("anon", "7/h")]
     assert charged(throttle(), beside) == [("anon", "30/h"), ("beside", "7/h")]
     assert charged(throttle(), {**rule, "mode": "off"}) == []
-    assert charged(throttle(User, scope="none"), {"name": "none", "group": "none", "rate": "7/h"}) == [("none", "7/h")]
+    assert charged(
+        throttle(User, scope="none"), {"name": "none", "group": "none", "rate": "7/h"}
+    ) == [("none", "7/h")]
 
 
 def test_a_log_is_not_kept_of_a_million_requests() -> None:
     """A throttle that names no algorithm has a sliding window then."""
     assert throttle(rate="1000000/d").prepare(request(), None).limit.algorithm == "sliding_window"
-    assert throttle(rate="5/d", algorithm="gcra", options={"burst": 2}).prepare(request(), None).limit.burst == 2
+    assert (
+        throttle(rate="5/d", algorithm="gcra", options={"burst": 2})
+        .prepare(request(), None)
+        .limit.burst
+        == 2
+    )
 
 
 def test_throttles_of_a_view_are_asked_together() -> None:
-    """Those of ours that decide as ours do; the one that asks is the one that is answered. One by itself is alone."""
+    """Those of ours that decide as ours do; the one that asks is the one that is answered. One by
+    itself is alone.
+    """
 
     class Own(Anon):
         def allow_request(self, request: Any, view: Any) -> bool:

@@ -11,17 +11,33 @@ from django_ratelimit_lua import Decision
 from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.web.headers import add_headers
 
-OURS = ("RateLimit", "RateLimit-Policy", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset")
+OURS = (
+    "RateLimit",
+    "RateLimit-Policy",
+    "X-RateLimit-Limit",
+    "X-RateLimit-Remaining",
+    "X-RateLimit-Reset",
+)
 
 
 def test_names_are_escaped_and_kept_apart(settings: Any) -> None:
-    """Quotes and backslashes as RFC 9651 says; what is not ASCII is replaced; no two are the same."""
+    """Quotes and backslashes as RFC 9651 says; what is not ASCII is replaced; no two are
+    the same."""
     settings.RATELIMIT_HEADERS = "draft-10"
-    names = ['say "hi"', "back\\slash", "größe", "shop.views.search:*:ip:5/m", "news.views.search:*:ip:5/m", "\r\nX: y"]
+    names = [
+        'say "hi"',
+        "back\\slash",
+        "größe",
+        "shop.views.search:*:ip:5/m",
+        "news.views.search:*:ip:5/m",
+        "\r\nX: y",
+    ]
     states = tuple(LimitState(name, True, 5, 1, 4, 0.0, 60.0, 0.0, period=60.0) for name in names)
     response = HttpResponse()
     add_headers(response, Decision(True, states))
-    parsed = [item[0] for item in http_sf.parse(response["RateLimit-Policy"].encode(), tltype="list")]
+    parsed = [
+        item[0] for item in http_sf.parse(response["RateLimit-Policy"].encode(), tltype="list")
+    ]
     assert parsed == ['say "hi"', "back\\slash", "gr__e", "search", "search-2", "__X"]
 
 
@@ -29,5 +45,8 @@ def test_a_fallback_tells_nothing(settings: Any) -> None:
     """Numbers that nobody counted are not shown."""
     settings.RATELIMIT_HEADERS = "x"
     response = HttpResponse()
-    add_headers(response, Decision(True, (LimitState("x", True, 5, 0, 5, 0.0, 0.0, 0.0),), source="fallback"))
+    add_headers(
+        response,
+        Decision(True, (LimitState("x", True, 5, 0, 5, 0.0, 0.0, 0.0),), source="fallback"),
+    )
     assert not [name for name in OURS if name in response.headers]

@@ -43,11 +43,19 @@ def planned(mode: Any = "enforce") -> list[PlannedCharge]:
 
 def test_overrides_exempt_change_or_block() -> None:
     """A charge goes, or has another limit, or says who blocks in its place."""
-    assert apply_overrides(planned(), known(Override(1, None, "exempt")), NO_RULES, True).charges == []
-    (changed,), *_ = apply_overrides(planned(), known(Override(1, None, "limit", Rate.parse("9/h"))), NO_RULES, True)
+    assert (
+        apply_overrides(planned(), known(Override(1, None, "exempt")), NO_RULES, True).charges == []
+    )
+    (changed,), *_ = apply_overrides(
+        planned(), known(Override(1, None, "limit", Rate.parse("9/h"))), NO_RULES, True
+    )
     assert (changed.charge.limit.rate.limit, changed.blocked) == (9, None)
     (blocked,), _ = apply_overrides(planned(), known(Override(1, None, "block")), NO_RULES, True)
-    assert (blocked.blocked.allowed, blocked.blocked.retry_after, blocked.blocked.name) == (False, None, "x")
+    assert (blocked.blocked.allowed, blocked.blocked.retry_after, blocked.blocked.name) == (
+        False,
+        None,
+        "x",
+    )
     assert blocked.subject == SUBJECT.digest
 
 
@@ -56,7 +64,12 @@ def test_a_block_for_all_rules_needs_none() -> None:
     overrides = known(Override(1, None, "block"))
     (blocked,), _ = apply_overrides([], overrides, NO_RULES, True, "owner")
     state = blocked.blocked
-    assert (state.name, state.enforced, blocked.subject, blocked.owner) == (BLOCK, True, SUBJECT.digest, "owner")
+    assert (state.name, state.enforced, blocked.subject, blocked.owner) == (
+        BLOCK,
+        True,
+        SUBJECT.digest,
+        "owner",
+    )
     (blocked,), _ = apply_overrides(planned("shadow"), overrides, NO_RULES, True)
     assert blocked.charge.limit is NOTHING
     assert apply_overrides([], overrides, NO_RULES, False) == ([], [])
@@ -65,26 +78,38 @@ def test_a_block_for_all_rules_needs_none() -> None:
 def test_an_override_counts_from_its_start_to_its_end() -> None:
     """Before and after, a charge is what it was."""
     now = now_us()
-    for override in (Override(1, None, "block", starts=now + 10**9), Override(1, None, "block", ends=now - 1)):
+    for override in (
+        Override(1, None, "block", starts=now + 10**9),
+        Override(1, None, "block", ends=now - 1),
+    ):
         charges = planned()
         assert apply_overrides(charges, known(override), NO_RULES, True) == (charges, [])
 
 
 def test_an_override_for_one_rule_says_nothing_of_another() -> None:
     """Rules are known by their rows; a limit at a call site has none."""
-    rules = Ruleset((), {"revision": 0, "rules": [{"id": 7, "name": "x", "key": "ip", "rate": "5/h"}]})
+    rules = Ruleset(
+        (), {"revision": 0, "rules": [{"id": 7, "name": "x", "key": "ip", "rate": "5/h"}]}
+    )
     exempt = known(Override(1, 7, "exempt"))
     assert apply_overrides(planned(), exempt, rules, True) == ([], planned())
     assert len(apply_overrides(planned(), exempt, NO_RULES, True)[0]) == 1
 
 
 KINDS = Ruleset(
-    (), {"revision": 0, "kinds": {"": ["ip4/24", "user"], "x": ["ip4/32"], "y": ["post:name"]}, "blocks": ["ip4/24"]}
+    (),
+    {
+        "revision": 0,
+        "kinds": {"": ["ip4/24", "user"], "x": ["ip4/32"], "y": ["post:name"]},
+        "blocks": ["ip4/24"],
+    },
 )
 
 
 def test_only_those_are_looked_for_of_whom_something_may_be_said() -> None:
-    """By the names of what is charged; and blocks that need no rule, where a face stands for all rules."""
+    """By the names of what is charged; and blocks that need no rule, where a face stands for all
+    rules.
+    """
     assert list(override_kinds(KINDS, planned(), False)) == ["ip4/24", "user", "ip4/32"]
     assert list(override_kinds(KINDS, planned(), True)) == ["ip4/24", "user", "ip4/32"]
     assert list(override_kinds(KINDS, [], True)) == ["ip4/24", "user"]
@@ -97,7 +122,10 @@ def test_the_subjects_of_a_request(rf: RequestFactory) -> None:
     ada = SimpleNamespace(pk=7, is_authenticated=True)
 
     def subjects(*kinds: str, who: Any = ada) -> list[tuple[str, bytes]]:
-        return [(ref.kind, ref.digest) for ref in override_subjects(Sender(request, lambda: who), KINDS, kinds)]
+        return [
+            (ref.kind, ref.digest)
+            for ref in override_subjects(Sender(request, lambda: who), KINDS, kinds)
+        ]
 
     assert subjects("user", "ip4/32", "ip4/24") == [
         ("user", digest(("user", "7"))),
@@ -105,29 +133,41 @@ def test_the_subjects_of_a_request(rf: RequestFactory) -> None:
         ("ip4/24", digest(("network", "192.0.2.0/24"))),
     ]
     assert subjects("ip6/64") == []
-    assert subjects("user", who=None) == subjects("user", who=SimpleNamespace(is_authenticated=False)) == []
+    assert (
+        subjects("user", who=None)
+        == subjects("user", who=SimpleNamespace(is_authenticated=False))
+        == []
+    )
 
 
 def test_the_digests_of_clients_are_of_whom_the_charges_count_and_would_ban(settings: Any) -> None:
-    """Under each key that is known; what all callers share, or all who lack something, is no client's."""
+    """Under each key that is known; what all callers share, or all who lack something, is no
+    client's.
+    """
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "now", ["before"]
     limit, ip, pair = Limit("x", "5/h"), ("ip", "192.0.2.9"), (("ip", "192.0.2.9"), ("user", None))
 
     def subjects(identity: Any, banned: Any = None) -> list[bytes]:
         charge = Charge(limit, digest(identity), 1, b"" if banned is None else digest(banned))
-        return client_digests([PlannedCharge(charge, "x", identity=own(identity), banned=banned)], ["now"])
+        return client_digests(
+            [PlannedCharge(charge, "x", identity=own(identity), banned=banned)], ["now"]
+        )
 
     def expected(*clients: bytes) -> list[bytes]:
         return [digest(("digest", client.decode())) for client in clients]
 
     assert subjects(ip) == expected(digest(ip), digest(ip, "before"))
-    assert subjects(pair, ip) == expected(digest(pair), digest(pair, "before"), digest(ip), digest(ip, "before"))
+    assert subjects(pair, ip) == expected(
+        digest(pair), digest(pair, "before"), digest(ip), digest(ip, "before")
+    )
     for nobody in (None, ("user", None), ("path", "/"), (("path", "/"), ("post", "name", None))):
         assert subjects(nobody) == []
 
 
 def test_who_cannot_be_found_out_is_left_out_and_said_once(rf: RequestFactory, caplog: Any) -> None:
-    """A database that is away: overrides by the other kinds are found all the same; a refusal of Django's is one."""
+    """A database that is away: overrides by the other kinds are found all the same; a refusal of
+    Django's is one.
+    """
 
     def fail() -> Any:
         raise ZeroDivisionError
@@ -138,7 +178,11 @@ def test_who_cannot_be_found_out_is_left_out_and_said_once(rf: RequestFactory, c
     for _ in range(2):
         (subject,) = override_subjects(Sender(rf.get("/"), fail), KINDS, ["user", "ip4/32"])
         assert subject.kind == "ip4/32"
-    assert len([text for text in caplog.messages if "Overrides by user are not applied" in text]) == 1
-    override_subjects(Sender(rf.get("/"), lambda: SimpleNamespace(pk=7, is_authenticated=True)), KINDS, ["user"])
+    assert (
+        len([text for text in caplog.messages if "Overrides by user are not applied" in text]) == 1
+    )
+    override_subjects(
+        Sender(rf.get("/"), lambda: SimpleNamespace(pk=7, is_authenticated=True)), KINDS, ["user"]
+    )
     with pytest.raises(PermissionDenied):
         override_subjects(Sender(rf.get("/"), refuse), KINDS, ["user"])

@@ -62,7 +62,9 @@ def asked_by(who: Any = STRANGER, method: str = "GET") -> HttpRequest:
     return request
 
 
-def gathered(rules: list[Rule], kind: str, request: HttpRequest, **kwargs: Any) -> list[PlannedCharge]:
+def gathered(
+    rules: list[Rule], kind: str, request: HttpRequest, **kwargs: Any
+) -> list[PlannedCharge]:
     planner = RequestPlanner(request, rules, "here", **kwargs)
     gather(planner, NO_RULES, kind)
     return list(planner.charges)
@@ -78,7 +80,12 @@ def gather(planner: RequestPlanner, ruleset: Ruleset, kind: str = "sync") -> Non
 
 def numbers(charges: list[PlannedCharge]) -> list[tuple[str, int, bytes, int]]:
     return [
-        (planned.charge.limit.name, planned.charge.limit.rate.limit, planned.charge.digest, planned.charge.cost)
+        (
+            planned.charge.limit.name,
+            planned.charge.limit.rate.limit,
+            planned.charge.digest,
+            planned.charge.cost,
+        )
         for planned in charges
     ]
 
@@ -91,15 +98,35 @@ async def nine_an_hour(group: str, request: HttpRequest) -> Any:
     return "9/h"
 
 
-KEYS = ["ip", "user", "user_or_ip", "header:x-key", ("ip", "header:x-key"), lambda group, request: group, three]
-RATES = ["5/h", ["5/h", "50/d"], None, lambda group, request: "7/h", nine_an_hour, lambda group, request: None]
+KEYS = [
+    "ip",
+    "user",
+    "user_or_ip",
+    "header:x-key",
+    ("ip", "header:x-key"),
+    lambda group, request: group,
+    three,
+]
+RATES = [
+    "5/h",
+    ["5/h", "50/d"],
+    None,
+    lambda group, request: "7/h",
+    nine_an_hour,
+    lambda group, request: None,
+]
 COSTS = [1, 0, lambda group, request: 2, three]
 
 
-@pytest.mark.parametrize(("key", "rate", "cost"), list(itertools.product(KEYS, RATES, COSTS)), ids=lambda value: None)
+@pytest.mark.parametrize(
+    ("key", "rate", "cost"), list(itertools.product(KEYS, RATES, COSTS)), ids=lambda value: None
+)
 def test_both_ways_to_gather_come_to_the_same(key: Any, rate: Any, cost: Any) -> None:
     """Whatever a key, a rate and a cost are, functions and coroutines among them."""
-    rules = [call_site(None, key, rate, None, cost, {}), call_site("other", key, "1/s", ["GET"], 1, {})]
+    rules = [
+        call_site(None, key, rate, None, cost, {}),
+        call_site("other", key, "1/s", ["GET"], 1, {}),
+    ]
     sync, coroutine = (gathered(rules, kind, asked_by(user())) for kind in ("sync", "async"))
     assert numbers(sync) == numbers(coroutine)
     assert sync[-1].charge.limit.name.startswith("other:")
@@ -124,7 +151,9 @@ def test_both_ways_to_gather_come_to_the_same(key: Any, rate: Any, cost: Any) ->
 def test_groups_are_asked_for_only_where_they_decide(
     kind: str, audience: list[str], who: Any, is_met: bool, asks: int
 ) -> None:
-    """A rule is about the user or not, and the database is asked at most once, and only if it matters."""
+    """A rule is about the user or not, and the database is asked at most once, and only if it
+    matters.
+    """
     rule = compile_rule({"name": "x", "key": "ip", "rate": "5/h", "audience": audience})
     groups = getattr(who, "groups", Groups())
     before, request = groups.asked, asked_by(who)
@@ -135,7 +164,9 @@ def test_groups_are_asked_for_only_where_they_decide(
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_what_was_gathered_stands_where_newer_rules_leave_the_call_sites(kind: str) -> None:
-    """Functions of the user's are called once by both; and anew where a rule took the place of a call site between."""
+    """Functions of the user's are called once by both; and anew where a rule took the place of a
+    call site between.
+    """
     calls: list[str] = []
 
     def rate(group: str, request: HttpRequest) -> str:
@@ -143,9 +174,16 @@ def test_what_was_gathered_stands_where_newer_rules_leave_the_call_sites(kind: s
         return "7/h"
 
     planner = RequestPlanner(asked_by(), [call_site("here", "ip", rate, None, 1, {})], "here")
-    elsewhere = Ruleset(compile_rules([{"name": "elsewhere", "path": "/x", "key": "ip", "rate": "1/s"}]))
+    elsewhere = Ruleset(
+        compile_rules([{"name": "elsewhere", "path": "/x", "key": "ip", "rate": "1/s"}])
+    )
     instead = Ruleset(compile_rules([{"name": "here", "key": "ip", "rate": "9/h"}]))
-    for rules, limit, count in ((NO_RULES, 7, 1), (elsewhere, 7, 1), (instead, 9, 1), (NO_RULES, 7, 2)):
+    for rules, limit, count in (
+        (NO_RULES, 7, 1),
+        (elsewhere, 7, 1),
+        (instead, 9, 1),
+        (NO_RULES, 7, 2),
+    ):
         gather(planner, rules, kind)
         assert [charged[1] for charged in numbers(planner.charges)] == [limit]
         assert [charge.limit.rate.limit for charge in planner.plan(rules).call.charges] == [limit]
@@ -170,15 +208,23 @@ def test_a_rule_that_fails_is_left_out_and_what_it_replaced_stands_again(kind: s
     with pytest.raises(ValueError, match="no"):
         gathered([broken], kind, asked_by())
     errors: list[str] = []
-    assert gathered([broken], kind, asked_by(), on_error=lambda name, error: errors.append(name)) == []
+    assert (
+        gathered([broken], kind, asked_by(), on_error=lambda name, error: errors.append(name)) == []
+    )
     assert errors == ["here"]
     with pytest.raises(Http404):
-        gathered([Rule(name="here", template=call_site(None, refuse, "5/h", None, 1, {}).template)], kind, asked_by())
+        gathered(
+            [Rule(name="here", template=call_site(None, refuse, "5/h", None, 1, {}).template)],
+            kind,
+            asked_by(),
+        )
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_rule_is_charged_whole_or_not_at_all(kind: str) -> None:
-    """One of whose rates the second is nonsense charges nothing, and calls neither cost nor key first."""
+    """One of whose rates the second is nonsense charges nothing, and calls neither cost nor key
+    first.
+    """
     called: list[str] = []
 
     def cost(group: str, request: HttpRequest) -> int:
@@ -187,18 +233,26 @@ def test_a_rule_is_charged_whole_or_not_at_all(kind: str) -> None:
 
     own = call_site("here", "ip", "5/h", None, 1, {})
     rates = [lambda group, request: "5/m", lambda group, request: "garbage"]
-    rule = Rule(name="here", template=call_site("here", "ip", rates, None, cost, {}).template, replaces=(own,))
+    rule = Rule(
+        name="here",
+        template=call_site("here", "ip", rates, None, cost, {}).template,
+        replaces=(own,),
+    )
     assert [planned.rule for planned in gathered([rule], kind, asked_by())] == [own]
     assert called == []
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_place_that_needs_what_the_site_does_not_have_says_so(kind: str) -> None:
-    """A user where no middleware sets one, and an identity that is none: both are the developer's to mend."""
+    """A user where no middleware sets one, and an identity that is none: both are the developer's
+    to mend.
+    """
     with pytest.raises(ImproperlyConfigured, match="AuthenticationMiddleware"):
         gathered([call_site(None, "user", "5/h", None, 1, {})], kind, RequestFactory().get("/"))
     with pytest.raises(TypeError, match="primary key"):
-        gathered([call_site(None, lambda group, request: object(), "5/h", None, 1, {})], kind, asked_by())
+        gathered(
+            [call_site(None, lambda group, request: object(), "5/h", None, 1, {})], kind, asked_by()
+        )
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -211,7 +265,9 @@ def test_the_most_favourable_tier_of_a_users_groups_counts(kind: str) -> None:
 
 
 def test_a_stack_of_blocking_and_advising_limits_is_one_decision() -> None:
-    """Beside one that blocks, one with `block=False` only advises; by itself it has a verdict as any other."""
+    """Beside one that blocks, one with `block=False` only advises; by itself it has a verdict as
+    any other.
+    """
     blocking = call_site("a", "ip", "5/h", None, 1, {})
     advising = call_site("b", "ip", "5/h", None, 1, {}, block=False)
     shadow = call_site("c", "ip", "5/h", None, 1, {"mode": "shadow"}, block=False)
@@ -224,27 +280,47 @@ def test_a_stack_of_blocking_and_advising_limits_is_one_decision() -> None:
 
 
 def test_no_two_limits_of_a_place_share_a_count() -> None:
-    """The same limit written twice is counted twice, each under a name of its own; two rates of a rule are two."""
+    """The same limit written twice is counted twice, each under a name of its own; two rates of a
+    rule are two.
+    """
     twice = call_site("here", "ip", "5/h", None, 1, {})
     two_rates = call_site("here", "ip", ["5/m", "50/h"], None, 1, {})
-    names = [planned.charge.limit.name for planned in gathered([twice, twice, two_rates], "sync", asked_by())]
+    names = [
+        planned.charge.limit.name
+        for planned in gathered([twice, twice, two_rates], "sync", asked_by())
+    ]
     assert names == ["here:*:ip:5/h", "here:*:ip:5/h*2", "here:*:ip:5/m", "here:*:ip:50/h"]
 
 
 def scoped(rate: str, owner: str) -> Place:
     """A throttle's place: it charges by itself, under the name of its scope."""
-    return Place((), "scope", [PlannedCharge(Charge(Limit("scope", rate), digest("ada")), "scope", owner=owner)], owner)
+    return Place(
+        (),
+        "scope",
+        [PlannedCharge(Charge(Limit("scope", rate), digest("ada")), "scope", owner=owner)],
+        owner,
+    )
 
 
 def test_what_stands_in_several_places_is_charged_in_their_order() -> None:
-    """Each for its owner; where two have one name, as throttles of one scope, they are told apart by their rates."""
-    places = [scoped("5/m", "first"), scoped("50/h", "second"), scoped("50/h", "third"), scoped("50/h", "fourth")]
+    """Each for its owner; where two have one name, as throttles of one scope, they are told apart
+    by their rates.
+    """
+    places = [
+        scoped("5/m", "first"),
+        scoped("50/h", "second"),
+        scoped("50/h", "third"),
+        scoped("50/h", "fourth"),
+    ]
     planner = RequestPlanner(asked_by(), lambda ruleset: places)
     gather(planner, NO_RULES)
     planned = planner.plan(NO_RULES).charges
     assert [(charge.owner, charge.charge.limit.name) for charge in planned] == [
-        ("first", "scope"), ("second", "scope:50/h"), ("third", "scope:50/h*2"), ("fourth", "scope:50/h*3"),
-    ]  # fmt: skip
+        ("first", "scope"),
+        ("second", "scope:50/h"),
+        ("third", "scope:50/h*2"),
+        ("fourth", "scope:50/h*3"),
+    ]
 
 
 def test_an_exempt_request_is_charged_nothing_and_blocked_by_nobody() -> None:
@@ -260,7 +336,9 @@ def test_a_rule_is_counted_once_for_a_request() -> None:
     planner = RequestPlanner(request, [rule])
     gather(planner, NO_RULES)
     (planned,) = planner.charges
-    state = LimitState.of(planned.charge.limit, allowed=True, used=1, remaining=4, retry_after=0.0, reset_after=60.0)
+    state = LimitState.of(
+        planned.charge.limit, allowed=True, used=1, remaining=4, retry_after=0.0, reset_after=60.0
+    )
     planner.finish(Outcome(Decision(True, (state,)), [planned], took=True))
     assert gathered([rule], "sync", request) == []
 
@@ -273,11 +351,18 @@ def test_receivers_hear_of_who_is_refused() -> None:
         heard.append((limit, mode))
 
     def finished(operation: Any, source: Any) -> None:
-        planner = RequestPlanner(asked_by(), [call_site("here", "ip", "5/h", None, 1, {})], operation=operation)
+        planner = RequestPlanner(
+            asked_by(), [call_site("here", "ip", "5/h", None, 1, {})], operation=operation
+        )
         gather(planner, NO_RULES)
         (planned,) = planner.charges
         state = LimitState.of(
-            planned.charge.limit, allowed=False, used=5, remaining=0, retry_after=9.0, reset_after=9.0
+            planned.charge.limit,
+            allowed=False,
+            used=5,
+            remaining=0,
+            retry_after=9.0,
+            reset_after=9.0,
         )
         outcome = Outcome(Decision(False, (state,), source=source), [planned])
         for wait in planner.finish(outcome):
@@ -285,7 +370,12 @@ def test_receivers_hear_of_who_is_refused() -> None:
 
     limit_exceeded.connect(receiver)
     try:
-        for operation, source in (("hit", "redis"), ("peek", "redis"), ("hit", "fallback"), ("hit", "deny-cache")):
+        for operation, source in (
+            ("hit", "redis"),
+            ("peek", "redis"),
+            ("hit", "fallback"),
+            ("hit", "deny-cache"),
+        ):
             finished(operation, source)
     finally:
         limit_exceeded.disconnect(receiver)
@@ -294,14 +384,17 @@ def test_receivers_hear_of_who_is_refused() -> None:
 
 NETWORK = "ip4/32"
 WITH_BLOCKS = Ruleset(
-    (), {"revision": "1-0123456789abcdef", "kinds": {EVERY_RULE: [NETWORK]}, "blocks": [NETWORK]}, b"fence"
+    (),
+    {"revision": "1-0123456789abcdef", "kinds": {EVERY_RULE: [NETWORK]}, "blocks": [NETWORK]},
+    b"fence",
 )
 
 
 @pytest.mark.parametrize("mode", ["enforce", "shadow"])
 def test_who_is_blocked_is_looked_up_and_not_counted(mode: str) -> None:
-    """The call peeks, with the block's subject, so that it is found out if the block has ended; a shadow limit's block
-    refuses nobody, so the other limits count."""
+    """The call peeks, with the block's subject, so that it is found out if the block has ended; a
+    shadow limit's block refuses nobody, so the other limits count.
+    """
     rule = compile_rule({"name": "x", "key": "ip", "rate": "5/h", "mode": mode})
     planner = RequestPlanner(asked_by(), [rule], operation="hit")
     gather(planner, WITH_BLOCKS)

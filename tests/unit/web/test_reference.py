@@ -21,9 +21,14 @@ NOW = int(time.time())
 
 
 def refused(
-    name: str = "search:*:ip:10/s", who: bytes = ADA, state: LimitState | None = None, moment: int = NOW
+    name: str = "search:*:ip:10/s",
+    who: bytes = ADA,
+    state: LimitState | None = None,
+    moment: int = NOW,
 ) -> Decision:
-    state = LimitState(name, False, 10, 10, 0, 1.0, 1.0, 0.0, period=1.0) if state is None else state
+    state = (
+        LimitState(name, False, 10, 10, 0, 1.0, 1.0, 0.0, period=1.0) if state is None else state
+    )
     return Decision(False, (state,), moment=moment * 1_000_000 + 7, identity=who)
 
 
@@ -44,7 +49,9 @@ def test_a_reference_contains_the_limit_the_client_and_the_second() -> None:
 
 def test_a_block_has_no_name_of_a_limit() -> None:
     """It is recognized as a block, of whatever rule."""
-    opened = open_reference(reference_of(refused(state=LimitState.blocked("search", None, "enforce"))))
+    opened = open_reference(
+        reference_of(refused(state=LimitState.blocked("search", None, "enforce")))
+    )
     assert opened.is_block
     assert not opened.is_of_place("search")
 
@@ -98,14 +105,18 @@ def test_any_other_text_is_an_error(text: str) -> None:
 def test_the_error_names_the_length() -> None:
     """If letters are missing; U is no letter of a reference."""
     text = reference_of(refused())
-    with pytest.raises(BadReferenceError, match="a reference has 20 letters and digits, and this has 18"):
+    with pytest.raises(
+        BadReferenceError, match="a reference has 20 letters and digits, and this has 18"
+    ):
         open_reference(text[:-2])
     with pytest.raises(BadReferenceError, match="mistyped"):
         open_reference(text[:-1] + "U")
 
 
 def test_another_site_cannot_make_or_verify_it(settings: Any) -> None:
-    """Nor see which limit it names; an earlier secret of this site verifies it while it is a fallback."""
+    """Nor see which limit it names; an earlier secret of this site verifies it while it is a
+    fallback.
+    """
     text = reference_of(refused())
     before, settings.SECRET_KEY = settings.SECRET_KEY, "another"
     assert reference_of(refused())[5:] != text[5:]

@@ -18,7 +18,9 @@ from django_ratelimit_lua.web.refusal import refusal_of
 WAIT = LimitState("search", False, 10, 10, 0, 5.0, 5.0, 0.0, period=1.0)
 LARGE = LimitState("export", False, 10, 0, 10, None, 5.0, 0.0, period=1.0)
 SHUT = LimitState("shut", False, 0, 0, 0, None, 0.0, 0.0, period=1.0)
-FOR_GOOD, FOR_A_TIME = (LimitState.blocked("office", seconds, "enforce") for seconds in (None, 60.0))
+FOR_GOOD, FOR_A_TIME = (
+    LimitState.blocked("office", seconds, "enforce") for seconds in (None, 60.0)
+)
 SHADOW = LimitState.blocked("shadow", None, "shadow")
 FREE = LimitState("free", True, 10, 1, 9, 0.0, 5.0, 0.0, period=1.0)
 
@@ -38,7 +40,9 @@ FREE = LimitState("free", True, 10, 1, 9, 0.0, 5.0, 0.0, period=1.0)
         ([], "unknown"),
     ],
 )
-def test_the_reason_is_what_stands_longest(states: list[LimitState], reason: str, rf: RequestFactory) -> None:
+def test_the_reason_is_what_stands_longest(
+    states: list[LimitState], reason: str, rf: RequestFactory
+) -> None:
     """Of several; a limit in shadow mode is none."""
     refusal = refusal_of(rf.get("/"), Decision(False, tuple(states)))
     assert refusal.reason == reason
@@ -66,7 +70,12 @@ def test_a_time_in_words_is_never_too_short(seconds: int) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "german"),
-    [(1, "in 1 Sekunde"), (90, "in 90 Sekunden"), (91, "in etwa 2 Minuten"), (129_600, "in etwa 36 Stunden")],
+    [
+        (1, "in 1 Sekunde"),
+        (90, "in 90 Sekunden"),
+        (91, "in etwa 2 Minuten"),
+        (129_600, "in etwa 36 Stunden"),
+    ],
 )
 def test_a_time_is_told_in_german(seconds: int, german: str) -> None:
     """One and several."""

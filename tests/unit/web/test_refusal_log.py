@@ -17,10 +17,14 @@ rf = RequestFactory()
 
 
 def refused(name: str = "search:*:ip:10/s", identity: bytes = b"0123456789abcdef") -> Decision:
-    return Decision(False, (LimitState(name, False, 10, 10, 0, 1.0, 1.0, 0.0, period=1.0),), identity=identity)
+    return Decision(
+        False, (LimitState(name, False, 10, 10, 0, 1.0, 1.0, 0.0, period=1.0),), identity=identity
+    )
 
 
-def write(number: int = 1, name: str = "search:*:ip:10/s", path: str = "/search/", **meta: Any) -> None:
+def write(
+    number: int = 1, name: str = "search:*:ip:10/s", path: str = "/search/", **meta: Any
+) -> None:
     """Refusals of as many clients."""
     for client in range(number):
         identity = b"0123456789abcdef" if number == 1 else b"%016x" % client
@@ -28,18 +32,28 @@ def write(number: int = 1, name: str = "search:*:ip:10/s", path: str = "/search/
 
 
 def test_a_record_says_what_refused_whom_and_where(caplog: Any) -> None:
-    """In its text, and each part by itself; of the address and the digest, no more than tells where it comes from."""
+    """In its text, and each part by itself; of the address and the digest, no more than tells where
+    it comes from.
+    """
     write(REMOTE_ADDR="203.0.113.77", path="/search/?q=secret")
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("django_ratelimit_lua.refused", logging.WARNING)
     assert record.getMessage() == (
-        "Refused by search:*:ip:10/s (rule: api): GET /search/ of 203.0.113.0/24, identity 01234567, reference 7ZK4M; "
+        "Refused by search:*:ip:10/s (rule: api): GET /search/ of 203.0.113.0/24, identity "
+        "01234567, reference 7ZK4M; "
         "left out before: 0"
     )
     parts = ("limit", "rule", "client", "identity", "reference", "method", "path", "left_out")
     assert [getattr(record, part) for part in parts] == [
-        "search:*:ip:10/s", "api", "203.0.113.0/24", "01234567", "7ZK4M", "GET", "/search/", 0,
-    ]  # fmt: skip
+        "search:*:ip:10/s",
+        "api",
+        "203.0.113.0/24",
+        "01234567",
+        "7ZK4M",
+        "GET",
+        "/search/",
+        0,
+    ]
     assert json.dumps({part: getattr(record, part) for part in parts})
 
 
@@ -69,7 +83,9 @@ def test_a_client_writes_no_lines_of_its_own(caplog: Any) -> None:
 def test_a_client_is_written_once_a_minute() -> None:
     """By each limit that refuses it; whoever is not known is written as any flood is."""
     ada, grace = b"a" * 32, b"b" * 32
-    assert [refusal_log.left_out("search", ada, 1000.0 + second) for second in range(59)] == [0] + [None] * 58
+    assert [refusal_log.left_out("search", ada, 1000.0 + second) for second in range(59)] == [0] + [
+        None
+    ] * 58
     assert refusal_log.left_out("search", grace, 1059.0) == 58
     assert refusal_log.left_out("login", ada, 1059.0) == 0
     assert refusal_log.left_out("search", ada, 1060.0) == 0
@@ -86,7 +102,9 @@ def test_who_was_left_out_in_a_flood_is_written_when_there_is_room() -> None:
 
 
 def test_a_flood_writes_little(caplog: Any) -> None:
-    """Of thousands, ten at once, and on a busy machine perhaps another; those about another limit are still written."""
+    """Of thousands, ten at once, and on a busy machine perhaps another; those about another limit
+    are still written.
+    """
     write(5000)
     assert FOR_EACH.rate.limit <= len(caplog.records) <= FOR_EACH.rate.limit + 10
     write(name="login")
@@ -98,7 +116,9 @@ def test_what_was_left_out_is_said_with_the_next() -> None:
     said = [refusal_log.left_out("search", b"%032x" % client, 1000.0) for client in range(5000)]
     assert said == [0] * 10 + [None] * 4990
     assert refusal_log.left_out("login", b"x" * 32, 1000.0) == 0
-    assert [refusal_log.left_out("search", b"%032x" % client, 1006.5) for client in (11, 12, 13)] == [4990, None, None]
+    assert [
+        refusal_log.left_out("search", b"%032x" % client, 1006.5) for client in (11, 12, 13)
+    ] == [4990, None, None]
     assert refusal_log.left_out("search", b"x" * 32, 1013.0) == 2
 
 

@@ -11,8 +11,12 @@ from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.web.responses import too_many_requests
 
 
-@pytest.mark.parametrize(("seconds", "header"), [(0.2, "1"), (1.0, "1"), (1.0001, "2"), (59.5, "60"), (None, None)])
-def test_retry_after_is_whole_seconds_rounded_up(seconds: float | None, header: str | None, rf: RequestFactory) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "header"), [(0.2, "1"), (1.0, "1"), (1.0001, "2"), (59.5, "60"), (None, None)]
+)
+def test_retry_after_is_whole_seconds_rounded_up(
+    seconds: float | None, header: str | None, rf: RequestFactory
+) -> None:
     """Never too early, never 0; absent where it would never help."""
     refused = Decision(False, (LimitState("x", False, 1, 1, 0, seconds, 1.0, 0.0),))
     response = too_many_requests(rf.get("/", headers={"accept": "application/json"}), refused)
@@ -29,4 +33,7 @@ def test_an_overlong_accept_gets_the_page(rf: RequestFactory) -> None:
         ("a/b," * 30 + "application/json", "application/problem+json"),
         ("", "text/plain; charset=utf-8"),
     ):
-        assert too_many_requests(rf.get("/", headers={"accept": accept}), refused)["Content-Type"] == kind
+        assert (
+            too_many_requests(rf.get("/", headers={"accept": accept}), refused)["Content-Type"]
+            == kind
+        )

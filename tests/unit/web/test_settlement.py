@@ -25,7 +25,9 @@ def outcome(token: int | None = 7, source: Any = "redis", **says: Any) -> Outcom
     """What came of a hit at a call site that says something of outcomes."""
     rule = call_site("here", "ip", "5/h", None, 2, {}, **says)
     return Outcome(
-        Decision(True, (STATE,), source=source), [PlannedCharge(CHARGE, "here", rule)], took=token is not None
+        Decision(True, (STATE,), source=source),
+        [PlannedCharge(CHARGE, "here", rule)],
+        took=token is not None,
     )
 
 
@@ -82,7 +84,9 @@ def seven(request: HttpRequest, outcome: Any) -> int:
     ],
 )
 def test_what_the_call_site_says_is_done(says: dict[str, Any], done: Any) -> None:
-    """Units are given back by the moment they count from; what is forgotten needs nothing given back."""
+    """Units are given back by the moment they count from; what is forgotten needs nothing given
+    back.
+    """
     if done is LimitError:
         with pytest.raises(LimitError, match="cost_after gave"):
             settled(outcome(**says))
@@ -91,7 +95,9 @@ def test_what_the_call_site_says_is_done(says: dict[str, Any], done: Any) -> Non
 
 
 def test_who_took_nothing_gives_nothing_back() -> None:
-    """A refused hit has no token; where Redis could not be asked, nobody is asked about the outcome either."""
+    """A refused hit has no token; where Redis could not be asked, nobody is asked about the outcome
+    either.
+    """
     assert settled(outcome(token=None, count_if=no)) == []
     assert settled(outcome(source="fallback", count_if=no, cost_after=seven, reset_if=yes)) == []
 
@@ -99,7 +105,10 @@ def test_who_took_nothing_gives_nothing_back() -> None:
 def test_a_cost_afterwards_is_charged_once_for_a_request() -> None:
     """However often it goes through the view; another request is another matter."""
     request = RequestFactory().get("/")
-    assert [settled(outcome(cost_after=seven), request=request) for _ in range(2)] == [[("charge", 7)], []]
+    assert [settled(outcome(cost_after=seven), request=request) for _ in range(2)] == [
+        [("charge", 7)],
+        [],
+    ]
     assert settled(outcome(cost_after=seven)) == [("charge", 7)]
 
 

@@ -22,12 +22,20 @@ def list_breakers(command: Printer, options: dict[str, Any]) -> None:
 def _declare_force(action: str, forced: str, text: str, *arguments: Argument) -> None:
     name = argument("name", help="of the breaker")
 
-    @verb(f"breakers {action}", text, name, *arguments, argument("--why", default="", help="kept in the history"))
+    @verb(
+        f"breakers {action}",
+        text,
+        name,
+        *arguments,
+        argument("--why", default="", help="kept in the history"),
+    )
     def run(command: Printer, options: dict[str, Any]) -> None:
         name = options["name"]
         if breaker(name) is None:
             meant = meant_by(name)
-            raise CommandError(f"no breaker {name!r} is known" + (f"; do you mean {meant!r}?" if meant else ""))
+            raise CommandError(
+                f"no breaker {name!r} is known" + (f"; do you mean {meant!r}?" if meant else "")
+            )
         until = None
         if forced and not options["for_good"]:
             seconds = seconds_of("--for", options["period"], "; or --for-good")
@@ -56,6 +64,8 @@ def line(state: BreakerState) -> str:
         words.append(f"{state.calls} calls, {state.failures} failures, {state.slow} slow")
     row = state.row
     if row is not None and state.forced:
-        until = "until it is taken back" if row.until is None else f"until {format_moment(row.until)}"
+        until = (
+            "until it is taken back" if row.until is None else f"until {format_moment(row.until)}"
+        )
         words.append(f"forced: {row.forced} {until}" + (f" ({row.why})" if row.why else ""))
     return "; ".join(words)

@@ -70,8 +70,9 @@ class Met:
 
 
 class _Planner(Planner):
-    """Plans what descriptors are charged that are asked about for one purpose: what is not in their entries is not
-    known."""
+    """Plans what descriptors are charged that are asked about for one purpose: what is not in their
+    entries is not known.
+    """
 
     adds_up = True
 
@@ -86,8 +87,11 @@ class _Planner(Planner):
             for each in _charges(met, ruleset):
                 limit = each.charge.limit
                 if limit.holds and not self.is_hit:
-                    continue  # Slots are released by the lease that was returned when they were taken.
-                if limit.ban is not None and (each.identity is None or is_never_banned(met.request)):
+                    # Slots are released by the lease that was returned when they were taken.
+                    continue
+                if limit.ban is not None and (
+                    each.identity is None or is_never_banned(met.request)
+                ):
                     each = each._replace(charge=each.charge._replace(limit=limit.without_bans()))
                 charges.append(each)
             subjects = _subjects(met, charges, ruleset) if ruleset.kinds else ()
@@ -162,7 +166,9 @@ def _charges_by(rule: Rule, met: Met) -> list[PlannedCharge]:
     assert template is not None
     rates: Sequence[Rate] = [rate for rate in template.rates if isinstance(rate, Rate)]
     if len(rates) < len(template.rates) or callable(template.cost):
-        raise UnreadableKeyError("a function of the site says its rate or cost, and knows only requests of Django's")
+        raise UnreadableKeyError(
+            "a function of the site says its rate or cost, and knows only requests of Django's"
+        )
     if asked.rate is not None and not any(rate.is_slots for rate in rates):
         rates = [asked.rate]
     key = template.key
@@ -173,7 +179,10 @@ def _charges_by(rule: Rule, met: Met) -> list[PlannedCharge]:
         if missing:
             raise UnreadableKeyError(f"the descriptor has nothing to count by {', '.join(missing)}")
         identity = key.read(rule.name, met.request, getattr(met.request, "user", STRANGER))
-    subject, cost = digest(identity), min((1 if template.cost is None else template.cost) * asked.hits, MAX_COST)
+    subject, cost = (
+        digest(identity),
+        min((1 if template.cost is None else template.cost) * asked.hits, MAX_COST),
+    )
     planned = []
     for rate in rates:
         charge = Charge(_limit(template, rule.name, rate), subject, cost)
@@ -182,12 +191,14 @@ def _charges_by(rule: Rule, met: Met) -> list[PlannedCharge]:
 
 
 def _limit(template: LimitTemplate, name: str, rate: Rate) -> Limit:
-    """The limit of a rule at a rate; at one of Envoy's that its options do not fit, without them."""
+    """The limit of a rule at a rate; without its options if a rate of Envoy does not fit them."""
     try:
         return template.limit(name, rate)
     except LimitError:
         mode = template.options.get("mode", "enforce")
-        return Limit(name, rate, algorithm=template.options.get("algorithm") or conf.ALGORITHM, mode=mode)
+        return Limit(
+            name, rate, algorithm=template.options.get("algorithm") or conf.ALGORITHM, mode=mode
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -203,7 +214,10 @@ def _subjects(met: Met, charges: Sequence[PlannedCharge], ruleset: Ruleset) -> S
 
 
 async def answer(data: bytes) -> bytes:
-    """The answer to a `RateLimitRequest`, each as it is on the wire. Raises `QuestionError` and `SlotEndedError`."""
+    """The answer to a `RateLimitRequest`, each as it is on the wire.
+
+    Raises `QuestionError` and `SlotEndedError`.
+    """
     met = [Met(asked) for asked in read_question(data)]
     decision = Decision(True)
     # What was used or is given back is settled first, and refuses nothing.
@@ -229,19 +243,25 @@ async def answer(data: bytes) -> bytes:
 
 def _leases(met: Sequence[Met], purpose: Purpose, name: str) -> list[Lease]:
     """The leases in the entries of that name, of the descriptors for one purpose."""
-    entries = [entry for each in met if each.asked.purpose == purpose for entry in each.asked.entries]
+    entries = [
+        entry for each in met if each.asked.purpose == purpose for entry in each.asked.entries
+    ]
     return [lease for key, value in entries if key == name for lease in read_leases(value)]
 
 
 def _written(met: Sequence[Met], decision: Decision, lease: str) -> bytes:
-    response = messages.Response(overall_code=messages.OK if decision.allowed else messages.OVER_LIMIT)
+    response = messages.Response(
+        overall_code=messages.OK if decision.allowed else messages.OVER_LIMIT
+    )
     if lease:
         response.request_headers_to_add.add(key=LEASE, value=lease)
     refused: Met | None = None
     for each in met:
         is_refused = each.asked.purpose == "hit" and any(state.refuses for state in each.states)
         refused = refused or (each if is_refused else None)
-        _write_status(response.statuses.add(), each, messages.OVER_LIMIT if is_refused else messages.OK)
+        _write_status(
+            response.statuses.add(), each, messages.OVER_LIMIT if is_refused else messages.OK
+        )
     style = conf.HEADERS or "draft-10"
     if decision.allowed:
         headers = limit_headers(decision, style)
@@ -268,13 +288,17 @@ def _with_accept_headers(request: DescribedRequest, met: Sequence[Met]) -> Descr
 
 
 def _write_status(status: Any, met: Met, code: int) -> None:
-    """One descriptor's part of the answer: of several limits, by the one that refuses, or has least left."""
+    """One descriptor's part of the answer: of several limits, by the one that refuses, or has least
+    left.
+    """
     status.code = code
     if not met.states:
         status.limit_remaining = UNLIMITED if met.is_unlimited else 0
         return
     # Limits in shadow mode are not disclosed, unless there are no others.
-    state = min(met.states, key=lambda state: (state.mode != "enforce", state.allowed, state.remaining))
+    state = min(
+        met.states, key=lambda state: (state.mode != "enforce", state.allowed, state.remaining)
+    )
     status.limit_remaining = min(max(state.remaining, 0), UNLIMITED)
     status.duration_until_reset.seconds = math.ceil(state.reset_after)
     if not state.is_block:

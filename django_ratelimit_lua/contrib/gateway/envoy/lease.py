@@ -1,11 +1,13 @@
-"""Leases of concurrency slots that are taken for Envoy: it forwards the lease with the request, and the lease gives the
-slots back.
+"""Leases of concurrency slots that are taken for Envoy: it forwards the lease with the request, and
+the lease gives the slots back.
 
-A lease contains the slot and its limit, and is signed, so a forged one gives nothing back. Any process can read it. No
-process renews such a slot: it lasts for a minute, or until it is given back. To give it back twice has no effect.
+A lease contains the slot and its limit, and is signed, so a forged one gives nothing back. Any
+process can read it. No process renews such a slot: it lasts for a minute, or until it is given
+back. To give it back twice has no effect.
 
-Envoy drops an answer whose client has disconnected, and does not report that. So a slot lasts only for a few seconds
-until Envoy confirms that it has the lease, before it sends the request to the service.
+Envoy drops an answer whose client has disconnected, and does not report that. So a slot lasts only
+for a few seconds until Envoy confirms that it has the lease, before it sends the request to the
+service.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ _SALT = "django_ratelimit_lua.contrib.gateway.lease"
 
 
 class Lease(NamedTuple):
-    """A slot and the charges that it holds. `needs_confirmation`: false for a slot that Redis does not know."""
+    """A slot and the charges that it holds.
+
+    `needs_confirmation`: false for a slot that Redis does not know.
+    """
 
     slot: bytes
     charges: list[Charge]
@@ -40,13 +45,19 @@ class Lease(NamedTuple):
 def write_lease(held: Sequence[DecidedCharge], *, needs_confirmation: bool) -> str:
     """The lease of slots that were taken in one call."""
     charges = [decided.charge for decided in held]
-    limits = [(charge.limit.name, charge.limit.rate.limit, charge.digest.decode(), charge.cost) for charge in charges]
+    limits = [
+        (charge.limit.name, charge.limit.rate.limit, charge.digest.decode(), charge.cost)
+        for charge in charges
+    ]
     return signing.dumps((held[0].slot.hex(), limits, needs_confirmation), salt=_SALT)
 
 
 def read_leases(text: str) -> list[Lease]:
-    """The slots of leases, and what they are of. Clients may have sent others under that name, which a proxy joins by
-    commas: what this site has not signed is passed over."""
+    """The slots of leases, and what they are of.
+
+    Clients may have sent others under that name, which a proxy joins by commas: what this site has
+    not signed is passed over.
+    """
     found = []
     for lease in text.split(",")[-MAX_LEASES:]:  # What Envoy has added stands last.
         try:

@@ -1,10 +1,12 @@
-"""The messages of Envoy's rate limit service, made when they are imported: no generated code, no files of Envoy's.
+"""The messages of Envoy's rate limit service, made when they are imported: no generated code, no
+files of Envoy's.
 
-On the wire a message has no name, only the numbers and kinds of its fields, so ours are of a package of our own and
-understand Envoy's. The numbers are those of `envoy/service/ratelimit/v3/rls.proto` and
-`envoy/extensions/common/ratelimit/v3/ratelimit.proto` (https://github.com/envoyproxy/envoy/tree/main/api). What text
-clients may have sent is of the kind `bytes`, which is the same on the wire: a header that is no UTF-8 would otherwise
-make a message that cannot be read, and Envoy lets through what it has no answer to.
+On the wire a message has no name, only the numbers and kinds of its fields, so ours are of a
+package of our own and understand Envoy's. The numbers are those of
+`envoy/service/ratelimit/v3/rls.proto` and `envoy/extensions/common/ratelimit/v3/ratelimit.proto`
+(https://github.com/envoyproxy/envoy/tree/main/api). What text clients may have sent is of the kind
+`bytes`, which is the same on the wire: a header that is no UTF-8 would otherwise make a message
+that cannot be read, and Envoy lets through what it has no answer to.
 """
 
 from __future__ import annotations
@@ -41,7 +43,11 @@ MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
         "hits_addend": (3, "Whole"),
         "is_negative_hits": (4, "bool"),
     },
-    "Request": {"domain": (1, "bytes"), "descriptors": (2, "Descriptor*"), "hits_addend": (3, "uint32")},
+    "Request": {
+        "domain": (1, "bytes"),
+        "descriptors": (2, "Descriptor*"),
+        "hits_addend": (3, "uint32"),
+    },
     "Limit": {"requests_per_unit": (1, "uint32"), "unit": (2, "int32"), "name": (3, "string")},
     "Duration": {"seconds": (1, "int64"), "nanos": (2, "int32")},
     "Status": {
@@ -59,22 +65,32 @@ MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
         "raw_body": (5, "bytes"),
     },
 }
-"""Each message, and of its fields the number and kind; a star: any number of them. Of Envoy's fields, those that are
-used; enumerations are numbers."""
+"""Each message, and of its fields the number and kind; a star: any number of them. Of Envoy's
+fields, those that are used; enumerations are numbers.
+"""
 
 
 def _file() -> FileDescriptorProto:
-    file = FileDescriptorProto(name="django_ratelimit_lua/envoy.proto", package=_PACKAGE, syntax="proto3")
+    file = FileDescriptorProto(
+        name="django_ratelimit_lua/envoy.proto", package=_PACKAGE, syntax="proto3"
+    )
     for name, fields in MESSAGES.items():
         message = file.message_type.add(name=name)
         for field, (number, written) in fields.items():
             kind = written.removesuffix("*")
-            label = FieldDescriptorProto.LABEL_REPEATED if written != kind else FieldDescriptorProto.LABEL_OPTIONAL
+            label = (
+                FieldDescriptorProto.LABEL_REPEATED
+                if written != kind
+                else FieldDescriptorProto.LABEL_OPTIONAL
+            )
             described = message.field.add(name=field, number=number, label=label)
             if kind in _KINDS:
                 described.type = _KINDS[kind]
             else:
-                described.type, described.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
+                described.type, described.type_name = (
+                    FieldDescriptorProto.TYPE_MESSAGE,
+                    f".{_PACKAGE}.{kind}",
+                )
     return file
 
 

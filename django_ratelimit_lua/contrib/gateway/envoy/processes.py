@@ -1,4 +1,6 @@
-"""Several processes that listen on one port: the kernel gives each connection to one of them (`SO_REUSEPORT`)."""
+"""Several processes that listen on one port: the kernel gives each connection to one of them
+(`SO_REUSEPORT`).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ class ProcessEndedError(RuntimeError):
 
 @contextmanager
 def reserved(host: str, port: int) -> Iterator[int]:
-    """A port that several processes may listen on: the given one, or a free one for 0. Raises `OSError`."""
+    """A port that several processes may listen on: the given one, or a free one for 0.
+
+    Raises `OSError`.
+    """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as holder:
         # Bound, and not listening: it takes the port and none of the connections.
@@ -32,8 +37,11 @@ def reserved(host: str, port: int) -> Iterator[int]:
 
 
 def in_processes(count: int) -> int | None:
-    """Continue in this number of processes. Returns the number of each, from 0, and None in the original one, when all
-    have ended after a signal. It forwards SIGTERM and SIGINT, and restarts processes that have ended, with new numbers.
+    """Continue in this number of processes.
+
+    Returns the number of each, from 0, and None in the original one, when all have ended after a
+    signal. It forwards SIGTERM and SIGINT, and restarts processes that have ended, with new
+    numbers.
 
     Raises `ProcessEndedError` if one ends right after its start.
     """
@@ -48,7 +56,9 @@ class _Watch:
     def __init__(self) -> None:
         self._began: dict[int, float] = {}
         self._is_stopping = False
-        self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._before = {
+            number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)
+        }
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._is_stopping = True
@@ -60,8 +70,8 @@ class _Watch:
 
     def begin(self) -> bool:
         """Begin one; true in it."""
-        # A signal waits until its receiver is clear: in the child it must not reach the handler of this process, and
-        # here not before the child is in the list.
+        # A signal waits until its receiver is clear: in the child it must not reach the handler of
+        # this process, and here not before the child is in the list.
         signal.pthread_sigmask(signal.SIG_BLOCK, self._before)
         pid = 0
         try:

@@ -1,7 +1,7 @@
 """Envoy's requests, read and bounded.
 
-Invalid values of Envoy's configuration are refused, so that they are noticed. Values of clients never are, however odd:
-by default, Envoy admits a request that got no answer.
+Invalid values of Envoy's configuration are refused, so that they are noticed. Values of clients
+never are, however odd: by default, Envoy admits a request that got no answer.
 """
 
 from __future__ import annotations
@@ -25,15 +25,22 @@ from . import messages
 from .lease import CONFIRM, LEASE
 
 MAX_BYTES = 4 * 1024 * 1024
-"""Maximum size of a request; gRPC refuses more. Envoy accepts 60 KiB of headers from a client by default."""
+"""Maximum size of a request; gRPC refuses more. Envoy accepts 60 KiB of headers from a client by
+default.
+"""
 MAX_DESCRIPTORS, MAX_ENTRIES = 100, 100
 MAX_VALUE_LENGTH = 16 * 1024
 """Characters of a value that count; of a longer one, also a digest of the whole."""
 _DAY = 86_400 * SECOND
 PERIODS = {
-    messages.SECOND: SECOND, messages.MINUTE: 60 * SECOND, messages.HOUR: 3600 * SECOND, messages.DAY: _DAY,
-    messages.WEEK: 7 * _DAY, messages.MONTH: 30 * _DAY, messages.YEAR: 365 * _DAY,
-}  # fmt: skip
+    messages.SECOND: SECOND,
+    messages.MINUTE: 60 * SECOND,
+    messages.HOUR: 3600 * SECOND,
+    messages.DAY: _DAY,
+    messages.WEEK: 7 * _DAY,
+    messages.MONTH: 30 * _DAY,
+    messages.YEAR: 365 * _DAY,
+}
 """The units of Envoy's limits in microseconds, as long as its own service takes them for."""
 
 _ADDRESS_HEADERS = ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED")
@@ -46,9 +53,12 @@ class QuestionError(ValueError):
 
 
 class DescriptorCharge(NamedTuple):
-    """A descriptor that is asked about: its `domain` and `entries`; how many `hits`, and for what: to be allowed, or
-    as units that were used already, or are given back, or to confirm or release a slot; and the rate that Envoy's
-    configuration gives it (None: that of the rules)."""
+    """A descriptor that is asked about: its `domain` and `entries`.
+
+    How many `hits`, and for what: to be allowed, or as units that were used already, or are given
+    back, or to confirm or release a slot; and the rate that Envoy's configuration gives it (None:
+    that of the rules).
+    """
 
     domain: str
     entries: Entries
@@ -57,7 +67,7 @@ class DescriptorCharge(NamedTuple):
     rate: Rate | None = None
 
     def identity(self) -> Identity:
-        """The identity if a rule names no key: the descriptor, with its address in canonical form."""
+        """The identity without a key: the descriptor, with its address in canonical form."""
         parts = [
             ("ip", address_as(value, "").network) if key == ADDRESS else ("entry", key, value)
             for key, value in self.entries
@@ -75,13 +85,19 @@ def read_question(data: bytes) -> list[DescriptorCharge]:
     if not domain:
         raise QuestionError("the domain is empty")
     if not 0 < len(request.descriptors) <= MAX_DESCRIPTORS:
-        raise QuestionError(f"there are {len(request.descriptors)} descriptors; 1 to {MAX_DESCRIPTORS} are taken")
-    return [_asked(domain, descriptor, request.hits_addend or 1) for descriptor in request.descriptors]
+        raise QuestionError(
+            f"there are {len(request.descriptors)} descriptors; 1 to {MAX_DESCRIPTORS} are taken"
+        )
+    return [
+        _asked(domain, descriptor, request.hits_addend or 1) for descriptor in request.descriptors
+    ]
 
 
 def _asked(domain: str, descriptor: Any, hits: int) -> DescriptorCharge:
     if not 0 < len(descriptor.entries) <= MAX_ENTRIES:
-        raise QuestionError(f"a descriptor has {len(descriptor.entries)} entries; 1 to {MAX_ENTRIES} are taken")
+        raise QuestionError(
+            f"a descriptor has {len(descriptor.entries)} entries; 1 to {MAX_ENTRIES} are taken"
+        )
     entries = tuple([(_text(entry.key), _text(entry.value)) for entry in descriptor.entries])
     purpose: Purpose = "hit"
     if CHARGE in entries:
@@ -97,13 +113,19 @@ def _asked(domain: str, descriptor: Any, hits: int) -> DescriptorCharge:
     elif any(key == CONFIRM for key, _ in entries):
         purpose = "confirm"
     return DescriptorCharge(
-        domain, entries, hits, purpose, _rate(descriptor.limit) if descriptor.HasField("limit") else None
+        domain,
+        entries,
+        hits,
+        purpose,
+        _rate(descriptor.limit) if descriptor.HasField("limit") else None,
     )
 
 
 def _rate(limit: Any) -> Rate:
     if limit.unit not in PERIODS:
-        raise QuestionError(f"the limit of a descriptor is for the unit {limit.unit}, which is none")
+        raise QuestionError(
+            f"the limit of a descriptor is for the unit {limit.unit}, which is none"
+        )
     try:
         return Rate(limit.requests_per_unit, PERIODS[limit.unit])
     except LimitError as error:  # pragma: no cover - what fits in 32 bits is a rate.

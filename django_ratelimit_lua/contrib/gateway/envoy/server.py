@@ -33,7 +33,10 @@ OPTIONS = [
 
 
 class Tls(NamedTuple):
-    """A certificate, its key and, if clients need a certificate, the authority that signs it; all PEM."""
+    """A certificate, its key and, if clients need a certificate, the authority that signs it.
+
+    All PEM.
+    """
 
     certificate: bytes
     key: bytes
@@ -61,11 +64,13 @@ async def _abort(context: Any, code: grpc.StatusCode, words: str) -> NoReturn:
 class Server:
     """The service on an address, and its health.
 
-    `is_healthy` returns whether limits can be decided: the health service reports it, for all ("") and for the one
-    service. Raises `OSError` if the address cannot be bound.
+    `is_healthy` returns whether limits can be decided: the health service reports it, for all ("")
+    and for the one service. Raises `OSError` if the address cannot be bound.
     """
 
-    def __init__(self, address: str, is_healthy: Callable[[], Awaitable[bool]], tls: Tls | None = None) -> None:
+    def __init__(
+        self, address: str, is_healthy: Callable[[], Awaitable[bool]], tls: Tls | None = None
+    ) -> None:
         self._server = aio.server(options=OPTIONS, maximum_concurrent_rpcs=MAX_AT_ONCE)
         # As bytes, both ways: what cannot be read is a status of ours.
         handler: Any = grpc.unary_unary_rpc_method_handler(_should_rate_limit)
@@ -89,7 +94,10 @@ class Server:
             raise OSError(f"cannot listen on {address}")
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serve until SIGTERM or SIGINT, and answer running requests then. `ready`: called when it serves."""
+        """Serve until SIGTERM or SIGINT, and answer running requests then.
+
+        `ready`: called when it serves.
+        """
         stopping, loop = asyncio.Event(), asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
@@ -109,14 +117,19 @@ class Server:
         if is_healthy is not self._said:
             self._said = is_healthy
             serving = (
-                health_pb2.HealthCheckResponse.SERVING if is_healthy else health_pb2.HealthCheckResponse.NOT_SERVING
+                health_pb2.HealthCheckResponse.SERVING
+                if is_healthy
+                else health_pb2.HealthCheckResponse.NOT_SERVING
             )
             for name in ("", messages.SERVICE):
                 await self._health.set(name, serving)
 
 
 def serve(
-    address: str, is_healthy: Callable[[], Awaitable[bool]], ready: Callable[[], None], tls: Tls | None = None
+    address: str,
+    is_healthy: Callable[[], Awaitable[bool]],
+    ready: Callable[[], None],
+    tls: Tls | None = None,
 ) -> None:
     """Serve in this process until a signal; see `Server`."""
 

@@ -29,54 +29,88 @@ MIN_TIMEOUT, MAX_TIMEOUT = 0.01, 3600.0
 
 
 def configuration(
-    proxy: str, *, listen: str, upstream: str, gateway: str, path: str, fail: Literal["open", "closed"],
-    user: str = "", beside: str = BESIDE, timeout: float = DEFAULT_TIMEOUT,
-) -> str:  # fmt: skip
+    proxy: str,
+    *,
+    listen: str,
+    upstream: str,
+    gateway: str,
+    path: str,
+    fail: Literal["open", "closed"],
+    user: str = "",
+    beside: str = BESIDE,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> str:
     """The complete configuration of a proxy.
 
-    - `listen`: its own address; `upstream`: that of the service behind it; `gateway`, `path`: the URL of `check`;
+    - `listen`: its own address; `upstream`: that of the service behind it; `gateway`, `path`: the
+      URL of `check`;
     - `fail`: whether requests are admitted while the gateway does not answer;
     - `beside`: an internal address for Traefik, if `fail` is "open";
     - `user`: the proxy's expression for the signed-in user; empty: none;
     - `timeout`: seconds that the proxy waits for the gateway.
 
-    Addresses are `host:port`. Raises `ValueError` if no secret is set, an address is invalid, or the timeout is too
-    short.
+    Addresses are `host:port`. Raises `ValueError` if no secret is set, an address is invalid, or
+    the timeout is too short.
     """
     if gateway_settings.GATEWAY_SECRET is None:
         raise ValueError("RATELIMIT_GATEWAY_SECRET is not set")
     context = {
-        "listen": _listening(listen), "upstream": _address(upstream), "gateway": _address(gateway), "path": path,
-        "is_open": fail == "open", "secret": gateway_settings.GATEWAY_SECRET[0], "secret_header": SECRET_HEADER,
-        "beside": _address(beside), "user": user, "user_header": gateway_settings.GATEWAY_USER_HEADER or "",
+        "listen": _listening(listen),
+        "upstream": _address(upstream),
+        "gateway": _address(gateway),
+        "path": path,
+        "is_open": fail == "open",
+        "secret": gateway_settings.GATEWAY_SECRET[0],
+        "secret_header": SECRET_HEADER,
+        "beside": _address(beside),
+        "user": user,
+        "user_header": gateway_settings.GATEWAY_USER_HEADER or "",
         "left": [
-            {"header": header, "variable": header.lower().replace("-", "_"), "canonical": header.title()}
+            {
+                "header": header,
+                "variable": header.lower().replace("-", "_"),
+                "canonical": header.title(),
+            }
             for header in LEFT[conf.HEADERS or "draft-10"]
         ],
         **_timeout(timeout),
-    }  # fmt: skip
+    }
     return _template(proxy).render(Context(context, autoescape=False))
 
 
 def grpc_configuration(
-    *, listen: str, upstream: str, gateway: str, fail: Literal["open", "closed"], timeout: float = DEFAULT_TIMEOUT
+    *,
+    listen: str,
+    upstream: str,
+    gateway: str,
+    fail: Literal["open", "closed"],
+    timeout: float = DEFAULT_TIMEOUT,
 ) -> str:
-    """The complete configuration of an Envoy over gRPC; see `configuration`. It needs no secret: every client that
-    reaches the service may use it."""
+    """The complete configuration of an Envoy over gRPC; see `configuration`.
+
+    It needs no secret: every client that reaches the service may use it.
+    """
     context = {
-        "listen": _listening(listen), "upstream": _address(upstream), "gateway": _address(gateway),
-        "is_open": fail == "open", "user_header": gateway_settings.GATEWAY_USER_HEADER or "", **_timeout(timeout),
-    }  # fmt: skip
+        "listen": _listening(listen),
+        "upstream": _address(upstream),
+        "gateway": _address(gateway),
+        "is_open": fail == "open",
+        "user_header": gateway_settings.GATEWAY_USER_HEADER or "",
+        **_timeout(timeout),
+    }
     return _template(GRPC).render(Context(context, autoescape=False))
 
 
 def _timeout(seconds: float) -> dict[str, str]:
     """The timeout as Envoy writes it, in seconds, and as the others do, in milliseconds."""
     if not MIN_TIMEOUT <= seconds <= MAX_TIMEOUT:
-        raise ValueError(f"A timeout of {seconds:g} s: write seconds from {MIN_TIMEOUT:g} to {MAX_TIMEOUT:g}")
+        raise ValueError(
+            f"A timeout of {seconds:g} s: write seconds from {MIN_TIMEOUT:g} to {MAX_TIMEOUT:g}"
+        )
     if seconds <= conf.TIMEOUT:
         raise ValueError(
-            f"A timeout of {seconds:g} s is too short: the gateway itself waits for Redis for {conf.TIMEOUT:g} s "
+            f"A timeout of {seconds:g} s is too short: the gateway itself waits for Redis for "
+            f"{conf.TIMEOUT:g} s "
             "(RATELIMIT_TIMEOUT)"
         )
     milliseconds = round(seconds * 1000)
@@ -101,4 +135,6 @@ def _address(text: str) -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def _template(proxy: str) -> Template:
-    return Engine().from_string((Path(__file__).parent / {**FILES, GRPC: f"{GRPC}.yaml"}[proxy]).read_text())
+    return Engine().from_string(
+        (Path(__file__).parent / {**FILES, GRPC: f"{GRPC}.yaml"}[proxy]).read_text()
+    )

@@ -35,16 +35,25 @@ def _whole(text: str, least: int, most: int) -> int:
 
 @verb(
     "grpc",
-    "answer Envoy's rate limit filter over gRPC (envoy.service.ratelimit.v3), by the rules for descriptors; until "
+    "answer Envoy's rate limit filter over gRPC (envoy.service.ratelimit.v3), by the rules for "
+    "descriptors; until "
     "SIGTERM or SIGINT, by which those who have asked are still answered",
     argument("--host", default="127.0.0.1", help="the address to listen on; 127.0.0.1 by default"),
     argument("--port", type=_port, default=8081, help="8081 by default; 0: one that is free"),
     argument(
-        "--processes", type=_count, metavar="N", help="how many processes; by default, as many as there are cores"
+        "--processes",
+        type=_count,
+        metavar="N",
+        help="how many processes; by default, as many as there are cores",
     ),
     argument("--certificate", type=Path, metavar="FILE", help="PEM, for TLS; with --key"),
     argument("--key", type=Path, metavar="FILE", help="PEM, of the certificate"),
-    argument("--client-ca", type=Path, metavar="FILE", help="PEM; only clients that it has signed are answered"),
+    argument(
+        "--client-ca",
+        type=Path,
+        metavar="FILE",
+        help="PEM; only clients that it has signed are answered",
+    ),
 )
 def serve_grpc(command: Printer, options: dict[str, Any]) -> None:
     if find_spec("grpc") is None or find_spec("grpc_health") is None:
@@ -58,7 +67,9 @@ def serve_grpc(command: Printer, options: dict[str, Any]) -> None:
         try:
             port = stack.enter_context(reserved(host, options["port"]))
         except OSError as error:
-            raise CommandError(f"cannot listen on {host}, port {options['port']}: {error}") from None
+            raise CommandError(
+                f"cannot listen on {host}, port {options['port']}: {error}"
+            ) from None
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         number: int | None = 0
         if count > 1:
@@ -93,7 +104,11 @@ def _tls(options: dict[str, Any]) -> tuple[bytes, bytes, bytes | None] | None:
     if certificate is None or key is None:
         raise CommandError("TLS needs --certificate and --key")
     try:
-        return certificate.read_bytes(), key.read_bytes(), None if client_ca is None else client_ca.read_bytes()
+        return (
+            certificate.read_bytes(),
+            key.read_bytes(),
+            None if client_ca is None else client_ca.read_bytes(),
+        )
     except OSError as error:
         raise CommandError(str(error)) from None
 

@@ -34,25 +34,44 @@ REFRESH_SECONDS = 0.2
 
 @verb(
     "replay",
-    "say what limits would have done to the requests of access logs: each line is decided at the log's own time, on a "
+    "say what limits would have done to the requests of access logs: each line is decided at the "
+    "log's own time, on a "
     "server of its own, and nothing of the site is counted",
-    argument("logs", nargs="+", metavar="LOG", help="access logs, also gzipped; - is standard input; merged by time"),
+    argument(
+        "logs",
+        nargs="+",
+        metavar="LOG",
+        help="access logs, also gzipped; - is standard input; merged by time",
+    ),
     argument("--rules", metavar="FILE", help="rules as YAML, in place of those that apply now"),
-    argument("--rate", action="append", metavar="60/m", help="a limit, in place of rules; may be repeated"),
-    argument("--key", metavar="ip", help="what --rate counts by: ip (the default), user, header:User-Agent …"),
+    argument(
+        "--rate",
+        action="append",
+        metavar="60/m",
+        help="a limit, in place of rules; may be repeated",
+    ),
+    argument(
+        "--key",
+        metavar="ip",
+        help="what --rate counts by: ip (the default), user, header:User-Agent …",
+    ),
     argument("--algorithm", choices=[*BY_RATE, *SYNONYMS], help="that of --rate"),
     argument("--burst", type=int, help="that of --rate, for a token bucket"),
-    argument("--format", choices=FORMATS, help="of the logs; without it, it is told by their first lines"),
+    argument(
+        "--format", choices=FORMATS, help="of the logs; without it, it is told by their first lines"
+    ),
     argument(
         "--trusted-proxies",
         metavar="N|NETWORKS",
-        help="trusted proxies: how many, or their networks with commas; without it, RATELIMIT_TRUSTED_PROXIES",
+        help="trusted proxies: how many, or their networks with commas; without it, "
+        "RATELIMIT_TRUSTED_PROXIES",
     ),
     argument(
         "--ties",
         choices=("spread", "together"),
         default="spread",
-        help="where a log has only seconds: spread the lines of one evenly (the default), or leave them together",
+        help="where a log has only seconds: spread the lines of one evenly (the default), or "
+        "leave them together",
     ),
     argument("--redis", metavar="URL", help="decide on this server, in place of one of its own"),
     argument("--suggest", action="store_true", help="what every other limit would have refused"),
@@ -73,9 +92,14 @@ def replay(command: Printer, options: dict[str, Any]) -> None:
                 stack.callback(log.close)
             store = _store(options["redis"], stack)
             replayed = replay_logs(
-                logs, ruleset, store, trusted=trusted, spread=options["ties"] == "spread",
-                draws=options["suggest"] or plot is not None, on_progress=_progress(stack),
-            )  # fmt: skip
+                logs,
+                ruleset,
+                store,
+                trusted=trusted,
+                spread=options["ties"] == "spread",
+                draws=options["suggest"] or plot is not None,
+                on_progress=_progress(stack),
+            )
     except (UnreadableLogError, ReplayTooSlowError, StoreError) as error:
         raise CommandError(str(error)) from error
     except KeyboardInterrupt:
@@ -96,7 +120,10 @@ def _draw(file: str, replayed: Replayed) -> None:
     elif len(drawn) == 1:
         text = drawn[0].svg(is_file=True)
     else:
-        raise CommandError(f"--plot {file!r}: an SVG is of one curve, and there are {len(drawn)}; name a .html file")
+        raise CommandError(
+            f"--plot {file!r}: an SVG is of one curve, and there are {len(drawn)}; name a .html "
+            "file"
+        )
     try:
         Path(file).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -118,9 +145,13 @@ def _ruleset(options: dict[str, Any]) -> Ruleset:
             text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise CommandError(f"--rules: {error}") from error
-        return Ruleset(compile_rules(declared_rules(text, "standard input" if file == "-" else file)))
+        return Ruleset(
+            compile_rules(declared_rules(text, "standard input" if file == "-" else file))
+        )
     given = {"name": "rate", "path": "/", "key": (options["key"] or "ip").split("+"), "rate": rates}
-    given |= {option: options[option] for option in ("algorithm", "burst") if options[option] is not None}
+    given |= {
+        option: options[option] for option in ("algorithm", "burst") if options[option] is not None
+    }
     return Ruleset([compile_rule(given, plain=True, where="--rate")])
 
 
@@ -129,7 +160,9 @@ def _trusted(given: str | None) -> Any:
     if given is None:
         return conf.TRUSTED_PROXIES
     try:
-        return proxies(int(given) if given.isdecimal() else [part.strip() for part in given.split(",")])
+        return proxies(
+            int(given) if given.isdecimal() else [part.strip() for part in given.split(",")]
+        )
     except ValueError as error:
         raise CommandError(f"--trusted-proxies {given!r}: {error}") from error
 
@@ -141,7 +174,8 @@ def _store(url: str | None, stack: ExitStack) -> Store:
             url = stack.enter_context(Server()).url
         except ImportError as error:
             raise CommandError(
-                "a replay needs a server of its own: install django-ratelimit-lua[replay], or name one: --redis URL"
+                "a replay needs a server of its own: install django-ratelimit-lua[replay], or "
+                "name one: --redis URL"
             ) from error
         except RuntimeError as error:
             raise CommandError(str(error)) from error
@@ -161,7 +195,9 @@ def _progress(stack: ExitStack) -> Callable[[Progress], bool | None]:
         from tqdm import tqdm
     except ImportError:
         return lambda progress: None
-    bar = stack.enter_context(tqdm(unit="B", unit_scale=True, leave=False, mininterval=REFRESH_SECONDS))
+    bar = stack.enter_context(
+        tqdm(unit="B", unit_scale=True, leave=False, mininterval=REFRESH_SECONDS)
+    )
     began = time.monotonic()
 
     def show(progress: Progress) -> None:

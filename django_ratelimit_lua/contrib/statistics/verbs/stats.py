@@ -23,9 +23,10 @@ _COLUMNS = {
 
 
 @verb(
-    "stats show", "what was counted in the last 24 hours, by rule and call site",
+    "stats show",
+    "what was counted in the last 24 hours, by rule and call site",
     argument("--json", action="store_true", help="for machines"),
-)  # fmt: skip
+)
 def show(command: Printer, options: dict[str, Any]) -> None:
     found = overview("-requests", size=MAX_NAMES + 1)  # And the further names, counted as one.
     rows = [row for row in found.rows if row.requests]
@@ -43,7 +44,9 @@ def show(command: Printer, options: dict[str, Any]) -> None:
         command.say(f"{name:{width}}{_numbers(row)}{row.people_refused:>12,}")
     command.say(f"{'all requests':{width}}{_numbers(found.site)}")
     if found.dropped:
-        command.warn(f"{found.dropped:,} counts of the last 7 days could not be written, and are missing")
+        command.warn(
+            f"{found.dropped:,} counts of the last 7 days could not be written, and are missing"
+        )
 
 
 def _numbers(day: Day) -> str:
