@@ -9,7 +9,7 @@ WORKERS ?= --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 # The tests start hundreds of processes: compiled once, they start faster, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-gateway test coverage lint bench bench-peers faults docs format
+.PHONY: demo demo-gateway test coverage lint bench bench-peers faults docs format messages
 demo: $(VENV)/demo
 	$(RUN)/python -m example_project
 
@@ -46,6 +46,13 @@ docs: $(VENV)/docs
 	$(RUN)/python -m docs.gateway_files
 	$(RUN)/python -m docs.plots
 	$(RUN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+# Needs gettext. `LANGUAGES="--locale de --locale fr"` begins another language.
+LANGUAGES ?= --all
+messages: $(VENV)/test
+	cd django_ratelimit_lua && ../$(RUN)/python -m django makemessages $(LANGUAGES) --no-location --no-wrap --no-obsolete
+	cd django_ratelimit_lua && ../$(RUN)/python -m django compilemessages
+	$(RUN)/python -m tests.texts untranslated
 
 format: $(VENV)/lint
 	$(RUN)/ruff check --fix .

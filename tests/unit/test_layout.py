@@ -251,23 +251,13 @@ def test_every_test_says_what_it_promises() -> None:
 @pytest.mark.parametrize(
     "catalogue", sorted(PACKAGE.rglob("*.po")), ids=lambda path: path.parts[-3]
 )
-def test_a_translation_is_whole(catalogue: Path) -> None:
-    """Every text of the admin and the models is in it, and what is compiled is what is read."""
+def test_a_compiled_translation_is_used(catalogue: Path) -> None:
+    """`python -m tests.texts untranslated` lists the texts that are missing, before a release."""
     from django.utils import translation
 
     from django_ratelimit_lua.models import RateLimitRule
     from django_ratelimit_lua.rules.describe import reading
 
-    text = catalogue.read_text()
-    sources = [path.read_text() for path in PACKAGE.rglob("*") if path.suffix in (".py", ".html")]
-    marked = {
-        found for source in sources for found in re.findall(r'{% translate "([^"]+)" %}', source)
-    }
-    marked |= {
-        found for source in sources for found in re.findall(r'(?<![\w.])_\("([^"\\]+)"\)', source)
-    }
-    assert [one for one in sorted(marked) if f'msgid "{one}"' not in text] == []
-    assert text.count('\nmsgstr ""') == 1
     assert catalogue.with_suffix(".mo").exists()
     with translation.override(catalogue.parts[-3]):
         assert str(RateLimitRule._meta.verbose_name) != "rule"
