@@ -18,9 +18,7 @@ class RatelimitConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks, start recording and publishing changes, and register DRF's
-        handler for `Ratelimited`.
-        """
+        """Register checks, signals and DRF's handler for `Ratelimited`."""
         from . import checks  # noqa: F401
         from .models import audit
         from .publishing import triggers

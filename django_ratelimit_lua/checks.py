@@ -146,8 +146,9 @@ def check_settings(**kwargs: Any) -> Iterator[CheckMessage]:
 def check_tenants(**kwargs: Any) -> Iterator[CheckMessage]:
     """Check that the tables are in the schema that all tenants share."""
     apps = getattr(settings, "TENANT_APPS", None)
-    names = [str(app) for app in apps] if isinstance(apps, (list, tuple, set, frozenset)) else []
-    if any(name == APP or name.startswith(f"{APP}.") for name in names):
+    if not isinstance(apps, (list, tuple, set, frozenset)):
+        return
+    if any(name == APP or name.startswith(f"{APP}.") for name in map(str, apps)):
         yield TENANT_APP.message(
             f"TENANT_APPS contains '{APP}'. Each tenant would have its own rules, but all "
             "processes share one set."
@@ -282,9 +283,13 @@ def _default_throttles() -> Sequence[Any]:
 def _bad_throttle_rates() -> Iterator[tuple[Any, str]]:
     """Yield each scope with an invalid rate in DRF's settings, and the problem."""
     ours = [path for path in _default_throttles() if str(path).startswith("django_ratelimit_lua.")]
-    rates = _drf("DEFAULT_THROTTLE_RATES", dict) if ours else None
-    for scope, declared in (rates or {}).items():
-        for method, rate in declared.items() if isinstance(declared, dict) else (("*", declared),):
+    if not ours:
+        return
+    for scope, declared in (_drf("DEFAULT_THROTTLE_RATES", dict) or {}).items():
+        by_method = declared
+        if not isinstance(declared, dict):
+            by_method = {"*": declared}
+        for method, rate in by_method.items():
             try:
                 if method != "*":
                     method_name(method)
@@ -303,7 +308,9 @@ def check_throttles(**kwargs: Any) -> Iterator[CheckMessage]:
     throttles: dict[tuple[Any, Any], None] = {}
     for path in _default_throttles():
         with suppress(ImproperlyConfigured):  # DRF reports it when it imports the first view.
-            throttle = callables.find(path, "Throttle") if isinstance(path, str) else path
+            throttle = path
+            if isinstance(path, str):
+                throttle = callables.find(path, "Throttle")
             throttles[throttle, None] = None
     for view in _all_views():
         given = getattr(view, "initkwargs", None) or {}
@@ -337,9 +344,10 @@ def _throttle_problem(throttle: Any, scope: Any, bad_scopes: Collection[Any]) ->
         if issubclass(throttle, throttling.ScopedRateThrottle) and scope:
             instance.scope = scope
             instance.rate = instance.get_rate()
-        for rate in (
-            instance.rate.values() if isinstance(instance.rate, Mapping) else (instance.rate,)
-        ):
+        rates = [instance.rate]
+        if isinstance(instance.rate, Mapping):
+            rates = list(instance.rate.values())
+        for rate in rates:
             if rate != ():  # It gets its rate from the view.
                 instance.parse_rate(rate)
     except ImproperlyConfigured as error:
@@ -383,12 +391,13 @@ def check_proxies(**kwargs: Any) -> Iterator[CheckMessage]:
         if conf.TRUSTED_PROXIES is None and conf.IP_META_KEY is None:
             signs = ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST", "USE_X_FORWARDED_PORT")
             signs_set = ", ".join(name for name in signs if getattr(settings, name, None))
-            why = f" ({signs_set} suggests that there is one)" if signs_set else ""
-            yield NO_PROXIES.message(
-                "RATELIMIT_TRUSTED_PROXIES is not set. All clients behind a proxy share a "
-                f"count{why}, and private "
-                f"addresses are never banned."
+            text = (
+                "RATELIMIT_TRUSTED_PROXIES is not set. All clients behind a proxy share a count, "
+                "and private addresses are never banned."
             )
+            if signs_set:
+                text += f" {signs_set} suggests that there is a proxy."
+            yield NO_PROXIES.message(text)
 
 
 @register(Tags.caches)
@@ -408,7 +417,8 @@ def _banning_limits() -> list[Limit]:
     limits: list[Limit] = []
     with suppress(ImproperlyConfigured):  # `check_rules` reports it.
         for rule in settings_rules():
-            limits += rule.template.limits(rule.name) if rule.template is not None else ()
+            if rule.template is not None:
+                limits += rule.template.limits(rule.name)
     _all_views()  # Importing the views registers their call sites.
     for name in known_call_sites.names():
         limits += [limit for site in known_call_sites.of(name) for limit in site.limits]
@@ -417,14 +427,15 @@ def _banning_limits() -> list[Limit]:
 
 @register(Tags.caches)
 def check_script_name(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Check that no rule's path begins with `FORCE_SCRIPT_NAME`, which is not part of the path that
-    rules match.
-    """
+    """Check that no path of a rule begins with `FORCE_SCRIPT_NAME`, which rules do not match."""
     script = str(settings.FORCE_SCRIPT_NAME or "").rstrip("/")
+    if not script:
+        return
     with suppress(ImproperlyConfigured):  # `check_rules` reports it.
-        rules = settings_rules() if script else ()
         below = [
-            rule.name for rule in rules if any(path.startswith(f"{script}/") for path in rule.paths)
+            rule.name
+            for rule in settings_rules()
+            if any(path.startswith(f"{script}/") for path in rule.paths)
         ]
         if below:
             text = (

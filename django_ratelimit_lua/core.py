@@ -92,17 +92,22 @@ def get_usage(
     if not conf.ENABLE or rate is None:
         return None
     rule = call_site(group, key, rate, method, 1, {})
-    planner = RequestPlanner(request, [rule], group or group_of(fn), "hit" if increment else "peek")
+    planner = RequestPlanner(request, [rule], group or group_of(fn), "peek")
+    if increment:
+        planner = RequestPlanner(request, [rule], group or group_of(fn))
     decision = decide(planner).decision
     if not decision.limits:
         return None
     state = decision.limits[0]
-    until = state.reset_after if state.allowed else state.retry_after
+    until = state.retry_after
+    if state.allowed:
+        until = state.reset_after
+    time_left = -1
+    if until is not None:
+        time_left = math.ceil(until)
+    count = state.used + (increment and not state.allowed)
     return Usage(
-        count=state.used + (increment and not state.allowed),
-        limit=state.limit,
-        should_limit=not state.allowed,
-        time_left=-1 if until is None else math.ceil(until),
+        count=count, limit=state.limit, should_limit=not state.allowed, time_left=time_left
     )
 
 

@@ -1,6 +1,4 @@
-"""`@ratelimit`, for function views, methods of class-based views (`method_decorator`) and `async`
-views.
-"""
+"""`@ratelimit` for function views, class-based views (`method_decorator`) and `async` views."""
 
 from __future__ import annotations
 
@@ -130,8 +128,9 @@ ratelimit = _Ratelimit()
 
 
 def is_async(view: Any) -> bool:
-    """Return whether a call of the view returns a coroutine, as `View.dispatch` of a class with
-    async handlers does.
+    """Return whether a call of the view returns a coroutine.
+
+    `View.dispatch` of a class with async handlers does.
     """
     if iscoroutinefunction(view) or inspect.iscoroutinefunction(view):
         return True
@@ -201,7 +200,9 @@ def _checked(
                 return refused_response(request, decision)
             answer = fall_back(fallback, Ratelimited(decision), request, *args, **kwargs)
             return add_ratelimit_headers(request, answer)
-        held = hold_slots(request, outcome) if outcome.slot else None
+        held = None
+        if outcome.slot:
+            held = hold_slots(request, outcome)
         if blocks and decision.wait > 0:
             hold(outcome)
         if not settles and held is None:
@@ -213,9 +214,9 @@ def _checked(
                 run(settle(request, error, outcome, held))
             raise
         run(settle(request, response, outcome))
-        return add_ratelimit_headers(
-            request, response if held is None else watch_body(request, response)
-        )
+        if held is not None:
+            response = watch_body(request, response)
+        return add_ratelimit_headers(request, response)
 
     @functools.wraps(view)
     async def achecker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -230,7 +231,9 @@ def _checked(
                 in_thread(fallback), Ratelimited(decision), request, *args, **kwargs
             )
             return add_ratelimit_headers(request, answer)
-        held = hold_slots(request, outcome) if outcome.slot else None
+        held = None
+        if outcome.slot:
+            held = hold_slots(request, outcome)
         if blocks and decision.wait > 0:
             await ahold(outcome)
         if not settles and held is None:
@@ -246,9 +249,9 @@ def _checked(
             if held is not None:  # No caller gets the response, so it may never be closed.
                 await settled(error, held.releasing())
             raise
-        return add_ratelimit_headers(
-            request, response if held is None else watch_body(request, response)
-        )
+        if held is not None:
+            response = watch_body(request, response)
+        return add_ratelimit_headers(request, response)
 
     wrapper: Any = achecker if is_async(checked) else checker
     return register(Stack(wrapper, checked, rules, group, fallback))

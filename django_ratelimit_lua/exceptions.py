@@ -52,7 +52,9 @@ class Ratelimited(PermissionDenied):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The constructor of a subclass may accept a decision only.
-        argument = self.decision if self.decision.limits else str(self)
+        argument: Any = str(self)
+        if self.decision.limits:
+            argument = self.decision
         return type(self), (argument,), vars(self)
 
 

@@ -69,8 +69,7 @@ WORDS_OF_ANNEXES = {"breaker": "breakers"}
 
 
 class Document(NamedTuple):
-    """Rows that `ratelimit rules export` and `import` handle together with the rules, as items such
-    as `breaker: payments`.
+    """Rows that are exported and imported with the rules, as items such as `breaker: payments`.
 
     - `word`: the first word of an item; its value is the name of the row;
     - `stored`: returns the rows of the database, by name;
@@ -110,10 +109,9 @@ class Finding(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """A gauge: its name, its help text, the names of its labels, and a function that returns a
-    number for each tuple of their values.
+    """A gauge: its name, its help text and the names of its labels.
 
-    It raises `StoreError`.
+    `read` returns a number for each tuple of label values, or raises `StoreError`.
     """
 
     name: str
@@ -123,8 +121,7 @@ class Metric(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of the lists of rules and of limits: its name and heading, and a function that
-    returns the cells.
+    """A column of the lists of rules and of limits: its name, its heading and its cells.
 
     `cells(request, rules)` returns a cell for each limit name that has one; `rules` maps the names
     of the list to their rows, or to None if a limit has no rule. Raises `StoreError`.
@@ -193,17 +190,13 @@ class Extension:
         """Count that a rule could not be applied to a request, which goes on without it."""
 
     def on_message(self, words: Collection[bytes]) -> None:
-        """Handle messages of the push channel, `ANNEX <its name> <word> <word> ...`: all words that
-        have arrived.
-        """
+        """Handle the words of all received messages `ANNEX <its name> <word> ...`."""
 
     def on_gap(self) -> None:
         """Handle that messages may have been lost: the channel was connected just now."""
 
     def is_urgent(self) -> bool:
-        """Whether new rules have to be loaded at once, rather than within half a second of all
-        processes.
-        """
+        """Return whether new rules are loaded at once, instead of within half a second."""
         return False
 
     def inspect(self, marks: Sequence[Any], has_handler: bool) -> Iterable[Finding]:
@@ -232,9 +225,7 @@ class Extension:
         return ""
 
     def rehearsal(self, rule: Any) -> str:
-        """How many requests a rule in shadow mode would have refused, in a sentence that is shown
-        before it is enforced.
-        """
+        """Return a sentence about what a rule in shadow mode would have refused."""
         return ""
 
     def history(self, met: Any) -> str:
@@ -252,7 +243,8 @@ class Extension:
         """
 
     def outdated(self, using: str, before: Any) -> Mapping[str, Any]:
-        """Its rows from before this moment, as ordered query sets, by what they are:
+        """Return its rows from before this moment, as ordered query sets, by their name.
+
         `RATELIMIT_HISTORY_DAYS` and `manage.py ratelimit history prune` delete them.
         """
         return {}
@@ -262,11 +254,11 @@ class Extension:
         return ()
 
     def forget(self, digests: Collection[bytes]) -> Mapping[str, int]:
-        """Erase everything about one identity, in Redis and in all processes, by the digests that
-        it has under each secret; returns how much of what.
+        """Erase everything about one identity, in Redis and in all processes.
 
-        It is called twice, so that the second call erases what processes were writing. Raises
-        `StoreError`.
+        `digests` are those of the identity under each secret. Return the number of erased items by
+        their name. It is called twice, so that the second call erases what processes were writing.
+        Raises `StoreError`.
         """
         return {}
 

@@ -139,10 +139,12 @@ class RateLimiter:
         known = self._known
         if known is not None and known[0]() is ruleset:  # A change of settings makes a new ruleset.
             return known[1:]
-        rule, limits = ruleset.by_name.get(self.name), self.limits
+        limits = self.limits
+        rule = ruleset.by_name.get(self.name)
         if rule is not None and rule.group == self.name and rule.template is not None:
-            template = rule.template.in_place_of(self.limits)
-            limits = () if rule.mode == "off" else template.limits(self.name)
+            limits = ()
+            if rule.mode != "off":
+                limits = rule.template.in_place_of(self.limits).limits(self.name)
         self._known = (ref(ruleset), limits, rule)
         return limits, rule
 
@@ -153,7 +155,10 @@ class RateLimiter:
     def _charges(
         self, ruleset: Ruleset | None, identity: Identity, subject: bytes, cost: int = 1
     ) -> list[PlannedCharge]:
-        limits, rule = (self.limits, None) if ruleset is None else self._limits_by(ruleset)
+        limits: Sequence[Limit] = self.limits
+        rule = None
+        if ruleset is not None:
+            limits, rule = self._limits_by(ruleset)
         if identity is None:
             limits = [limit.without_bans() for limit in limits]
         name = self.name
@@ -280,8 +285,9 @@ class RateLimiter:
     def _counts(self, identity: Identity) -> Call:
         subject = digest(identity)
         ruleset = current()
-        by_rules = self._limits_by(ruleset)[0] if ruleset is not None else ()
-        limits = {limit.key_part: limit for limit in (*self.limits, *by_rules)}
+        limits = {limit.key_part: limit for limit in self.limits}
+        if ruleset is not None:
+            limits |= {limit.key_part: limit for limit in self._limits_by(ruleset)[0]}
         return build_call([Charge(limit, subject) for limit in limits.values()], "peek")
 
     def offend(self, identity: Identity, cost: int = 1) -> Decision:
@@ -463,9 +469,13 @@ class RateLimiter:
             raise LimitError(f"RateLimiter {self.name!r}: fallback {problem}", "fallback")
 
         def arguments(*args: Any, **kwargs: Any) -> tuple[Identity, int]:
-            return key(*args, **kwargs) if key else None, cost(*args, **kwargs) if callable(
-                cost
-            ) else cost
+            identity: Identity = None
+            units = cost
+            if key is not None:
+                identity = key(*args, **kwargs)
+            if callable(units):
+                units = units(*args, **kwargs)
+            return identity, units
 
         @functools.wraps(function)
         def limited(*args: Any, **kwargs: Any) -> Any:
@@ -481,7 +491,9 @@ class RateLimiter:
                 return await afall_back(fallback, Ratelimited(decision), *args, **kwargs)
             return await function(*args, **kwargs)
 
-        return cast(F, alimited if _is_async(function) else limited)
+        if _is_async(function):
+            return cast(F, alimited)
+        return cast(F, limited)
 
 
 class Slot:
@@ -501,7 +513,9 @@ class Slot:
         self._key = key
         self._cost = cost
         self._what = what
-        self._timeout = None if timeout is None else wait_us(timeout, "timeout") / SECOND
+        self._timeout: float | None = None
+        if timeout is not None:
+            self._timeout = wait_us(timeout, "timeout") / SECOND
         self._in_use = threading.Lock()
         self._held: Held | None = None
 
@@ -587,7 +601,9 @@ class Slot:
                 raise self._returns_early(name)
 
         def slot(*args: Any, **kwargs: Any) -> Slot:
-            identity = self._identity if self._key is None else self._key(*args, **kwargs)
+            identity = self._identity
+            if self._key is not None:
+                identity = self._key(*args, **kwargs)
             return Slot(self._limiter, identity, None, self._cost, self._timeout, what)
 
         @functools.wraps(function)
@@ -600,7 +616,9 @@ class Slot:
             async with slot(*args, **kwargs):
                 return self._checked(name, await function(*args, **kwargs))
 
-        return cast(F, aholding if _is_async(function) else holding)
+        if _is_async(function):
+            return cast(F, aholding)
+        return cast(F, holding)
 
     def _checked(self, name: str, result: Any) -> Any:
         """Return the result of a call.
@@ -683,4 +701,6 @@ class _HitPlanner(Planner):
 
 
 def _patience(timeout: float | timedelta | None) -> int:
-    return -1 if timeout is None else wait_us(timeout, "timeout")
+    if timeout is None:
+        return -1
+    return wait_us(timeout, "timeout")

@@ -82,23 +82,27 @@ class RateLimitMiddleware:
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
         """Apply the rules that need the user or the session, and those of an unexpected view."""
-        return self._refused(request, _later) if _waits(request) else None
+        if not _waits(request):
+            return None
+        return self._refused(request, _later)
 
     async def _aprocess_view(
         self, request: HttpRequest, view: Any, args: Any, kwargs: Any
     ) -> HttpResponseBase | None:
-        return await self._arefused(request, _later) if _waits(request) else None
+        if not _waits(request):
+            return None
+        return await self._arefused(request, _later)
 
     def process_exception(
         self, request: HttpRequest, exception: Exception
     ) -> HttpResponseBase | None:
-        """Convert a `Ratelimited` that a view raised to the 429, and exceptions of annexes to their
-        responses.
-        """
+        """Convert `Ratelimited` to the 429, and exceptions of annexes to their responses."""
         if isinstance(exception, Ratelimited):
             return too_many_requests(request, exception.decision)
         details = details_of(exception)
-        return None if details is None else run(compose(request, details))
+        if details is None:
+            return None
+        return run(compose(request, details))
 
     def _refused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:
         if is_exempt(request):
@@ -109,7 +113,9 @@ class RateLimitMiddleware:
         if decision and decision.wait > 0:
             hold(outcome)
         self._note(request, decision)
-        return None if decision else _rendered(refused_response(request, decision))
+        if decision:
+            return None
+        return _rendered(refused_response(request, decision))
 
     async def _arefused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:
         if is_exempt(request):
@@ -120,7 +126,9 @@ class RateLimitMiddleware:
         if decision and decision.wait > 0:
             await ahold(outcome)
         self._note(request, decision)
-        return None if decision else await _arendered(await arefused_response(request, decision))
+        if decision:
+            return None
+        return await _arendered(await arefused_response(request, decision))
 
     @staticmethod
     def _note(request: HttpRequest, decision: Decision) -> None:
@@ -155,7 +163,9 @@ async def _arendered(response: HttpResponseBase) -> HttpResponseBase:
 def _planner(request: HttpRequest, choose: _Choose) -> RequestPlanner:
     def places(ruleset: Ruleset) -> list[Place] | None:
         rules = choose(request, ruleset)
-        return None if rules is None else [Place(rules)]
+        if rules is None:
+            return None
+        return [Place(rules)]
 
     return RequestPlanner(request, places, has_blocks=True)
 
@@ -163,13 +173,13 @@ def _planner(request: HttpRequest, choose: _Choose) -> RequestPlanner:
 def _matching(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
     """Return the rules for a request, or None if one exempts it."""
     rules = ruleset.matching(request)
-    return None if any(rule.template is None for rule in rules) else rules
+    if any(rule.template is None for rule in rules):
+        return None
+    return rules
 
 
 def _now(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
-    """Return the rules that can be decided before the user and the session are known, or all if
-    they are known.
-    """
+    """Return the rules that can be decided now: all, or those without the user and the session."""
     rules = _matching(request, ruleset)
     if rules is None or (hasattr(request, "user") and hasattr(request, "session")):
         return rules
@@ -201,8 +211,6 @@ def _later(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
 
 
 def _needs_more(rule: Rule, request: HttpRequest) -> bool:
-    """Return whether a rule needs the user or the session, and a middleware below has to set it
-    first.
-    """
+    """Return whether a rule needs the user or the session from a middleware below."""
     needs_user = rule.needs_user and not hasattr(request, "user")
     return needs_user or (rule.needs_session and not hasattr(request, "session"))

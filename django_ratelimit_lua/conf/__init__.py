@@ -136,6 +136,7 @@ def _is_secret(value: object) -> bool:
 
 
 def token(value: Any) -> str:
+    """Return a secret token, or raise `ValueError`."""
     if isinstance(value, str) and _TOKEN.fullmatch(value):
         return value
     raise ValueError(
@@ -145,11 +146,13 @@ def token(value: Any) -> str:
 
 
 def tokens(value: Any) -> tuple[str, ...]:
+    """Return secret tokens, the current one first, or raise `ValueError`."""
     given = value if isinstance(value, (list, tuple)) and value else [value]
     return tuple([token(each) for each in given])
 
 
 def header(value: Any) -> str:
+    """Return the name of a header, or raise `ValueError`."""
     if isinstance(value, str) and _HEADER.fullmatch(value):
         return value
     raise ValueError("must be the name of a header, such as 'X-Remote-User'")
@@ -232,8 +235,7 @@ def _never_ban(value: Any) -> tuple[Network, ...]:
 
 
 class Setting(Generic[T]):
-    """One row: a setting's default as a project would write it, the check that reads it, and its
-    documentation.
+    """A setting: its default as a project would write it, its check, and its documentation.
 
     `check` returns the value as the package uses it, or raises `ValueError` with what would be
     right. `doc` is reStructuredText; `shown` replaces a default that is another setting's. No error

@@ -1,6 +1,4 @@
-"""A callable named by its dotted path: imported when it is first used, and looked up by `manage.py
-check`.
-"""
+"""Callables named by dotted paths: imported at their first use, and found by `manage.py check`."""
 
 from __future__ import annotations
 

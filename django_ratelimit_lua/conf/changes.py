@@ -1,6 +1,4 @@
-"""Callbacks for changed settings, as `override_settings` makes them: the only receiver of Django's
-signal.
-"""
+"""Callbacks for changed settings: the only receiver of Django's `setting_changed`."""
 
 from __future__ import annotations
 
@@ -14,8 +12,7 @@ _hearers: list[tuple[tuple[str, ...], Callable[[], object]]] = []
 
 
 def on_change(names: tuple[str, ...], hear: Callable[[], object]) -> None:
-    """Have this called whenever one of these settings has changed, by what it is: after what was
-    registered before.
+    """Call a function whenever one of these settings has changed, in the order of registration.
 
     A name may end in a star: "RATELIMIT_*" are all of ours.
     """

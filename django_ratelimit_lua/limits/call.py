@@ -83,8 +83,10 @@ class Charge(NamedTuple):
 
 
 class Revision(NamedTuple):
-    """Which rules: how often they had been changed, and as the text that is compared, with a random
-    tag behind the number; for two histories of a database can come to the same number.
+    """A revision of the rules: the number of changes, and the text that is compared.
+
+    The text has a random tag after the number, because two histories of a database can have the
+    same number.
 
     >>> Revision.of(7, "0123456789abcdef")
     Revision(number=7, text=b'7-0123456789abcdef')
@@ -125,9 +127,7 @@ class StaleRules(Exception):  # noqa: N818 - not an error: the caller learns and
 
 
 class Subject(NamedTuple):
-    """A subject that overrides may match, by digest, and the tag of the overrides that the caller
-    knows (empty: none).
-    """
+    """The digest of a subject of overrides, and the tag of its known overrides (empty: none)."""
 
     digest: bytes
     tag: bytes = b""

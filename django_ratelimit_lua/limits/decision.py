@@ -17,9 +17,7 @@ Mode = Literal["enforce", "advise", "shadow"]
 
 
 class Block(NamedTuple):
-    """How a block is answered: whether it `forbids` (403, without a time to come back) or refuses
-    like any limit, and its message.
-    """
+    """The response of a block: `forbids` (403, without a retry time) or a 429; and its message."""
 
     forbids: bool = False
     message: str = ""
@@ -129,9 +127,7 @@ class LimitState(NamedTuple):
         )
 
     def with_leased(self, units: int, seconds: float) -> LimitState:
-        """The state after this number of seconds, for a process that holds units which are taken
-        but not spent.
-        """
+        """Return the state after this number of seconds, for a process with unspent units."""
         used, reset = max(self.used - units, 0), max(self.reset_after - seconds, 0.0)
         return LimitState(
             self.name,

@@ -145,9 +145,7 @@ class Limit:
         return self.kind.lapse_us(self) / SECOND
 
     def advising(self) -> Limit:
-        """The same limit, with the same state, whose verdict only advises (unless it is in shadow
-        mode).
-        """
+        """Return the limit with the same state, which only advises unless it is in shadow mode."""
         return self if self.mode == "shadow" else self._but(mode="advise")
 
     def without_bans(self) -> Limit:
@@ -219,8 +217,9 @@ def other_rate(rate: Rate) -> LimitError:
 
 
 def _named(name: str) -> tuple[str, bytes]:
-    """The name in decisions and in caches, and its form in keys: itself if it is short and plain,
-    otherwise its beginning and a digest.
+    """Return the name for decisions and caches, and its form in keys.
+
+    A long or unusual name is represented in keys by its beginning and a digest.
     """
     if len(name) > _MAX_NAME_LENGTH:
         name = shortened(name)

@@ -1,6 +1,4 @@
-"""The options of a limit: a table with one row for each, used by call sites, rules, the admin and
-the documentation.
-"""
+"""The options of a limit: one table for call sites, rules, the admin and the documentation."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

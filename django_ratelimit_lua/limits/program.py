@@ -1,6 +1,4 @@
-"""The Lua program that decides calls, assembled from the `.lua` files of this room and of the
-algorithms.
-"""
+"""The Lua program that decides calls, assembled from this room's and the algorithms' files."""
 
 from __future__ import annotations
 

@@ -70,6 +70,7 @@ class Number:
 
 
 def or_none(check: Check[T]) -> Check[T | None]:
+    """Return a check that accepts None as well."""
     return lambda value: None if value is None else check(value)
 
 

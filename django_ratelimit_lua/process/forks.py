@@ -59,9 +59,7 @@ def _draw_anew() -> None:
 
 
 def leave_to_parent(*objects: object) -> None:
-    """Never use these in a child, nor let go of them: their end would touch what the parent uses
-    still.
-    """
+    """Keep these objects unused in a child: to collect them would affect the parent."""
     _of_parent.extend(objects)
 
 

@@ -1,5 +1,4 @@
-"""Tools for the tests of projects: other settings, fresh counts, a clock that can be moved, a
-server.
+"""Tools for the tests of projects: other settings, fresh counts, a movable clock, a server.
 
 Projects import it in their tests, and pytest through its plugin. It imports engine and rules. No
 other room imports it, and it starts real servers instead of imitating Redis.
@@ -29,8 +28,7 @@ _serial = itertools.count(1)
 
 
 class override_ratelimits(override_settings):  # noqa: N801 - named like Django's
-    """Other limits for a while, with counts of their own: as a context manager, or decorating a
-    test or a `TestCase`.
+    """Use other limits with counts of their own: a context manager and decorator of tests.
 
     - `enabled`: `RATELIMIT_ENABLE`; `rules`: `RATELIMIT_RULES`; any other `RATELIMIT_` setting by
       its name;
@@ -70,9 +68,7 @@ class override_ratelimits(override_settings):  # noqa: N801 - named like Django'
             start_fresh()
 
     def disable(self) -> None:
-        """Restore the settings, and delete the rules that were published in the meantime from
-        Redis.
-        """
+        """Restore the settings, and delete rules published in the meantime from Redis."""
         if self._fresh:
             take_back(self.options["RATELIMIT_CACHE_PREFIX"].encode())
         super().disable()

@@ -1,6 +1,4 @@
-"""A Valkey or Redis server of one's own, for demos and tests: a free port, nothing on disk, gone
-with its process.
-"""
+"""A private Valkey or Redis server for demos and tests: on a free port, without files."""
 
 from __future__ import annotations
 

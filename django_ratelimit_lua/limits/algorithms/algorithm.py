@@ -66,9 +66,7 @@ class Algorithm:
         return rate.limit
 
     def expires_at(self, limit: Limit, moment: int) -> int:
-        """Return the latest moment until which a hit counts that is the first at this moment, in
-        microseconds.
-        """
+        """Return the moment in microseconds until which a first hit at this moment counts."""
         return moment + limit.rate.period_us
 
     def wants_more(self, limit: Limit) -> bool:

@@ -43,8 +43,9 @@ class Concurrency(Algorithm):
 
 
 def new_slot(seconds: float) -> bytes:
-    """A slot that cannot be guessed, which lasts for this number of seconds unless it is renewed:
-    16 random bytes, and the milliseconds.
+    """Return a random slot, which lasts for this number of seconds unless it is renewed.
+
+    It consists of 16 random bytes and the milliseconds.
 
     >>> len(new_slot(10.0)), new_slot(10.0) == new_slot(10.0)
     (20, False)

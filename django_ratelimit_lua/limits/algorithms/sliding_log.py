@@ -16,6 +16,8 @@ MAX_LOG_LENGTH = 100_000
 
 
 class SlidingLog(Algorithm):
+    """The exact moments of all hits of the last period."""
+
     name = "sliding_log"
     label = _("sliding log: the same, exact to the microsecond")
     suffix = b"sl"

@@ -15,6 +15,8 @@ DEFAULT_SEGMENTS = 10
 
 
 class SlidingWindow(Algorithm):
+    """Counts by segment, each until its last hit is a period old."""
+
     name = "sliding_window"
     label = _("sliding window: never over the limit in any period")
     suffix = b"sw"
