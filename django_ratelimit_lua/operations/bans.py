@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 from collections.abc import Collection, Sequence
@@ -27,6 +26,7 @@ from ..models import RateLimitChange
 from ..rules.describe import key_label
 from ..rules.rule import Rule
 from ..store import get_store
+from ..web.plan import is_spared
 from .history_names import history_names, record_change
 from .reference import known_limits
 from .request_builder import find_user
@@ -188,7 +188,7 @@ class BanningLimit:
 
     @property
     def key_label(self) -> str:
-        """Whom it bans, in words."""
+        """The clients that it bans, in words."""
         return key_label(self.key.split("+"))
 
 
@@ -238,10 +238,11 @@ def ban_client(
     Raises:
         ValidationError: The client is not named, or its digest is one of `spared`.
     """
-    parts = [_part(part, address.strip(), user.strip(), value) for part in banning.key.split("+")]
-    identity: Identity = tuple(parts)
-    if len(parts) == 1:
-        identity = parts[0]
+    identity, *others = (
+        _part(part, address, user.strip(), value) for part in banning.key.split("+")
+    )
+    if others:
+        identity = (identity, *others)
     charge = Charge(banning.limit, digest(identity))
     if charge.digest.decode() in spared:
         raise ValidationError(_("This includes yourself: you would lock yourself out."))
@@ -258,15 +259,14 @@ def _part(part: str, address: str, user: str, value: str) -> Identity:
             raise ValidationError(_("Enter a user: this limit counts by users."))
         return ("user", str(found.pk))
     if part in ("ip", "user_or_ip"):
-        try:
-            own = ipaddress.ip_address(address)
-        except ValueError:
-            raise ValidationError(_("Enter an address: this limit counts by addresses.")) from None
-        if any(own.version == network.version and own in network for network in conf.NEVER_BAN):
+        client = address_as(address, "")
+        if client.address is None:
+            raise ValidationError(_("Enter an address: this limit counts by addresses."))
+        if is_spared(client.address):
             raise ValidationError(
                 _("RATELIMIT_NEVER_BAN names this address: no client there is banned.")
             )
-        return ("ip", address_as(address, "").network)
+        return ("ip", client.network)
     if split_field(part) is None:
         text = _("This limit counts by %(key)s, which cannot be entered here.")
         raise ValidationError(text % {"key": part})

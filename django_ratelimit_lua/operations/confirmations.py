@@ -13,6 +13,7 @@ from ..conf import conf
 from ..extension import documents, extensions
 from ..identity.forwarded import parse_network
 from ..limits import algorithms
+from ..limits.limit import Limit
 from ..limits.rate import Rate
 from ..models import RateLimitRule
 from ..rules.callsite import LIMITER, CallSite, limits_of, losses
@@ -128,12 +129,6 @@ def _lost_of_call_sites(row: RateLimitRule, rule: Rule) -> list[tuple[str, str]]
     return found
 
 
-def _key_name(rule: Rule) -> str:
-    if rule.key is None:
-        return ""
-    return rule.key.name
-
-
 def replaced_call_sites(name: str, group: str) -> list[CallSite]:
     """Return the call sites that a rule of that name and group replaces."""
     # In addition to a call site, it replaces nothing. A rule of the settings is replaced by its
@@ -161,18 +156,14 @@ def notices(row: RateLimitRule, before: RateLimitRule | None) -> list[str]:
     found = place_problems(rule)
     if rule.template is None or rule.mode == "off":
         return found
-    own = _counts(rule, sites)
-    if was is not None and was.template is not None:
-        counted = _counts(was, sites)
-    else:
-        counted = {
-            (site.key, limit.rate.period_us, limit.key_part)
-            for site in sites
-            for limit in site.limits_at(row.name)
-        }
-    if {period for _key, period, _part in counted - own} & {
-        period for _key, period, _part in own - counted
-    }:
+    counted = _counts(limits_of(rule), _key_name(rule, sites))
+    limits = [limit for site in sites for limit in site.limits_at(row.name)]
+    key = next((site.key for site in sites), "")
+    if was is not None:
+        limits = limits_of(was)
+        key = _key_name(was, sites)
+    before_counted = _counts(limits, key)
+    if any(counted[period] != before_counted[period] for period in counted.keys() & before_counted):
         text = _(
             "The key or the algorithm is another than before: the counts of this limit start again."
         )
@@ -186,12 +177,18 @@ def notices(row: RateLimitRule, before: RateLimitRule | None) -> list[str]:
     return found
 
 
-def _counts(rule: Rule, sites: Sequence[CallSite]) -> set[tuple[str, int, bytes]]:
-    """The counts of a rule: by which key, for which period, and under which name."""
-    key = _key_name(rule) or next((site.key for site in sites), "")
-    if any(site.kind == LIMITER for site in sites):  # Each call has its own key.
-        key = ""
-    return {(key, limit.rate.period_us, limit.key_part) for limit in limits_of(rule)}
+def _key_name(rule: Rule, sites: Sequence[CallSite] = ()) -> str:
+    """The key of a rule in the place of these call sites; empty: each call has its own."""
+    if any(site.kind == LIMITER for site in sites):
+        return ""
+    if rule.key is not None:
+        return rule.key.name
+    return next((site.key for site in sites), "")
+
+
+def _counts(limits: Sequence[Limit], key: str) -> dict[int, tuple[str, bytes]]:
+    """The counts of limits by their periods: by which key, and under which name."""
+    return {limit.rate.period_us: (key, limit.key_part) for limit in limits}
 
 
 def enforcing(rule: RateLimitRule) -> list[tuple[str, Any]]:

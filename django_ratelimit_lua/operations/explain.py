@@ -250,7 +250,7 @@ class _Explainer:
             ours.append(throttle)
             reads = type(throttle).get_cache_key
             if not reads.__module__.startswith(f"{__package__.partition('.')[0]}."):
-                self._note_function(name_of(reads), _("key"), throttle.name)
+                self._note_function(name_of(reads), throttle.name)
         if ours:
             self._decide(ours[0].planner(ours, view.request, view, "peek", self._on_error))
 
@@ -260,26 +260,18 @@ class _Explainer:
             self._rules[name] = rule
             for key in rule.keys:
                 for function in key.functions:
-                    self._note_function(function, _("key"), name)
+                    self._note_function(function, name)
             if rule.template is not None:
                 for value in filter(callable, (*rule.template.rates, rule.template.cost)):
-                    part = _("rate")
-                    if value is rule.template.cost:
-                        part = _("cost")
-                    self._note_function(name_of(value), part, name)
+                    self._note_function(name_of(value), name)
         return Place(rules, group)
 
-    def _note_function(self, function: str, part: str, limit: str) -> None:
-        self._note(
-            _(
-                "Not looked at: all that %(function)s goes by (%(part)s of %(limit)s). It is a "
-                "function, and a real "
-                "request may give it more than is entered here."
-            ),
-            function=function,
-            part=part,
-            limit=limit,
+    def _note_function(self, function: str, limit: str) -> None:
+        text = _(
+            "Not looked at: the input of %(function)s (%(limit)s). It is a function, and a real "
+            "request may have more than is entered here."
         )
+        self._note(text, function=function, limit=limit)
 
     def _note(self, text: str, **values: str) -> None:
         text %= values
@@ -372,8 +364,7 @@ def _view(function: Any, match: Any, request: HttpRequest) -> Any:
     view.action_map = actions
     for method, action in actions.items():
         setattr(view, method, getattr(view, action))
-    view.args = match.args
-    view.kwargs = match.kwargs
+    view.setup(request, *match.args, **match.kwargs)
     view.headers = {}
     view.request = view.initialize_request(request, *match.args, **match.kwargs)
     if _is_logged_in(request):

@@ -128,13 +128,13 @@ def _identities(subject: Subject) -> list[Identity]:
         return [each for text in addresses for each in (("ip", text), *_throttled(str(text)))]
     if not subject.field:
         return []
-    if subject.field in registered_keys():
-        return [field_identity(subject.field, subject.value)]
-    kind, _colon, name = subject.field.removeprefix(EXACT).partition(":")
-    kinds = {kind}
-    if kind in ("post", "json"):
-        kinds.add("data")
-    fields = [f"{exact}{each}:{name}" for each in kinds for exact in ("", EXACT)]
+    fields = {subject.field}
+    if subject.field not in registered_keys():
+        kind, _colon, name = subject.field.removeprefix(EXACT).partition(":")
+        kinds = {kind}
+        if kind in ("post", "json"):
+            kinds.add("data")
+        fields = {f"{exact}{each}:{name}" for each in kinds for exact in ("", EXACT)}
     return [field_identity(each, subject.value) for each in fields]
 
 
@@ -268,30 +268,25 @@ def _mentions(identity: ForgottenIdentity) -> Iterator[tuple[str, int, str]]:
 
 def _erase_in_change(identity: ForgottenIdentity, change: RateLimitChange) -> bool:
     """Erase an identity in one entry of the history; returns whether it was there."""
-    is_override = change.kind == RateLimitChange.Kind.OVERRIDE
     if not identity.is_in(change.name, change.before, change.after, change.subjects):
         return False
+    is_override = change.kind == RateLimitChange.Kind.OVERRIDE
     gone = set(identity.published)
     change.name = identity.erase(change.name)
     for side in ("before", "after"):
-        declared = getattr(change, side)
-        digests = _digests_in(declared)
-        is_about = not digests.isdisjoint(identity.published)
-        if is_about and (is_override or digests <= identity.published):
+        declared = getattr(change, side) or {}
+        digests = {*declared.get("subject", "").split(","), *declared.get("digests", ())} - {""}
+        common = digests & identity.published
+        if common and (is_override or common == digests):
             declared = {name: value for name, value in declared.items() if name not in _NAMING}
             gone |= digests
             if is_override:
                 declared["client"] = change.name = ERASED
-        setattr(change, side, identity.erase(declared))
+            setattr(change, side, declared)
+        setattr(change, side, identity.erase(getattr(change, side)))
     change.subjects = ",".join(each for each in change.subjects.split(",") if each not in gone)
     change.save(update_fields=["name", "before", "after", "subjects"])
     return True
-
-
-def _digests_in(declared: Any) -> set[str]:
-    if not isinstance(declared, dict):
-        return set()
-    return {*(declared.get("subject") or "").split(","), *(declared.get("digests") or ())} - {""}
 
 
 def _erase_in_admin_log(identity: ForgottenIdentity, of_overrides: set[int]) -> int:

@@ -390,8 +390,8 @@ def test_what_cannot_be_known_is_named() -> None:
     """Functions of the project, throttles that count elsewhere, and those that decide
     themselves."""
     explanation = explain(build_request("/host/", address=ADDRESS, host="one.example"))
-    assert [note.partition(" goes by")[0] for note in explanation.notes] == [
-        f"Not looked at: all that {__name__}.host"
+    assert [note.partition(" (")[0] for note in explanation.notes] == [
+        f"Not looked at: the input of {__name__}.host"
     ]
     assert [
         Client(headers={"host": "one.example"}).get("/host/").status_code for _ in range(3)
@@ -472,7 +472,7 @@ def test_throttles_of_ones_own_are_named() -> None:
     assert "Picky, a throttle that decides by itself" in explanation.notes[0]
     assert [Client().get("/keyed/").status_code for _ in range(2)] == [200, 429]
     explanation = explain(build_request("/keyed/"))
-    assert "Picky.get_cache_key goes by (key of anon)" in explanation.notes[0]
+    assert "Picky.get_cache_key (anon)" in explanation.notes[0]
     assert [limit.refuses for limit in explanation.met] == [True]
 
 
