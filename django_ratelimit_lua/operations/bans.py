@@ -19,16 +19,14 @@ from ..identity import Identity, digest
 from ..identity.address import address_as
 from ..identity.keys import field_identity, split_field
 from ..identity.names import Name, shown
-from ..limits.ban import Ban
+from ..limits.ban import Ban, BanTerms
 from ..limits.call import REGISTER, Charge
 from ..limits.limit import Limit
 from ..models import RateLimitChange
-from ..rules.describe import key_label
-from ..rules.rule import Rule
 from ..store import get_store
 from ..web.plan import is_spared
 from .history_names import history_names, record_change
-from .reference import known_limits
+from .reference import KnownLimit, known_limits
 from .request_builder import find_user
 
 MAX_ENTRIES = 1000
@@ -61,11 +59,18 @@ class ActiveBan:
         return self.known is not None and self.known.mode == "shadow"
 
     @property
+    def terms(self) -> BanTerms | None:
+        """The ban options of the limit; None: unknown here."""
+        if self.known is None:
+            return None
+        return self.known.ban
+
+    @property
     def next_us(self) -> int | None:
         """The length of the next ban, in microseconds; None: that is not known here."""
-        if self.known is None or self.known.ban is None:
+        if self.terms is None:
             return None
-        return self.known.ban.duration_us(self.ban.times)
+        return self.terms.duration_us(self.ban.times)
 
 
 def active_bans(most: int = MAX_ENTRIES) -> list[ActiveBan]:
@@ -178,44 +183,30 @@ def ban(charges: Sequence[PlannedCharge], length: str | None = None, why: str = 
     return [state.ban for state in decision.limits if state.ban is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class BanningLimit:
-    """A limit that bans, its rule (None: it is in the code), and the name of its ban key."""
-
-    limit: Limit
-    rule: Rule | None
-    key: str
-
-    @property
-    def key_label(self) -> str:
-        """The clients that it bans, in words."""
-        return key_label(self.key.split("+"))
-
-
-def banning_limits() -> dict[str, BanningLimit]:
-    """Return the limits that ban, if it is known by what they count.
+def banning_limits() -> dict[str, KnownLimit]:
+    """Return the limits that ban, with their ban keys, if it is known by what they count.
 
     They are by the names of their rules, and in the code by their own. Of a rule with several, the
     first.
     """
-    found: dict[str, BanningLimit] = {}
+    found: dict[str, KnownLimit] = {}
     ruled = set()
-    for each in known_limits():
-        limit = each.limit
-        name = each.place
-        if each.rule is not None:
+    for known in known_limits():
+        limit = known.limit
+        name = known.place
+        if known.rule is not None:
             ruled.add(name)
         elif name in ruled:
             continue
         elif limit is not None:
             name = limit.name
-        if limit is not None and limit.ban is not None and each.key:
-            found.setdefault(name, BanningLimit(limit, each.rule, limit.ban_key or each.key))
+        if limit is not None and limit.ban is not None and known.key:
+            found.setdefault(name, known._replace(key=limit.ban_key or known.key))
     return found
 
 
 def ban_client(
-    banning: BanningLimit,
+    banning: KnownLimit,
     address: str,
     user: str,
     value: str,
@@ -227,7 +218,7 @@ def ban_client(
     """Ban a client by hand, as `ban`.
 
     Args:
-        banning: The limit. It bans by the address, the user or the value of a field.
+        banning: One of `banning_limits`.
         address: The address, if any.
         user: The name or primary key of a user, if any.
         value: The value of the field, if any.
@@ -243,6 +234,7 @@ def ban_client(
     )
     if others:
         identity = (identity, *others)
+    assert banning.limit is not None
     charge = Charge(banning.limit, digest(identity))
     if charge.digest.decode() in spared:
         raise ValidationError(_("This includes yourself: you would lock yourself out."))

@@ -56,7 +56,7 @@ class LimitInCode:
 
     @property
     def has_several_keys(self) -> bool:
-        """Whether no single rule can stand for all of it."""
+        """Whether no single rule can replace all of it."""
         return len({site.key for site in self.sites}) > 1
 
     @property

@@ -46,18 +46,16 @@ def confirmations(row: RateLimitRule, exempt: Sequence[str] | None = None) -> li
             "A limit of 0, or one below the cost, refuses every request that the rule applies to."
         )
         found.append((field, text))
-    pages = admin_pages()
     if exempt is None:
         exempt = exempt_paths()
-    if pages and _covers_admin(rule, pages, exempt):
+    pages = admin_pages()
+    field = _covers_admin(rule, pages, exempt)
+    if field:
         text = _(
             "The rule also limits this admin: an operator who is over the limit cannot change the "
             "rule here. A rule "
             "that exempts %(path)s prevents that."
         )
-        field = "route"
-        if rule.paths:
-            field = "path"
         found.append((field, text % {"path": pages[0]}))
     return [*found, *_lost_of_call_sites(row, rule)]
 
@@ -77,19 +75,19 @@ def _refuses_all(rule: Rule) -> str:
     return ""
 
 
-def _covers_admin(rule: Rule, pages: Sequence[str], exempt: Sequence[str]) -> bool:
-    if rule.template is None or rule.mode == "off" or any(_meets(path, pages) for path in exempt):
-        return False
-    if rule.paths:
-        return any(_meets(path, pages) for path in rule.paths)
-    return (rule.route or "").partition(":")[0] == "admin"
+def _covers_admin(rule: Rule, pages: Sequence[str], exempt: Sequence[str]) -> str:
+    """Return the field because of which a rule limits pages of the admin; empty: it does not."""
+    if rule.template is None or rule.mode == "off" or not pages or _match(exempt, pages):
+        return ""
+    if _match(rule.paths, pages):
+        return "path"
+    if not rule.paths and (rule.route or "").startswith("admin:"):
+        return "route"
+    return ""
 
 
-def _meets(path: str, pages: Sequence[str]) -> bool:
-    """Whether a path of a rule matches any of these pages, or what is below the first."""
-    if "*" not in path and path.startswith(pages[0]):
-        return True
-    return any(path_pattern(path).matches(page) for page in pages)
+def _match(paths: Sequence[str], pages: Sequence[str]) -> bool:
+    return any(path_pattern(path).matches(page) for path in paths for page in pages)
 
 
 def admin_pages() -> list[str]:

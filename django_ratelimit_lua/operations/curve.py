@@ -26,7 +26,7 @@ MAX_TICKS = 9
 
 
 class Between(NamedTuple):
-    """A number that is known within bounds."""
+    """Bounds of a number."""
 
     least: int
     most: int
@@ -77,7 +77,7 @@ class Curve:
 
     @property
     def is_burst(self) -> bool:
-        """Whether N is the capacity of a bucket, at the rate that it has."""
+        """Whether N is the burst of a bucket."""
         return self.now is not None and self.now.kind.is_bucket
 
     @property

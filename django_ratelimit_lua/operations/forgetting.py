@@ -42,19 +42,18 @@ from .subjects import Subject
 
 ERASED = "(erased)"
 MIN_LETTERS = 3
-"""Texts are not searched for shorter values: these are parts of too many others."""
+"""Texts are not searched for shorter values, which are parts of too many others."""
 IN_FLIGHT_SECONDS = 1.5 * FLUSH_SECONDS
 """After this time, every process has received the push, and has written what it was writing."""
 _KINDS = (RateLimitChange.Kind.OVERRIDE, RateLimitChange.Kind.IDENTITY)
-"""The entries of the history that are erased in. Others can be restored, so they stay as they are.
-"""
+"""Kinds of entries of the history to erase in. Others can be restored, so they are kept."""
 _NAMING = ("client", "subject", "label", "reason", "message", "who", "why", "slot", "digests")
 """The texts about the identity in a change of an override, ban or slot."""
 
 
 @dataclass(slots=True)
 class Forgotten:
-    """What was erased, by kind; and `kept`: what was found, and could not be erased."""
+    """How much was erased, by kind; `kept`: what was found and could not be erased."""
 
     erased: Counter[str] = field(default_factory=Counter)
     kept: list[str] = field(default_factory=list)
@@ -139,7 +138,7 @@ def _identities(subject: Subject) -> list[Identity]:
 
 
 def _throttled(ident: str) -> list[Identity]:
-    """What DRF's throttle classes count a client by: texts, for each scope."""
+    """The texts that DRF's throttle classes count a client by, one for each scope."""
     if find_spec("rest_framework") is None:
         return []
     from rest_framework.settings import api_settings

@@ -1,4 +1,4 @@
-"""What one client meets under one name, if only the digest of its identity is known."""
+"""The limits of a client under one name, if only the digest of its identity is known."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .reference import known_limits
 
 @dataclass(frozen=True, slots=True)
 class ExplainedIdentity:
-    """What one client meets.
+    """The limits of one client.
 
     - `name`: of a rule, a call site or a `RateLimiter`; `digest`: of the identity that it counts;
     - `found`: its limits and the overrides about this identity. An override about a network and a

@@ -89,7 +89,7 @@ class Plot:
 
     @property
     def ground(self) -> float:
-        """The lower edge of what is drawn."""
+        """The lower edge of bars and lines."""
         return self.height - self.bottom
 
     def bars(self, points: Sequence[Mapping[str, float]], most: float, gap: float = 0.15) -> None:

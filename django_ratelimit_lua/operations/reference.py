@@ -12,7 +12,7 @@ from ..conf import conf
 from ..limits.limit import Limit
 from ..models import RateLimitOverride
 from ..rules.callsite import known_call_sites, limits_of
-from ..rules.describe import reading
+from ..rules.describe import key_label, reading
 from ..rules.places import look_for_call_sites
 from ..rules.provider import reload
 from ..rules.rule import Rule
@@ -40,6 +40,11 @@ class KnownLimit(NamedTuple):
     limit: Limit | None
     place: str
     key: str = ""
+
+    @property
+    def key_label(self) -> str:
+        """What it counts by, in words."""
+        return key_label(self.key.split("+"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A request from a description, and the subjects of overrides in it."""
+"""Builds a request from a description, and finds users."""
 
 from __future__ import annotations
 

@@ -77,16 +77,12 @@ def simulate(limits: Sequence[Limit], burst: int, flow: Rate | None, cost: int =
     limits = [limit.renamed(f"preview:{name}:{number}") for number, limit in enumerate(limits)]
     sent = [_send(limits, at, count, cost) for at, count in moments]
     get_store().delete(build_call([Charge(limit, digest("preview")) for limit in limits], "peek"))
-    first = sent[:in_burst]
-    rest = sent[in_burst:]
-    return Simulation(
-        tuple(sent),
-        sum(hit.count for hit in first),
-        sum(hit.granted for hit in first),
-        sum(hit.count for hit in rest),
-        sum(hit.granted for hit in rest),
-        seconds,
-    )
+    return Simulation(tuple(sent), *_totals(sent[:in_burst]), *_totals(sent[in_burst:]), seconds)
+
+
+def _totals(sent: Sequence[SimulatedHit]) -> tuple[int, int]:
+    """How many requests were sent, and how many were allowed."""
+    return sum(hit.count for hit in sent), sum(hit.granted for hit in sent)
 
 
 def _send(limits: Sequence[Limit], at: float, count: int, cost: int) -> SimulatedHit:

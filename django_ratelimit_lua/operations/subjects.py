@@ -1,7 +1,4 @@
-"""Subjects that an override can be about, of what a request is described by.
-
-And the blocks that are about them.
-"""
+"""The subjects of overrides, of a described request, and their overrides."""
 
 from __future__ import annotations
 
@@ -30,10 +27,10 @@ MAX_SHOWN = 50
 
 
 class NetworkOverride(NamedTuple):
-    """An override about a network, and which part of it: "all", a "larger" network, or a "part".
+    """An override about a network.
 
-    `blocks_all`: it blocks every address of the network, except those with a more specific
-    override.
+    `part`: it is about "all" of it, a "larger" network, or a "part". `blocks_all`: it blocks every
+    address of the network, except those with a more specific override.
     """
 
     part: Literal["larger", "all", "part"]
@@ -42,10 +39,10 @@ class NetworkOverride(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What an override can be about: a user, an address or network, the value of a field, or the
-    digest of a client.
+    """The subject of an override.
 
-    `label`: a name for a client of which only the digest is known.
+    It is a user, an address or network, the value of a field, or the digest of a client. `label`: a
+    name for a client of which only the digest is known.
     """
 
     user: Any = None
