@@ -199,7 +199,7 @@ def _item(given: Any, where: str) -> Item:
     declared = rule.declared()
     if tiers:
         declared["tiers"] = [tier.declared() for tier in sorted(tiers, key=lambda tier: tier.group)]
-    return Item(RULE, rule.name, rule.ordered(declared), (rule, tiers))
+    return Item(RULE, given["name"], rule.ordered(declared), (rule, tiers))
 
 
 def _refuse_absent(given: Declared, where: str) -> None:

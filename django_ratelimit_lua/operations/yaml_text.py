@@ -11,9 +11,16 @@ from ..rules.rule import RuleError
 from .rules_yaml import MAX_TEXT_LENGTH
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes lists that occur twice without aliases, which `read_items` refuses."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 def dump_list(values: list[Any]) -> str:
     """Return a list as YAML."""
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def read_items(text: str, source: str) -> Iterator[tuple[int, Any]]:
@@ -53,7 +60,7 @@ def _check(root: yaml.Node) -> None:
     nodes = [root]
     for node in nodes:
         if node in seen:
-            raise _error("aliases (*) are not read; write it out", node)
+            raise _error("an alias (*) stands for this; write it out again instead", node)
         seen.add(node)
         if isinstance(node, yaml.SequenceNode):
             nodes += node.value

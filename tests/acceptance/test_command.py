@@ -441,7 +441,7 @@ def test_an_audience_in_a_list_is_that_audience(name: str) -> None:
             "group: Enter it without spaces",
         ),
         ("- {name: x, path: /, key: ip, rate: 1/s, id: 5}", "unknown id"),
-        ("- &a {name: x, path: /, key: ip, rate: 1/s}\n- *a", "line 2: not YAML: aliases"),
+        ("- &a {name: x, path: /, key: ip, rate: 1/s}\n- *a", "line 1: not YAML: an alias"),
         ("[" * 10_000, "nested too deeply"),
         ("- {name: x, path: /, key: ip, rate: 1/s, order: " + "9" * 5000 + "}", "not YAML"),
         (
