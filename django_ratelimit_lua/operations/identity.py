@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -85,18 +85,15 @@ class _IdentityPlanner(Planner):
         self._has_overrides = not any(site.kind == LIMITER for site in known_call_sites.of(name))
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
-        kinds: Collection[str] = ()
+        subjects = []
         if self._has_overrides:
-            kinds = override_kinds(ruleset, self.charges, False)
-        subjects = [
-            SubjectRef(kind, self._digest) for kind in kinds if kind == USER or is_field(kind)
-        ]
-        if DIGEST in kinds:
-            identity = client_identity(self._digest.decode())
-            subjects += [
-                SubjectRef(DIGEST, digest_of(identity, secret))
-                for secret in ruleset.secrets(DIGEST)
-            ]
+            client = client_identity(self._digest.decode())
+            for kind in override_kinds(ruleset, self.charges, False):
+                if kind == USER or is_field(kind):
+                    subjects.append(SubjectRef(kind, self._digest))
+                elif kind == DIGEST:
+                    for secret in ruleset.secrets(DIGEST):
+                        subjects.append(SubjectRef(DIGEST, digest_of(client, secret)))
         self.ruleset = ruleset
         self.parties = [Party(self.charges, subjects, False)]
         return ()
