@@ -1,4 +1,4 @@
-"""What operators do, as functions that the admin, the commands and scripts share.
+"""The tasks of operators, as functions that the admin, the commands and scripts share.
 
 It explains a request, lists and lifts bans, imports and exports rules, forgets an identity. It
 imports web, publishing and whatever is below. It does not know forms, pages or the command line.

@@ -1,4 +1,4 @@
-"""The limits that the code has, by the names that rules take their place by."""
+"""The limits that the code has, by the names of the rules that replace them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = "RATELIMIT_RULES"
 
 
 def call_sites_of(name: str) -> tuple[CallSite, ...]:
-    """The call sites that a rule of that name replaces, the rule of the settings first."""
+    """Return the call sites that a rule of that name replaces, the rule of the settings first."""
     look_for_call_sites()
     return (*_of_settings(name), *known_call_sites.of(name))
 
@@ -27,24 +27,26 @@ def call_sites_of(name: str) -> tuple[CallSite, ...]:
 def _of_settings(name: str) -> Iterator[CallSite]:
     for rule in settings_rules():
         if rule.name == name and rule.template is not None and rule.mode != "off":
-            key = "" if rule.key is None else rule.key.name
+            key = ""
+            if rule.key is not None:
+                key = rule.key.name
             yield CallSite(SETTINGS, SETTINGS, rule.template.rates, key, tuple(limits_of(rule)))
 
 
 def rule_words(rule: RateLimitRule) -> str:
-    """A rule in one sentence; one that takes its key from the code, with that key."""
+    """Return a rule in one sentence, with its key, which may be that of the code."""
     declared = rule.declared()
-    if declared.get("rate") is not None and not declared.get("key"):
+    if "rate" in declared and "key" not in declared:
         key = next((site.key for site in call_sites_of(rule.name)), "")
-        if key:
-            declared["key"] = key.split("+")
+        declared["key"] = [*filter(None, key.split("+"))]
     return reading(declared)
 
 
 @dataclass(frozen=True, slots=True)
 class LimitInCode:
-    """A name under which the code limits, and the rules of the admin that have its name (`rule`) or
-    are added to it.
+    """A name under which the code limits.
+
+    `rule`: the rule of the admin that has its name; `beside`: those that are added to it.
     """
 
     name: str
@@ -54,7 +56,7 @@ class LimitInCode:
 
     @property
     def has_several_keys(self) -> bool:
-        """Whether no single rule can stand for all of it."""
+        """Whether no single rule can replace all of it."""
         return len({site.key for site in self.sites}) > 1
 
     @property
@@ -62,56 +64,46 @@ class LimitInCode:
         """Whether it is a rule of the settings."""
         return any(site.kind == SETTINGS for site in self.sites)
 
-    def rates(self) -> list[str]:
-        """The constant rates of the first call site, as rules write them."""
-        return (
-            [str(rate) for rate in self.sites[0].rates if isinstance(rate, Rate)]
-            if self.sites
-            else []
-        )
-
 
 def limits_in_code() -> list[LimitInCode]:
-    """Everything that the code limits, as far as it is imported: rules of the settings, decorators,
-    throttles and limiters, by name.
+    """Return everything that the code limits, as far as it is imported, by name.
+
+    That is rules of the settings, decorators, throttles and limiters.
     """
     look_for_call_sites()
     rules = list(RateLimitRule.objects.prefetch_related("tiers"))
     by_name = {rule.name: rule for rule in rules}
-    names = {
-        *known_call_sites.names(),
-        *(rule.name for rule in settings_rules() if rule.template is not None),
-    }
+    names = {rule.name for rule in settings_rules() if rule.template is not None}
     return [
         LimitInCode(
             name,
             call_sites_of(name),
             by_name.get(name),
-            tuple(rule for rule in rules if rule.group == name and rule.name != name),
+            tuple(rule for rule in rules if rule.group == name != rule.name),
         )
-        for name in sorted(names)
+        for name in sorted(names.union(known_call_sites.names()))
     ]
 
 
 def taken_over(name: str) -> Built:
-    """A rule of the settings as a row and its tiers, not saved.
+    """Return a rule of the settings as a row and its tiers, not saved.
 
-    Raises `RuleError` if that is impossible.
+    Raises:
+        RuleError: That is impossible.
     """
-    rule = next((rule for rule in settings_rules() if rule.name == name), None)
-    if rule is None:
-        raise RuleError("RATELIMIT_RULES", "name", f"there is no rule {name!r}")
-    given: dict[str, Any] = {word: _listed(value) for word, value in (rule.given or {}).items()}
-    if rule.template is not None and all(isinstance(rate, Rate) for rate in rule.template.rates):
-        given["rate"] = [str(rate) for rate in rule.template.rates]
-    return build_rule(given, "RATELIMIT_RULES")
+    for rule in settings_rules():
+        if rule.name == name:
+            given = {word: _as_json(value) for word, value in (rule.given or {}).items()}
+            rates = rule.template and rule.template.rates
+            if rates and all(isinstance(rate, Rate) for rate in rates):
+                given["rate"] = [*map(str, rates)]
+            return build_rule(given, SETTINGS)
+    raise RuleError(SETTINGS, "name", f"there is no rule {name!r}")
 
 
-def _listed(value: Any) -> Any:
-    return (
-        sorted(value)
-        if isinstance(value, (set, frozenset))
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-    )
+def _as_json(value: Any) -> Any:
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if isinstance(value, tuple):
+        return list(value)
+    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.urls import NoReverseMatch, get_script_prefix, reverse
@@ -12,6 +13,7 @@ from ..conf import conf
 from ..extension import documents, extensions
 from ..identity.forwarded import parse_network
 from ..limits import algorithms
+from ..limits.limit import Limit
 from ..limits.rate import Rate
 from ..models import RateLimitRule
 from ..rules.callsite import LIMITER, CallSite, limits_of, losses
@@ -28,67 +30,68 @@ WIDE = {4: 8, 6: 16}
 
 
 def confirmations(row: RateLimitRule, exempt: Sequence[str] | None = None) -> list[tuple[str, str]]:
-    """What has to be confirmed before a rule is saved, each with the field that it is about.
+    """Return what has to be confirmed before a rule is saved, each with its field.
 
-    `exempt`: the paths that rules exempt, if they are not to be read.
+    Args:
+        row: The rule.
+        exempt: The paths that rules exempt, if they are not to be read.
     """
     rule = row.compiled([])
     found = []
     if rule.template is None and any(not path.strip("/*") for path in rule.paths):
         found.append(("path", _("Every request of the site would be exempt from all rules.")))
-    if rule.mode != "off" and (field := _refuses_all(rule)):
-        found.append(
-            (
-                field,
-                _(
-                    "A limit of 0, or one below the cost, refuses every request that the rule "
-                    "applies to."
-                ),
-            )
+    field = _refuses_all(rule)
+    if field:
+        text = _(
+            "A limit of 0, or one below the cost, refuses every request that the rule applies to."
         )
+        found.append((field, text))
+    if exempt is None:
+        exempt = exempt_paths()
     pages = admin_pages()
-    if pages and _covers_admin(rule, pages, exempt_paths() if exempt is None else exempt):
+    field = _covers_admin(rule, pages, exempt)
+    if field:
         text = _(
             "The rule also limits this admin: an operator who is over the limit cannot change the "
             "rule here. A rule "
             "that exempts %(path)s prevents that."
         )
-        found.append(("route" if not rule.paths else "path", text % {"path": pages[0]}))
+        found.append((field, text % {"path": pages[0]}))
     return [*found, *_lost_of_call_sites(row, rule)]
 
 
 def _refuses_all(rule: Rule) -> str:
-    """Return the field because of which no request is ever allowed: a limit of 0, or a cost above
-    the limit.
-    """
+    """Return the field because of which no request is ever allowed; empty: some are."""
     template = rule.template
-    if template is None:
+    if template is None or rule.mode == "off":
         return ""
     algorithm = algorithms.find(template.options.get("algorithm") or conf.ALGORITHM)
     rates = [rate for rate in template.rates if isinstance(rate, Rate)]
     capacity = min(algorithm.capacity(rate, template.options) for rate in rates)
     if not capacity:
         return "limit"
-    return "cost" if isinstance(template.cost, int) and capacity < template.cost else ""
+    if isinstance(template.cost, int) and capacity < template.cost:
+        return "cost"
+    return ""
 
 
-def _covers_admin(rule: Rule, pages: Sequence[str], exempt: Sequence[str]) -> bool:
-    if rule.template is None or rule.mode == "off" or any(_meets(path, pages) for path in exempt):
-        return False
-    if rule.paths:
-        return any(_meets(path, pages) for path in rule.paths)
-    return (rule.route or "").partition(":")[0] == "admin"
+def _covers_admin(rule: Rule, pages: Sequence[str], exempt: Sequence[str]) -> str:
+    """Return the field because of which a rule limits pages of the admin; empty: it does not."""
+    if rule.template is None or rule.mode == "off" or not pages or _match(exempt, pages):
+        return ""
+    if _match(rule.paths, pages):
+        return "path"
+    if not rule.paths and (rule.route or "").startswith("admin:"):
+        return "route"
+    return ""
 
 
-def _meets(path: str, pages: Sequence[str]) -> bool:
-    """Whether a path of a rule is about any of these pages, or what is below the first."""
-    if "*" not in path and path.startswith(pages[0]):
-        return True
-    return any(path_pattern(path).matches(page) for page in pages)
+def _match(paths: Sequence[str], pages: Sequence[str]) -> bool:
+    return any(path_pattern(path).matches(page) for path in paths for page in pages)
 
 
 def admin_pages() -> list[str]:
-    """Pages of the admin as rules see their paths, the start first; none if it is not there."""
+    """Return pages of the admin as rules see their paths, the start first; none without it."""
     script = get_script_prefix().rstrip("/")
     try:
         names = ("index", "login", "django_ratelimit_lua_ratelimitrule_changelist")
@@ -98,84 +101,71 @@ def admin_pages() -> list[str]:
 
 
 def exempt_paths(without: Collection[str] = ()) -> list[str]:
-    """The paths that rules exempt, of the settings and of the admin.
-
-    Without rules of the admin of these names.
-    """
-    of_settings = [
-        path for rule in settings_rules() if rule.template is None for path in rule.paths
-    ]
-    rows = (
-        RateLimitRule.objects.filter(exempt=True)
-        .exclude(name__in=without)
-        .values_list("path", flat=True)
-    )
-    return [
-        *of_settings,
-        *(line.strip() for path in rows for line in path.splitlines() if line.strip()),
-    ]
+    """Return the paths that rules exempt, without those of rules of the admin of these names."""
+    paths = [path for rule in settings_rules() if rule.template is None for path in rule.paths]
+    rows = RateLimitRule.objects.filter(exempt=True).exclude(name__in=without)
+    for path in rows.values_list("path", flat=True):
+        paths += filter(None, map(str.strip, path.splitlines()))
+    return paths
 
 
 def _lost_of_call_sites(row: RateLimitRule, rule: Rule) -> list[tuple[str, str]]:
     """The limits of the call sites that a rule replaces and does not keep."""
-    rates = [] if rule.template is None or rule.mode == "off" else rule.template.rates
+    rates: Sequence[Any] = ()
+    if rule.template is not None and rule.mode != "off":
+        rates = rule.template.rates
     text = _(
         "The code has %(rate)s per %(client)s (%(place)s). This rule replaces that limit, and "
         "does not keep it. Add "
         "it, or fill in “call site” instead: then this rule applies in addition."
     )
-    lost = losses(
-        replaced_call_sites(row.name, row.group), "" if rule.key is None else rule.key.name, rates
-    )
-    return [
-        (
-            "limit",
-            text
-            % {
-                "rate": rate_words(str(rate)),
-                "client": key_label(site.key.split("+")),
-                "place": site.place,
-            },
-        )
-        for site, rate in lost
-    ]
+    found = []
+    for site, rate in losses(replaced_call_sites(row.name, row.group), _key_name(rule), rates):
+        client = key_label(site.key.split("+"))
+        values = {"rate": rate_words(str(rate)), "client": client, "place": site.place}
+        found.append(("limit", text % values))
+    return found
 
 
 def replaced_call_sites(name: str, group: str) -> list[CallSite]:
-    """The call sites that a rule of that name and group replaces."""
-    # Beside a call site nothing of it is lost; a rule of the settings is replaced by its name
-    # alone.
+    """Return the call sites that a rule of that name and group replaces."""
+    # In addition to a call site, it replaces nothing. A rule of the settings is replaced by its
+    # name alone.
     return [site for site in call_sites_of(name) if group in ("", name) or site.kind == SETTINGS]
 
 
 def notices(row: RateLimitRule, before: RateLimitRule | None) -> list[str]:
-    """What an operator should know about a rule that is saved: counts that start again (`before`:
-    the rule as it was), places that are not there, and clients that share one count.
+    """Return what an operator should know about a rule that is saved.
+
+    Its counts start again, its place does not exist, or clients share one count.
+
+    Args:
+        row: The rule.
+        before: The rule as it was, if it existed.
     """
+    sites = replaced_call_sites(row.name, row.group)
     try:
-        rule, sites = row.compiled([]), replaced_call_sites(row.name, row.group)
-        was = None if before is None or before.name != row.name else before.compiled([])
+        rule = row.compiled([])
+        was = None
+        if before is not None and before.name == row.name:
+            was = before.compiled([])
     except RuleError:
         return []  # The row was broken by hand.
     found = place_problems(rule)
     if rule.template is None or rule.mode == "off":
         return found
-    if was is not None and was.template is not None:
-        counted = _counts(was, limits_of(was), sites)
-    else:
-        counted = {
-            count for site in sites for count in _counts(None, site.limits_at(row.name), [site])
-        }
-    own = _counts(rule, limits_of(rule), sites)
-    if {period for _key, period, _part in counted - own} & {
-        period for _key, period, _part in own - counted
-    }:
-        found.append(
-            _(
-                "The key or the algorithm is another than before: the counts of this limit start "
-                "again."
-            )
+    counted = _counts(limits_of(rule), _key_name(rule, sites))
+    limits = [limit for site in sites for limit in site.limits_at(row.name)]
+    key = next((site.key for site in sites), "")
+    if was is not None:
+        limits = limits_of(was)
+        key = _key_name(was, sites)
+    before_counted = _counts(limits, key)
+    if any(counted[period] != before_counted[period] for period in counted.keys() & before_counted):
+        text = _(
+            "The key or the algorithm is another than before: the counts of this limit start again."
         )
+        found.append(text)
     if rule.lumps_strangers:
         text = _(
             "All clients that are not logged in share one count. Count by user_or_ip, or limit "
@@ -185,21 +175,24 @@ def notices(row: RateLimitRule, before: RateLimitRule | None) -> list[str]:
     return found
 
 
-def _counts(
-    rule: Rule | None, limits: Sequence[Any], sites: Sequence[CallSite]
-) -> set[tuple[str, int, bytes]]:
-    """The counts of limits: by which key, for which period, and under which name."""
-    key = sites[0].key if sites else ""
-    if rule is not None and rule.key is not None:
-        key = rule.key.name
-    if any(site.kind == LIMITER for site in sites):  # Each call has its own key.
-        key = ""
-    return {(key, limit.rate.period_us, limit.key_part) for limit in limits}
+def _key_name(rule: Rule, sites: Sequence[CallSite] = ()) -> str:
+    """The key of a rule in the place of these call sites; empty: each call has its own."""
+    if any(site.kind == LIMITER for site in sites):
+        return ""
+    if rule.key is not None:
+        return rule.key.name
+    return next((site.key for site in sites), "")
+
+
+def _counts(limits: Sequence[Limit], key: str) -> dict[int, tuple[str, bytes]]:
+    """The counts of limits by their periods: by which key, and under which name."""
+    return {limit.rate.period_us: (key, limit.key_part) for limit in limits}
 
 
 def enforcing(rule: RateLimitRule) -> list[tuple[str, Any]]:
-    """What has to be confirmed before a rule is enforced that was not: what it would have refused
-    as it is now.
+    """Return what has to be confirmed before a rule is enforced that was not.
+
+    That is what it would have refused as it is now.
     """
     if rule.exempt:
         return []
@@ -208,7 +201,7 @@ def enforcing(rule: RateLimitRule) -> list[tuple[str, Any]]:
 
 
 def rehearsal(rule: RateLimitRule) -> str:
-    """The requests that a rule would have refused in shadow mode, in words.
+    """Return the requests that a rule would have refused in shadow mode, in words.
 
     Empty if no annex has counted them.
     """
@@ -216,50 +209,53 @@ def rehearsal(rule: RateLimitRule) -> str:
 
 
 def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
-    """What has to be confirmed of changes of rules, by their labels.
+    """Return what has to be confirmed of changes of rules, by their labels.
 
     What a rule does already is not in it.
     """
-    changed = {change.name for change in changes if change.word == RULE}
-    after = {
-        change.name: _row(change.after)
-        for change in changes
-        if change.after and change.word == RULE
-    }
-    exempt_before, exempt = exempt_paths(), exempt_paths(without=changed)
-    exempt += [
-        path for row in after.values() if row and row.exempt for path in row.compiled([]).paths
-    ]
-    found: dict[str, list[str]] = {}
+    changes = [change for change in changes if change.word == RULE]
+    after = {change.label: _row(change.after) for change in changes}
+    exempt_before = exempt_paths()
+    exempt = exempt_paths(without=[change.name for change in changes])
+    for row in after.values():
+        if row is not None and row.exempt:
+            exempt += row.compiled([]).paths
+    found = {}
     for change in changes:
-        row, before = after.get(change.name), _row(change.before)
-        if change.word != RULE or row is None:
-            continue
-        known = (
-            []
-            if before is None
-            else [text for _field, text in confirmations(before, exempt_before)]
-        )
-        new = [text for _field, text in confirmations(row, exempt) if text not in known]
-        found |= {change.label: new} if new else {}
+        known = _texts(_row(change.before), exempt_before)
+        new = [text for text in _texts(after[change.label], exempt) if text not in known]
+        if new:
+            found[change.label] = new
     return found
 
 
+def _texts(row: RateLimitRule | None, exempt: Sequence[str]) -> list[str]:
+    if row is None:
+        return []
+    return [text for _field, text in confirmations(row, exempt)]
+
+
 def changed_notices(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
-    """The notices about changes, by their labels."""
+    """Return the notices about changes, by their labels."""
     found: dict[str, list[str]] = {}
     for change in changes:
-        row = _row(change.after) if change.word == RULE else None
-        texts = [] if row is None else notices(row, _row(change.before))
-        if change.word != RULE and change.before is None:
+        texts: list[str] = []
+        if change.word == RULE:
+            row = _row(change.after)
+            if row is not None:
+                texts = notices(row, _row(change.before))
+        elif change.before is None:
             texts = documents()[change.word].notices(change.name)
-        found |= {change.label: texts} if texts else {}
+        if texts:
+            found[change.label] = texts
     return found
 
 
 def _row(declared: Declared | None) -> RateLimitRule | None:
+    if declared is None:
+        return None
     try:
-        return None if declared is None else build_rule(declared)[0]
+        return build_rule(declared)[0]
     except RuleError:
         return None  # The row was broken by hand.
 
@@ -267,53 +263,37 @@ def _row(declared: Declared | None) -> RateLimitRule | None:
 def override_confirmations(
     given: Mapping[str, Any], peer: str | None = None
 ) -> list[tuple[str, Any]]:
-    """What has to be confirmed before an override is saved: it would be about everybody.
+    """Return what has to be confirmed before an override is saved: it affects many clients.
 
-    `given`: the values of its fields, and its `networks`; `peer`: the proxy that the operator's own
-    request came through, if it did.
+    Args:
+        given: The values of its fields, and its `networks`.
+        peer: The proxy that the operator's own request came through, if it did.
     """
+    proxies: list[Any] = []
+    if isinstance(conf.TRUSTED_PROXIES, tuple):
+        proxies += conf.TRUSTED_PROXIES
+    with suppress(ValueError):
+        proxies.append(parse_network(peer or ""))
     warnings: list[tuple[str, Any]] = []
-    if given.get("effect") == "limit" and given.get("limit") == 0:
-        warnings.append(("limit", _("A limit of 0 refuses every request, as a block does.")))
-    for network in given.get("networks", ()):
+    for text in given.get("networks", ()):
+        try:
+            network = parse_network(text)
+        except ValueError:
+            continue  # It is refused anyway.
         problems = []
-        if is_wide(network):
+        if network.prefixlen <= WIDE[network.version]:
             problems.append(
                 _(
                     "“%(network)s” is a large part of the whole internet: everybody there would "
                     "be meant."
                 )
             )
-        if is_proxy(network, peer):
+        if any(network.version == each.version and network.overlaps(each) for each in proxies):
             problems.append(
                 _(
                     "“%(network)s” is a proxy of this site: everybody who comes through it would "
                     "be meant."
                 )
             )
-        warnings += [("network", problem % {"network": network}) for problem in problems]
+        warnings += [("network", problem % {"network": text}) for problem in problems]
     return warnings
-
-
-def is_wide(network: str) -> bool:
-    """Whether a network is a large part of the internet.
-
-    >>> is_wide("10.0.0.0/8"), is_wide("10.0.0.0/9"), is_wide("2001::/16"), is_wide("2001:db8::/32")
-    (True, False, True, False)
-    """
-    try:
-        meant = parse_network(network)
-    except ValueError:
-        return False  # An invalid rule is refused anyway.
-    return meant.prefixlen <= WIDE[meant.version]
-
-
-def is_proxy(network: str, peer: str | None) -> bool:
-    """Whether an address or network has a known proxy in it, or is a part of theirs."""
-    try:
-        meant = parse_network(network)
-        trusted = conf.TRUSTED_PROXIES if isinstance(conf.TRUSTED_PROXIES, tuple) else ()
-        known = [*trusted, *([parse_network(peer)] if peer else [])]
-    except ValueError:
-        return False  # An invalid rule is refused anyway.
-    return any(meant.version == proxy.version and meant.overlaps(proxy) for proxy in known)

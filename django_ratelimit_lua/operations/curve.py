@@ -12,7 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.utils.translation import gettext as _
 
@@ -26,7 +26,7 @@ MAX_TICKS = 9
 
 
 class Between(NamedTuple):
-    """A number that is known within bounds."""
+    """Bounds of a number."""
 
     least: int
     most: int
@@ -77,63 +77,65 @@ class Curve:
 
     @property
     def is_burst(self) -> bool:
-        """Whether N is the capacity of a bucket, at the rate that it has."""
+        """Whether N is the burst of a bucket."""
         return self.now is not None and self.now.kind.is_bucket
 
     @property
     def is_exact(self) -> bool:
-        """Whether a limit below today's would have refused exactly as many, and not at most as
-        many.
-        """
+        """Whether a limit below today's would have refused exactly as many, not at most."""
         return self.is_unit and self.now is not None and self.now.kind.ends_together
 
     @property
     def today(self) -> int | None:
         """The N that is in force."""
-        return None if self.now is None else self.of(self.now.rate, self.now.burst)
+        if self.now is None:
+            return None
+        return self.of(self.now.rate, self.now.burst)
 
     def of(self, rate: Rate, burst: int | None) -> int:
         """Return the N of a limit of this kind."""
-        return burst or rate.limit if self.is_burst else rate.limit
+        if self.is_burst and burst:
+            return burst
+        return rate.limit
 
     def at(self, limit: int) -> CurvePoint:
         """Return what a limit would have refused."""
-        requests, people = self.find_requests(limit), self.find_people(limit)
-        today, refused = self.today, self.refused
-        if today is None or not refused:
-            return CurvePoint(limit, requests, people)
-        if limit > today:
-            # How much more the refused requests would have taken is not known.
-            most = min(self.find_requests(today).most, requests.most + refused)
-            requests = Between(requests.least, most)
-            people = Between(people.least, self.find_people(today).most)
-            if not self.others:
-                requests = Between(0, min(most, refused))
-        elif not self.others and limit == today:
-            requests = Between(refused, refused)
-        elif not self.others:  # Every request that was refused would have been refused.
-            requests = Between(max(requests.least, refused), max(requests.most, refused))
+        requests = self.find_requests(limit)
+        people = self.find_people(limit)
+        today = self.today
+        refused = self.refused
+        if today is not None and refused:
+            least, most = requests
+            if limit > today:
+                # How much more the refused requests would have taken is not known.
+                most = min(self.find_requests(today).most, most + refused)
+                people = Between(people.least, self.find_people(today).most)
+                if not self.others:
+                    least = 0
+                    most = min(most, refused)
+            elif not self.others:  # Every request that was refused would have been refused.
+                least = max(least, refused)
+                most = max(most, refused)
+                if limit == today:
+                    least = most = refused
+            requests = Between(least, most)
         return CurvePoint(limit, requests, people)
 
     def points(self) -> list[CurvePoint]:
-        """Return the curve at every N, or at some, each larger than the one before by the same
-        factor.
-        """
+        """Return the curve at every N, or at some, each larger by the same factor."""
         top = max(self.most, round((self.today or 0) * 1.25), 1)
-        limits = set(range(top + 1))
+        limits = set(range(min(top, MAX_POINTS) + 1))
         if top >= MAX_POINTS:
             limits = {0, top, *(round(top ** (step / MAX_POINTS)) for step in range(MAX_POINTS))}
-        if self.today is not None:
-            limits.add(self.today)
+        limits.add(self.today or 0)
         return [self.at(limit) for limit in sorted(limits)]
 
     def enough_for(self, percent: float) -> CurvePoint:
         """Return the smallest limit that never refuses this percentage of the identities."""
 
         def is_enough(limit: int) -> bool:
-            return (self.people - self.find_people(limit).most) / max(
-                1, self.people
-            ) * 100 >= percent
+            refused = self.find_people(limit).most
+            return (self.people - refused) * 100 >= percent * self.people
 
         return self.at(bisect_left(range(self.most), True, key=is_enough))
 
@@ -147,8 +149,7 @@ def plot_curve(
     today: int | None = None,
     title: str = "",
 ) -> Plot:
-    """Return the plot of a refusal curve: the shares of all requests and people that each limit
-    refuses.
+    """Return the plot of a refusal curve: the shares that each limit refuses.
 
     Args:
         points: In the order of their limits, at least one. Each holds up to the next one.
@@ -176,9 +177,8 @@ def plot_curve(
         plot.marks = [Mark(scale(today, top), label, kind="today")]
     for name, whole in (("requests", requests), ("people", people)):
         edges = [(scale(point.limit, top), getattr(point, name)) for point in points]
-        lower, upper = (
-            [(at, bounds[side] / max(1, whole)) for at, bounds in edges] for side in (0, 1)
-        )
+        lower = [(at, bounds.least / max(1, whole)) for at, bounds in edges]
+        upper = [(at, bounds.most / max(1, whole)) for at, bounds in edges]
         if lower != upper:
             plot.band(name, lower, upper)
         plot.line(name, upper)
@@ -186,9 +186,7 @@ def plot_curve(
 
 
 def scale(limit: int, top: int) -> float:
-    """Return the place of a limit on a logarithmic axis that begins with 0, as a share of its
-    length.
-    """
+    """Return the place of a limit on a logarithmic axis from 0, as a share of its length."""
     return math.log(limit + 1) / math.log(max(top, 2) + 1)
 
 
@@ -213,21 +211,19 @@ def ticks(top: int) -> list[int]:
 def _sentences(
     points: Sequence[CurvePoint], requests: int, people: int, per: str, today: int | None
 ) -> list[str]:
-    """What today's limit refuses, and some others."""
+    """The refusals of today's limit and of some others."""
     text = _(
         "%(limit)s per %(period)s refuses %(requests)s of the requests and meets %(identities)s "
         "of the identities."
     )
-    limits = {
-        today or 0,
-        points[-1].limit,
-        *(10**power for power in range(len(str(points[-1].limit)))),
-    }
-    sentences = []
-    for limit in sorted(limits):
-        at = max((point for point in points if point.limit <= limit), default=points[0])
-        values: dict[str, Any] = {"limit": number_words(limit), "period": per}
-        values["requests"] = share_words(at.requests.most / max(1, requests))
-        values["identities"] = share_words(at.people.most / max(1, people))
-        sentences.append(text % values)
-    return sentences
+    return [
+        text
+        % {
+            "limit": number_words(point.limit),
+            "period": per,
+            "requests": share_words(point.requests.most / max(1, requests)),
+            "identities": share_words(point.people.most / max(1, people)),
+        }
+        for point in points
+        if point.limit in (today, *ticks(points[-1].limit))
+    ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.conf import settings
@@ -13,7 +13,15 @@ from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..conf.callables import name_of
-from ..engine.decide import PlannedCharge, answered, build_call, decide, forgetting, now_us
+from ..engine.decide import (
+    Outcome,
+    PlannedCharge,
+    answered,
+    build_call,
+    decide,
+    forgetting,
+    now_us,
+)
 from ..engine.run import run
 from ..exceptions import StoreError
 from ..extension import Finding, extensions
@@ -22,18 +30,17 @@ from ..identity.request_state import request_state
 from ..identity.routes import resolved
 from ..limits.call import Charge
 from ..limits.decision import Decision, LimitState
-from ..models import RateLimitChange, RateLimitOverride, RateLimitRevision
-from ..models.audit import current_actor
-from ..publishing.publish import primary
+from ..models import RateLimitChange, RateLimitOverride
 from ..rules.describe import rate_words, reading
 from ..rules.exempt import is_exempt
 from ..rules.overrides import KnownOverrides, Override, override_cache
 from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
-from ..rules.stacks import BEFORE_METHODS, OnView, Stack, is_behind_login, on_view
+from ..rules.stacks import BEFORE_METHODS, Mark, OnView, Stack, is_behind_login, on_view
 from ..web.overrides import NOTHING, REFUSED
-from ..web.plan import Place, RequestPlanner
+from ..web.plan import Place, Planner, RequestPlanner
+from .history_names import record_change
 from .request_builder import SENT_KINDS
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
@@ -44,39 +51,44 @@ class ExplainedLimit:
     """A limit that applies to a request.
 
     - `name`, `reading`: its name, and its sentence; `source`: where it is written; `rule`: None if
-      it is in the code; `key`: its key; empty: a throttle decides that; `charge`: its charge;
+      it is in the code; `planned`: its charge as it was planned;
     - `state`: None: exempt; `override`: the override that replaces it; `is_skipped`: the override's
       numbers do not fit this limit, so the limit applies;
-    - `planned`: the charge as it was planned;
-    - `refuses`: it refuses the request; `is_advice`: it only informs the view, which may refuse;
-      `counted_as`: the name of its statistics, which several rates share.
+    - `is_advice`: it only informs the view, which may refuse.
     """
 
     name: str
     reading: str
     source: str
     rule: Rule | None
-    key: str
-    charge: Charge
+    planned: PlannedCharge
     state: LimitState | None
     override: RateLimitOverride | None
     is_skipped: bool
     is_advice: bool = False
-    counted_as: str = ""
-    planned: PlannedCharge | None = None
+
+    @property
+    def charge(self) -> Charge:
+        return self.planned.charge
+
+    @property
+    def counted_as(self) -> str:
+        """The name of its statistics, which several rates share."""
+        return self.planned.name
+
+    @property
+    def key(self) -> str:
+        """The name of its key; empty: a throttle decides that."""
+        return _key_name(self.planned)
 
     @property
     def refuses(self) -> bool:
         """Whether the request is refused by it."""
-        return (
-            self.state is not None
-            and not self.state.allowed
-            and self.state.enforced
-            and not self.is_advice
-        )
+        state = self.state
+        return bool(state and not state.allowed and state.enforced and not self.is_advice)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Explanation:
     """All limits of a request.
 
@@ -91,295 +103,247 @@ class Explanation:
     """
 
     decision: Decision
-    met: tuple[ExplainedLimit, ...]
-    exempt: str | None
-    block: RateLimitOverride | None
-    problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    other_methods: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    unknown: tuple[str, ...] = ()
+    met: list[ExplainedLimit] = field(default_factory=list)
+    exempt: str | None = None
+    block: RateLimitOverride | None = None
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    other_methods: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
 
     @property
     def stopped_by(self) -> Finding | None:
-        """What does not let a request through that no limit refuses; None: nothing."""
-        stopping = (finding for finding in self.findings if finding.passes is False)
-        return next(stopping, None) if self.decision.allowed else None
+        """The annex that stops a request which no limit refuses, or None."""
+        if not self.decision.allowed:
+            return None
+        return next((finding for finding in self.findings if finding.passes is False), None)
 
 
 def explain(request: HttpRequest) -> Explanation:
-    """The limits of a request in the middleware, at each `@ratelimit` of its view, at the view's
-    throttles, and the effects of annexes: each decides by itself.
+    """Explain the limits of a request, each decision by itself.
 
-    Counts nothing, and uses the rules as they are published now.
+    They are those of the middleware, of each `@ratelimit` of its view and of the view's throttles,
+    and the effects of annexes. Counts nothing, and uses the rules as they are published now.
     """
     if conf.ENABLE:
         reload()
     state = request_state(request)
-    counted, user = state.counted, getattr(request, "user", None)
+    counted = state.counted
+    user = getattr(request, "user", None)
     state.counted = set()
+    explainer = _Explainer(request)
     try:
-        return _explained(request)
+        explainer.run()
     finally:
         state.counted = counted
         if user is not None:
             request.user = user
+    return explainer.found
 
 
-def _explained(request: HttpRequest) -> Explanation:
-    looking = _Looking(request)
-    looking.at_rules()
-    match = resolved(request)
-    if match is None:
-        looking.notes[_("No URL pattern matches this path.")] = None
-        return looking.explanation((), ())
-    here = on_view(match.func, request.method or "")
-    # Throttles come in between, and determine the user.
-    looking.at_stacks(
-        match.func, [stack for stack in here.stacks if stack.method in BEFORE_METHODS]
-    )
-    looking.at_throttles(here, match)
-    looking.at_stacks(
-        match.func, [stack for stack in here.stacks if stack.method not in BEFORE_METHODS]
-    )
-    looking.at_marks(here, match)
-    for name in here.unknown:
-        text = _("Unknown: whether the view calls %(name)s, and meets the limits in it.")
-        looking.notes[text % {"name": name}] = None
-    return looking.explanation(
-        _other_methods(match.func, request.method or ""), tuple(here.unknown)
-    )
-
-
-class _Looking:
-    """One request on its way, and what it has met until now."""
+class _Explainer:
+    """Follows one request through the site, and collects what limits it."""
 
     def __init__(self, request: HttpRequest) -> None:
         self.request = request
-        self.decision = Decision(True)
-        self.block: Override | None = None
-        self.limits: list[ExplainedLimit] = []
-        self.exempt: list[str] = []
-        self.problems: dict[str, str] = {}
-        self.notes: dict[str, None] = {}
-        self.findings: list[Finding] = []
+        self.found = Explanation(Decision(True))
         self._rules: dict[str, Rule] = {}
-        self._keys: dict[str, None] = {}
+        self._fields: dict[str, None] = {}
 
-    def explanation(self, other_methods: tuple[str, ...], unknown: tuple[str, ...]) -> Explanation:
-        return Explanation(
-            self.decision,
-            tuple(self.limits),
-            self.exempt[0] if self.exempt else None,
-            _row(self.block),
-            tuple(self.problems.values()),
-            tuple(self.notes),
-            tuple(self._missing()),
-            other_methods,
-            tuple(self.findings),
-            unknown,
-        )
+    def run(self) -> None:
+        self._explain_rules()
+        match = resolved(self.request)
+        if match is None:
+            self._note(_("No URL pattern matches this path."))
+        else:
+            self._explain_view(match)
+        self.found.missing = [field for field in self._fields if self._is_missing(field)]
 
-    def at_rules(self) -> None:
+    def _explain_rules(self) -> None:
         is_applied = _is_applied()
 
         def choose(ruleset: Ruleset) -> list[Place] | None:
             matching = ruleset.matching(self.request)
-            self.exempt[:] = ["the view"] if is_exempt(self.request) else []
-            self.exempt += [rule.name for rule in matching if rule.template is None]
             if not is_applied:
-                self.exempt.clear()
                 if matching:
-                    self.notes[
+                    self._note(
                         _("No middleware applies rules: RateLimitMiddleware is not in MIDDLEWARE.")
-                    ] = None
+                    )
                 return []
-            return None if self.exempt else [self._place(matching, "")]
+            exempting = [rule.name for rule in matching if rule.template is None]
+            if is_exempt(self.request):
+                exempting.insert(0, "the view")
+            self.found.exempt = next(iter(exempting), None)
+            return None if exempting else [self._place(matching, "")]
 
-        on_error = self._on_error
         self._decide(
             RequestPlanner(
-                self.request, choose, operation="peek", has_blocks=is_applied, on_error=on_error
+                self.request,
+                choose,
+                operation="peek",
+                has_blocks=is_applied,
+                on_error=self._on_error,
             )
         )
 
-    def at_stacks(self, view: Any, stacks: Sequence[Stack]) -> None:
-        for stack in stacks:
-            if is_behind_login(view, stack) and not _is_logged_in(self.request):
-                text = _(
-                    "Not looked at: limits that only logged-in users meet. Enter a user to see "
-                    "them."
-                )
-                self.notes[text] = None
-            else:
-                self._at_stack(stack)
+    def _explain_view(self, match: Any) -> None:
+        view = match.func
+        method = self.request.method or ""
+        here = on_view(view, method)
+        self._explain_stacks(here, view, is_before=True)
+        if here.has_throttles:  # They come in between, and determine the user.
+            self._explain_throttles(here, match)
+        self._explain_stacks(here, view, is_before=False)
+        if conf.ENABLE:
+            marks = [mark for mark in here.marks if self._is_reached(view, mark)]
+            has_handler = here.has_throttles or _is_applied()
+            for extension in extensions:
+                if own := [mark for mark in marks if mark.annex == extension.name]:
+                    self.found.findings += extension.inspect(own, has_handler)
+        for name in here.unknown:
+            text = _("Unknown: whether the view calls %(name)s, and meets the limits in it.")
+            self._note(text, name=name)
+        self.found.unknown = here.unknown
+        self.found.other_methods = _other_methods(view, method)
 
-    def _at_stack(self, stack: Stack) -> None:
+    def _explain_stacks(self, here: OnView, view: Any, *, is_before: bool) -> None:
+        for stack in here.stacks:
+            if (stack.method in BEFORE_METHODS) is is_before and self._is_reached(view, stack):
+                self._explain_stack(stack)
+
+    def _explain_stack(self, stack: Stack) -> None:
         def choose(ruleset: Ruleset) -> list[Place]:
-            return [
-                self._place(
-                    ruleset.for_call_sites(stack.rules, stack.group, self.request), stack.group
-                )
-            ]
+            rules = ruleset.for_call_sites(stack.rules, stack.group, self.request)
+            return [self._place(rules, stack.group)]
 
         planner = RequestPlanner(self.request, choose, stack.group, "peek", on_error=self._on_error)
         self._decide(planner, is_advice=not stack.blocks)
 
-    def at_throttles(self, here: OnView, match: Any) -> None:
-        """The decisions of the throttles of a DRF view."""
-        if not here.has_throttles:
-            return
+    def _is_reached(self, view: Any, placed: Stack | Mark) -> bool:
+        if not is_behind_login(view, placed) or _is_logged_in(self.request):
+            return True
+        self._note(
+            _(
+                "Not looked at: limits and other decorators that only logged-in users meet. Enter "
+                "a user to see them."
+            )
+        )
+        return False
+
+    def _explain_throttles(self, here: OnView, match: Any) -> None:
         try:
             view = _view(here.class_view, match, self.request)
             throttles = view.get_throttles()
         except Exception as error:
             self._on_error(_("throttles of the view"), error)
             return
-        ours = [
-            throttle for throttle in throttles if getattr(throttle, "is_decided_together", False)
-        ]
+        ours = []
         for throttle in throttles:
-            name = name_of(type(throttle))
-            if throttle in ours:
-                reads = type(throttle).get_cache_key
-                if not reads.__module__.startswith(f"{__package__.partition('.')[0]}."):
-                    self._not_looked_at(name_of(reads), _("key"), throttle.name)
-            elif hasattr(throttle, "is_decided_together"):
-                text = _("Not looked at: %(name)s, a throttle with an allow_request of its own.")
-                self.notes[text % {"name": name}] = None
-            else:
-                self.notes[
-                    _("Not looked at: %(name)s, a throttle that counts elsewhere.") % {"name": name}
-                ] = None
+            if not getattr(throttle, "is_decided_together", False):
+                self._note(
+                    _("Not looked at: %(name)s, a throttle that decides by itself."),
+                    name=name_of(type(throttle)),
+                )
+                continue
+            ours.append(throttle)
+            reads = type(throttle).get_cache_key
+            if not reads.__module__.startswith(f"{__package__.partition('.')[0]}."):
+                self._note_function(name_of(reads), throttle.name)
         if ours:
             self._decide(ours[0].planner(ours, view.request, view, "peek", self._on_error))
 
-    def at_marks(self, here: OnView, match: Any) -> None:
-        """What annexes do at the view."""
-        if not conf.ENABLE:
-            return
-        met = []
-        for mark in here.marks:
-            if is_behind_login(match.func, mark) and not _is_logged_in(self.request):
-                text = _(
-                    "Not looked at: decorators that only logged-in users meet. Enter a user to "
-                    "see them."
-                )
-                self.notes[text] = None
-            else:
-                met.append(mark)
-        has_handler = here.has_throttles or _is_applied()
-        for extension in extensions:
-            marks = [mark for mark in met if mark.annex == extension.name]
-            if marks:
-                self.findings += extension.inspect(marks, has_handler)
-
     def _place(self, rules: Sequence[Rule], group: str) -> Place:
         for rule in rules:
-            self._rules[rule.name_at(group)] = rule
-            self._note_functions(rule, rule.name_at(group))
+            name = rule.name_at(group)
+            self._rules[name] = rule
+            for key in rule.keys:
+                for function in key.functions:
+                    self._note_function(function, name)
+            if rule.template is not None:
+                for value in filter(callable, (*rule.template.rates, rule.template.cost)):
+                    self._note_function(name_of(value), name)
         return Place(rules, group)
 
-    def _note_functions(self, rule: Rule, name: str) -> None:
-        template = rule.template
-        if template is None:
-            return
-        for function in template.key.functions if template.key is not None else ():
-            self._not_looked_at(function, _("key"), name)
-        for part, values in ((_("rate"), template.rates), (_("cost"), (template.cost,))):
-            for value in values:
-                if callable(value):
-                    self._not_looked_at(name_of(value), part, name)
-
-    def _not_looked_at(self, function: str, part: str, limit: str) -> None:
+    def _note_function(self, function: str, limit: str) -> None:
         text = _(
-            "Not looked at: all that %(function)s goes by (%(part)s of %(limit)s). It is a "
-            "function, and a real "
-            "request may give it more than is entered here."
+            "Not looked at: the input of %(function)s (%(limit)s). It is a function, and a real "
+            "request may have more than is entered here."
         )
-        self.notes[text % {"function": function, "part": part, "limit": limit}] = None
+        self._note(text, function=function, limit=limit)
+
+    def _note(self, text: str, **values: str) -> None:
+        text %= values
+        if text not in self.found.notes:
+            self.found.notes.append(text)
 
     def _on_error(self, name: str, error: Exception) -> None:
-        self.problems[name] = f"{name}: {type(error).__name__}: {error}"
+        problem = f"{name}: {type(error).__name__}: {error}"
+        if problem not in self.found.problems:  # By newer rules it is planned once more.
+            self.found.problems.append(problem)
         if name in self._rules:  # A value that is entered is not read.
             self._note_keys(self._rules[name])
 
     def _note_keys(self, rule: Rule) -> None:
-        self._keys |= dict.fromkeys(name for key in rule.keys for name in key.name.split("+"))
+        for key in rule.keys:
+            for name in key.name.split("+"):
+                if name == "session":
+                    name = f"cookie:{settings.SESSION_COOKIE_NAME}"
+                self._fields[name.removeprefix(EXACT)] = None
 
-    def _decide(self, planner: RequestPlanner, *, is_advice: bool = False) -> None:
-        """One decision; what it meets is added."""
+    def _decide(self, planner: Planner, *, is_advice: bool = False) -> None:
+        """Decide without counting, and add the limits."""
         try:
             outcome = decide(planner)
-        except (
-            REFUSED
-        ) as error:  # Django makes an answer of it, if a function of the project raises it.
+        except REFUSED as error:  # A function of the project raised it; Django answers it.
             self._on_error(_("refused by the site"), error)
             return
-        decision = outcome.decision
         if planner.ruleset is None:
             return  # Rate limiting is switched off.
-        is_blocked = any(planned.charge.limit is NOTHING for planned in outcome.planned)
-        overrides = override_cache.get_many(
-            [ref for party in planner.parties for ref in party.subjects]
-        )
-        if is_blocked and self.block is None:
-            self.block = overrides.strongest_for(None, now_us())
-        states = {_counter(decided.planned): decided.state for decided in outcome.charges}
+        found = self.found
+        if found.block is None and any(each.charge.limit is NOTHING for each in outcome.planned):
+            found.block = _row(_known_overrides(planner).strongest_for(None, now_us()))
+        found.met += explained_limits(planner, outcome, is_advice=is_advice)
         counted = request_state(self.request).counted
         for planned in planner.charges:
-            self.limits.append(
-                explained_limit(planned, planner.ruleset, overrides, states, is_advice)
-            )
             if planned.rule is not None:
                 counted.add(planned.rule.name)  # A later decision does not count it again.
                 self._note_keys(planned.rule)
-        is_away = "fallback" in (self.decision.source, decision.source)
-        if self.decision.allowed and decision.limits and (decision.allowed or not is_advice):
-            self.decision = decision
-        if is_away:
-            self.decision = self.decision._replace(source="fallback")
+        decision = outcome.decision
+        sources = (found.decision.source, decision.source)
+        if found.decision.allowed and decision.limits and (decision.allowed or not is_advice):
+            found.decision = decision
+        if "fallback" in sources:
+            found.decision = found.decision._replace(source="fallback")
 
-    def _missing(self) -> list[str]:
-        """The fields that limits count by, and this request does not have."""
-        missing = []
-        for field in dict.fromkeys(part.removeprefix(EXACT) for part in self._keys):
-            if field == "session":
-                field = f"cookie:{settings.SESSION_COOKIE_NAME}"
-            is_registered = field in registered_keys()
-            if not is_registered and field.partition(":")[0] not in SENT_KINDS:
-                continue
-            try:
-                is_missing = not read_fields(field, self.request)
-            except REFUSED:
-                continue
-            except (
-                Exception
-            ):  # The function needs more than a description has, such as what a middleware sets.
-                is_missing = is_registered
-            if is_missing:
-                missing.append(field)
-        return missing
+    def _is_missing(self, field: str) -> bool:
+        """Whether the description of the request could have a field, and does not."""
+        is_registered = field in registered_keys()
+        if not is_registered and field.partition(":")[0] not in SENT_KINDS:
+            return False
+        try:
+            return not read_fields(field, self.request)
+        except REFUSED:
+            return False
+        except Exception:  # The function needs more, such as what a middleware sets.
+            return is_registered
 
 
 def _is_applied() -> bool:
     """Whether a middleware applies rules: ours, or one that is made of it."""
-    for path in settings.MIDDLEWARE:
-        made_of = getattr(import_string(path), "__mro__", ())
-        if any(name_of(cls) == MIDDLEWARE for cls in made_of):
-            return True
-    return False
+    return any(
+        name_of(cls) == MIDDLEWARE
+        for path in settings.MIDDLEWARE
+        for cls in getattr(import_string(path), "__mro__", ())
+    )
 
 
-def _other_methods(view: Any, method: str) -> tuple[str, ...]:
+def _other_methods(view: Any, method: str) -> list[str]:
     """The methods that meet limits at a view which a request of this method does not meet."""
     here = _rules_for(view, method)
-    return tuple(
-        other
-        for other in ("GET", "POST", "PUT", "PATCH", "DELETE")
-        if _rules_for(view, other) - here
-    )
+    others = ("GET", "POST", "PUT", "PATCH", "DELETE")
+    return [other for other in others if _rules_for(view, other) - here]
 
 
 def _rules_for(view: Any, method: str) -> set[int]:
@@ -389,7 +353,7 @@ def _rules_for(view: Any, method: str) -> set[int]:
 
 
 def _view(function: Any, match: Any, request: HttpRequest) -> Any:
-    """The view of Django REST framework that answers a request, as far as throttles ask it.
+    """The view of Django REST framework that answers a request, as far as its throttles read it.
 
     Its `request` is DRF's.
     """
@@ -400,7 +364,8 @@ def _view(function: Any, match: Any, request: HttpRequest) -> Any:
     view.action_map = actions
     for method, action in actions.items():
         setattr(view, method, getattr(view, action))
-    view.args, view.kwargs, view.headers = match.args, match.kwargs, {}
+    view.setup(request, *match.args, **match.kwargs)
+    view.headers = {}
     view.request = view.initialize_request(request, *match.args, **match.kwargs)
     if _is_logged_in(request):
         view.request.user = request.user  # As described; otherwise the user of its headers.
@@ -413,54 +378,74 @@ def _is_logged_in(request: HttpRequest) -> bool:
     return getattr(getattr(request, "user", None), "is_authenticated", False)
 
 
+def explained_limits(
+    planner: Planner, outcome: Outcome, *, is_advice: bool = False
+) -> list[ExplainedLimit]:
+    """Return the planned charges of a decision with their results."""
+    ruleset = planner.ruleset
+    if ruleset is None:  # Rate limiting is switched off.
+        return []
+    overrides = _known_overrides(planner)
+    states = {_counter(decided.planned): decided.state for decided in outcome.charges}
+    return [
+        _explained_limit(planned, ruleset, overrides, states.get(_counter(planned)), is_advice)
+        for planned in planner.charges
+    ]
+
+
+def _known_overrides(planner: Planner) -> KnownOverrides:
+    return override_cache.get_many([ref for party in planner.parties for ref in party.subjects])
+
+
 def _counter(planned: PlannedCharge) -> tuple[bytes, bytes]:
     return planned.charge.digest, planned.charge.limit.key_part
 
 
-def explained_limit(
+def _explained_limit(
     planned: PlannedCharge,
     ruleset: Ruleset,
     overrides: KnownOverrides,
-    states: Mapping[Any, LimitState],
-    is_advice: bool = False,
+    state: LimitState | None,
+    is_advice: bool,
 ) -> ExplainedLimit:
-    """A planned charge, and its result: `states` by counter, without one for an exempt charge."""
+    limit = planned.charge.limit
+    source = "code"
+    given: Any = None
+    pk = None
     rule = ruleset.by_name.get(planned.name)
-    override = overrides.strongest_for(rule.pk if rule is not None else None, now_us())
-    limit, key = planned.charge.limit, planned.rule.key if planned.rule is not None else None
+    if rule is not None:
+        source = rule.source
+        given = rule.given
+        pk = rule.pk
     if planned.owner is not None and planned.rule is None:
-        words = {"rate": rate_words(str(limit.rate)), "name": type(planned.owner).__name__}
-        says = _("%(rate)s, by the throttle %(name)s") % words
-    else:
-        code = {
-            "rate": str(limit.rate),
-            "key": key.name.split("+") if key is not None else "",
-            "group": planned.name,
+        words = _("%(rate)s, by the throttle %(name)s") % {
+            "rate": rate_words(str(limit.rate)),
+            "name": type(planned.owner).__name__,
         }
-        says = reading((rule.given if rule is not None else None) or code)
-    is_skipped = (
-        override is not None and override.rate is not None and override.limit(limit) is limit
-    )
+    else:
+        keys = list(filter(None, _key_name(planned).split("+")))
+        words = reading(given or {"rate": str(limit.rate), "key": keys, "group": planned.name})
+    override = overrides.strongest_for(pk, now_us())
+    is_skipped = False
+    if override is not None:
+        is_skipped = override.rate is not None and override.limit(limit) is limit
+        if override.effect == "exempt":
+            state = None
     return ExplainedLimit(
-        limit.name,
-        says,
-        rule.source if rule is not None else "code",
-        rule,
-        "" if key is None else key.name,
-        planned.charge,
-        None
-        if override is not None and override.effect == "exempt"
-        else states.get(_counter(planned)),
-        _row(override),
-        is_skipped,
-        is_advice,
-        planned.name,
-        planned,
+        limit.name, words, source, rule, planned, state, _row(override), is_skipped, is_advice
     )
+
+
+def _key_name(planned: PlannedCharge) -> str:
+    if planned.rule is None or planned.rule.key is None:
+        return ""
+    return planned.rule.key.name
 
 
 def _row(override: Override | None) -> RateLimitOverride | None:
-    return None if override is None else RateLimitOverride.objects.filter(pk=override.pk).first()
+    if override is None:
+        return None
+    return RateLimitOverride.objects.filter(pk=override.pk).first()
 
 
 def reset(explanation: Explanation, names: set[str] | None = None) -> list[str]:
@@ -468,24 +453,22 @@ def reset(explanation: Explanation, names: set[str] | None = None) -> list[str]:
 
     The user in `acting` is recorded.
 
-    Returns the names of those that had counted something. Raises `StoreError`.
+    Returns:
+        The names of those that had counted something.
+
+    Raises:
+        StoreError: Redis is unavailable.
     """
     charges = [limit.charge for limit in explanation.met if names is None or limit.name in names]
     if not charges:
         return []
-    # Also where an override exempts: its end brings back what was counted before.
+    # Also if an override exempts: its end brings back what was counted before.
     counted = run(answered(build_call(charges, "peek")))
     if counted.source == "fallback":
         raise StoreError(_("Redis is unavailable"))
     run(forgetting(build_call(charges, "peek"), strict=True))
     done = [state.name for state in counted.limits if state.used or state.reset_after]
     if done:
-        RateLimitChange.objects.create(
-            revision=RateLimitRevision.read(primary()).revision,
-            by=current_actor(),
-            kind=RateLimitChange.Kind.IDENTITY,
-            action=RateLimitChange.Action.ENDED,
-            name=", ".join(done)[:300],
-            after={"digests": sorted({charge.digest.decode() for charge in charges})},
-        )
+        digests = sorted({charge.digest.decode() for charge in charges})
+        record_change(RateLimitChange.Action.ENDED, done, {"digests": digests})
     return done

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import permutations, product
@@ -26,103 +26,96 @@ from ..engine.slots import forget_slots
 from ..extension import extensions
 from ..identity import Identity, digest, secrets_by_id
 from ..identity.address import address_as
-from ..identity.forwarded import parse_address, parse_network
+from ..identity.forwarded import parse_network
 from ..identity.keys import EXACT, field_identity, registered_keys
 from ..identity.text import normalised
 from ..limits.algorithms.concurrency import Concurrency
 from ..limits.call import REGISTER, Charge
 from ..limits.limit import Limit
-from ..models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
-from ..models.audit import current_actor
+from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
+from ..models.audit import acting, current_actor
 from ..publishing.publish import primary
-from ..rules.overrides import client_identity, network_identity, network_kind
+from ..rules.overrides import client_identity
 from ..store import FLUSH_SECONDS, get_store
+from .history_names import record_change
 from .subjects import Subject
 
 ERASED = "(erased)"
 MIN_LETTERS = 3
-"""Texts are not searched for shorter values: these are parts of too many others."""
+"""Texts are not searched for shorter values, which are parts of too many others."""
 IN_FLIGHT_SECONDS = 1.5 * FLUSH_SECONDS
 """After this time, every process has received the push, and has written what it was writing."""
 _KINDS = (RateLimitChange.Kind.OVERRIDE, RateLimitChange.Kind.IDENTITY)
-"""The entries of the history that are erased in. Others can be restored, so they stay as they are.
-"""
+"""Kinds of entries of the history to erase in. Others can be restored, so they are kept."""
 _NAMING = ("client", "subject", "label", "reason", "message", "who", "why", "slot", "digests")
 """The texts about the identity in a change of an override, ban or slot."""
 
 
 @dataclass(slots=True)
 class Forgotten:
-    """What was erased, by kind; and `kept`: what was found, and could not be erased."""
+    """How much was erased, by kind; `kept`: what was found and could not be erased."""
 
     erased: Counter[str] = field(default_factory=Counter)
     kept: list[str] = field(default_factory=list)
 
 
 class ForgottenIdentity:
-    """An identity that is to be forgotten: one subject, or a combination of several, as limits
-    count them together.
+    """An identity that is to be forgotten.
 
-    - `digests`: of what limits count; `published`: of what overrides are published under;
-    - `values`: what names it in texts.
+    It is one subject, or a combination of several, as limits count them together.
+
+    - `digests`: of what limits count; `published`: these, and those of overrides;
+    - `subject`: the one subject; empty for a combination.
     """
 
     def __init__(self, subjects: Sequence[Subject]) -> None:
-        self.subject = subjects[0] if len(subjects) == 1 else None
+        self.subject = Subject()
+        if len(subjects) == 1:
+            self.subject = subjects[0]
         secrets = list(secrets_by_id().values())
-        combined = [
-            order for parts in product(*map(_identities, subjects)) for order in permutations(parts)
-        ]
-        identities = [parts[0] if len(parts) == 1 else parts for parts in combined]
-        found = {digest(identity, secret) for identity in identities for secret in secrets}
-        found |= {subject.digest.encode() for subject in subjects if subject.digest}
+        found = {subject.digest.encode() for subject in subjects if subject.digest}
+        for parts in product(*map(_identities, subjects)):
+            identities: list[Identity] = [*permutations(parts)]
+            if len(parts) == 1:
+                identities = [*parts]
+            found.update(digest(each, secret) for each in identities for secret in secrets)
         self.digests = sorted(found)
-        about: list[Identity] = [client_identity(each.decode()) for each in self.digests]
-        if self.subject is not None and self.subject.address:
-            address = parse_address(self.subject.address)
-            assert address is not None
-            about.append(
-                network_identity(address, network_kind(address.version, address.max_prefixlen))
-            )
+        clients = [each.decode() for each in self.digests]
         self.published = {
-            digest(identity, secret).decode() for identity in about for secret in secrets
+            digest(client_identity(client), secret).decode()
+            for client in clients
+            for secret in secrets
         }
-        self.published |= {each.decode() for each in self.digests}
-        values = [] if self.subject is None else _values(self.subject)
-        named = [re.escape(value) for value in values if len(value) >= MIN_LETTERS]
-        self._pattern = re.compile(
-            rf"(?<!\w)(?:{'|'.join(sorted(named, key=len)[::-1] or ['(?!)'])})(?!\w)", re.IGNORECASE
-        )
+        self.published.update(clients)
+        if self.subject.address:
+            self.published.update(RateLimitOverride(network=self.subject.address).digests())
+        patterns = sorted(self.published)
+        for name in sorted(_values(self.subject), key=len, reverse=True):
+            if len(name) >= MIN_LETTERS:
+                patterns.append(rf"(?<!\w){re.escape(name)}(?!\w)")
+        self._pattern = re.compile("|".join(patterns), re.IGNORECASE)
 
     def overrides(self) -> QuerySet[RateLimitOverride]:
-        """Overrides about this identity, also those that have ended."""
-        is_about = Q(subject__in=self.published) | Q(
-            client_digest__in=[each.decode() for each in self.digests]
-        )
-        if self.subject is not None and self.subject.user is not None:
+        """Return the overrides about this identity, also those that have ended."""
+        is_about = Q(subject__in=self.published) | Q(client_digest__in=self.published)
+        if self.subject.user is not None:
             is_about |= Q(user=self.subject.user)
         return RateLimitOverride.objects.filter(is_about)
 
     def erase(self, value: Any) -> Any:
-        """The same text, list or object without the digests and names of this identity."""
+        """Return a text, list or object without the digests and names of this identity."""
         if isinstance(value, str):
-            for each in self.published:
-                value = value.replace(each, ERASED)
             return self._pattern.sub(ERASED, value)
         if isinstance(value, dict):
             return {
                 key: self.erase(item) for key, item in value.items() if key not in self.published
             }
         if isinstance(value, list):
-            return [
-                self.erase(item)
-                for item in value
-                if not isinstance(item, str) or item not in self.published
-            ]
+            return [self.erase(item) for item in value]
         return value
 
     def is_in(self, *values: Any) -> bool:
-        """Whether any of these contains a digest or a name of this identity."""
+        """Return whether any of these contains a digest or a name of this identity."""
         return any(self.erase(value) != value for value in values)
 
 
@@ -130,25 +123,22 @@ def _identities(subject: Subject) -> list[Identity]:
     if subject.user is not None:
         return [("user", str(subject.user.pk)), *_throttled(str(subject.user.pk))]
     if subject.address:
-        network = address_as(subject.address, "").network
-        return [
-            ("ip", network),
-            ("ip", subject.address),
-            *_throttled(str(network)),
-            *_throttled(subject.address),
-        ]
+        addresses = (address_as(subject.address, "").network, subject.address)
+        return [each for text in addresses for each in (("ip", text), *_throttled(str(text)))]
     if not subject.field:
         return []
-    if subject.field in registered_keys():
-        return [field_identity(subject.field, subject.value)]
-    kind, _colon, name = subject.field.removeprefix(EXACT).partition(":")
-    kinds = (kind, "data") if kind in ("post", "json") else (kind,)
-    fields = [f"{exact}{each}:{name}" for each in kinds for exact in ("", EXACT)]
+    fields = {subject.field}
+    if subject.field not in registered_keys():
+        kind, _colon, name = subject.field.removeprefix(EXACT).partition(":")
+        kinds = {kind}
+        if kind in ("post", "json"):
+            kinds.add("data")
+        fields = {f"{exact}{each}:{name}" for each in kinds for exact in ("", EXACT)}
     return [field_identity(each, subject.value) for each in fields]
 
 
 def _throttled(ident: str) -> list[Identity]:
-    """What DRF's throttle classes count a client by: texts, for each scope."""
+    """The texts that DRF's throttle classes count a client by, one for each scope."""
     if find_spec("rest_framework") is None:
         return []
     from rest_framework.settings import api_settings
@@ -166,11 +156,15 @@ def _values(subject: Subject) -> list[str]:
         return [str(subject.user)]
     if subject.address:
         return [subject.address]
-    return [subject.value, normalised(subject.value)] if subject.field else []
+    return [subject.value, normalised(subject.value)]
 
 
 def single_address(text: str) -> str:
-    """An address in its one spelling. Raises `ValueError` for a network, which is many clients."""
+    """Return an address in its one spelling.
+
+    Raises:
+        ValueError: It is a network, which is many clients.
+    """
     network = parse_network(text)
     if network.prefixlen != network.max_prefixlen:
         raise ValueError(f"{text!r} is a network; name one address")
@@ -182,149 +176,116 @@ def forget(identity: ForgottenIdentity, *, with_overrides: bool) -> Forgotten:
 
     The user in `acting` is recorded, without the identity.
 
-    Raises `StoreError`, and then not everything is erased.
+    Raises:
+        StoreError: Redis is unavailable. Then not everything is erased.
     """
     forgotten = Forgotten()
     # The history names them to the publisher, so they are erased from it after they are published
     # as deleted.
     of_overrides = set(identity.overrides().values_list("pk", flat=True))
+    left = len(of_overrides)
     if with_overrides and of_overrides:
         identity.overrides().delete()
-        forgotten.erased["overrides"] = len(of_overrides)
+        forgotten.erased["overrides"] = left
+        left = 0
     _erase_in_redis(identity, forgotten.erased)
     time.sleep(IN_FLIGHT_SECONDS)
     _erase_in_redis(identity, forgotten.erased)
-    _erase_in_database(identity, of_overrides, forgotten, keeps_overrides=not with_overrides)
+    _erase_in_database(identity, of_overrides, forgotten.erased)
+    found = [("overrides about it", left, "--overrides deletes them"), *_mentions(identity)]
+    forgotten.kept = [f"{what}: {number} ({how})" for what, number, how in found if number]
     return forgotten
 
 
 def _erase_in_redis(identity: ForgottenIdentity, erased: Counter[str]) -> None:
-    store, prefix = get_store(background=True), conf.CACHE_PREFIX
+    store = get_store(background=True)
+    prefix = conf.CACHE_PREFIX
     charges = [Charge(Limit("forgotten", "1/s"), each) for each in identity.digests]
-    run(
-        forgetting(build_call(charges, "peek"), strict=True)
-    )  # All processes drop refusals, leases and bans.
-    keys = {key for each in identity.digests for key in store.find_keys(prefix + b"{%b}:" % each)}
-    holding = [key for key in keys if key.endswith(b":" + Concurrency.suffix)]
+    # All processes drop refusals, leases and bans.
+    run(forgetting(build_call(charges, "peek"), strict=True))
+    tags = [b"{%b}:" % each for each in identity.digests]
+    keys = {key for tag in tags for key in store.find_keys(prefix + tag)}
+    holding = {key for key in keys if key.endswith(b":" + Concurrency.suffix)}
     for key in sorted(holding):
         erased["slots"] += forget_slots(key, identity.published)
-    others = sorted(keys.difference(holding))
-    bans = [key for key in others if key.endswith(b":ban")]
+    others = sorted(keys - holding)
     store.delete_keys(others)
-    listed = store.execute(
-        b"ZRANGE", prefix + REGISTER, b"0", b"-1"
-    )  # Also bans with expired keys.
-    gone = [key for key in listed if any(b"{%b}:" % each in key for each in identity.digests)]
+    register = prefix + REGISTER
+    listed = store.execute(b"ZRANGE", register, b"0", b"-1")  # Also bans with expired keys.
+    gone = [key for key in listed if any(tag in key for tag in tags)]
     if gone:
-        store.execute(b"ZREM", prefix + REGISTER, *gone)
-    erased["bans"] += len(bans)
-    erased["details of bans"] += sum(b":ban:" in key for key in others)
-    erased["counts"] += sum(b":ban:" not in key + b":" for key in others)
+        store.execute(b"ZREM", register, *gone)
+    bans = sum(key.endswith(b":ban") for key in others)
+    details = sum(b":ban:" in key for key in others)
+    counts = len(others) - bans - details
+    erased.update({"bans": bans, "details of bans": details, "counts": counts})
     for extension in extensions:
         erased.update(extension.forget(identity.digests))
 
 
 def _erase_in_database(
-    identity: ForgottenIdentity,
-    of_overrides: set[int],
-    forgotten: Forgotten,
-    *,
-    keeps_overrides: bool,
+    identity: ForgottenIdentity, of_overrides: set[int], erased: Counter[str]
 ) -> None:
     using = primary()
     with transaction.atomic(using):
         changes = RateLimitChange.objects.using(using)
         for change in changes.filter(kind__in=_KINDS).iterator():
             if _erase_in_change(identity, change):
-                forgotten.erased["history entries"] += 1
+                erased["history entries"] += 1
                 if change.kind == RateLimitChange.Kind.OVERRIDE and change.object_id is not None:
                     of_overrides.add(change.object_id)
-        if identity.subject is not None and identity.subject.user is not None:
+        if identity.subject.user is not None:
             name = str(identity.subject.user)
-            forgotten.erased["names of authors"] += changes.filter(by=name).update(by=ERASED)
-            overrides = RateLimitOverride._base_manager.using(using)
-            forgotten.erased["names of authors"] += overrides.filter(created_by=name).update(
-                created_by=ERASED
-            )
-        forgotten.erased["entries of the admin's log"] += _erase_in_admin_log(
-            identity, of_overrides
-        )
-        changes.create(
-            revision=RateLimitRevision.read(using).revision,
-            by=identity.erase(current_actor()),
-            kind=RateLimitChange.Kind.IDENTITY,
-            action=RateLimitChange.Action.ENDED,
-            name=ERASED,
-            after={},
-        )
-    _note(
-        forgotten,
-        "overrides about it",
-        len(of_overrides) if keeps_overrides else 0,
-        "--overrides deletes them",
-    )
+            overrides = RateLimitOverride._base_manager.using(using).filter(created_by=name)
+            erased["names of authors"] += changes.filter(by=name).update(by=ERASED)
+            erased["names of authors"] += overrides.update(created_by=ERASED)
+        erased["entries of the admin's log"] += _erase_in_admin_log(identity, of_overrides)
+        with acting(identity.erase(current_actor())):
+            record_change(RateLimitChange.Action.ENDED, [ERASED], {})
+
+
+def _mentions(identity: ForgottenIdentity) -> Iterator[tuple[str, int, str]]:
+    """Texts that mention the identity and are not erased: which, how many, and what to do."""
     rules = [
-        rule
+        rule.name
         for rule in RateLimitRule.objects.all()
         if identity.is_in(rule.declared(), rule.description)
     ]
-    _note(
-        forgotten,
-        "rules that mention it",
-        len(rules),
-        "edit them: " + ", ".join(rule.name for rule in rules),
+    yield "rules that mention it", len(rules), f"edit them: {', '.join(rules)}"
+    changes = RateLimitChange.objects.using(primary()).exclude(kind__in=_KINDS).iterator()
+    number = sum(identity.is_in(change.name, change.before, change.after) for change in changes)
+    how = "they can be restored; `history prune` ends that"
+    yield "earlier versions of rules that mention it", number, how
+    own = set(identity.overrides().values_list("pk", flat=True))
+    number = sum(
+        identity.is_in(each.label, each.reason, each.message)
+        for each in RateLimitOverride.objects.exclude(pk__in=own)
     )
-    of_others = changes.exclude(kind__in=_KINDS).iterator()
-    number = sum(identity.is_in(change.name, change.before, change.after) for change in of_others)
-    _note(
-        forgotten,
-        "earlier versions of rules that mention it",
-        number,
-        "they can be restored; `history prune` ends that",
-    )
-    others = RateLimitOverride.objects.exclude(
-        pk__in=list(identity.overrides().values_list("pk", flat=True))
-    )
-    number = sum(identity.is_in(each.label, each.reason, each.message) for each in others)
-    _note(
-        forgotten,
-        "overrides about others that mention it",
-        number,
-        "edit their labels, reasons and messages",
-    )
-
-
-def _note(forgotten: Forgotten, what: str, number: int, how: str) -> None:
-    if number:
-        forgotten.kept.append(f"{what}: {number} ({how})")
+    how = "edit their labels, reasons and messages"
+    yield "overrides about others that mention it", number, how
 
 
 def _erase_in_change(identity: ForgottenIdentity, change: RateLimitChange) -> bool:
     """Erase an identity in one entry of the history; returns whether it was there."""
-    is_override = change.kind == RateLimitChange.Kind.OVERRIDE
     if not identity.is_in(change.name, change.before, change.after, change.subjects):
         return False
+    is_override = change.kind == RateLimitChange.Kind.OVERRIDE
     gone = set(identity.published)
     change.name = identity.erase(change.name)
     for side in ("before", "after"):
-        declared = getattr(change, side)
-        digests = _digests_in(declared)
-        is_about = not digests.isdisjoint(identity.published)
-        if is_about and (is_override or digests <= identity.published):
+        declared = getattr(change, side) or {}
+        digests = {*declared.get("subject", "").split(","), *declared.get("digests", ())} - {""}
+        common = digests & identity.published
+        if common and (is_override or common == digests):
             declared = {name: value for name, value in declared.items() if name not in _NAMING}
             gone |= digests
             if is_override:
                 declared["client"] = change.name = ERASED
-        setattr(change, side, identity.erase(declared))
+            setattr(change, side, declared)
+        setattr(change, side, identity.erase(getattr(change, side)))
     change.subjects = ",".join(each for each in change.subjects.split(",") if each not in gone)
     change.save(update_fields=["name", "before", "after", "subjects"])
     return True
-
-
-def _digests_in(declared: Any) -> set[str]:
-    if not isinstance(declared, dict):
-        return set()
-    return {*(declared.get("subject") or "").split(","), *(declared.get("digests") or ())} - {""}
 
 
 def _erase_in_admin_log(identity: ForgottenIdentity, of_overrides: set[int]) -> int:
@@ -334,11 +295,11 @@ def _erase_in_admin_log(identity: ForgottenIdentity, of_overrides: set[int]) -> 
 
     number = 0
     named = {str(pk) for pk in of_overrides}
-    is_override = {
-        "content_type__app_label": "django_ratelimit_lua",
-        "content_type__model": "ratelimitoverride",
+    of_model = {
+        "content_type__app_label": RateLimitOverride._meta.app_label,
+        "content_type__model": RateLimitOverride._meta.model_name,
     }
-    for entry in LogEntry.objects.filter(**is_override).iterator():
+    for entry in LogEntry.objects.filter(**of_model).iterator():
         if entry.object_id in named or identity.is_in(entry.object_repr):
             entry.object_repr = ERASED
             entry.save(update_fields=["object_repr"])

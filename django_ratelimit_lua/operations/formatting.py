@@ -1,4 +1,4 @@
-"""Numbers, moments, and how many of what, as people of the active language write them."""
+"""Numbers and moments in the active language."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from django.utils.translation import gettext, ngettext
 
 
 def number_words(number: float) -> str:
-    """A number, in groups of digits.
+    """Return a number in groups of digits.
 
     >>> from django.utils.translation import override
     >>> with override("de"):
     ...     number_words(1234.56)
     '1.234,6'
     """
-    rounded = round(number, 1) if isinstance(number, float) else number
-    return formats.number_format(rounded, use_l10n=True, force_grouping=True)
+    if isinstance(number, float):
+        number = round(number, 1)
+    return formats.number_format(number, use_l10n=True, force_grouping=True)
 
 
 def clients_words(number: int) -> str:
-    """The number of clients, if it is not exact.
+    """Return the number of clients, if it is not exact.
 
     >>> clients_words(1), clients_words(2)
     ('about 1 client', 'about 2 clients')
@@ -35,7 +36,7 @@ def clients_words(number: int) -> str:
 
 
 def share_words(share: float) -> str:
-    """A share in percent; what is little is not nothing.
+    """Return a share in percent; a small one is not shown as 0.
 
     >>> share_words(0.5), share_words(0.00001), share_words(0)
     ('50%', '< 0.1%', '0%')
@@ -43,57 +44,60 @@ def share_words(share: float) -> str:
     percent = share * 100
     if 0 < percent < 0.1:
         return gettext("< %(share)s%%") % {"share": formats.number_format(0.1)}
-    digits = 1 if percent < 9.95 and percent else 0
-    # Django cuts what it has no room for.
+    digits = int(0 < percent < 9.95)
+    # Rounded first, as Django cuts digits off.
     return gettext("%(share)s%%") % {"share": formats.number_format(round(percent, digits), digits)}
 
 
 def between_words(least: int, most: int) -> str:
-    """A number with its error: "38 ± 2".
+    """Return a number with its error: "38 ± 2".
 
     >>> between_words(38, 38), between_words(36, 40)
     ('38', '38 ± 2')
     """
     error = -(-(most - least) // 2)
-    return f"{number_words(most - error)} ± {number_words(error)}" if error else number_words(most)
+    if not error:
+        return number_words(most)
+    return f"{number_words(most - error)} ± {number_words(error)}"
 
 
 def rate_words(number: float) -> str:
-    """The number per minute; with tenths if it is small."""
-    return (
-        number_words(round(number))
-        if number >= 10 or not number
-        else formats.number_format(round(number, 1), 1)
-    )
+    """Return the number per minute; with tenths if it is small."""
+    if 0 < number < 10:
+        return formats.number_format(round(number, 1), 1)
+    return number_words(round(number))
 
 
 def milliseconds_words(seconds: float) -> str:
-    """The time of a decision, as the upper bound of its bucket."""
+    """Return the time of a decision, as the upper bound of its bucket."""
     return gettext("%(number)s ms") % {"number": formats.number_format(f"{seconds * 1000:g}")}
 
 
 def readable(text: str) -> str:
-    """A name as a page can have it: what is half a character is a question mark."""
+    """Return a name for a page, with a question mark for each lone surrogate."""
     return text.encode("utf-8", "replace").decode()
 
 
 def breakable(text: str) -> SafeString:
-    """A text for a page that may be broken only after the parts of names."""
+    """Return a text for a page that may be broken only after the parts of names."""
     parts = re.split(r"(?<=[.:/+_])", readable(text))
     return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in parts))
 
 
 def moment_words(moment: datetime.datetime) -> str:
-    """For people: "14:05" for today, otherwise "23 Nov, 14:05", with the year if it is another."""
-    local, today = local_moment(moment), local_moment(timezone.now()).date()
+    """Return "14:05" for today, otherwise "23 Nov, 14:05", with the year if it is another."""
+    local = local_moment(moment)
+    today = local_moment(timezone.now()).date()
     if local.date() == today:
         return formats.date_format(local, "H:i")
     # Translators: formats of Django's date filter
-    return formats.date_format(
-        local, gettext("j M, H:i") if local.year == today.year else gettext("j M Y, H:i")
-    )
+    if local.year == today.year:
+        return formats.date_format(local, gettext("j M, H:i"))
+    return formats.date_format(local, gettext("j M Y, H:i"))
 
 
 def local_moment(moment: datetime.datetime) -> datetime.datetime:
-    """In the time zone of the site, if it has one."""
-    return timezone.localtime(moment) if timezone.is_aware(moment) else moment
+    """Return a moment in the time zone of the site, if it has one."""
+    if timezone.is_aware(moment):
+        return timezone.localtime(moment)
+    return moment

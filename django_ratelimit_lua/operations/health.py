@@ -11,7 +11,7 @@ from ..engine.decide import build_call
 from ..engine.heartbeat import Process, processes
 from ..exceptions import StoreError
 from ..identity import digest
-from ..limits.call import Call, Charge
+from ..limits.call import Charge
 from ..limits.limit import Limit
 from ..rules.problems import problems
 from ..rules.provider import current
@@ -25,7 +25,7 @@ class Health:
     `revision`: of the rules that this process uses (0: none, or none loaded yet); `is_paused`:
     Redis is not called at the moment, after repeated failures; `problems`: the rules that this
     process had to leave out, or could not publish, and why; `processes`: those that decide limits,
-    and their parts of split limits;
+    and their parts of split limits.
     """
 
     ok: bool
@@ -40,45 +40,32 @@ class Health:
 def health() -> Health:
     """Ask Redis for a decision, within `RATELIMIT_TIMEOUT`; nothing is counted.
 
-    Raises `ImproperlyConfigured`.
+    Raises:
+        ImproperlyConfigured: The settings name no usable Redis.
 
     >>> health().ok
     True
     """
-    call, started = _call(), time.monotonic()
+    store = get_store()
+    call = build_call([Charge(Limit("health", "1/s"), digest("health"))], "peek")
+    message = None
+    found: Sequence[Process] = ()
+    started = time.monotonic()
     try:
-        get_store().decide(call)
+        store.decide(call)
         seconds = time.monotonic() - started
-        return _found(seconds, found=processes())
+        found = processes()
     except StoreError as error:
-        return _found(time.monotonic() - started, error)
+        seconds = time.monotonic() - started
+        message = str(error)
+    ruleset = current()
+    revision = 0
+    if ruleset is not None:
+        revision = ruleset.revision.number
+    wrong = tuple(problems.found())
+    return Health(message is None, seconds, message, revision, store.is_paused, wrong, tuple(found))
 
 
 async def ahealth() -> Health:
     """`health`, without blocking the event loop."""
-    call, started = _call(), time.monotonic()
-    try:
-        await get_store().adecide(call)
-        seconds = time.monotonic() - started
-        return _found(seconds, found=await asyncio.to_thread(processes))
-    except StoreError as error:
-        return _found(time.monotonic() - started, error)
-
-
-def _call() -> Call:
-    return build_call([Charge(Limit("health", "1/s"), digest("health"))], "peek")
-
-
-def _found(seconds: float, error: Exception | None = None, found: Sequence[Process] = ()) -> Health:
-    ruleset = current()
-    revision = 0 if ruleset is None else ruleset.revision.number
-    message = None if error is None else str(error)
-    return Health(
-        error is None,
-        seconds,
-        message,
-        revision,
-        get_store().is_paused,
-        tuple(problems.found()),
-        tuple(found),
-    )
+    return await asyncio.to_thread(health)

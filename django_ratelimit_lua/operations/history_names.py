@@ -1,23 +1,44 @@
-"""The identities in history entries about bans and slots."""
+"""Entries of the history about identities: bans, slots and resets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..identity.names import Part
+from ..models import RateLimitChange, RateLimitRevision
+from ..models.audit import current_actor
+from ..publishing.publish import primary
 
 MAX_NAMED = 10
 """Maximum number of names if bans are lifted together."""
 
 
+def record_change(
+    action: RateLimitChange.Action, names: Iterable[str], after: Mapping[str, Any]
+) -> None:
+    """Record in the history what was done to identities under limits of these names.
+
+    The user in `acting` is recorded.
+    """
+    RateLimitChange.objects.create(
+        revision=RateLimitRevision.read(primary()).revision,
+        by=current_actor(),
+        kind=RateLimitChange.Kind.IDENTITY,
+        action=action,
+        name=", ".join(dict.fromkeys(names))[:300],
+        after=after,
+    )
+
+
 def history_names(names: Mapping[str, Sequence[Part]]) -> dict[str, Any]:
-    """The identities in a history entry: their digests, and the names of the first, as
-    `RATELIMIT_SHOW_IDENTITIES` allows.
+    """Return the identities for a history entry.
+
+    They are their digests, and the names of the first, as `RATELIMIT_SHOW_IDENTITIES` allows.
 
     >>> history_names({"9d4e": [("ip", "203.0.113.0/24")], "07ab": []})
     {'digests': ['07ab', '9d4e'], 'who': {'9d4e': [['ip', '203.0.113.0/24']]}}
     """
     digests = sorted(names)
-    named = {digest: [list(part) for part in names[digest]] for digest in digests[:MAX_NAMED]}
-    return {"digests": digests, "who": {digest: parts for digest, parts in named.items() if parts}}
+    who = {digest: [*map(list, names[digest])] for digest in digests[:MAX_NAMED] if names[digest]}
+    return {"digests": digests, "who": who}

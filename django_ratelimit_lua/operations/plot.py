@@ -21,19 +21,17 @@ from .formatting import number_words
 
 PACKAGE = Path(__file__).parents[1]
 STACK = ("refused", "blocked", "would_be_refused", "allowed", "exempt", "policy", "failed")
-"""The parts of a bar, from the bottom up: the course of refusals can be read along the ground."""
+"""The parts of a bar, from the bottom up: refusals can be compared along the ground."""
 REFUSALS = STACK[:3]
 MIN_HEIGHT = 2.0
-"""Of the part of a bar that is refusals, however few."""
+"""The height of the part of a bar that is refusals, however few."""
 
 Points = Iterable[tuple[float, float]]
 """Places in a plot, as shares of its width from the left and of its height from the bottom."""
 
 
 class Mark(NamedTuple):
-    """A vertical line at a share of the width, with a label of a few letters, and words that
-    explain it.
-    """
+    """A vertical line at a share of the width, with a short label and words that explain it."""
 
     at: float
     label: str = ""
@@ -46,10 +44,12 @@ class Plot:
     """A plot and its elements.
 
     Args:
-        title: The name of the plot, for screen readers. words: The content of the plot in
-        sentences, for screen readers. kind: The CSS classes of the picture. width: Of the picture,
-        in pixels before it is scaled; `height`, `left`, `right`, `top` and `bottom` as well,
-            the last four from its edges.
+        title: The name of the plot, for screen readers.
+        words: The content of the plot in sentences, for screen readers.
+        kind: The CSS classes of the picture.
+        width: Its width, in pixels before it is scaled.
+        height: Its height.
+        left: The space at its left edge; `right`, `top` and `bottom` at the others.
         across: Labels below, each with its share of the width; `axis` names them all.
         up: Labels on the left, each with its share of the height.
         marks: Vertical lines.
@@ -89,13 +89,16 @@ class Plot:
 
     @property
     def ground(self) -> float:
-        """The lower edge of what is drawn."""
+        """The lower edge of bars and lines."""
         return self.height - self.bottom
 
     def bars(self, points: Sequence[Mapping[str, float]], most: float, gap: float = 0.15) -> None:
         """Draw a bar for each point, as high as the sum of its parts (see `STACK`).
 
-        `most` is the full height.
+        Args:
+            points: The parts of each bar.
+            most: The sum that has the full height.
+            gap: The share of a step between two bars.
         """
         paths: dict[str, str] = {}
         step = 1 / max(1, len(points))
@@ -108,7 +111,8 @@ class Plot:
                 if part in REFUSALS:
                     height = max(height, MIN_HEIGHT)
                 height = min(height, ground - self.top)
-                left, right = self.x((place + gap / 2) * step), self.x((place + 1 - gap / 2) * step)
+                left = self.x((place + gap / 2) * step)
+                right = self.x((place + 1 - gap / 2) * step)
                 bar = f"M{left:g} {ground:.1f}v{-height:.1f}H{right:g}v{height:.1f}z"
                 paths[part] = paths.get(part, "") + bar
                 ground -= height
@@ -130,10 +134,10 @@ class Plot:
 
     def svg(self, *, is_file: bool = False) -> SafeString:
         """Return the picture, for a page that has the style sheet or for a file of its own."""
-        return render(
-            "django_ratelimit_lua/plot.svg",
-            {"plot": self, "style": read_style() if is_file else ""},
-        )
+        context: dict[str, Any] = {"plot": self}
+        if is_file:
+            context["style"] = read_style()
+        return render("django_ratelimit_lua/plot.svg", context)
 
     @property
     def grid(self) -> Sequence[tuple[float, str]]:

@@ -12,7 +12,7 @@ from ..conf import conf
 from ..limits.limit import Limit
 from ..models import RateLimitOverride
 from ..rules.callsite import known_call_sites, limits_of
-from ..rules.describe import reading
+from ..rules.describe import key_label, reading
 from ..rules.places import look_for_call_sites
 from ..rules.provider import reload
 from ..rules.rule import Rule
@@ -29,7 +29,8 @@ class KnownLimit(NamedTuple):
 
     - `name`; `source`: where it is written: "admin", "settings" or "code"; `reading`: its sentence;
     - `rule`: None if it is written in code; `limit`: None if its rate is a function;
-    - `place`: the name that statistics count it under, which several limits share.
+    - `place`: the name that statistics count it under, which several limits share;
+    - `key`: the name of the key that it counts by; empty: unknown.
     """
 
     name: str
@@ -38,6 +39,12 @@ class KnownLimit(NamedTuple):
     rule: Rule | None
     limit: Limit | None
     place: str
+    key: str = ""
+
+    @property
+    def key_label(self) -> str:
+        """What it counts by, in words."""
+        return key_label(self.key.split("+"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,32 +73,29 @@ class OpenedReference:
     _read: Reference
 
     def is_of(self, found: Explanation) -> bool | None:
-        """Whether an explained request has the identity that was refused, or meets the same block.
+        """Return whether an explained request has the refused identity, or meets the same block.
 
         None: it has no limit at the place of the one that refused, or the secret has changed.
         """
-        if self.is_of_earlier_key:
-            return None
         if self.is_block:
-            blocks = {override.pk for override in self.overrides}
             met = [found.block, *(limit.override for limit in found.met)]
-            return (
-                any(override is not None and override.pk in blocks for override in met)
-                if blocks
-                else None
-            )
-        digests = [
-            limit.charge.digest.decode()
-            for limit in found.met
-            if self._read.is_of_place(limit.name)
-        ]
-        return any(digest.startswith(self.digest_prefix) for digest in digests) if digests else None
+            matches = [override in met for override in self.overrides]
+        else:
+            matches = [
+                limit.charge.digest.startswith(self.digest_prefix.encode())
+                for limit in found.met
+                if self._read.is_of_place(limit.name)
+            ]
+        if self.is_of_earlier_key or not matches:
+            return None
+        return any(matches)
 
 
 def open_reference(text: str) -> OpenedReference:
     """Read a reference, in any letter case, with or without hyphens and spaces.
 
-    Raises `BadReferenceError` if it is not a reference of this site.
+    Raises:
+        BadReferenceError: It is not a reference of this site.
     """
     opened = read(text)
     limits: list[KnownLimit] = []
@@ -100,10 +104,10 @@ def open_reference(text: str) -> OpenedReference:
     if opened.is_block:
         overrides = RateLimitOverride.objects.filter(subject__startswith=opened.digest_prefix)
     else:
-        known = {(one.name, one.source, one.reading): one for one in known_limits()}.values()
-        limits = [one for one in known if opened.is_of_limit(one.name)]
+        known = {(each.name, each.source, each.reading): each for each in known_limits()}.values()
+        limits = [each for each in known if opened.is_of_limit(each.name)]
         is_exact = bool(limits)
-        limits = limits or [one for one in known if opened.is_of_place(one.name)]
+        limits = limits or [each for each in known if opened.is_of_place(each.name)]
     return OpenedReference(
         opened.text,
         datetime.datetime.fromtimestamp(opened.moment, datetime.UTC),
@@ -118,42 +122,36 @@ def open_reference(text: str) -> OpenedReference:
 
 
 def known_limits() -> Iterator[KnownLimit]:
-    """The limits that this site has, as far as they are known here."""
+    """Return the limits that this site has, as far as they are known here: those of rules first."""
     for rule in reload().rules:
         words = reading(rule.given or {})
+        keys = [site.key for site in known_call_sites.of(rule.name)]
+        if rule.key is not None:
+            keys = [rule.key.name]
+        key = next(iter(keys), "")
         for limit in limits_of(rule):
-            yield KnownLimit(limit.name, rule.source, words, rule, limit, rule.name)
-        yield KnownLimit(
-            rule.name, rule.source, words, rule, None, rule.name
-        )  # Its rate may be a function.
+            yield KnownLimit(limit.name, rule.source, words, rule, limit, rule.name, key)
+        # Its rate may be a function.
+        yield KnownLimit(rule.name, rule.source, words, rule, None, rule.name)
     look_for_call_sites()
     for name in known_call_sites.names():
         for site in known_call_sites.of(name):
             for limit in site.limits:
-                yield KnownLimit(limit.name, "code", site.words(), None, limit, name)
+                yield KnownLimit(limit.name, "code", site.words(), None, limit, name, site.key)
     yield from _of_throttles()
 
 
 def _of_throttles() -> Iterator[KnownLimit]:
-    """Those of Django REST framework's views.
-
-    Known by what they have, as that need not be installed.
-    """
+    """Those of Django REST framework's views, which need not be installed."""
     for pattern, _space in url_patterns():
-        cls, given = (
-            getattr(pattern.callback, "cls", None),
-            getattr(pattern.callback, "initkwargs", None) or {},
-        )
-        for throttle in (
-            given.get("throttle_classes") or getattr(cls, "throttle_classes", None) or ()
-        ):
-            if not isinstance(cls, type) or not hasattr(throttle, "limits_on"):
-                continue
-            with suppress(Exception):  # A throttle of the project's may ask for more than is here.
-                view: Any = cls(**given)
-                asked = throttle()
-                for limit in asked.limits_on(view):
-                    words = reading(
-                        {"rate": str(limit.rate), "group": limit.name.partition(":")[0]}
-                    )
-                    yield KnownLimit(limit.name, "code", words, None, limit, asked.name)
+        view: Any = pattern.callback
+        cls: Any = getattr(view, "cls", None)
+        if not hasattr(cls, "throttle_classes"):
+            continue
+        for throttle in view.initkwargs.get("throttle_classes", cls.throttle_classes):
+            with suppress(Exception):  # It may need more than there is here, or is not ours.
+                ours = throttle()
+                for limit in ours.limits_on(cls(**view.initkwargs)):
+                    group = limit.name.partition(":")[0]
+                    words = reading({"rate": str(limit.rate), "group": group})
+                    yield KnownLimit(limit.name, "code", words, None, limit, ours.name)

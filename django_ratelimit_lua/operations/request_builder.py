@@ -1,11 +1,11 @@
-"""A request from a description, and the subjects of overrides in it."""
+"""Builds a request from a description, and finds users."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from http.cookies import CookieError, SimpleCookie
+from http.cookies import CookieError
 from importlib import import_module
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlencode
@@ -26,9 +26,7 @@ from ..limits.rate import LimitError
 from ..rules.rule import UNWRITABLE
 
 SENT_KINDS = ("header", "cookie", "get", "post", "json", "data")
-"""The kinds of fields that a client sends; `data`: a form field, or a JSON field if there are
-others of JSON.
-"""
+"""The kinds of fields that a client sends; `data`: a form field, or one of JSON if others are."""
 Fields = Sequence[tuple[str, str]]
 """Values that a client sends, and values of registered keys: `[("post:username", "ada"), ("tenant",
 "acme")]`.
@@ -45,42 +43,60 @@ def build_request(
     host: str | None = None,
     fields: Fields = (),
 ) -> HttpRequest:
-    """A request like the one described.
+    """Return a request like the one described.
 
-    - `address`: its address; of a network, its first address;
-    - `user`: the signed-in user; without one, the user of the session in its cookie;
-    - `headers`, `fields`: its values; `host`: the host it is for.
+    Args:
+        path: Its path, with a query.
+        method: Its method.
+        address: Its address; of a network, its first address.
+        user: The signed-in user; without one, the user of the session in its cookie.
+        headers: Its headers. A `Cookie` replaces the cookies in `fields`.
+        host: The host it is for.
+        fields: Its values.
 
-    Raises `LimitError` for an impossible request.
+    Raises:
+        LimitError: The request is impossible.
     """
+    from django.test import RequestFactory  # Which imports Django's test cases.
+
     sent: dict[str, list[tuple[str, str]]] = {kind: [] for kind in SENT_KINDS}
     sent["header"] += (headers or {}).items()
-    key_values = {field: value for field, value in fields if field in registered_keys()}
+    key_values = {}
     for field, value in fields:
-        if field in key_values:
-            continue
         kind, _colon, name = field.removeprefix(EXACT).partition(":")
-        if kind not in sent or not name:
-            raise LimitError(f"{field!r} is not a field of a request; use {_accepted()}")
-        sent[kind].append((name, value))
-    sent["json" if sent["json"] else "post"] += sent.pop("data")
+        if field in registered_keys():
+            key_values[field] = value
+        elif kind in sent and name:
+            sent[kind].append((name, value))
+        else:
+            accepted = ", ".join([*(f"{kind}:NAME" for kind in SENT_KINDS), *registered_keys()])
+            raise LimitError(f"{field!r} is not a field of a request; use {accepted}")
+    body = "post"
+    if sent["json"]:
+        body = "json"
+    sent[body] += sent["data"]
     if sent["json"] and sent["post"]:
         raise LimitError("A body has either form fields or JSON fields")
     path, _mark, query = path.partition("?")
     query = "&".join(filter(None, (query.partition("#")[0], urlencode(sent["get"]))))
-    meta: dict[str, Any] = {} if host is None else {"HTTP_HOST": host}
+    # As a server hands it over: a path need not be one that a URL can be made of.
+    meta: dict[str, Any] = {
+        "PATH_INFO": unquote_to_bytes(path.encode(errors="replace")).decode("latin-1"),
+        "QUERY_STRING": query.encode(errors="replace").decode("latin-1"),
+    }
+    if host is not None:
+        meta["HTTP_HOST"] = host
     if address is not None:
         meta["REMOTE_ADDR"] = first_address(address)
         if isinstance(conf.IP_META_KEY, str):
             meta[conf.IP_META_KEY] = meta["REMOTE_ADDR"]
-    # As a server hands it over: a path need not be one that a URL can be made of.
-    meta["PATH_INFO"] = unquote_to_bytes(path.encode(errors="replace")).decode("latin-1")
-    meta["QUERY_STRING"] = query.encode(errors="replace").decode("latin-1")
-    from django.test import RequestFactory  # Which imports Django's test cases.
-
-    request: HttpRequest = RequestFactory(headers=_headers(sent)).generic(
-        method, "/", *_body(sent["post"], sent["json"]), **meta
-    )
+    factory = RequestFactory(headers=dict(sent["header"]))
+    for name, value in sent["cookie"]:
+        try:
+            factory.cookies[name] = value
+        except CookieError as error:
+            raise LimitError(f"cookie {name!r}: {error}") from error
+    request: HttpRequest = factory.generic(method, "/", *_body(sent["post"], sent["json"]), **meta)
     request.session = import_module(settings.SESSION_ENGINE).SessionStore(
         request.COOKIES.get(settings.SESSION_COOKIE_NAME)
     )
@@ -89,31 +105,12 @@ def build_request(
     return request
 
 
-def _accepted() -> str:
-    return ", ".join([*(f"{kind}:NAME" for kind in SENT_KINDS), *registered_keys()])
-
-
 def first_address(network: str) -> str:
-    """An address, or the first of a network, as text."""
+    """Return an address, or the first of a network, as text."""
     try:
         return str(parse_network(network).network_address)
     except ValueError:
         return network
-
-
-def _headers(sent: Mapping[str, Fields]) -> dict[str, str]:
-    headers = dict(sent["header"])
-    cookies = SimpleCookie()
-    for name, value in sent["cookie"]:
-        try:
-            cookies[name] = value
-        except CookieError as error:
-            raise LimitError(f"cookie {name!r}: {error}") from error
-    written = [f"{name}={morsel.coded_value}" for name, morsel in cookies.items()]
-    if written:
-        given = [name for name in headers if name.lower() == "cookie"]
-        headers["Cookie"] = "; ".join([*(headers.pop(name) for name in given), *written])
-    return headers
 
 
 def _body(posted: Fields, in_json: Fields) -> tuple[bytes, str]:
@@ -144,7 +141,7 @@ def find_user(name: str) -> Any:
         return None
     model = get_user_model()
     for field in (model.USERNAME_FIELD, "pk"):
-        # Not every text can be a primary key, or asked of every database.
+        # Not every text can be a primary key, or is accepted by every database.
         with suppress(ValueError, OverflowError, TypeError, ValidationError):
             user = model._default_manager.filter(**{field: name}).first()
             if user is not None:

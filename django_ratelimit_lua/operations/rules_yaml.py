@@ -1,16 +1,15 @@
-"""The rules of the admin, and rows of annexes, as code: a YAML text that goes through review, and
-back.
-"""
+"""The rules of the admin, and rows of annexes, as YAML that goes through review, and back."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 from django.core.exceptions import ValidationError
-from django.db import router, transaction
+from django.db import router
 
 from ..extension import FIELDS_OF_ANNEXES, WORDS_OF_ANNEXES, documents, install, rule_fields
 from ..limits.algorithms import SYNONYMS
@@ -26,10 +25,12 @@ Built = tuple[RateLimitRule, list[RateLimitTier]]
 RULE = "rule"
 """Stands for rules among the words that begin items of annexes."""
 MAX_TEXT_LENGTH = 4 * 1024 * 1024
+_COPIED = ("name", "description", "mode", "order", "exempt", "route", "group", "cost", "message")
+"""Fields that a row has as they are declared; those of `OPTIONS` are too."""
 
 
 def dump(rules: Sequence[Declared]) -> str:
-    """Rules as YAML.
+    """Return rules as YAML.
 
     >>> print(dump([{"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}]), end="")
     - name: api
@@ -55,10 +56,8 @@ class Item(NamedTuple):
 
 
 def export() -> str:
-    """The rules of the admin as YAML, in their order, and the rows of annexes behind them."""
-    items: list[Declared] = [
-        rule.declared() for rule in RateLimitRule.objects.prefetch_related("tiers")
-    ]
+    """Return the rules of the admin as YAML, in their order, and then the rows of annexes."""
+    items = list(_stored_rules().values())
     for word, document in documents().items():
         items += [{word: name, **declared} for name, declared in document.stored().items()]
     return dump(items)
@@ -76,38 +75,38 @@ class RuleChange:
     @property
     def label(self) -> str:
         """Its subject: a rule by its name alone."""
-        return self.name if self.word == RULE else f"{self.word} {self.name}"
+        if self.word == RULE:
+            return self.name
+        return f"{self.word} {self.name}"
 
     def words(self) -> list[str]:
-        mark = "~"
-        if self.before is None or self.after is None:
-            mark = "+" if self.before is None else "-"
-            if self.word == RULE:
-                return [f"{mark} {self.name}: {reading(self.after or self.before or {})}"]
-        return [
-            f"{mark} {self.label}",
-            *(f"    {line}" for line in difference(self.before, self.after)),
-        ]
+        lines = [f"    {line}" for line in difference(self.before, self.after)]
+        if self.before is not None and self.after is not None:
+            return [f"~ {self.label}", *lines]
+        mark = "+"
+        if self.after is None:
+            mark = "-"
+        if self.word != RULE:
+            return [f"{mark} {self.label}", *lines]
+        return [f"{mark} {self.name}: {reading(self.after or self.before or {})}"]
 
 
 def build_rule(given: Declared, where: str = "Rules") -> Built:
-    """A rule and its tiers, from how the rule is declared; not saved. Raises `RuleError`."""
+    """Return a rule and its tiers, not saved, from its declaration.
+
+    Args:
+        given: The declaration.
+        where: The text that it is in.
+
+    Raises:
+        RuleError: It is not valid.
+    """
     compiled = compile_rule(given, plain=True, where=where)
     where = f"{where}: rule {compiled.name!r}"
     if "id" in given:
         raise RuleError(where, "name", "unknown id")
-    rule = RateLimitRule(name=compiled.name)
-    for field in (
-        "description",
-        "mode",
-        "order",
-        "exempt",
-        "route",
-        "group",
-        "cost",
-        "message",
-        *OPTIONS,
-    ):
+    rule = RateLimitRule()
+    for field in (*_COPIED, *OPTIONS):
         if given.get(field) is not None:
             setattr(rule, field, given[field])
     rule.algorithm = SYNONYMS.get(rule.algorithm, rule.algorithm)
@@ -116,198 +115,182 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
         rule.group = ""
     rule.methods = list(dict.fromkeys(name.upper() for name in _listed(given.get("method"))))
     fields = rule_fields()
-    for word in filter(
-        given.get, FIELDS_OF_ANNEXES
-    ):  # Of an annex that is not installed, the history has some.
-        rule.annex(word, fields[word].clean(given[word]) if word in fields else given[word])
+    for word in filter(given.get, FIELDS_OF_ANNEXES):
+        value = given[word]
+        if word in fields:  # The history has some of annexes that are not installed.
+            value = fields[word].clean(value)
+        rule.annex(word, value)
     rule.key = "+".join(_listed(given.get("key")))
-    rule.audience, *others = _listed(given.get("audience")) or ["everyone"]
+    audience = _listed(given.get("audience")) or ["everyone"]
+    rule.audience = audience[0]
     if rule.audience.startswith("group:"):
-        rule.groups = list(
-            dict.fromkeys(name.removeprefix("group:") for name in (rule.audience, *others))
-        )
         rule.audience = "groups"
+        rule.groups = list(dict.fromkeys(name.removeprefix("group:") for name in audience))
     tiers = []
     try:
         if not rule.exempt:
             rule.rate = given["rate"]
-        for tier in given.get("tiers") or ():
-            tiers.append(RateLimitTier(rule=rule, group=tier["group"], burst=tier.get("burst")))
-            tiers[-1].rate = tier["rate"]
         rule.clean_fields()
-        for row in tiers:
-            row.clean_fields(exclude=["rule"])
+        for each in given.get("tiers") or ():
+            tier = RateLimitTier(rule=rule, group=each["group"], burst=each.get("burst"))
+            tier.rate = each["rate"]
+            tier.clean_fields(exclude=["rule"])
+            tiers.append(tier)
     except LimitError as error:
         raise RuleError(where, "rate", error) from None
     except ValidationError as error:
-        raise of_fields(where, error) from None
+        raise RuleError.of(
+            [
+                RuleError(where, field, f"{field}: {' '.join(problems)}")
+                for field, problems in error.message_dict.items()
+            ]
+        ) from None
     return rule, tiers
-
-
-def of_fields(where: str, error: ValidationError) -> RuleError:
-    """The problems of fields, as Django reports them, as one `RuleError`."""
-    problems = error.message_dict.items()
-    return RuleError.of(
-        [RuleError(where, field, f"{field}: {' '.join(wrong)}") for field, wrong in problems]
-    )
 
 
 def _listed(value: Any) -> list[str]:
     """The names in a field that holds one or several."""
-    return [value] if isinstance(value, str) and value else list(value or ())
+    if value and isinstance(value, str):
+        return [value]
+    return list(value or ())
 
 
 def load(text: str, source: str = "Rules") -> list[Item]:
-    """The items of a YAML text; not saved.
+    """Return the items of a YAML text; not saved.
 
     Args:
         text: The YAML.
-        source: What problems call it, such as its file.
+        source: Its name in problems, such as its file.
 
     Raises:
-        RuleError: With all that is wrong, and in which lines.
+        RuleError: With all problems, and their lines.
     """
     from .yaml_text import read_items
 
     loaded: list[Item] = []
     problems: list[RuleError] = []
     lines: dict[tuple[str, str], int] = {}
-    twice: set[tuple[str, str]] = set()
     for line, given in read_items(text, source):
         where = f"{source}, line {line}"
-        word = RULE
-        if isinstance(given, Mapping):
-            word = next((word for word in WORDS_OF_ANNEXES if word in given), RULE)
         try:
-            loaded.append(_item(word, given, where))
+            item = _item(given, where)
+            first = lines.setdefault((item.word, item.name), line)
+            if first != line:
+                text = f"two {item.word}s are called {item.name}; the other is on line {first}"
+                raise RuleError(where, "name", text)
+            loaded.append(item)
         except RuleError as error:
             problems += error.each
-        name = given.get("name" if word == RULE else word) if isinstance(given, Mapping) else None
-        at = (word, str(name))
-        if isinstance(name, str) and lines.setdefault(at, line) != line and at not in twice:
-            twice.add(at)
-            problem = f"two {word}s are called {name}; the other is on line {lines[at]}"
-            problems.append(RuleError(where, "name" if word == RULE else word, problem))
     if problems:
         raise RuleError.of(problems)
     return loaded
 
 
-def _without_kept(given: Declared) -> Declared:
-    """A declaration without the values that its row keeps for an annex that is not installed, as
-    `export` wrote it.
-    """
-    absent = [word for word in FIELDS_OF_ANNEXES if word in given and word not in rule_fields()]
-    row = RateLimitRule.objects.filter(name=str(given.get("name"))).first() if absent else None
-    if row is None:
-        return given
-    kept = row.annexed()
-    return {
-        word: value
-        for word, value in given.items()
-        if word not in absent or kept.get(word) != value
-    }
+def _item(given: Any, where: str) -> Item:
+    if not isinstance(given, Mapping):
+        raise RuleError(where, "name", f"{given!r} is not a rule; write a mapping with a name")
+    for word in WORDS_OF_ANNEXES.keys() & given.keys():
+        document = documents().get(word)
+        if document is None:
+            raise RuleError(where, word, f"{install(WORDS_OF_ANNEXES[word])}, to use {word!r}")
+        return Item(word, given[word], document.build(given, where))
+    _refuse_absent(given, where)
+    rule, tiers = build_rule(given, where)
+    declared = rule.declared()
+    if tiers:
+        declared["tiers"] = [tier.declared() for tier in sorted(tiers, key=lambda tier: tier.group)]
+    return Item(RULE, given["name"], rule.ordered(declared), (rule, tiers))
 
 
-def _item(word: str, given: Any, where: str) -> Item:
-    if word == RULE:
-        if isinstance(given, Mapping):
-            refuse_absent(_without_kept(given), where)
-        rule, tiers = build_rule(given, where)
-        return Item(RULE, rule.name, _declared(rule, tiers), (rule, tiers))
-    document = documents().get(word)
-    if document is None:
-        raise RuleError(where, word, f"{install(WORDS_OF_ANNEXES[word])}, to use {word!r}")
-    return Item(word, given[word], document.build(given, where))
+def _refuse_absent(given: Declared, where: str) -> None:
+    """Refuse values for annexes that are not installed, except those that the rule's row keeps."""
+    words = given.keys() & FIELDS_OF_ANNEXES.keys() - rule_fields().keys()
+    if words:
+        kept: Declared = {}
+        for row in RateLimitRule.objects.filter(name=str(given.get("name"))):
+            kept = row.annexed()
+        new = {word: given[word] for word in words if given[word] != kept.get(word)}
+        refuse_absent(new, where)
 
 
 def declared_rules(text: str, source: str = "Rules") -> list[Declared]:
-    """The rules of a YAML text as they are declared, without a look at the database; `source` as in
-    `load`.
-
-    Raises `RuleError`.
-    """
+    """Return the rules of a YAML text as they are declared; as `load`."""
     return [item.declared for item in load(text, source) if item.word == RULE]
 
 
 def plan(text: str, source: str = "Rules") -> list[RuleChange]:
-    """What has to be done so that the rules are those of a text: nothing for those that are the
-    same.
+    """Return the changes that make the rules those of a text.
 
-    `source` as in `load`. Raises `RuleError`.
+    Args:
+        text: The YAML.
+        source: As in `load`.
+
+    Raises:
+        RuleError: As in `load`.
     """
     return _plan(load(text, source))
 
 
 def _plan(loaded: Sequence[Item]) -> list[RuleChange]:
-    stored = {word: document.stored for word, document in documents().items()}
-    stored = {RULE: _stored_rules, **stored}
+    readers = {word: document.stored for word, document in documents().items()}
     changes = []
-    for word, read in stored.items():
+    for word, read in {RULE: _stored_rules, **readers}.items():
         after = {item.name: item.declared for item in loaded if item.word == word}
         if word == RULE or after:  # A text without any items of an annex is of rules alone.
             before = read()
             changes += [
                 RuleChange(name, before.get(name), after.get(name), word)
                 for name in {**after, **before}
+                if before.get(name) != after.get(name)
             ]
-    return [change for change in changes if change.before != change.after]
+    return changes
 
 
 def _stored_rules() -> Mapping[str, Declared]:
     return {rule.name: rule.declared() for rule in RateLimitRule.objects.prefetch_related("tiers")}
 
 
-def _declared(rule: RateLimitRule, tiers: Sequence[RateLimitTier]) -> Declared:
-    given = rule.declared()
-    if tiers:
-        given["tiers"] = [tier.declared() for tier in sorted(tiers, key=lambda tier: tier.group)]
-    return rule.ordered(given)
-
-
 def counted(words: Iterable[str]) -> str:
-    """How many rules and other items that is.
+    """Return how many rules and other items there are, in words.
 
     >>> counted(["rule", "breaker", "breaker"]), counted(["breaker"]), counted([])
     ('1 rule and 2 breakers', '1 breaker', '0 rules')
     """
     numbers = Counter(sorted(words, key=lambda word: word != RULE)) or {RULE: 0}
-    return " and ".join(
-        f"{number} {word}{'' if number == 1 else 's'}" for word, number in numbers.items()
-    )
+    return " and ".join(f"{number} {word}{'s' * (number != 1)}" for word, number in numbers.items())
 
 
 def deletions(changes: Sequence[RuleChange]) -> list[str]:
-    """The names of the rules and other items that would be deleted."""
+    """Return the names of the rules and other items that would be deleted."""
     return [change.label for change in changes if change.after is None]
 
 
 def apply(text: str, *, delete: bool = False) -> list[RuleChange]:
-    """Replace the rules by those of a text, all or nothing; return the changes.
+    """Replace the rules by those of a text, all or nothing. Overrides stay with rules that stay.
 
-    Overrides stay with rules that stay.
+    Args:
+        text: The YAML.
+        delete: Whether rules may be deleted: a truncated file lacks rules as well.
 
-    Raises `RuleError`, also if rules would be deleted without `delete`: a truncated file lacks
-    rules as well.
+    Returns:
+        The changes.
+
+    Raises:
+        RuleError: As in `load`, or rules would be deleted.
     """
     with one_change(router.db_for_write(RateLimitRule)):
         loaded = load(text)
         built = {item.name: item.built for item in loaded if item.built is not None}
         changes = _plan(loaded)
-        lacking = [change for change in changes if change.after is None]
-        names = deletions(lacking)
+        names = deletions(changes)
         if names and not delete:
-            listed = ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
-            words = " and ".join(
-                f"{word}s" for word in dict.fromkeys(change.word for change in lacking)
-            )
+            number = counted(change.word for change in changes if change.after is None)
             problem = (
-                f"the file lacks {len(names)} of the {words} there are, which would be "
-                f"deleted: {listed}"
+                f"the file lacks {number}, which would be deleted: "
+                f"{shorten(', '.join(names), 500)}. Nothing was changed; use --delete to delete "
+                "them"
             )
-            raise RuleError(
-                "Rules", "name", f"{problem}. Nothing was changed; --delete says that this is meant"
-            )
+            raise RuleError("Rules", "name", problem)
         for change in changes:
             if change.word != RULE:
                 documents()[change.word].save(change.name, change.after)
@@ -322,21 +305,14 @@ def save_rule(
     rule: RateLimitRule, tiers: Sequence[RateLimitTier], pk: int | None = None
 ) -> RateLimitRule:
     """Save a rule and its tiers over the one with that key, or with that name, if there is one."""
-    with transaction.atomic(router.db_for_write(RateLimitRule)):
-        present = RateLimitRule.objects.filter(
-            **({"name": rule.name} if pk is None else {"pk": pk})
-        ).first()
-        rule.pk = present.pk if present is not None else pk
-        rule._state.adding = present is None
+    found: dict[str, Any] = {"name": rule.name}
+    if pk is not None:
+        found = {"pk": pk}
+    with one_change(router.db_for_write(RateLimitRule)):
+        rule.pk = RateLimitRule.objects.filter(**found).values_list("pk", flat=True).first() or pk
         rule.save()
-        saved = {tier.group: tier for tier in rule.tiers.all()}
-        for group in set(saved) - {tier.group for tier in tiers}:
-            saved[group].delete()
+        rule.tiers.all().delete()
         for tier in tiers:
-            same = saved.get(tier.group)
-            if same is None or same.declared() != tier.declared():
-                tier.pk = same.pk if same is not None else None
-                tier.rule = rule
-                tier._state.adding = same is None
-                tier.save()
+            tier.rule = rule
+            tier.save()
     return rule

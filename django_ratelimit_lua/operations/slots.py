@@ -6,39 +6,44 @@ import re
 from collections.abc import Sequence
 
 from ..engine.slots import Holder, end_slot, holders
-from ..models import RateLimitChange, RateLimitRevision
-from ..models.audit import current_actor
-from ..publishing.publish import primary
-from .history_names import history_names
+from ..models import RateLimitChange
+from .history_names import history_names, record_change
 
 _FURTHER = re.compile(r"(/[^/]*/).+", re.DOTALL)
-"""What stands behind the first part of a path."""
+"""Matches the further parts of a path."""
 
 
 def slots_held(name: str = "") -> list[Holder]:
-    """The holders of slots for longer than a quarter of `RATELIMIT_SLOT_SECONDS`, in all processes,
-    the longest first.
+    """Return the slots held for longer than a quarter of `RATELIMIT_SLOT_SECONDS`, longest first.
 
-    `name`: of a rule, a call site or a limiter; empty: all. Raises `StoreError`.
+    They are those of all processes.
+
+    Args:
+        name: The name of a rule, a call site or a limiter; empty: all.
+
+    Raises:
+        StoreError: Redis is unavailable.
     """
     return [holder for holder in holders() if not name or is_named(holder, name)]
 
 
 def is_named(holder: Holder, name: str) -> bool:
-    """Whether a slot is one of a rule, call site or limiter: some of their limits have names that
-    begin so.
+    """Return whether a slot is one of a rule, call site or limiter.
+
+    Some of their limits have names that begin so.
     """
     return holder.limit == name or holder.limit.startswith(f"{name}:")
 
 
 def names(held: Sequence[Holder]) -> list[str]:
-    """The names of the limits of which these are."""
+    """Return the names of the limits of these slots."""
     return sorted({holder.limit for holder in held})
 
 
 def brief(what: str) -> str:
-    """The purpose of a slot for users who may not see names: further parts of a path may be a
-    secret, as in a link for a new password, or identify a client.
+    """Return the purpose of a slot for users who may not see names.
+
+    Further parts of a path may be a secret, as in a link for a new password, or identify a client.
 
     >>> brief("GET /exports/7/"), brief("nightly import")
     ('GET /exports/…', 'nightly import')
@@ -53,16 +58,10 @@ def release_slot(holder_id: str, why: str = "") -> Holder | None:
     """
     holder = end_slot(holder_id)
     if holder is not None:
-        RateLimitChange.objects.create(
-            revision=RateLimitRevision.read(primary()).revision,
-            by=current_actor(),
-            kind=RateLimitChange.Kind.IDENTITY,
-            action=RateLimitChange.Action.ENDED,
-            name=holder.limit[:300],
-            after={
-                **history_names({holder.digest: holder.identity}),
-                "slot": f"{brief(holder.what)} ({holder.host}, {holder.pid})",
-                "why": why,
-            },
-        )
+        after = {
+            **history_names({holder.digest: holder.identity}),
+            "slot": f"{brief(holder.what)} ({holder.host}, {holder.pid})",
+            "why": why,
+        }
+        record_change(RateLimitChange.Action.ENDED, [holder.limit], after)
     return holder

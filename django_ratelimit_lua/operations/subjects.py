@@ -1,7 +1,4 @@
-"""Subjects that an override can be about, of what a request is described by.
-
-And the blocks that are about them.
-"""
+"""The subjects of overrides, of a described request, and their overrides."""
 
 from __future__ import annotations
 
@@ -30,10 +27,10 @@ MAX_SHOWN = 50
 
 
 class NetworkOverride(NamedTuple):
-    """An override about a network, and which part of it: "all", a "larger" network, or a "part".
+    """An override about a network.
 
-    `blocks_all`: it blocks every address of the network, except those with a more specific
-    override.
+    `part`: it is about "all" of it, a "larger" network, or a "part". `blocks_all`: it blocks every
+    address of the network, except those with a more specific override.
     """
 
     part: Literal["larger", "all", "part"]
@@ -42,10 +39,10 @@ class NetworkOverride(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What an override can be about: a user, an address or network, the value of a field, or the
-    digest of a client.
+    """The subject of an override.
 
-    `label`: a name for a client of which only the digest is known.
+    It is a user, an address or network, the value of a field, or the digest of a client. `label`: a
+    name for a client of which only the digest is known.
     """
 
     user: Any = None
@@ -56,16 +53,20 @@ class Subject(NamedTuple):
     label: str = ""
 
     def __str__(self) -> str:
-        return f"{field_words(self.field)} = {self.value}" if self.field else self._about().client()
+        if self.field:
+            return f"{field_words(self.field)} = {self.value}"
+        return self._about().client()
 
     def client(self) -> str:
-        """The digest of the client that a limit counts by this subject alone."""
+        """Return the digest of the client that a limit counts by this subject alone."""
+        if self.digest:
+            return self.digest
         identity: Identity = ("ip", self.address)
         if self.field:
             identity = field_identity(self.field, self.value)
         elif self.user is not None:
             identity = ("user", str(self.user.pk))
-        return self.digest or digest(identity).decode()
+        return digest(identity).decode()
 
     def override(
         self,
@@ -76,90 +77,91 @@ class Subject(NamedTuple):
         reason: str = "",
         label: str = "",
     ) -> RateLimitOverride:
-        """An unsaved override about the subject: for this number of seconds (None: for good), for a
-        rule or for all.
+        """Return an unsaved override about the subject.
 
-        `label`: a text for a client without a stored name. Raises `ValidationError`.
+        Args:
+            effect: Its effect.
+            seconds: How long it lasts; None: for good.
+            rule: The rule that it is for; None: all.
+            reason: The reason for it.
+            label: A text for a client without a stored name.
+
+        Raises:
+            ValidationError: It is not valid.
         """
         override = self._about()
         override.label = label or self.label
-        override.effect, override.rule, override.reason, override.created_by = (
-            effect,
-            rule,
-            reason,
-            current_actor(),
-        )
-        override.ends = (
-            None if seconds is None else timezone.now() + datetime.timedelta(seconds=seconds)
-        )
+        override.effect = effect
+        override.rule = rule
+        override.reason = reason
+        override.created_by = current_actor()
+        if seconds is not None:
+            override.ends = timezone.now() + datetime.timedelta(seconds=seconds)
         override.full_clean(exclude=["subject", "kind"])
         return override
 
     def confirmations(self, effect: Effect, peer: str | None = None) -> list[str]:
-        """What has to be confirmed before an override about them is saved, as
-        `override_confirmations` has it.
+        """Return what has to be confirmed before an override about it is saved.
+
+        See `override_confirmations`.
         """
-        given = {"effect": effect, "networks": [self.address] if self.address else []}
+        given = {"effect": effect, "networks": [*filter(None, [self.address])]}
         return [str(problem) for _field, problem in override_confirmations(given, peer)]
 
     def blocks(self) -> list[RateLimitOverride]:
-        """The blocks that are about exactly them and have not ended, those that have not begun
-        among them.
-        """
+        """Return the blocks of exactly this subject that have not ended, begun or not."""
         about = self._about()
         about.ends = timezone.now()  # A digest is not valid without an end.
         about.full_clean(exclude=["subject", "kind"])
         about.prepare()
         digests = about.digests()
-        if self.field:  # Which may have been entered under an earlier key.
+        if self.field:  # It may have been entered under an earlier secret.
             identity = field_identity(self.field, self.value)
             digests = [digest(identity, secret).decode() for secret in secrets_by_id().values()]
         blocks = RateLimitOverride.objects.lasting().filter(
-            effect=RateLimitOverride.Effects.BLOCK, kind=about.kind
+            effect="block", kind=about.kind, subject__in=digests
         )
-        return list(blocks.filter(subject__in=digests).select_related("rule", "user"))
+        return list(blocks.select_related("rule", "user"))
 
     def wider_blocks(self) -> list[RateLimitOverride]:
-        """The blocks in force of larger networks that an address or network is in."""
-        found = self.network_overrides() if self.address else []
+        """Return the blocks in force of larger networks that an address or network is in."""
+        if not self.address:
+            return []
         return [
-            one.override for one in found if one.part == "larger" and one.override.effect == "block"
+            found.override
+            for found in self.network_overrides()
+            if found.part == "larger" and found.override.effect == "block"
         ]
 
     def network_overrides(self) -> list[NetworkOverride]:
-        """The overrides in force about all of a network, about larger ones that it is in, and about
-        parts of it.
-        """
+        """Return the overrides in force about a network, larger ones, and parts of it."""
         own = parse_network(self.address)
-        overrides = (
-            RateLimitOverride.objects.active()
-            .filter(kind__startswith=f"ip{own.version}/")
-            .order_by("pk")
-        )
         near: list[tuple[int, int]] = []
-        for pk, text in overrides.values_list("pk", "network"):
+        of_version = RateLimitOverride.objects.active().filter(kind__startswith=f"ip{own.version}/")
+        for pk, text in of_version.values_list("pk", "network"):
             with suppress(ValueError):  # A row was edited by hand.
                 other = parse_network(text)
                 if own.overlaps(other):
                     near.append((other.prefixlen - own.prefixlen, pk))
-        rows = RateLimitOverride.objects.select_related("rule").in_bulk(
-            [pk for _bits, pk in sorted(near)[:MAX_SHOWN]]
-        )
-        found = [(bits, rows[pk]) for bits, pk in sorted(near) if pk in rows]
+        near = sorted(near)[:MAX_SHOWN]
+        rows = RateLimitOverride.objects.select_related("rule").in_bulk([pk for _bits, pk in near])
+        found = [(bits, rows[pk]) for bits, pk in near if pk in rows]
         whole = [
-            (bits, -EFFECTS.index(one.effect), one.pk)
-            for bits, one in found
-            if bits <= 0 and one.rule_id is None
+            (bits, -EFFECTS.index(row.effect), row.pk)
+            for bits, row in found
+            if bits <= 0 and row.rule_id is None
         ]
-        strongest = max(whole, default=(0, -1, 0))
-        return [
-            NetworkOverride(
-                "all" if bits == 0 else "part" if bits > 0 else "larger",
-                one,
-                strongest[1] == -EFFECTS.index("block") and strongest[2] == one.pk,
-            )
-            for bits, one in found
-        ]
+        _bits, _effect, strongest = max(whole, default=(0, 0, None))
+        overrides = []
+        for bits, row in found:
+            part: Literal["larger", "all", "part"] = "all"
+            if bits < 0:
+                part = "larger"
+            elif bits > 0:
+                part = "part"
+            blocks_all = row.pk == strongest and row.effect == "block"
+            overrides.append(NetworkOverride(part, row, blocks_all))
+        return overrides
 
     def _about(self) -> RateLimitOverride:
         about = RateLimitOverride(
@@ -176,10 +178,13 @@ class Subject(NamedTuple):
 
 
 def subjects(user: Any, address: str | None, fields: Fields) -> dict[str, Subject]:
-    """The subjects of a request that is described so: by "user", "address" or the field as keys
-    name it.
+    """Return the subjects of a described request.
+
+    They are by "user", "address" or the field as keys name it.
     """
-    named = {"user": Subject(user)} if user else {}
+    named = {}
+    if user:
+        named["user"] = Subject(user)
     if address:
         named["address"] = Subject(address=address)
     return named | {field: Subject(field=field, value=value) for field, value in fields if value}
@@ -188,9 +193,10 @@ def subjects(user: Any, address: str | None, fields: Fields) -> dict[str, Subjec
 def add(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
     """Save overrides in one change, except those with an equal one that has not ended.
 
-    Return the existing one for each: itself, or that other.
-
     Concurrent callers wait for each other, so that only one of them adds an override.
+
+    Returns:
+        The existing override for each: itself, or the equal one.
     """
     using = router.db_for_write(RateLimitOverride)
     with one_change(using):
@@ -198,17 +204,17 @@ def add(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
         for override in overrides:
             override.prepare()
         about = {digest for override in overrides for digest in override.digests()}
-        # Locked, so that the current row is read, and not that of the start of this transaction.
+        # Locked, so that the current rows are read, and not those of the start of this transaction.
         there = list(
             RateLimitOverride.objects.lasting()
             .filter(subject__in=about)
             .order_by("pk")
             .select_for_update()
         )
-        result = []
-        for override in overrides:
-            same = next((other for other in there if _say_the_same(override, other)), None)
-            result.append(same or override)
+        result = [
+            next((other for other in there if _are_equal(override, other)), override)
+            for override in overrides
+        ]
         new = [override for override in result if override.pk is None]
         for override in new[:1]:
             override.save()  # Its key is known then, in every database.
@@ -216,36 +222,44 @@ def add(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
     return result
 
 
-def _say_the_same(one: RateLimitOverride, other: RateLimitOverride) -> bool:
-    """Whether two overrides do the same for the same, for as long, give or take a minute.
+def _are_equal(override: RateLimitOverride, other: RateLimitOverride) -> bool:
+    """Whether two overrides do the same at the same time, give or take a minute.
 
     Reasons may differ.
     """
     now = timezone.now()
-    starts = [max(override.starts or now, now) for override in (one, other)]
-    is_same_time = _near(*starts) and _near(one.ends, other.ends)
-    return other.subject in one.digests() and _EFFECT(one) == _EFFECT(other) and is_same_time
+    return (
+        other.subject in override.digests()
+        and _EFFECT(override) == _EFFECT(other)
+        and _are_near(max(override.starts or now, now), max(other.starts or now, now))
+        and _are_near(override.ends, other.ends)
+    )
 
 
-def _near(one: datetime.datetime | None, other: datetime.datetime | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return abs(one - other) <= datetime.timedelta(minutes=1)
+def _are_near(moment: datetime.datetime | None, other: datetime.datetime | None) -> bool:
+    if moment is None or other is None:
+        return moment is other
+    return abs(moment - other) <= datetime.timedelta(minutes=1)
 
 
 def end(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
-    """End overrides now, and with each those in force that have the same effect on the same subject
-    by the same rule: else it would go on.
+    """End overrides now, in one change.
 
-    One change; returns all that have ended.
+    With each end those in force that have the same effect on the same subject by the same rule, as
+    the effect would go on.
+
+    Returns:
+        All that have ended.
     """
     with transaction.atomic(RateLimitOverride.objects.db):
         ending = {override.pk: override for override in overrides}
         for override in overrides:
             alike = RateLimitOverride.objects.active().filter(
-                subject__in=override.digests(), kind=override.kind
+                subject__in=override.digests(),
+                kind=override.kind,
+                effect=override.effect,
+                rule=override.rule_id,
             )
-            for other in alike.filter(effect=override.effect, rule=override.rule_id):
-                ending.setdefault(other.pk, other)
+            ending |= alike.exclude(pk__in=ending).in_bulk()
         RateLimitOverride.objects.filter(pk__in=ending).update(ends=timezone.now())
     return list(ending.values())

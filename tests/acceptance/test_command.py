@@ -206,9 +206,7 @@ def test_an_import_deletes_rules_only_where_that_is_said(tmp_path: Path) -> None
     whole = said("export")
     cut = whole[: whole.index("- name: second")].replace("500/m", "400/m")
     file.write_text(cut)
-    with pytest.raises(
-        CommandError, match="lacks 2 of the rules there are, which would be deleted: second, third"
-    ):
+    with pytest.raises(CommandError, match="lacks 2 rules, which would be deleted: second, third"):
         said("import", str(file))
     assert said("export") == whole
     dry = said("import", str(file), "--dry-run")
@@ -443,7 +441,7 @@ def test_an_audience_in_a_list_is_that_audience(name: str) -> None:
             "group: Enter it without spaces",
         ),
         ("- {name: x, path: /, key: ip, rate: 1/s, id: 5}", "unknown id"),
-        ("- &a {name: x, path: /, key: ip, rate: 1/s}\n- *a", "line 2: not YAML: aliases"),
+        ("- &a {name: x, path: /, key: ip, rate: 1/s}\n- *a", "line 1: not YAML: an alias"),
         ("[" * 10_000, "nested too deeply"),
         ("- {name: x, path: /, key: ip, rate: 1/s, order: " + "9" * 5000 + "}", "not YAML"),
         (

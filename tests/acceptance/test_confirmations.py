@@ -70,7 +70,7 @@ def test_a_rule_that_leaves_the_admin_alone_is_saved_unasked(
 
 
 def test_a_limit_of_0_is_asked_about_wherever_it_stands(operator: Client) -> None:
-    """As the limit, as a further one, in an override."""
+    """As the limit, and as a further one."""
     form = given(path="/ok", key="ip", limit=1)
     for fields in ({"limit": 0}, {"more_rates": "0/s"}):
         answer = operator.post(f"{RULES}add/", {**form, **fields})
@@ -78,11 +78,6 @@ def test_a_limit_of_0_is_asked_about_wherever_it_stands(operator: Client) -> Non
             fields
         )
     assert confirmed(operator, f"{RULES}add/", {**form, **fields}).status_code == 302
-    zero = {"network": "203.0.113.9", "effect": "limit", "limit": 0, "period": 1, "unit": "m"}
-    assert "refuses every request, as a block does" in errors(
-        operator.post(f"{OVERRIDES}add/", zero)
-    )
-    assert confirmed(operator, f"{OVERRIDES}add/", zero).status_code == 302
 
 
 @pytest.mark.parametrize(

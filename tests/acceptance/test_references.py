@@ -169,7 +169,7 @@ def test_a_client_is_examined_by_its_digest(where: str, place: str) -> None:
     stranger = explain_identity(place, "0" * 32)
     assert stranger.found.decision.allowed
     assert {met.state.used for met in stranger.found.met if met.state is not None} == {0}
-    assert explain_identity("elsewhere", digest).found.met == ()
+    assert explain_identity("elsewhere", digest).found.met == []
 
 
 def test_a_rule_is_found_as_it_is_now() -> None:

@@ -467,9 +467,7 @@ def test_rules_and_breakers_are_counted_apart(payments: Callable[..., str], tmp_
     told = said("import", str(file), "--dry-run")
     assert "1 rule and 1 breaker would be changed\n" in told
     assert "1 rule would be deleted with --delete: api\n" in told
-    with pytest.raises(
-        RuleError, match="the file lacks 1 of the rules there are, which would be deleted: api"
-    ):
+    with pytest.raises(RuleError, match="the file lacks 1 rule, which would be deleted: api"):
         rules_yaml.apply(file.read_text())
 
 
