@@ -56,7 +56,8 @@ def background_tasks() -> list[TaskState]:
 
     A breaker is listed for each server that has failed, and an errand while it runs.
     """
-    now, states = time.monotonic(), []
+    now = time.monotonic()
+    states = []
     purposes = dict(TASKS)
     for extension in extensions:
         purposes.update(extension.tasks)

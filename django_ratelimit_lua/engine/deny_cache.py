@@ -31,7 +31,8 @@ UNHEARD_SECONDS = 1.0
 have arrived.
 """
 
-MAX_ENTRIES, MAX_BYTES = 10_000, 32 * 2**20
+MAX_ENTRIES = 10_000
+MAX_BYTES = 32 * 2**20
 """Refusals that are remembered: the latest."""
 
 
@@ -78,14 +79,14 @@ class DenyCache:
         """The cached refusal of the same hit, with its times as of now, or None."""
         if call.operation != "hit" or call.now is not None or not self._denials.entries:
             return None
-        denial, now = self._denials.get(_key(call)), time.monotonic()
+        denial = self._denials.get(_key(call))
+        now = time.monotonic()
         if (
             denial is None
             or now >= denial.until
             or now >= max(denial.asked_at, self.heard_at) + UNHEARD_SECONDS
+            or denial.limits != _limits(call)
         ):
-            return None
-        if denial.limits != tuple([charge.limit for charge in call.charges]):
             return None
         return denial.decision.later(now - denial.answered_at, "deny-cache")
 
@@ -95,10 +96,12 @@ class DenyCache:
         """
         if not _is_lasting(call, decision):
             return
-        retry, seconds = decision.retry_after, conf.DENY_CACHE_SECONDS
-        until = asked_at + (seconds if retry is None else min(retry, seconds))
-        limits = tuple([charge.limit for charge in call.charges])
-        denial = CachedDenial(limits, decision, asked_at, time.monotonic(), until)
+        seconds = conf.DENY_CACHE_SECONDS
+        if decision.retry_after is not None:
+            seconds = min(seconds, decision.retry_after)
+        denial = CachedDenial(
+            _limits(call), decision, asked_at, time.monotonic(), asked_at + seconds
+        )
         with self._lock:
             if generation == self.generation:
                 self._denials.put(_key(call), denial)
@@ -120,6 +123,10 @@ class DenyCache:
             self._denials.clear()
 
 
+def _limits(call: Call) -> tuple[Limit, ...]:
+    return tuple([charge.limit for charge in call.charges])
+
+
 def _key(call: Call) -> Any:
     charges = tuple(
         [
@@ -127,11 +134,8 @@ def _key(call: Call) -> Any:
             for charge in call.charges
         ]
     )
-    subjects = (
-        tuple([(subject.digest, subject.tag) for subject in call.subjects]) if call.subjects else ()
-    )
     how = (call.partial, call.debt, call.max_wait_us, call.longest_hold_us)
-    return (call.prefix, call.revision, how, subjects, charges)
+    return (call.prefix, call.revision, how, tuple(call.subjects), charges)
 
 
 def _digests(key: Any) -> set[bytes]:
@@ -152,23 +156,21 @@ def _is_lasting(call: Call, decision: Decision) -> bool:
         and call.now is None
         and decision.source == "redis"
         and not decision.allowed
-        and not any(charge.limit.count_denied for charge in call.charges)
         and not any(
-            _changes_bans(charge.limit, state)
-            for charge, state in zip(call.charges, decision.limits, strict=False)
-        )
-        # Any process may release a slot at any moment.
-        and not any(
-            charge.limit.holds and state.refuses
+            _may_differ(charge.limit, state)
             for charge, state in zip(call.charges, decision.limits, strict=True)
         )
     )
 
 
-def _changes_bans(limit: Limit, state: LimitState) -> bool:
-    """Whether the same refusal once more would be an offence."""
+def _may_differ(limit: Limit, state: LimitState) -> bool:
+    """Whether the same hit once more would change something, or get another answer."""
+    # Any process may release a slot at any moment.
+    if limit.count_denied or (limit.holds and state.refuses):
+        return True
     if limit.ban is None or state.ban is None or state.allowed:
         return False
+    # It would be another offence.
     return not state.ban.until and limit.ban.on == "refused"
 
 

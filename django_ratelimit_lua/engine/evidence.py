@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 from ..conf import conf
 from ..conf.changes import on_change
 from ..exceptions import StoreError
-from ..limits.ban import Ban
-from ..limits.call import Call, Charge
+from ..limits.ban import Ban, BanTerms
 from ..limits.program import Program, source
 from ..limits.rate import SECOND
 from ..process.forks import renew_after_fork
@@ -94,14 +93,12 @@ class EvidenceNotes:
         self._turn = threading.Lock()
         self._noted: dict[bytes, _Noted] = {}
 
-    def note(self, call: Call, charge: Charge, ban: Ban, moment: int, request: Any) -> None:
+    def note(self, ban_key: bytes, terms: BanTerms, ban: Ban, moment: int, request: Any) -> None:
         """Store an offence that a call has counted.
 
         `ban`: the state of the ban after it; `moment`: its time.
         """
-        terms = charge.limit.ban
-        assert terms is not None
-        key = evidence_key(call._replace(charges=[charge], operation="peek").ban_keys()[0])
+        key = evidence_key(ban_key)
         meta = getattr(request, "META", {})
         offence = Offence(
             ban.last,

@@ -106,6 +106,8 @@ class FallbackLimiter:
 
     def _share_of(self, call: Call) -> Call | None:
         """The part of a hit that this process's share decides as well."""
+        if not self.is_recovering:
+            return None
         # Their renewal reports slots, also those of a process that has noticed no outage.
         slots_wait = self._is_back_within(BACK_SECONDS + held_slots.interval)
         if not slots_wait and not counters.is_owing:

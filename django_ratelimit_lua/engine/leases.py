@@ -80,7 +80,8 @@ class Lease:
         self._closed_until = -1
         self._said: LimitState | None = None
         self._said_at = self._hit_at = self._since = time.monotonic()
-        self._speed, self._spent = 0.0, 0
+        self._speed = 0.0
+        self._spent = 0
         self._dry_until = 0.0
 
     def take(self, cost: int, needed: int) -> tuple[LimitState, int] | None:
@@ -123,25 +124,32 @@ class Lease:
             elapsed = now - self._since
             if elapsed >= MIN_LENGTH:
                 speed = self._spent / elapsed
-                self._speed = speed if elapsed > IDLE else (self._speed + speed) / 2
-                self._since, self._spent = now, 0
+                if elapsed <= IDLE:
+                    speed = (self._speed + speed) / 2
+                self._speed = speed
+                self._since = now
+                self._spent = 0
+            if self._said is None:
+                return 0
             # One part more than there are processes, for hits that are on their way to Redis by
             # themselves.
-            fair = self._said.remaining // (heartbeat.count + 1) if self._said is not None else 0
+            fair = self._said.remaining // (heartbeat.count + 1)
             size = min(self.limit.lease or 0, int(self._speed * HORIZON), fair)
-            self._is_asking = size > cost
-            return size if self._is_asking else 0
+            if size <= cost:
+                return 0
+            self._is_asking = True
+            return size
 
     def add_batch(self, decision: Decision, asked_at: float) -> None:
         """Record the result of a request for a batch."""
         now = time.monotonic()
         with self._lock:
             self._is_asking = False
-            if (
-                decision.moment <= self._closed_until
-            ):  # A reset came later: these units are counted nowhere any more.
+            # A reset came later: these units are counted nowhere any more.
+            if decision.moment <= self._closed_until:
                 return
-            self._said, self._said_at = decision.limits[0], now
+            self._said = decision.limits[0]
+            self._said_at = now
             if not decision.allowed or not decision.granted:
                 self._dry_until = now + DRY
                 return
@@ -166,7 +174,8 @@ class Lease:
     def observe(self, state: LimitState, cost: int) -> None:
         """Record what Redis returned about the limit for a single hit."""
         with self._lock:
-            self._said, self._said_at = state, time.monotonic()
+            self._said = state
+            self._said_at = time.monotonic()
             if state.allowed:
                 self._spent += cost
 
@@ -183,7 +192,8 @@ class Lease:
                 batch.until <= now or batch.units < fewer_than or now - self._hit_at > IDLE
             ):
                 self._expire()
-            expired, self._expired = self._expired, []
+            expired = self._expired
+            self._expired = []
         return [
             self._refund._replace(
                 charges=[Charge(self.limit, self.digest, batch.units)], hit_at=batch.moment
@@ -226,7 +236,8 @@ class Lease:
         Called in a child process, in which the holder of the lock does not exist.
         """
         self._lock = threading.Lock()
-        self._closed_until, self._batch = FOREVER, None
+        self._closed_until = FOREVER
+        self._batch = None
 
 
 class Leases:
@@ -260,12 +271,13 @@ class Leases:
 
     def of(self, call: Call, charge: Charge) -> Lease:
         """The lease that a charge of a call is spent from."""
-        tags = (
-            tuple([(subject.digest, subject.tag) for subject in call.subjects])
-            if call.subjects
-            else ()
+        key = (
+            call.prefix,
+            charge.digest,
+            charge.limit.key_part,
+            call.revision,
+            tuple(call.subjects),
         )
-        key = (call.prefix, charge.digest, charge.limit.key_part, call.revision, tags)
         lease = self._leases.get(key)
         if lease is None or (lease.limit is not charge.limit and lease.limit != charge.limit):
             heartbeat.start()
@@ -273,9 +285,8 @@ class Leases:
                 lease = self._leases.get(key)
                 if lease is None or lease.limit != charge.limit:
                     lease = Lease(call, charge)
-                    self._leases.put(
-                        key, lease
-                    )  # One that goes for it goes on until what it holds has expired.
+                    # One that goes for it goes on until what it holds has expired.
+                    self._leases.put(key, lease)
         return lease
 
     def hold(self, lease: Lease) -> None:
@@ -297,10 +308,10 @@ class Leases:
         was reset then.
         """
         with self._lock:
-            held = [lease for lease in self._holding if lease.digest in moments]
-        for lease in held + [
-            lease for digest in moments for lease in self._leases.pop_labelled(digest)
-        ]:
+            dropped = [lease for lease in self._holding if lease.digest in moments]
+        for digest in moments:
+            dropped += self._leases.pop_labelled(digest)
+        for lease in dropped:
             lease.close(moments[lease.digest])
 
     def clear(self) -> None:
@@ -322,8 +333,9 @@ class Leases:
 
         With a patience, give back everything within it, as far as that goes.
         """
+        fewer_than = 0 if patience is None else EVERYTHING
         for lease in list(self._holding):
-            for refund in lease.take_expired(0 if patience is None else EVERYTHING):
+            for refund in lease.take_expired(fewer_than):
                 try:
                     get_store(background=True).decide(refund, patience)
                     deny_cache.forget([lease.digest])
@@ -358,7 +370,7 @@ class LocalPart:
         """Of a partial hit, no more is asked than was granted here."""
         if not call.partial or not self.taken or call.operation != "hit":
             return charge
-        return charge._replace(cost=min([charge.cost, *[units for units, _ in self.taken]]))
+        return charge._replace(cost=min(charge.cost, *[units for units, _ in self.taken]))
 
     def undo(self, keep: int = 0) -> None:
         """Give back the units taken of each limit, except for this number."""
@@ -428,31 +440,27 @@ def _decide_once(call: Call) -> Steps:
 
 def _combine(call: Call, here: LocalPart, redis: Decision | None, is_refused: bool) -> Decision:
     allowed = not is_refused and (redis is None or redis.allowed)
-    grants = [units for units, _ in here.taken] + ([redis.granted] if redis is not None else [])
-    granted = (
-        (min if call.partial else max)(grants, default=0)
-        if allowed and call.operation != "peek"
-        else 0
-    )
+    granted = 0
+    if allowed and call.operation != "peek":
+        grants = [units for units, _ in here.taken]
+        if redis is not None:
+            grants.append(redis.granted)
+        granted = (min if call.partial else max)(grants, default=0)
     if call.operation == "hit" and (not allowed or call.partial):
         here.undo(granted)
     states = tuple([here.states[place] for place in range(len(call.charges))])
-    # If a later limit refuses, units taken here have no turn to wait for. Otherwise all waits
-    # coincide.
-    wait = max([state.wait for state in states if state.enforced], default=0.0)
-    moments = here.moments
-    if redis is not None:
-        return redis._replace(
-            allowed=allowed,
-            limits=states,
-            granted=granted,
-            wait=wait,
-            moments=moments,
-            revision=call.revision_number,
-        )
-    moment = max(moments.values(), default=time.time_ns() // 1000)
-    return Decision(
-        allowed, states, granted, wait, here.source, moment, call.revision_number, moments or None
+    if redis is None:
+        moment = max(here.moments.values(), default=time.time_ns() // 1000)
+        redis = Decision(allowed, source=here.source, moment=moment)
+    return redis._replace(
+        allowed=allowed,
+        limits=states,
+        granted=granted,
+        # If a later limit refuses, units taken here have no turn to wait for. Otherwise all waits
+        # coincide.
+        wait=max([state.wait for state in states if state.enforced], default=0.0),
+        moments=here.moments or None,
+        revision=call.revision_number,
     )
 
 
@@ -494,9 +502,7 @@ def _decide_splits(call: Call, here: LocalPart) -> bool:
 
 def _refund_split(splits: Call, charge: Charge, counted_at: int, units: int) -> None:
     if counted_at:  # Else a shadow limit took nothing.
-        refund = splits._replace(
-            charges=[charge._replace(cost=units)], operation="refund", partial=False
-        )
+        refund = splits._replace(charges=[charge._replace(cost=units)], operation="refund")
         counters.decide(refund._replace(hit_at=counted_at))
 
 
@@ -519,14 +525,13 @@ def _spend(here: LocalPart, place: int, call: Call) -> Generator[Call, Decision,
         answer = lease.take(0, max(charge.cost, 1))
     else:
         answer = lease.take(charge.cost, charge.cost)
-        size = 0 if answer is not None else lease.next_batch_size(charge.cost)
+        size = lease.next_batch_size(charge.cost) if answer is None else 0
         if size:
             yield from _ask_batch(call, charge, lease, size)
             answer = lease.take(charge.cost, charge.cost)
         if answer is None:
-            for refund in lease.take_expired(
-                charge.cost
-            ):  # Too few: see what there is of them all.
+            # Too few: see what there is of them all.
+            for refund in lease.take_expired(charge.cost):
                 with suppress(StoreError):
                     yield refund
                 deny_cache.forget([charge.digest])
