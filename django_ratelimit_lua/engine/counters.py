@@ -90,9 +90,9 @@ class Counter:
         if room < cost <= self.whole and self.limit.split is None and not self.limit.holds:
             room = cost
         over = used + cost - room
-        if over > used:
-            return None
-        return self._free_after(now, over) if over > 0 else 0.0
+        if over <= 0:
+            return 0.0
+        return None if over > used else self._free_after(now, over)
 
     def _free_after(self, now: float, units: float) -> float:
         raise NotImplementedError
@@ -101,8 +101,8 @@ class Counter:
         """Seconds that a hit is held which is admitted now."""
         return 0.0
 
-    def take(self, moment: float, cost: int) -> None:
-        """Count units from that moment on."""
+    def take(self, moment: float, cost: int, slot: bytes = b"") -> None:
+        """Count units from that moment on; slots, until they are released."""
         raise NotImplementedError
 
     def give(self, now: float, cost: int, since: float | None = None) -> None:
@@ -164,7 +164,7 @@ class Window(Counter):
                 return end - now
         return self.reset_after(now)
 
-    def take(self, moment: float, cost: int) -> None:
+    def take(self, moment: float, cost: int, slot: bytes = b"") -> None:
         if not cost:
             return
         end, units = self._segments.get(self._key(moment), (0.0, 0))
@@ -183,7 +183,7 @@ class Window(Counter):
                 self._segments[key] = (end, units - back)
 
     def reset_after(self, now: float) -> float:
-        return max(0.0, max([end for end, _ in self._segments.values()], default=now) - now)
+        return max([end - now for end, _ in self._segments.values()], default=0.0)
 
 
 class Bucket(Counter):
@@ -214,9 +214,11 @@ class Bucket(Counter):
         return units / self._speed
 
     def wait(self, now: float) -> float:
-        return self.reset_after(now) if self.limit.kind.waits_anyway else 0.0
+        if self.limit.kind.waits_anyway:
+            return self.reset_after(now)
+        return 0.0
 
-    def take(self, moment: float, cost: int) -> None:
+    def take(self, moment: float, cost: int, slot: bytes = b"") -> None:
         self._level = self.used(moment) + cost
 
     def give(self, now: float, cost: int, since: float | None = None) -> None:
@@ -254,9 +256,9 @@ class Slots(Counter):
     def _free_after(self, now: float, units: float) -> float:
         return self.reset_after(now)
 
-    def hold(self, now: float, slot: bytes, cost: int) -> None:
-        """Count units that are held until they are released, by their slot."""
-        self._given[slot] = (now + lasts_us(slot) / SECOND, cost)
+    def take(self, moment: float, cost: int, slot: bytes = b"") -> None:
+        if slot:
+            self._given[slot] = (moment + lasts_us(slot) / SECOND, cost)
 
     def release(self, slot: bytes) -> None:
         self._given.pop(slot, None)
@@ -330,23 +332,19 @@ class Counters:
             # Read here, so that it never runs backwards for what is counted. In whole microseconds,
             # as it is reported.
             now = round(time.monotonic() * SECOND) / SECOND
-            keys = [_key(call, charge) for charge in call.charges]
-            by_key = {
-                key: self._find(key, charge.limit, now, in_outage)
-                for key, charge in zip(keys, call.charges, strict=True)
-            }
-            counters = [by_key[key] for key in keys]
-            charges = _affordable(call, counters, now) if call.partial and is_hit else call.charges
+            counters = [self._find(call, charge, now, in_outage) for charge in call.charges]
+            charges = call.charges
+            if call.partial and is_hit:
+                charges = _affordable(call, counters, now)
             verdicts = [
-                _verdict(call, charge, counter, now)
+                (charge, counter, _verdict(call, charge, counter, now))
                 for charge, counter in zip(charges, counters, strict=True)
             ]
             allowed = all(
-                retry == 0.0 or charge.limit.mode != "enforce"
-                for charge, retry in zip(charges, verdicts, strict=True)
+                retry == 0.0 or charge.limit.mode != "enforce" for charge, _, retry in verdicts
             )
             states = []
-            for charge, counter, retry in zip(charges, counters, verdicts, strict=True):
+            for charge, counter, retry in verdicts:
                 wait = counter.wait(now)
                 counted_at = 0
                 if isinstance(counter, Uncounted):
@@ -362,19 +360,19 @@ class Counters:
                 if retry != 0.0:
                     wait = 0.0
                 used = ceil(counter.used(now))
-                state = LimitState.of(
-                    charge.limit,
-                    allowed=retry == 0.0,
-                    used=used,
-                    remaining=max(0, counter.size - used),
-                    retry_after=retry,
-                    reset_after=counter.reset_after(now),
-                    wait=wait,
-                    counted_at=counted_at,
+                states.append(
+                    LimitState.of(
+                        charge.limit,
+                        allowed=retry == 0.0,
+                        used=used,
+                        remaining=max(0, counter.size - used),
+                        retry_after=retry,
+                        reset_after=counter.reset_after(now),
+                        wait=wait,
+                        counted_at=counted_at,
+                    )
                 )
-                states.append(state)
-        allowed = allowed or call.operation in ("refund", "charge")
-        if not allowed:
+        if not allowed and call.operation not in ("refund", "charge"):
             return Decision(False, tuple(states))
         return Decision(
             True,
@@ -383,8 +381,10 @@ class Counters:
             max([state.wait for state in states if state.enforced], default=0.0),
         )
 
-    def _find(self, key: Key, limit: Limit, now: float, in_outage: bool) -> Counter:
+    def _find(self, call: Call, charge: Charge, now: float, in_outage: bool) -> Counter:
         """The counter of an identity. A new one is kept as soon as it counts something."""
+        limit = charge.limit
+        key = _key(call, charge)
         if in_outage and policy_of(limit) != "local":
             return Uncounted(limit)
         share = share_of(limit)
@@ -406,14 +406,10 @@ class Counters:
     def _take(
         self, call: Call, charge: Charge, counter: Counter, now: float, is_owed: bool
     ) -> None:
-        if isinstance(counter, Slots):
-            if call.slot:
-                counter.hold(now, call.slot, charge.cost)
-        else:
-            counter.take(now, charge.cost)
-            if is_owed and charge.limit.split is None:
-                counter.owed += charge.cost
-                self.is_owing = True
+        counter.take(now, charge.cost, call.slot)
+        if is_owed and charge.limit.split is None and not charge.limit.holds:
+            counter.owed += charge.cost
+            self.is_owing = True
         self._counters[counter.key] = counter
         while len(self._counters) > MAX_IDENTITIES:
             self._counters.popitem(last=False)
@@ -423,9 +419,8 @@ class Counters:
     ) -> None:
         if isinstance(counter, Slots):
             counter.release(call.slot)
-        elif (
-            call.hit_at is None or charge.limit.split is not None
-        ):  # Else Redis has counted it, and not this process.
+        # Otherwise Redis has counted it, and not this process.
+        elif call.hit_at is None or charge.limit.split is not None:
             since = None
             if call.hit_at is not None:
                 since = (call.hit_at - self._began_us) / SECOND
@@ -497,8 +492,7 @@ def _affordable(call: Call, counters: Sequence[Counter], now: float) -> list[Cha
 
 def _verdict(call: Call, charge: Charge, counter: Counter, now: float) -> float | None:
     """Seconds until such a hit is admitted; None: never."""
-    may_owe = call.debt and charge.limit.kind.allows_debt
-    if may_owe:
+    if call.debt and charge.limit.kind.allows_debt:
         return counter.retry_after(now, 0)
     retry = counter.retry_after(now, max(charge.cost, 1))
     # A caller that waits for a slot asks again.

@@ -45,8 +45,8 @@ DRY = 0.05
 """Seconds without a new request for a batch after Redis had none."""
 MIN_LENGTH = 0.0005
 """Seconds over which speed is measured at least."""
-MAX_ENTRIES, MAX_BYTES, LEASE_BYTES = 10_000, 32 * 2**20, 2500
-"""Leases that are remembered: the latest; and what one of them takes, about."""
+MAX_ENTRIES = 10_000
+"""Leases that are remembered: the latest, of about 2.5 KB each."""
 SWEEP_SECONDS = 0.1
 EVERYTHING = 2**63
 ATTEMPTS = 3
@@ -245,10 +245,7 @@ class Leases:
 
     def __init__(self) -> None:
         self._leases: BoundedMap[Any, Lease] = BoundedMap(
-            MAX_ENTRIES,
-            MAX_BYTES,
-            lambda key, lease: LEASE_BYTES + len(lease.limit.name),
-            labels_of=lambda key: (key[1],),
+            MAX_ENTRIES, labels_of=lambda key: (key[1],)
         )
         self._holding: set[Lease] = set()
         self._begin()
