@@ -1,5 +1,4 @@
-"""The bans that a process knows: those in force, for use while Redis is unavailable, and those just
-triggered.
+"""The bans that a process knows: those in force, and those just triggered.
 
 While Redis is unavailable no ban is triggered. Bans that this process knows hold until their end,
 whatever the limits' policies are, so an outage readmits no banned client. A client that was banned
@@ -12,10 +11,10 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
@@ -45,18 +44,11 @@ MAX_ENTRIES = 10_000
 _Key = tuple[bytes, bytes, bytes]
 
 
-class KnownBan(NamedTuple):
-    """A ban, and its end by the monotonic clock."""
-
-    ban: Ban
-    ends_at: float
-
-
 class KnownBans:
-    """The bans in force that this process knows."""
+    """The bans in force that this process knows, and their ends by the monotonic clock."""
 
     def __init__(self) -> None:
-        self._bans: BoundedMap[_Key, KnownBan] = BoundedMap(
+        self._bans: BoundedMap[_Key, tuple[Ban, float]] = BoundedMap(
             MAX_ENTRIES, labels_of=lambda key: (key[1],)
         )
 
@@ -70,8 +62,7 @@ class KnownBans:
                 continue
             if state.ban.until:
                 ends_at = time.monotonic() + (state.ban.until - decision.moment) / SECOND
-                known = KnownBan(state.ban.later(), ends_at)
-                self._bans.put(_key(call, charge), known)
+                self._bans.put(_key(call, charge), (state.ban.later(), ends_at))
             elif self._bans.entries:
                 self._bans.pop(_key(call, charge))
 
@@ -103,11 +94,11 @@ class KnownBans:
 
     def _find(self, call: Call, charge: Charge) -> tuple[Ban | None, float]:
         """The ban in force, and the seconds until its end."""
-        known = self._bans.get(_key(call, charge))
-        now = time.monotonic()
-        if known is None or known.ends_at <= now:
+        ban, ends_at = self._bans.get(_key(call, charge)) or (None, 0.0)
+        seconds = ends_at - time.monotonic()
+        if seconds <= 0:
             return None, 0.0
-        return known.ban, known.ends_at - now
+        return ban, seconds
 
     def forget(self, digests: Iterable[bytes]) -> None:
         """The bans of these identities were lifted."""
@@ -124,8 +115,10 @@ def _key(call: Call, charge: Charge) -> _Key:
 
 
 def details_key(ban_key: bytes) -> bytes:
-    """The key that describes a ban while it lasts: a JSON object with `limit`, `rule` and `who`,
-    the parts of the identity as `RATELIMIT_SHOW_IDENTITIES` allows them.
+    """Return the key that describes a ban while it lasts.
+
+    It holds a JSON object with `limit`, `rule` and `who`, the parts of the identity as
+    `RATELIMIT_SHOW_IDENTITIES` allows them.
     """
     return ban_key + b":told"
 
@@ -135,13 +128,12 @@ def report_bans(
     planned: Sequence[PlannedCharge],
     decision: Decision,
     request: HttpRequest | None = None,
-) -> list[Wait]:
+) -> Generator[Wait, Any, None]:
     """Note the offences that a call has counted, and report the bans that they have triggered.
 
     A ban is stored, logged and sent as `banned`, unless it is in shadow mode: that refuses no
-    client, and is only listed. The caller performs the returned waits.
+    client, and is only listed.
     """
-    waits: list[Wait] = []
     for each, state in zip(planned, decision.limits, strict=False):
         ban = state.ban
         terms = each.charge.limit.ban
@@ -152,15 +144,14 @@ def report_bans(
             evidence_notes.note(key, terms, ban, decision.moment, request)
         if not ban.is_new:
             continue
-        charge = each.charge
         rule = None if each.rule is None else each.rule.name or None
         who = shown(each.identity if each.banned is None else each.banned)
         description = json.dumps({"limit": state.name, "rule": rule, "who": who}).encode()
         write = partial(_write, call.prefix, key, ban, description)
-        waits.append(Wait(write, sync_to_async(write)))
+        yield Wait(write, sync_to_async(write))
         if ban.by_hand or state.mode == "shadow":
             continue
-        identity = charge.ban_digest.decode()
+        identity = each.charge.ban_digest.decode()
         details = {
             "limit": state.name,
             "rule": rule,
@@ -186,8 +177,7 @@ def report_bans(
                 "request": request,
             }
             find = partial(evidence_now, key, ban)
-            waits.append(Wait(partial(_send, find, arguments), partial(_asend, find, arguments)))
-    return waits
+            yield Wait(partial(_send, find, arguments), partial(_asend, find, arguments))
 
 
 def _send(find: Callable[[], tuple[Offence, ...]], arguments: dict[str, Any]) -> None:
@@ -218,8 +208,9 @@ def _write(prefix: bytes, key: bytes, ban: Ban, description: bytes) -> None:
 
 
 def clock_of_bans() -> int:
-    """The time by which bans end, for lists of them, in microseconds since 1970: that of Redis, if
-    it answers.
+    """Return the time by which bans end, for lists of them, in microseconds since 1970.
+
+    It is the time of Redis, if it answers.
     """
     if conf.CLOCK != "client":
         # A cluster has no single clock. If Redis does not answer, the list reports it.

@@ -1,5 +1,4 @@
-"""What this process counts by itself: its share of limits while Redis is unavailable, its part of
-split limits.
+"""Count in this process: its share of limits while Redis is unavailable, its part of split limits.
 
 The counts of 10,000 identities are kept. For a new one, the least recently used is forgotten.
 Moments are seconds of the monotonic clock.
@@ -110,8 +109,9 @@ class Counter:
         raise NotImplementedError
 
     def catch_up(self, now: float, units: int, since: float) -> None:
-        """Count at least the `units` of that earlier moment and those that are owed, but no more
-        than the share.
+        """Count at least the `units` of an earlier moment and those that are owed.
+
+        The share is the maximum.
         """
         earlier = _new_counter(self.limit, self.share)
         earlier.take(since, units)
@@ -128,10 +128,10 @@ class Counter:
 
 
 class Window(Counter):
-    """A window of any kind, or a log, as a sliding window: units by segments of the period, each
-    until a period after its last hit.
+    """A window of any kind, or a log, as a sliding window.
 
-    So no period has more units than the share.
+    Units are counted by segments of the period, each until a period after its last hit. So no
+    period has more units than the share.
     """
 
     def __init__(self, limit: Limit, share: ProcessShare) -> None:
@@ -237,10 +237,10 @@ class Bucket(Counter):
 
 
 class Slots(Counter):
-    """The slots of one identity that this process holds, and those that it has just given, until
-    their callers hold them or they are over.
+    """The slots of one identity that this process holds, and those that it has just given.
 
-    Their renewal reports them to Redis, so they are not owed.
+    The latter count until their callers hold them or they are over. Their renewal reports slots to
+    Redis, so they are not owed.
     """
 
     def __init__(self, limit: Limit, share: ProcessShare) -> None:
@@ -299,8 +299,9 @@ def _new_counter(limit: Limit, share: ProcessShare) -> Counter:
 
 
 class Counters:
-    """All counters of this process, and the last answer of Redis about each identity, with which a
-    share begins in an outage.
+    """All counters of this process, and the last answer of Redis about each identity.
+
+    A share begins with that answer in an outage.
     """
 
     def __init__(self) -> None:

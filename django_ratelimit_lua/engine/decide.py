@@ -1,5 +1,4 @@
-"""The one path of a decision: plan by the rules in force, call Redis, and plan again if the rules
-were stale.
+"""The path of a decision: plan by the rules, call Redis, and plan again if the rules were stale.
 
 A face (`web`, or `RateLimiter`, which has no request) supplies the plan. The deny cache, the leases
 and the fallback answer in place of Redis.
@@ -81,10 +80,12 @@ class PlannedCharge(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What to decide: the charges in the order of the decision's limits, and the call for those
-    that are not blocked.
+    """What to decide.
 
-    `exempt`: charges that an override has removed.
+    Attributes:
+        call: The call for the charges that are not blocked.
+        charges: All charges, in the order of the decision's limits.
+        exempt: Charges that an override has removed.
     """
 
     call: Call
@@ -93,11 +94,14 @@ class Plan(NamedTuple):
 
 
 class DecidedCharge(NamedTuple):
-    """The result of a planned charge: the state of its limit, and the token that gives its units
-    back, which is the moment from which they count, in microseconds since 1970, or 0 for the
-    latest.
+    """The result of a planned charge.
 
-    None: it took no units. `slot`: the slot that is held and by which it is released; empty: none.
+    Attributes:
+        planned: The charge.
+        state: The state of its limit.
+        token: What gives its units back: the moment from which they count, in microseconds since
+            1970, or 0 for the latest. None: it took no units.
+        slot: The slot that is held, and by which it is released. Empty: none.
     """
 
     planned: PlannedCharge
@@ -111,8 +115,13 @@ class DecidedCharge(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a plan: the decision, the planned charges in the order of the decision's
-    limits, and whether units were taken that can be given back; `slot`: the requested slot.
+    """The result of a plan.
+
+    Attributes:
+        decision: The decision.
+        planned: The planned charges, in the order of the decision's limits.
+        took: Whether units were taken that can be given back.
+        slot: The requested slot.
     """
 
     decision: Decision
@@ -204,11 +213,13 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
     if not listener.task.is_running:
         listener.start()
     stale: StaleRules | None = None
-    before: Ruleset | None = None
+    before: object = None
     call: Call | None = None
     try:
         for attempt in range(FENCED_ATTEMPTS + 1):
-            ruleset = current() if stale is None else None
+            ruleset = None
+            if stale is None:
+                ruleset = current()
             if ruleset is None:
                 # Waiting for a thread does not count as waiting for the store.
                 ruleset = yield Wait(
@@ -217,17 +228,17 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                 if provider.is_answered:
                     patience.was_answered()
             # Or no newer rules exist than those that were stale.
+            loaded = (ruleset.fence, ruleset.published)
             is_last = attempt == FENCED_ATTEMPTS or (
-                stale is not None
-                and not stale.records
-                and before is not None
-                and (ruleset.fence, ruleset.published) == (before.fence, before.published)
+                stale is not None and not stale.records and loaded == before
             )
-            before = ruleset
+            before = loaded
             yield from planner.gather(ruleset)
             for _ in range(2):
                 plan = planner.plan(ruleset)
-                call = plan.call._replace(revision=None, subjects=()) if is_last else plan.call
+                call = plan.call
+                if is_last:
+                    call = call._replace(revision=None, subjects=())
                 try:
                     decision = yield from answered(call, patience)
                 except StaleRules as error:
@@ -251,16 +262,14 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                             )
                     if decision_logger.isEnabledFor(DEBUG):
                         log_decision(call.operation, outcome.planned, outcome.decision)
-                    waits = planner.finish(outcome)
+                    for wait in planner.finish(outcome):  # noqa: UP028 - it takes no results
+                        yield wait
                     for state in outcome.decision.limits:
                         if state.ban is not None:
-                            reports = report_bans(
+                            yield from report_bans(
                                 call, plan.charges, outcome.decision, planner.request
                             )
-                            waits = (*waits, *reports)
                             break
-                    for wait in waits:  # noqa: UP028 - a tuple cannot be sent what came of it
-                        yield wait
                     return outcome
     except BaseException as error:
         if call is not None and call.slot and call.operation == "hit":
@@ -287,17 +296,15 @@ def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
         if any(state.is_block and state.enforced for state in states):
             decision = decision._replace(allowed=False, granted=0)
     if not decision.allowed:
-        decision = decision._replace(identity=_refused_identity(charges, decision.limits))
+        refused = [
+            planned.subject or planned.charge.digest
+            for planned, state in zip(charges, decision.limits, strict=True)
+            if state.refuses
+        ]
+        decision = decision._replace(identity=next(iter(refused), b""))
     return Outcome(
         decision, charges, call.operation == "hit" and decision.source != "fallback", call.slot
     )
-
-
-def _refused_identity(charges: Sequence[PlannedCharge], states: Sequence[LimitState]) -> bytes:
-    for planned, state in zip(charges, states, strict=True):
-        if state.refuses:
-            return planned.subject or planned.charge.digest
-    return b""
 
 
 def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
@@ -409,9 +416,7 @@ def _asking(call: Call) -> Generator[Call, Decision, Decision]:
 
 
 def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:
-    """Give back what these charges took: exactly those units, by their tokens, and release the
-    slots they hold.
-    """
+    """Give back the units that these charges took, by their tokens, and release their slots."""
     by_token: dict[int, list[Charge]] = {}
     by_slot: dict[bytes, list[Charge]] = {}
     for decided in charges:
@@ -473,8 +478,7 @@ def offending(
     """
     call = build_call([planned.charge._replace(cost=units) for planned in charges], "offend")
     decision = yield from answered(call)
-    for wait in report_bans(call, charges, decision, request):  # noqa: UP028 - as above
-        yield wait
+    yield from report_bans(call, charges, decision, request)
     return decision
 
 
@@ -489,8 +493,7 @@ def banning(
     call = build_call([planned.charge._replace(cost=units) for planned in charges], "ban", why=why)
     decision: Decision = yield call
     known_bans.note(call, decision)
-    for wait in report_bans(call, charges, decision):  # noqa: UP028 - as above
-        yield wait
+    yield from report_bans(call, charges, decision)
     return decision
 
 

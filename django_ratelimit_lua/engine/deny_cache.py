@@ -91,8 +91,13 @@ class DenyCache:
         return denial.decision.later(now - denial.answered_at, "deny-cache")
 
     def note(self, call: Call, decision: Decision, asked_at: float, generation: int) -> None:
-        """Remember a refusal, unless something was given back or changed since its call had begun,
-        at that moment of the monotonic clock and with that generation.
+        """Remember a refusal, unless something was given back or changed since its call began.
+
+        Args:
+            call: The call.
+            decision: The refusal.
+            asked_at: When the call began, by the monotonic clock.
+            generation: The generation at that moment.
         """
         if not _is_lasting(call, decision):
             return

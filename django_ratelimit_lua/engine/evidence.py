@@ -1,9 +1,8 @@
 """Evidence of bans: the last offences and their requests.
 
 A decision that counts an offence notes it here, in memory. A second later one call writes all of
-them next to the ban. They are kept as long as the ban, or, without a ban, as
-long as an offence counts. A killed process loses the evidence of its last second, never an offence
-or a ban.
+them next to the ban. They are kept as long as the ban, or, without a ban, as long as an offence
+counts. A killed process loses the evidence of its last second, never an offence or a ban.
 """
 
 from __future__ import annotations
@@ -159,10 +158,10 @@ def evidence_key(ban_key: bytes) -> bytes:
 
 
 def printable(text: str) -> str:
-    """A text that harms no page, log or terminal: what cannot be printed is escaped.
+    r"""A text that harms no page, log or terminal: what cannot be printed is escaped.
 
-    >>> printable("a\\r\\nb\\x1b[2J")
-    'a\\\\r\\\\nb\\\\x1b[2J'
+    >>> printable("a\r\nb\x1b[2J")
+    'a\\r\\nb\\x1b[2J'
     """
     if text.isprintable():
         return text

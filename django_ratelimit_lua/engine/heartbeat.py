@@ -1,6 +1,4 @@
-"""The processes that decide limits together: how many there are, and which part of a split limit is
-this one's.
-"""
+"""The processes that decide limits together: their number, and this one's parts of split limits."""
 
 from __future__ import annotations
 
@@ -190,7 +188,9 @@ class Heartbeat:
             )
         register.limit = limit
         register.used_at = time.monotonic()
-        return register if register.share is None else None
+        if register.share is None:
+            return register
+        return None
 
     def join(self, register: Register, patience: Patience) -> None:
         """Add this process to the register of a split limit, and read its part.
@@ -261,11 +261,7 @@ class Heartbeat:
 
 
 def processes() -> list[Process]:
-    """The processes that decide limits, and their parts of split limits, as of their last
-    heartbeats.
-
-    Raises `StoreError`.
-    """
+    """Return the processes that decide limits, as of their last heartbeats. Raises `StoreError`."""
     found: list[Process] = []
     command = (b"HGETALL", conf.CACHE_PREFIX + DESCRIPTIONS)
     for text in get_store(background=True).execute(*command)[1::2]:

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 from ..conf import conf
 from ..extension import decision_hooks
@@ -108,28 +107,18 @@ class Held:
 def _rule_of(decided: DecidedCharge) -> str:
     """The rule that sets the number of slots. Empty if the code, a tier or an override does."""
     rule = decided.planned.rule
-    if (
-        rule is None
-        or rule.template is None
-        or decided.charge.limit not in rule.template.limits(rule.name)
-    ):
+    if rule is None or rule.template is None:
         return ""
-    return rule.name
-
-
-class Asks(Protocol):
-    """Plans to take a slot: that one, and whether it is waited for.
-
-    A planner that waits leaves it to us to count.
-    """
-
-    def __call__(self, slot: bytes, *, waits: bool) -> Planner: ...
+    return rule.name if decided.charge.limit in rule.template.limits(rule.name) else ""
 
 
 class Seeking:
-    """A caller that waits for a slot, for this time at most (None: without a limit)."""
+    """A caller that waits for a slot, for this time at most (None: without a limit).
 
-    def __init__(self, ask: Asks, timeout: float | None) -> None:
+    `ask(slot, waits=...)` plans to take that slot. A planner that waits leaves it to us to count.
+    """
+
+    def __init__(self, ask: Callable[..., Planner], timeout: float | None) -> None:
         self._ask = ask
         self._slot = new_slot(conf.SLOT_SECONDS)
         self._waits = timeout is None or timeout > 0

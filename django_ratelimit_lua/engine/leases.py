@@ -49,15 +49,18 @@ MAX_ENTRIES = 10_000
 """Leases that are remembered: the latest, of about 2.5 KB each."""
 SWEEP_SECONDS = 0.1
 EVERYTHING = 2**63
-ATTEMPTS = 3
-"""How often a hit is decided again because a batch came in that it was refused for."""
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A batch of units: they may be spent until `until` (monotonic), count since `moment`, and were
-    taken at `taken_at` (microseconds since 1970 by Redis; a state whose clock is ahead counts
-    later).
+    """A batch of units.
+
+    Attributes:
+        units: How many are left.
+        until: Until when they may be spent, by the monotonic clock.
+        moment: Since when they count, in microseconds since 1970.
+        taken_at: When they were taken, by the clock of Redis. A state whose clock is ahead counts
+            from a later moment.
     """
 
     units: int
@@ -180,10 +183,10 @@ class Lease:
                 self._spent += cost
 
     def take_expired(self, fewer_than: int = 0) -> list[Call]:
-        """The calls that give back units that may not be spent here any more, and all units if
-        fewer than this number are left.
+        """Return the calls that give back units. The caller has to make them.
 
-        The caller has to make them.
+        Those are units that may not be spent here any more, and all units if fewer than this number
+        are left.
         """
         now = time.monotonic()
         with self._lock:
@@ -202,20 +205,21 @@ class Lease:
             if batch.units
         ]
 
-    def has(self, cost: int) -> bool:
-        """Whether this number of units can be spent, without reading the clock."""
+    @property
+    def units(self) -> int:
+        """How many units can be spent, without reading the clock."""
         batch = self._batch
-        return cost > 0 and batch is not None and batch.units >= cost
+        return 0 if batch is None else batch.units
 
     @property
     def may_have_more(self) -> bool:
         """Whether there are units, or some are on their way."""
-        return self._is_asking or self.has(1)
+        return self._is_asking or self.units > 0
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to spend or to give back."""
-        return not self._expired and not self.has(1)
+        return not self._expired and not self.units
 
     def close(self, moment: int = FOREVER) -> None:
         """Ask for no more batches.
@@ -287,9 +291,7 @@ class Leases:
         return lease
 
     def hold(self, lease: Lease) -> None:
-        """Record that units were added to a lease: later hits may use them, and unspent ones go
-        back.
-        """
+        """Record that later hits may use units of a lease, and that unspent ones go back."""
         deny_cache.forget([lease.digest])
         with self._lock:
             self._holding.add(lease)
@@ -301,8 +303,10 @@ class Leases:
         self.hold(lease)
 
     def drop(self, moments: Mapping[bytes, int]) -> None:
-        """Spend and give back nothing more of what these identities had taken up to a moment: it
-        was reset then.
+        """Spend and give back nothing more of what these identities had taken before a reset.
+
+        Args:
+            moments: The moment of the reset, by the digest of the identity.
         """
         with self._lock:
             dropped = [lease for lease in self._holding if lease.digest in moments]
@@ -353,9 +357,7 @@ leases = Leases()
 
 @dataclass(slots=True)
 class LocalPart:
-    """The part of a call that is decided here: states by the place of their charge, and the units
-    taken for it.
-    """
+    """The part of a call that is decided here: states by the place of their charge, and units."""
 
     states: dict[int, LimitState] = field(default_factory=dict)
     moments: dict[bytes, int] = field(default_factory=dict)
@@ -390,26 +392,11 @@ def decide_here(call: Call, patience: Patience) -> Steps:
     Raises `StoreError` and `StaleRules` where what it yields does.
     """
     yield from _join_splits(call, patience)
-    for _ in range(ATTEMPTS):
-        decision = yield from _decide_once(call)
-        if (
-            decision.allowed
-            or call.operation != "hit"
-            or not any(
-                not state.allowed
-                and _is_leased(call, charge)
-                and leases.of(call, charge).has(charge.cost)
-                for charge, state in zip(call.charges, decision.limits, strict=True)
-            )
-        ):
-            break  # Otherwise another caller took them while Redis was asked.
-    return decision
-
-
-def _decide_once(call: Call) -> Steps:
     here = LocalPart()
     is_refused = not _decide_splits(call, here)
-    query = call._replace(operation="peek") if is_refused and call.operation == "hit" else call
+    query = call
+    if is_refused and call.operation == "hit":
+        query = call._replace(operation="peek")
     rest: list[int] = []
     redis: Decision | None = None
     try:
@@ -426,9 +413,9 @@ def _decide_once(call: Call) -> Steps:
                 charge = call.charges[place]
                 here.states[place] = state
                 here.moments[charge.digest] = redis.counted_at(charge.digest)
-                is_hit = redis.allowed and call.operation == "hit"
                 if _is_leased(call, charge):
-                    leases.of(call, charge).observe(state, charge.cost if is_hit else 0)
+                    is_spent = redis.allowed and call.operation == "hit"
+                    leases.of(call, charge).observe(state, charge.cost if is_spent else 0)
     except BaseException:
         here.undo()
         raise
@@ -470,10 +457,10 @@ def _splits_of(call: Call) -> list[int]:
 
 def _join_splits(call: Call, patience: Patience) -> Generator[Wait, None, None]:
     """Give this process a part of the split limits that a call hits. Raises `StoreError`."""
-    places = _splits_of(call)
-    if places:
+    for place in _splits_of(call):
         heartbeat.start()
-    for place in places if call.operation == "hit" else ():
+        if call.operation != "hit":
+            continue
         register = heartbeat.use(call.charges[place].limit)
         if register is not None:
             yield Wait(

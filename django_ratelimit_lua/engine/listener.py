@@ -60,7 +60,7 @@ class Listener:
         self.task = Task(
             "listener",
             self._step,
-            wake=self._hang_up,
+            wake=self.renew,
             at_stop=self._begin,
             meanwhile="requests ask, once a second, whether rules have changed",
         )
@@ -95,8 +95,7 @@ class Listener:
             self.task.start()
 
     def has_news(self) -> bool:
-        """Whether something has arrived that it did not read yet, because its thread waits for its
-        turn.
+        """Whether something has arrived that its thread has not read yet.
 
         Until then, cached decisions are not used. Costs reading a clock, and a system call every
         `LOOK_SECONDS`.
@@ -125,15 +124,10 @@ class Listener:
         return self.is_listening
 
     def renew(self) -> None:
-        """Other settings name another server, or another channel."""
+        """Connect again: settings may name another server, or another channel."""
         # Before it is stopped: what it connects after that uses the new settings.
         subscription = self._subscription
         self._is_renewed = True
-        if subscription is not None:
-            subscription.hang_up()
-
-    def _hang_up(self) -> None:
-        subscription = self._subscription
         if subscription is not None:
             subscription.hang_up()
 

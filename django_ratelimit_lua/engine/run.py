@@ -31,9 +31,7 @@ T = TypeVar("T")
 
 
 class Wait(NamedTuple):
-    """Something to be waited for, in two forms: a function that blocks, and one that returns an
-    awaitable.
-    """
+    """Something to be waited for: a function that blocks, and one that returns an awaitable."""
 
     blocking: Callable[[], Any]
     awaitable: Callable[[], Awaitable[Any]]
@@ -185,11 +183,15 @@ async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
 def in_thread(
     function: Callable[[], object], *, waits: bool = True, seconds: float = PATIENCE
 ) -> None:
-    """Run it in another thread and wait for it, because this thread may have an event loop that
-    cannot wait.
+    """Run a function in another thread, because this one may have an event loop that cannot wait.
 
-    Raises `TimeoutError` after this time, while the thread continues. Without `waits`, return at
-    once.
+    Args:
+        function: The function.
+        waits: Whether to wait for its end.
+        seconds: The maximum time to wait.
+
+    Raises:
+        TimeoutError: The time is over. The thread continues.
     """
     done = _settling.give(function)
     if done is None:

@@ -63,6 +63,10 @@ MAX_LATE = 10_000
 SHOWN_LETTERS = 200
 MAX_NAMES = 200
 """Number of limits for which a process reports how many slots it holds: those with the most."""
+_LIST = b"slots"
+"""The key of the processes that hold slots; the keys of their reports begin so."""
+_ENDED = b"ended-slots"
+"""The key of the slots that operators have ended."""
 _NUMBERS = Struct("<2d")
 _PROGRAM = Program.of(source("engine/renew"))
 Key = tuple[bytes, bytes, bytes]
@@ -231,12 +235,6 @@ class HeldSlots:
 
         Returns those that were held until now: they are the caller's to release.
         """
-        dropped = self._taken_out(slots)
-        if not self.task.is_running:
-            self._step_without_thread()
-        return dropped
-
-    def _taken_out(self, slots: Iterable[HeldSlot]) -> list[HeldSlot]:
         dropped = []
         with self._lock:
             self._used_at = time.monotonic()
@@ -246,6 +244,8 @@ class HeldSlots:
                     dropped.append(of_key.pop(held.slot))
                     if not of_key:
                         del self._held[held.key]
+        if not self.task.is_running:
+            self._step_without_thread()
         return dropped
 
     def release_later(self, slots: Iterable[HeldSlot]) -> None:
@@ -281,7 +281,9 @@ class HeldSlots:
         # In a cluster, another node may have the list. Slots are renewed nevertheless.
         with suppress(StoreError):
             self._report(self.all())  # Of those above, some have ended.
-        return self.interval if held or time.monotonic() - self._used_at < LINGER_SECONDS else None
+        if held or time.monotonic() - self._used_at < LINGER_SECONDS:
+            return self.interval
+        return None
 
     def renew(self, held: Sequence[HeldSlot]) -> list[HeldSlot]:
         """Renew these once. Returns those of which Redis could not be asked."""
@@ -358,8 +360,9 @@ class HeldSlots:
 
     def _release_all(self) -> None:
         """The process ends: what it holds is free."""
+        self._due_at = float("inf")
         # Garbage in this process may belong to its parent, which reports its own holders.
-        held = [*self._taken_out([*self.all(), *self._abandoned]), *self._late]
+        held = [*self.drop([*self.all(), *self._abandoned]), *self._late]
         if held:
             self._perform(b"release", held, last_patience())
         if self._is_listed:
@@ -388,10 +391,10 @@ class HeldSlots:
         text = json.dumps(report).encode()
         get_store(background=True).execute_all(
             [
-                (b"SET", _process_key(self._process), text, b"PX", lasts),
-                (b"ZADD", _processes_key(), b"%d" % time.time(), self._process),
-                (b"ZREMRANGEBYRANK", _processes_key(), b"0", b"%d" % (-1 - MAX_LATE)),
-                (b"EXPIRE", _processes_key(), b"7200"),
+                (b"SET", _key(_LIST + b":" + self._process), text, b"PX", lasts),
+                (b"ZADD", _key(_LIST), b"%d" % time.time(), self._process),
+                (b"ZREMRANGEBYRANK", _key(_LIST), b"0", b"%d" % (-1 - MAX_LATE)),
+                (b"EXPIRE", _key(_LIST), b"7200"),
             ],
             self._patience(),
         )
@@ -399,8 +402,8 @@ class HeldSlots:
 
     def _leave_list(self, patience: Patience) -> None:
         commands = [
-            (b"DEL", _process_key(self._process)),
-            (b"ZREM", _processes_key(), self._process),
+            (b"DEL", _key(_LIST + b":" + self._process)),
+            (b"ZREM", _key(_LIST), self._process),
         ]
         get_store(background=True).execute_all(commands, patience)
         self._is_listed = False
@@ -408,7 +411,7 @@ class HeldSlots:
     def _ended_by_operators(self, slots: Sequence[HeldSlot]) -> set[str]:
         ids = [slot.id.encode() for slot in slots]
         scores = get_store(background=True).execute(
-            b"ZMSCORE", _ended_key(), *ids, patience=self._patience()
+            b"ZMSCORE", _key(_ENDED), *ids, patience=self._patience()
         )
         return {name.decode() for name, score in zip(ids, scores, strict=True) if score is not None}
 
@@ -423,9 +426,7 @@ def _run_program(
 
 
 def _report_lost(slots: Sequence[HeldSlot]) -> None:
-    """Log that slots have ended while they were held, and send the signal for each, one after the
-    other.
-    """
+    """Log that slots have ended while they were held, and send the signal for each."""
     losses = [_log_lost(slot) for slot in slots]
 
     def send() -> None:
@@ -462,38 +463,30 @@ def _id_of(slot: bytes, key: bytes) -> str:
     return hashlib.blake2b(slot + key, digest_size=16).hexdigest()
 
 
-def _processes_key() -> bytes:
-    return conf.CACHE_PREFIX + b"{rules}:slots"
-
-
-def _process_key(process: bytes) -> bytes:
-    return conf.CACHE_PREFIX + b"{rules}:slots:" + process
-
-
-def _ended_key() -> bytes:
-    return conf.CACHE_PREFIX + b"{rules}:ended-slots"
+def _key(name: bytes) -> bytes:
+    return conf.CACHE_PREFIX + b"{rules}:" + name
 
 
 def _reports() -> Iterator[Any]:
     """The last report of each process."""
     store = get_store(background=True)
-    processes = store.execute(b"ZRANGE", _processes_key(), b"0", b"-1")
-    answers = store.execute_all([(b"GET", _process_key(process)) for process in processes])
+    processes = store.execute(b"ZRANGE", _key(_LIST), b"0", b"-1")
+    answers = store.execute_all([(b"GET", _key(_LIST + b":" + process)) for process in processes])
     # Not by age: the clocks of hosts differ.
     for process, report in zip(processes, answers, strict=True):
         if report is None:
             with suppress(StoreError):
-                store.execute(b"ZREM", _processes_key(), process)
+                store.execute(b"ZREM", _key(_LIST), process)
         else:
             with suppress(ValueError):
                 yield json.loads(report)
 
 
 def in_flight() -> dict[str, int]:
-    """How many slots of each limit are held in all processes, by its name: as of a quarter of
-    `RATELIMIT_SLOT_SECONDS` ago, and of no more than 200 limits of a process.
+    """Return how many slots of each limit are held in all processes, by its name.
 
-    Raises `StoreError`.
+    The numbers are up to a quarter of `RATELIMIT_SLOT_SECONDS` old, and of no more than 200 limits
+    of a process. Raises `StoreError`.
     """
     found = Counter[str]()
     for entry in _reports():
@@ -516,10 +509,10 @@ def _listed() -> list[tuple[Holder, bytes, bytes]]:
 
 
 def holders() -> list[Holder]:
-    """The holders of slots of concurrency limits in all processes: those that have held one for
-    longer than a quarter of `RATELIMIT_SLOT_SECONDS`, the longest first.
+    """Return the holders of slots of concurrency limits in all processes, the longest first.
 
-    Raises `StoreError`.
+    Only those are reported that have held one for longer than a quarter of
+    `RATELIMIT_SLOT_SECONDS`. Raises `StoreError`.
     """
     return [holder for holder, _, _ in _listed()]
 
@@ -543,10 +536,8 @@ def end_slot(holder_id: str) -> Holder | None:
 
 
 def _note_ended(holder_id: str) -> None:
-    """Note that an operator has ended a slot, so that the process that holds it does not take it
-    again.
-    """
-    key = _ended_key()
+    """Note that an operator has ended a slot, so that its process does not take it again."""
+    key = _key(_ENDED)
     seconds = time.time()
     get_store(background=True).execute_all(
         [
@@ -558,20 +549,20 @@ def _note_ended(holder_id: str) -> None:
 
 
 def forget_slots(key: bytes, digests: Collection[str]) -> int:
-    """End all slots in a key of Redis, and delete the reports of processes that name one of these
-    identities. Each process sends its report again with the next renewal.
+    """End all slots in a key of Redis, and delete the reports that name one of these identities.
 
-    Returns how many slots were ended. Raises `StoreError`.
+    Each process sends its report again with the next renewal. Returns how many slots were ended.
+    Raises `StoreError`.
     """
     store = get_store(background=True)
     slots = store.execute(b"ZRANGE", key, b"0", b"-1")
     for slot in slots:
         _note_ended(_id_of(slot[:SLOT_SIZE], key))
     store.execute(b"DEL", key)
-    for process in store.execute(b"ZRANGE", _processes_key(), b"0", b"-1"):
-        report = store.execute(b"GET", _process_key(process))
+    for process in store.execute(b"ZRANGE", _key(_LIST), b"0", b"-1"):
+        report = store.execute(b"GET", _key(_LIST + b":" + process))
         if report is not None and any(digest.encode() in report for digest in digests):
-            store.execute(b"DEL", _process_key(process))
+            store.execute(b"DEL", _key(_LIST + b":" + process))
     return len(slots)
 
 
