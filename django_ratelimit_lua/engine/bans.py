@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from ..rules.callsite import known_call_sites, limits_of
 from ..rules.provider import current, load
 from ..signals import banned
 from ..store import get_store
-from .evidence import Offence, evidence_notes, evidence_now
+from .evidence import evidence_notes, evidence_now
 from .run import Wait
 
 if TYPE_CHECKING:
@@ -171,21 +171,16 @@ def report_bans(
                 "limit": state.name,
                 "rule": rule,
                 "identity": identity,
-                "ban": ban,
                 "mode": state.mode,
                 "decision": decision,
                 "request": request,
             }
-            find = partial(evidence_now, key, ban)
-            yield Wait(partial(_send, find, arguments), partial(_asend, find, arguments))
+            send = partial(_send, key, ban, arguments)
+            yield Wait(send, sync_to_async(send))
 
 
-def _send(find: Callable[[], tuple[Offence, ...]], arguments: dict[str, Any]) -> None:
-    banned.send_robust(Ban, evidence=find(), **arguments)
-
-
-async def _asend(find: Callable[[], tuple[Offence, ...]], arguments: dict[str, Any]) -> None:
-    await banned.asend_robust(Ban, evidence=await sync_to_async(find)(), **arguments)
+def _send(key: bytes, ban: Ban, arguments: dict[str, Any]) -> None:
+    banned.send_robust(Ban, ban=ban, evidence=evidence_now(key, ban), **arguments)
 
 
 def _write(prefix: bytes, key: bytes, ban: Ban, description: bytes) -> None:

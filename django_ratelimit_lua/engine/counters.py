@@ -305,7 +305,7 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        self._said: BoundedMap[Key, tuple[int, float]] = BoundedMap(MAX_IDENTITIES)
+        self._answers: BoundedMap[Key, tuple[int, float]] = BoundedMap(MAX_IDENTITIES)
         self._counters: OrderedDict[Key, Counter] = OrderedDict()
         self._lock = Lock()
         self._began_us = time.time_ns() // 1000 - round(time.monotonic() * SECOND)
@@ -398,7 +398,7 @@ class Counters:
         if share != counter.share or (limit is not counter.limit and limit != counter.limit):
             counter.resize(limit, share, now)
         if limit.split is None and not limit.holds:
-            used, heard_at = self._said.get(key) or (0, float("-inf"))
+            used, heard_at = self._answers.get(key) or (0, float("-inf"))
             if heard_at > counter.heard_at:
                 counter.heard_at = heard_at
                 counter.catch_up(now, ceil(used / heartbeat.count), heard_at)
@@ -438,19 +438,19 @@ class Counters:
                 continue
             if not heartbeat.task.is_running:
                 heartbeat.start()
-            self._said.put((call.prefix, digest, limit.key_part), (state.used, now))
+            self._answers.put((call.prefix, digest, limit.key_part), (state.used, now))
 
     def forget(self, call: Call) -> None:
         """Forget what is counted of a call's limits."""
         with self._lock:
             for charge in call.charges:
                 key = _key(call, charge)
-                self._said.pop(key)
+                self._answers.pop(key)
                 self._counters.pop(key, None)
 
     def clear(self) -> None:
         with self._lock:
-            self._said.clear()
+            self._answers.clear()
             self._counters.clear()
 
     def owes_any(self, call: Call) -> bool:

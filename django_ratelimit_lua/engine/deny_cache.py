@@ -44,7 +44,6 @@ class CachedDenial:
     times count from the second. So it is never repeated too long, and never promises too much.
     """
 
-    limits: tuple[Limit, ...]
     decision: Decision
     asked_at: float
     answered_at: float
@@ -85,7 +84,6 @@ class DenyCache:
             denial is None
             or now >= denial.until
             or now >= max(denial.asked_at, self.heard_at) + UNHEARD_SECONDS
-            or denial.limits != _limits(call)
         ):
             return None
         return denial.decision.later(now - denial.answered_at, "deny-cache")
@@ -104,9 +102,7 @@ class DenyCache:
         seconds = conf.DENY_CACHE_SECONDS
         if decision.retry_after is not None:
             seconds = min(seconds, decision.retry_after)
-        denial = CachedDenial(
-            _limits(call), decision, asked_at, time.monotonic(), asked_at + seconds
-        )
+        denial = CachedDenial(decision, asked_at, time.monotonic(), asked_at + seconds)
         with self._lock:
             if generation == self.generation:
                 self._denials.put(_key(call), denial)
@@ -128,16 +124,9 @@ class DenyCache:
             self._denials.clear()
 
 
-def _limits(call: Call) -> tuple[Limit, ...]:
-    return tuple([charge.limit for charge in call.charges])
-
-
 def _key(call: Call) -> Any:
     charges = tuple(
-        [
-            (charge.digest, charge.limit.key_part, charge.cost, charge.banned)
-            for charge in call.charges
-        ]
+        [(charge.digest, charge.limit, charge.cost, charge.banned) for charge in call.charges]
     )
     how = (call.partial, call.debt, call.max_wait_us, call.longest_hold_us)
     return (call.prefix, call.revision, how, tuple(call.subjects), charges)
@@ -149,9 +138,8 @@ def _digests(key: Any) -> set[bytes]:
 
 def _weight(key: Any, denial: CachedDenial) -> int:
     *_, subjects, charges = key
-    return (
-        1000 * len(charges) + 200 * len(subjects) + sum(len(limit.name) for limit in denial.limits)
-    )
+    names = sum(len(limit.name) for _, limit, _, _ in charges)
+    return 1000 * len(charges) + 200 * len(subjects) + names
 
 
 def _is_lasting(call: Call, decision: Decision) -> bool:

@@ -139,11 +139,11 @@ class FallbackLimiter:
         # Not only after a request: a process that gets none, or refuses all by itself, has to
         # report as well.
         if not get_store().is_paused:
-            self._tell()
+            self._report()
             counters.owing()  # Until here, every owed identity is decided by the share as well.
         return _pause() if counters.is_owing else None
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Report the owed units of all identities to Redis."""
         store = get_store(background=True)
         owing = counters.owing()

@@ -200,11 +200,6 @@ class Heartbeat:
         beat = self._weigh(register)
         self._read(beat, get_store().run(_PROGRAM, *self._question(beat), patience))
 
-    async def ajoin(self, register: Register, patience: Patience) -> None:
-        """`join`, without blocking the event loop."""
-        beat = self._weigh(register)
-        self._read(beat, await get_store().arun(_PROGRAM, *self._question(beat), patience))
-
     def beat(self) -> int:
         """Send a heartbeat; returns how many processes there are. Raises `StoreError`."""
         with self._lock:

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from asgiref.sync import sync_to_async
+
 from ..conf.changes import on_change
 from ..exceptions import StoreError
 from ..limits.call import Call, Charge
@@ -81,8 +83,8 @@ class Lease:
         self._expired: list[Batch] = []
         self._is_asking = False
         self._closed_until = -1
-        self._said: LimitState | None = None
-        self._said_at = self._hit_at = self._since = time.monotonic()
+        self._state: LimitState | None = None
+        self._state_at = self._hit_at = self._since = time.monotonic()
         self._speed = 0.0
         self._spent = 0
         self._dry_until = 0.0
@@ -101,8 +103,8 @@ class Lease:
                 self._hit_at = now
             batch.units -= cost
             self._spent += cost
-            assert self._said is not None
-            return self._said.with_leased(batch.units, now - self._said_at), batch.moment
+            assert self._state is not None
+            return self._state.with_leased(batch.units, now - self._state_at), batch.moment
 
     def put_back(self, units: int, moment: int) -> None:
         """Units that were just taken, and count since that moment, were not needed."""
@@ -132,11 +134,11 @@ class Lease:
                 self._speed = speed
                 self._since = now
                 self._spent = 0
-            if self._said is None:
+            if self._state is None:
                 return 0
             # One part more than there are processes, for hits that are on their way to Redis by
             # themselves.
-            fair = self._said.remaining // (heartbeat.count + 1)
+            fair = self._state.remaining // (heartbeat.count + 1)
             size = min(self.limit.lease or 0, int(self._speed * HORIZON), fair)
             if size <= cost:
                 return 0
@@ -151,15 +153,15 @@ class Lease:
             # A reset came later: these units are counted nowhere any more.
             if decision.moment <= self._closed_until:
                 return
-            self._said = decision.limits[0]
-            self._said_at = now
+            self._state = decision.limits[0]
+            self._state_at = now
             if not decision.allowed or not decision.granted:
                 self._dry_until = now + DRY
                 return
             until = asked_at + self.limit.lapse
             if self.limit.kind.ends_together:
-                until = min(until, asked_at + self._said.reset_after)
-            moment = self._said.counted_at or decision.counted_at(self.digest)
+                until = min(until, asked_at + self._state.reset_after)
+            moment = self._state.counted_at or decision.counted_at(self.digest)
             self._expire()
             self._batch = Batch(decision.granted, until, moment, decision.moment)
 
@@ -177,8 +179,8 @@ class Lease:
     def observe(self, state: LimitState, cost: int) -> None:
         """Record what Redis returned about the limit for a single hit."""
         with self._lock:
-            self._said = state
-            self._said_at = time.monotonic()
+            self._state = state
+            self._state_at = time.monotonic()
             if state.allowed:
                 self._spent += cost
 
@@ -272,19 +274,13 @@ class Leases:
 
     def of(self, call: Call, charge: Charge) -> Lease:
         """The lease that a charge of a call is spent from."""
-        key = (
-            call.prefix,
-            charge.digest,
-            charge.limit.key_part,
-            call.revision,
-            tuple(call.subjects),
-        )
+        key = (call.prefix, charge.digest, charge.limit, call.revision, tuple(call.subjects))
         lease = self._leases.get(key)
-        if lease is None or (lease.limit is not charge.limit and lease.limit != charge.limit):
+        if lease is None:
             heartbeat.start()
             with self._lock:  # Concurrent callers share it.
                 lease = self._leases.get(key)
-                if lease is None or lease.limit != charge.limit:
+                if lease is None:
                     lease = Lease(call, charge)
                     # One that goes for it goes on until what it holds has expired.
                     self._leases.put(key, lease)
@@ -463,10 +459,8 @@ def _join_splits(call: Call, patience: Patience) -> Generator[Wait, None, None]:
             continue
         register = heartbeat.use(call.charges[place].limit)
         if register is not None:
-            yield Wait(
-                partial(heartbeat.join, register, patience),
-                partial(heartbeat.ajoin, register, patience),
-            )
+            join = partial(heartbeat.join, register, patience)
+            yield Wait(join, sync_to_async(join))
 
 
 def _decide_splits(call: Call, here: LocalPart) -> bool:

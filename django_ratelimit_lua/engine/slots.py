@@ -40,8 +40,6 @@ from ..limits.program import Program, source
 from ..limits.rate import SECOND
 from ..process.forks import renew_after_fork
 from ..process.tasks import Errand, Task
-from ..rules import provider
-from ..rules.callsite import limits_of
 from ..signals import slot_lost
 from ..store import PATIENCE, Patience, get_store, last_patience
 
@@ -72,7 +70,7 @@ _PROGRAM = Program.of(source("engine/renew"))
 Key = tuple[bytes, bytes, bytes]
 """Prefix, identity and limit."""
 
-telling = Errand()
+_signals = Errand()
 
 
 @dataclass(slots=True, eq=False)
@@ -81,8 +79,8 @@ class HeldSlot:
 
     - `identity`: the identity, by the parts that operators may see; `what`: the purpose, a path or
       any text;
-    - `since`: seconds since 1970; `ends_at`: when it ends unless it is renewed (monotonic);
-    - `rule`: the rule that sets the number of slots, if known; empty: the number stays;
+    - `since`: seconds since 1970; `held_at`, `renewed_at`: since when it is held, and when it was
+      renewed (monotonic); `ends_at`: when it ends unless it is renewed;
     - `is_local`: this process gave it while Redis was unavailable, and Redis does not have it yet;
     - `is_late`: it may have ended in Redis, which was unavailable, and that was reported;
     - `is_lost`: it has ended while it was held.
@@ -94,19 +92,15 @@ class HeldSlot:
     identity: Name = field(default_factory=list)
     what: str = ""
     is_local: bool = False
-    rule: str = ""
     since: float = field(default_factory=time.time)
     held_at: float = field(default_factory=time.monotonic)
-    ends_at: float = field(init=False)
+    renewed_at: float = field(default_factory=time.monotonic)
     is_late: bool = False
     is_lost: bool = False
 
-    def __post_init__(self) -> None:
-        self.renewed(self.held_at)
-
-    def renewed(self, asked_at: float) -> None:
-        """It lasts from that moment on again."""
-        self.ends_at = asked_at + lasts_us(self.slot) / SECOND
+    @property
+    def ends_at(self) -> float:
+        return self.renewed_at + lasts_us(self.slot) / SECOND
 
     @property
     def key(self) -> Key:
@@ -122,20 +116,9 @@ class HeldSlot:
         """By what operators name it."""
         return _id_of(self.slot, self.redis_key)
 
-    @property
-    def most(self) -> int:
-        """How many there are by now."""
-        limit = self.charge.limit
-        ruleset = provider.in_force()
-        if ruleset is not None and self.rule in ruleset.by_name:
-            for now in limits_of(ruleset.by_name[self.rule]):
-                if now.key_part == limit.key_part:
-                    return now.rate.limit
-        return limit.rate.limit
-
     def record(self) -> bytes:
         """The argument of the program for it."""
-        return _NUMBERS.pack(self.most, self.charge.cost) + self.slot
+        return _NUMBERS.pack(self.charge.limit.rate.limit, self.charge.cost) + self.slot
 
     def holder(self) -> Holder:
         """This process, as operators are shown it."""
@@ -143,7 +126,7 @@ class HeldSlot:
             self.id,
             self.charge.limit.name,
             self.charge.cost,
-            self.most,
+            self.charge.limit.rate.limit,
             tuple(self.identity),
             self.charge.digest.decode(),
             self.since,
@@ -324,7 +307,7 @@ class HeldSlots:
         unasked: list[HeldSlot] = []
         for slot, answer in zip(slots, answers, strict=True):
             if answer:
-                slot.renewed(asked_at)
+                slot.renewed_at = asked_at
                 slot.is_local = slot.is_late = False
             elif answer is None:
                 unasked.append(slot)
@@ -434,7 +417,7 @@ def _report_lost(slots: Sequence[HeldSlot]) -> None:
             slot_lost.send_robust(HeldSlots, **loss)
 
     # Receivers may take long. Slots that are still held are renewed during that time.
-    if losses and slot_lost.receivers and telling.give(send) is None:
+    if losses and slot_lost.receivers and _signals.give(send) is None:
         send()
 
 
