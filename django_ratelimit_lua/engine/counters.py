@@ -193,11 +193,9 @@ class Bucket(Counter):
     time without it.
     """
 
-    def __init__(self, limit: Limit, share: ProcessShare) -> None:
-        self._level = 0.0
-        self._at = 0.0
-        self._speed = 0.0
-        super().__init__(limit, share)
+    _level = 0.0
+    _at = 0.0
+    _speed = 0.0
 
     def resize(self, limit: Limit, share: ProcessShare, now: float) -> None:
         self.used(now)

@@ -209,7 +209,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
     """
     if not conf.ENABLE:
         return Outcome(Decision(True, granted=planner.units))
-    began = time.perf_counter() if decision_hooks else 0.0
+    began = time.perf_counter()
     if not listener.task.is_running:
         listener.start()
     stale: StaleRules | None = None
