@@ -270,11 +270,11 @@ class HeldSlots:
 
     def renew(self, held: Sequence[HeldSlot]) -> list[HeldSlot]:
         """Renew these once. Returns those of which Redis could not be asked."""
-        known = {slot for slot in held if not slot.is_local}
-        report = {slot for slot in held if slot.is_late}
         gone, unasked = self._perform(b"renew", held)
         if not gone:
             return unasked
+        known = {slot for slot in gone if not slot.is_local}
+        reported = {slot for slot in gone if slot.is_late}
         try:
             ended = self._ended_by_operators(gone)
         except StoreError:  # None is retaken that an operator may have ended.
@@ -285,9 +285,9 @@ class HeldSlots:
         # It was released before the answer came, so it must not be taken again.
         self.release_later(slot for slot in again if not self._is_held(slot))
         lost = []
-        for slot in known.intersection(gone).difference(later):
+        for slot in known.difference(later):
             slot.is_lost = slot not in again and bool(self.drop([slot]))
-            if slot not in report and (slot.is_lost or self._is_held(slot)):
+            if slot not in reported and (slot.is_lost or self._is_held(slot)):
                 lost.append(slot)
         _report_lost(lost)
         return [*unasked, *later]
