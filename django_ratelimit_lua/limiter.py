@@ -581,7 +581,7 @@ class Slot:
         if held is None:
             return
         if kind is GeneratorExit:  # A closed coroutine cannot await.
-            held.release_in_thread()
+            held.release_as_garbage()
         else:
             await held.arelease()
 

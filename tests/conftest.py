@@ -234,7 +234,7 @@ def prefix(settings: Any) -> Iterator[str]:
     start_fresh()
     yield settings.RATELIMIT_CACHE_PREFIX
     stop(STOP_SECONDS)
-    held_slots._taken_out(held_slots.all())
+    held_slots.drop(held_slots.all())
     if is_installed("statistics"):
         from django_ratelimit_lua.contrib.statistics.recorder import recorder
 

@@ -40,8 +40,14 @@ TASKS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """A task of this process: whether a thread is at it, how many seconds ago it did something last
-    (None: never), and why that failed (empty: it did not).
+    """A task of this process.
+
+    Attributes:
+        name: The name, see `TASKS`.
+        purpose: What the task does.
+        is_running: Whether a thread works on it.
+        seconds_ago: The seconds since its last step; None: it has made none.
+        error: Why the last step failed; empty: it did not fail.
     """
 
     name: str
@@ -56,13 +62,18 @@ def background_tasks() -> list[TaskState]:
 
     A breaker is listed for each server that has failed, and an errand while it runs.
     """
-    now, states = time.monotonic(), []
+    now = time.monotonic()
+    states = []
     purposes = dict(TASKS)
     for extension in extensions:
         purposes.update(extension.tasks)
     for task in sorted(all_tasks(), key=lambda task: list(purposes).index(task.name)):
-        ago = None if task.done_at == float("-inf") else now - task.done_at
-        error = "" if task.error is None else f"{type(task.error).__name__}: {task.error}"
+        ago = None
+        if task.done_at != float("-inf"):
+            ago = now - task.done_at
+        error = ""
+        if task.error is not None:
+            error = f"{type(task.error).__name__}: {task.error}"
         if task.is_running or task.name not in ("breaker", "errand"):
             states.append(TaskState(task.name, purposes[task.name], task.is_running, ago, error))
     return states

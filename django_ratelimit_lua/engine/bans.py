@@ -1,5 +1,4 @@
-"""The bans that a process knows: those in force, for use while Redis is unavailable, and those just
-triggered.
+"""The bans that a process knows: those in force, and those just triggered.
 
 While Redis is unavailable no ban is triggered. Bans that this process knows hold until their end,
 whatever the limits' policies are, so an outage readmits no banned client. A client that was banned
@@ -12,10 +11,10 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
@@ -33,7 +32,7 @@ from ..rules.callsite import known_call_sites, limits_of
 from ..rules.provider import current, load
 from ..signals import banned
 from ..store import get_store
-from .evidence import Offence, evidence_now
+from .evidence import evidence_notes, evidence_now
 from .run import Wait
 
 if TYPE_CHECKING:
@@ -45,69 +44,61 @@ MAX_ENTRIES = 10_000
 _Key = tuple[bytes, bytes, bytes]
 
 
-class KnownBan(NamedTuple):
-    """A ban, and its end by the monotonic clock."""
-
-    ban: Ban
-    ends_at: float
-
-
 class KnownBans:
-    """The bans in force that this process knows."""
+    """The bans in force that this process knows, and their ends by the monotonic clock."""
 
     def __init__(self) -> None:
-        self._bans: BoundedMap[_Key, KnownBan] = BoundedMap(
+        self._bans: BoundedMap[_Key, tuple[Ban, float]] = BoundedMap(
             MAX_ENTRIES, labels_of=lambda key: (key[1],)
         )
 
     def note(self, call: Call, decision: Decision) -> None:
         """Store the bans that Redis has returned."""
-        if (
-            call.now is not None and conf.CLOCK != "client"
-        ):  # By a time that is not the present, as of a test.
+        # By a time that is not the present, as of a test.
+        if call.now is not None and conf.CLOCK != "client":
             return
         for charge, state in zip(call.charges, decision.limits, strict=True):
             if state.ban is None:
                 continue
             if state.ban.until:
                 ends_at = time.monotonic() + (state.ban.until - decision.moment) / SECOND
-                known = KnownBan(state.ban.later(), ends_at)
-                self._bans.put(_key(call, charge), known)
+                self._bans.put(_key(call, charge), (state.ban.later(), ends_at))
             elif self._bans.entries:
                 self._bans.pop(_key(call, charge))
 
     def hold(self, call: Call, decision: Decision) -> Decision:
         """A decision made without Redis, with the known bans applied."""
-        states, now, is_refused = list(decision.limits), time.monotonic(), False
+        states = list(decision.limits)
         for place, charge in enumerate(call.charges):
-            known = self._bans.get(_key(call, charge)) if charge.limit.ban is not None else None
-            if known is None or known.ends_at <= now:
+            ban, seconds = self._find(call, charge)
+            if ban is None:
                 continue
-            state, seconds = states[place], known.ends_at - now
-            retry = None if state.retry_after is None else max(state.retry_after, seconds)
+            state = states[place]
+            if state.retry_after is not None:
+                state = state._replace(retry_after=max(state.retry_after, seconds))
             reset = max(state.reset_after, seconds)
             states[place] = state._replace(
-                allowed=False,
-                remaining=0,
-                retry_after=retry,
-                reset_after=reset,
-                wait=0.0,
-                ban=known.ban,
+                allowed=False, remaining=0, reset_after=reset, wait=0.0, ban=ban
             )
-            is_refused = is_refused or states[place].refuses
-        if not is_refused:
-            return decision._replace(limits=tuple(states))
-        return decision._replace(allowed=False, limits=tuple(states), granted=0, wait=0.0)
+        decision = decision._replace(limits=tuple(states))
+        if any(state.refuses for state in states):
+            return decision._replace(allowed=False, granted=0, wait=0.0)
+        return decision
 
     def refuses(self, call: Call) -> bool:
         """Whether an enforced limit has banned an identity of the call."""
-        now = time.monotonic()
-        known = [
-            self._bans.get(_key(call, charge))
-            for _, charge in call.banning
-            if charge.limit.mode == "enforce"
-        ]
-        return any(ban is not None and ban.ends_at > now for ban in known)
+        return any(
+            charge.limit.mode == "enforce" and self._find(call, charge)[0] is not None
+            for charge in call.charges
+        )
+
+    def _find(self, call: Call, charge: Charge) -> tuple[Ban | None, float]:
+        """The ban in force, and the seconds until its end."""
+        ban, ends_at = self._bans.get(_key(call, charge)) or (None, 0.0)
+        seconds = ends_at - time.monotonic()
+        if seconds <= 0:
+            return None, 0.0
+        return ban, seconds
 
     def forget(self, digests: Iterable[bytes]) -> None:
         """The bans of these identities were lifted."""
@@ -119,43 +110,48 @@ class KnownBans:
 
 
 def _key(call: Call, charge: Charge) -> _Key:
-    return (
-        call.prefix,
-        charge.ban_digest,
-        b"" if charge.limit.ban is None else charge.limit.ban.key_part,
-    )
+    part = b"" if charge.limit.ban is None else charge.limit.ban.key_part
+    return call.prefix, charge.ban_digest, part
 
 
 def details_key(ban_key: bytes) -> bytes:
-    """The key that describes a ban while it lasts: a JSON object with `limit`, `rule` and `who`,
-    the parts of the identity as `RATELIMIT_SHOW_IDENTITIES` allows them.
+    """Return the key that describes a ban while it lasts.
+
+    It holds a JSON object with `limit`, `rule` and `who`, the parts of the identity as
+    `RATELIMIT_SHOW_IDENTITIES` allows them.
     """
     return ban_key + b":told"
 
 
-def telling(
-    planned: Sequence[PlannedCharge], decision: Decision, request: HttpRequest | None = None
-) -> list[Wait]:
-    """Store and log the bans that a decision has triggered, and send `banned`.
+def report_bans(
+    call: Call,
+    planned: Sequence[PlannedCharge],
+    decision: Decision,
+    request: HttpRequest | None = None,
+) -> Generator[Wait, Any, None]:
+    """Note the offences that a call has counted, and report the bans that they have triggered.
 
-    A ban in shadow mode refuses no client and is only listed. The caller performs the returned
-    waits.
+    A ban is stored, logged and sent as `banned`, unless it is in shadow mode: that refuses no
+    client, and is only listed.
     """
-    waits: list[Wait] = []
     for each, state in zip(planned, decision.limits, strict=False):
         ban = state.ban
-        if ban is None or not ban.is_new:
+        terms = each.charge.limit.ban
+        if ban is None or terms is None:
             continue
-        charge, rule = each.charge, None if each.rule is None else each.rule.name or None
-        call = Call([charge], prefix=conf.CACHE_PREFIX)
-        subject = each.identity if each.banned is None else each.banned
-        write = partial(
-            _write, call, ban, {"limit": state.name, "rule": rule, "who": shown(subject)}
-        )
-        waits.append(Wait(write, sync_to_async(write)))
+        (key,) = Call([each.charge], "peek", call.prefix).ban_keys()
+        if ban.is_offence and decision.source == "redis":
+            evidence_notes.note(key, terms, ban, decision.moment, request)
+        if not ban.is_new:
+            continue
+        rule = None if each.rule is None else each.rule.name or None
+        who = shown(each.identity if each.banned is None else each.banned)
+        description = json.dumps({"limit": state.name, "rule": rule, "who": who}).encode()
+        write = partial(_write, call.prefix, key, ban, description)
+        yield Wait(write, sync_to_async(write))
         if ban.by_hand or state.mode == "shadow":
             continue
-        identity = charge.ban_digest.decode()
+        identity = each.charge.ban_digest.decode()
         details = {
             "limit": state.name,
             "rule": rule,
@@ -166,8 +162,7 @@ def telling(
         }
         logger.warning(
             "Banned by %(limit)s (rule: %(rule)s) until %(until)s: identity %(identity)s, after "
-            "%(offences)s offences; "
-            "ban number %(times)s",
+            "%(offences)s offences; ban number %(times)s",
             details,
             extra=details,
         )
@@ -176,46 +171,41 @@ def telling(
                 "limit": state.name,
                 "rule": rule,
                 "identity": identity,
-                "ban": ban,
                 "mode": state.mode,
                 "decision": decision,
                 "request": request,
             }
-            find = partial(evidence_now, call.ban_keys()[0], ban)
-            waits.append(Wait(partial(_send, find, arguments), partial(_asend, find, arguments)))
-    return waits
+            send = partial(_send, key, ban, arguments)
+            yield Wait(send, sync_to_async(send))
 
 
-def _send(find: Callable[[], tuple[Offence, ...]], arguments: dict[str, Any]) -> None:
-    banned.send_robust(Ban, evidence=find(), **arguments)
+def _send(key: bytes, ban: Ban, arguments: dict[str, Any]) -> None:
+    banned.send_robust(Ban, ban=ban, evidence=evidence_now(key, ban), **arguments)
 
 
-async def _asend(find: Callable[[], tuple[Offence, ...]], arguments: dict[str, Any]) -> None:
-    await banned.asend_robust(Ban, evidence=await sync_to_async(find)(), **arguments)
-
-
-def _write(call: Call, ban: Ban, details: dict[str, Any]) -> None:
+def _write(prefix: bytes, key: bytes, ban: Ban, description: bytes) -> None:
     """Store the description of a ban. If Redis refuses it, the ban still holds."""
-    store, (key,) = get_store(), call.ban_keys()
+    store = get_store()
     seconds = (ban.until - ban.since) / SECOND
     with suppress(StoreError):
         store.execute(
             b"SET",
             details_key(key),
-            json.dumps(details).encode(),
+            description,
             b"PX",
             b"%d" % (seconds * 1000 + 1000),
         )
         if not store.compares_rules:  # In a cluster, the register lives elsewhere than the ban.
-            register = call.prefix + REGISTER
+            register = prefix + REGISTER
             store.execute(b"ZADD", register, b"%d" % ban.until, key)
             store.execute(b"ZREMRANGEBYSCORE", register, b"-inf", b"%d" % ban.since)
             store.execute(b"ZREMRANGEBYRANK", register, b"0", b"%d" % (-MAX_ENTRIES - 1))
 
 
 def clock_of_bans() -> int:
-    """The time by which bans end, for lists of them, in microseconds since 1970: that of Redis, if
-    it answers.
+    """Return the time by which bans end, for lists of them, in microseconds since 1970.
+
+    It is the time of Redis, if it answers.
     """
     if conf.CLOCK != "client":
         # A cluster has no single clock. If Redis does not answer, the list reports it.
@@ -234,19 +224,17 @@ def bans_active() -> Counter[str]:
     keys = get_store(background=True).execute(
         b"ZRANGEBYSCORE", conf.CACHE_PREFIX + REGISTER, now, b"+inf"
     )
-    shadow = _in_shadow()
-    parts = (part for part in (key.partition(b"}:")[2] for key in keys) if part not in shadow)
-    return Counter(part.removesuffix(b":ban").decode(errors="replace") for part in parts)
-
-
-def _in_shadow() -> set[bytes]:
-    """How keys name the bans of limits that are in shadow mode at the moment."""
     sites = [site for name in known_call_sites.names() for site in known_call_sites.of(name)]
     limits = [limit for site in sites for limit in site.limits]
     for rule in (current() or load()).rules:  # A rule's go before those of a call site.
         limits += limits_of(rule)
     modes = {limit.ban.key_part: limit.mode for limit in limits if limit.ban is not None}
-    return {part for part, mode in modes.items() if mode == "shadow"}
+    parts = [key.partition(b"}:")[2] for key in keys]
+    return Counter(
+        part.removesuffix(b":ban").decode(errors="replace")
+        for part in parts
+        if modes.get(part) != "shadow"
+    )
 
 
 known_bans = KnownBans()

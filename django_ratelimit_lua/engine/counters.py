@@ -1,5 +1,4 @@
-"""What this process counts by itself: its share of limits while Redis is unavailable, its part of
-split limits.
+"""Count in this process: its share of limits while Redis is unavailable, its part of split limits.
 
 The counts of 10,000 identities are kept. For a new one, the least recently used is forgotten.
 Moments are seconds of the monotonic clock.
@@ -84,15 +83,15 @@ class Counter:
         In an outage, one hit that is larger than the share fits if nothing else is counted.
         """
         used = self.used(now)
-        if not self.size:
+        room = self.size
+        if not room:
             return RETRY_SECONDS if self.limit.rate.limit else None
-        is_large = (
-            self.size < cost <= self.whole and self.limit.split is None and not self.limit.holds
-        )
-        over = used + cost - (cost if is_large else self.size)
-        if over > used:
-            return None
-        return self._free_after(now, over) if over > 0 else 0.0
+        if room < cost <= self.whole and self.limit.split is None and not self.limit.holds:
+            room = cost
+        over = used + cost - room
+        if over <= 0:
+            return 0.0
+        return None if over > used else self._free_after(now, over)
 
     def _free_after(self, now: float, units: float) -> float:
         raise NotImplementedError
@@ -101,23 +100,22 @@ class Counter:
         """Seconds that a hit is held which is admitted now."""
         return 0.0
 
-    def take(self, moment: float, cost: int) -> None:
-        """Count units from that moment on."""
+    def take(self, moment: float, cost: int, slot: bytes = b"") -> None:
+        """Count units from that moment on; slots, until they are released."""
         raise NotImplementedError
 
     def give(self, now: float, cost: int, since: float | None = None) -> None:
         """Give back units of a hit that count since that moment; without one, the latest first."""
         raise NotImplementedError
 
-    def _left(self, now: float, units: int, since: float) -> float:
-        """What counts now of units that were taken at an earlier moment."""
-        return 0.0
-
     def catch_up(self, now: float, units: int, since: float) -> None:
-        """Count at least the `units` of that earlier moment and those that are owed, but no more
-        than the share.
+        """Count at least the `units` of an earlier moment and those that are owed.
+
+        The share is the maximum.
         """
-        missing = min(self.size, self._left(now, units, since) + self.owes(now)) - self.used(now)
+        earlier = _new_counter(self.limit, self.share)
+        earlier.take(since, units)
+        missing = min(self.size, earlier.used(now) + self.owes(now)) - self.used(now)
         if missing > 0:
             self.take(since, ceil(missing))
 
@@ -130,16 +128,14 @@ class Counter:
 
 
 class Window(Counter):
-    """A window of any kind, or a log, as a sliding window: units by segments of the period, each
-    until a period after its last hit.
+    """A window of any kind, or a log, as a sliding window.
 
-    So no period has more units than the share.
+    Units are counted by segments of the period, each until a period after its last hit. So no
+    period has more units than the share.
     """
 
     def __init__(self, limit: Limit, share: ProcessShare) -> None:
         self._segments: dict[float, tuple[float, int]] = {}
-        self._used = 0
-        self._next_end = float("-inf")  # No segment ends before.
         super().__init__(limit, share)
 
     def resize(self, limit: Limit, share: ProcessShare, now: float) -> None:
@@ -148,19 +144,18 @@ class Window(Counter):
         self._segments = {
             key: (min(end, latest), units) for key, (end, units) in self._segments.items()
         }
-        self._next_end = float("-inf")
 
     def _key(self, moment: float) -> float:
         return moment * SEGMENTS // self.limit.rate.period
 
     def used(self, now: float) -> int:
-        if now >= self._next_end:
-            self._segments = {
-                key: segment for key, segment in self._segments.items() if segment[0] > now
-            }
-            self._used = sum([units for _, units in self._segments.values()])
-            self._next_end = min([end for end, _ in self._segments.values()], default=float("inf"))
-        return self._used
+        used = 0
+        for key, (end, units) in list(self._segments.items()):
+            if end <= now:
+                del self._segments[key]
+            else:
+                used += units
+        return used
 
     def _free_after(self, now: float, units: float) -> float:
         for end, count in sorted(self._segments.values()):
@@ -169,29 +164,26 @@ class Window(Counter):
                 return end - now
         return self.reset_after(now)
 
-    def take(self, moment: float, cost: int) -> None:
+    def take(self, moment: float, cost: int, slot: bytes = b"") -> None:
         if not cost:
             return
         end, units = self._segments.get(self._key(moment), (0.0, 0))
         end = max(end, moment + self.limit.rate.period)
         self._segments[self._key(moment)] = (end, units + cost)
-        self._used += cost
-        self._next_end = min(self._next_end, end)
 
     def give(self, now: float, cost: int, since: float | None = None) -> None:
-        for key in sorted(self._segments, reverse=True) if since is None else [self._key(since)]:
+        keys = sorted(self._segments, reverse=True)
+        if since is not None:
+            keys = [self._key(since)]
+        for key in keys:
             end, units = self._segments.pop(key, (0.0, 0))
             back = min(units, cost)
             cost -= back
-            self._used -= back
             if units > back:
                 self._segments[key] = (end, units - back)
 
-    def _left(self, now: float, units: int, since: float) -> float:
-        return units if since + self.limit.rate.period > now else 0
-
     def reset_after(self, now: float) -> float:
-        return max([end for end, _ in self._segments.values()]) - now if self.used(now) else 0.0
+        return max([end - now for end, _ in self._segments.values()], default=0.0)
 
 
 class Bucket(Counter):
@@ -201,21 +193,15 @@ class Bucket(Counter):
     time without it.
     """
 
-    def __init__(self, limit: Limit, share: ProcessShare) -> None:
-        self._level = 0.0
-        self._at = 0.0
-        self._speed = 0.0
-        super().__init__(limit, share)
+    _level = 0.0
+    _at = 0.0
+    _speed = 0.0
 
     def resize(self, limit: Limit, share: ProcessShare, now: float) -> None:
         self.used(now)
         super().resize(limit, share, now)
         self._level = min(self._level, self.whole)
         self._speed = share.speed(limit.rate.limit) / limit.rate.period
-
-    @property
-    def _paces(self) -> bool:
-        return self.limit.kind.waits_anyway
 
     def used(self, now: float) -> float:
         self._level = max(0.0, self._level - max(0.0, now - self._at) * self._speed)
@@ -226,34 +212,33 @@ class Bucket(Counter):
         return units / self._speed
 
     def wait(self, now: float) -> float:
-        return self.used(now) / self._speed if self._paces and self._speed else 0.0
+        if self.limit.kind.waits_anyway:
+            return self.reset_after(now)
+        return 0.0
 
-    def take(self, moment: float, cost: int) -> None:
+    def take(self, moment: float, cost: int, slot: bytes = b"") -> None:
         self._level = self.used(moment) + cost
 
     def give(self, now: float, cost: int, since: float | None = None) -> None:
         level = self.used(now)
         back = min(cost, level)
-        if since is not None and self._paces:
+        if since is not None and self.limit.kind.waits_anyway:
             # Only the last turn: otherwise the next client would get one of the others'.
             if abs(now + (level - cost) / self._speed - since) >= SAME_SECONDS:
                 return
         elif since is not None:
-            back = min(back, self._left(now, cost, since))
+            back = min(back, max(0.0, cost - (now - since) * self._speed))
         self._level = max(0.0, round(level - back, 9))
-
-    def _left(self, now: float, units: int, since: float) -> float:
-        return max(0.0, units - (now - since) * self._speed)
 
     def reset_after(self, now: float) -> float:
         return self.used(now) / self._speed if self._speed else 0.0
 
 
 class Slots(Counter):
-    """The slots of one identity that this process holds, and those that it has just given, until
-    their callers hold them or they are over.
+    """The slots of one identity that this process holds, and those that it has just given.
 
-    Their renewal reports them to Redis, so they are not owed.
+    The latter count until their callers hold them or they are over. Their renewal reports slots to
+    Redis, so they are not owed.
     """
 
     def __init__(self, limit: Limit, share: ProcessShare) -> None:
@@ -269,9 +254,9 @@ class Slots(Counter):
     def _free_after(self, now: float, units: float) -> float:
         return self.reset_after(now)
 
-    def hold(self, now: float, slot: bytes, cost: int) -> None:
-        """Count units that are held until they are released, by their slot."""
-        self._given[slot] = (now + lasts_us(slot) / SECOND, cost)
+    def take(self, moment: float, cost: int, slot: bytes = b"") -> None:
+        if slot:
+            self._given[slot] = (moment + lasts_us(slot) / SECOND, cost)
 
     def release(self, slot: bytes) -> None:
         self._given.pop(slot, None)
@@ -285,32 +270,40 @@ class Uncounted(Counter):
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
-        self.size = limit.rate.limit if policy_of(limit) == "open" else 0
+        self._retry_after = RETRY_SECONDS
+        if policy_of(limit) == "open":
+            self.size = limit.rate.limit
+            self._retry_after = 0.0
+        elif limit.mode == "shadow":
+            self._retry_after = 0.0
 
     def used(self, now: float) -> float:
         return 0
 
     def retry_after(self, now: float, cost: int) -> float | None:
-        is_open = policy_of(self.limit) == "open" or self.limit.mode == "shadow"
-        return 0.0 if is_open else RETRY_SECONDS
+        return self._retry_after
 
     def reset_after(self, now: float) -> float:
         return 0.0
 
 
 def _new_counter(limit: Limit, share: ProcessShare) -> Counter:
+    kind: type[Counter] = Window
     if limit.holds:
-        return Slots(limit, share)
-    return (Bucket if limit.kind.is_bucket else Window)(limit, share)
+        kind = Slots
+    elif limit.kind.is_bucket:
+        kind = Bucket
+    return kind(limit, share)
 
 
 class Counters:
-    """All counters of this process, and the last answer of Redis about each identity, with which a
-    share begins in an outage.
+    """All counters of this process, and the last answer of Redis about each identity.
+
+    A share begins with that answer in an outage.
     """
 
     def __init__(self) -> None:
-        self._said: BoundedMap[Key, tuple[int, float]] = BoundedMap(MAX_IDENTITIES)
+        self._answers: BoundedMap[Key, tuple[int, float]] = BoundedMap(MAX_IDENTITIES)
         self._counters: OrderedDict[Key, Counter] = OrderedDict()
         self._lock = Lock()
         self._began_us = time.time_ns() // 1000 - round(time.monotonic() * SECOND)
@@ -322,7 +315,8 @@ class Counters:
 
     def _renew(self) -> None:
         # Units stay counted in a child, but its parent reports them to Redis.
-        self._lock, self.is_owing = Lock(), False
+        self._lock = Lock()
+        self.is_owing = False
         for counter in self._counters.values():
             counter.owed = 0
 
@@ -337,24 +331,21 @@ class Counters:
             # Read here, so that it never runs backwards for what is counted. In whole microseconds,
             # as it is reported.
             now = round(time.monotonic() * SECOND) / SECOND
-            keys = [_key(call, charge) for charge in call.charges]
-            by_key = {
-                key: self._find(key, charge.limit, now, in_outage)
-                for key, charge in zip(keys, call.charges, strict=True)
-            }
-            counters = [by_key[key] for key in keys]
-            charges = _affordable(call, counters, now) if call.partial and is_hit else call.charges
+            counters = [self._find(call, charge, now, in_outage) for charge in call.charges]
+            charges = call.charges
+            if call.partial and is_hit:
+                charges = _affordable(call, counters, now)
             verdicts = [
-                _verdict(call, charge, counter, now)
+                (charge, counter, _verdict(call, charge, counter, now))
                 for charge, counter in zip(charges, counters, strict=True)
             ]
             allowed = all(
-                retry == 0.0 or charge.limit.mode != "enforce"
-                for charge, retry in zip(charges, verdicts, strict=True)
+                retry == 0.0 or charge.limit.mode != "enforce" for charge, _, retry in verdicts
             )
             states = []
-            for charge, counter, retry in zip(charges, counters, verdicts, strict=True):
-                wait, counted_at = counter.wait(now), 0
+            for charge, counter, retry in verdicts:
+                wait = counter.wait(now)
+                counted_at = 0
                 if isinstance(counter, Uncounted):
                     pass
                 elif call.operation == "refund":
@@ -365,27 +356,34 @@ class Counters:
                     self._take(call, charge, counter, now, is_owed)
                     if is_hit and (charge.limit.split is not None or charge.limit.holds):
                         counted_at = self._began_us + round((now + wait) * SECOND)
+                if retry != 0.0:
+                    wait = 0.0
                 used = ceil(counter.used(now))
-                state = LimitState.of(
-                    charge.limit,
-                    allowed=retry == 0.0,
-                    used=used,
-                    remaining=max(0, counter.size - used),
-                    retry_after=retry,
-                    reset_after=counter.reset_after(now),
-                    wait=wait if retry == 0.0 else 0.0,
-                    counted_at=counted_at,
+                states.append(
+                    LimitState.of(
+                        charge.limit,
+                        allowed=retry == 0.0,
+                        used=used,
+                        remaining=max(0, counter.size - used),
+                        retry_after=retry,
+                        reset_after=counter.reset_after(now),
+                        wait=wait,
+                        counted_at=counted_at,
+                    )
                 )
-                states.append(state)
-        allowed = allowed or call.operation in ("refund", "charge")
-        granted = max([charge.cost for charge in charges], default=0) if is_hit and allowed else 0
-        longest = (
-            max([state.wait for state in states if state.enforced], default=0.0) if allowed else 0.0
+        if not allowed and call.operation not in ("refund", "charge"):
+            return Decision(False, tuple(states))
+        return Decision(
+            True,
+            tuple(states),
+            call._replace(charges=charges).units,
+            max([state.wait for state in states if state.enforced], default=0.0),
         )
-        return Decision(allowed, tuple(states), granted, longest)
 
-    def _find(self, key: Key, limit: Limit, now: float, in_outage: bool) -> Counter:
+    def _find(self, call: Call, charge: Charge, now: float, in_outage: bool) -> Counter:
         """The counter of an identity. A new one is kept as soon as it counts something."""
+        limit = charge.limit
+        key = _key(call, charge)
         if in_outage and policy_of(limit) != "local":
             return Uncounted(limit)
         share = share_of(limit)
@@ -397,23 +395,20 @@ class Counters:
             self._counters.move_to_end(key)
         if share != counter.share or (limit is not counter.limit and limit != counter.limit):
             counter.resize(limit, share, now)
-        report = self._said.get(key) if limit.split is None else None
-        if report is not None and report[1] > counter.heard_at:
-            counter.heard_at = report[1]
-            counter.catch_up(now, ceil(report[0] / heartbeat.count), report[1])
+        if limit.split is None and not limit.holds:
+            used, heard_at = self._answers.get(key) or (0, float("-inf"))
+            if heard_at > counter.heard_at:
+                counter.heard_at = heard_at
+                counter.catch_up(now, ceil(used / heartbeat.count), heard_at)
         return counter
 
     def _take(
         self, call: Call, charge: Charge, counter: Counter, now: float, is_owed: bool
     ) -> None:
-        if isinstance(counter, Slots):
-            if call.slot:
-                counter.hold(now, call.slot, charge.cost)
-        else:
-            counter.take(now, charge.cost)
-            if is_owed and charge.limit.split is None:
-                counter.owed += charge.cost
-                self.is_owing = True
+        counter.take(now, charge.cost, call.slot)
+        if is_owed and charge.limit.split is None and not charge.limit.holds:
+            counter.owed += charge.cost
+            self.is_owing = True
         self._counters[counter.key] = counter
         while len(self._counters) > MAX_IDENTITIES:
             self._counters.popitem(last=False)
@@ -423,14 +418,12 @@ class Counters:
     ) -> None:
         if isinstance(counter, Slots):
             counter.release(call.slot)
-        elif (
-            call.hit_at is None or charge.limit.split is not None
-        ):  # Else Redis has counted it, and not this process.
-            counter.give(
-                now,
-                charge.cost,
-                None if call.hit_at is None else (call.hit_at - self._began_us) / SECOND,
-            )
+        # Otherwise Redis has counted it, and not this process.
+        elif call.hit_at is None or charge.limit.split is not None:
+            since = None
+            if call.hit_at is not None:
+                since = (call.hit_at - self._began_us) / SECOND
+            counter.give(now, charge.cost, since)
             if is_owed:
                 counter.owed = max(0, counter.owed - charge.cost)
 
@@ -438,25 +431,24 @@ class Counters:
         """Store the used units that Redis has returned, if a share may begin with them."""
         now = time.monotonic()
         for (limit, digest, _, _, _), state in zip(call.charges, states, strict=True):
-            if (
-                limit.on_store_error or conf.ON_STORE_ERROR
-            ) != "local":  # Inlined: it is on the way of a hit.
+            # `policy_of`, inlined: it is on the way of a hit.
+            if (limit.on_store_error or conf.ON_STORE_ERROR) != "local":
                 continue
             if not heartbeat.task.is_running:
                 heartbeat.start()
-            self._said.put((call.prefix, digest, limit.key_part), (state.used, now))
+            self._answers.put((call.prefix, digest, limit.key_part), (state.used, now))
 
     def forget(self, call: Call) -> None:
         """Forget what is counted of a call's limits."""
         with self._lock:
             for charge in call.charges:
                 key = _key(call, charge)
-                self._said.pop(key)
+                self._answers.pop(key)
                 self._counters.pop(key, None)
 
     def clear(self) -> None:
         with self._lock:
-            self._said.clear()
+            self._answers.clear()
             self._counters.clear()
 
     def owes_any(self, call: Call) -> bool:
@@ -499,18 +491,17 @@ def _affordable(call: Call, counters: Sequence[Counter], now: float) -> list[Cha
 
 def _verdict(call: Call, charge: Charge, counter: Counter, now: float) -> float | None:
     """Seconds until such a hit is admitted; None: never."""
-    may_owe = call.debt and charge.limit.kind.allows_debt
-    retry = counter.retry_after(now, 0 if may_owe else max(charge.cost, 1))
+    if call.debt and charge.limit.kind.allows_debt:
+        return counter.retry_after(now, 0)
+    retry = counter.retry_after(now, max(charge.cost, 1))
+    # A caller that waits for a slot asks again.
+    if charge.limit.holds or not charge.limit.kind.waits_anyway:
+        return retry
+    if retry and charge.limit.wants_more and call.max_wait_us is not None:
+        retry = 0.0  # A caller that sets its own maximum wait may wait in a queue of any length.
     longest = call.max_wait_us_of(charge.limit)
-    if charge.limit.holds:
-        return retry  # A caller that waits for a slot asks again.
-    if charge.limit.kind.waits_anyway:
-        if retry and charge.limit.wants_more and call.max_wait_us is not None:
-            retry = (
-                0.0  # A caller that sets its own maximum wait may wait in a queue of any length.
-            )
-        if retry == 0.0 and longest >= 0:
-            retry = max(0.0, counter.wait(now) - longest / SECOND)
+    if retry == 0.0 and longest >= 0:
+        retry = max(0.0, counter.wait(now) - longest / SECOND)
     return retry
 
 

@@ -1,5 +1,4 @@
-"""The one path of a decision: plan by the rules in force, call Redis, and plan again if the rules
-were stale.
+"""The path of a decision: plan by the rules, call Redis, and plan again if the rules were stale.
 
 A face (`web`, or `RateLimiter`, which has no request) supplies the plan. The deny cache, the leases
 and the fallback answer in place of Redis.
@@ -33,12 +32,12 @@ from ..rules.provider import current, load
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..store import FOREVER, Patience, get_store
-from .bans import known_bans, telling
+from .bans import known_bans, report_bans
 from .counters import counters
 from .decision_log import log_decision
 from .decision_log import logger as decision_logger
 from .deny_cache import deny_cache
-from .evidence import drop_evidence, evidence_notes
+from .evidence import drop_evidence
 from .fallback import fallback_limiter
 from .leases import decide_here, leases, may_have_more
 from .listener import listener
@@ -81,10 +80,12 @@ class PlannedCharge(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What to decide: the charges in the order of the decision's limits, and the call for those
-    that are not blocked.
+    """What to decide.
 
-    `exempt`: charges that an override has removed.
+    Attributes:
+        call: The call for the charges that are not blocked.
+        charges: All charges, in the order of the decision's limits.
+        exempt: Charges that an override has removed.
     """
 
     call: Call
@@ -93,11 +94,14 @@ class Plan(NamedTuple):
 
 
 class DecidedCharge(NamedTuple):
-    """The result of a planned charge: the state of its limit, and the token that gives its units
-    back, which is the moment from which they count, in microseconds since 1970, or 0 for the
-    latest.
+    """The result of a planned charge.
 
-    None: it took no units. `slot`: the slot that is held and by which it is released; empty: none.
+    Attributes:
+        planned: The charge.
+        state: The state of its limit.
+        token: What gives its units back: the moment from which they count, in microseconds since
+            1970, or 0 for the latest. None: it took no units.
+        slot: The slot that is held, and by which it is released. Empty: none.
     """
 
     planned: PlannedCharge
@@ -111,8 +115,13 @@ class DecidedCharge(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a plan: the decision, the planned charges in the order of the decision's
-    limits, and whether units were taken that can be given back; `slot`: the requested slot.
+    """The result of a plan.
+
+    Attributes:
+        decision: The decision.
+        planned: The planned charges, in the order of the decision's limits.
+        took: Whether units were taken that can be given back.
+        slot: The requested slot.
     """
 
     decision: Decision
@@ -123,21 +132,25 @@ class Outcome(NamedTuple):
     @property
     def charges(self) -> list[DecidedCharge]:
         """The result of each charge."""
-        decision, decided = self.decision, []
-        for planned, state in zip(self.planned, decision.limits, strict=False):
-            charge, token = planned.charge, None
-            if charge.limit.holds:
-                # Also if this process gave it, without Redis.
-                is_held = decision.allowed and bool(self.slot) and state.counted_at > 0
-                held = (state.counted_at, self.slot) if is_held else (None, b"")
-                decided.append(DecidedCharge(planned, state, *held))
-                continue
-            # A refusal takes no units, except from limits that count refused hits.
-            is_counted = decision.allowed or (charge.limit.count_denied and state.counted_at)
-            if self.took and state.allowed and charge.cost and is_counted:
-                token = state.counted_at or decision.counted_at(charge.digest)
-            decided.append(DecidedCharge(planned, state, token))
+        decided = []
+        for planned, state in zip(self.planned, self.decision.limits, strict=False):
+            token = None
+            slot = b""
+            if not planned.charge.limit.holds:
+                token = self._token(planned.charge, state)
+            # Also if this process gave it, without Redis.
+            elif self.decision.allowed and self.slot and state.counted_at > 0:
+                token = state.counted_at
+                slot = self.slot
+            decided.append(DecidedCharge(planned, state, token, slot))
         return decided
+
+    def _token(self, charge: Charge, state: LimitState) -> int | None:
+        # A refusal takes no units, except from limits that count refused hits.
+        is_counted = self.decision.allowed or (charge.limit.count_denied and state.counted_at)
+        if self.took and state.allowed and charge.cost and is_counted:
+            return state.counted_at or self.decision.counted_at(charge.digest)
+        return None
 
     @property
     def held(self) -> list[DecidedCharge]:
@@ -196,15 +209,17 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
     """
     if not conf.ENABLE:
         return Outcome(Decision(True, granted=planner.units))
-    began = time.perf_counter() if decision_hooks else 0.0
+    began = time.perf_counter()
     if not listener.task.is_running:
         listener.start()
     stale: StaleRules | None = None
-    before: Ruleset | None = None
+    before: object = None
     call: Call | None = None
     try:
         for attempt in range(FENCED_ATTEMPTS + 1):
-            ruleset = current() if stale is None else None
+            ruleset = None
+            if stale is None:
+                ruleset = current()
             if ruleset is None:
                 # Waiting for a thread does not count as waiting for the store.
                 ruleset = yield Wait(
@@ -213,17 +228,17 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                 if provider.is_answered:
                     patience.was_answered()
             # Or no newer rules exist than those that were stale.
+            loaded = (ruleset.fence, ruleset.published)
             is_last = attempt == FENCED_ATTEMPTS or (
-                stale is not None
-                and not stale.records
-                and before is not None
-                and (ruleset.fence, ruleset.published) == (before.fence, before.published)
+                stale is not None and not stale.records and loaded == before
             )
-            before = ruleset
+            before = loaded
             yield from planner.gather(ruleset)
             for _ in range(2):
                 plan = planner.plan(ruleset)
-                call = plan.call._replace(revision=None, subjects=()) if is_last else plan.call
+                call = plan.call
+                if is_last:
+                    call = call._replace(revision=None, subjects=())
                 try:
                     decision = yield from answered(call, patience)
                 except StaleRules as error:
@@ -247,13 +262,14 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                             )
                     if decision_logger.isEnabledFor(DEBUG):
                         log_decision(call.operation, outcome.planned, outcome.decision)
-                    waits = planner.finish(outcome)
+                    for wait in planner.finish(outcome):  # noqa: UP028 - it takes no results
+                        yield wait
                     for state in outcome.decision.limits:
                         if state.ban is not None:
-                            waits = (*waits, *_bans_of(planner, call, outcome))
+                            yield from report_bans(
+                                call, plan.charges, outcome.decision, planner.request
+                            )
                             break
-                    for wait in waits:  # noqa: UP028 - a tuple cannot be sent what came of it
-                        yield wait
                     return outcome
     except BaseException as error:
         if call is not None and call.slot and call.operation == "hit":
@@ -272,44 +288,23 @@ def _releasing_asked(call: Call) -> Waiting[None]:
 
 def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
     """The decision about what was charged, with what is blocked."""
-    charges, states = plan.charges, decision.limits
-    if len(states) < len(charges):
-        decided = iter(states)
+    charges = plan.charges
+    if len(decision.limits) < len(charges):
+        decided = iter(decision.limits)
         states = tuple([planned.blocked or next(decided) for planned in charges])
-        allowed = decision.allowed and not any(
-            planned.blocked is not None and planned.blocked.enforced for planned in charges
-        )
-        decision = decision._replace(
-            allowed=allowed, limits=states, granted=decision.granted if allowed else 0
-        )
+        decision = decision._replace(limits=states)
+        if any(state.is_block and state.enforced for state in states):
+            decision = decision._replace(allowed=False, granted=0)
     if not decision.allowed:
-        decision = decision._replace(identity=_refused_identity(charges, states))
+        refused = [
+            planned.subject or planned.charge.digest
+            for planned, state in zip(charges, decision.limits, strict=True)
+            if state.refuses
+        ]
+        decision = decision._replace(identity=next(iter(refused), b""))
     return Outcome(
         decision, charges, call.operation == "hit" and decision.source != "fallback", call.slot
     )
-
-
-def note_offences(
-    call: Call, planned: Sequence[PlannedCharge], decision: Decision, request: Any
-) -> None:
-    """Leave what counts towards bans as evidence."""
-    for each, state in zip(planned, decision.limits, strict=False):
-        ban = state.ban
-        if ban is not None and ban.is_offence and decision.source == "redis":
-            evidence_notes.note(call, each.charge, ban, decision.moment, request)
-
-
-def _bans_of(planner: Planner, call: Call, outcome: Outcome) -> Sequence[Wait]:
-    """Record the offences of a call. Return the waits that report the bans it has triggered."""
-    note_offences(call, outcome.planned, outcome.decision, planner.request)
-    return telling(outcome.planned, outcome.decision, planner.request)
-
-
-def _refused_identity(charges: Sequence[PlannedCharge], states: Sequence[LimitState]) -> bytes:
-    for planned, state in zip(charges, states, strict=True):
-        if state.refuses:
-            return planned.subject or planned.charge.digest
-    return b""
 
 
 def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
@@ -323,7 +318,9 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
     denial = deny_cache.find(call)
     if denial is not None and not listener.has_news():
         return denial
-    asked_at, generation = time.monotonic(), deny_cache.generation
+    asked_at = time.monotonic()
+    generation = deny_cache.generation
+    patience = patience or Patience(conf.TIMEOUT)
     is_hot = bans = False
     for limit, _, _, _, _ in call.charges:
         is_hot = is_hot or limit.is_hot
@@ -334,39 +331,22 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
             if (is_apart and freshness.is_due(call)) or (
                 call.revision is not None and listener.has_news()
             ):
-                yield from _compare(call, patience or Patience(conf.TIMEOUT))
+                yield from _compare(call, patience)
             if is_apart and not call.charges:
                 return Decision(True, revision=call.revision_number)
         if is_hot or fallback_limiter.is_recovering:
-            decision = yield from _by_process(
-                call, patience or Patience(conf.TIMEOUT), is_hot=is_hot
-            )
-            if (
-                bans and decision.source == "fallback"
-            ):  # This process's share was used up, and Redis not asked.
+            steps = decide_here(call, patience) if is_hot else _asking(call)
+            decision = yield from fallback_limiter.decide_by_both(call, steps)
+            # This process's share was used up, and Redis not asked.
+            if bans and decision.source == "fallback":
                 decision = known_bans.hold(call, decision)
         else:
             decision = yield call
     except StoreError:
-        is_held = bans and call.operation == "hit" and known_bans.refuses(call)
-        here = call._replace(operation="peek") if is_held else call
-        decision = (
-            fallback_limiter.decide(here) if call.charges else Decision(True, source="fallback")
-        )
-        if bans and call.operation in ("hit", "peek"):
-            decision = known_bans.hold(call, decision)
-        if call.slot and call.operation == "hit":
-            # It is unknown whether Redis has counted them. This process has not.
-            states = zip(call.charges, decision.limits, strict=True)
-            _release_later(
-                call,
-                [charge for charge, state in states if charge.limit.holds and not state.counted_at],
-            )
-        return decision
+        return _without_redis(call)
     if call.operation == "refund":
-        if (
-            not call.slot
-        ):  # Refusals for want of a slot are not remembered, and others' have not ended.
+        # Refusals for want of a slot are not remembered, and others' have not ended.
+        if not call.slot:
             deny_cache.forget([charge.digest for charge in call.charges])
     elif not decision.allowed and not (is_hot and may_have_more(call)):
         deny_cache.note(call, decision, asked_at, generation)
@@ -374,6 +354,26 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
         counters.remember(call, decision.limits)
         if bans and call.banning:
             known_bans.note(call, decision)
+    return decision
+
+
+def _without_redis(call: Call) -> Decision:
+    if not call.charges:
+        return Decision(True, source="fallback")
+    is_hit = call.operation == "hit"
+    if is_hit and known_bans.refuses(call):
+        decision = fallback_limiter.decide(call._replace(operation="peek"))
+    else:
+        decision = fallback_limiter.decide(call)
+    if call.operation in ("hit", "peek"):
+        decision = known_bans.hold(call, decision)
+    if call.slot and is_hit:
+        # It is unknown whether Redis has counted them. This process has not.
+        states = zip(call.charges, decision.limits, strict=True)
+        _release_later(
+            call,
+            [charge for charge, state in states if charge.limit.holds and not state.counted_at],
+        )
     return decision
 
 
@@ -397,11 +397,9 @@ def _compare(call: Call, patience: Patience) -> Waiting[None]:
     are used.
     """
     question = call._replace(charges=(), operation="peek", partial=False, hit_at=None)
-    asked_at, share, store = (
-        time.monotonic(),
-        patience.share(RULES_SHARE if call.charges else 1),
-        get_store(),
-    )
+    share = patience.share(RULES_SHARE if call.charges else 1)
+    store = get_store()
+    asked_at = time.monotonic()
     try:
         yield Wait(partial(store.decide, question, share), partial(store.adecide, question, share))
     except StoreError:
@@ -413,24 +411,12 @@ def _compare(call: Call, patience: Patience) -> Waiting[None]:
         patience.take_back(share)
 
 
-def _by_process(call: Call, patience: Patience, *, is_hot: bool) -> Waiting[Decision]:
-    """Decide with units taken ahead, or with this process's part of a split limit."""
-    asking = decide_here(call, patience) if is_hot else _asking(call)
-    return (
-        yield from fallback_limiter.decide_by_both(call, asking)
-        if fallback_limiter.is_recovering
-        else asking
-    )
-
-
 def _asking(call: Call) -> Generator[Call, Decision, Decision]:
     return (yield call)
 
 
 def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:
-    """Give back what these charges took: exactly those units, by their tokens, and release the
-    slots they hold.
-    """
+    """Give back the units that these charges took, by their tokens, and release their slots."""
     by_token: dict[int, list[Charge]] = {}
     by_slot: dict[bytes, list[Charge]] = {}
     for decided in charges:
@@ -456,10 +442,8 @@ def releasing(charges: Sequence[Charge], slot: bytes) -> Waiting[None]:
     held_slots.drop([held for key in keys if (held := held_slots.of(key).get(slot)) is not None])
     try:
         decision = yield from answered(call)
-    except (
-        GeneratorExit,
-        CancelledError,
-    ):  # The event loop ends. Garbage takes no lock, and the slot ends by itself.
+    # The event loop ends. Garbage takes no lock, and the slot ends by itself.
+    except (GeneratorExit, CancelledError):
         raise
     except BaseException:
         _release_later(call, charges)
@@ -494,9 +478,7 @@ def offending(
     """
     call = build_call([planned.charge._replace(cost=units) for planned in charges], "offend")
     decision = yield from answered(call)
-    note_offences(call, charges, decision, request)
-    for wait in telling(charges, decision, request):  # noqa: UP028 - as above
-        yield wait
+    yield from report_bans(call, charges, decision, request)
     return decision
 
 
@@ -508,13 +490,10 @@ def banning(
     Raises `StoreError`, and `LimitError` for an invalid duration.
     """
     units = 0 if length is None else time_us(duration(length))
-    call = build_call([planned.charge._replace(cost=units) for planned in charges], "ban")._replace(
-        why=why
-    )
+    call = build_call([planned.charge._replace(cost=units) for planned in charges], "ban", why=why)
     decision: Decision = yield call
     known_bans.note(call, decision)
-    for wait in telling(charges, decision):  # noqa: UP028 - as above
-        yield wait
+    yield from report_bans(call, charges, decision)
     return decision
 
 
@@ -561,22 +540,23 @@ def build_call(
     operation: Operation = "hit",
     *,
     partial: bool = False,
-    max_wait_us: int | None = None,
-    longest_hold_us: int | None = None,
     now: int | None = None,
     ruleset: Ruleset | None = None,
     subjects: Sequence[Subject] = (),
     slot: bytes = b"",
-    waits: bool = False,
-    debt: bool = False,
+    **options: Any,
 ) -> Call:
     """The call that decides these charges, with the settings for keys and the clock.
 
-    `slot`, `waits`: see `Call`; a hit of concurrency limits gets a new slot if none is given.
-
-    `max_wait_us`, `longest_hold_us`, `debt`: see `Call`; `now`: microseconds since 1970, for a
-    caller with its own clock; `ruleset`: the rules it uses, if they have to be the current ones;
-    `subjects`: the subjects whose overrides it uses.
+    Args:
+        charges: What to decide.
+        operation: What to do with the charges.
+        partial: Whether to grant as many units as are available.
+        now: Microseconds since 1970, for a caller with its own clock.
+        ruleset: The rules that the caller uses, if they have to be the current ones.
+        subjects: The subjects whose overrides the caller uses.
+        slot: A slot. A hit of concurrency limits gets a new one by default.
+        options: Further fields of `Call`.
     """
     partial = partial and any(charge.cost for charge in charges)
     if now is None and (clock is not None or conf.CLOCK == "client"):
@@ -586,30 +566,13 @@ def build_call(
             if charge.limit.holds:
                 slot = new_slot(conf.SLOT_SECONDS)
                 break
-    revision = None
-    fence = b""
+    call = Call(charges, operation, conf.CACHE_PREFIX, now, partial=partial, slot=slot, **options)
     if ruleset is None or ruleset.fence is None:
-        subjects = ()
-    else:
-        revision = ruleset.published
-        fence = ruleset.fence
-        if revision is not ruleset.revision:
-            subjects = ()  # No override exists, so the cached ones hold.
-    return Call(
-        charges,
-        operation,
-        conf.CACHE_PREFIX,
-        now,
-        max_wait_us,
-        partial,
-        revision,
-        fence,
-        subjects=subjects,
-        longest_hold_us=longest_hold_us,
-        slot=slot,
-        waits=waits,
-        debt=debt,
-    )
+        return call
+    revision = ruleset.published
+    if revision is not ruleset.revision:
+        subjects = ()  # No override exists, so the cached ones hold.
+    return call._replace(revision=revision, fence=ruleset.fence, subjects=subjects)
 
 
 def now_us() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..limits.decision import Decision
 
@@ -31,15 +31,20 @@ def log_decision(operation: str, planned: Sequence[PlannedCharge], decision: Dec
         }
         for each, state in zip(planned, decision.limits, strict=False)
     ]
-    numbers: dict[str, Any] = {
-        name: getattr(decision, name)
-        for name in ("allowed", "remaining", "retry_after", "source", "denied_by")
+    if not limits:
+        return
+    numbers = {
+        "operation": operation,
+        "allowed": decision.allowed,
+        "remaining": decision.remaining,
+        "retry_after": decision.retry_after,
+        "source": decision.source,
+        "denied_by": decision.denied_by,
+        "limits": limits,
     }
-    numbers |= {"operation": operation, "limits": limits}
-    if limits:
-        logger.debug(
-            "%(operation)s: allowed %(allowed)s, remaining %(remaining)s, "
-            "retry_after %(retry_after)s, source %(source)s, limits %(limits)s",
-            numbers,
-            extra=numbers,
-        )
+    logger.debug(
+        "%(operation)s: allowed %(allowed)s, remaining %(remaining)s, "
+        "retry_after %(retry_after)s, source %(source)s, limits %(limits)s",
+        numbers,
+        extra=numbers,
+    )

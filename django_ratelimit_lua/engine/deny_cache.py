@@ -31,7 +31,8 @@ UNHEARD_SECONDS = 1.0
 have arrived.
 """
 
-MAX_ENTRIES, MAX_BYTES = 10_000, 32 * 2**20
+MAX_ENTRIES = 10_000
+MAX_BYTES = 32 * 2**20
 """Refusals that are remembered: the latest."""
 
 
@@ -43,7 +44,6 @@ class CachedDenial:
     times count from the second. So it is never repeated too long, and never promises too much.
     """
 
-    limits: tuple[Limit, ...]
     decision: Decision
     asked_at: float
     answered_at: float
@@ -78,27 +78,31 @@ class DenyCache:
         """The cached refusal of the same hit, with its times as of now, or None."""
         if call.operation != "hit" or call.now is not None or not self._denials.entries:
             return None
-        denial, now = self._denials.get(_key(call)), time.monotonic()
+        denial = self._denials.get(_key(call))
+        now = time.monotonic()
         if (
             denial is None
             or now >= denial.until
             or now >= max(denial.asked_at, self.heard_at) + UNHEARD_SECONDS
         ):
             return None
-        if denial.limits != tuple([charge.limit for charge in call.charges]):
-            return None
         return denial.decision.later(now - denial.answered_at, "deny-cache")
 
     def note(self, call: Call, decision: Decision, asked_at: float, generation: int) -> None:
-        """Remember a refusal, unless something was given back or changed since its call had begun,
-        at that moment of the monotonic clock and with that generation.
+        """Remember a refusal, unless something was given back or changed since its call began.
+
+        Args:
+            call: The call.
+            decision: The refusal.
+            asked_at: When the call began, by the monotonic clock.
+            generation: The generation at that moment.
         """
         if not _is_lasting(call, decision):
             return
-        retry, seconds = decision.retry_after, conf.DENY_CACHE_SECONDS
-        until = asked_at + (seconds if retry is None else min(retry, seconds))
-        limits = tuple([charge.limit for charge in call.charges])
-        denial = CachedDenial(limits, decision, asked_at, time.monotonic(), until)
+        seconds = conf.DENY_CACHE_SECONDS
+        if decision.retry_after is not None:
+            seconds = min(seconds, decision.retry_after)
+        denial = CachedDenial(decision, asked_at, time.monotonic(), asked_at + seconds)
         with self._lock:
             if generation == self.generation:
                 self._denials.put(_key(call), denial)
@@ -122,16 +126,10 @@ class DenyCache:
 
 def _key(call: Call) -> Any:
     charges = tuple(
-        [
-            (charge.digest, charge.limit.key_part, charge.cost, charge.banned)
-            for charge in call.charges
-        ]
-    )
-    subjects = (
-        tuple([(subject.digest, subject.tag) for subject in call.subjects]) if call.subjects else ()
+        [(charge.digest, charge.limit, charge.cost, charge.banned) for charge in call.charges]
     )
     how = (call.partial, call.debt, call.max_wait_us, call.longest_hold_us)
-    return (call.prefix, call.revision, how, subjects, charges)
+    return (call.prefix, call.revision, how, tuple(call.subjects), charges)
 
 
 def _digests(key: Any) -> set[bytes]:
@@ -140,9 +138,8 @@ def _digests(key: Any) -> set[bytes]:
 
 def _weight(key: Any, denial: CachedDenial) -> int:
     *_, subjects, charges = key
-    return (
-        1000 * len(charges) + 200 * len(subjects) + sum(len(limit.name) for limit in denial.limits)
-    )
+    names = sum(len(limit.name) for _, limit, _, _ in charges)
+    return 1000 * len(charges) + 200 * len(subjects) + names
 
 
 def _is_lasting(call: Call, decision: Decision) -> bool:
@@ -152,23 +149,21 @@ def _is_lasting(call: Call, decision: Decision) -> bool:
         and call.now is None
         and decision.source == "redis"
         and not decision.allowed
-        and not any(charge.limit.count_denied for charge in call.charges)
         and not any(
-            _changes_bans(charge.limit, state)
-            for charge, state in zip(call.charges, decision.limits, strict=False)
-        )
-        # Any process may release a slot at any moment.
-        and not any(
-            charge.limit.holds and state.refuses
+            _may_differ(charge.limit, state)
             for charge, state in zip(call.charges, decision.limits, strict=True)
         )
     )
 
 
-def _changes_bans(limit: Limit, state: LimitState) -> bool:
-    """Whether the same refusal once more would be an offence."""
+def _may_differ(limit: Limit, state: LimitState) -> bool:
+    """Whether the same hit once more would change something, or get another answer."""
+    # Any process may release a slot at any moment.
+    if limit.count_denied or (limit.holds and state.refuses):
+        return True
     if limit.ban is None or state.ban is None or state.allowed:
         return False
+    # It would be another offence.
     return not state.ban.until and limit.ban.on == "refused"
 
 

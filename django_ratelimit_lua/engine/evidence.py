@@ -1,9 +1,8 @@
 """Evidence of bans: the last offences and their requests.
 
-A decision that counts an offence stores it here, which costs a dictionary add. A second later one
-call writes all of them next to the ban. They are kept as long as the ban, or, without a ban, as
-long as an offence counts. A killed process loses the evidence of its last second, never an offence
-or a ban.
+A decision that counts an offence notes it here, in memory. A second later one call writes all of
+them next to the ban. They are kept as long as the ban, or, without a ban, as long as an offence
+counts. A killed process loses the evidence of its last second, never an offence or a ban.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from struct import Struct
 from typing import Any, NamedTuple
 
+from ..conf import conf
 from ..conf.changes import on_change
 from ..exceptions import StoreError
-from ..limits.ban import Ban
-from ..limits.call import Call, Charge
+from ..limits.ban import Ban, BanTerms
 from ..limits.program import Program, source
 from ..limits.rate import SECOND
 from ..process.forks import renew_after_fork
-from ..store import PATIENCE, Patience, Store, flusher, get_store
+from ..store import PATIENCE, Patience, flusher, get_store
 
 MAX_OFFENCES = 10
 """Of one ban: the last ones."""
@@ -36,10 +35,10 @@ MAX_METHOD_BYTES, MAX_PATH_BYTES, MAX_AGENT_BYTES = 20, 120, 150
 """Bytes that are kept of what a client has sent in one request, with what is escaped."""
 MAX_BYTES = 1024
 """Bytes of the evidence of one ban in Redis; the last offences that fit are kept."""
-_NUMBERS, _LENGTHS = Struct("<2d"), Struct("<2H")
+_NUMBERS = Struct("<2d")
+_LENGTHS = Struct("<2H")
 _PROGRAM = Program.of(source("engine/evidence"))
 _numbers = itertools.count()
-_BEHIND = b":evidence"
 
 
 class Offence(NamedTuple):
@@ -58,7 +57,7 @@ class Offence(NamedTuple):
 
 
 class _Noted:
-    """Unwritten offences of one identity under one limit.
+    """Unwritten offences of one identity under one limit, by the names that order them.
 
     `until`: how long they are worth writing (monotonic).
     """
@@ -66,7 +65,8 @@ class _Noted:
     __slots__ = ("key", "offences", "until")
 
     def __init__(self, key: bytes) -> None:
-        self.key, self.until = key, 0.0
+        self.key = key
+        self.until = 0.0
         self.offences: deque[tuple[str, Offence]] = deque(maxlen=MAX_OFFENCES)
 
     def record(self, now: float) -> bytes:
@@ -74,7 +74,8 @@ class _Noted:
         offences = list(self.offences)
         parts = [_NUMBERS.pack(max(1.0, (self.until - now) * 1000), len(offences))]
         for name, offence in offences:
-            text = _text(_cut(offence))
+            # The texts have no line breaks.
+            text = "\n".join(offence[1:]).encode()
             parts += (_LENGTHS.pack(len(name), len(text)), name.encode(), text)
         return b"".join(parts)
 
@@ -88,23 +89,21 @@ class EvidenceNotes:
 
     def clear(self) -> None:
         self._lock = threading.Lock()
+        self._turn = threading.Lock()
         self._noted: dict[bytes, _Noted] = {}
-        self._writing: dict[bytes, _Noted] = {}
 
-    def note(self, call: Call, charge: Charge, ban: Ban, moment: int, request: Any) -> None:
+    def note(self, ban_key: bytes, terms: BanTerms, ban: Ban, moment: int, request: Any) -> None:
         """Store an offence that a call has counted.
 
         `ban`: the state of the ban after it; `moment`: its time.
         """
-        terms = charge.limit.ban
-        assert terms is not None
-        key = evidence_key(call._replace(charges=[charge], operation="peek").ban_keys()[0])
+        key = evidence_key(ban_key)
         meta = getattr(request, "META", {})
         offence = Offence(
             ban.last,
-            str(getattr(request, "method", None) or "")[:MAX_METHOD_BYTES],
-            str(getattr(request, "path", ""))[:MAX_PATH_BYTES],
-            str(meta.get("HTTP_USER_AGENT", ""))[:MAX_AGENT_BYTES],
+            _cut(getattr(request, "method", None) or "", MAX_METHOD_BYTES),
+            _cut(getattr(request, "path", ""), MAX_PATH_BYTES),
+            _cut(meta.get("HTTP_USER_AGENT", ""), MAX_AGENT_BYTES),
         )
         lasts = max(ban.until, ban.last + terms.window_us) - moment
         with self._lock:  # A note added while its table is being written would be lost.
@@ -124,31 +123,29 @@ class EvidenceNotes:
         return False
 
     def write(self, patience: Patience) -> bool:
-        """Write what was noted; whether all was."""
+        """Write what was noted, also by a thread that is just writing; whether all was."""
+        if not self._turn.acquire(timeout=max(patience.left, 0.0)):
+            return False
+        try:
+            return self._write(patience)
+        finally:
+            self._turn.release()
+
+    def _write(self, patience: Patience) -> bool:
         with self._lock:
-            noted = self._writing = self._noted
+            noted = self._noted
             self._noted = {}
         now = time.monotonic()
         items = [(each.key, each.record(now)) for each in noted.values() if each.until > now]
         if not items:
             return True
         common = (b"%d" % MAX_OFFENCES, b"%d" % MAX_BYTES)
-        store = get_store(background=True)
-        answers = store.run_each(_PROGRAM, common, items, patience)
-        late = {key for (key, _), answer in zip(items, answers, strict=True) if answer is None}
+        answers = get_store(background=True).run_each(_PROGRAM, common, items, patience)
+        late = [key for (key, _), answer in zip(items, answers, strict=True) if answer is None]
         for key in late:
             if len(self._noted) < MAX_NOTED:
                 self._noted.setdefault(key, noted[key])  # What has come since is newer.
-        self._writing = {}
         return not late
-
-    def of(self, ban_key: bytes) -> dict[str, Offence]:
-        """The unwritten offences under this name."""
-        found = [notes.get(evidence_key(ban_key)) for notes in (self._writing, self._noted)]
-        offences = [
-            offence for noted in found if noted is not None for offence in list(noted.offences)
-        ]
-        return {name: _cut(offence) for name, offence in offences}
 
     def drop(self, ban_keys: Sequence[bytes]) -> None:
         for key in ban_keys:
@@ -157,14 +154,14 @@ class EvidenceNotes:
 
 def evidence_key(ban_key: bytes) -> bytes:
     """The key of the evidence of a ban."""
-    return ban_key + _BEHIND
+    return ban_key + b":evidence"
 
 
 def printable(text: str) -> str:
-    """A text that harms no page, log or terminal: what cannot be printed is escaped.
+    r"""A text that harms no page, log or terminal: what cannot be printed is escaped.
 
-    >>> printable("a\\r\\nb\\x1b[2J")
-    'a\\\\r\\\\nb\\\\x1b[2J'
+    >>> printable("a\r\nb\x1b[2J")
+    'a\\r\\nb\\x1b[2J'
     """
     if text.isprintable():
         return text
@@ -176,51 +173,41 @@ def printable(text: str) -> str:
     )
 
 
-def _cut(offence: Offence) -> Offence:
-    """An offence as it is kept: what cannot be printed is escaped, and each text has a maximum in
-    bytes.
-    """
-    sizes = (MAX_METHOD_BYTES, MAX_PATH_BYTES, MAX_AGENT_BYTES)
-    texts = [
-        printable(text).encode()[:size].decode(errors="ignore")
-        for text, size in zip(offence[1:], sizes, strict=True)
-    ]
-    return Offence(offence.moment, *texts)
-
-
-def _text(offence: Offence) -> bytes:
-    """The text of an offence in Redis: its fields, which have no line breaks, one per line."""
-    return "\n".join(offence[1:]).encode()
+def _cut(text: object, size: int) -> str:
+    """A text of a client as it is kept: printable, and with a maximum in bytes."""
+    return printable(str(text)[:size]).encode()[:size].decode(errors="ignore")
 
 
 def evidence_of(
-    bans: Sequence[tuple[bytes, Ban]], store: Store | None = None
+    bans: Sequence[tuple[bytes, Ban]], patience: Patience | None = None
 ) -> list[tuple[Offence, ...]]:
     """The last offences of each of these bans, by the keys of their states, the earliest first.
 
-    Those of earlier bans are left out. Raises `StoreError`.
+    Those of earlier bans are left out. Writes what this process has noted, so that it is included.
+
+    Args:
+        bans: The keys of the bans, and the bans.
+        patience: The time that a request has left for this. Default: that of background work.
+
+    Raises:
+        StoreError: Redis is unavailable.
     """
-    store = store or get_store(background=True)
-    noted = [
-        evidence_notes.of(key) for key, _ in bans
-    ]  # Before Redis is read: they may be written in between.
-    replies = store.execute_all([(b"HGETALL", evidence_key(key)) for key, _ in bans])
+    evidence_notes.write(patience or Patience(PATIENCE))
+    store = get_store(background=patience is None)
+    replies = store.execute_all([(b"HGETALL", evidence_key(key)) for key, _ in bans], patience)
     found = []
-    for (_, ban), reply, not_written in zip(bans, replies, noted, strict=True):
-        offences = _last(_read(_pairs(reply)) | not_written)
-        found.append(tuple(sorted(each for each in offences if each.moment >= ban.first)))
+    for (_, ban), reply in zip(bans, replies, strict=True):
+        # Names of offences begin with their moments.
+        pairs = sorted(zip(reply[::2], reply[1::2], strict=True))
+        found.append(tuple([each for each in _read(pairs) if each.moment >= ban.first]))
     return found
 
 
-def _last(offences: Mapping[str, Offence]) -> list[Offence]:
-    """The offences that are kept when all of these are written: the last ones that fit."""
-    kept: list[Offence] = []
-    size = 0
-    for name, offence in sorted(offences.items(), reverse=True)[:MAX_OFFENCES]:
-        size += len(name) + len(_text(offence))
-        if size <= MAX_BYTES:
-            kept.append(offence)
-    return kept
+def _read(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[Offence]:
+    for name, text in pairs:
+        with suppress(ValueError, TypeError):  # Written by hand, or by another version.
+            method, path, agent = text.decode().split("\n")
+            yield Offence(int(name.partition(b":")[0]), method, path, agent)
 
 
 def drop_evidence(ban_keys: Sequence[bytes]) -> None:
@@ -234,31 +221,14 @@ def drop_evidence(ban_keys: Sequence[bytes]) -> None:
 
 
 def evidence_now(ban_key: bytes, ban: Ban) -> tuple[Offence, ...]:
-    """The evidence of a ban that is triggered at this moment, with what this process has not
-    written yet.
+    """The evidence of a ban that is triggered at this moment. Empty if Redis is unavailable.
 
     Takes no longer than a decision may, and raises nothing.
     """
     try:
-        return evidence_of([(ban_key, ban)], get_store())[0]
+        return evidence_of([(ban_key, ban)], Patience(conf.TIMEOUT))[0]
     except StoreError:
-        return tuple(evidence_notes.of(ban_key).values())
-
-
-def _pairs(reply: Any) -> Iterable[tuple[bytes, bytes]]:
-    if isinstance(reply, Mapping):
-        return reply.items()
-    return zip(reply[::2], reply[1::2], strict=False)
-
-
-def _read(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, Offence]:
-    offences = {}
-    for name, text in pairs:
-        with suppress(ValueError, TypeError):  # Written by hand, or by another version.
-            method, path, agent = text.decode().split("\n")
-            moment = int(name.partition(b":")[0])
-            offences[name.decode()] = Offence(moment, method, path, agent)
-    return offences
+        return ()
 
 
 evidence_notes = EvidenceNotes()

@@ -96,7 +96,8 @@ class FallbackLimiter:
 
     def clear(self) -> None:
         counters.clear()
-        self.is_recovering, self._back_at = False, float("-inf")
+        self.is_recovering = False
+        self._back_at = float("-inf")
 
     def _wait_for_others(self) -> None:
         with self._lock:
@@ -105,22 +106,18 @@ class FallbackLimiter:
 
     def _share_of(self, call: Call) -> Call | None:
         """The part of a hit that this process's share decides as well."""
-        back_for = time.monotonic() - self._back_at
+        if not self.is_recovering:
+            return None
         # Their renewal reports slots, also those of a process that has noticed no outage.
-        is_waiting, slots_wait = (
-            back_for < BACK_SECONDS,
-            back_for < BACK_SECONDS + held_slots.interval,
-        )
+        slots_wait = self._is_back_within(BACK_SECONDS + held_slots.interval)
         if not slots_wait and not counters.is_owing:
             with self._lock:
-                back_for = time.monotonic() - self._back_at
-                self.is_recovering = (
-                    back_for < BACK_SECONDS + held_slots.interval or counters.is_owing
-                )
+                slots_wait = self._is_back_within(BACK_SECONDS + held_slots.interval)
+                self.is_recovering = slots_wait or counters.is_owing
             return None
         if call.operation != "hit" or call.partial or call.now is not None:
             return None
-        is_waiting = is_waiting or counters.owes_any(call)
+        is_waiting = self._is_back_within(BACK_SECONDS) or counters.owes_any(call)
         charges = [
             charge
             for charge in call.charges
@@ -128,6 +125,9 @@ class FallbackLimiter:
             if is_waiting or (slots_wait and charge.limit.holds)
         ]
         return call._replace(charges=charges) if charges else None
+
+    def _is_back_within(self, seconds: float) -> bool:
+        return time.monotonic() - self._back_at < seconds
 
     def _by_policies(self, call: Call) -> Decision:
         decision = counters.decide(call, in_outage=True)
@@ -139,21 +139,26 @@ class FallbackLimiter:
         # Not only after a request: a process that gets none, or refuses all by itself, has to
         # report as well.
         if not get_store().is_paused:
-            self._tell()
+            self._report()
             counters.owing()  # Until here, every owed identity is decided by the share as well.
         return _pause() if counters.is_owing else None
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Report the owed units of all identities to Redis."""
-        owing, store = counters.owing(), get_store(background=True)
+        store = get_store(background=True)
+        owing = counters.owing()
         chance.shuffle(owing)  # An identity that gets an error each time must not always be first.
-        answers, errors = False, 0
+        answers = False
+        errors = 0
         for counter in owing:
             try:
                 if not answers:  # A silent Redis might count, when it wakes up, what it was sent.
                     store.decide(_report_call(counter, "peek", 1), Patience(conf.TIMEOUT))
                     answers = True
-                _tell_of(counter)
+                units = counter.owed
+                if units:
+                    call = _report_call(counter, "charge", units)
+                    counters.mark_reported(counter, units, call, store.decide(call).limits)
             except StoreError as error:
                 errors += 1
                 if not error.was_answered or errors >= MAX_ERRORS:
@@ -164,18 +169,12 @@ def _pause() -> float:
     return TELL_SECONDS * chance.uniform(0.75, 1.25)
 
 
-def _tell_of(counter: Counter) -> None:
-    units = counter.owed
-    if units:
-        call = _report_call(counter, "charge", units)
-        counters.mark_reported(counter, units, call, get_store(background=True).decide(call).limits)
-
-
 def _report_call(counter: Counter, operation: Operation, units: int) -> Call:
-    assert counter.key is not None
     prefix, digest, _ = counter.key
-    now = time.time_ns() // 1000 if conf.CLOCK == "client" else None
-    return Call([Charge(counter.limit, digest, units)], operation, prefix, now)
+    call = Call([Charge(counter.limit, digest, units)], operation, prefix)
+    if conf.CLOCK == "client":
+        return call._replace(now=time.time_ns() // 1000)
+    return call
 
 
 fallback_limiter = FallbackLimiter()

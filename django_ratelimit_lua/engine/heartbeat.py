@@ -1,6 +1,4 @@
-"""The processes that decide limits together: how many there are, and which part of a split limit is
-this one's.
-"""
+"""The processes that decide limits together: their number, and this one's parts of split limits."""
 
 from __future__ import annotations
 
@@ -75,7 +73,8 @@ class Register:
     """
 
     def __init__(self, prefix: bytes, limit: Limit | None = None) -> None:
-        self.prefix, self.limit = prefix, limit
+        self.prefix = prefix
+        self.limit = limit
         self.count = 1
         self.share: ProcessShare | None = None
         self.used_at = time.monotonic()
@@ -109,12 +108,8 @@ class Register:
         self.share = ProcessShare(before, own, of)
 
 
-class _Beat:
-    """The registers that a heartbeat is for, and the weight of this process in each."""
-
-    def __init__(self, registers: Sequence[Register]) -> None:
-        self.registers = registers
-        self.weights = [register.weight for register in registers]
+_Beat = Sequence[tuple[Register, int]]
+"""The registers that a heartbeat is for, and the weight of this process in each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,49 +188,46 @@ class Heartbeat:
             )
         register.limit = limit
         register.used_at = time.monotonic()
-        return register if register.share is None else None
+        if register.share is None:
+            return register
+        return None
 
     def join(self, register: Register, patience: Patience) -> None:
         """Add this process to the register of a split limit, and read its part.
 
         Raises `StoreError`.
         """
-        beat = _Beat([self._all, register])
+        beat = self._weigh(register)
         self._read(beat, get_store().run(_PROGRAM, *self._question(beat), patience))
-
-    async def ajoin(self, register: Register, patience: Patience) -> None:
-        """`join`, without blocking the event loop."""
-        beat = _Beat([self._all, register])
-        self._read(beat, await get_store().arun(_PROGRAM, *self._question(beat), patience))
 
     def beat(self) -> int:
         """Send a heartbeat; returns how many processes there are. Raises `StoreError`."""
         with self._lock:
-            beat = _Beat([self._all, *self._splits.values()])
+            beat = self._weigh(*self._splits.values())
             self._read(beat, get_store(background=True).run(_PROGRAM, *self._question(beat)))
             return self.count
 
     def goodbye(self) -> None:
         """Leave all registers, so that the other processes take over this one's parts."""
         if self._is_listed:  # A child that never sent a heartbeat ends without one.
-            beat = _Beat([self._all, *self._splits.values()])
-            beat.weights = [0] * len(beat.registers)
+            beat = [(register, 0) for register in (self._all, *self._splits.values())]
             with suppress(Exception):
                 get_store(background=True).run(_PROGRAM, *self._question(beat), last_patience())
+
+    def _weigh(self, *registers: Register) -> _Beat:
+        return [(register, register.weight) for register in (self._all, *registers)]
 
     def _question(self, beat: _Beat) -> tuple[list[bytes], list[bytes]]:
         """The keys and arguments of the script."""
         self._is_listed = True
-        keys = [key for register in beat.registers for key in register.keys]
+        keys = [key for register, _ in beat for key in register.keys]
         values = [self._id.encode(), self._description().encode(), b"%d" % LIFETIME]
-        return [*keys, conf.CACHE_PREFIX + DESCRIPTIONS], [
-            *values,
-            *[b"%d" % weight for weight in beat.weights],
-        ]
+        values += [b"%d" % weight for _, weight in beat]
+        return [*keys, conf.CACHE_PREFIX + DESCRIPTIONS], values
 
     def _read(self, beat: _Beat, replies: Sequence[Any]) -> None:
         try:
-            for register, weight, reply in zip(beat.registers, beat.weights, replies, strict=True):
+            for (register, weight), reply in zip(beat, replies, strict=True):
                 if weight:
                     register.read(reply, weight)
                 elif register.limit is not None:
@@ -254,7 +246,8 @@ class Heartbeat:
 
     def forget(self) -> None:
         """Forget the other processes: a process with another prefix belongs to another site."""
-        self._all, self._splits = Register(ALL), {}
+        self._all = Register(ALL)
+        self._splits = {}
         self.count = self._all.count
 
     def _step(self) -> float:
@@ -263,11 +256,7 @@ class Heartbeat:
 
 
 def processes() -> list[Process]:
-    """The processes that decide limits, and their parts of split limits, as of their last
-    heartbeats.
-
-    Raises `StoreError`.
-    """
+    """Return the processes that decide limits, as of their last heartbeats. Raises `StoreError`."""
     found: list[Process] = []
     command = (b"HGETALL", conf.CACHE_PREFIX + DESCRIPTIONS)
     for text in get_store(background=True).execute(*command)[1::2]:

@@ -12,22 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 from ..conf import conf
 from ..extension import decision_hooks
 from ..identity.names import shown
 from ..limits.algorithms.concurrency import new_slot
 from ..process.forks import chance
-from .decide import DecidedCharge, Outcome, Planner, adecide, decide, refunding, releasing
+from .decide import Outcome, Planner, adecide, decide, releasing
 from .evidence import printable
 from .run import Wait, Waiting, arun, in_thread, run, settling, to_the_end
 from .slots import HeldSlot, held_slots
 
-FIRST_PAUSE, PAUSE, MAX_PAUSE = 0.02, 0.1, 0.5
+FIRST_PAUSE = 0.02
+PAUSE = 0.1
+MAX_PAUSE = 0.5
 """Seconds until a waiting caller asks again: the first time, normally, and far behind in the queue.
 All are well below the two seconds after which it loses its place.
 """
@@ -45,7 +46,6 @@ class Held:
 
     def __init__(self, outcome: Outcome, what: str = "") -> None:
         self.decision = outcome.decision
-        self._charges = outcome.held
         self._slots = [
             HeldSlot(
                 conf.CACHE_PREFIX,
@@ -54,9 +54,8 @@ class Held:
                 shown(decided.planned.identity),
                 printable(what),
                 outcome.decision.source == "fallback",
-                _rule_of(decided),
             )
-            for decided in self._charges
+            for decided in outcome.held
         ]
         if self._slots:
             held_slots.add(self._slots)
@@ -80,67 +79,43 @@ class Held:
         if self._slots:
             await to_the_end(arun(self.releasing()))
 
-    def release_in_thread(self) -> None:
-        """`release` for a coroutine that is being closed, which cannot await."""
-        if self._slots:
-            in_thread(self.release)
-
     def release_as_garbage(self) -> None:
-        """`release` for a generator that is closed, perhaps as garbage.
+        """`release` for a generator or coroutine that is closed, perhaps as garbage.
 
         Garbage is collected anywhere, so this thread may hold any lock, also one that a release
         takes. So another thread does it, and this one waits only for a moment.
         """
-        with suppress(TimeoutError):
-            in_thread(self.release, seconds=MOMENT)
+        if self._slots:
+            with suppress(TimeoutError):
+                in_thread(self.release, seconds=MOMENT)
 
     def releasing(self) -> Waiting[None]:
         """`release`, as steps for a driver."""
-        slots, self._slots = self._slots, []
+        slots = self._slots
+        self._slots = []
         held_slots.note_late(slots)  # The process may have been stopped until now.
-        mine = {(slot.key, slot.slot) for slot in held_slots.drop(slots)}
-        yield from refunding(
-            [
-                one
-                for one, slot in zip(self._charges, slots, strict=False)
-                if (slot.key, slot.slot) in mine
-            ]
-        )
+        mine = held_slots.drop(slots)
+        if mine:
+            yield from releasing([held.charge for held in mine], mine[0].slot)
 
     def __del__(self) -> None:
         if getattr(self, "_slots", None):
             held_slots.abandon(self._slots)
 
 
-def _rule_of(decided: DecidedCharge) -> str:
-    """The rule that sets the number of slots. Empty if the code, a tier or an override does."""
-    rule = decided.planned.rule
-    if (
-        rule is None
-        or rule.template is None
-        or decided.charge.limit not in rule.template.limits(rule.name)
-    ):
-        return ""
-    return rule.name
+class Seeking:
+    """A caller that waits for a slot, for this time at most (None: without a limit).
 
-
-class Asks(Protocol):
-    """Plans to take a slot: that one, and whether it is waited for.
-
-    A planner that waits leaves it to us to count.
+    `ask(slot, waits=...)` plans to take that slot. A planner that waits leaves it to us to count.
     """
 
-    def __call__(self, slot: bytes, *, waits: bool) -> Planner: ...
-
-
-class Seeking:
-    """A caller that waits for a slot, for this time at most (None: without a limit)."""
-
-    def __init__(self, ask: Asks, timeout: float | None) -> None:
+    def __init__(self, ask: Callable[..., Planner], timeout: float | None) -> None:
         self._ask = ask
         self._slot = new_slot(conf.SLOT_SECONDS)
         self._waits = timeout is None or timeout > 0
-        self._until = float("inf") if timeout is None else time.monotonic() + timeout
+        self._until = float("inf")
+        if timeout is not None:
+            self._until = time.monotonic() + timeout
         self._planner: Planner | None = None
 
     def take(self) -> Outcome:
@@ -152,21 +127,23 @@ class Seeking:
 
     def _steps(self) -> Waiting[Outcome]:
         try:
-            outcome = yield from self._asking()
+            return (yield from self._asking())
         except BaseException as error:
             if self._waits:  # It may be in the queue.
                 yield from settling(error, self._leaving())
             raise
-        return outcome
 
     def _asking(self) -> Waiting[Outcome]:
-        began, pause = time.perf_counter(), FIRST_PAUSE
+        began = time.perf_counter()
+        pause = FIRST_PAUSE
         while True:
             self._planner = planner = self._ask(self._slot, waits=self._waits)
             outcome: Outcome = yield Wait(partial(decide, planner), partial(adecide, planner))
-            place = _place(outcome) if self._waits and not outcome.decision else None
             left = self._until - time.monotonic()
-            if place is None or left <= 0:
+            if outcome.decision or not self._waits or left <= 0:
+                break
+            place = _place(outcome)
+            if place is None:
                 break
             longest = min(PAUSE * max(1.0, place / 10), MAX_PAUSE)
             pause = min(pause, longest)
@@ -184,9 +161,9 @@ class Seeking:
 
     def _leaving(self) -> Waiting[None]:
         """Leave the queue, and what was given in the moment of an interruption."""
-        planned = () if self._planner is None else self._planner.charges
-        charges = [one.charge for one in planned if one.charge.limit.holds]
-        yield from releasing(charges, self._slot)
+        if self._planner is not None:
+            charges = [each.charge for each in self._planner.charges]
+            yield from releasing([each for each in charges if each.limit.holds], self._slot)
 
 
 def _place(outcome: Outcome) -> int | None:

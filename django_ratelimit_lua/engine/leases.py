@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from asgiref.sync import sync_to_async
+
 from ..conf.changes import on_change
 from ..exceptions import StoreError
 from ..limits.call import Call, Charge
@@ -45,19 +47,22 @@ DRY = 0.05
 """Seconds without a new request for a batch after Redis had none."""
 MIN_LENGTH = 0.0005
 """Seconds over which speed is measured at least."""
-MAX_ENTRIES, MAX_BYTES, LEASE_BYTES = 10_000, 32 * 2**20, 2500
-"""Leases that are remembered: the latest; and what one of them takes, about."""
+MAX_ENTRIES = 10_000
+"""Leases that are remembered: the latest, of about 2.5 KB each."""
 SWEEP_SECONDS = 0.1
 EVERYTHING = 2**63
-ATTEMPTS = 3
-"""How often a hit is decided again because a batch came in that it was refused for."""
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A batch of units: they may be spent until `until` (monotonic), count since `moment`, and were
-    taken at `taken_at` (microseconds since 1970 by Redis; a state whose clock is ahead counts
-    later).
+    """A batch of units.
+
+    Attributes:
+        units: How many are left.
+        until: Until when they may be spent, by the monotonic clock.
+        moment: Since when they count, in microseconds since 1970.
+        taken_at: When they were taken, by the clock of Redis. A state whose clock is ahead counts
+            from a later moment.
     """
 
     units: int
@@ -78,9 +83,10 @@ class Lease:
         self._expired: list[Batch] = []
         self._is_asking = False
         self._closed_until = -1
-        self._said: LimitState | None = None
-        self._said_at = self._hit_at = self._since = time.monotonic()
-        self._speed, self._spent = 0.0, 0
+        self._state: LimitState | None = None
+        self._state_at = self._hit_at = self._since = time.monotonic()
+        self._speed = 0.0
+        self._spent = 0
         self._dry_until = 0.0
 
     def take(self, cost: int, needed: int) -> tuple[LimitState, int] | None:
@@ -97,8 +103,8 @@ class Lease:
                 self._hit_at = now
             batch.units -= cost
             self._spent += cost
-            assert self._said is not None
-            return self._said.with_leased(batch.units, now - self._said_at), batch.moment
+            assert self._state is not None
+            return self._state.with_leased(batch.units, now - self._state_at), batch.moment
 
     def put_back(self, units: int, moment: int) -> None:
         """Units that were just taken, and count since that moment, were not needed."""
@@ -123,32 +129,39 @@ class Lease:
             elapsed = now - self._since
             if elapsed >= MIN_LENGTH:
                 speed = self._spent / elapsed
-                self._speed = speed if elapsed > IDLE else (self._speed + speed) / 2
-                self._since, self._spent = now, 0
+                if elapsed <= IDLE:
+                    speed = (self._speed + speed) / 2
+                self._speed = speed
+                self._since = now
+                self._spent = 0
+            if self._state is None:
+                return 0
             # One part more than there are processes, for hits that are on their way to Redis by
             # themselves.
-            fair = self._said.remaining // (heartbeat.count + 1) if self._said is not None else 0
+            fair = self._state.remaining // (heartbeat.count + 1)
             size = min(self.limit.lease or 0, int(self._speed * HORIZON), fair)
-            self._is_asking = size > cost
-            return size if self._is_asking else 0
+            if size <= cost:
+                return 0
+            self._is_asking = True
+            return size
 
     def add_batch(self, decision: Decision, asked_at: float) -> None:
         """Record the result of a request for a batch."""
         now = time.monotonic()
         with self._lock:
             self._is_asking = False
-            if (
-                decision.moment <= self._closed_until
-            ):  # A reset came later: these units are counted nowhere any more.
+            # A reset came later: these units are counted nowhere any more.
+            if decision.moment <= self._closed_until:
                 return
-            self._said, self._said_at = decision.limits[0], now
+            self._state = decision.limits[0]
+            self._state_at = now
             if not decision.allowed or not decision.granted:
                 self._dry_until = now + DRY
                 return
             until = asked_at + self.limit.lapse
             if self.limit.kind.ends_together:
-                until = min(until, asked_at + self._said.reset_after)
-            moment = self._said.counted_at or decision.counted_at(self.digest)
+                until = min(until, asked_at + self._state.reset_after)
+            moment = self._state.counted_at or decision.counted_at(self.digest)
             self._expire()
             self._batch = Batch(decision.granted, until, moment, decision.moment)
 
@@ -166,15 +179,16 @@ class Lease:
     def observe(self, state: LimitState, cost: int) -> None:
         """Record what Redis returned about the limit for a single hit."""
         with self._lock:
-            self._said, self._said_at = state, time.monotonic()
+            self._state = state
+            self._state_at = time.monotonic()
             if state.allowed:
                 self._spent += cost
 
     def take_expired(self, fewer_than: int = 0) -> list[Call]:
-        """The calls that give back units that may not be spent here any more, and all units if
-        fewer than this number are left.
+        """Return the calls that give back units. The caller has to make them.
 
-        The caller has to make them.
+        Those are units that may not be spent here any more, and all units if fewer than this number
+        are left.
         """
         now = time.monotonic()
         with self._lock:
@@ -183,7 +197,8 @@ class Lease:
                 batch.until <= now or batch.units < fewer_than or now - self._hit_at > IDLE
             ):
                 self._expire()
-            expired, self._expired = self._expired, []
+            expired = self._expired
+            self._expired = []
         return [
             self._refund._replace(
                 charges=[Charge(self.limit, self.digest, batch.units)], hit_at=batch.moment
@@ -192,20 +207,21 @@ class Lease:
             if batch.units
         ]
 
-    def has(self, cost: int) -> bool:
-        """Whether this number of units can be spent, without reading the clock."""
+    @property
+    def units(self) -> int:
+        """How many units can be spent, without reading the clock."""
         batch = self._batch
-        return cost > 0 and batch is not None and batch.units >= cost
+        return 0 if batch is None else batch.units
 
     @property
     def may_have_more(self) -> bool:
         """Whether there are units, or some are on their way."""
-        return self._is_asking or self.has(1)
+        return self._is_asking or self.units > 0
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to spend or to give back."""
-        return not self._expired and not self.has(1)
+        return not self._expired and not self.units
 
     def close(self, moment: int = FOREVER) -> None:
         """Ask for no more batches.
@@ -226,7 +242,8 @@ class Lease:
         Called in a child process, in which the holder of the lock does not exist.
         """
         self._lock = threading.Lock()
-        self._closed_until, self._batch = FOREVER, None
+        self._closed_until = FOREVER
+        self._batch = None
 
 
 class Leases:
@@ -234,10 +251,7 @@ class Leases:
 
     def __init__(self) -> None:
         self._leases: BoundedMap[Any, Lease] = BoundedMap(
-            MAX_ENTRIES,
-            MAX_BYTES,
-            lambda key, lease: LEASE_BYTES + len(lease.limit.name),
-            labels_of=lambda key: (key[1],),
+            MAX_ENTRIES, labels_of=lambda key: (key[1],)
         )
         self._holding: set[Lease] = set()
         self._begin()
@@ -260,28 +274,20 @@ class Leases:
 
     def of(self, call: Call, charge: Charge) -> Lease:
         """The lease that a charge of a call is spent from."""
-        tags = (
-            tuple([(subject.digest, subject.tag) for subject in call.subjects])
-            if call.subjects
-            else ()
-        )
-        key = (call.prefix, charge.digest, charge.limit.key_part, call.revision, tags)
+        key = (call.prefix, charge.digest, charge.limit, call.revision, tuple(call.subjects))
         lease = self._leases.get(key)
-        if lease is None or (lease.limit is not charge.limit and lease.limit != charge.limit):
+        if lease is None:
             heartbeat.start()
             with self._lock:  # Concurrent callers share it.
                 lease = self._leases.get(key)
-                if lease is None or lease.limit != charge.limit:
+                if lease is None:
                     lease = Lease(call, charge)
-                    self._leases.put(
-                        key, lease
-                    )  # One that goes for it goes on until what it holds has expired.
+                    # One that goes for it goes on until what it holds has expired.
+                    self._leases.put(key, lease)
         return lease
 
     def hold(self, lease: Lease) -> None:
-        """Record that units were added to a lease: later hits may use them, and unspent ones go
-        back.
-        """
+        """Record that later hits may use units of a lease, and that unspent ones go back."""
         deny_cache.forget([lease.digest])
         with self._lock:
             self._holding.add(lease)
@@ -293,14 +299,16 @@ class Leases:
         self.hold(lease)
 
     def drop(self, moments: Mapping[bytes, int]) -> None:
-        """Spend and give back nothing more of what these identities had taken up to a moment: it
-        was reset then.
+        """Spend and give back nothing more of what these identities had taken before a reset.
+
+        Args:
+            moments: The moment of the reset, by the digest of the identity.
         """
         with self._lock:
-            held = [lease for lease in self._holding if lease.digest in moments]
-        for lease in held + [
-            lease for digest in moments for lease in self._leases.pop_labelled(digest)
-        ]:
+            dropped = [lease for lease in self._holding if lease.digest in moments]
+        for digest in moments:
+            dropped += self._leases.pop_labelled(digest)
+        for lease in dropped:
             lease.close(moments[lease.digest])
 
     def clear(self) -> None:
@@ -322,8 +330,9 @@ class Leases:
 
         With a patience, give back everything within it, as far as that goes.
         """
+        fewer_than = 0 if patience is None else EVERYTHING
         for lease in list(self._holding):
-            for refund in lease.take_expired(0 if patience is None else EVERYTHING):
+            for refund in lease.take_expired(fewer_than):
                 try:
                     get_store(background=True).decide(refund, patience)
                     deny_cache.forget([lease.digest])
@@ -344,9 +353,7 @@ leases = Leases()
 
 @dataclass(slots=True)
 class LocalPart:
-    """The part of a call that is decided here: states by the place of their charge, and the units
-    taken for it.
-    """
+    """The part of a call that is decided here: states by the place of their charge, and units."""
 
     states: dict[int, LimitState] = field(default_factory=dict)
     moments: dict[bytes, int] = field(default_factory=dict)
@@ -358,7 +365,7 @@ class LocalPart:
         """Of a partial hit, no more is asked than was granted here."""
         if not call.partial or not self.taken or call.operation != "hit":
             return charge
-        return charge._replace(cost=min([charge.cost, *[units for units, _ in self.taken]]))
+        return charge._replace(cost=min(charge.cost, *[units for units, _ in self.taken]))
 
     def undo(self, keep: int = 0) -> None:
         """Give back the units taken of each limit, except for this number."""
@@ -381,26 +388,11 @@ def decide_here(call: Call, patience: Patience) -> Steps:
     Raises `StoreError` and `StaleRules` where what it yields does.
     """
     yield from _join_splits(call, patience)
-    for _ in range(ATTEMPTS):
-        decision = yield from _decide_once(call)
-        if (
-            decision.allowed
-            or call.operation != "hit"
-            or not any(
-                not state.allowed
-                and _is_leased(call, charge)
-                and leases.of(call, charge).has(charge.cost)
-                for charge, state in zip(call.charges, decision.limits, strict=True)
-            )
-        ):
-            break  # Otherwise another caller took them while Redis was asked.
-    return decision
-
-
-def _decide_once(call: Call) -> Steps:
     here = LocalPart()
     is_refused = not _decide_splits(call, here)
-    query = call._replace(operation="peek") if is_refused and call.operation == "hit" else call
+    query = call
+    if is_refused and call.operation == "hit":
+        query = call._replace(operation="peek")
     rest: list[int] = []
     redis: Decision | None = None
     try:
@@ -417,9 +409,9 @@ def _decide_once(call: Call) -> Steps:
                 charge = call.charges[place]
                 here.states[place] = state
                 here.moments[charge.digest] = redis.counted_at(charge.digest)
-                is_hit = redis.allowed and call.operation == "hit"
                 if _is_leased(call, charge):
-                    leases.of(call, charge).observe(state, charge.cost if is_hit else 0)
+                    is_spent = redis.allowed and call.operation == "hit"
+                    leases.of(call, charge).observe(state, charge.cost if is_spent else 0)
     except BaseException:
         here.undo()
         raise
@@ -428,31 +420,27 @@ def _decide_once(call: Call) -> Steps:
 
 def _combine(call: Call, here: LocalPart, redis: Decision | None, is_refused: bool) -> Decision:
     allowed = not is_refused and (redis is None or redis.allowed)
-    grants = [units for units, _ in here.taken] + ([redis.granted] if redis is not None else [])
-    granted = (
-        (min if call.partial else max)(grants, default=0)
-        if allowed and call.operation != "peek"
-        else 0
-    )
+    granted = 0
+    if allowed and call.operation != "peek":
+        grants = [units for units, _ in here.taken]
+        if redis is not None:
+            grants.append(redis.granted)
+        granted = (min if call.partial else max)(grants, default=0)
     if call.operation == "hit" and (not allowed or call.partial):
         here.undo(granted)
     states = tuple([here.states[place] for place in range(len(call.charges))])
-    # If a later limit refuses, units taken here have no turn to wait for. Otherwise all waits
-    # coincide.
-    wait = max([state.wait for state in states if state.enforced], default=0.0)
-    moments = here.moments
-    if redis is not None:
-        return redis._replace(
-            allowed=allowed,
-            limits=states,
-            granted=granted,
-            wait=wait,
-            moments=moments,
-            revision=call.revision_number,
-        )
-    moment = max(moments.values(), default=time.time_ns() // 1000)
-    return Decision(
-        allowed, states, granted, wait, here.source, moment, call.revision_number, moments or None
+    if redis is None:
+        moment = max(here.moments.values(), default=time.time_ns() // 1000)
+        redis = Decision(allowed, source=here.source, moment=moment)
+    return redis._replace(
+        allowed=allowed,
+        limits=states,
+        granted=granted,
+        # If a later limit refuses, units taken here have no turn to wait for. Otherwise all waits
+        # coincide.
+        wait=max([state.wait for state in states if state.enforced], default=0.0),
+        moments=here.moments or None,
+        revision=call.revision_number,
     )
 
 
@@ -465,16 +453,14 @@ def _splits_of(call: Call) -> list[int]:
 
 def _join_splits(call: Call, patience: Patience) -> Generator[Wait, None, None]:
     """Give this process a part of the split limits that a call hits. Raises `StoreError`."""
-    places = _splits_of(call)
-    if places:
+    for place in _splits_of(call):
         heartbeat.start()
-    for place in places if call.operation == "hit" else ():
+        if call.operation != "hit":
+            continue
         register = heartbeat.use(call.charges[place].limit)
         if register is not None:
-            yield Wait(
-                partial(heartbeat.join, register, patience),
-                partial(heartbeat.ajoin, register, patience),
-            )
+            join = partial(heartbeat.join, register, patience)
+            yield Wait(join, sync_to_async(join))
 
 
 def _decide_splits(call: Call, here: LocalPart) -> bool:
@@ -494,9 +480,7 @@ def _decide_splits(call: Call, here: LocalPart) -> bool:
 
 def _refund_split(splits: Call, charge: Charge, counted_at: int, units: int) -> None:
     if counted_at:  # Else a shadow limit took nothing.
-        refund = splits._replace(
-            charges=[charge._replace(cost=units)], operation="refund", partial=False
-        )
+        refund = splits._replace(charges=[charge._replace(cost=units)], operation="refund")
         counters.decide(refund._replace(hit_at=counted_at))
 
 
@@ -519,14 +503,13 @@ def _spend(here: LocalPart, place: int, call: Call) -> Generator[Call, Decision,
         answer = lease.take(0, max(charge.cost, 1))
     else:
         answer = lease.take(charge.cost, charge.cost)
-        size = 0 if answer is not None else lease.next_batch_size(charge.cost)
+        size = lease.next_batch_size(charge.cost) if answer is None else 0
         if size:
             yield from _ask_batch(call, charge, lease, size)
             answer = lease.take(charge.cost, charge.cost)
         if answer is None:
-            for refund in lease.take_expired(
-                charge.cost
-            ):  # Too few: see what there is of them all.
+            # Too few: see what there is of them all.
+            for refund in lease.take_expired(charge.cost):
                 with suppress(StoreError):
                     yield refund
                 deny_cache.forget([charge.digest])

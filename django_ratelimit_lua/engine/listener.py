@@ -31,19 +31,20 @@ from .leases import leases
 
 logger = logging.getLogger("django_ratelimit_lua")
 
-ASK_SECONDS = 0.5
-"""How often it is asked whether the rules are current: twice as often as they may be old."""
+CHECK_SECONDS = 0.5
+"""Seconds between two checks whether the rules are current: twice as often as they may be old."""
 LOOK_SECONDS = 0.005
 """How often a thread that answers from memory looks whether the listener has something to hear: as
 long as Python lets a thread go on while others wait. The listener may have to wait for all of them.
 """
 MIN_LENGTH = 0.01
-"""Seconds between two of these questions, however many messages come."""
+"""Seconds between two of these checks, however many messages come."""
 NEVER = float("inf")
 SPREAD_SECONDS = 0.5
 """Within how long rules that are new are loaded by a process that has no requests."""
 CONNECT_SECONDS = 1.0
-FIRST_PAUSE, MAX_PAUSE = 0.25, 5.0
+FIRST_PAUSE = 0.25
+MAX_PAUSE = 5.0
 """Seconds until the next try to connect: twice as long after each, and a quarter more or less by
 chance.
 """
@@ -59,7 +60,7 @@ class Listener:
         self.task = Task(
             "listener",
             self._step,
-            wake=self._hang_up,
+            wake=self.renew,
             at_stop=self._begin,
             meanwhile="requests ask, once a second, whether rules have changed",
         )
@@ -71,11 +72,11 @@ class Listener:
         if self._subscription is not None:
             self._subscription.close()
         self._subscription = None
-        self._connect_at = self._ask_at = self._asked_at = self._connected_at = float("-inf")
-        self._pause, self._is_polling = FIRST_PAUSE, False
-        self._is_renewed = self._is_outdated = self._has_news = False
+        self._connect_at = self._check_at = self._checked_at = self._connected_at = float("-inf")
         self._looked_at = float("-inf")
         self._load_at = NEVER
+        self._pause = FIRST_PAUSE
+        self._is_polling = self._is_renewed = self._is_outdated = self._has_news = False
         self.error = ""
         """Why it receives nothing at the moment. Empty if it does, or was not started."""
 
@@ -94,8 +95,7 @@ class Listener:
             self.task.start()
 
     def has_news(self) -> bool:
-        """Whether something has arrived that it did not read yet, because its thread waits for its
-        turn.
+        """Whether something has arrived that its thread has not read yet.
 
         Until then, cached decisions are not used. Costs reading a clock, and a system call every
         `LOOK_SECONDS`.
@@ -124,52 +124,51 @@ class Listener:
         return self.is_listening
 
     def renew(self) -> None:
-        """Other settings name another server, or another channel."""
-        subscription = (
-            self._subscription
-        )  # Before it is stopped: what it connects after that uses the new settings.
+        """Connect again: settings may name another server, or another channel."""
+        # Before it is stopped: what it connects after that uses the new settings.
+        subscription = self._subscription
         self._is_renewed = True
         if subscription is not None:
             subscription.hang_up()
 
-    def _hang_up(self) -> None:
-        subscription = self._subscription
-        if subscription is not None:
-            subscription.hang_up()
-
     def _step(self) -> float:
-        is_renewed, self._is_renewed = self._is_renewed, False  # Before the settings are read.
+        is_renewed = self._is_renewed
+        self._is_renewed = False  # Before the settings are read.
         channel = get_store(background=True).channel(conf.CACHE_PREFIX)
         if self._subscription is not None and (is_renewed or self._subscription.channel != channel):
             self._subscription.close()
-            self._subscription, self._connect_at = None, float("-inf")
+            self._subscription = None
+            self._connect_at = float("-inf")
         if self._subscription is None and time.monotonic() >= self._connect_at:
             self._connect(channel)
-        if time.monotonic() >= self._ask_at:
-            self._ask()
-        seconds = self._ask_at - time.monotonic()
+        if time.monotonic() >= self._check_at:
+            self._check()
+        now = time.monotonic()
         if self._subscription is None:
-            return max(min(seconds, self._connect_at - time.monotonic()), MIN_LENGTH)
+            return max(min(self._check_at, self._connect_at) - now, MIN_LENGTH)
         try:
-            self._hear(self._subscription, self._subscription.receive(seconds))
+            messages = self._subscription.receive(self._check_at - now)
+            self._handle(self._subscription, messages)
         except StoreError as error:
             if not self._is_renewed:  # Else it is not lost, but to be let go of.
-                self._lost(error)
+                self._lose(error)
         return 0.0
 
     def _connect(self, channel: bytes) -> None:
         try:
             self._subscription = Subscription(channel, Patience(CONNECT_SECONDS))
         except StoreError as error:
-            self._lost(error)
+            self._lose(error)
             return
-        self._connected_at, self.error, self._has_news = time.monotonic(), "", False
+        self._connected_at = time.monotonic()
+        self.error = ""
+        self._has_news = False
         deny_cache.clear()  # Messages sent until now may be lost.
         for extension in extensions:
             extension.on_gap()
-        self._ask_at = float("-inf")
+        self._check_at = float("-inf")
 
-    def _lost(self, error: StoreError) -> None:
+    def _lose(self, error: StoreError) -> None:
         if not self.task.is_running:
             return  # It is being stopped.
         if not self._is_polling:
@@ -178,25 +177,27 @@ class Listener:
                 error,
             )
         self._is_polling = True
-        self._subscription, self.error = None, str(error)
+        self._subscription = None
+        self.error = str(error)
         self._connect_at = time.monotonic() + self._pause * chance.uniform(0.75, 1.25)
         self._pause = min(self._pause * 2, MAX_PAUSE)
 
-    def _ask(self) -> None:
-        now = self._asked_at = time.monotonic()
-        self._ask_at = now + ASK_SECONDS
+    def _check(self) -> None:
+        """Compare the rules in force with those that are published."""
+        now = self._checked_at = time.monotonic()
+        self._check_at = now + CHECK_SECONDS
         if (
             self._is_polling
             and self._subscription is not None
             and now - self._connected_at >= MAX_PAUSE
         ):
-            self._pause, self._is_polling = FIRST_PAUSE, False
+            self._pause = FIRST_PAUSE
+            self._is_polling = False
             logger.info("Changes of rules are heard of again")
         try:
             is_current = provider.compare_with_published(loads=now >= self._load_at)
-        except (
-            Exception
-        ) as error:  # Until then decisions check by themselves, and report the problem.
+        # Until then decisions check by themselves, and report the problem.
+        except Exception as error:
             logger.debug("It cannot be asked whether the rules are current: %s", error)
             return
         self._is_outdated = False
@@ -205,11 +206,12 @@ class Listener:
         else:
             leases.renew()
             if not now < self._load_at < NEVER:
-                is_urgent = any(extension.is_urgent() for extension in extensions)
-                self._load_at = now + (0.0 if is_urgent else chance.uniform(0.0, SPREAD_SECONDS))
-        self._ask_at = min(self._ask_at, self._load_at)
+                self._load_at = now
+                if not any(extension.is_urgent() for extension in extensions):
+                    self._load_at += chance.uniform(0.0, SPREAD_SECONDS)
+        self._check_at = min(self._check_at, self._load_at)
 
-    def _hear(self, subscription: Subscription, messages: Iterable[bytes]) -> None:
+    def _handle(self, subscription: Subscription, messages: Iterable[bytes]) -> None:
         reset: dict[bytes, int] = {}
         of_annexes: dict[bytes, set[bytes]] = {}
         ruleset = provider.in_force()
@@ -222,13 +224,12 @@ class Listener:
             elif kind == ANNEX and words:
                 of_annexes.setdefault(words[0], set()).update(words[1:])
             elif message != current:  # Other rules; or what only another version understands.
-                if (
-                    not self._is_outdated
-                ):  # Before the check, which may take a while if this thread waits for others.
+                # Before the check, which may take a while if this thread waits for others.
+                if not self._is_outdated:
                     provider.doubt()
                     leases.renew()
                 self._is_outdated = True
-                self._ask_at = min(self._ask_at, self._asked_at + MIN_LENGTH)
+                self._check_at = min(self._check_at, self._checked_at + MIN_LENGTH)
                 if kind != RULES:
                     deny_cache.clear()
         if reset:

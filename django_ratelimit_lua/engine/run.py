@@ -31,9 +31,7 @@ T = TypeVar("T")
 
 
 class Wait(NamedTuple):
-    """Something to be waited for, in two forms: a function that blocks, and one that returns an
-    awaitable.
-    """
+    """Something to be waited for: a function that blocks, and one that returns an awaitable."""
 
     blocking: Callable[[], Any]
     awaitable: Callable[[], Awaitable[Any]]
@@ -74,11 +72,10 @@ def run(waiting: Waiting[T], patience: Patience | None = None) -> T:
             wait = waiting.send(value) if error is None else waiting.throw(error)
             value = error = None
             try:
-                value = (
-                    get_store().decide(wait, patience)
-                    if isinstance(wait, Call)
-                    else wait.blocking()
-                )
+                if isinstance(wait, Call):
+                    value = get_store().decide(wait, patience)
+                else:
+                    value = wait.blocking()
             except BaseException as raised:
                 error = raised
     except StopIteration as finished:
@@ -95,11 +92,10 @@ async def arun(waiting: Waiting[T], patience: Patience | None = None) -> T:
             wait = waiting.send(value) if error is None else waiting.throw(error)
             value = error = None
             try:
-                value = await (
-                    get_store().adecide(wait, patience)
-                    if isinstance(wait, Call)
-                    else wait.awaitable()
-                )
+                if isinstance(wait, Call):
+                    value = await get_store().adecide(wait, patience)
+                else:
+                    value = await wait.awaitable()
             except Exception as raised:
                 error = raised
             except BaseException as stopped:
@@ -111,9 +107,10 @@ async def arun(waiting: Waiting[T], patience: Patience | None = None) -> T:
 
 async def _stop(waiting: Waiting[Any], error: BaseException) -> None:
     """Raise in a generator what stops its coroutine, and do what it owes."""
-    # A GeneratorExit would close the generators that it delegates to, and could not be raised in
-    # them.
-    thrown = asyncio.CancelledError() if isinstance(error, GeneratorExit) else error
+    thrown = error
+    if isinstance(error, GeneratorExit):
+        # It would close the generators that this one delegates to, and could not be raised in them.
+        thrown = asyncio.CancelledError()
     try:
         wait = waiting.throw(thrown)
     except BaseException as raised:
@@ -151,9 +148,8 @@ def settling(error: BaseException, waiting: Waiting[Any]) -> Waiting[None]:
 async def settled(error: BaseException, waiting: Waiting[None]) -> None:
     """Do what a coroutine owes that is left by an exception, whatever that is."""
     with unmasked(error):
-        if isinstance(
-            error, GeneratorExit
-        ):  # The coroutine is closed, and cannot wait for anything more.
+        # The coroutine is closed, and cannot wait for anything more.
+        if isinstance(error, GeneratorExit):
             in_thread(lambda: run(waiting))
         else:
             await to_the_end(arun(waiting))
@@ -187,11 +183,15 @@ async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
 def in_thread(
     function: Callable[[], object], *, waits: bool = True, seconds: float = PATIENCE
 ) -> None:
-    """Run it in another thread and wait for it, because this thread may have an event loop that
-    cannot wait.
+    """Run a function in another thread, because this one may have an event loop that cannot wait.
 
-    Raises `TimeoutError` after this time, while the thread continues. Without `waits`, return at
-    once.
+    Args:
+        function: The function.
+        waits: Whether to wait for its end.
+        seconds: The maximum time to wait.
+
+    Raises:
+        TimeoutError: The time is over. The thread continues.
     """
     done = _settling.give(function)
     if done is None:

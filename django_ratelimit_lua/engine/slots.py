@@ -28,9 +28,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..conf import conf
 from ..exceptions import StoreError
@@ -41,8 +40,6 @@ from ..limits.program import Program, source
 from ..limits.rate import SECOND
 from ..process.forks import renew_after_fork
 from ..process.tasks import Errand, Task
-from ..rules import provider
-from ..rules.callsite import limits_of
 from ..signals import slot_lost
 from ..store import PATIENCE, Patience, get_store, last_patience
 
@@ -64,12 +61,16 @@ MAX_LATE = 10_000
 SHOWN_LETTERS = 200
 MAX_NAMES = 200
 """Number of limits for which a process reports how many slots it holds: those with the most."""
+_LIST = b"slots"
+"""The key of the processes that hold slots; the keys of their reports begin so."""
+_ENDED = b"ended-slots"
+"""The key of the slots that operators have ended."""
 _NUMBERS = Struct("<2d")
 _PROGRAM = Program.of(source("engine/renew"))
 Key = tuple[bytes, bytes, bytes]
 """Prefix, identity and limit."""
 
-telling = Errand()
+_signals = Errand()
 
 
 @dataclass(slots=True, eq=False)
@@ -78,8 +79,8 @@ class HeldSlot:
 
     - `identity`: the identity, by the parts that operators may see; `what`: the purpose, a path or
       any text;
-    - `since`: seconds since 1970; `ends_at`: when it ends unless it is renewed (monotonic);
-    - `rule`: the rule that sets the number of slots, if known; empty: the number stays;
+    - `since`: seconds since 1970; `held_at`, `renewed_at`: since when it is held, and when it was
+      renewed (monotonic); `ends_at`: when it ends unless it is renewed;
     - `is_local`: this process gave it while Redis was unavailable, and Redis does not have it yet;
     - `is_late`: it may have ended in Redis, which was unavailable, and that was reported;
     - `is_lost`: it has ended while it was held.
@@ -91,19 +92,15 @@ class HeldSlot:
     identity: Name = field(default_factory=list)
     what: str = ""
     is_local: bool = False
-    rule: str = ""
     since: float = field(default_factory=time.time)
     held_at: float = field(default_factory=time.monotonic)
-    ends_at: float = field(init=False)
+    renewed_at: float = field(default_factory=time.monotonic)
     is_late: bool = False
     is_lost: bool = False
 
-    def __post_init__(self) -> None:
-        self.renewed(self.held_at)
-
-    def renewed(self, asked_at: float) -> None:
-        """It lasts from that moment on again."""
-        self.ends_at = asked_at + lasts_us(self.slot) / SECOND
+    @property
+    def ends_at(self) -> float:
+        return self.renewed_at + lasts_us(self.slot) / SECOND
 
     @property
     def key(self) -> Key:
@@ -119,23 +116,27 @@ class HeldSlot:
         """By what operators name it."""
         return _id_of(self.slot, self.redis_key)
 
-    @property
-    def most(self) -> int:
-        """How many there are by now."""
-        ruleset, limit = provider.in_force() if self.rule else None, self.charge.limit
-        rule = None if ruleset is None else ruleset.by_name.get(self.rule)
-        limits = [] if rule is None else limits_of(rule)
-        return next(
-            (now.rate.limit for now in limits if now.key_part == limit.key_part), limit.rate.limit
-        )
-
     def record(self) -> bytes:
         """The argument of the program for it."""
-        return _NUMBERS.pack(self.most, self.charge.cost) + self.slot
+        return _NUMBERS.pack(self.charge.limit.rate.limit, self.charge.cost) + self.slot
+
+    def holder(self) -> Holder:
+        """This process, as operators are shown it."""
+        return Holder(
+            self.id,
+            self.charge.limit.name,
+            self.charge.cost,
+            self.charge.limit.rate.limit,
+            tuple(self.identity),
+            self.charge.digest.decode(),
+            self.since,
+            socket.gethostname(),
+            os.getpid(),
+            self.what[:SHOWN_LETTERS],
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """The holder of a slot, for operators.
 
     - `id`: the argument of `end_slot`; `limit`: the limit's name; `units`: how many it holds, `of`
@@ -217,12 +218,6 @@ class HeldSlots:
 
         Returns those that were held until now: they are the caller's to release.
         """
-        dropped = self._taken_out(slots)
-        if not self.task.is_running:
-            self._step_without_thread()
-        return dropped
-
-    def _taken_out(self, slots: Iterable[HeldSlot]) -> list[HeldSlot]:
         dropped = []
         with self._lock:
             self._used_at = time.monotonic()
@@ -232,6 +227,8 @@ class HeldSlots:
                     dropped.append(of_key.pop(held.slot))
                     if not of_key:
                         del self._held[held.key]
+        if not self.task.is_running:
+            self._step_without_thread()
         return dropped
 
     def release_later(self, slots: Iterable[HeldSlot]) -> None:
@@ -264,19 +261,20 @@ class HeldSlots:
             self.note_late(unasked)
             if unasked or self._late or any(slot.is_local for slot in held):
                 return min(SOON_SECONDS, self.interval)
-        with suppress(
-            StoreError
-        ):  # In a cluster, another node may have the list. Slots are renewed nevertheless.
-            self._tell(self.all())  # Of those above, some have ended.
-        return self.interval if held or time.monotonic() - self._used_at < LINGER_SECONDS else None
+        # In a cluster, another node may have the list. Slots are renewed nevertheless.
+        with suppress(StoreError):
+            self._report(self.all())  # Of those above, some have ended.
+        if held or time.monotonic() - self._used_at < LINGER_SECONDS:
+            return self.interval
+        return None
 
     def renew(self, held: Sequence[HeldSlot]) -> list[HeldSlot]:
         """Renew these once. Returns those of which Redis could not be asked."""
-        known = {slot for slot in held if not slot.is_local}
-        report = {slot for slot in held if slot.is_late}
         gone, unasked = self._perform(b"renew", held)
         if not gone:
             return unasked
+        known = {slot for slot in gone if not slot.is_local}
+        reported = {slot for slot in gone if slot.is_late}
         try:
             ended = self._ended_by_operators(gone)
         except StoreError:  # None is retaken that an operator may have ended.
@@ -287,9 +285,9 @@ class HeldSlots:
         # It was released before the answer came, so it must not be taken again.
         self.release_later(slot for slot in again if not self._is_held(slot))
         lost = []
-        for slot in known.intersection(gone).difference(later):
+        for slot in known.difference(later):
             slot.is_lost = slot not in again and bool(self.drop([slot]))
-            if slot not in report and (slot.is_lost or self._is_held(slot)):
+            if slot not in reported and (slot.is_lost or self._is_held(slot)):
                 lost.append(slot)
         _report_lost(lost)
         return [*unasked, *later]
@@ -302,19 +300,19 @@ class HeldSlots:
         Returns those that are not held, as Redis knows it, and those of which it could not be
         asked.
         """
-        now, asked_at = self.time_of_calls(), time.monotonic()
-        common = (b"" if now is None else b"%d" % now, what)
+        asked_at = time.monotonic()
         items = [(slot.redis_key, slot.record()) for slot in slots]
-        patience = patience or self._patience()
-        answers = get_store(background=True).run_each(_PROGRAM, common, items, patience)
+        answers = _run_program(what, items, patience or self._patience())
         gone: list[HeldSlot] = []
         unasked: list[HeldSlot] = []
         for slot, answer in zip(slots, answers, strict=True):
             if answer:
-                slot.renewed(asked_at)
+                slot.renewed_at = asked_at
                 slot.is_local = slot.is_late = False
+            elif answer is None:
+                unasked.append(slot)
             else:
-                (unasked if answer is None else gone).append(slot)
+                gone.append(slot)
         return gone, unasked
 
     def _is_held(self, slot: HeldSlot) -> bool:
@@ -345,147 +343,133 @@ class HeldSlots:
 
     def _release_all(self) -> None:
         """The process ends: what it holds is free."""
+        self._due_at = float("inf")
         # Garbage in this process may belong to its parent, which reports its own holders.
-        held = [*self._taken_out([*self.all(), *self._abandoned]), *self._late]
+        held = [*self.drop([*self.all(), *self._abandoned]), *self._late]
         if held:
             self._perform(b"release", held, last_patience())
         if self._is_listed:
-            store = get_store(background=True)
-            store.execute(b"DEL", _process_key(self._process), patience=last_patience())
-            store.execute(b"ZREM", _processes_key(), self._process, patience=last_patience())
+            self._leave_list(last_patience())
 
-    def _tell(self, held: Sequence[HeldSlot]) -> None:
-        """Tell operators what is held for longer than from one renewal to the next."""
-        before, in_flight = time.monotonic() - self.interval, Counter[str]()
+    def _report(self, held: Sequence[HeldSlot]) -> None:
+        """Report to operators what is held for longer than from one renewal to the next."""
+        if not held:
+            if self._is_listed:
+                self._leave_list(self._patience())
+            return
+        before = time.monotonic() - self.interval
+        in_flight = Counter[str]()
         for slot in held:
             in_flight[slot.charge.limit.name] += slot.charge.cost
         old = sorted(
-            (slot for slot in held if slot.held_at <= before), key=lambda slot: slot.held_at
-        )[:MAX_SHOWN]
-        key = _process_key(self._process)
-        if held:
-            entries = [
-                [
-                    slot.id,
-                    slot.redis_key.hex(),
-                    slot.slot.hex(),
-                    slot.charge.limit.name,
-                    slot.charge.cost,
-                    slot.most,
-                    slot.identity,
-                    slot.charge.digest.decode(),
-                    slot.since,
-                    slot.what[:SHOWN_LETTERS],
-                ]
-                for slot in old
-            ]
-            most = dict(in_flight.most_common(MAX_NAMES))
-            report = json.dumps(
-                {
-                    "host": socket.gethostname(),
-                    "pid": os.getpid(),
-                    "slots": entries,
-                    "in_flight": most,
-                }
-            ).encode()
-            lasts = b"%d" % round(max(conf.SLOT_SECONDS, 1) * 1000)
-            get_store(background=True).execute_all(
-                [
-                    (b"SET", key, report, b"PX", lasts),
-                    (b"ZADD", _processes_key(), b"%d" % time.time(), self._process),
-                    (b"ZREMRANGEBYRANK", _processes_key(), b"0", b"%d" % (-1 - MAX_LATE)),
-                    (b"EXPIRE", _processes_key(), b"7200"),
-                ],
-                self._patience(),
-            )
-            self._is_listed = True
-        elif self._is_listed:
-            forgotten = [(b"DEL", key), (b"ZREM", _processes_key(), self._process)]
-            get_store(background=True).execute_all(forgotten, self._patience())
-            self._is_listed = False
+            [slot for slot in held if slot.held_at <= before], key=lambda slot: slot.held_at
+        )
+        report = {
+            "slots": [
+                (slot.holder(), slot.redis_key.hex(), slot.slot.hex()) for slot in old[:MAX_SHOWN]
+            ],
+            "in_flight": dict(in_flight.most_common(MAX_NAMES)),
+        }
+        lasts = b"%d" % round(max(conf.SLOT_SECONDS, 1) * 1000)
+        text = json.dumps(report).encode()
+        get_store(background=True).execute_all(
+            [
+                (b"SET", _key(_LIST + b":" + self._process), text, b"PX", lasts),
+                (b"ZADD", _key(_LIST), b"%d" % time.time(), self._process),
+                (b"ZREMRANGEBYRANK", _key(_LIST), b"0", b"%d" % (-1 - MAX_LATE)),
+                (b"EXPIRE", _key(_LIST), b"7200"),
+            ],
+            self._patience(),
+        )
+        self._is_listed = True
+
+    def _leave_list(self, patience: Patience) -> None:
+        commands = [
+            (b"DEL", _key(_LIST + b":" + self._process)),
+            (b"ZREM", _key(_LIST), self._process),
+        ]
+        get_store(background=True).execute_all(commands, patience)
+        self._is_listed = False
 
     def _ended_by_operators(self, slots: Sequence[HeldSlot]) -> set[str]:
         ids = [slot.id.encode() for slot in slots]
         scores = get_store(background=True).execute(
-            b"ZMSCORE", _ended_key(), *ids, patience=self._patience()
+            b"ZMSCORE", _key(_ENDED), *ids, patience=self._patience()
         )
         return {name.decode() for name, score in zip(ids, scores, strict=True) if score is not None}
 
 
+def _run_program(
+    what: bytes, items: Sequence[tuple[bytes, bytes]], patience: Patience
+) -> list[int | None]:
+    """Have the program do something to slots, by their keys and records."""
+    now = held_slots.time_of_calls()  # Some servers forbid TIME in scripts.
+    moment = b"" if now is None else b"%d" % now
+    return get_store(background=True).run_each(_PROGRAM, (moment, what), items, patience)
+
+
 def _report_lost(slots: Sequence[HeldSlot]) -> None:
-    """Log that slots have ended while they were held, and send the signal for each, one after the
-    other.
-    """
-    send = partial(_send_each, [_log_lost(slot) for slot in slots])
+    """Log that slots have ended while they were held, and send the signal for each."""
+    losses = [_log_lost(slot) for slot in slots]
+
+    def send() -> None:
+        for loss in losses:
+            slot_lost.send_robust(HeldSlots, **loss)
+
     # Receivers may take long. Slots that are still held are renewed during that time.
-    if slots and slot_lost.receivers and telling.give(send) is None:
+    if losses and slot_lost.receivers and _signals.give(send) is None:
         send()
 
 
 def _log_lost(slot: HeldSlot) -> dict[str, Any]:
-    limit = slot.charge.limit.name
-    seconds = time.monotonic() - slot.held_at
-    retaken = not (slot.is_lost or slot.is_late)
-    logger.warning(
-        "A slot of %r ended after %.1f s while it was held%s, %s",
-        limit,
-        seconds,
-        f" for {slot.what}" if slot.what else "",
-        "and was taken again" if retaken else "and is no longer held: another client may take it",
-    )
-    digest = slot.charge.digest.decode()
-    return {
-        "limit": limit,
-        "identity": digest,
+    loss = {
+        "limit": slot.charge.limit.name,
+        "identity": slot.charge.digest.decode(),
         "what": slot.what,
-        "seconds": seconds,
-        "retaken": retaken,
+        "seconds": time.monotonic() - slot.held_at,
+        "retaken": not (slot.is_lost or slot.is_late),
     }
-
-
-def _send_each(losses: Sequence[dict[str, Any]]) -> None:
-    for loss in losses:
-        slot_lost.send_robust(HeldSlots, **loss)
+    outcome = "is no longer held: another client may take it"
+    if loss["retaken"]:
+        outcome = "was taken again"
+    logger.warning(
+        "A slot of %r ended after %.1f s while it was held%s, and %s",
+        loss["limit"],
+        loss["seconds"],
+        f" for {slot.what}" if slot.what else "",
+        outcome,
+    )
+    return loss
 
 
 def _id_of(slot: bytes, key: bytes) -> str:
     return hashlib.blake2b(slot + key, digest_size=16).hexdigest()
 
 
-def _processes_key() -> bytes:
-    return conf.CACHE_PREFIX + b"{rules}:slots"
-
-
-def _process_key(process: bytes) -> bytes:
-    return conf.CACHE_PREFIX + b"{rules}:slots:" + process
-
-
-def _ended_key() -> bytes:
-    return conf.CACHE_PREFIX + b"{rules}:ended-slots"
+def _key(name: bytes) -> bytes:
+    return conf.CACHE_PREFIX + b"{rules}:" + name
 
 
 def _reports() -> Iterator[Any]:
     """The last report of each process."""
     store = get_store(background=True)
-    processes = store.execute(b"ZRANGE", _processes_key(), b"0", b"-1")
-    answers = store.execute_all([(b"GET", _process_key(process)) for process in processes])
+    processes = store.execute(b"ZRANGE", _key(_LIST), b"0", b"-1")
+    answers = store.execute_all([(b"GET", _key(_LIST + b":" + process)) for process in processes])
     # Not by age: the clocks of hosts differ.
-    if gone := [
-        process for process, report in zip(processes, answers, strict=True) if report is None
-    ]:
-        with suppress(StoreError):
-            store.execute(b"ZREM", _processes_key(), *gone)
-    for report in answers:
-        if report is not None:
+    for process, report in zip(processes, answers, strict=True):
+        if report is None:
+            with suppress(StoreError):
+                store.execute(b"ZREM", _key(_LIST), process)
+        else:
             with suppress(ValueError):
                 yield json.loads(report)
 
 
 def in_flight() -> dict[str, int]:
-    """How many slots of each limit are held in all processes, by its name: as of a quarter of
-    `RATELIMIT_SLOT_SECONDS` ago, and of no more than 200 limits of a process.
+    """Return how many slots of each limit are held in all processes, by its name.
 
-    Raises `StoreError`.
+    The numbers are up to a quarter of `RATELIMIT_SLOT_SECONDS` old, and of no more than 200 limits
+    of a process. Raises `StoreError`.
     """
     found = Counter[str]()
     for entry in _reports():
@@ -499,20 +483,19 @@ def _listed() -> list[tuple[Holder, bytes, bytes]]:
     found: list[tuple[Holder, bytes, bytes]] = []
     for entry in _reports():
         with suppress(ValueError, KeyError, TypeError):  # Of another version.
-            for name, key, slot, limit, units, of, identity, digest, since, what in entry["slots"]:
-                parts = tuple([(str(kind), str(value)) for kind, value in identity])
-                holder = Holder(
-                    name, limit, units, of, parts, digest, since, entry["host"], entry["pid"], what
-                )
+            for fields, key, slot in entry["slots"]:
+                holder = Holder(*fields)
+                identity = tuple([(str(kind), str(value)) for kind, value in holder.identity])
+                holder = holder._replace(identity=identity)
                 found.append((holder, bytes.fromhex(key), bytes.fromhex(slot)))
     return sorted(found, key=lambda each: each[0].since)
 
 
 def holders() -> list[Holder]:
-    """The holders of slots of concurrency limits in all processes: those that have held one for
-    longer than a quarter of `RATELIMIT_SLOT_SECONDS`, the longest first.
+    """Return the holders of slots of concurrency limits in all processes, the longest first.
 
-    Raises `StoreError`.
+    Only those are reported that have held one for longer than a quarter of
+    `RATELIMIT_SLOT_SECONDS`. Raises `StoreError`.
     """
     return [holder for holder, _, _ in _listed()]
 
@@ -526,12 +509,9 @@ def end_slot(holder_id: str) -> Holder | None:
     """
     for holder, key, slot in _listed():
         if holder.id == holder_id:
-            store = get_store(background=True)
             _note_ended(holder_id)  # First: a process that finds the slot gone has to find out why.
             record = _NUMBERS.pack(holder.of, holder.units) + slot
-            now = held_slots.time_of_calls()  # Some servers forbid TIME in scripts.
-            common = (b"" if now is None else b"%d" % now, b"release")
-            (was_held,) = store.run_each(_PROGRAM, common, [(key, record)], Patience(PATIENCE))
+            (was_held,) = _run_program(b"release", [(key, record)], Patience(PATIENCE))
             if was_held is None:
                 raise StoreError("the slot could not be ended")
             return holder if was_held else None
@@ -539,34 +519,33 @@ def end_slot(holder_id: str) -> Holder | None:
 
 
 def _note_ended(holder_id: str) -> None:
-    """Note that an operator has ended a slot, so that the process that holds it does not take it
-    again.
-    """
-    store = get_store(background=True)
+    """Note that an operator has ended a slot, so that its process does not take it again."""
+    key = _key(_ENDED)
     seconds = time.time()
-    store.execute(b"ZADD", _ended_key(), b"%d" % seconds, holder_id.encode())
-    store.execute(b"ZREMRANGEBYSCORE", _ended_key(), b"-inf", b"%d" % (seconds - 3600))
-    store.execute(b"EXPIRE", _ended_key(), b"7200")
+    get_store(background=True).execute_all(
+        [
+            (b"ZADD", key, b"%d" % seconds, holder_id.encode()),
+            (b"ZREMRANGEBYSCORE", key, b"-inf", b"%d" % (seconds - 3600)),
+            (b"EXPIRE", key, b"7200"),
+        ]
+    )
 
 
 def forget_slots(key: bytes, digests: Collection[str]) -> int:
-    """End all slots in a key of Redis, and remove slots of these identities from the lists of all
-    processes.
+    """End all slots in a key of Redis, and delete the reports that name one of these identities.
 
-    Returns how many slots were ended. Raises `StoreError`.
+    Each process sends its report again with the next renewal. Returns how many slots were ended.
+    Raises `StoreError`.
     """
     store = get_store(background=True)
     slots = store.execute(b"ZRANGE", key, b"0", b"-1")
     for slot in slots:
         _note_ended(_id_of(slot[:SLOT_SIZE], key))
     store.execute(b"DEL", key)
-    for process in store.execute(b"ZRANGE", _processes_key(), b"0", b"-1"):
-        report = store.execute(b"GET", _process_key(process))
+    for process in store.execute(b"ZRANGE", _key(_LIST), b"0", b"-1"):
+        report = store.execute(b"GET", _key(_LIST + b":" + process))
         if report is not None and any(digest.encode() in report for digest in digests):
-            entry = json.loads(report)
-            entry["slots"] = [listed for listed in entry["slots"] if listed[7] not in digests]
-            written = json.dumps(entry).encode()
-            store.execute(b"SET", _process_key(process), written, b"XX", b"KEEPTTL")
+            store.execute(b"DEL", _key(_LIST + b":" + process))
     return len(slots)
 
 

@@ -22,6 +22,7 @@ def hold(outcome: Outcome) -> None:
 
 
 async def ahold(outcome: Outcome) -> None:
+    """`hold`, without blocking the event loop."""
     await arun(_holding(outcome))
 
 

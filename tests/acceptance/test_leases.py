@@ -238,7 +238,7 @@ def test_a_late_message_takes_no_units_that_still_count(
     found = sources(limiter, 3000)
     assert found["lease"] > 2000
     assert leases._holding
-    listener._hear(SimpleNamespace(heard_at=0.0), [messages[-1]["data"]])
+    listener._handle(SimpleNamespace(heard_at=0.0), [messages[-1]["data"]])
     leases.give_back(Patience(5))
     used = 3000 if change == "reset" else 6000
     until(lambda: limiter.peek("x").limits[0].used == used, "what was not spent is back", 5)

@@ -19,9 +19,10 @@ from django_ratelimit_lua import Ratelimited, RateLimiter
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.engine.slots import (
+    _LIST,
     HeldSlot,
     Holder,
-    _processes_key,
+    _key,
     end_slot,
     held_slots,
     holders,
@@ -338,7 +339,7 @@ def test_operators_see_who_holds_slots_and_end_one(prefix: str, limiter: RateLim
         assert used(limiter) == 0
         assert end_slot("nobody") is None
         ends(lambda: not holders(), "it is not shown any more")
-        ends(lambda: get_store().execute(b"EXISTS", _processes_key()) == 0, "nor is its process")
+        ends(lambda: get_store().execute(b"EXISTS", _key(_LIST)) == 0, "nor is its process")
 
 
 def test_an_operator_ends_a_slot_where_scripts_are_told_no_time(settings: Any) -> None:
@@ -466,7 +467,7 @@ def test_in_a_cluster_slots_outlive_the_node_that_lists_them(
         settings.RATELIMIT_TIMEOUT = 5
         settings.RATELIMIT_SLOT_SECONDS = 2
         settings.CACHES = found.cache()
-        lists = found.master_of(_processes_key())
+        lists = found.master_of(_key(_LIST))
         for number in range(12):
             stack.enter_context(limiter.slot(f"user {number}"))
         ports = {slot: found.master_of(slot.redis_key).port for slot in held_slots.all()}

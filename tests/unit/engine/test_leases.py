@@ -149,7 +149,7 @@ def test_what_is_put_back_goes_to_its_batch_or_to_redis(clock: Clock) -> None:
     lease = filled(2)
     assert lease.take(2, 2) is not None
     lease.put_back(2, 7_000_000)
-    assert lease.has(2)
+    assert lease.units == 2
     clock.now += IDLE + 0.01
     assert back(lease) == [(2, 7_000_000)]
     lease.put_back(1, 7_000_000)
@@ -157,7 +157,7 @@ def test_what_is_put_back_goes_to_its_batch_or_to_redis(clock: Clock) -> None:
     lease = filled(2)
     assert lease.take(1, 1) is not None
     lease.put_back(1, 7_000_000)
-    assert lease.has(2)
+    assert lease.units == 2
     lease.close()
     lease.put_back(1, 7_000_000)
     assert (lease.take(1, 1), back(lease, EVERYTHING)) == (None, [])
@@ -174,7 +174,7 @@ def test_units_go_back_to_the_moment_that_they_count_from() -> None:
     )
     lease.put_back(2, 1_000_000)
     lease.put_back(1, 2_000_000)
-    assert lease.has(5)
+    assert lease.units == 5
     assert sorted(back(lease)) == [(1, 1_000_000), (2, 1_000_000)]
 
 
