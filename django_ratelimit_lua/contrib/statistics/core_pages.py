@@ -4,18 +4,17 @@ refusals that a rule in shadow mode would have made, and the last hour of a limi
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlencode
 
-from django.conf import settings
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from ...admin.pages import VIEW_RULES
 from ...exceptions import StoreError
 from ...models import RateLimitRule
 from ...operations.explain import ExplainedLimit
@@ -28,17 +27,16 @@ from ...operations.formatting import (
 )
 from .keys import DAY, HOUR
 from .reading import Span, history, known_names, shadow_numbers, totals_of
-from .report import last_days
+from .report import last_days, moment_of
 from .results import FAILED
 from .writing import why_unwritable
 
-VIEW = "django_ratelimit_lua.view_ratelimitrule"
 _NOT_LET_GO = ("refused", "blocked", "would_be_refused", "failed")
 
 
 def limit_url(request: HttpRequest, name: str) -> str:
     """The page of one rule or call site; empty if the operator may not see it."""
-    if not request.user.has_perm(VIEW):
+    if not request.user.has_perm(VIEW_RULES):
         return ""
     query = urlencode({"name": name}, errors="replace")
     return f"{reverse('admin:ratelimit_statistics_statistics_one')}?{query}"
@@ -105,9 +103,8 @@ def history_words(met: ExplainedLimit) -> str:
         parts.append(_("requests refused: %(number)s") % {"number": between_words(*found.refused)})
     if not parts:
         return _("Not among the clients that used most or were refused most in the last hour.")
-    since = datetime.datetime.fromtimestamp(found.since, datetime.UTC if settings.USE_TZ else None)
     return _("Since %(moment)s: %(numbers)s") % {
-        "moment": moment_words(since),
+        "moment": moment_words(moment_of(found.since)),
         "numbers": ", ".join(parts),
     }
 

@@ -5,7 +5,7 @@ Each has a letter, by which it is counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 
 from ...conf import conf
@@ -82,11 +82,6 @@ def results_of(
         whole = whole or EXEMPT
         results.setdefault(charge.name, EXEMPT)
     return results, whole
-
-
-def refused_of(counts: Mapping[str, int]) -> int:
-    """How many were refused, whether by limits or by their bans."""
-    return counts.get(REFUSED, 0) + counts.get(BANNED, 0)
 
 
 def result_of(planned: PlannedCharge, state: LimitState, source: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ...identity.names import Name
 
@@ -18,7 +18,8 @@ of a long tail.
 """
 
 
-class Estimate(NamedTuple):
+@dataclass(slots=True)
+class Estimate:
     """The count of a client: at most `times`, and at least `times - error`; and its label."""
 
     digest: str
@@ -67,7 +68,7 @@ class Summary:
             if known is None:
                 strangers.append((digest, number))
             else:
-                estimates[digest] = known._replace(times=known.times + number)
+                known.times += number
         room = self.capacity - len(estimates)
         for digest, number in strangers[:room]:
             estimates[digest] = Estimate(digest.decode(), number, 0, name_of(digest))

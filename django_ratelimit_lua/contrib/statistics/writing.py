@@ -146,8 +146,13 @@ class Top:
         """
         lists = {}
         for word, summary in self.summaries.items():
-            rows = summary.top(TOP + 1)
-            lists[word] = [rows[TOP].times if len(rows) > TOP else summary.least, rows[:TOP]]
+            rows: list[list[Any]] = [
+                [one.digest, one.times, one.error, one.name] for one in summary.top(TOP + 1)
+            ]
+            least = summary.least
+            if len(rows) > TOP:
+                least = rows.pop()[1]
+            lists[word] = [least, rows]
         return json.dumps(lists, separators=(",", ":")).encode()
 
 
