@@ -37,13 +37,11 @@ class Sample(dict[bytes, int]):
         }
         self.update(news)
         if len(self) > 2 * SAMPLE:
-            first = sorted(self)[: SAMPLE + 1]  # One more, which shows that there were others.
-            kept = {digest: self[digest] for digest in first}
-            self.clear()
-            self.update(kept)
-            self._last = first[-1]
-            news = {digest: mark for digest, mark in news.items() if digest in kept}
-        return news
+            # One more is kept, which shows that there were others.
+            self._last = sorted(self)[SAMPLE]
+            for digest in [digest for digest in self if digest > self._last]:
+                del self[digest]
+        return {digest: mark for digest, mark in news.items() if digest <= self._last}
 
 
 @dataclass(frozen=True, slots=True)

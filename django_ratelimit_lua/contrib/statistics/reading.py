@@ -249,29 +249,30 @@ def hours(name: str, span: Span) -> list[Point]:
 
 
 def details_of(names: Sequence[str], span: Span) -> dict[str, Detail]:
-    """The histograms of each name; in whole hours, or days where the time is longer than two."""
+    """Return the histograms of each name, in whole hours or days, see `Span.by_hours`."""
     parts = span.by_hours
-    since = parts[0][1] if parts else span.start
+    since = span.start
+    if parts:
+        since = parts[0][1]
     hashes = iter(_hashes([key_of(name, suffix) for name in names for suffix, _ in parts]))
-    return {name: _detail(since, [next(hashes) for _ in parts]) for name in names}
+    details = {}
+    for name in names:
+        times: Counter[int] = Counter()
+        used: dict[int, Counter[int]] = {}
+        for _ in parts:
+            for written, number in next(hashes).items():
+                if written[0] == "t":
+                    times[int(written[2:])] += number
+                else:
+                    period, _, bucket = written[1:].partition(":")
+                    used.setdefault(int(period), Counter())[int(bucket)] += number
+        details[name] = Detail(since, times, used)
+    return details
 
 
 def detail(name: str, span: Span) -> Detail:
     """The histograms of one name: see `details_of`."""
     return details_of([name], span)[name]
-
-
-def _detail(since: int, hashes: Iterable[Mapping[str, int]]) -> Detail:
-    times: Counter[int] = Counter()
-    used: dict[int, Counter[int]] = {}
-    for counts in hashes:
-        for written, number in counts.items():
-            if written[0] == "t":
-                times[int(written[2:])] += number
-            else:
-                period, _, bucket = written[1:].partition(":")
-                used.setdefault(int(period), Counter())[int(bucket)] += number
-    return Detail(since, times, used)
 
 
 def marks(name: str, period_us: int, span: Span) -> Marks:

@@ -78,18 +78,22 @@ class Person:
 
     def __init__(self, planned: PlannedCharge) -> None:
         identity = planned.identity
-        self._identity, self._name = identity, None
+        self._identity = identity
+        self._name: Name | None = None
         self.is_client = identity is not None
         # Only these have versions that are judged.
         self.rule: Any = planned.rule if planned.charge.limit.mode == "shadow" else None
         if not is_short(identity):  # It is kept for a second, and may be as long as a request.
-            self._name, self._identity = shown(identity), None
+            self._name = shown(identity)
+            self._identity = None
         self.allowed = self.refused = self.units = self.mark = 0
 
     @property
     def name(self) -> Name:
         """Its label."""
-        return shown(self._identity) if self._name is None else self._name
+        if self._name is None:
+            return shown(self._identity)
+        return self._name
 
 
 @dataclass(slots=True)
@@ -142,7 +146,8 @@ class Recorder:
         renew_after_fork(self._begin)  # The parent writes what it counted.
 
     def _begin(self) -> None:
-        self._lock, self._flushing = RLock(), Lock()
+        self._lock = RLock()
+        self._flushing = Lock()
         self._queue: deque[Decided] = deque()
         self._is_awaited = False
         self._tables = Tables()
@@ -159,9 +164,7 @@ class Recorder:
         """Count a decision: see `Extension.on_decision`."""
         request = None
         if state is not None:
-            request = state.count
-            if request is None:
-                request = state.count = RequestCount()
+            request = state.count = state.count or RequestCount()
         if self._tables.began and not flusher.is_running:
             self._flush_without_thread()
         queue = self._queue
@@ -190,12 +193,17 @@ class Recorder:
 
     def _count_queue(self) -> None:
         with self._lock:
-            tables, queue, buckets, bounds = self._tables, self._queue, _BUCKETS, TIME_BOUNDS
+            tables = self._tables
+            queue = self._queue
             tables.began = tables.began or time.time()
-            kinds, people, minute = tables.kinds, tables.people, int(tables.began) // MINUTE
+            kinds = tables.kinds
+            people = tables.people
+            minute = int(tables.began) // MINUTE
             for _ in range(len(queue)):
                 planned, decision, seconds, exempt, request = queue.popleft()
-                states, source, is_allowed = decision.limits, decision.source, decision.allowed
+                states = decision.limits
+                source = decision.source
+                is_allowed = decision.allowed
                 results: dict[str, str] = {}  # Of the names that are not counted yet.
                 near: set[str] | None = None
                 whole: str | None
@@ -204,17 +212,16 @@ class Recorder:
                 else:
                     results, whole = results_of(planned, decision, exempt)
                     planned = planned[: len(states)]
-                    near, absent = _names_near(planned, states), ""
+                    near = _names_near(planned, states)
+                    absent = ""
                 if request is not None and whole:
                     if request.result:
                         self._count_again(request, whole, minute, is_refused=not is_allowed)
                     else:
-                        request.result, request.minute, request.is_refused = (
-                            whole,
-                            minute,
-                            not is_allowed,
-                        )
-                time_bucket = bisect_left(bounds, seconds)
+                        request.result = whole
+                        request.minute = minute
+                        request.is_refused = not is_allowed
+                time_bucket = bisect_left(TIME_BOUNDS, seconds)
                 place = 0
                 for counted in planned:
                     state = states[place]
@@ -222,10 +229,12 @@ class Recorder:
                     if state.block is not None:
                         results.setdefault(counted.name, absent)
                         continue  # No limit was asked.
-                    name, charge = counted.name, counted.charge
-                    limit, cost = charge.limit, charge.cost
-                    rate, used = limit.rate, state.used
-                    period = rate.period_us
+                    name = counted.name
+                    charge = counted.charge
+                    limit = charge.limit
+                    cost = charge.cost
+                    period = limit.rate.period_us
+                    used = state.used
                     result = results.pop(name, absent) if results else absent
                     if not (is_allowed and state.allowed) and not (
                         limit.count_denied and state.counted_at
@@ -238,14 +247,14 @@ class Recorder:
                         person.mark = used
                     is_near = False
                     if result in FREE:
-                        is_near = used >= NEAR * rate.limit if near is None else name in near
+                        is_near = used >= NEAR * limit.rate.limit if near is None else name in near
                         if cost > decision.granted:
                             cost = decision.granted
                         person.units += cost
                         person.allowed += 1
                     elif result:
                         person.refused += 1
-                    used_bucket = buckets[used] if 0 <= used < 4096 else units_bucket(used)
+                    used_bucket = _BUCKETS[used] if 0 <= used < 4096 else units_bucket(used)
                     is_whole = result == whole
                     if is_whole:
                         whole = None  # It is counted once.
@@ -285,7 +294,8 @@ class Recorder:
         if is_refused or (not request.is_refused and request.result != ALLOWED):
             self._correct(request.minute, request.result, -1)
             self._correct(request.minute, result, 1)
-            request.result, request.is_refused = result, is_refused
+            request.result = result
+            request.is_refused = is_refused
 
     def _correct(self, minute: int, result: str, number: int) -> None:
         corrections = self._tables.corrections
@@ -346,7 +356,8 @@ class Recorder:
         try:
             with self._lock:
                 self._count_queue()
-                tables, self._tables = self._tables, Tables()
+                tables = self._tables
+                self._tables = Tables()
             self._writer.take(tables, failures.take())
             return not self._writer.write(patience)
         finally:
