@@ -20,7 +20,7 @@ from django.urls import path, reverse
 from django.utils import formats
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy
 
 from ...admin.history import WHO, changed_words
 from ...admin.identities import ReadablePart, readable_parts
@@ -61,12 +61,16 @@ from .report import (
 from .space_saving import Estimate
 
 APP = "django_ratelimit_lua"
-PERIOD_NAMES = {
-    "hour": gettext_lazy("last hour"),
-    "day": gettext_lazy("last day"),
-    "week": gettext_lazy("last week"),
-    "90d": gettext_lazy("90 days"),
+# Translators: formats of Django's date filter
+PERIOD_WORDS: dict[str, tuple[Any, Any, int, Any]] = {
+    "hour": (gettext_lazy("last hour"), "H:i", 10, "H:i"),
+    "day": (gettext_lazy("last day"), "H:i", 6, "H:i"),
+    "week": (gettext_lazy("last week"), gettext_lazy("D j M, H:i"), 8, gettext_lazy("D j")),
+    "90d": (gettext_lazy("90 days"), gettext_lazy("D j M"), 14, gettext_lazy("j M")),
 }
+"""The name of each period, the date format of its steps, and every how many of them the axis has a
+label, in another format.
+"""
 COLUMNS = {
     "name": gettext_lazy("name"),
     "now": gettext_lazy("now, per minute"),
@@ -76,8 +80,17 @@ COLUMNS = {
     "people": gettext_lazy("clients refused"),
     "p95": gettext_lazy("95 of 100 decided within"),
 }
+OTHERS = {
+    "changes": gettext_lazy("changes"),
+    "overrides": gettext_lazy("overrides"),
+    "tiers": gettext_lazy("tiers"),
+    "periods": gettext_lazy("limits for other periods"),
+}
+"""Why a curve differs from the refusals."""
 HEALTH = ("ok", "seconds", "error", "revision", "is_paused", "problems")
 """The overview's part about `Health`."""
+FORM_WORDS = {"settings": "settings", "code": "instead"}
+"""How the form of a new rule names the limit that it replaces, by kind."""
 MAX_TITLE_LENGTH = 120
 
 
@@ -85,6 +98,8 @@ class StatisticsPages(Page):
     """The two pages, at the URLs where the admin expects those of a model."""
 
     class Media:
+        """Refreshes the page, and moves along curves."""
+
         css = {"all": ("ratelimit_statistics/statistics.css",)}  # noqa: RUF012 - Django's way
         js = ("django_ratelimit_lua/refresh.js", "ratelimit_statistics/statistics.js")
 
@@ -104,15 +119,16 @@ class StatisticsPages(Page):
     def view(self, request: HttpRequest) -> HttpResponse:
         """Show all rules and call sites."""
         state = health()
-        found: dict[str, Any] = {"health": {name: getattr(state, name) for name in HEALTH}}
-        found["health"]["statistics"] = why_uncounted() if state.ok else None
+        shown = {name: getattr(state, name) for name in HEALTH}
         query = request.GET.get("q", "")
+        found: dict[str, Any] = {"health": {**shown, "statistics": None}, "query": query}
         try:
             _require_store(state)
+            found["health"]["statistics"] = why_uncounted()
             sort = request.GET.get("sort", "-refused")
             page = overview(sort, query, request.GET.get("page", "1"))
         except StoreError as error:
-            found |= {"error": str(error), "query": query}
+            found["error"] = str(error)
             context = found
         else:
             found |= vars(page)
@@ -120,7 +136,6 @@ class StatisticsPages(Page):
             context = {
                 **found,
                 "columns": _columns(request, page.sort),
-                "fallback": _fallback(page.site.sources),
                 "page_queries": [(number, _query(request, page=str(number))) for number in numbers],
             }
         if request.GET.get("format") == "json":
@@ -166,7 +181,7 @@ class StatisticsPages(Page):
             "is_unknown": status == 404,
             "may_inspect": may_inspect(request),
             "periods": [
-                (key, words, _query(request, period=key)) for key, words in PERIOD_NAMES.items()
+                (key, words[0], _query(request, period=key)) for key, words in PERIOD_WORDS.items()
             ],
             "json": _query(request, format="json"),
         }
@@ -178,7 +193,8 @@ class StatisticsPages(Page):
         return response
 
     def _draw(self, request: HttpRequest, page: Report) -> dict[str, Any]:
-        moments = [_step_words(point.at, page.period) for point in page.points]
+        step_format = PERIOD_WORDS[page.period][1]
+        moments = [formats.date_format(point.at, step_format) for point in page.points]
         changes = [
             {"change": change, "at": moment_element(change.at), "words": changed_words(change)}
             for change in page.changes
@@ -187,12 +203,6 @@ class StatisticsPages(Page):
             word for word in RESULT_NAMES if getattr(page, word) or word in ("allowed", "refused")
         ]
         steps = list(zip(moments, page.points, strict=True))
-        titles = {
-            "refused": (_("Refused most"), _("refused")),
-            "used": (_("Used most"), _("units")),
-        }
-        if page.is_rehearsal:
-            titles["refused"] = (_("Would be refused most"), _("would be refused"))
         words = _summary(page)
         hovers = [f"{moment}: {point.words() or _('no requests')}" for moment, point in steps]
         marks = _marks(page, changes)
@@ -215,7 +225,7 @@ class StatisticsPages(Page):
                 for place, curve in enumerate(page.curves)
             ],
             "who": [
-                (*titles[word], _client_rows(request, clients, page))
+                (word, _client_rows(request, clients, page))
                 for word, clients in (page.identities or {}).items()
             ],
             "since": moment_words(page.since),
@@ -253,7 +263,7 @@ class StatisticsPages(Page):
             "svg": drawn.svg(),
             "chosen": chosen,
             "at": [point["words"] for point in members if point["limit"] <= chosen][-1],
-            "others": _others_words(curve),
+            "others": ", ".join(str(OTHERS[reason]) for reason in curve.others),
             "top": top,
             "form_url": self._form_url(request, curve, page),
             "points": members,
@@ -269,19 +279,16 @@ class StatisticsPages(Page):
         query = {}
         if page.rule is not None and may(f"{APP}.change_ratelimitrule"):
             url = reverse(f"admin:{APP}_ratelimitrule_change", args=[page.rule])
-        elif page.kind in ("settings", "code") and may(f"{APP}.add_ratelimitrule"):
+        elif page.kind in FORM_WORDS and may(f"{APP}.add_ratelimitrule"):
             url = reverse(f"admin:{APP}_ratelimitrule_add")
-            word = {"settings": "settings", "code": "instead"}[page.kind]
-            query = {word: readable(page.name)}
-            sites = call_sites_of(page.name)
-            if word == "instead" and len({site.key for site in sites}) > 1:
-                # A rule takes the place of one of them.
-                periods = [
-                    {rate.period_us for rate in site.rates if isinstance(rate, Rate)}
-                    for site in sites
-                ]
-                places = [at for at, of in enumerate(periods) if curve.period_us in of]
-                query["which"] = str(min(places, default=0))
+            query[FORM_WORDS[page.kind]] = readable(page.name)
+            periods = [
+                [rate.period_us for rate in site.rates if isinstance(rate, Rate)]
+                for site in call_sites_of(page.name)
+            ]
+            places = [place for place, of in enumerate(periods) if curve.period_us in of]
+            if places and places[0]:  # A rule takes the place of one of several.
+                query["which"] = str(places[0])
         else:
             return ""
         field = "limit"
@@ -326,18 +333,6 @@ def _columns(request: HttpRequest, sort: str) -> list[dict[str, Any]]:
     return columns
 
 
-def _fallback(sources: Mapping[str, int]) -> str:
-    number = sources.get("fallback", 0)
-    if not number:
-        return ""
-    text = ngettext(
-        "%(number)s decision of the last day was made without Redis, by the fallback.",
-        "%(number)s decisions of the last day were made without Redis, by the fallback.",
-        number,
-    )
-    return text % {"number": number_words(number)}
-
-
 def _summary(page: Report) -> str:
     """Return the refusals, and their clients, in a sentence or two."""
     if not page.requests:
@@ -369,21 +364,9 @@ def _summary(page: Report) -> str:
     return " ".join(sentences)
 
 
-def _step_words(moment: datetime.datetime, period: str) -> str:
-    # Translators: formats of Django's date filter
-    formats_of_steps = {"week": _("D j M, H:i"), "90d": _("D j M")}
-    return formats.date_format(moment, formats_of_steps.get(period, "H:i"))
-
-
 def _axis(points: Sequence[Point], period: str) -> list[tuple[float, str]]:
     """Return the moments that the time axis names, as shares of its length."""
-    # Translators: formats of Django's date filter
-    every, date_format = {
-        "hour": (10, "H:i"),
-        "day": (6, "H:i"),
-        "week": (8, _("D j")),
-        "90d": (14, _("j M")),
-    }[period]
+    every, date_format = PERIOD_WORDS[period][2:]
     step = PERIODS[period][1]
     axis = []
     for place, point in enumerate(points[1:-1], start=1):
@@ -414,7 +397,7 @@ def _chart(
     heights = ticks(largest(points))
     title = _("Requests of %(name)s, %(period)s") % {
         "name": name_words(page.name),
-        "period": PERIOD_NAMES[page.period],
+        "period": PERIOD_WORDS[page.period][0],
     }
     plot = Plot(
         title,
@@ -428,25 +411,6 @@ def _chart(
     )
     plot.bars(points, heights[-1])
     return plot.svg()
-
-
-def _others_words(shown: Curve) -> str:
-    """Why the curve differs from the refusals."""
-    if not shown.others:
-        return ""
-    names = {
-        "changes": _("changes"),
-        "overrides": _("overrides"),
-        "tiers": _("tiers"),
-        "periods": _("limits for other periods"),
-    }
-    text = _(
-        "Requests met other limits as well (%(why)s): the curve is as if this one had applied to "
-        "all, alone. "
-        "%(number)s requests were refused."
-    )
-    why = ", ".join(names[reason] for reason in shown.others)
-    return text % {"why": why, "number": number_words(shown.refused)}
 
 
 def _range_words(number: Between) -> str:

@@ -33,7 +33,7 @@ def units_bucket(units: int) -> int:
     [0, 1, 15, 16, 16, 17, 23, 24]
     """
     if units < 16:
-        return units if units > 0 else 0
+        return max(units, 0)
     shift = units.bit_length() - 4
     return (shift << 3) + (units >> shift)
 
@@ -58,9 +58,10 @@ def quantile(share: float, histogram: Mapping[int, int]) -> float | None:
     >>> quantile(0.95, {0: 90, 3: 10}), quantile(0.5, {0: 90, 3: 10}), quantile(0.5, {})
     (0.0005, 5e-05, None)
     """
-    wanted, seen = share * sum(histogram.values()), 0
+    wanted = share * sum(histogram.values())
+    seen = 0
     for bucket in sorted(histogram):
         seen += histogram[bucket]
         if seen >= wanted:
-            return TIME_BOUNDS[bucket] if bucket < len(TIME_BOUNDS) else float("inf")
+            return [*TIME_BOUNDS, float("inf")][bucket]
     return None

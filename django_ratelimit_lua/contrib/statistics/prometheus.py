@@ -16,6 +16,7 @@ from ...engine.slots import in_flight
 from ...exceptions import StoreError
 from ...extension import Metric as Gauge
 from ...extension import extensions
+from ...operations.formatting import readable
 from ...store import FAILURES, Patience, get_store
 from .buckets import TIME_BOUNDS
 from .keys import MAX_LABELS, OTHER, REST
@@ -42,43 +43,48 @@ class Collector:
         return _families().values()
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics as they are now."""
-        families, is_up = _families(), True
+        """Return the metrics as they are now."""
+        families = _families()
+        store_up = families["store_up"]
         try:
             found = totals(Patience(SECONDS))
             gauges = {metric.name: metric.read() for metric in _gauges()}
         except StoreError:
-            is_up = False
-        families["store_up"].add_metric([], float(is_up and not get_store().is_paused))
-        if not is_up:
-            return [families["store_up"]]
+            store_up.add_metric([], 0)
+            return [store_up]
+        store_up.add_metric([], float(not get_store().is_paused))
         families["rules_revision"].add_metric([], found.revision)
         for name, numbers in gauges.items():
             for labels, number in numbers.items():
-                families[name].add_metric(
-                    [label.encode(errors="replace").decode() for label in labels], number
-                )
+                families[name].add_metric([*map(readable, labels)], number)
         by_label: dict[str, Counter[str]] = {}
         for name, counts in found.of_names.items():
-            label = REST if name == OTHER else name.encode(errors="replace").decode()
+            label = readable(name)
+            if name == OTHER:
+                label = REST
             by_label.setdefault(label, Counter()).update(counts)
         for label, counts in by_label.items():
-            _add_rule(families, label, counts)
+            for letter, (mode, result) in LABELS.items():
+                if counts[letter]:
+                    families["decisions"].add_metric([label, mode, result], counts[letter])
+            families["units"].add_metric([label, "allowed"], counts["u"])
+            families["units"].add_metric([label, "refused"], counts["w"])
+            families["near_limit"].add_metric([label], counts["n"])
         for source, letter in SOURCES.items():
-            buckets, seen = [], 0
+            buckets = []
+            seen = 0
             for number, bound in enumerate([*map(repr, TIME_BOUNDS), "+Inf"]):
                 seen += found.of_all[f"t{letter}{number}"]
                 buckets.append((bound, seen))
-            families["decision_seconds"].add_metric(
-                [source], buckets, found.of_all[f"T{letter}"] / 1e6
-            )
+            seconds = found.of_all[f"T{letter}"] / 1e6
+            families["decision_seconds"].add_metric([source], buckets, seconds)
         for kind in FAILURES:
             families["store_errors"].add_metric([kind], found.of_all[f"E{kind}"])
         return families.values()
 
 
 def _gauges() -> Iterable[Gauge]:
-    """Those of the core, and those of other annexes."""
+    """Return those of the core, and those of other annexes."""
     yield IN_FLIGHT
     yield BANS_ACTIVE
     for extension in extensions:
@@ -149,15 +155,6 @@ def _families() -> dict[str, Any]:
             for metric in _gauges()
         },
     }
-
-
-def _add_rule(families: Mapping[str, Any], label: str, counts: Mapping[str, int]) -> None:
-    for letter, (mode, result) in LABELS.items():
-        if counts[letter]:
-            families["decisions"].add_metric([label, mode, result], counts[letter])
-    families["units"].add_metric([label, "allowed"], counts["u"])
-    families["units"].add_metric([label, "refused"], counts["w"])
-    families["near_limit"].add_metric([label], counts["n"])
 
 
 def register(registry: CollectorRegistry | None = None) -> Collector:

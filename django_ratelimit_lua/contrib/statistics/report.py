@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from django.conf import settings
@@ -272,8 +273,6 @@ class Encoder(DjangoJSONEncoder):
     """Encode dataclasses: each field is a member, without an underscore at the end of its name."""
 
     def default(self, o: Any) -> Any:
-        if isinstance(o, datetime.datetime):
-            return o.isoformat()
         if isinstance(o, Curve):
             return curve_members(o)
         if isinstance(o, RateLimitChange):
@@ -361,8 +360,8 @@ def _lately(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 SORTS: dict[str, Callable[[Row], Any]] = {
     "name": lambda row: row.name.casefold(),
-    "requests": lambda row: row.requests,
-    "refused": lambda row: (row.refused, row.would_be_refused, row.requests),
+    "requests": attrgetter("requests"),
+    "refused": attrgetter("refused", "would_be_refused", "requests"),
     "share": lambda row: (row.share_refused or 0.0, row.refused),
 }
 """The columns that can be sorted by; the others are only read for the names of one page."""

@@ -6,57 +6,54 @@ Each has a letter, by which it is counted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import MappingProxyType
 
 from ...conf import conf
 from ...engine.decide import PlannedCharge
 from ...limits.decision import Decision, LimitState
 
-ALLOWED, REFUSED = "a", "r"
-ALLOWED_ADVISING, ADVISED = "d", "v"
+ALLOWED = "a"
+REFUSED = "r"
+ALLOWED_ADVISING = "d"
+ADVISED = "v"
 """Of limits with `block=False`, which only inform the view."""
-ALLOWED_IN_SHADOW, SHADOW = "h", "s"
+ALLOWED_IN_SHADOW = "h"
+SHADOW = "s"
 """Of limits in shadow mode: allowed, and would be refused."""
 BANNED = "g"
 """Refused by a ban, not by the limit itself."""
-EXEMPT, BLOCKED = "x", "b"
+EXEMPT = "x"
+BLOCKED = "b"
 """By overrides."""
 POLICY = "e"
 """Allowed or refused by the policy "open" or "closed", as Redis could not be asked."""
 FAILED = "f"
 """The rule could not be applied to the request."""
 
-LABELS = MappingProxyType(
-    {
-        ALLOWED: ("enforce", "allowed"),
-        REFUSED: ("enforce", "refused"),
-        BANNED: ("enforce", "banned"),
-        ALLOWED_ADVISING: ("advise", "allowed"),
-        ADVISED: ("advise", "refused"),
-        ALLOWED_IN_SHADOW: ("shadow", "allowed"),
-        SHADOW: ("shadow", "refused"),
-        EXEMPT: ("", "exempt"),
-        BLOCKED: ("", "blocked"),
-        POLICY: ("", "policy"),
-        FAILED: ("", "failed"),
-    }
-)
+LABELS = {
+    ALLOWED: ("enforce", "allowed"),
+    REFUSED: ("enforce", "refused"),
+    BANNED: ("enforce", "banned"),
+    ALLOWED_ADVISING: ("advise", "allowed"),
+    ADVISED: ("advise", "refused"),
+    ALLOWED_IN_SHADOW: ("shadow", "allowed"),
+    SHADOW: ("shadow", "refused"),
+    EXEMPT: ("", "exempt"),
+    BLOCKED: ("", "blocked"),
+    POLICY: ("", "policy"),
+    FAILED: ("", "failed"),
+}
 """Mode and result by letter. The mode is empty if it makes no difference."""
 
 FREE = frozenset({ALLOWED, ALLOWED_ADVISING, ALLOWED_IN_SHADOW, POLICY})
 """Results of hits that took their units, as far as they were granted."""
-BY_MODE = MappingProxyType(
-    {
-        "enforce": (REFUSED, ALLOWED),
-        "advise": (ADVISED, ALLOWED_ADVISING),
-        "shadow": (SHADOW, ALLOWED_IN_SHADOW),
-    }
-)
+BY_MODE = {
+    "enforce": (REFUSED, ALLOWED),
+    "advise": (ADVISED, ALLOWED_ADVISING),
+    "shadow": (SHADOW, ALLOWED_IN_SHADOW),
+}
 """The result of a hit under a limit of that mode, by whether the limit allowed it."""
 
-SOURCES = MappingProxyType(
-    {"redis": "r", "deny-cache": "d", "lease": "l", "split": "s", "fallback": "f"}
-)
+SOURCES = {"redis": "r", "deny-cache": "d", "lease": "l", "split": "s", "fallback": "f"}
 """The source of a decision, by letter."""
 
 

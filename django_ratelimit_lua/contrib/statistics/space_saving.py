@@ -62,25 +62,23 @@ class Summary:
         are counted first.
         """
         estimates = self._estimates
-        strangers: list[tuple[bytes, int]] = []
+        strangers = []
         for digest, number in times.items():
-            known = estimates.get(digest)
-            if known is None:
-                strangers.append((digest, number))
+            if digest in estimates:
+                estimates[digest].times += number
             else:
-                known.times += number
-        room = self.capacity - len(estimates)
-        for digest, number in strangers[:room]:
-            estimates[digest] = Estimate(digest.decode(), number, 0, name_of(digest))
-        if len(strangers) <= room:
+                strangers.append((digest, number))
+        if not strangers:
             return
         heap = [(estimate.times, digest) for digest, estimate in estimates.items()]
         heapq.heapify(heap)
-        for digest, number in strangers[room:]:
-            least, other = heap[0]
-            del estimates[other]
+        for digest, number in strangers:
+            least = 0
+            if len(estimates) >= self.capacity:
+                least, other = heapq.heappop(heap)
+                del estimates[other]
             estimates[digest] = Estimate(digest.decode(), least + number, least, name_of(digest))
-            heapq.heapreplace(heap, (least + number, digest))
+            heapq.heappush(heap, (least + number, digest))
 
     def top(self, number: int) -> list[Estimate]:
         """Those that came most often, the most frequent first."""
