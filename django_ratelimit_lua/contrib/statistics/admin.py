@@ -1,7 +1,4 @@
-"""What limits do, for an operator: an overview of all, and a page for each rule or call site.
-
-Also as JSON.
-"""
+"""The pages of the statistics: an overview of all limits, and a page for each; also as JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +36,6 @@ from ...operations.formatting import (
     moment_words,
     number_words,
     readable,
-    share_words,
 )
 from ...operations.health import Health, health
 from ...operations.plot import Mark, Plot, labels, largest, ticks
@@ -203,14 +199,12 @@ class StatisticsPages(Page):
             word for word in RESULT_NAMES if getattr(page, word) or word in ("allowed", "refused")
         ]
         steps = list(zip(moments, page.points, strict=True))
-        words = _summary(page)
         hovers = [f"{moment}: {point.words() or _('no requests')}" for moment, point in steps]
         marks = _marks(page, changes)
         return {
             "page": page,
-            "words": words,
             "charts": [
-                _chart(page, hovers, marks, words, kind, width)
+                _chart(page, hovers, marks, kind, width)
                 for kind, width in (("wide", 960), ("narrow", 400))
             ],
             "keys": [(word, RESULT_NAMES[word]) for word in present],
@@ -229,6 +223,7 @@ class StatisticsPages(Page):
                 for word, clients in (page.identities or {}).items()
             ],
             "since": moment_words(page.since),
+            "clients": clients_words(page.people_refused),
             "shows": conf.SHOW_IDENTITIES,
         }
 
@@ -333,37 +328,6 @@ def _columns(request: HttpRequest, sort: str) -> list[dict[str, Any]]:
     return columns
 
 
-def _summary(page: Report) -> str:
-    """Return the refusals, and their clients, in a sentence or two."""
-    if not page.requests:
-        return _("No requests in this time.")
-    requests = number_words(page.requests)
-    if not page.refusals:
-        return _("Refused: none of %(requests)s requests.") % {"requests": requests}
-    text = _("Refused: %(number)s of %(requests)s requests (%(share)s).")
-    number_since = page.counts_since.refused
-    if not page.refused:
-        text = _("Would be refused: %(number)s of %(requests)s requests (%(share)s).")
-        number_since = page.counts_since.would_be_refused
-    sentences = [
-        text
-        % {
-            "number": number_words(page.refusals),
-            "requests": requests,
-            "share": share_words(page.refusals / page.requests),
-        },
-        _("Since %(since)s: %(number)s, from %(clients)s.")
-        % {
-            "since": moment_words(page.since),
-            "number": number_words(number_since),
-            "clients": clients_words(page.people_refused),
-        },
-    ]
-    if page.banned:
-        sentences.append(_("By bans: %(number)s.") % {"number": number_words(page.banned)})
-    return " ".join(sentences)
-
-
 def _axis(points: Sequence[Point], period: str) -> list[tuple[float, str]]:
     """Return the moments that the time axis names, as shares of its length."""
     every, date_format = PERIOD_WORDS[period][2:]
@@ -390,9 +354,9 @@ def _marks(page: Report, changes: Sequence[Mapping[str, Any]]) -> list[Mark]:
 
 
 def _chart(
-    page: Report, hovers: Sequence[str], marks: Sequence[Mark], words: str, kind: str, width: int
+    page: Report, hovers: Sequence[str], marks: Sequence[Mark], kind: str, width: int
 ) -> SafeString:
-    """A stacked bar for each step of the time."""
+    """Return a plot with a stacked bar for each step of the time."""
     points = [vars(point) for point in page.points]
     heights = ticks(largest(points))
     title = _("Requests of %(name)s, %(period)s") % {
@@ -401,7 +365,7 @@ def _chart(
     }
     plot = Plot(
         title,
-        words,
+        page.words() or _("No requests in this time."),
         f"ratelimit-chart {kind}",
         width=width,
         across=_axis(page.points, page.period),

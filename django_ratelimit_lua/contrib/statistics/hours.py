@@ -1,8 +1,8 @@
-"""From Redis to the database: the hours of rules and limiters with durable statistics.
+"""Copy the hours of rules and limiters with durable statistics from Redis to the database.
 
-One of all processes does it, every few minutes, until there is nothing new for a while. Numbers are
-absolute and only raise existing ones, so it makes no difference how often they are written, by how
-many processes, or when one was killed.
+One process at a time does it, every few minutes, until there is nothing new for a while. Numbers
+are absolute and only raise existing ones, so it makes no difference how often they are written, by
+how many processes, or when one was killed.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ _looks_left = 0
 
 
 def look() -> None:
-    """Start to write hours in a thread of its own, unless another process is at it."""
+    """Start to write hours in a thread of its own, unless another process does it."""
     global _looks_left
     if take_turn(_turn_key(), 2 * KEEP_SECONDS):
         _looks_left = LAST_LOOKS
@@ -122,8 +122,9 @@ def look() -> None:
 
 
 def _step() -> float | None:
-    """Write hours, and come again: the last requests of a quiet site are written without a further
-    one.
+    """Write hours, and repeat it until there is nothing new.
+
+    So the last requests of a quiet site are written without a further one.
     """
     global _looks_left
     store = get_store(background=True)
@@ -141,7 +142,7 @@ def _turn_key() -> bytes:
 
 
 def _keep() -> int:
-    """Returns how many rows were made or raised."""
+    """Write hours, and return how many rows were made or raised."""
     try:
         sweep(primary())
         return keep_hours()

@@ -65,16 +65,16 @@ DROPPED = b"dropped"
 
 @lru_cache(maxsize=4096)
 def tag_of(name: str) -> bytes:
-    """What stands for a name in keys."""
+    """Return the digest that stands for a name in keys."""
     encoded = name.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(encoded, digest_size=8).hexdigest().encode()
 
 
 def key_of(name: str, suffix: bytes) -> bytes:
-    """A key of one rule or call site."""
+    """Return a key of one rule or call site."""
     return b"%b{stats:%b}:%b" % (conf.CACHE_PREFIX, tag_of(name), suffix)
 
 
 def site_key(suffix: bytes) -> bytes:
-    """A key that is of no rule."""
+    """Return a key that belongs to no name."""
     return conf.CACHE_PREFIX + b"{stats}:" + suffix

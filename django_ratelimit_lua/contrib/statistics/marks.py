@@ -1,6 +1,6 @@
-"""High-water marks: the maximum that each identity had used, or wanted, of a limit in an hour or a
-day.
+"""High-water marks: the maximum that each identity used, or wanted, of a limit.
 
+They are kept by hour and by day.
 There may be millions of identities, so a sample is kept: those with the smallest digests. Digests
 are random and the same in all processes, so the samples of all processes make one (a
 k-minimum-values sketch: Bar-Yossef et al., "Counting Distinct Elements in a Data Stream", RANDOM
@@ -24,7 +24,7 @@ class Sample(dict[bytes, int]):
     """No digest beyond this one is in the sample; this one stands behind all digests."""
 
     def note(self, marks: Mapping[bytes, int]) -> dict[bytes, int]:
-        """Note marks. Returns those that are news for the sample.
+        """Note marks, and return those that are news for the sample.
 
         >>> sample = Sample()
         >>> [sample.note({b"00": mark}) for mark in (3, 2, 4)]
@@ -56,12 +56,14 @@ class Marks:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the sample is everybody."""
+        """Whether the sample contains all identities."""
         return self.people == len(self.marks)
 
     def beyond(self, units: int) -> tuple[int, int]:
-        """The estimated number of identities that had used more than this number of units, and its
-        error (two standard errors; 0: it is exact).
+        """Estimate how many identities used more than this number of units.
+
+        Returns:
+            The number, and its error: two standard errors, or 0 if it is exact.
 
         >>> Marks((1, 5, 9), 3).beyond(4)
         (2, 0)
@@ -77,7 +79,7 @@ class Marks:
 
     @classmethod
     def of(cls, found: Mapping[bytes, int]) -> Marks:
-        """The high-water marks from those of all processes and hours, by digest."""
+        """Make the high-water marks from those of all processes and hours, by digest."""
         if len(found) <= SAMPLE:
             return cls(tuple(sorted(found.values())), len(found))
         smallest = sorted(found)[:SAMPLE]

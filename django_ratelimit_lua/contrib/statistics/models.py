@@ -40,6 +40,8 @@ class RateLimitHour(models.Model):
     people_refused = models.BigIntegerField(null=True)
 
     class Meta:
+        """One row for each name and hour."""
+
         default_permissions = ("view",)
         constraints = (
             models.UniqueConstraint(fields=("name", "moment"), name="ratelimit_hour_once"),
@@ -51,7 +53,7 @@ class RateLimitHour(models.Model):
 
     @classmethod
     def columns(cls) -> list[str]:
-        """The names of what is counted."""
+        """Return the names of the columns that count."""
         return [
             field.name
             for field in cls._meta.concrete_fields

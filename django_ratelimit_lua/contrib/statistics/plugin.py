@@ -74,6 +74,8 @@ def last_day_cells(
 
 
 class StatisticsExtension(Extension):
+    """Counts decisions, and adds statistics to the pages and commands of the core."""
+
     name = "statistics"
     rule_fields = (DURABLE,)
     columns = (Column("last_day", gettext_lazy("last day"), last_day_cells),)

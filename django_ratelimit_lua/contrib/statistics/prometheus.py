@@ -1,4 +1,4 @@
-"""The statistics as Prometheus has them: totals of all processes, from whichever is asked.
+"""The statistics for Prometheus: totals of all processes, whichever of them is scraped.
 
 The totals are in Redis, so nothing is kept per process and no directory of
 `PROMETHEUS_MULTIPROC_DIR` is needed. Labels are names of rules and call sites, never anything of a
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 SECONDS = 5.0
-"""For which a scrape waits for Redis at most; Prometheus by default waits ten."""
+"""The timeout of a scrape's commands; that of Prometheus is ten by default."""
 
 
 class Collector:
@@ -39,7 +39,7 @@ class Collector:
     """
 
     def describe(self) -> Iterable[Metric]:
-        """The metrics without values, by which a registry knows them; Redis is not asked."""
+        """Return the metrics without values, by which a registry knows them, without Redis."""
         return _families().values()
 
     def collect(self) -> Iterable[Metric]:
@@ -92,7 +92,7 @@ def _gauges() -> Iterable[Gauge]:
 
 
 def _by_rule(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:
-    """By label: the smallest together as `REST` if there are more names than labels."""
+    """Return numbers by label: the smallest as `REST` if there are more names than labels."""
     counter = Counter(counts)
     found = Counter(dict(counter.most_common(MAX_LABELS)))
     if rest := counter.total() - found.total():
@@ -158,11 +158,13 @@ def _families() -> dict[str, Any]:
 
 
 def register(registry: CollectorRegistry | None = None) -> Collector:
-    """Add the metrics to a registry of the project's: the default one of prometheus-client, unless
-    another is given, which is the one that django-prometheus shows.
+    """Add the metrics to a registry of the project, once for each process.
 
-    Once for each process, such as in `AppConfig.ready`; not where `PROMETHEUS_MULTIPROC_DIR` is
-    used, as what is shown then is no registry's.
+    Call it in `AppConfig.ready`, for example, but not with `PROMETHEUS_MULTIPROC_DIR`, which shows
+    the metrics of no registry.
+
+    Args:
+        registry: The registry; by default that of prometheus-client, which django-prometheus shows.
     """
     from prometheus_client import REGISTRY
 

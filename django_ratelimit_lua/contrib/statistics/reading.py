@@ -1,7 +1,7 @@
-"""What was counted, read again: for the admin's pages, commands, JSON and metrics.
+"""Read the counts again, for the admin's pages, commands, JSON and metrics.
 
-Everything here asks Redis and may raise `StoreError`; what this process has not written yet is
-written first.
+Everything here calls Redis and may raise `StoreError`. Unwritten counts of this process are written
+first.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ from .keys import (
 )
 from .marks import Marks
 from .recorder import recorder
-from .results import (
-    LABELS,
-    SOURCES,
-)
+from .results import LABELS, SOURCES
 from .shadow import version_of
 from .space_saving import Estimate
 
@@ -55,7 +52,7 @@ class Span(NamedTuple):
 
     @classmethod
     def last(cls, seconds: int, step: int, now: float | None = None) -> Span:
-        """The last seconds of this number, up to the end of the current step.
+        """Return the last seconds of this number, up to the end of the current step.
 
         >>> Span.last(3600, 60, now=7230.0)
         Span(start=3660, end=7260, step=60)
@@ -64,13 +61,14 @@ class Span(NamedTuple):
         return cls(end - seconds, end, step)
 
     def parts(self, seconds: int) -> range:
-        """The minutes, hours or days (of this many seconds) in it, numbered since 1970."""
+        """Return the minutes, hours or days (of this many seconds) in it, numbered since 1970."""
         return range(self.start // seconds, -(-self.end // seconds))
 
     @property
     def by_hours(self) -> list[tuple[bytes, int]]:
-        """The hours, if these are still kept separately, otherwise the days: the ends of their
-        keys, and when each begins.
+        """The hours if these are still kept separately, otherwise the days.
+
+        Each is the end of a key, and the moment at which it begins.
         """
         if self.end <= self.start:
             return []
@@ -132,10 +130,10 @@ class Detail(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """All that was ever counted, of all processes: `of_names`, by rule or call site; `of_all`; both
-    as they are written (see `keys`).
+    """The totals of all processes, as `keys` describes them.
 
-    `revision`: the number of the rules that are published (0: none).
+    `of_names`: by rule or call site; `of_all`: of the whole site; `revision`: the number of the
+    rules that are published (0: none).
     """
 
     of_names: Mapping[str, Counts]
@@ -144,9 +142,10 @@ class Totals(NamedTuple):
 
 
 class History(NamedTuple):
-    """The counts of one identity since a moment (in seconds since 1970): the units it `used`, and
-    how often it was `refused`, or would have been: minimum and maximum; None: it is not among the
-    top clients.
+    """The counts of one identity since a moment, in seconds since 1970.
+
+    `used`: its units, and `refused`: its refusals, or those that shadow mode would have made, each
+    as the minimum and the maximum; None: it is not among the top clients.
     """
 
     since: int
@@ -155,32 +154,34 @@ class History(NamedTuple):
 
 
 class ShadowNumbers(NamedTuple):
-    """Requests that a version of a rule has `seen` and would have `refused`, and the estimated
-    number of their identities.
+    """The requests that a version of a rule has seen and would have refused in shadow mode.
+
+    `people`, `refused_people`: the estimated number of their identities.
     """
 
-    seen: int = 0
-    refused: int = 0
-    people: int = 0
-    refused_people: int = 0
+    seen: int
+    refused: int
+    people: int
+    refused_people: int
 
 
 def known_names() -> dict[str, int]:
-    """The rules and call sites that were counted in the last ninety days, and in which hour last
-    (seconds since 1970).
+    """Return the names that were counted in the last ninety days.
+
+    Returns:
+        For each name, the last hour in which it was counted, in seconds since 1970.
     """
-    return {name: hour * HOUR for name, hour in _hours_of(b"names").items()}
+    return _hours_of(b"names")
 
 
 def durable_names() -> dict[str, int]:
-    """The names of limiters with durable statistics, and until when (seconds since 1970).
+    """Return the names of limiters with durable statistics in the time that Redis keeps hours.
 
-    Of the last ninety days, because Redis has nothing of earlier ones.
+    Returns:
+        For each name, the end of its last hour, in seconds since 1970.
     """
-    since = (int(time.time()) - HOURS_KEPT) // HOUR
-    return {
-        name: (hour + 1) * HOUR for name, hour in _hours_of(b"durable").items() if hour >= since
-    }
+    ends = {name: hour + HOUR for name, hour in _hours_of(b"durable").items()}
+    return {name: end for name, end in ends.items() if end > time.time() - HOURS_KEPT}
 
 
 def totals_of(names: Sequence[str], span: Span) -> dict[str, Total]:
@@ -232,7 +233,7 @@ def lately(names: Sequence[str]) -> tuple[float, dict[str, Counts]]:
 
 
 def dropped() -> int:
-    """Requests of rules without counts in the last seven days, each once for each rule."""
+    """Return the requests without counts in the last seven days, each once for each rule."""
     first = int(time.time()) // DAY - 7
     (counts,) = _hashes([key_of(SITE, DROPPED)])
     return sum(number for day, number in counts.items() if int(day) > first)
@@ -270,20 +271,15 @@ def details_of(names: Sequence[str], span: Span) -> dict[str, Detail]:
     return details
 
 
-def detail(name: str, span: Span) -> Detail:
-    """The histograms of one name: see `details_of`."""
-    return details_of([name], span)[name]
-
-
 def marks(name: str, period_us: int, span: Span) -> Marks:
-    """The most that identities had used, or wanted, of the limit of that period.
+    """Return the most that identities used, or wanted, of the limit of that period.
 
-    In whole hours or days.
+    It is read in whole hours or days.
     """
     keys = [key_of(name, b"marks:%d:%b" % (period_us, suffix)) for suffix, _ in span.by_hours]
     found: dict[bytes, int] = {}
     for reply in _ask([(b"ZRANGE", key, b"0", b"-1", b"WITHSCORES") for key in keys]):
-        for digest, mark in zip(reply[::2], reply[1::2], strict=True):
+        for digest, mark in _pairs(reply):
             found[digest] = max(found.get(digest, 0), int(float(mark)))
     return Marks.of(found)
 
@@ -301,16 +297,21 @@ def refused_people(names: Sequence[str], span: Span) -> dict[str, int]:
 
 
 def people_refused(name: str, span: Span) -> int:
-    """About how many identities were refused of one name: see `refused_people`."""
+    """Return about how many identities were refused of one name: see `refused_people`."""
     return refused_people([name], span)[name]
 
 
 def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Estimate]:
-    """The clients that were refused most ("refused", in shadow mode: would have been) or used most
-    units ("used") in the hours of a time, the last 24 at most.
+    """Return the top clients of the hours of a span, its last 24 at most.
 
-    What each process has written has an error, and a client that is not on its list may have come
-    there as often as the last one that is: both are in `error`.
+    The list of each process has an error, and a client that is not on it may have come there as
+    often as the last one that is. Both are in `error`.
+
+    Args:
+        name: The rule or call site.
+        span: The hours.
+        what: "refused" (or refusals that shadow mode would have made), or "used" (units).
+        most: The maximum number of clients.
     """
     found: dict[str, Estimate] = {}
     absent = 0
@@ -331,7 +332,7 @@ def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Es
 
 
 def listed(written: bytes, word: str) -> tuple[int, list[Estimate]]:
-    """A list of `writing.Top`: the maximum count of clients that are not in it, and those that are.
+    """Read a list of `writing.Top`: the maximum count of clients that it lacks, and its clients.
 
     >>> listed(b'{"used":[0,[["a",2,1,[["ip","::1"]]]]]}', "used")
     (0, [Estimate(digest='a', times=2, error=1, name=[('ip', '::1')])])
@@ -345,9 +346,7 @@ def listed(written: bytes, word: str) -> tuple[int, list[Estimate]]:
 
 
 def history(name: str, digest: bytes) -> History:
-    """The counts of one identity in the current hour and the one before: among those with most
-    units, and with most refusals.
-    """
+    """Return the counts of one identity in the current hour and the one before."""
     span = Span.last(2 * HOUR, HOUR)
 
     def find(what: str) -> tuple[int, int] | None:
@@ -360,21 +359,21 @@ def history(name: str, digest: bytes) -> History:
 
 
 def totals(patience: Patience | None = None) -> Totals:
-    """The numbers of metrics, which never fall unless Redis has lost them."""
+    """Return the numbers of metrics, which never fall unless Redis has lost them."""
     names = [*_hours_of(b"names", patience), SITE]
     hashes = _hashes([key_of(name, TOTALS) for name in names], patience)
-    of_names = {name: Counter(of) for name, of in zip(names, hashes, strict=True) if of}
+    of_names = {name: of for name, of in zip(names, hashes, strict=True) if of}
     (revision,) = _ask([(b"HGET", rules_key(), b"revision")], patience)
     number = int((revision or b"0").partition(b"-")[0])
     return Totals(of_names, of_names.pop(SITE, Counter()), number)
 
 
 def shadow_numbers(given: Mapping[str, Any]) -> ShadowNumbers:
-    """The requests of this version of a rule in shadow mode, in the last days with any."""
+    """Return the requests of this version of a rule in shadow mode, in the last days with any."""
     key = key_of(str(given["name"]), b"version:" + version_of(given).encode())
     (counts,) = _hashes([key])
     people, refused = _ask([(b"PFCOUNT", key + word) for word in (b":people", b":refused")])
-    return ShadowNumbers(counts.get("seen", 0), counts.get("refused", 0), people, refused)
+    return ShadowNumbers(counts["seen"], counts["refused"], people, refused)
 
 
 _AT_ONCE = 200
@@ -382,10 +381,16 @@ _AT_ONCE = 200
 
 
 def _hours_of(suffix: bytes, patience: Patience | None = None) -> dict[str, int]:
-    """The names of a sorted set, and the hour of each."""
+    """Return the names of a sorted set, and the hour of each, in seconds since 1970."""
     (reply,) = _ask([(b"ZRANGE", site_key(suffix), b"0", b"-1", b"WITHSCORES")], patience)
-    pairs = zip(reply[::2], reply[1::2], strict=True)
-    return {name.decode("utf-8", "surrogatepass"): int(float(hour)) for name, hour in pairs}
+    return {
+        name.decode("utf-8", "surrogatepass"): int(float(hour)) * HOUR
+        for name, hour in _pairs(reply)
+    }
+
+
+def _pairs(reply: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
+    return zip(reply[::2], reply[1::2], strict=True)
 
 
 def _points_of(names: Sequence[str], span: Span) -> dict[str, list[Point]]:
@@ -423,9 +428,9 @@ def by_step(span: Span, length: int, counted: Mapping[int, Counts]) -> list[Poin
     return [Point(moment, of) for moment, of in counts.items()]
 
 
-def _hashes(keys: Sequence[bytes], patience: Patience | None = None) -> list[dict[str, int]]:
+def _hashes(keys: Sequence[bytes], patience: Patience | None = None) -> list[Counts]:
     return [
-        {field.decode(): int(number) for field, number in zip(reply[::2], reply[1::2], strict=True)}
+        Counter({field.decode(): int(number) for field, number in _pairs(reply)})
         for reply in _ask([(b"HGETALL", key) for key in keys], patience)
     ]
 

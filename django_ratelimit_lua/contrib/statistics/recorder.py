@@ -1,6 +1,6 @@
-"""Counts every decision in the process: one call at the end of `engine/decide`, for every face and
-source.
+"""Count every decision in the process.
 
+`engine/decide` calls the recorder once for each decision, of every face and source.
 Counts are written once a second (`writing`), so that counting costs a decision no round trip, and a
 hundredth of the time of one. A killed process loses its last second of statistics, never a count of
 a limit.
@@ -58,8 +58,10 @@ is_near, is_whole).
 
 @dataclass(slots=True)
 class Hits:
-    """How many hits there were of one kind, the units that they took (or wanted, if they were
-    refused), and how long their decisions took together.
+    """The number of hits of one kind.
+
+    `units`: those that they took, or wanted if they were refused; `seconds`: how long their
+    decisions took together.
     """
 
     number: int = 0
@@ -68,10 +70,11 @@ class Hits:
 
 
 class Person:
-    """One client under one limit, between two writings: how often it was `allowed` and `refused`
-    (or would have been), the `units` it took, and its `mark`: the most that it had used, or wanted.
+    """The counts of one client under one limit between two flushes.
 
-    All callers together are no client.
+    `allowed`, `refused`: its requests, refusals in shadow mode among them; `units`: those that it
+    took; `mark`: the maximum that it used, or wanted; `is_client`: false for the count of a limiter
+    without identities.
     """
 
     __slots__ = ("_identity", "_name", "allowed", "is_client", "mark", "refused", "rule", "units")
@@ -90,7 +93,6 @@ class Person:
 
     @property
     def name(self) -> Name:
-        """Its label."""
         if self._name is None:
             return shown(self._identity)
         return self._name
@@ -98,7 +100,7 @@ class Person:
 
 @dataclass(slots=True)
 class Tables:
-    """What was counted from one moment on (`began`, seconds since 1970; 0: nothing was).
+    """The counts from one moment on (`began`, in seconds since 1970; 0: there are none).
 
     `people`: by name, period and digest; `corrections`: by minute since 1970 and result, what is
     added to the requests of the whole site, as `kinds` have a request once for each of its
@@ -113,9 +115,10 @@ class Tables:
 
 @dataclass(slots=True)
 class RequestCount:
-    """How the whole site counts one request, however many decisions are made about it: the `result`
-    of the decisions so far (empty: none), whether one of them `is_refused`, and the `minute` that
-    the request is counted in, since 1970.
+    """How the whole site counts one request, however many decisions are made about it.
+
+    `result`: that of the decisions so far (empty: none); `is_refused`: one of them refused;
+    `minute`: the minute since 1970 that the request is counted in.
     """
 
     result: str = ""
@@ -336,13 +339,14 @@ class Recorder:
 
     @property
     def error(self) -> StoreError | None:
-        """Of what something could not be written lately (None: nothing failed)."""
+        """The last error if something could not be written lately."""
         return self._writer.error
 
     def flush(self, patience: Patience | None = None) -> bool:
-        """Write what was counted, unless another thread does that for longer than `patience`.
+        """Write the counts, unless another thread does that for longer than `patience`.
 
-        Whether something is left, which is tried again a second later.
+        Returns:
+            Whether some are left, which are tried again a second later.
         """
         self._is_awaited = False
         acquire = self._flushing.acquire
@@ -364,7 +368,7 @@ class Recorder:
             self._flushing.release()
 
     def flush_or_raise(self, last: Patience | None) -> bool:
-        """See `Flush`."""
+        """Write the counts: see `Flush`."""
         is_left = self.flush(last)
         if self.error is not None:
             raise self.error

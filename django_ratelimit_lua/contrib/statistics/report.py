@@ -1,4 +1,4 @@
-"""What limits do, for people and programs: an overview of all, and one rule or call site in full.
+"""Reports of the statistics: an overview of all limits, and one rule or call site in full.
 
 The pages of the admin render these dataclasses; as JSON, each field is a member (see `Encoder`).
 Moments are in the site's time zone; shares are from 0 to 1; durations are in seconds.
@@ -108,11 +108,15 @@ class Counts:
 
     @property
     def refusals(self) -> int:
-        """What was refused, or would have been if nothing was."""
+        """The refused requests, or, if there are none, those that would have been."""
         return self.refused or self.would_be_refused
 
+    @property
+    def share_of_refusals(self) -> float:
+        return self.refusals / self.requests
+
     def words(self, results: Iterable[str] = RESULT_NAMES) -> str:
-        """How many there were of these results; empty: none."""
+        """Return the numbers of these results in words; empty if all are 0."""
         numbers = vars(self)
         return ", ".join(
             f"{number_words(numbers[word])} {RESULT_NAMES[word]}"
@@ -123,7 +127,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Point(Counts):
-    """What was counted in one step, which begins at a moment."""
+    """The counts of one step, which begins at a moment."""
 
     at: datetime.datetime
 
@@ -209,7 +213,7 @@ class Row(NamedLimit, Day):
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """What every rule and call site did in the last day, one page of many.
+    """The last day of every rule and call site, one page of many.
 
     `names`: how many there are in all.
     """
@@ -265,7 +269,7 @@ class Report(NamedLimit, Numbers):
 
     @property
     def pattern(self) -> str:
-        """What its refusals look like."""
+        """The pattern of its refusals."""
         return pattern(self.counts_since.refusals, self.people_refused)
 
 
@@ -457,7 +461,7 @@ def one(name: str, period: str) -> Report:
         points = kept_series(name, span)
     else:
         points = stats.series(name, span)
-    histograms = stats.detail(name, span)
+    histograms = stats.details_of([name], span)[name]
     # Whole hours or days that begin together: counts without minutes.
     whole = stats.total(name, Span(histograms.since, span.end, HOUR))
     counts = _counts(stats.add_up(points))
@@ -546,9 +550,7 @@ def _other_limits(what: NamedLimit, span: Span) -> list[str]:
 
 
 def curve_members(curve: Curve) -> dict[str, Any]:
-    """The JSON of a refusal curve: `points` as (limit, requests, people), the last two as [least,
-    most].
-    """
+    """Return the JSON of a refusal curve; the numbers of a point are written as [least, most]."""
     return {
         "period_seconds": curve.period_us / 1_000_000,
         "per": period_words(Rate(1, curve.period_us)),
@@ -559,10 +561,7 @@ def curve_members(curve: Curve) -> dict[str, Any]:
         "requests": curve.requests,
         "people": curve.people,
         "people_are_estimated": curve.is_sampled,
-        "points": [
-            {"limit": point.limit, "requests": list(point.requests), "people": list(point.people)}
-            for point in curve.points()
-        ],
+        "points": [point._asdict() for point in curve.points()],
     }
 
 
@@ -628,15 +627,13 @@ def _now() -> float:
 
 
 def moment_of(at: float) -> datetime.datetime:
-    """A moment, of seconds since 1970, in the time zone of the site."""
+    """Return a moment, of seconds since 1970, in the time zone of the site."""
     return timezone.localtime(datetime.datetime.fromtimestamp(int(at), datetime.UTC))
 
 
-def _counts(counts: Mapping[str, int]) -> dict[str, int]:
-    numbers = {
-        word: sum(counts.get(letter, 0) for letter in letters) for word, letters in RESULTS.items()
-    }
-    return {"requests": sum(numbers.values()), **numbers, "banned": counts.get(BANNED, 0)}
+def _counts(counts: stats.Counts) -> dict[str, int]:
+    numbers = {word: sum(counts[letter] for letter in letters) for word, letters in RESULTS.items()}
+    return {"requests": sum(numbers.values()), **numbers, "banned": counts[BANNED]}
 
 
 def _of_total(total: Total) -> dict[str, Any]:
@@ -659,7 +656,7 @@ def _share(counts: Mapping[str, int]) -> float | None:
     return round(counts["refused"] / requests, 6) if requests else None
 
 
-def _per_minute(counts: Mapping[str, int], seconds: float) -> PerMinute:
+def _per_minute(counts: stats.Counts, seconds: float) -> PerMinute:
     numbers = _counts(counts)
     return PerMinute(*(round(numbers[one.name] * 60 / seconds, 1) for one in fields(PerMinute)))
 
@@ -667,13 +664,15 @@ def _per_minute(counts: Mapping[str, int], seconds: float) -> PerMinute:
 def _p95(histograms: Detail) -> float | None:
     """Return the time, at most the largest finite bound, as JSON has no infinity."""
     seconds = histograms.time_within(0.95)
-    return seconds and min(seconds, TIME_BOUNDS[-1])
+    if seconds is None:
+        return None
+    return min(seconds, TIME_BOUNDS[-1])
 
 
 def pattern(refused: int, people: int) -> str:
-    """The pattern of refusals: "few" clients with many refusals each, probably bots.
+    """Return the pattern of refusals in words; empty if there is none.
 
-    "many" clients with a few each, probably customers; empty if neither.
+    A few clients with many refusals each are probably bots, many with a few each customers.
     """
     if not people or refused < 20:
         return ""

@@ -1,4 +1,4 @@
-"""What can come of a request under one rule, or at one call site.
+"""The results of a request under one rule, or at one call site.
 
 Each has a letter, by which it is counted.
 """
@@ -25,7 +25,7 @@ EXEMPT = "x"
 BLOCKED = "b"
 """By overrides."""
 POLICY = "e"
-"""Allowed or refused by the policy "open" or "closed", as Redis could not be asked."""
+"""Allowed or refused by the policy "open" or "closed", as Redis was unavailable."""
 FAILED = "f"
 """The rule could not be applied to the request."""
 
@@ -60,10 +60,16 @@ SOURCES = {"redis": "r", "deny-cache": "d", "lease": "l", "split": "s", "fallbac
 def results_of(
     planned: Sequence[PlannedCharge], decision: Decision, exempt: Sequence[PlannedCharge]
 ) -> tuple[dict[str, str], str]:
-    """The result of a decision for each rule or call site, once whatever rates it has: refused if
-    one of them refuses; and the result as a whole (empty: nothing was decided).
+    """Return the result of a decision for each rule or call site, and as a whole.
 
-    `exempt`: the charges that an override has removed.
+    Args:
+        planned: The charges.
+        decision: The decision about them.
+        exempt: The charges that an override has removed.
+
+    Returns:
+        The results by name, refused if one of its rates refuses, and that of the whole decision
+        (empty: nothing was decided).
     """
     states = decision.limits
     results: dict[str, str] = {}
@@ -82,7 +88,7 @@ def results_of(
 
 
 def result_of(planned: PlannedCharge, state: LimitState, source: str) -> str:
-    """The result of one charge."""
+    """Return the result of one charge."""
     if state.block is not None:
         return BLOCKED
     if (

@@ -29,8 +29,9 @@ class Estimate:
 
 
 class Summary:
-    """The clients that come most often, in a stream of any length: whichever came more than
-    1/`capacity` of all times.
+    """The most frequent clients of a stream of any length.
+
+    It contains every client that came more than 1/`capacity` of all times.
 
     >>> summary = Summary(capacity=2)
     >>> for times in ({b"a": 5, b"b": 1}, {b"c": 2}):
@@ -50,16 +51,19 @@ class Summary:
 
     @property
     def least(self) -> int:
-        """How often any client that is not here can have come, at most."""
+        """The maximum count of a client that is not here."""
         if len(self._estimates) < self.capacity:
             return 0
         return min(estimate.times for estimate in self._estimates.values())
 
     def add(self, times: Mapping[bytes, int], name_of: Callable[[bytes], Name]) -> None:
-        """Count how often some came.
+        """Count how often some clients came.
 
-        The order in which they came makes no difference to what is promised, so those that are here
-        are counted first.
+        Clients that are here are counted first, as the order makes no difference to the bounds.
+
+        Args:
+            times: The number of times, by digest.
+            name_of: Returns the label of a digest.
         """
         estimates = self._estimates
         strangers = []
@@ -81,5 +85,5 @@ class Summary:
             heapq.heappush(heap, (least + number, digest))
 
     def top(self, number: int) -> list[Estimate]:
-        """Those that came most often, the most frequent first."""
+        """Return the most frequent clients, in order."""
         return heapq.nlargest(number, self._estimates.values(), key=lambda estimate: estimate.times)

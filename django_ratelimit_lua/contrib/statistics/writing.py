@@ -1,5 +1,7 @@
-"""What was counted, on its way to Redis: of each name, one script a second, which counts exactly
-once however often it is sent; what cannot be written is kept up to a bound.
+"""Write counts to Redis: for each name, one script a second.
+
+A script counts exactly once however often it is sent. Counts that cannot be written are kept, up to
+a bound.
 """
 
 from __future__ import annotations
@@ -69,10 +71,10 @@ Bucket = tuple[bytes, int]
 
 
 class Pending:
-    """The unwritten counts of one name: by command (see `write.lua`) and bucket, the fields and
-    their numbers or values.
+    """The unwritten counts of one name.
 
-    `number`: of the batch, once it is one.
+    `writes`: the fields and their numbers or values, by command (see `write.lua`) and bucket;
+    `number`: that of the batch, once it is one.
     """
 
     __slots__ = ("number", "writes")
@@ -85,7 +87,7 @@ class Pending:
         return sum(map(len, self.writes.values()))
 
     def to(self, command: bytes, bucket: Bucket) -> dict[bytes, Any]:
-        """The command for one key."""
+        """Return the fields of a command for one key."""
         words = self.writes.get((command, bucket))
         if words is None:
             words = self.writes[command, bucket] = Counter() if command == b"add" else {}
@@ -124,7 +126,7 @@ def _encode(arguments: Iterable[Any]) -> list[bytes]:
 class Top:
     """The clients with most units, and with most refusals, of one name in one hour.
 
-    `field`: where that is written.
+    `field`: the field of the hash that they are written to.
     """
 
     def __init__(self, field: bytes, capacity: int) -> None:
@@ -132,7 +134,7 @@ class Top:
         self.summaries = {"used": Summary(capacity), "refused": Summary(capacity)}
 
     def add(self, people: Mapping[bytes, Person]) -> None:
-        """Count those that came between two writings."""
+        """Count the clients between two flushes."""
         for word, attribute in (("used", "units"), ("refused", "refused")):
             times = {
                 digest: number
@@ -142,9 +144,7 @@ class Top:
             self.summaries[word].add(times, lambda digest: people[digest].name)
 
     def written(self) -> bytes:
-        """As JSON: for each list how often any client that is not in it can have come, and those
-        that are.
-        """
+        """Return both lists as JSON, each with the maximum count of a client that it lacks."""
         lists = {}
         for word, summary in self.summaries.items():
             rows: list[list[Any]] = [
@@ -158,9 +158,9 @@ class Top:
 
 
 def why_unwritable(patience: Patience | None = None) -> StoreError | None:
-    """Why a process could write no statistics, or not all (None: it could).
+    """Return why a process cannot write statistics, or not all (None: it can).
 
-    It is tried with something of each kind, which expires within a second.
+    It writes something of each kind, which expires within a second.
     """
     writer = Writer()
     writer._process = b"trial"
@@ -174,10 +174,9 @@ def why_unwritable(patience: Patience | None = None) -> StoreError | None:
 
 
 class Writer:
-    """Keeps what was counted until it is written.
+    """Keeps counts until they are written.
 
-    One thread at a time uses it. `error`: of what something could not be written lately (None:
-    nothing failed).
+    One thread at a time uses it. `error`: the last error if something could not be written lately.
     """
 
     error: StoreError | None
@@ -349,10 +348,10 @@ class Writer:
         return self._pending.setdefault(self._counted_as(name), Pending())
 
     def write(self, patience: Patience | None = None) -> bool:
-        """Write all that is kept; whether that succeeded.
+        """Write all counts, and return whether none is left.
 
         A batch that was not answered, and may have been written, is sent again with the same
-        number, and counts once. What cannot be written of one name keeps back no other.
+        number, and counts once. A failure of one name does not keep back the others.
         """
         store = get_store(background=True)
         failures = 0
@@ -394,7 +393,7 @@ class Writer:
         return self._batches.get(name)
 
     def _note_names(self, store: Any, patience: Patience | None) -> None:
-        """Note once an hour of each name that it counts.
+        """Note each name once an hour.
 
         Names for which there is no room are counted together.
         """

@@ -26,7 +26,7 @@ from django_ratelimit_lua.contrib.statistics import recorder as recording
 from django_ratelimit_lua.contrib.statistics import writing
 from django_ratelimit_lua.contrib.statistics.reading import (
     Span,
-    detail,
+    details_of,
     dropped,
     known_names,
     marks,
@@ -202,7 +202,7 @@ def test_high_water_marks_say_how_much_identities_wanted() -> None:
     assert (found.marks, found.people, found.is_exact) == ((1, 2, 4), 3, True)
     assert [found.beyond(units)[0] for units in (0, 1, 2, 3, 4)] == [3, 2, 1, 1, 0]
     assert marks("stats.marks", 24 * HOUR_US, day()).marks == (1, 2, 4)
-    histogram = detail("stats.marks", day())
+    histogram = details_of(["stats.marks"], day())["stats.marks"]
     assert histogram.beyond(HOUR_US, 1) == (5, 5)
     assert histogram.beyond(HOUR_US, 3) == (2, 2)
     assert counts("stats.marks") == {"a": 6, "r": 2}
@@ -436,8 +436,8 @@ def test_a_time_is_read_by_how_long_ago_it_was(monkeypatch: pytest.MonkeyPatch) 
         assert sum(sum(point.counts.values()) for point in series("stats.ago", span)) == 3
         assert total("stats.ago", span).counts.total() == 3
         assert people_refused("stats.ago", span) == 1
-        assert detail("stats.ago", span).times.total() == 3
+        assert details_of(["stats.ago"], span)["stats.ago"].times.total() == 3
         assert marks("stats.ago", HOUR_US, span).marks == (3,)
     never = Span(at, at, 3600)
     assert (series("stats.ago", never), people_refused("stats.ago", never)) == ([], 0)
-    assert detail("stats.ago", never).times == {}
+    assert details_of(["stats.ago"], never)["stats.ago"].times == {}
