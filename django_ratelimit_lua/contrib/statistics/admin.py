@@ -40,6 +40,7 @@ from ...operations.formatting import (
 from ...operations.health import Health, health
 from ...operations.plot import Mark, Plot, labels, largest, ticks
 from ...rules.describe import period_words
+from .reading import known_names
 from .report import (
     PERIODS,
     RESULT_NAMES,
@@ -48,7 +49,6 @@ from .report import (
     Point,
     Report,
     identities,
-    is_seen,
     named,
     one,
     overview,
@@ -154,16 +154,16 @@ class StatisticsPages(Page):
         status = 200
         try:
             _require_store(health())
-            if is_seen(what):
-                page = one(name, period)
-                if request.user.has_perm(WHO):
-                    page = replace(page, identities=identities(name, period))
-            else:
+            if what.kind == "gone" and name not in known_names():
                 status = 404
                 error = _(
                     "Nothing of this name has been counted in the last ninety days, and no rule "
                     "or limit has it."
                 )
+            else:
+                page = one(name, period)
+                if request.user.has_perm(WHO):
+                    page = replace(page, identities=identities(name, period))
         except StoreError as raised:
             status = 503
             error = str(raised)

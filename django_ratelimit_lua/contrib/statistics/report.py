@@ -340,15 +340,6 @@ def _in_code(name: str) -> NamedLimit:
     )
 
 
-def is_seen(what: NamedLimit) -> bool:
-    """Return whether the name has limits, or was counted in the last ninety days.
-
-    Raises:
-        StoreError: Redis is unavailable.
-    """
-    return what.kind != "gone" or what.name in stats.known_names()
-
-
 def _lately(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the fields of `Numbers` about the last minutes, of each name."""
     seconds, counts = stats.lately(names)

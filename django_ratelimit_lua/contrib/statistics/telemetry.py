@@ -48,38 +48,29 @@ class Telemetry:
     ) -> None:
         """Record a decision that took this many seconds; see `Recorder.add`."""
         try:
-            self._record(planned, decision, seconds, exempt)
+            results, of_all = results_of(planned, decision, exempt)
+            if not of_all:
+                return
+            if self._instruments is None:
+                self._instruments = _make_instruments()
+            decisions, duration, tracer = self._instruments
+            for name, letter in results.items():
+                attributes = _attributes(self._known(name), letter)
+                decisions.add(1, attributes)
+                duration.record(seconds, {**attributes, "ratelimit.source": decision.source})
+            name = next((name for name, letter in results.items() if letter == of_all), "")
+            attributes = {**_attributes(name, of_all), "ratelimit.source": decision.source}
+            end = time.time_ns()
+            span = tracer.start_span(
+                "ratelimit.decide", start_time=end - int(seconds * 1e9), attributes=attributes
+            )
+            span.end(end)
         except Exception as error:  # An exporter of the project's, or no package at all.
             if not self._has_failed:
                 self._has_failed = True
                 logger.warning(
                     "OpenTelemetry is not told of decisions: %s: %s", type(error).__name__, error
                 )
-
-    def _record(
-        self,
-        planned: Sequence[PlannedCharge],
-        decision: Decision,
-        seconds: float,
-        exempt: Sequence[PlannedCharge],
-    ) -> None:
-        results, of_all = results_of(planned, decision, exempt)
-        if not of_all:
-            return
-        if self._instruments is None:
-            self._instruments = _make_instruments()
-        decisions, duration, tracer = self._instruments
-        for name, letter in results.items():
-            attributes = _attributes(self._known(name), letter)
-            decisions.add(1, attributes)
-            duration.record(seconds, {**attributes, "ratelimit.source": decision.source})
-        name = next((name for name, letter in results.items() if letter == of_all), "")
-        attributes = {**_attributes(name, of_all), "ratelimit.source": decision.source}
-        end = time.time_ns()
-        span = tracer.start_span(
-            "ratelimit.decide", start_time=end - int(seconds * 1e9), attributes=attributes
-        )
-        span.end(end)
 
     def _known(self, name: str) -> str:
         if name in self._names:
