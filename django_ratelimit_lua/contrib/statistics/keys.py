@@ -78,3 +78,8 @@ def key_of(name: str, suffix: bytes) -> bytes:
 def site_key(suffix: bytes) -> bytes:
     """Return a key that belongs to no name."""
     return conf.CACHE_PREFIX + b"{stats}:" + suffix
+
+
+def readable(name: str) -> str:
+    """Return a name for systems that take no lone surrogates."""
+    return name.encode(errors="replace").decode()

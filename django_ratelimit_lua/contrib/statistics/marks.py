@@ -71,11 +71,11 @@ class Marks:
         count = sum(mark > units for mark in self.marks)
         if self.is_exact or not self.marks:
             return count, 0
-        sampled, scale = len(self.marks), self.people / len(self.marks)
+        sampled = len(self.marks)
         share = count / sampled
         # Of the share, and of how many there are.
         error = 2 * self.people * ((share * (1 - share) / sampled) + share * share / sampled) ** 0.5
-        return round(count * scale), max(1, round(error))
+        return round(share * self.people), max(1, round(error))
 
     @classmethod
     def of(cls, found: Mapping[bytes, int]) -> Marks:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...operations.curve import Between
 from ...store import Patience, get_store, rules_key
 from .buckets import quantile, units_range
 from .keys import (
@@ -113,7 +112,7 @@ class Detail(NamedTuple):
         """Return the seconds in which that share of decisions was made, at most."""
         return quantile(share, self.times)
 
-    def beyond(self, period_us: int, units: int) -> Between:
+    def beyond(self, period_us: int, units: int) -> tuple[int, int]:
         """Return how many requests found more than this number of units used.
 
         The buckets of large numbers are not exact.
@@ -126,7 +125,7 @@ class Detail(NamedTuple):
                 least += number
             if high > units:
                 most += number
-        return Between(least, most)
+        return least, most
 
 
 class Totals(NamedTuple):
@@ -395,9 +394,13 @@ def _pairs(reply: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
 
 def _points_of(names: Sequence[str], span: Span) -> dict[str, list[Point]]:
     """Return all counts of each name by step, from its minutes or its hours."""
-    suffix, begin, length = b"hours:%d", DAY, HOUR
+    suffix = b"hours:%d"
+    begin = DAY
+    length = HOUR
     if span.step < HOUR:
-        suffix, begin, length = b"minutes:%d", HOUR, MINUTE
+        suffix = b"minutes:%d"
+        begin = HOUR
+        length = MINUTE
     numbers = span.parts(begin)
     hashes = iter(_hashes([key_of(name, suffix % number) for name in names for number in numbers]))
     found = {}

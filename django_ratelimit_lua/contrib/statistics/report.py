@@ -510,7 +510,7 @@ def curves(
                 by_period.get(period_us),
                 requests=used.total(),
                 people=marks.people,
-                find_requests=partial(histograms.beyond, period_us),
+                find_requests=partial(_requests_beyond, histograms, period_us),
                 find_people=partial(_people_beyond, marks),
                 most=max(marks.marks, default=0),
                 refused=counts.refused + counts.would_be_refused,
@@ -520,6 +520,10 @@ def curves(
             )
         )
     return found
+
+
+def _requests_beyond(histograms: Detail, period_us: int, units: int) -> Between:
+    return Between(*histograms.beyond(period_us, units))
 
 
 def _people_beyond(marks: Marks, units: int) -> Between:

@@ -14,11 +14,10 @@ from typing import Any
 
 from ...engine.decide import PlannedCharge
 from ...limits.decision import Decision
-from ...operations.formatting import readable
 from ...process.forks import renew_after_fork
 from ...version import __version__
 from .buckets import TIME_BOUNDS
-from .keys import MAX_LABELS, REST
+from .keys import MAX_LABELS, REST, readable
 from .results import LABELS, results_of
 
 logger = logging.getLogger("django_ratelimit_lua")
