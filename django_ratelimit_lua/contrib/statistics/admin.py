@@ -1,48 +1,46 @@
-"""What limits do, for an operator: an overview of all, and a page for each rule or call site.
-
-Also as JSON.
-"""
+"""The pages of the statistics: an overview of all limits, and a page for each; also as JSON."""
 
 from __future__ import annotations
 
 import datetime
-import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from ipaddress import ip_network
 from typing import Any
 from urllib.parse import urlencode
 
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import redirect
 from django.urls import path, reverse
 from django.utils import formats
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy
 
 from ...admin.history import WHO, changed_words
 from ...admin.identities import ReadablePart, readable_parts
 from ...admin.inspector import may_inspect
-from ...admin.pages import Page, page_response, register_page
+from ...admin.pages import VIEW_RULES, Page, page_response, register_page
 from ...admin.times import moment_element
 from ...conf import conf
 from ...exceptions import StoreError
 from ...identity.names import name_words
 from ...limits.rate import Rate
-from ...models import RateLimitChange
 from ...operations.call_sites import call_sites_of
-from ...operations.curve import Curve, plot_curve, scale
+from ...operations.curve import Between, Curve, CurvePoint, plot_curve, scale
 from ...operations.formatting import (
     between_words,
     clients_words,
     moment_words,
     number_words,
     readable,
-    share_words,
 )
 from ...operations.health import Health, health
 from ...operations.plot import Mark, Plot, labels, largest, ticks
-from .core_pages import VIEW
+from ...rules.describe import period_words
+from .reading import known_names
 from .report import (
     PERIODS,
     RESULT_NAMES,
@@ -50,23 +48,25 @@ from .report import (
     Encoder,
     Point,
     Report,
-    What,
-    curve_members,
     identities,
-    is_seen,
     named,
     one,
     overview,
     why_uncounted,
 )
+from .space_saving import Estimate
 
 APP = "django_ratelimit_lua"
-PERIOD_NAMES = {
-    "hour": gettext_lazy("last hour"),
-    "day": gettext_lazy("last day"),
-    "week": gettext_lazy("last week"),
-    "90d": gettext_lazy("90 days"),
+# Translators: formats of Django's date filter
+PERIOD_WORDS: dict[str, tuple[Any, Any, int, Any]] = {
+    "hour": (gettext_lazy("last hour"), "H:i", 10, "H:i"),
+    "day": (gettext_lazy("last day"), "H:i", 6, "H:i"),
+    "week": (gettext_lazy("last week"), gettext_lazy("D j M, H:i"), 8, gettext_lazy("D j")),
+    "90d": (gettext_lazy("90 days"), gettext_lazy("D j M"), 14, gettext_lazy("j M")),
 }
+"""The name of each period, the date format of its steps, and every how many of them the axis has a
+label, in another format.
+"""
 COLUMNS = {
     "name": gettext_lazy("name"),
     "now": gettext_lazy("now, per minute"),
@@ -76,234 +76,227 @@ COLUMNS = {
     "people": gettext_lazy("clients refused"),
     "p95": gettext_lazy("95 of 100 decided within"),
 }
+OTHERS = {
+    "changes": gettext_lazy("changes"),
+    "overrides": gettext_lazy("overrides"),
+    "tiers": gettext_lazy("tiers"),
+    "periods": gettext_lazy("limits for other periods"),
+}
+"""Why a curve differs from the refusals."""
 HEALTH = ("ok", "seconds", "error", "revision", "is_paused", "problems")
 """The overview's part about `Health`."""
+FORM_WORDS = {"settings": "settings", "code": "instead"}
+"""How the form of a new rule names the limit that it replaces, by kind."""
 MAX_TITLE_LENGTH = 120
-
-
-def may_see(request: HttpRequest) -> bool:
-    """Whether the pages answer them."""
-    return bool(request.user.has_perm(VIEW))
 
 
 class StatisticsPages(Page):
     """The two pages, at the URLs where the admin expects those of a model."""
 
     class Media:
+        """Refreshes the page, and moves along curves."""
+
         css = {"all": ("ratelimit_statistics/statistics.css",)}  # noqa: RUF012 - Django's way
         js = ("django_ratelimit_lua/refresh.js", "ratelimit_statistics/statistics.js")
 
-    may_see = staticmethod(may_see)
+    @staticmethod
+    def may_see(request: HttpRequest) -> bool:
+        return bool(request.user.has_perm(VIEW_RULES))
 
     def get_urls(self) -> list[Any]:
-        """The URLs of the overview, and of one name, which is in the query because names may
-        contain slashes.
-        """
-        view = self.admin_site.admin_view
-        return [
-            path("", view(self.overview_view), name="ratelimit_statistics_statistics_changelist"),
-            path("one/", view(self.one_view), name="ratelimit_statistics_statistics_one"),
-        ]
+        """Return the URLs of the overview and of one name.
 
-    def overview_view(self, request: HttpRequest) -> HttpResponse:
-        """All rules and call sites."""
-        if not may_see(request):
-            raise PermissionDenied
-        asked = request.GET
-        sort, query = asked.get("sort", "-refused"), asked.get("q", "")
-        number = asked.get("page", "1")
-        page = int(number) if number.isascii() and number.isdecimal() and len(number) < 9 else 1
+        The name is in the query, because names may contain slashes.
+        """
+        one_view = self.admin_site.admin_view(self.one_view)
+        name = "ratelimit_statistics_statistics_one"
+        return [*super().get_urls(), path("one/", one_view, name=name)]
+
+    def view(self, request: HttpRequest) -> HttpResponse:
+        """Show all rules and call sites."""
         state = health()
-        found: dict[str, Any] = {"health": {name: getattr(state, name) for name in HEALTH}}
-        found["health"]["statistics"] = why_uncounted() if state.ok else None
+        shown = {name: getattr(state, name) for name in HEALTH}
+        query = request.GET.get("q", "")
+        found: dict[str, Any] = {"health": {**shown, "statistics": None}, "query": query}
         try:
-            _ask_first(state)
-            found |= vars(overview(sort, query, page))
+            _require_store(state)
+            found["health"]["statistics"] = why_uncounted()
+            sort = request.GET.get("sort", "-refused")
+            page = overview(sort, query, request.GET.get("page", "1"))
         except StoreError as error:
-            found |= {"error": str(error), "query": query}
-        if asked.get("format") == "json":
-            return _json(found)
-        context = {**found, "title": _("Statistics")}
-        if "error" not in found:
-            context["columns"] = _columns(asked, found["sort"])
-            context["fallback"] = _fallback(found["site"].sources)
-            if found["pages"] > 1:
-                numbers = range(1, found["pages"] + 1)
-                context["page_queries"] = [
-                    (number, _query(asked, page=str(number))) for number in numbers
-                ]
-        return self._answer(request, "overview.html", context)
+            found["error"] = str(error)
+            context = found
+        else:
+            found |= vars(page)
+            numbers = range(1, page.pages + 1)
+            context = {
+                **found,
+                "columns": _columns(request, page.sort),
+                "page_queries": [(number, _query(request, page=str(number))) for number in numbers],
+            }
+        if request.GET.get("format") == "json":
+            return _json(found, 503 if "error" in found else 200)
+        return page_response(self, request, "overview.html", {"title": _("Statistics"), **context})
 
     def one_view(self, request: HttpRequest) -> HttpResponse:
-        """One rule or call site."""
-        if not may_see(request):
+        """Show one rule or call site."""
+        if not self.may_see(request):
             raise PermissionDenied
-        asked = request.GET
-        name, period = asked.get("name", ""), asked.get("period", "day")
-        is_json = asked.get("format") == "json"
+        name = request.GET.get("name", "")
         if not name:
-            query = {"format": "json"} if is_json else {}
-            return HttpResponseRedirect(self._url("changelist", **query))
+            return redirect(f"../?{request.GET.urlencode()}")
+        period = request.GET.get("period", "")
         if period not in PERIODS:
             period = "day"
         what = named(name)
-        context: dict[str, Any] = {
-            "title": name_words(name, MAX_TITLE_LENGTH),
-            "what": what,
-            "period": period,
-            "may_see_who": request.user.has_perm(WHO),
-            "periods": [
-                (key, words, _query(asked, period=key, limit=None))
-                for key, words in PERIOD_NAMES.items()
-            ],
-            "json": _query(asked, format="json"),
-            "rule_url": self._rule_url(what.rule),
-        }
+        page = None
+        error = ""
+        status = 200
         try:
-            _ask_first(health())
-            if not is_seen(what):
+            _require_store(health())
+            if what.kind == "gone" and name not in known_names():
+                status = 404
                 error = _(
                     "Nothing of this name has been counted in the last ninety days, and no rule "
                     "or limit has it."
                 )
-                return self._without_page(request, "never.html", context, error, 404)
-            page = one(name, period)
-            if context["may_see_who"]:
-                page = replace(page, identities=identities(name, period))
-        except StoreError as error:
-            return self._without_page(request, "one.html", context, str(error), 503)
-        if is_json:
-            return _json(vars(page))
-        return self._answer(
-            request, "one.html", {**context, "page": page, **self._drawn(request, page)}
-        )
-
-    def _without_page(
-        self, request: HttpRequest, template: str, context: dict[str, Any], error: str, status: int
-    ) -> HttpResponse:
+            else:
+                page = one(name, period)
+                if request.user.has_perm(WHO):
+                    page = replace(page, identities=identities(name, period))
+        except StoreError as raised:
+            status = 503
+            error = str(raised)
         if request.GET.get("format") == "json":
-            return _json(
-                {**context["what"].shown, "period": context["period"], "error": error}, status
-            )
-        answer = self._answer(request, template, {**context, "error": error})
-        answer.status_code = status if template == "never.html" else 200
-        return answer
+            return _json(page or {**vars(what), "period": period, "error": error}, status)
+        context: dict[str, Any] = {
+            "title": name_words(name, MAX_TITLE_LENGTH),
+            "what": what,
+            "period": period,
+            "error": error,
+            "is_unknown": status == 404,
+            "may_inspect": may_inspect(request),
+            "periods": [
+                (key, words[0], _query(request, period=key)) for key, words in PERIOD_WORDS.items()
+            ],
+            "json": _query(request, format="json"),
+        }
+        if page is not None:
+            context |= self._draw(request, page)
+        response = page_response(self, request, "one.html", context)
+        if status == 404:
+            response.status_code = status
+        return response
 
-    def _drawn(self, request: HttpRequest, page: Report) -> dict[str, Any]:
-        moments = [_step_words(point.at, page.period) for point in page.points]
-        start, end = page.from_.timestamp(), page.to.timestamp()
-        changes = _shown_changes(page.changes)
-        marks = [
-            Mark(
-                (one["change"].at.timestamp() - start) / (end - start),
-                str(number),
-                f"{moment_words(one['change'].at)} {one['change'].by}: {'; '.join(one['words'])}",
-            )
-            for number, one in enumerate(changes, start=1)
+    def _draw(self, request: HttpRequest, page: Report) -> dict[str, Any]:
+        step_format = PERIOD_WORDS[page.period][1]
+        moments = [formats.date_format(point.at, step_format) for point in page.points]
+        changes = [
+            {"change": change, "at": moment_element(change.at), "words": changed_words(change)}
+            for change in page.changes
         ]
         present = [
             word for word in RESULT_NAMES if getattr(page, word) or word in ("allowed", "refused")
         ]
-        words = _summary(page)
-        hovers = [
-            f"{moment}: {point.words() or _('no requests')}"
-            for moment, point in zip(moments, page.points, strict=True)
-        ]
-        refused = (
-            (_("Would be refused most"), _("would be refused"))
-            if page.is_rehearsal
-            else (
-                _("Refused most"),
-                _("refused"),
-            )
-        )
+        steps = list(zip(moments, page.points, strict=True))
+        hovers = [f"{moment}: {point.words() or _('no requests')}" for moment, point in steps]
+        marks = _marks(page, changes)
         return {
-            "words": words,
+            "page": page,
             "charts": [
-                _chart(page, hovers, marks, words, kind, width)
+                _chart(page, hovers, marks, kind, width)
                 for kind, width in (("wide", 960), ("narrow", 400))
             ],
             "keys": [(word, RESULT_NAMES[word]) for word in present],
             "table": [
                 (moment, [getattr(point, word) for word in present])
-                for moment, point in reversed(list(zip(moments, page.points, strict=True)))
+                for moment, point in reversed(steps)
                 if point.requests
             ],
             "changes": changes,
             "curves": [
-                _shown_curve(
-                    place,
-                    curve,
-                    page,
-                    request.GET.get(f"limit{place}", ""),
-                    self._form_url(request, page, curve.period_us),
-                )
+                self._draw_curve(request, place, curve, page)
                 for place, curve in enumerate(page.curves)
             ],
             "who": [
-                (*titles, _shown_people(request, page.identities[key], page))
-                for key, titles in (("refused", refused), ("used", (_("Used most"), _("units"))))
-            ]
-            if page.identities is not None
-            else [],
+                (word, _client_rows(request, clients, page))
+                for word, clients in (page.identities or {}).items()
+            ],
             "since": moment_words(page.since),
+            "clients": clients_words(page.people_refused),
             "shows": conf.SHOW_IDENTITIES,
         }
 
-    def _url(self, name: str, **query: str) -> str:
-        url = reverse(
-            f"admin:ratelimit_statistics_statistics_{name}", current_app=self.admin_site.name
-        )
-        return f"{url}?{urlencode(query)}" if query else url
+    def _draw_curve(
+        self, request: HttpRequest, place: int, curve: Curve, page: Report
+    ) -> dict[str, Any]:
+        points = curve.points()
+        top = points[-1].limit
+        per = period_words(Rate(1, curve.period_us))
+        chosen = top if curve.today is None else curve.today
+        given = request.GET.get(f"limit{place}", "")
+        if given.isascii() and given.isdecimal() and len(given) < 14:
+            chosen = min(int(given), top)
+        drawn = plot_curve(points, curve.requests, curve.people, per, today=curve.today)
+        drawn.marks = [*drawn.marks, Mark(scale(chosen, top), kind="chosen")]
+        if curve.is_burst:
+            drawn.axis = _("burst")
+        members = [
+            {
+                **point._asdict(),
+                "x": drawn.x(scale(point.limit, top)),
+                "words": _point_words(point, curve, per),
+                "requests_words": _range_words(point.requests),
+                "people_words": _range_words(point.people),
+            }
+            for point in points
+        ]
+        return {
+            "place": place,
+            "curve": curve,
+            "per": per,
+            "svg": drawn.svg(),
+            "chosen": chosen,
+            "at": [point["words"] for point in members if point["limit"] <= chosen][-1],
+            "others": ", ".join(str(OTHERS[reason]) for reason in curve.others),
+            "top": top,
+            "form_url": self._form_url(request, curve, page),
+            "points": members,
+            "json_id": f"ratelimit-curve-{place}",
+        }
 
-    def _rule_url(self, pk: int | None) -> str:
-        if pk is None:
-            return ""
-        return reverse(
-            "admin:django_ratelimit_lua_ratelimitrule_change",
-            args=[pk],
-            current_app=self.admin_site.name,
-        )
+    def _form_url(self, request: HttpRequest, curve: Curve, page: Report) -> str:
+        """Return the URL of the form that saves another limit, up to its value.
 
-    def _form_url(self, request: HttpRequest, what: What, period_us: int) -> str:
-        """The URL of the form that saves another limit for that period, up to its value.
-
-        Empty for users without permission.
+        It is empty for users without permission.
         """
-        user = request.user
-        if what.rule is not None:
-            return (
-                f"{self._rule_url(what.rule)}?"
-                if user.has_perm(f"{APP}.change_ratelimitrule")
-                else ""
-            )
-        word = {"settings": "settings", "code": "instead"}.get(what.kind)
-        if word is None or not user.has_perm(f"{APP}.add_ratelimitrule"):
-            return ""
-        url = reverse(
-            "admin:django_ratelimit_lua_ratelimitrule_add", current_app=self.admin_site.name
-        )
-        query = {word: readable(what.name)}
-        sites = call_sites_of(what.name)
-        if (
-            word == "instead" and len({site.key for site in sites}) > 1
-        ):  # A rule takes the place of one of them.
+        may = request.user.has_perm
+        query = {}
+        if page.rule is not None and may(f"{APP}.change_ratelimitrule"):
+            url = reverse(f"admin:{APP}_ratelimitrule_change", args=[page.rule])
+        elif page.kind in FORM_WORDS and may(f"{APP}.add_ratelimitrule"):
+            url = reverse(f"admin:{APP}_ratelimitrule_add")
+            query[FORM_WORDS[page.kind]] = readable(page.name)
             periods = [
-                {rate.period_us for rate in site.rates if isinstance(rate, Rate)} for site in sites
+                [rate.period_us for rate in site.rates if isinstance(rate, Rate)]
+                for site in call_sites_of(page.name)
             ]
-            query["which"] = str(
-                next((place for place, of in enumerate(periods) if period_us in of), 0)
-            )
-        return f"{url}?{urlencode(query)}&"
+            places = [place for place, of in enumerate(periods) if curve.period_us in of]
+            if places and places[0]:  # A rule takes the place of one of several.
+                query["which"] = str(places[0])
+        else:
+            return ""
+        field = "limit"
+        if curve.is_burst:
+            field = "burst"
+        elif page.limits and page.limits[0].rate.period_us != curve.period_us:
+            query["further"] = Rate(1, curve.period_us).per
+            field = "further_limit"
+        return f"{url}?{urlencode({**query, field: ''})}"
 
-    def _answer(self, request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
-        return page_response(
-            self, request, template, {"may_inspect": may_inspect(request), **context}
-        )
 
-
-def _ask_first(state: Health) -> None:
-    """Raises `StoreError` if no decision can be made.
+def _require_store(state: Health) -> None:
+    """Raise `StoreError` if no decision can be made.
 
     Then the page does not wait for statistics, which have a longer timeout.
     """
@@ -311,132 +304,68 @@ def _ask_first(state: Health) -> None:
         raise StoreError(state.error)
 
 
-def _json(members: Mapping[str, Any], status: int = 200) -> JsonResponse:
-    if "error" in members and status == 200:
-        status = 503
-    response = JsonResponse(
-        {name.rstrip("_"): member for name, member in members.items()}, Encoder, status=status
-    )
+def _json(members: Any, status: int) -> JsonResponse:
+    response = JsonResponse(members, Encoder, safe=False, status=status)
     response.headers["Cache-Control"] = "private, no-store"
     return response
 
 
-def _query(asked: Mapping[str, str], **changes: str | None) -> str:
-    """The query of this page, but for what is changed."""
-    query = {
-        name: value
-        for name, value in {**dict(asked.items()), **changes}.items()
-        if value is not None
-    }
-    return urlencode({name: readable(value) for name, value in query.items()})
+def _query(request: HttpRequest, **changes: str) -> str:
+    """Return the query of this page with some changes."""
+    return urlencode(request.GET.dict() | changes)
 
 
-def _columns(asked: Mapping[str, str], sort: str) -> list[dict[str, Any]]:
-    """The columns: of those that sort, the query that sorts by them, or the other way round."""
+def _columns(request: HttpRequest, sort: str) -> list[dict[str, Any]]:
+    """Return the columns: of those that sort, the query that sorts by them, or in reverse."""
     columns = []
     for name, words in COLUMNS.items():
-        is_ascending_next = sort == f"-{name}" or (name == "name" and sort != "name")
-        query = _query(asked, sort=name if is_ascending_next else f"-{name}", page=None)
+        query = ""
+        if name in SORTS:
+            is_ascending_next = sort == f"-{name}" or (name == "name" and sort != "name")
+            query = _query(request, sort=name if is_ascending_next else f"-{name}", page="1")
         order = {name: "ascending", f"-{name}": "descending"}.get(sort, "")
-        columns.append(
-            {"name": name, "words": words, "query": query if name in SORTS else "", "order": order}
-        )
+        columns.append({"name": name, "words": words, "query": query, "order": order})
     return columns
 
 
-def _shown_changes(changes: Iterable[RateLimitChange]) -> list[dict[str, Any]]:
-    return [
-        {"change": change, "at": moment_element(change.at), "words": changed_words(change)}
-        for change in changes
-    ]
-
-
-def _fallback(sources: Mapping[str, int]) -> str:
-    number = sources.get("fallback", 0)
-    if not number:
-        return ""
-    text = ngettext(
-        "%(number)s decision of the last day was made without Redis, by the fallback.",
-        "%(number)s decisions of the last day were made without Redis, by the fallback.",
-        number,
-    )
-    return text % {"number": number_words(number)}
-
-
-def _summary(page: Report) -> str:
-    """The refusals, and their clients, in a sentence or two."""
-    if not page.requests:
-        return _("No requests in this time.")
-    if page.refused:
-        text = _("Refused: %(number)s of %(requests)s requests (%(share)s).")
-        number_since = page.counts_since.refused
-    elif page.would_be_refused:
-        text = _("Would be refused: %(number)s of %(requests)s requests (%(share)s).")
-        number_since = page.counts_since.would_be_refused
-    else:
-        return _("Refused: none of %(requests)s requests.") % {
-            "requests": number_words(page.requests)
-        }
-    number = page.refusals
-    sentences = [
-        text
-        % {
-            "number": number_words(number),
-            "requests": number_words(page.requests),
-            "share": share_words(number / page.requests),
-        },
-        _("Since %(since)s: %(number)s, from %(clients)s.")
-        % {
-            "since": moment_words(page.since),
-            "number": number_words(number_since),
-            "clients": clients_words(page.people_refused),
-        },
-    ]
-    if page.banned:
-        sentences.append(_("By bans: %(number)s.") % {"number": number_words(page.banned)})
-    return " ".join(sentences)
-
-
-def _step_words(moment: datetime.datetime, period: str) -> str:
-    if period in ("hour", "day"):
-        return formats.date_format(moment, "H:i")
-    # Translators: formats of Django's date filter
-    return formats.date_format(moment, _("D j M, H:i") if period == "week" else _("D j M"))
-
-
 def _axis(points: Sequence[Point], period: str) -> list[tuple[float, str]]:
-    """The moments that the time axis names, as shares of its length."""
-    # Translators: formats of Django's date filter
-    every, date_format = {
-        "hour": (10, "H:i"),
-        "day": (6, "H:i"),
-        "week": (8, _("D j")),
-        "90d": (14, _("j M")),
-    }[period]
+    """Return the moments that the time axis names, as shares of its length."""
+    every, date_format = PERIOD_WORDS[period][2:]
     step = PERIODS[period][1]
     axis = []
     for place, point in enumerate(points[1:-1], start=1):
-        steps_since_1970 = (
-            point.at.replace(tzinfo=datetime.UTC).timestamp() // step
-        )  # By the clocks of the site.
+        # By the clocks of the site.
+        steps_since_1970 = point.at.replace(tzinfo=datetime.UTC).timestamp() // step
         if steps_since_1970 % every == 0:
             axis.append((place / len(points), formats.date_format(point.at, date_format)))
     return axis
 
 
+def _marks(page: Report, changes: Sequence[Mapping[str, Any]]) -> list[Mark]:
+    """Return the numbered marks of changes on the time axis."""
+    marks = []
+    start = page.from_.timestamp()
+    for number, shown in enumerate(changes, start=1):
+        change = shown["change"]
+        at = (change.at.timestamp() - start) / (page.to.timestamp() - start)
+        words = f"{moment_words(change.at)} {change.by}: {'; '.join(shown['words'])}"
+        marks.append(Mark(at, str(number), words))
+    return marks
+
+
 def _chart(
-    page: Report, hovers: Sequence[str], marks: Sequence[Mark], words: str, kind: str, width: int
+    page: Report, hovers: Sequence[str], marks: Sequence[Mark], kind: str, width: int
 ) -> SafeString:
-    """A stacked bar for each step of the time."""
+    """Return a plot with a stacked bar for each step of the time."""
     points = [vars(point) for point in page.points]
     heights = ticks(largest(points))
     title = _("Requests of %(name)s, %(period)s") % {
         "name": name_words(page.name),
-        "period": PERIOD_NAMES[page.period],
+        "period": PERIOD_WORDS[page.period][0],
     }
     plot = Plot(
         title,
-        words,
+        page.words() or _("No requests in this time."),
         f"ratelimit-chart {kind}",
         width=width,
         across=_axis(page.points, page.period),
@@ -448,162 +377,74 @@ def _chart(
     return plot.svg()
 
 
-def _shown_curve(
-    place: int, shown: Curve, page: Report, asked: str, form_url: str
-) -> dict[str, Any]:
-    """A refusal curve for the template."""
-    curve = curve_members(shown)
-    points = curve["points"]
-    top = points[-1]["limit"]
-    chosen = top if shown.today is None else shown.today
-    if asked.isascii() and asked.isdecimal() and len(asked) < 14:
-        chosen = min(int(asked), top)
-    at = [point for point in points if point["limit"] <= chosen][-1]
-    drawn = plot_curve(
-        shown.points(), shown.requests, shown.people, curve["per"], today=shown.today
-    )
-    drawn.marks = [*drawn.marks, Mark(scale(chosen, top), kind="chosen")]
-    if shown.is_burst:
-        drawn.axis = _("burst")
-    return {
-        "place": place,
-        "members": curve,
-        "svg": drawn.svg(),
-        "chosen": chosen,
-        "at": _point_words(at, curve),
-        "others": _others_words(shown),
-        "field": f"limit{place}",
-        "top": top,
-        "form_url": form_url and f"{form_url}{_fills_in(curve, page)}",
-        "points": [
-            {**point, "x": drawn.x(scale(point["limit"], top)), "words": _point_words(point, curve)}
-            for point in points
-        ],
-        "rows": [
-            (
-                number_words(point["limit"]),
-                _range_words(point["requests"]),
-                _range_words(point["people"]),
-            )
-            for point in points
-        ],
-        "json_id": f"ratelimit-curve-{place}",
-    }
+def _range_words(number: Between) -> str:
+    """Return a number that is known within bounds."""
+    least, most = map(number_words, number)
+    if least == most:
+        return most
+    return _("%(least)s to %(most)s") % {"least": least, "most": most}
 
 
-def _others_words(shown: Curve) -> str:
-    """Why the curve differs from the refusals."""
-    if not shown.others:
-        return ""
-    names = {
-        "changes": _("changes"),
-        "overrides": _("overrides"),
-        "tiers": _("tiers"),
-        "periods": _("limits for other periods"),
-    }
-    text = _(
-        "Requests met other limits as well (%(why)s): the curve is as if this one had applied to "
-        "all, alone. "
-        "%(number)s requests were refused."
-    )
-    why = ", ".join(names[reason] for reason in shown.others)
-    return text % {"why": why, "number": number_words(shown.refused)}
-
-
-def _range_words(bounds: Sequence[int]) -> str:
-    """A number that is known within bounds."""
-    least, most = map(number_words, bounds)
-    return most if least == most else _("%(least)s to %(most)s") % {"least": least, "most": most}
-
-
-def _point_words(point: Mapping[str, Any], curve: Mapping[str, Any]) -> str:
-    """The refusals that a limit would have made, in a sentence."""
-    if curve["of"] == "burst":
+def _point_words(point: CurvePoint, curve: Curve, per: str) -> str:
+    """Return the refusals that a limit would have made, in a sentence."""
+    intro = _("%(limit)s per %(per)s would have refused")
+    if curve.is_burst:
         intro = _("A burst of %(limit)s, at the same rate, would have refused")
-    else:
-        intro = _("%(limit)s per %(per)s would have refused")
     rest = _("%(requests)s requests of %(all_requests)s, and %(people)s clients of %(all_people)s.")
-    requests, all_people = _range_words(point["requests"]), number_words(curve["people"])
+    requests = _range_words(point.requests)
+    if not curve.is_exact:
+        requests = f"{_('at most')} {requests}"
+    all_people = number_words(curve.people)
+    if curve.is_sampled:
+        all_people = _("about %(number)s") % {"number": all_people}
     values = {
-        "limit": number_words(point["limit"]),
-        "per": curve["per"],
-        "requests": requests if curve["is_exact"] else f"{_('at most')} {requests}",
-        "all_requests": number_words(curve["requests"]),
-        "people": _range_words(point["people"]),
-        "all_people": _("about %(number)s") % {"number": all_people}
-        if curve["people_are_estimated"]
-        else all_people,
+        "limit": number_words(point.limit),
+        "per": per,
+        "requests": requests,
+        "all_requests": number_words(curve.requests),
+        "people": _range_words(point.people),
+        "all_people": all_people,
     }
     return f"{intro} {rest}" % values
 
 
-def _fills_in(curve: Mapping[str, Any], page: Report) -> str:
-    """The query for the form, up to the number: see `limits.filled_in`."""
-    if curve["of"] == "burst":
-        return "burst="
-    first = page.limits[0].rate.period if page.limits else curve["period_seconds"]
-    if curve["period_seconds"] != first:
-        return (
-            urlencode({"further": Rate.parse((1, curve["period_seconds"])).per}) + "&further_limit="
-        )
-    return "limit="
-
-
-def _shown_people(
-    request: HttpRequest, people: Iterable[Mapping[str, Any]], page: Report
+def _client_rows(
+    request: HttpRequest, clients: Sequence[Estimate], page: Report
 ) -> list[dict[str, Any]]:
-    """Identities for the template, with what can be done about each.
-
-    `page`: of which name they are.
-    """
-    people = list(people)
-    named = [[(part["kind"], part["value"]) for part in each["parts"]] for each in people]
-    readable = readable_parts(request, named)
-    return [
-        _shown_person(request, each, page, parts)
-        for each, parts in zip(people, readable, strict=True)
-    ]
+    """Return the rows of clients of a name, with what can be done about each."""
+    parts = readable_parts(request, [client.name for client in clients])
+    return [_client_row(*pair, page) for pair in zip(clients, parts, strict=True)]
 
 
-def _shown_person(
-    request: HttpRequest, each: Mapping[str, Any], page: Report, parts: Sequence[ReadablePart]
-) -> dict[str, Any]:
-    may_override = request.user.has_perm(f"{APP}.add_ratelimitoverride")
-    # The digest is examined; what is shown of the client is filled into the form, and not examined.
-    inspect = {"name": readable(page.name), "digest": each["digest"]}
-    override: dict[str, str] = {}
-    for part, shown in zip(each["parts"], parts, strict=True):
-        kind, value = part["kind"], part["value"]
-        if kind == "ip" and _is_network(value):
-            inspect["address"] = value
-            override.setdefault("network", value)
-        elif shown.is_known_user:
+def _client_row(client: Estimate, parts: Sequence[ReadablePart], page: Report) -> dict[str, Any]:
+    # The digest is examined; the name is filled into the form, and not examined.
+    inspect = {"name": readable(page.name), "digest": client.digest}
+    by_user: dict[str, str] = {}
+    by_network: dict[str, str] = {}
+    for (kind, value), part in zip(client.name, parts, strict=True):
+        if part.is_known_user:
             inspect["user"] = value
-            override["user"] = value
-    if "user" in override:
-        override.pop(
-            "network", None
-        )  # One override is about one of them: the user is the narrower.
-    if not override:
-        override = {"client_digest": each["digest"], "duration": "86400"}
-    of_rule = {"rule": str(page.rule)} if page.rule is not None else {}
+            by_user = {"user": value}
+        elif kind == "ip":
+            with suppress(ValueError):
+                ip_network(value, strict=False)
+                inspect["address"] = value
+                by_network = {"network": value}
+    # An override names one subject: the user is narrower than the network.
+    subject = by_user or by_network or {"client_digest": client.digest, "duration": "86400"}
+    exempt = {**subject, "effect": "exempt"}
+    if page.rule is not None:
+        exempt["rule"] = str(page.rule)
+    digest = client.digest[:8]
     return {
-        "parts": parts or [ReadablePart(_("hidden (%(digest)s)") % {"digest": each["digest"][:8]})],
-        "words": ", ".join(part.words for part in parts) or each["digest"][:8],
-        "times": between_words(each["least"], each["most"]),
-        "inspect": urlencode(inspect) if page.kind != "other" and may_inspect(request) else "",
-        "exempt": urlencode({**override, **of_rule, "effect": "exempt"}) if may_override else "",
-        "block": urlencode({**override, "effect": "block"}) if may_override else "",
-        "is_network": "/" in override.get("network", ""),
+        "parts": parts or [ReadablePart(_("hidden (%(digest)s)") % {"digest": digest})],
+        "words": ", ".join(part.words for part in parts) or digest,
+        "times": between_words(client.times - client.error, client.times),
+        "inspect": urlencode(inspect),
+        "exempt": urlencode(exempt),
+        "block": urlencode({**subject, "effect": "block"}),
+        "is_network": "/" in subject.get("network", ""),
     }
-
-
-def _is_network(value: str) -> bool:
-    try:
-        ipaddress.ip_network(value, strict=False)
-    except ValueError:
-        return False
-    return True
 
 
 register_page("Statistics", gettext_lazy("Statistics"), StatisticsPages, "ratelimit_statistics")

@@ -26,6 +26,8 @@ def _last_days(request: Any, rules: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class StatisticsExtension(Extension):
+    """Counts decisions, and adds statistics to the pages and commands of the core."""
+
     name = "statistics"
     rule_fields = (DURABLE,)
     columns = (Column("last_day", _("last day"), _last_days),)

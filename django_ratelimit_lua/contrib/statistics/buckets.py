@@ -1,7 +1,7 @@
 """Buckets of histograms: of times, and of units used.
 
-Those of units are exact up to 15, then an eighth of a power of two wide: what is read from them is
-at most 12.5 % off. So HdrHistogram cuts its ranges, too
+Those of units are exact up to 15, then an eighth of a power of two wide, so that numbers read from
+them are at most 12.5 % off. HdrHistogram divides its ranges in the same way
 (https://hdrhistogram.github.io/HdrHistogram/).
 """
 
@@ -27,19 +27,19 @@ TIME_BOUNDS = (
 
 
 def units_bucket(units: int) -> int:
-    """The number of the bucket for this number of units.
+    """Return the number of the bucket for this number of units.
 
     >>> [units_bucket(units) for units in (0, 1, 15, 16, 17, 18, 31, 32)]
     [0, 1, 15, 16, 16, 17, 23, 24]
     """
     if units < 16:
-        return units if units > 0 else 0
+        return max(units, 0)
     shift = units.bit_length() - 4
     return (shift << 3) + (units >> shift)
 
 
 def units_range(bucket: int) -> tuple[int, int]:
-    """The least and the most units of a bucket.
+    """Return the minimum and the maximum number of units of a bucket.
 
     >>> [units_range(bucket) for bucket in (0, 15, 16, 17, 24)]
     [(0, 0), (15, 15), (16, 17), (18, 19), (32, 35)]
@@ -52,15 +52,22 @@ def units_range(bucket: int) -> tuple[int, int]:
 
 
 def quantile(share: float, histogram: Mapping[int, int]) -> float | None:
-    """Seconds within which that share of decisions was made, at most, by how many there are in each
-    bucket of times; infinity in the last bucket; None: there are no decisions.
+    """Return the seconds within which that share of decisions was made, at most.
+
+    Args:
+        share: From 0 to 1.
+        histogram: The number of decisions in each bucket of times.
+
+    Returns:
+        The bound of a bucket, infinity for the last one, or None if there are no decisions.
 
     >>> quantile(0.95, {0: 90, 3: 10}), quantile(0.5, {0: 90, 3: 10}), quantile(0.5, {})
     (0.0005, 5e-05, None)
     """
-    wanted, seen = share * sum(histogram.values()), 0
+    wanted = share * sum(histogram.values())
+    seen = 0
     for bucket in sorted(histogram):
         seen += histogram[bucket]
         if seen >= wanted:
-            return TIME_BOUNDS[bucket] if bucket < len(TIME_BOUNDS) else float("inf")
+            return [*TIME_BOUNDS, float("inf")][bucket]
     return None

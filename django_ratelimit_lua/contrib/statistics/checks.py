@@ -15,19 +15,22 @@ from .conf import settings
 
 @register(Tags.caches)
 def check_metrics(**kwargs: Any) -> Iterator[CheckMessage]:
-    """The packages that the settings of metrics need are installed."""
+    """Warn if a package is missing that the settings of metrics need."""
     with suppress(ImproperlyConfigured):  # The core's `check_settings` reports it.
-        if settings.METRICS_TOKEN is not None and find_spec("prometheus_client") is None:
-            yield _missing(
-                "RATELIMIT_METRICS_TOKEN is set, but there is no prometheus-client.", "prometheus"
-            )
-        if settings.OPENTELEMETRY and find_spec("opentelemetry") is None:
-            yield _missing(
-                "RATELIMIT_OPENTELEMETRY is True, but opentelemetry-api is not installed.", "otel"
-            )
-
-
-def _missing(text: str, extra: str) -> CheckMessage:
-    return Warning(
-        text, hint=f"Install django-ratelimit-lua[{extra}].", id="django_ratelimit_lua.W017"
-    )
+        for is_used, module, extra, text in (
+            (
+                settings.METRICS_TOKEN is not None,
+                "prometheus_client",
+                "prometheus",
+                "RATELIMIT_METRICS_TOKEN is set, but there is no prometheus-client.",
+            ),
+            (
+                settings.OPENTELEMETRY,
+                "opentelemetry",
+                "otel",
+                "RATELIMIT_OPENTELEMETRY is True, but opentelemetry-api is not installed.",
+            ),
+        ):
+            if is_used and find_spec(module) is None:
+                hint = f"Install django-ratelimit-lua[{extra}]."
+                yield Warning(text, hint=hint, id="django_ratelimit_lua.W017")

@@ -1,15 +1,11 @@
-"""The statistics on the core's pages and in its commands: the last day of rules and limits, the
-refusals that a rule in shadow mode would have made, and the last hour of a limit's client.
-"""
+"""The statistics on the pages of the core and in its commands."""
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlencode
 
-from django.conf import settings
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
@@ -28,7 +24,7 @@ from ...operations.formatting import (
 )
 from .keys import DAY, HOUR
 from .reading import Span, history, known_names, shadow_numbers, totals_of
-from .report import last_days
+from .report import last_days, moment_of
 from .results import FAILED
 from .writing import why_unwritable
 
@@ -37,7 +33,7 @@ _NOT_LET_GO = ("refused", "blocked", "would_be_refused", "failed")
 
 
 def limit_url(request: HttpRequest, name: str) -> str:
-    """The page of one rule or call site; empty if the operator may not see it."""
+    """Return the URL of the page of a name; empty if the operator may not see it."""
     if not request.user.has_perm(VIEW):
         return ""
     query = urlencode({"name": name}, errors="replace")
@@ -47,27 +43,32 @@ def limit_url(request: HttpRequest, name: str) -> str:
 def last_day_cells(
     request: HttpRequest, rules: Mapping[str, RateLimitRule | None]
 ) -> dict[str, SafeString]:
-    """For each name that was counted, a drawing of its last day that leads to its page, and what
-    was not allowed; for a rule in shadow mode, what it would have refused.
+    """Return the last day of each name that was counted.
+
+    A cell has a drawing that leads to the page of the name, and the requests that were not allowed;
+    for a rule in shadow mode, also those that it would have refused.
     """
     cells = {}
     for name, day in last_days(list(rules)).items():
         rule = rules[name]
-        drawn: SafeString | str = ""
+        words = ""
+        if rule is not None and rule.mode == "shadow":
+            words = rehearsal(rule)
         if day.requests:
+            spark = day.spark
             url = limit_url(request, name)
-            spark = format_html('<a href="{}">{}</a>', url, day.spark) if url else day.spark
-            drawn = format_html(
-                '<div class="ratelimit-seen">{} {}</div>', spark, day.words(_NOT_LET_GO)
-            )
-        words = rehearsal(rule) if rule is not None and rule.mode == "shadow" else ""
-        if drawn or words:
-            cells[name] = format_html("{}{}", drawn, words)
+            if url:
+                spark = format_html('<a href="{}">{}</a>', url, spark)
+            counts = day.words(_NOT_LET_GO)
+            text = '<div class="ratelimit-seen">{} {}</div>{}'
+            cells[name] = format_html(text, spark, counts, words)
+        elif words:
+            cells[name] = format_html("{}", words)
     return cells
 
 
 def rehearsal(rule: RateLimitRule) -> str:
-    """What this version of a rule has seen in shadow mode, in words."""
+    """Return the requests that this version of a rule has seen in shadow mode, in words."""
     try:
         numbers = shadow_numbers(rule.declared())
     except StoreError:
@@ -75,9 +76,8 @@ def rehearsal(rule: RateLimitRule) -> str:
     if not numbers.seen:
         return _("This version of the rule has seen no request in shadow mode yet.")
     return _(
-        "Seen: %(seen)s requests, from %(clients)s. Would have refused: %(refused)s (%(share)s), "
-        "from "
-        "%(refused_clients)s."
+        "Seen: %(seen)s requests, from %(clients)s. Would have refused: %(refused)s "
+        "(%(share)s), from %(refused_clients)s."
     ) % {
         "seen": number_words(numbers.seen),
         "clients": clients_words(numbers.people),
@@ -88,7 +88,7 @@ def rehearsal(rule: RateLimitRule) -> str:
 
 
 def history_words(met: ExplainedLimit) -> str:
-    """The last hour of the client that a limit counts; empty: Redis is unavailable."""
+    """Return the last hour of the client that a limit counts; empty if Redis is unavailable."""
     try:
         found = history(met.counted_as, met.charge.digest)
     except StoreError:
@@ -96,35 +96,32 @@ def history_words(met: ExplainedLimit) -> str:
     parts = []
     if found.used is not None:
         parts.append(_("units used: %(number)s") % {"number": between_words(*found.used)})
-    if found.refused is not None and met.state is not None and met.state.mode == "shadow":
-        parts.append(
-            _("requests that would be refused: %(number)s")
-            % {"number": between_words(*found.refused)}
-        )
-    elif found.refused is not None:
-        parts.append(_("requests refused: %(number)s") % {"number": between_words(*found.refused)})
+    if found.refused is not None:
+        text = _("requests refused: %(number)s")
+        if met.state is not None and met.state.mode == "shadow":
+            text = _("requests that would be refused: %(number)s")
+        parts.append(text % {"number": between_words(*found.refused)})
     if not parts:
         return _("Not among the clients that used most or were refused most in the last hour.")
-    since = datetime.datetime.fromtimestamp(found.since, datetime.UTC if settings.USE_TZ else None)
     return _("Since %(moment)s: %(numbers)s") % {
-        "moment": moment_words(since),
+        "moment": moment_words(moment_of(found.since)),
         "numbers": ", ".join(parts),
     }
 
 
 def health_warnings() -> Iterator[str]:
-    """Whether statistics can be written, and which rules could not be applied today.
+    """Yield why statistics cannot be written, and the rules that could not be applied today.
 
-    Raises `StoreError`.
+    Raises:
+        StoreError: Redis is unavailable.
     """
     error = why_unwritable()
     if error is not None:
         yield f"statistics cannot be written, or not all: {error}"
     today = int(time.time()) // DAY * DAY
-    for name, total in sorted(
-        totals_of(list(known_names()), Span(today, today + DAY, HOUR)).items()
-    ):
+    totals = totals_of(list(known_names()), Span(today, today + DAY, HOUR))
+    for name, total in sorted(totals.items()):
         number = total.counts[FAILED]
         if number:
-            requests = "request" if number == 1 else "requests"
-            yield f"rule {name!r} could not be applied to {number} {requests} today; see the log"
+            requests = f"{number} request{'s' * (number > 1)}"
+            yield f"rule {name!r} could not be applied to {requests} today; see the log"

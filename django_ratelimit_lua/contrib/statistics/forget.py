@@ -1,5 +1,4 @@
-"""Erase what statistics have stored about one identity: its marks, and its rows in the lists of
-clients.
+"""Erase the statistics of one identity: its marks, and its rows in the lists of clients.
 
 Requests stay counted. The HyperLogLogs of refused clients stay as well: no digest can be read from
 them.
@@ -16,9 +15,16 @@ from .recorder import recorder
 
 
 def forget(digests: Collection[bytes]) -> Mapping[str, int]:
-    """Erase it in Redis, and have all processes drop what they have not written yet.
+    """Erase the identity in Redis, and have all processes drop their unwritten counts of clients.
 
-    Raises `StoreError`.
+    Args:
+        digests: The digests of the identity under each secret.
+
+    Returns:
+        How much was erased, by kind.
+
+    Raises:
+        StoreError: Redis is unavailable.
     """
     recorder.forget()
     store = get_store(background=True)

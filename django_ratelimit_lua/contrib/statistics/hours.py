@@ -1,8 +1,8 @@
-"""From Redis to the database: the hours of rules and limiters with durable statistics.
+"""Copy the hours of rules and limiters with durable statistics from Redis to the database.
 
-One of all processes does it, every few minutes, until there is nothing new for a while. Numbers are
-absolute and only raise existing ones, so it makes no difference how often they are written, by how
-many processes, or when one was killed.
+One process at a time does it, every few minutes, until there is nothing new for a while. Numbers
+are absolute and only raise existing ones, so it makes no difference how often they are written, by
+how many processes, or when one was killed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ...rules.rule import UNWRITABLE
 from ...rules.ruleset import settings_rules
 from ...store import get_store, rules_key, take_turn
 from . import results
-from .keys import DAY, HOURS_KEPT
+from .keys import DAY, HOUR, HOURS_KEPT, MINUTES_KEPT
 from .models import Numbers, RateLimitHour
-from .reading import Hour, durable_names, hours
+from .reading import Point, Span, durable_names, hours, people_refused
 
 KEEP_SECONDS = 300.0
 LAST_LOOKS = 3
@@ -48,18 +48,18 @@ COLUMNS = {
 """The column of each result."""
 
 
-def names_to_keep(using: str) -> dict[str, int | None]:
-    """The rules and limiters with durable statistics, and until when (seconds since 1970.
+def names_to_keep(using: str) -> dict[str, int]:
+    """Return the rules and limiters with durable statistics.
 
-    None: no end).
+    Returns:
+        For each name, the end of what is kept, in seconds since 1970.
     """
-    names: dict[str, int | None] = dict(durable_names())
-    if conf.RULES:
-        names |= dict.fromkeys(
-            rule.name for rule in settings_rules() if (rule.given or {}).get("durable")
-        )
+    names = durable_names()
     rules = RateLimitRule._base_manager.using(using).filter(extra__statistics__durable=True)
-    names |= dict.fromkeys(rules.values_list("name", flat=True))
+    rule_names = set(rules.values_list("name", flat=True))
+    if conf.RULES:
+        rule_names |= {rule.name for rule in settings_rules() if (rule.given or {}).get("durable")}
+    names |= dict.fromkeys(rule_names, int(time.time()) + HOUR)
     return {
         name: until
         for name, until in names.items()
@@ -68,43 +68,53 @@ def names_to_keep(using: str) -> dict[str, int | None]:
 
 
 def keep_hours() -> int:
-    """Write to the database what it does not have yet of each name: from a day before its last row
-    on, or all that Redis has; but nothing that is older than `RATELIMIT_HISTORY_DAYS`.
+    """Write the hours to the database that it does not have yet.
 
-    Returns how many rows were made or raised. Raises `StoreError`, and whatever the database
-    raises.
+    Of each name, hours are written from a day before its last row on, or all that Redis has, but
+    none that is older than `RATELIMIT_HISTORY_DAYS`.
+
+    Returns:
+        The number of rows that were made or raised.
+
+    Raises:
+        StoreError: Redis is unavailable. The database may raise its own errors.
     """
-    using, now = primary(), int(time.time())
-    oldest = now - HOURS_KEPT
-    if conf.HISTORY_DAYS is not None:
-        oldest = max(oldest, int(now - conf.HISTORY_DAYS * DAY))
+    using = primary()
+    oldest = _oldest(HOURS_KEPT)
     written = 0
     for name, until in sorted(names_to_keep(using).items()):
-        last = (
-            RateLimitHour.objects.using(using)
-            .filter(name=name)
-            .aggregate(moment=Max("moment"))["moment"]
-        )
-        since = oldest if last is None else max(oldest, last - DAY)
-        found = {
-            hour.moment: _numbers(hour)
-            for hour in hours(name, range(since // DAY, now // DAY + 1))
-            if hour.moment >= oldest and (until is None or hour.moment < until)
-        }
+        rows = RateLimitHour.objects.using(using).filter(name=name)
+        last = rows.aggregate(last=Max("moment", default=0))["last"]
+        since = max(oldest, last - DAY)
+        span = Span(since + -since % HOUR, until, HOUR)
+        found = {point.moment: _numbers(name, point) for point in hours(name, span)}
         written += RateLimitHour.keep(using, name, found)
     return written
 
 
-def _numbers(hour: Hour) -> Numbers:
-    counts = {COLUMNS[result]: number for result, number in hour.counts.items()}
-    return {**counts, "units": hour.units, "near": hour.near, "people_refused": hour.people_refused}
+def _oldest(seconds: float) -> int:
+    """Return the moment so many seconds ago, or since which `RATELIMIT_HISTORY_DAYS` keeps rows."""
+    if conf.HISTORY_DAYS is not None:
+        seconds = min(seconds, conf.HISTORY_DAYS * DAY)
+    return int(time.time() - seconds)
+
+
+def _numbers(name: str, hour: Point) -> Numbers:
+    numbers: dict[str, int | None] = {
+        column: hour.counts[result] for result, column in COLUMNS.items()
+    }
+    numbers |= {"units": hour.counts["u"], "near": hour.counts["n"], "people_refused": None}
+    if hour.moment > time.time() - MINUTES_KEPT + HOUR:
+        span = Span(hour.moment, hour.moment + HOUR, HOUR)
+        numbers["people_refused"] = people_refused(name, span)
+    return numbers
 
 
 _looks_left = 0
 
 
 def look() -> None:
-    """Start to write hours in a thread of its own, unless another process is at it."""
+    """Start to write hours in a thread of its own, unless another process does it."""
     global _looks_left
     if take_turn(_turn_key(), 2 * KEEP_SECONDS):
         _looks_left = LAST_LOOKS
@@ -112,8 +122,9 @@ def look() -> None:
 
 
 def _step() -> float | None:
-    """Write hours, and come again: the last requests of a quiet site are written without a further
-    one.
+    """Write hours, and repeat it until there is nothing new.
+
+    So the last requests of a quiet site are written without a further one.
     """
     global _looks_left
     store = get_store(background=True)
@@ -131,7 +142,7 @@ def _turn_key() -> bytes:
 
 
 def _keep() -> int:
-    """Returns how many rows were made or raised."""
+    """Write hours, and return how many rows were made or raised."""
     try:
         sweep(primary())
         return keep_hours()
@@ -140,18 +151,10 @@ def _keep() -> int:
 
 
 def outdated_hours(using: str, before: datetime) -> QuerySet[RateLimitHour]:
-    """The hours from before this moment, but for those that Redis has and that would be written
-    again.
-    """
-    moment = int(before.timestamp())
-    rewritten = int(time.time()) - HOURS_KEPT - DAY
-    if conf.HISTORY_DAYS is not None:
-        rewritten = max(rewritten, int(time.time() - conf.HISTORY_DAYS * DAY))
-    return (
-        RateLimitHour._base_manager.using(using)
-        .filter(moment__lt=min(moment, rewritten))
-        .order_by("moment")
-    )
+    """Return the hours from before this moment, except those that would be written again."""
+    moment = min(int(before.timestamp()), _oldest(HOURS_KEPT + DAY))
+    rows = RateLimitHour._base_manager.using(using)
+    return rows.filter(moment__lt=moment).order_by("moment")
 
 
 keeping = Task("hours", _step, meanwhile="Redis keeps the statistics, for ninety days")

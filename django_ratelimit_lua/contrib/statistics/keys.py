@@ -37,14 +37,14 @@ from functools import lru_cache
 
 from ...conf import conf
 
-MINUTE, HOUR, DAY = 60, 3600, 86_400
-MINUTES_KEPT, HOURS_KEPT, TOP_KEPT, VERSIONS_KEPT, BATCH_KEPT = (
-    49 * HOUR,
-    91 * DAY,
-    25 * HOUR,
-    8 * DAY,
-    6 * HOUR,
-)
+MINUTE = 60
+HOUR = 3600
+DAY = 86_400
+MINUTES_KEPT = 49 * HOUR
+HOURS_KEPT = 91 * DAY
+TOP_KEPT = 25 * HOUR
+VERSIONS_KEPT = 8 * DAY
+BATCH_KEPT = 6 * HOUR
 SITE = ""
 """The name of the whole site: every request counts once there, and every decision once by its
 source and its time.
@@ -59,22 +59,27 @@ here.
 """
 REST = "other"
 """The label of all further names."""
-TOTALS, DROPPED = b"totals", b"dropped"
+TOTALS = b"totals"
+DROPPED = b"dropped"
 
 
 @lru_cache(maxsize=4096)
 def tag_of(name: str) -> bytes:
-    """What stands for a name in keys."""
-    return (
-        hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest().encode()
-    )
+    """Return the digest that stands for a name in keys."""
+    encoded = name.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(encoded, digest_size=8).hexdigest().encode()
 
 
 def key_of(name: str, suffix: bytes) -> bytes:
-    """A key of one rule or call site."""
+    """Return a key of one rule or call site."""
     return b"%b{stats:%b}:%b" % (conf.CACHE_PREFIX, tag_of(name), suffix)
 
 
 def site_key(suffix: bytes) -> bytes:
-    """A key that is of no rule."""
+    """Return a key that belongs to no name."""
     return conf.CACHE_PREFIX + b"{stats}:" + suffix
+
+
+def readable(name: str) -> str:
+    """Return a name for systems that take no lone surrogates."""
+    return name.encode(errors="replace").decode()

@@ -1,6 +1,6 @@
-"""High-water marks: the maximum that each identity had used, or wanted, of a limit in an hour or a
-day.
+"""High-water marks: the maximum that each identity used, or wanted, of a limit.
 
+They are kept by hour and by day.
 There may be millions of identities, so a sample is kept: those with the smallest digests. Digests
 are random and the same in all processes, so the samples of all processes make one (a
 k-minimum-values sketch: Bar-Yossef et al., "Counting Distinct Elements in a Data Stream", RANDOM
@@ -24,7 +24,7 @@ class Sample(dict[bytes, int]):
     """No digest beyond this one is in the sample; this one stands behind all digests."""
 
     def note(self, marks: Mapping[bytes, int]) -> dict[bytes, int]:
-        """Note marks. Returns those that are news for the sample.
+        """Note marks, and return those that are news for the sample.
 
         >>> sample = Sample()
         >>> [sample.note({b"00": mark}) for mark in (3, 2, 4)]
@@ -37,13 +37,11 @@ class Sample(dict[bytes, int]):
         }
         self.update(news)
         if len(self) > 2 * SAMPLE:
-            first = sorted(self)[: SAMPLE + 1]  # One more, which shows that there were others.
-            kept = {digest: self[digest] for digest in first}
-            self.clear()
-            self.update(kept)
-            self._last = first[-1]
-            news = {digest: mark for digest, mark in news.items() if digest in kept}
-        return news
+            # One more is kept, which shows that there were others.
+            self._last = sorted(self)[SAMPLE]
+            for digest in [digest for digest in self if digest > self._last]:
+                del self[digest]
+        return {digest: mark for digest, mark in news.items() if digest <= self._last}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +56,14 @@ class Marks:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the sample is everybody."""
+        """Whether the sample contains all identities."""
         return self.people == len(self.marks)
 
     def beyond(self, units: int) -> tuple[int, int]:
-        """The estimated number of identities that had used more than this number of units, and its
-        error (two standard errors; 0: it is exact).
+        """Estimate how many identities used more than this number of units.
+
+        Returns:
+            The number, and its error: two standard errors, or 0 if it is exact.
 
         >>> Marks((1, 5, 9), 3).beyond(4)
         (2, 0)
@@ -71,15 +71,15 @@ class Marks:
         count = sum(mark > units for mark in self.marks)
         if self.is_exact or not self.marks:
             return count, 0
-        sampled, scale = len(self.marks), self.people / len(self.marks)
+        sampled = len(self.marks)
         share = count / sampled
         # Of the share, and of how many there are.
         error = 2 * self.people * ((share * (1 - share) / sampled) + share * share / sampled) ** 0.5
-        return round(count * scale), max(1, round(error))
+        return round(share * self.people), max(1, round(error))
 
     @classmethod
     def of(cls, found: Mapping[bytes, int]) -> Marks:
-        """The high-water marks from those of all processes and hours, by digest."""
+        """Make the high-water marks from those of all processes and hours, by digest."""
         if len(found) <= SAMPLE:
             return cls(tuple(sorted(found.values())), len(found))
         smallest = sorted(found)[:SAMPLE]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from django.db import models, transaction
 
@@ -40,6 +40,8 @@ class RateLimitHour(models.Model):
     people_refused = models.BigIntegerField(null=True)
 
     class Meta:
+        """One row for each name and hour."""
+
         default_permissions = ("view",)
         constraints = (
             models.UniqueConstraint(fields=("name", "moment"), name="ratelimit_hour_once"),
@@ -51,7 +53,7 @@ class RateLimitHour(models.Model):
 
     @classmethod
     def columns(cls) -> list[str]:
-        """The names of what is counted."""
+        """Return the names of the columns that count."""
         return [
             field.name
             for field in cls._meta.concrete_fields
@@ -62,44 +64,34 @@ class RateLimitHour(models.Model):
     def keep(cls, using: str, name: str, hours: Mapping[int, Numbers]) -> int:
         """Write hours of one name, by their moment.
 
-        Existing numbers are raised, and never lowered, so it may be repeated, and late. Return how
-        many rows were made or raised.
+        Existing numbers are raised, and never lowered, so hours may be written repeatedly and late.
+
+        Returns:
+            The number of rows that were made or raised.
         """
         moments = sorted(hours)
-        return sum(
-            cls._keep_some(using, name, hours, moments[at : at + BATCH])
-            for at in range(0, len(moments), BATCH)
-        )
-
-    @classmethod
-    def _keep_some(
-        cls, using: str, name: str, hours: Mapping[int, Numbers], moments: Sequence[int]
-    ) -> int:
         every = cls._base_manager.using(using)
-        rows = every.select_for_update().filter(name=name, moment__in=moments)
-        with transaction.atomic(using):
-            present = {row.moment: row for row in rows}
-            made = [
-                cls(name=name, moment=moment, **hours[moment])
-                for moment in moments
-                if moment not in present
-            ]
-            if made:
-                every.bulk_create(made, ignore_conflicts=True)
-                present = {
-                    row.moment: row for row in rows.all()
-                }  # Another process may have made the same.
-            raised = [row for moment, row in present.items() if row.raise_to(hours[moment])]
-            every.bulk_update(raised, cls.columns())
-        return len(made) + len(raised)
+        written = 0
+        for at in range(0, len(moments), BATCH):
+            batch = moments[at : at + BATCH]
+            rows = every.select_for_update().filter(name=name, moment__in=batch)
+            with transaction.atomic(using):
+                missing = set(batch).difference(row.moment for row in rows)
+                if missing:
+                    made = [cls(name=name, moment=at, **hours[at]) for at in sorted(missing)]
+                    every.bulk_create(made, ignore_conflicts=True)
+                    rows = rows.all()  # Another process may have made the same.
+                raised = [row for row in rows if row.raise_to(hours[row.moment])]
+                every.bulk_update(raised, cls.columns())
+            written += len(missing) + len(raised)
+        return written
 
     def raise_to(self, numbers: Numbers) -> bool:
-        """Raise the columns that are lower; whether one was."""
-        higher = {
-            column: number
-            for column, number in numbers.items()
-            if number is not None and ((before := getattr(self, column)) is None or number > before)
-        }
-        for column, number in higher.items():
-            setattr(self, column, number)
-        return bool(higher)
+        """Raise the columns that are lower, and return whether one was."""
+        is_raised = False
+        for column, number in numbers.items():
+            before = getattr(self, column)
+            if number is not None and (before is None or number > before):
+                setattr(self, column, number)
+                is_raised = True
+        return is_raised

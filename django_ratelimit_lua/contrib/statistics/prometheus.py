@@ -1,4 +1,4 @@
-"""The statistics as Prometheus has them: totals of all processes, from whichever is asked.
+"""The statistics for Prometheus: totals of all processes, whichever of them is scraped.
 
 The totals are in Redis, so nothing is kept per process and no directory of
 `PROMETHEUS_MULTIPROC_DIR` is needed. Labels are names of rules and call sites, never anything of a
@@ -18,7 +18,7 @@ from ...extension import Metric as Gauge
 from ...extension import extensions
 from ...store import FAILURES, Patience, get_store
 from .buckets import TIME_BOUNDS
-from .keys import MAX_LABELS, OTHER, REST
+from .keys import MAX_LABELS, OTHER, REST, readable
 from .reading import totals
 from .results import LABELS, SOURCES
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 SECONDS = 5.0
-"""For which a scrape waits for Redis at most; Prometheus by default waits ten."""
+"""The timeout of a scrape's commands; that of Prometheus is ten by default."""
 
 
 class Collector:
@@ -38,47 +38,52 @@ class Collector:
     """
 
     def describe(self) -> Iterable[Metric]:
-        """The metrics without values, by which a registry knows them; Redis is not asked."""
+        """Return the metrics without values, by which a registry knows them, without Redis."""
         return _families().values()
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics as they are now."""
-        families, is_up = _families(), True
+        """Return the metrics as they are now."""
+        families = _families()
+        store_up = families["store_up"]
         try:
             found = totals(Patience(SECONDS))
             gauges = {metric.name: metric.read() for metric in _gauges()}
         except StoreError:
-            is_up = False
-        families["store_up"].add_metric([], float(is_up and not get_store().is_paused))
-        if not is_up:
-            return [families["store_up"]]
+            store_up.add_metric([], 0)
+            return [store_up]
+        store_up.add_metric([], float(not get_store().is_paused))
         families["rules_revision"].add_metric([], found.revision)
         for name, numbers in gauges.items():
             for labels, number in numbers.items():
-                families[name].add_metric(
-                    [label.encode(errors="replace").decode() for label in labels], number
-                )
+                families[name].add_metric([*map(readable, labels)], number)
         by_label: dict[str, Counter[str]] = {}
         for name, counts in found.of_names.items():
-            label = REST if name == OTHER else name.encode(errors="replace").decode()
+            label = readable(name)
+            if name == OTHER:
+                label = REST
             by_label.setdefault(label, Counter()).update(counts)
         for label, counts in by_label.items():
-            _add_rule(families, label, counts)
+            for letter, (mode, result) in LABELS.items():
+                if counts[letter]:
+                    families["decisions"].add_metric([label, mode, result], counts[letter])
+            families["units"].add_metric([label, "allowed"], counts["u"])
+            families["units"].add_metric([label, "refused"], counts["w"])
+            families["near_limit"].add_metric([label], counts["n"])
         for source, letter in SOURCES.items():
-            buckets, seen = [], 0
+            buckets = []
+            seen = 0
             for number, bound in enumerate([*map(repr, TIME_BOUNDS), "+Inf"]):
                 seen += found.of_all[f"t{letter}{number}"]
                 buckets.append((bound, seen))
-            families["decision_seconds"].add_metric(
-                [source], buckets, found.of_all[f"T{letter}"] / 1e6
-            )
+            seconds = found.of_all[f"T{letter}"] / 1e6
+            families["decision_seconds"].add_metric([source], buckets, seconds)
         for kind in FAILURES:
             families["store_errors"].add_metric([kind], found.of_all[f"E{kind}"])
         return families.values()
 
 
 def _gauges() -> Iterable[Gauge]:
-    """Those of the core, and those of other annexes."""
+    """Return those of the core, and those of other annexes."""
     yield IN_FLIGHT
     yield BANS_ACTIVE
     for extension in extensions:
@@ -86,7 +91,7 @@ def _gauges() -> Iterable[Gauge]:
 
 
 def _by_rule(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:
-    """By label: the smallest together as `REST` if there are more names than labels."""
+    """Return numbers by label: the smallest as `REST` if there are more names than labels."""
     counter = Counter(counts)
     found = Counter(dict(counter.most_common(MAX_LABELS)))
     if rest := counter.total() - found.total():
@@ -151,21 +156,14 @@ def _families() -> dict[str, Any]:
     }
 
 
-def _add_rule(families: Mapping[str, Any], label: str, counts: Mapping[str, int]) -> None:
-    for letter, (mode, result) in LABELS.items():
-        if counts[letter]:
-            families["decisions"].add_metric([label, mode, result], counts[letter])
-    families["units"].add_metric([label, "allowed"], counts["u"])
-    families["units"].add_metric([label, "refused"], counts["w"])
-    families["near_limit"].add_metric([label], counts["n"])
-
-
 def register(registry: CollectorRegistry | None = None) -> Collector:
-    """Add the metrics to a registry of the project's: the default one of prometheus-client, unless
-    another is given, which is the one that django-prometheus shows.
+    """Add the metrics to a registry of the project, once for each process.
 
-    Once for each process, such as in `AppConfig.ready`; not where `PROMETHEUS_MULTIPROC_DIR` is
-    used, as what is shown then is no registry's.
+    Call it in `AppConfig.ready`, for example, but not with `PROMETHEUS_MULTIPROC_DIR`, which shows
+    the metrics of no registry.
+
+    Args:
+        registry: The registry; by default that of prometheus-client, which django-prometheus shows.
     """
     from prometheus_client import REGISTRY
 

@@ -1,7 +1,7 @@
-"""What was counted, read again: for the admin's pages, commands, JSON and metrics.
+"""Read the counts again, for the admin's pages, commands, JSON and metrics.
 
-Everything here asks Redis and may raise `StoreError`; what this process has not written yet is
-written first.
+Everything here calls Redis and may raise `StoreError`. Unwritten counts of this process are written
+first.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...store import Patience, get_store, rules_key
@@ -29,16 +28,7 @@ from .keys import (
 )
 from .marks import Marks
 from .recorder import recorder
-from .results import (
-    ADVISED,
-    ALLOWED,
-    ALLOWED_ADVISING,
-    ALLOWED_IN_SHADOW,
-    LABELS,
-    SHADOW,
-    SOURCES,
-    refused_of,
-)
+from .results import LABELS, SOURCES
 from .shadow import version_of
 from .space_saving import Estimate
 
@@ -46,7 +36,6 @@ MAX_LISTED = 100_000
 """More than all lists of two hours have."""
 Counts = Counter[str]
 """Requests by result: see `results`."""
-_SOURCES = {letter: source for source, letter in SOURCES.items()}
 
 
 class Span(NamedTuple):
@@ -62,27 +51,23 @@ class Span(NamedTuple):
 
     @classmethod
     def last(cls, seconds: int, step: int, now: float | None = None) -> Span:
-        """The last seconds of this number, up to the end of the current step.
+        """Return the last seconds of this number, up to the end of the current step.
 
         >>> Span.last(3600, 60, now=7230.0)
         Span(start=3660, end=7260, step=60)
         """
-        end = (int(time.time() if now is None else now) // step + 1) * step
+        end = (int(now or time.time()) // step + 1) * step
         return cls(end - seconds, end, step)
 
-    @property
-    def moments(self) -> range:
-        """The beginnings of the steps."""
-        return range(self.start, self.end, self.step)
-
     def parts(self, seconds: int) -> range:
-        """The minutes, hours or days (of this many seconds) in it, numbered since 1970."""
+        """Return the minutes, hours or days (of this many seconds) in it, numbered since 1970."""
         return range(self.start // seconds, -(-self.end // seconds))
 
     @property
     def by_hours(self) -> list[tuple[bytes, int]]:
-        """The hours, if these are still kept separately, otherwise the days: the ends of their
-        keys, and when each begins.
+        """The hours if these are still kept separately, otherwise the days.
+
+        Each is the end of a key, and the moment at which it begins.
         """
         if self.end <= self.start:
             return []
@@ -92,90 +77,62 @@ class Span(NamedTuple):
 
 
 class Point(NamedTuple):
-    """What was counted in one step: it begins at `moment`, in seconds since 1970."""
+    """The counts of one step, which begins at `moment`, in seconds since 1970."""
 
     moment: int
     counts: Counts
 
 
-class Hour(NamedTuple):
-    """What was counted in one hour, which begins at `moment`: `people_refused`, about.
+class Total(NamedTuple):
+    """The counts of a span: requests by result, decisions by source, and requests in each hour.
 
-    None: not known any more.
+    `units`: those that were taken; `near`: allowed requests that were near the limit.
     """
 
-    moment: int
     counts: Counts
+    sources: Counts
     units: int
     near: int
-    people_refused: int | None
+    hours: Sequence[Point]
 
 
-@dataclass(frozen=True, slots=True)
-class Total:
-    """What was counted in a time: requests by result, by source, and in each hour.
+class Detail(NamedTuple):
+    """The histograms of a span, which begins at `since`.
 
-    The `units` that were taken; allowed requests that were `near` the limit.
-    """
-
-    counts: Counts = field(default_factory=Counter)
-    sources: Counts = field(default_factory=Counter)
-    units: int = 0
-    near: int = 0
-    hours: Sequence[Point] = ()
-
-    @property
-    def requests(self) -> int:
-        return sum(self.counts.values())
-
-    @property
-    def allowed(self) -> int:
-        """Requests that this rule let go, in whatever mode."""
-        return sum(self.counts[result] for result in (ALLOWED, ALLOWED_ADVISING, ALLOWED_IN_SHADOW))
-
-    @property
-    def refused(self) -> int:
-        """Requests that this rule refused, or reported to the view as limited."""
-        return refused_of(self.counts) + self.counts[ADVISED]
-
-    @property
-    def would_be_refused(self) -> int:
-        """Requests that this rule would have refused, but for shadow mode."""
-        return self.counts[SHADOW]
-
-
-@dataclass(frozen=True, slots=True)
-class Detail:
-    """Histograms of a span, which begins at `since`: `times` by source, the number of decisions by
-    bucket (see `TIME_BOUNDS`); `used` by period in microseconds, the number of requests by the
-    units used including their own, by bucket (see `units_range`).
+    `times`: the number of decisions by bucket (see `TIME_BOUNDS`); `used`: by period in
+    microseconds, the number of requests by the units used including their own, by bucket (see
+    `units_range`).
     """
 
     since: int
-    times: Mapping[str, Counter[int]]
+    times: Counter[int]
     used: Mapping[int, Counter[int]]
 
     def time_within(self, share: float) -> float | None:
-        """Seconds in which that share of decisions was made, at most."""
-        return quantile(share, sum(self.times.values(), Counter()))
+        """Return the seconds in which that share of decisions was made, at most."""
+        return quantile(share, self.times)
 
     def beyond(self, period_us: int, units: int) -> tuple[int, int]:
-        """How many requests found more than this number of units used: the minimum and the maximum,
-        as buckets are not exact.
+        """Return how many requests found more than this number of units used.
+
+        The buckets of large numbers are not exact.
         """
-        least = most = 0
+        least = 0
+        most = 0
         for bucket, number in self.used.get(period_us, {}).items():
             low, high = units_range(bucket)
-            least += number if low > units else 0
-            most += number if high > units else 0
+            if low > units:
+                least += number
+            if high > units:
+                most += number
         return least, most
 
 
 class Totals(NamedTuple):
-    """All that was ever counted, of all processes: `of_names`, by rule or call site; `of_all`; both
-    as they are written (see `keys`).
+    """The totals of all processes, as `keys` describes them.
 
-    `revision`: the number of the rules that are published (0: none).
+    `of_names`: by rule or call site; `of_all`: of the whole site; `revision`: the number of the
+    rules that are published (0: none).
     """
 
     of_names: Mapping[str, Counts]
@@ -184,9 +141,10 @@ class Totals(NamedTuple):
 
 
 class History(NamedTuple):
-    """The counts of one identity since a moment (in seconds since 1970): the units it `used`, and
-    how often it was `refused`, or would have been: minimum and maximum; None: it is not among the
-    top clients.
+    """The counts of one identity since a moment, in seconds since 1970.
+
+    `used`: its units, and `refused`: its refusals, or those that shadow mode would have made, each
+    as the minimum and the maximum; None: it is not among the top clients.
     """
 
     since: int
@@ -195,195 +153,185 @@ class History(NamedTuple):
 
 
 class ShadowNumbers(NamedTuple):
-    """Requests that a version of a rule has `seen` and would have `refused`, and the estimated
-    number of their identities.
+    """The requests that a version of a rule has seen and would have refused in shadow mode.
+
+    `people`, `refused_people`: the estimated number of their identities.
     """
 
-    seen: int = 0
-    refused: int = 0
-    people: int = 0
-    refused_people: int = 0
+    seen: int
+    refused: int
+    people: int
+    refused_people: int
 
 
 def known_names() -> dict[str, int]:
-    """The rules and call sites that were counted in the last ninety days, and in which hour last
-    (seconds since 1970).
+    """Return the names that were counted in the last ninety days.
+
+    Returns:
+        For each name, the last hour in which it was counted, in seconds since 1970.
     """
-    return {name: hour * HOUR for name, hour in _hours_of(b"names").items()}
-
-
-def was_counted(name: str) -> bool:
-    """Whether that name was counted in the last ninety days."""
-    (hour,) = _ask([(b"ZSCORE", site_key(b"names"), name.encode("utf-8", "surrogatepass"))])
-    return bool(hour)
+    return _hours_of(b"names")
 
 
 def durable_names() -> dict[str, int]:
-    """The names of limiters with durable statistics, and until when (seconds since 1970).
+    """Return the names of limiters with durable statistics in the time that Redis keeps hours.
 
-    Of the last ninety days, because Redis has nothing of earlier ones.
+    Returns:
+        For each name, the end of its last hour, in seconds since 1970.
     """
-    since = (int(time.time()) - HOURS_KEPT) // HOUR
-    return {
-        name: (hour + 1) * HOUR for name, hour in _hours_of(b"durable").items() if hour >= since
-    }
+    ends = {name: hour + HOUR for name, hour in _hours_of(b"durable").items()}
+    return {name: end for name, end in ends.items() if end > time.time() - HOURS_KEPT}
 
 
 def totals_of(names: Sequence[str], span: Span) -> dict[str, Total]:
-    """What was counted of each name, in whole hours; the hour that is going on is one of them."""
-    return {
-        name: _total(span, by_hour)
-        for name, by_hour in _counted(names, span.parts(DAY), HOUR).items()
-    }
+    """Return the counts of each name, in whole hours; the current hour is one of them."""
+    hourly = _points_of(names, span._replace(step=HOUR))
+    return {name: _total(points) for name, points in hourly.items()}
 
 
 def total(name: str, span: Span) -> Total:
-    """What was counted of one name: see `totals_of`."""
+    """Return the counts of one name: see `totals_of`."""
     return totals_of([name], span)[name]
 
 
-def _total(span: Span, by_hour: Mapping[int, Counts]) -> Total:
-    counted = [(hour * HOUR, by_hour.get(hour * HOUR, Counter())) for hour in span.parts(HOUR)]
+def _total(points: Sequence[Point]) -> Total:
+    whole = add_up(points)
+    sources = {
+        source: whole[f"S{letter}"] for source, letter in SOURCES.items() if whole[f"S{letter}"]
+    }
+    return Total(_results(whole), Counter(sources), whole["u"], whole["n"], _requests(points))
+
+
+def add_up(points: Iterable[Point]) -> Counts:
+    """Return the sum of the counts of several steps."""
     whole: Counts = Counter()
-    for _, of in counted:
-        whole.update(of)
-    sources = Counter(
-        {_SOURCES[word[1:]]: number for word, number in whole.items() if word[0] == "S"}
-    )
-    hours_of_span = [Point(moment, _results(of)) for moment, of in counted]
-    return Total(_results(whole), sources, whole["u"], whole["n"], hours_of_span)
+    for point in points:
+        whole.update(point.counts)
+    return whole
+
+
+def _requests(points: Iterable[Point]) -> list[Point]:
+    return [Point(point.moment, _results(point.counts)) for point in points]
 
 
 def _results(counted: Counts) -> Counts:
-    """The requests by result, among all that was counted."""
+    """Return the requests by result, among all counts."""
     return Counter({word: number for word, number in counted.items() if word in LABELS})
 
 
 def lately(names: Sequence[str]) -> tuple[float, dict[str, Counts]]:
-    """What was counted of each name in the minute that is going on and the one before.
+    """Return the counts of each name in the current minute and the one before.
 
-    And how many seconds that is.
+    Returns:
+        The length of that time in seconds, and the counts.
     """
     now = time.time()
     span = Span.last(2 * MINUTE, MINUTE, now)
-    counts = {
-        name: sum((of for minute, of in by_minute.items() if minute >= span.start), Counter[str]())
-        for name, by_minute in _counted(names, span.parts(HOUR), MINUTE).items()
-    }
+    counts = {name: add_up(points) for name, points in _points_of(names, span).items()}
     return now - span.start, counts
 
 
 def dropped() -> int:
-    """Requests of rules without counts in the last seven days, each once for each rule."""
+    """Return the requests without counts in the last seven days, each once for each rule."""
     first = int(time.time()) // DAY - 7
     (counts,) = _hashes([key_of(SITE, DROPPED)])
     return sum(number for day, number in counts.items() if int(day) > first)
 
 
 def series(name: str, span: Span) -> list[Point]:
-    """What was counted of one name, step by step."""
-    step, begin = (MINUTE, HOUR) if span.step < HOUR else (HOUR, DAY)
-    counts: dict[int, Counts] = {moment: Counter() for moment in span.moments}
-    for at, counted in _counted([name], span.parts(begin), step)[name].items():
-        moment = span.start if at < span.start < at + step else at
-        moment -= (moment - span.start) % span.step
-        if moment in counts:
-            counts[moment] += _results(counted)
-    return [Point(moment, of) for moment, of in counts.items()]
+    """Return the requests of one name, step by step."""
+    return _requests(_points_of([name], span)[name])
 
 
-def hours(name: str, days: Sequence[int]) -> Iterator[Hour]:
-    """What was counted of one name in each hour of these days (numbered since 1970) in which it
-    was.
-    """
-    people_since = time.time() - MINUTES_KEPT + HOUR
-    for moment, found in sorted(_counted([name], days, HOUR)[name].items()):
-        people = None
-        if moment > people_since:
-            people = people_refused(name, Span(moment, moment + HOUR, HOUR))
-        yield Hour(moment, _results(found), found["u"], found["n"], people)
+def hours(name: str, span: Span) -> list[Point]:
+    """Return all counts of one name in each hour with any, as `keys` describes them."""
+    return [point for point in _points_of([name], span)[name] if point.counts]
 
 
 def details_of(names: Sequence[str], span: Span) -> dict[str, Detail]:
-    """The histograms of each name; in whole hours, or days where the time is longer than two."""
+    """Return the histograms of each name, in whole hours or days, see `Span.by_hours`."""
     parts = span.by_hours
-    since = parts[0][1] if parts else span.start
+    since = span.start
+    if parts:
+        since = parts[0][1]
     hashes = iter(_hashes([key_of(name, suffix) for name in names for suffix, _ in parts]))
-    return {name: _detail(since, [next(hashes) for _ in parts]) for name in names}
-
-
-def detail(name: str, span: Span) -> Detail:
-    """The histograms of one name: see `details_of`."""
-    return details_of([name], span)[name]
-
-
-def _detail(since: int, hashes: Iterable[Mapping[str, int]]) -> Detail:
-    times: dict[str, Counter[int]] = {}
-    used: dict[int, Counter[int]] = {}
-    for counts in hashes:
-        for written, number in counts.items():
-            if written[0] == "t":
-                times.setdefault(_SOURCES[written[1]], Counter())[int(written[2:])] += number
-            else:
-                period, _, units_bucket = written[1:].partition(":")
-                used.setdefault(int(period), Counter())[int(units_bucket)] += number
-    return Detail(since, times, used)
+    details = {}
+    for name in names:
+        times: Counter[int] = Counter()
+        used: dict[int, Counter[int]] = {}
+        for _ in parts:
+            for written, number in next(hashes).items():
+                if written[0] == "t":
+                    times[int(written[2:])] += number
+                else:
+                    period, _, bucket = written[1:].partition(":")
+                    used.setdefault(int(period), Counter())[int(bucket)] += number
+        details[name] = Detail(since, times, used)
+    return details
 
 
 def marks(name: str, period_us: int, span: Span) -> Marks:
-    """The most that identities had used, or wanted, of the limit of that period.
+    """Return the most that identities used, or wanted, of the limit of that period.
 
-    In whole hours or days.
+    It is read in whole hours or days.
     """
     keys = [key_of(name, b"marks:%d:%b" % (period_us, suffix)) for suffix, _ in span.by_hours]
     found: dict[bytes, int] = {}
     for reply in _ask([(b"ZRANGE", key, b"0", b"-1", b"WITHSCORES") for key in keys]):
-        for digest, mark in zip(reply[::2], reply[1::2], strict=True):
+        for digest, mark in _pairs(reply):
             found[digest] = max(found.get(digest, 0), int(float(mark)))
     return Marks.of(found)
 
 
 def refused_people(names: Sequence[str], span: Span) -> dict[str, int]:
-    """About how many identities were refused (a HyperLogLog: 0.8 % off), in whole hours or days."""
-    suffixes = [suffix for suffix, _ in span.by_hours]
-    commands = [
-        (b"PFCOUNT", *[key_of(name, b"refused:" + suffix) for suffix in suffixes]) for name in names
-    ]
-    return dict(zip(names, _ask(commands) if suffixes else [0] * len(names), strict=True))
+    """Return about how many identities were refused, in whole hours or days.
+
+    They are counted by a HyperLogLog, whose standard error is 0.8 %.
+    """
+    suffixes = [b"refused:" + suffix for suffix, _ in span.by_hours]
+    if not suffixes:
+        return dict.fromkeys(names, 0)
+    commands = [(b"PFCOUNT", *[key_of(name, suffix) for suffix in suffixes]) for name in names]
+    return dict(zip(names, _ask(commands), strict=True))
 
 
 def people_refused(name: str, span: Span) -> int:
-    """About how many identities were refused of one name: see `refused_people`."""
+    """Return about how many identities were refused of one name: see `refused_people`."""
     return refused_people([name], span)[name]
 
 
 def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Estimate]:
-    """The clients that were refused most ("refused", in shadow mode: would have been) or used most
-    units ("used") in the hours of a time, the last 24 at most.
+    """Return the top clients of the hours of a span, its last 24 at most.
 
-    What each process has written has an error, and a client that is not on its list may have come
-    there as often as the last one that is: both are in `error`.
+    The list of each process has an error, and a client that is not on it may have come there as
+    often as the last one that is. Both are in `error`.
+
+    Args:
+        name: The rule or call site.
+        span: The hours.
+        what: "refused" (or refusals that shadow mode would have made), or "used" (units).
+        most: The maximum number of clients.
     """
-    found: dict[str, list[Any]] = {}
+    found: dict[str, Estimate] = {}
     absent = 0
     hours_of_span = range(max(span.start // HOUR, span.end // HOUR - 24), -(-span.end // HOUR))
     for reply in _ask([(b"HGETALL", key_of(name, b"top:%d" % hour)) for hour in hours_of_span]):
         for written in reply[1::2]:
-            least, rows = listed(written, what)
+            least, clients = listed(written, what)
             absent += least
-            for digest, times, error, of in rows:
-                entry = found.setdefault(digest, [0, 0, of])
-                entry[0] += times - least
-                entry[1] += error - least
-    offenders = [
-        Estimate(digest, times + absent, error + absent, of)
-        for digest, (times, error, of) in found.items()
-    ]
-    return sorted(offenders, key=lambda one: (one.error - one.times, -one.times, one.digest))[:most]
+            for client in clients:
+                whole = found.setdefault(client.digest, Estimate(client.digest, 0, 0, client.name))
+                whole.times += client.times - least
+                whole.error += client.error - least
+    for client in found.values():
+        client.times += absent
+        client.error += absent
+    order = sorted(found.values(), key=lambda one: (one.error - one.times, -one.times, one.digest))
+    return order[:most]
 
 
 def listed(written: bytes, word: str) -> tuple[int, list[Estimate]]:
-    """A list of `writing.Top`: the maximum count of clients that are not in it, and those that are.
+    """Read a list of `writing.Top`: the maximum count of clients that it lacks, and its clients.
 
     >>> listed(b'{"used":[0,[["a",2,1,[["ip","::1"]]]]]}', "used")
     (0, [Estimate(digest='a', times=2, error=1, name=[('ip', '::1')])])
@@ -397,37 +345,34 @@ def listed(written: bytes, word: str) -> tuple[int, list[Estimate]]:
 
 
 def history(name: str, digest: bytes) -> History:
-    """The counts of one identity in the current hour and the one before: among those with most
-    units, and with most refusals.
-    """
+    """Return the counts of one identity in the current hour and the one before."""
     span = Span.last(2 * HOUR, HOUR)
 
-    def of(what: str) -> tuple[int, int] | None:
-        found = next(
-            (one for one in top(name, span, what, MAX_LISTED) if one.digest == digest.decode()),
-            None,
-        )
-        return None if found is None else (max(0, found.times - found.error), found.times)
+    def find(what: str) -> tuple[int, int] | None:
+        for one in top(name, span, what, MAX_LISTED):
+            if one.digest == digest.decode():
+                return max(0, one.times - one.error), one.times
+        return None
 
-    return History(span.start, of("used"), of("refused"))
+    return History(span.start, find("used"), find("refused"))
 
 
 def totals(patience: Patience | None = None) -> Totals:
-    """The numbers of metrics, which never fall unless Redis has lost them."""
+    """Return the numbers of metrics, which never fall unless Redis has lost them."""
     names = [*_hours_of(b"names", patience), SITE]
     hashes = _hashes([key_of(name, TOTALS) for name in names], patience)
-    of_names = {name: Counter(of) for name, of in zip(names, hashes, strict=True) if of}
+    of_names = {name: of for name, of in zip(names, hashes, strict=True) if of}
     (revision,) = _ask([(b"HGET", rules_key(), b"revision")], patience)
-    digits = (revision or b"0").partition(b"-")[0]
-    return Totals(of_names, of_names.pop(SITE, Counter()), int(digits) if digits.isdigit() else 0)
+    number = int((revision or b"0").partition(b"-")[0])
+    return Totals(of_names, of_names.pop(SITE, Counter()), number)
 
 
 def shadow_numbers(given: Mapping[str, Any]) -> ShadowNumbers:
-    """The requests of this version of a rule in shadow mode, in the last days with any."""
+    """Return the requests of this version of a rule in shadow mode, in the last days with any."""
     key = key_of(str(given["name"]), b"version:" + version_of(given).encode())
     (counts,) = _hashes([key])
     people, refused = _ask([(b"PFCOUNT", key + word) for word in (b":people", b":refused")])
-    return ShadowNumbers(counts.get("seen", 0), counts.get("refused", 0), people, refused)
+    return ShadowNumbers(counts["seen"], counts["refused"], people, refused)
 
 
 _AT_ONCE = 200
@@ -435,32 +380,60 @@ _AT_ONCE = 200
 
 
 def _hours_of(suffix: bytes, patience: Patience | None = None) -> dict[str, int]:
-    """The names of a sorted set, and the hour of each."""
+    """Return the names of a sorted set, and the hour of each, in seconds since 1970."""
     (reply,) = _ask([(b"ZRANGE", site_key(suffix), b"0", b"-1", b"WITHSCORES")], patience)
-    pairs = zip(reply[::2], reply[1::2], strict=True)
-    return {name.decode("utf-8", "surrogatepass"): int(float(hour)) for name, hour in pairs}
+    return {
+        name.decode("utf-8", "surrogatepass"): int(float(hour)) * HOUR
+        for name, hour in _pairs(reply)
+    }
 
 
-def _counted(
-    names: Sequence[str], numbers: Sequence[int], step: int
-) -> dict[str, dict[int, Counts]]:
-    """All that was counted of each name in these hours, by minutes, or in these days, by hours: by
-    the moment at which each begins, in seconds since 1970.
-    """
-    suffix, begin = (b"minutes:%d", HOUR) if step == MINUTE else (b"hours:%d", DAY)
+def _pairs(reply: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
+    return zip(reply[::2], reply[1::2], strict=True)
+
+
+def _points_of(names: Sequence[str], span: Span) -> dict[str, list[Point]]:
+    """Return all counts of each name by step, from its minutes or its hours."""
+    suffix = b"hours:%d"
+    begin = DAY
+    length = HOUR
+    if span.step < HOUR:
+        suffix = b"minutes:%d"
+        begin = HOUR
+        length = MINUTE
+    numbers = span.parts(begin)
     hashes = iter(_hashes([key_of(name, suffix % number) for name in names for number in numbers]))
-    found: dict[str, dict[int, Counts]] = {name: {} for name in names}
-    for by_moment in found.values():
+    found = {}
+    for name in names:
+        counted: dict[int, Counts] = {}
         for number in numbers:
             for written, count in next(hashes).items():
-                moment = number * begin + int(written[-2:]) * step
-                by_moment.setdefault(moment, Counter())[written[:-2]] += count
+                moment = number * begin + int(written[-2:]) * length
+                counted.setdefault(moment, Counter())[written[:-2]] += count
+        found[name] = by_step(span, length, counted)
     return found
 
 
-def _hashes(keys: Sequence[bytes], patience: Patience | None = None) -> list[dict[str, int]]:
+def by_step(span: Span, length: int, counted: Mapping[int, Counts]) -> list[Point]:
+    """Add up counts by the steps of a span.
+
+    Args:
+        span: Parts that it begins in count as a whole, in its first step.
+        length: The seconds of each part.
+        counted: The counts of each part, by the moment at which it begins.
+    """
+    counts: dict[int, Counts] = {moment: Counter() for moment in range(*span)}
+    for at, of in counted.items():
+        moment = max(at, span.start)
+        moment -= (moment - span.start) % span.step
+        if at + length > span.start and moment in counts:
+            counts[moment] += of
+    return [Point(moment, of) for moment, of in counts.items()]
+
+
+def _hashes(keys: Sequence[bytes], patience: Patience | None = None) -> list[Counts]:
     return [
-        {field.decode(): int(number) for field, number in zip(reply[::2], reply[1::2], strict=True)}
+        Counter({field.decode(): int(number) for field, number in _pairs(reply)})
         for reply in _ask([(b"HGETALL", key) for key in keys], patience)
     ]
 

@@ -1,6 +1,6 @@
-"""Counts every decision in the process: one call at the end of `engine/decide`, for every face and
-source.
+"""Count every decision in the process.
 
+`engine/decide` calls the recorder once for each decision, of every face and source.
 Counts are written once a second (`writing`), so that counting costs a decision no round trip, and a
 hundredth of the time of one. A killed process loses its last second of statistics, never a count of
 a limit.
@@ -58,8 +58,10 @@ is_near, is_whole).
 
 @dataclass(slots=True)
 class Hits:
-    """How many hits there were of one kind, the units that they took (or wanted, if they were
-    refused), and how long their decisions took together.
+    """The number of hits of one kind.
+
+    `units`: those that they took, or wanted if they were refused; `seconds`: how long their
+    decisions took together.
     """
 
     number: int = 0
@@ -68,33 +70,37 @@ class Hits:
 
 
 class Person:
-    """One client under one limit, between two writings: how often it was `allowed` and `refused`
-    (or would have been), the `units` it took, and its `mark`: the most that it had used, or wanted.
+    """The counts of one client under one limit between two flushes.
 
-    All callers together are no client.
+    `allowed`, `refused`: its requests, refusals in shadow mode among them; `units`: those that it
+    took; `mark`: the maximum that it used, or wanted; `is_client`: false for the count of a limiter
+    without identities.
     """
 
     __slots__ = ("_identity", "_name", "allowed", "is_client", "mark", "refused", "rule", "units")
 
     def __init__(self, planned: PlannedCharge) -> None:
         identity = planned.identity
-        self._identity, self._name = identity, None
+        self._identity = identity
+        self._name: Name | None = None
         self.is_client = identity is not None
         # Only these have versions that are judged.
         self.rule: Any = planned.rule if planned.charge.limit.mode == "shadow" else None
         if not is_short(identity):  # It is kept for a second, and may be as long as a request.
-            self._name, self._identity = shown(identity), None
+            self._name = shown(identity)
+            self._identity = None
         self.allowed = self.refused = self.units = self.mark = 0
 
     @property
     def name(self) -> Name:
-        """Its label."""
-        return shown(self._identity) if self._name is None else self._name
+        if self._name is None:
+            return shown(self._identity)
+        return self._name
 
 
 @dataclass(slots=True)
 class Tables:
-    """What was counted from one moment on (`began`, seconds since 1970; 0: nothing was).
+    """The counts from one moment on (`began`, in seconds since 1970; 0: there are none).
 
     `people`: by name, period and digest; `corrections`: by minute since 1970 and result, what is
     added to the requests of the whole site, as `kinds` have a request once for each of its
@@ -109,9 +115,10 @@ class Tables:
 
 @dataclass(slots=True)
 class RequestCount:
-    """How the whole site counts one request, however many decisions are made about it: the `result`
-    of the decisions so far (empty: none), whether one of them `is_refused`, and the `minute` that
-    the request is counted in, since 1970.
+    """How the whole site counts one request, however many decisions are made about it.
+
+    `result`: that of the decisions so far (empty: none); `is_refused`: one of them refused;
+    `minute`: the minute since 1970 that the request is counted in.
     """
 
     result: str = ""
@@ -142,7 +149,8 @@ class Recorder:
         renew_after_fork(self._begin)  # The parent writes what it counted.
 
     def _begin(self) -> None:
-        self._lock, self._flushing = RLock(), Lock()
+        self._lock = RLock()
+        self._flushing = Lock()
         self._queue: deque[Decided] = deque()
         self._is_awaited = False
         self._tables = Tables()
@@ -159,9 +167,7 @@ class Recorder:
         """Count a decision: see `Extension.on_decision`."""
         request = None
         if state is not None:
-            request = state.count
-            if request is None:
-                request = state.count = RequestCount()
+            request = state.count = state.count or RequestCount()
         if self._tables.began and not flusher.is_running:
             self._flush_without_thread()
         queue = self._queue
@@ -190,12 +196,17 @@ class Recorder:
 
     def _count_queue(self) -> None:
         with self._lock:
-            tables, queue, buckets, bounds = self._tables, self._queue, _BUCKETS, TIME_BOUNDS
+            tables = self._tables
+            queue = self._queue
             tables.began = tables.began or time.time()
-            kinds, people, minute = tables.kinds, tables.people, int(tables.began) // MINUTE
+            kinds = tables.kinds
+            people = tables.people
+            minute = int(tables.began) // MINUTE
             for _ in range(len(queue)):
                 planned, decision, seconds, exempt, request = queue.popleft()
-                states, source, is_allowed = decision.limits, decision.source, decision.allowed
+                states = decision.limits
+                source = decision.source
+                is_allowed = decision.allowed
                 results: dict[str, str] = {}  # Of the names that are not counted yet.
                 near: set[str] | None = None
                 whole: str | None
@@ -204,17 +215,16 @@ class Recorder:
                 else:
                     results, whole = results_of(planned, decision, exempt)
                     planned = planned[: len(states)]
-                    near, absent = _names_near(planned, states), ""
+                    near = _names_near(planned, states)
+                    absent = ""
                 if request is not None and whole:
                     if request.result:
                         self._count_again(request, whole, minute, is_refused=not is_allowed)
                     else:
-                        request.result, request.minute, request.is_refused = (
-                            whole,
-                            minute,
-                            not is_allowed,
-                        )
-                time_bucket = bisect_left(bounds, seconds)
+                        request.result = whole
+                        request.minute = minute
+                        request.is_refused = not is_allowed
+                time_bucket = bisect_left(TIME_BOUNDS, seconds)
                 place = 0
                 for counted in planned:
                     state = states[place]
@@ -222,10 +232,12 @@ class Recorder:
                     if state.block is not None:
                         results.setdefault(counted.name, absent)
                         continue  # No limit was asked.
-                    name, charge = counted.name, counted.charge
-                    limit, cost = charge.limit, charge.cost
-                    rate, used = limit.rate, state.used
-                    period = rate.period_us
+                    name = counted.name
+                    charge = counted.charge
+                    limit = charge.limit
+                    cost = charge.cost
+                    period = limit.rate.period_us
+                    used = state.used
                     result = results.pop(name, absent) if results else absent
                     if not (is_allowed and state.allowed) and not (
                         limit.count_denied and state.counted_at
@@ -238,14 +250,14 @@ class Recorder:
                         person.mark = used
                     is_near = False
                     if result in FREE:
-                        is_near = used >= NEAR * rate.limit if near is None else name in near
+                        is_near = used >= NEAR * limit.rate.limit if near is None else name in near
                         if cost > decision.granted:
                             cost = decision.granted
                         person.units += cost
                         person.allowed += 1
                     elif result:
                         person.refused += 1
-                    used_bucket = buckets[used] if 0 <= used < 4096 else units_bucket(used)
+                    used_bucket = _BUCKETS[used] if 0 <= used < 4096 else units_bucket(used)
                     is_whole = result == whole
                     if is_whole:
                         whole = None  # It is counted once.
@@ -285,7 +297,8 @@ class Recorder:
         if is_refused or (not request.is_refused and request.result != ALLOWED):
             self._correct(request.minute, request.result, -1)
             self._correct(request.minute, result, 1)
-            request.result, request.is_refused = result, is_refused
+            request.result = result
+            request.is_refused = is_refused
 
     def _correct(self, minute: int, result: str, number: int) -> None:
         corrections = self._tables.corrections
@@ -326,13 +339,14 @@ class Recorder:
 
     @property
     def error(self) -> StoreError | None:
-        """Of what something could not be written lately (None: nothing failed)."""
+        """The last error if something could not be written lately."""
         return self._writer.error
 
     def flush(self, patience: Patience | None = None) -> bool:
-        """Write what was counted, unless another thread does that for longer than `patience`.
+        """Write the counts, unless another thread does that for longer than `patience`.
 
-        Whether something is left, which is tried again a second later.
+        Returns:
+            Whether some are left, which are tried again a second later.
         """
         self._is_awaited = False
         acquire = self._flushing.acquire
@@ -346,14 +360,15 @@ class Recorder:
         try:
             with self._lock:
                 self._count_queue()
-                tables, self._tables = self._tables, Tables()
+                tables = self._tables
+                self._tables = Tables()
             self._writer.take(tables, failures.take())
             return not self._writer.write(patience)
         finally:
             self._flushing.release()
 
     def flush_or_raise(self, last: Patience | None) -> bool:
-        """See `Flush`."""
+        """Write the counts: see `Flush`."""
         is_left = self.flush(last)
         if self.error is not None:
             raise self.error

@@ -1,4 +1,4 @@
-"""What limits do, for people and programs: an overview of all, and one rule or call site in full.
+"""Reports of the statistics: an overview of all limits, and one rule or call site in full.
 
 The pages of the admin render these dataclasses; as JSON, each field is a member (see `Encoder`).
 Moments are in the site's time zone; shares are from 0 to 1; durations are in seconds.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from django.conf import settings
+from django.core.paginator import Paginator
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import Q
 from django.utils import timezone
@@ -23,24 +26,25 @@ from django.utils.translation import gettext_lazy
 
 from ...limits.limit import Limit
 from ...limits.rate import Rate
-from ...models import RateLimitChange, RateLimitOverride, RateLimitRule
-from ...operations.call_sites import call_sites_of
+from ...models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
+from ...operations.call_sites import call_sites_of, limits_in_code
 from ...operations.curve import Between, Curve
 from ...operations.formatting import number_words, share_words
 from ...operations.plot import sparkline
 from ...publishing.publish import primary
 from ...rules.callsite import known_call_sites
 from ...rules.describe import period_words, reading
-from ...rules.places import look_for_call_sites
-from ...rules.rule import UNWRITABLE, RuleError
+from ...rules.rule import UNWRITABLE, Rule, RuleError
 from ...rules.ruleset import settings_rules
 from . import reading as stats
+from .buckets import TIME_BOUNDS
 from .kept_hours import kept_series
 from .keys import DAY, HOUR, OTHER, SITE
 from .marks import Marks
 from .reading import Detail, Span, Total
 from .recorder import recorder
 from .results import BANNED
+from .space_saving import Estimate
 from .writing import why_unwritable
 
 BLOCK = "block"
@@ -104,11 +108,15 @@ class Counts:
 
     @property
     def refusals(self) -> int:
-        """What was refused, or would have been if nothing was."""
+        """The refused requests, or, if there are none, those that would have been."""
         return self.refused or self.would_be_refused
 
+    @property
+    def share_of_refusals(self) -> float:
+        return self.refusals / self.requests
+
     def words(self, results: Iterable[str] = RESULT_NAMES) -> str:
-        """How many there were of these results; empty: none."""
+        """Return the numbers of these results in words; empty if all are 0."""
         numbers = vars(self)
         return ", ".join(
             f"{number_words(numbers[word])} {RESULT_NAMES[word]}"
@@ -119,22 +127,9 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Point(Counts):
-    """What was counted in one step, which begins at a moment."""
+    """The counts of one step, which begins at a moment."""
 
     at: datetime.datetime
-
-
-@dataclass(frozen=True, kw_only=True)
-class Day(Counts):
-    """What was counted in a day."""
-
-    hours: Sequence[Point] = ()
-
-    @property
-    def spark(self) -> SafeString | str:
-        """The day as a small drawing; empty if nothing was counted."""
-        words = _("Last day: %(counts)s") % {"counts": self.words() or _("no requests")}
-        return sparkline([vars(hour) for hour in self.hours], words) if self.requests else ""
 
 
 @dataclass(frozen=True)
@@ -171,14 +166,25 @@ class Numbers(Counts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site(Day, Numbers):
-    """What was counted of the whole site in a day."""
+class Day(Numbers):
+    """The counts of a day, of the whole site or of one name."""
+
+    hours: Sequence[Point] = ()
+
+    @property
+    def spark(self) -> SafeString | str:
+        """A small drawing of the day; empty if there were no requests."""
+        if not self.requests:
+            return ""
+        words = _("Last day: %(counts)s") % {"counts": self.words()}
+        return sparkline([vars(hour) for hour in self.hours], words)
 
 
 @dataclass(frozen=True, kw_only=True)
-class What:
-    """The limit behind a name: a rule of the admin (`rule`: its row's key) or the settings, or
-    limits in the code.
+class NamedLimit:
+    """The limits behind a name: of a rule of the admin or the settings, or in the code.
+
+    `rule`: the key of the rule's row.
     """
 
     name: str
@@ -186,6 +192,7 @@ class What:
     reading: str = ""
     mode: str = ""
     rule: int | None = None
+    limits: Sequence[Limit] = ()
 
     @property
     def kind_words(self) -> str:
@@ -193,26 +200,26 @@ class What:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(What, Site):
-    """What one rule or call site did in a day."""
+class Row(NamedLimit, Day):
+    """The counts of one rule or call site in a day."""
 
     people_refused: int = 0
 
     @property
     def pattern(self) -> str:
-        """What its refusals look like."""
+        """The pattern of its refusals."""
         return pattern(self.refusals, self.people_refused)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """What every rule and call site did in the last day, one page of many.
+    """The last day of every rule and call site, one page of many.
 
     `names`: how many there are in all.
     """
 
     at: datetime.datetime
-    site: Site
+    site: Day
     rows: Sequence[Row]
     names: int
     page: int
@@ -223,7 +230,7 @@ class Overview:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(What, Numbers):
+class Report(NamedLimit, Numbers):
     """The counts of one rule or call site in a period.
 
     Counts without minutes begin at `since`, with an hour or a day; `counts_since`: the requests
@@ -240,11 +247,10 @@ class Report(What, Numbers):
     near_limit: int
     points: Sequence[Point]
     changes: Sequence[RateLimitChange]
-    limits: Sequence[Limit]
     curves: Sequence[Curve]
     since: datetime.datetime
     counts_since: Counts
-    identities: Mapping[str, Sequence[Any]] | None = None
+    identities: Mapping[str, Sequence[Estimate]] | None = None
 
     @property
     def is_rehearsal(self) -> bool:
@@ -263,19 +269,14 @@ class Report(What, Numbers):
 
     @property
     def pattern(self) -> str:
-        """What its refusals look like."""
+        """The pattern of its refusals."""
         return pattern(self.counts_since.refusals, self.people_refused)
 
 
 class Encoder(DjangoJSONEncoder):
-    """The JSON of what is shown: each field is a member, but for an underscore at the end of its
-    name.
-    """
+    """Encode dataclasses: each field is a member, without an underscore at the end of its name."""
 
     def default(self, o: Any) -> Any:
-        """What stands for an object."""
-        if isinstance(o, datetime.datetime):
-            return o.isoformat()
         if isinstance(o, Curve):
             return curve_members(o)
         if isinstance(o, RateLimitChange):
@@ -288,91 +289,59 @@ class Encoder(DjangoJSONEncoder):
                 "algorithm": o.algorithm,
                 "mode": o.mode,
             }
+        if isinstance(o, Estimate):
+            parts = [{"kind": kind, "value": value} for kind, value in o.name]
+            least = o.times - o.error
+            return {"digest": o.digest, "parts": parts, "least": least, "most": o.times}
         if is_dataclass(o):
             return {one.name.rstrip("_"): getattr(o, one.name) for one in fields(o)}
         return super().default(o)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Named(What):
-    """The limit behind a name, with its row, and its constant limits."""
-
-    row: RateLimitRule | None = None
-    limits: tuple[Limit, ...] = field(default=(), compare=False)
-
-    @property
-    def shown(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(What)}
-
-
-def named(name: str) -> Named:
-    """The limit behind a name."""
+def named(name: str) -> NamedLimit:
+    """Return the limits behind a name."""
     row = RateLimitRule.objects.using(primary()).named(name).prefetch_related("tiers").first()
+    return _describe(name, row)
+
+
+def _describe(name: str, row: RateLimitRule | None) -> NamedLimit:
     if row is None:
         return _in_code(name)
-    try:
-        template = row.compiled().template
-    except RuleError:
-        template = None
-    return replace(_of_row(row), limits=() if template is None else template.limits(name))
-
-
-def _of_row(row: RateLimitRule) -> Named:
-    return Named(
-        name=row.name, kind="admin", reading=row.reading(), mode=row.mode, rule=row.pk, row=row
+    limits: Sequence[Limit] = ()
+    with suppress(RuleError):
+        limits = _limits(row.compiled())
+    return NamedLimit(
+        name=name, kind="admin", reading=row.reading(), mode=row.mode, rule=row.pk, limits=limits
     )
 
 
-def _in_code(name: str) -> Named:
+def _limits(rule: Rule) -> Sequence[Limit]:
+    if rule.template is None:
+        return ()
+    return rule.template.limits(rule.name)
+
+
+def _in_code(name: str) -> NamedLimit:
     for rule in settings_rules():
         if rule.name == name:
-            limits = () if rule.template is None else rule.template.limits(name)
-            return Named(
-                name=name,
-                kind="settings",
-                reading=reading(rule.given or {}),
-                mode=rule.mode,
-                limits=limits,
+            words = reading(rule.given or {})
+            return NamedLimit(
+                name=name, kind="settings", reading=words, mode=rule.mode, limits=_limits(rule)
             )
     sites = call_sites_of(name)
-    if sites:
-        limits = tuple(limit for site in sites for limit in site.limits)
-        return Named(
-            name=name, kind="code", reading="; ".join(site.words() for site in sites), limits=limits
-        )
-    if name in (BLOCK, OTHER):
-        kind = "block" if name == BLOCK else "other"
-    else:
-        kind = (
-            "code" if known_call_sites.knows(name) else "gone"
-        )  # Or of a long name, which is not known.
-    return Named(name=name, kind=kind)
-
-
-def is_seen(what: What) -> bool:
-    """Whether there is something of that name, or was in the last ninety days.
-
-    Raises `StoreError`.
-    """
-    return what.kind != "gone" or stats.was_counted(what.name)
-
-
-def _present() -> tuple[dict[str, RateLimitRule], set[str]]:
-    """The rules of the admin by name, and the names of all rules and call sites."""
-    rules = {
-        row.name: row for row in RateLimitRule.objects.using(primary()).prefetch_related("tiers")
-    }
-    look_for_call_sites()
-    in_settings = {rule.name for rule in settings_rules() if rule.template is not None}
-    return rules, {*rules, *in_settings, *known_call_sites.names()}
-
-
-def _what(rules: Mapping[str, RateLimitRule], name: str) -> Named:
-    return _of_row(rules[name]) if name in rules else _in_code(name)
+    kind = {BLOCK: "block", OTHER: "other"}.get(name, "gone")
+    if sites or known_call_sites.knows(name):
+        kind = "code"
+    return NamedLimit(
+        name=name,
+        kind=kind,  # Long names are not known, even if a call site has them.
+        reading="; ".join(site.words() for site in sites),
+        limits=[limit for site in sites for limit in site.limits],
+    )
 
 
 def _lately(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The fields of `Numbers` that are about the last minutes, of each name."""
+    """Return the fields of `Numbers` about the last minutes, of each name."""
     seconds, counts = stats.lately(names)
     histograms = stats.details_of(names, Span.last(2 * HOUR, HOUR))
     return {
@@ -386,49 +355,61 @@ def _lately(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 SORTS: dict[str, Callable[[Row], Any]] = {
     "name": lambda row: row.name.casefold(),
-    "requests": lambda row: row.requests,
-    "refused": lambda row: (row.refused, row.would_be_refused, row.requests),
+    "requests": attrgetter("requests"),
+    "refused": attrgetter("refused", "would_be_refused", "requests"),
     "share": lambda row: (row.share_refused or 0.0, row.refused),
 }
-"""The columns that are counted by the day. The others are read for the names of a page alone."""
+"""The columns that can be sorted by; the others are only read for the names of one page."""
 
 
-def overview(sort: str = "-refused", query: str = "", page: int = 1, size: int = 50) -> Overview:
-    """The last day of every rule and call site, in pages. Raises `StoreError`.
+def overview(
+    sort: str = "-refused", query: str = "", page: int | str = 1, size: int = 50
+) -> Overview:
+    """Return the last day of every rule and call site, in pages.
 
-    `sort`: one of `SORTS`, with a minus: the largest first.
+    Args:
+        sort: One of `SORTS`; with a minus, the largest come first.
+        query: A part of the names.
+        page: The number of the page; an invalid one stands for the first or the last.
+        size: The number of names on a page.
+
+    Raises:
+        StoreError: Redis is unavailable.
     """
-    sort = sort if sort.removeprefix("-") in SORTS else "-refused"
-    by, is_down = sort.removeprefix("-"), sort.startswith("-")
-    now, span = _now(), Span.last(DAY, HOUR)
-    rules, names = _present()
-    counted = {name for name, hour in stats.known_names().items() if hour > now - DAY - HOUR}
+    by = sort.removeprefix("-")
+    if by not in SORTS:
+        by = "refused"
+        sort = "-refused"
+    span = Span.last(DAY, HOUR)
+    rows = RateLimitRule.objects.using(primary()).prefetch_related("tiers")
+    rules = {row.name: row for row in rows}
+    counted = {name for name, hour in stats.known_names().items() if hour >= span.start - HOUR}
+    names = {*rules, *counted, *(limit.name for limit in limits_in_code())}
     wanted = query.strip().casefold()
-    shown = sorted(name for name in names | counted if wanted in name.casefold())
-    totals = stats.totals_of([name for name in shown if name in counted], span)
-    rows = [Row(name=name, **_of_total(totals.get(name, Total()))) for name in shown]
-    rows.sort(key=SORTS[by], reverse=is_down)
-    pages = max(1, -(-len(rows) // size))
-    page = min(max(page, 1), pages)
-    rows = rows[(page - 1) * size : page * size]
-    names_read = [row.name for row in rows if row.name in counted]
+    found = sorted(name for name in names if wanted in name.casefold())
+    totals = stats.totals_of([name for name in found if name in counted], span)
+    days = {name: _of_total(total) for name, total in totals.items()}
+    listed = [Row(name=name, **days.get(name, {})) for name in found]
+    listed.sort(key=SORTS[by], reverse=sort.startswith("-"))
+    shown = Paginator(listed, size).get_page(page)
+    names_read = [row.name for row in shown if row.name in days]
     lately = _lately([SITE, *names_read])
     people = stats.refused_people(names_read, span)
     return Overview(
-        at=moment_of(now),
-        site=Site(**_of_total(stats.total(SITE, span)), **lately[SITE]),
+        at=moment_of(_now()),
+        site=Day(**_of_total(stats.total(SITE, span)), **lately[SITE]),
         rows=[
             replace(
                 row,
-                **_what(rules, row.name).shown,
+                **vars(_describe(row.name, rules.get(row.name))),
                 **lately.get(row.name, {}),
                 people_refused=people.get(row.name, 0),
             )
-            for row in rows
+            for row in shown
         ],
-        names=len(shown),
-        page=page,
-        pages=pages,
+        names=len(found),
+        page=shown.number,
+        pages=shown.paginator.num_pages,
         sort=sort,
         query=query,
         dropped=stats.dropped(),
@@ -436,40 +417,49 @@ def overview(sort: str = "-refused", query: str = "", page: int = 1, size: int =
 
 
 def last_days(names: Sequence[str]) -> dict[str, Day]:
-    """What each of these names did in the last day. Raises `StoreError`."""
+    """Return the last day of each of these names.
+
+    Raises:
+        StoreError: Redis is unavailable.
+    """
     totals = stats.totals_of(names, Span.last(DAY, HOUR))
-    return {name: Day(**_counts(of.counts), hours=_points(of.hours)) for name, of in totals.items()}
+    return {name: Day(**_of_total(total)) for name, total in totals.items()}
 
 
 def why_uncounted() -> str | None:
-    """Why statistics cannot be written; None: they can.
+    """Return why statistics cannot be written, or None if they can.
 
-    It is tried, as other processes may have counted what this one has not.
+    It tries to write some, as other processes may have counts that this one has not.
     """
-    error = recorder.error
+    error = recorder.error or why_unwritable()
     if error is None:
-        error = why_unwritable()
-    return None if error is None else str(error)
+        return None
+    return str(error)
 
 
-def one(name: str, period: str, now: float | None = None) -> Report:
-    """One rule or call site in a period; `identities` reads the top clients.
+def one(name: str, period: str) -> Report:
+    """Return the counts of one rule or call site in a period; `identities` has its clients.
 
-    Raises `StoreError`.
+    Raises:
+        StoreError: Redis is unavailable.
     """
-    what, span = named(name), span_of(period, now)
+    what = named(name)
+    span = span_of(period)
     # Hours may be in the database if Redis has lost them.
     if span.step == DAY:
         points = _by_day(kept_series(name, span._replace(step=HOUR)))
+    elif span.step >= HOUR:
+        points = kept_series(name, span)
     else:
-        points = kept_series(name, span) if span.step >= HOUR else stats.series(name, span)
-    histograms = stats.detail(name, span)
-    # Whole hours, or days, that begin together: what is not counted by minutes.
+        points = stats.series(name, span)
+    histograms = stats.details_of([name], span)[name]
+    # Whole hours or days that begin together: counts without minutes.
     whole = stats.total(name, Span(histograms.since, span.end, HOUR))
-    counts = _counts(sum((point.counts for point in points), Counter[str]()))
+    counts = _counts(stats.add_up(points))
+    counts_since = Counts(**_counts(whole.counts))
     return Report(
-        **{**what.shown, **counts},
-        at=moment_of(_now() if now is None else now),
+        **{**vars(what), **counts},
+        at=moment_of(_now()),
         period=period,
         from_=moment_of(span.start),
         to=moment_of(span.end),
@@ -478,33 +468,39 @@ def one(name: str, period: str, now: float | None = None) -> Report:
         people_refused=stats.people_refused(name, span),
         per_minute=_lately([name])[name]["per_minute"],
         p95_seconds=_p95(histograms),
-        sources=dict(whole.sources),
+        sources=whole.sources,
         units=whole.units,
         near_limit=whole.near,
         points=_points(points),
-        changes=changes_of(what, span),
-        limits=what.limits,
-        curves=curves(what, span, histograms, whole),
+        changes=changes_of(name, span),
+        curves=curves(what, span, histograms, counts_since, whole.units),
         since=moment_of(histograms.since),
-        counts_since=Counts(**_counts(whole.counts)),
+        counts_since=counts_since,
     )
 
 
-def curves(what: Named, span: Span, histograms: Detail, whole: Total) -> list[Curve]:
-    """The refusal curves of a name: one for each counted period, the shortest first.
+def curves(
+    what: NamedLimit, span: Span, histograms: Detail, counts: Counts, units: int
+) -> list[Curve]:
+    """Return the refusal curve of each period that was counted, the shortest first.
 
-    Slots have no curve, because with other limits requests would have met other ones. `whole`: the
-    counts since the histograms begin.
+    Slots have no curve, because requests would have met other ones if their number was another.
+
+    Args:
+        what: The limits.
+        span: The time of the curves.
+        histograms: The use of the limits in that time.
+        counts: The requests since the histograms begin.
+        units: The units that these requests took.
     """
     by_period: dict[int, Limit] = {}
     for limit in what.limits:
         by_period.setdefault(limit.rate.period_us, limit)
     others = _other_limits(what, Span(histograms.since, span.end, HOUR))
     if len(histograms.used) > 1:
-        others = (*others, "periods")
-    refused = whole.refused + whole.would_be_refused
+        others.append("periods")
     found = []
-    for period_us in sorted(histograms.used):
+    for period_us, used in sorted(histograms.used.items()):
         if not period_us:
             continue
         marks = stats.marks(what.name, period_us, span)
@@ -512,14 +508,14 @@ def curves(what: Named, span: Span, histograms: Detail, whole: Total) -> list[Cu
             Curve(
                 period_us,
                 by_period.get(period_us),
-                requests=sum(histograms.used[period_us].values()),
+                requests=used.total(),
                 people=marks.people,
                 find_requests=partial(_requests_beyond, histograms, period_us),
                 find_people=partial(_people_beyond, marks),
                 most=max(marks.marks, default=0),
-                refused=refused,
-                others=others,
-                is_unit=whole.units == whole.allowed,
+                refused=counts.refused + counts.would_be_refused,
+                others=tuple(others),
+                is_unit=units == counts.allowed,
                 is_sampled=not marks.is_exact,
             )
         )
@@ -535,24 +531,21 @@ def _people_beyond(marks: Marks, units: int) -> Between:
     return Between(max(0, count - error), count + error)
 
 
-def _other_limits(what: Named, span: Span) -> tuple[str, ...]:
-    """Why some clients had another limit, or all for some of the time."""
+def _other_limits(what: NamedLimit, span: Span) -> list[str]:
+    """Return why some clients had another limit, or all for some of the time."""
     overrides = RateLimitOverride.objects.between(*_moments(span)).filter(effect="limit")
-    overrides = overrides.filter(Q(rule=None) | Q(rule=what.rule))
-    changes = changes_of(what, span)
+    changes = changes_of(what.name, span)
     has_changed = any(change.action != RateLimitChange.Action.CREATED for change in changes)
     reasons = {
-        "changes": has_changed or (bool(changes) and bool(_in_code(what.name).limits)),
-        "overrides": overrides.exists(),
-        "tiers": what.row is not None and bool(what.row.tiers.all()),
+        "changes": has_changed or (changes and _in_code(what.name).limits),
+        "overrides": overrides.filter(Q(rule=None) | Q(rule=what.rule)).exists(),
+        "tiers": RateLimitTier.objects.filter(rule=what.rule).exists(),
     }
-    return tuple(reason for reason, holds in reasons.items() if holds)
+    return [reason for reason, holds in reasons.items() if holds]
 
 
 def curve_members(curve: Curve) -> dict[str, Any]:
-    """The JSON of a refusal curve: `points` as (limit, requests, people), the last two as [least,
-    most].
-    """
+    """Return the JSON of a refusal curve; the numbers of a point are written as [least, most]."""
     return {
         "period_seconds": curve.period_us / 1_000_000,
         "per": period_words(Rate(1, curve.period_us)),
@@ -563,50 +556,38 @@ def curve_members(curve: Curve) -> dict[str, Any]:
         "requests": curve.requests,
         "people": curve.people,
         "people_are_estimated": curve.is_sampled,
-        "points": [
-            {"limit": point.limit, "requests": list(point.requests), "people": list(point.people)}
-            for point in curve.points()
-        ],
+        "points": [point._asdict() for point in curve.points()],
     }
 
 
-def identities(
-    name: str, period: str, most: int = 10, now: float | None = None
-) -> dict[str, list[dict[str, Any]]]:
-    """The clients that were refused most, and those that used most units, in the period, from the
-    beginning of an hour, or in its last 24 hours.
+def identities(name: str, period: str) -> dict[str, list[Estimate]]:
+    """Return the ten clients that were refused most, and those that used most units.
 
-    Raises `StoreError`.
+    They are of the period, from the beginning of an hour, but of its last 24 hours at most.
+
+    Raises:
+        StoreError: Redis is unavailable.
     """
-    span = span_of(period, now) if PERIODS[period][0] <= DAY else Span.last(DAY, HOUR, now)
-    return {
-        what: [
-            {
-                "digest": one.digest,
-                "parts": [{"kind": kind, "value": value} for kind, value in one.name],
-                "least": one.times - one.error,
-                "most": one.times,
-            }
-            for one in stats.top(name, span, what, most)
-        ]
-        for what in ("refused", "used")
-    }
+    span = span_of(period)
+    if PERIODS[period][0] > DAY:
+        span = Span.last(DAY, HOUR, _now())
+    return {what: stats.top(name, span, what, 10) for what in ("refused", "used")}
 
 
-def span_of(period: str, now: float | None = None) -> Span:
-    """A period of `PERIODS` up to now, in steps that begin as the clocks of the site do.
+def span_of(period: str) -> Span:
+    """Return a period of `PERIODS` up to now, in steps that begin as the clocks of the site do.
 
     Days have 23 to 25 hours.
     """
     length, step = PERIODS[period]
-    moment = datetime.datetime.fromtimestamp(_now() if now is None else now, datetime.UTC)
-    midnight = timezone.localtime(moment).replace(hour=0, minute=0, second=0, microsecond=0)
+    now = moment_of(_now())
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     if step == DAY:
         tomorrow = midnight + datetime.timedelta(days=1)
         start = tomorrow - datetime.timedelta(seconds=length)
         return Span(int(start.timestamp()), int(tomorrow.timestamp()), step)
-    first = int(midnight.timestamp())
-    end = first + (int(moment.timestamp()) - first) // step * step + step
+    seconds = int(now.timestamp() - midnight.timestamp())
+    end = int(now.timestamp()) - seconds % step + step
     return Span(end - length, end, step)
 
 
@@ -619,23 +600,21 @@ def _by_day(points: Iterable[stats.Point]) -> list[stats.Point]:
     return list(days.values())
 
 
-def changes_of(what: Named, span: Span) -> list[RateLimitChange]:
-    """Changes of a rule in a time, the first first."""
-    if UNWRITABLE.search(what.name):
+def changes_of(name: str, span: Span) -> Sequence[RateLimitChange]:
+    """Return the changes of a rule in a time, the first one first."""
+    if UNWRITABLE.search(name):
         return []
     start, end = _moments(span)
     changes = RateLimitChange.objects.using(primary()).filter(
-        kind=RateLimitChange.Kind.RULE, name=what.name
+        kind=RateLimitChange.Kind.RULE, name=name, at__gte=start, at__lt=end
     )
-    return list(changes.filter(at__gte=start, at__lt=end).order_by("at", "pk")[:100])
+    return list(changes.order_by("at", "pk")[:100])
 
 
-def _moments(span: Span) -> tuple[datetime.datetime, datetime.datetime]:
-    """Its beginning and end as the database has moments: without a zone where `USE_TZ` is off."""
+def _moments(span: Span) -> list[datetime.datetime]:
+    """Return its beginning and end as the database has moments: naive without `USE_TZ`."""
     zone = datetime.UTC if settings.USE_TZ else None
-    return datetime.datetime.fromtimestamp(span.start, zone), datetime.datetime.fromtimestamp(
-        span.end, zone
-    )
+    return [datetime.datetime.fromtimestamp(at, zone) for at in (span.start, span.end)]
 
 
 def _now() -> float:
@@ -643,25 +622,23 @@ def _now() -> float:
 
 
 def moment_of(at: float) -> datetime.datetime:
-    """A moment, of seconds since 1970, in the time zone of the site."""
+    """Return a moment, of seconds since 1970, in the time zone of the site."""
     return timezone.localtime(datetime.datetime.fromtimestamp(int(at), datetime.UTC))
 
 
-def _counts(counts: Mapping[str, int]) -> dict[str, int]:
-    numbers = {
-        word: sum(counts.get(letter, 0) for letter in letters) for word, letters in RESULTS.items()
-    }
-    return {"requests": sum(numbers.values()), **numbers, "banned": counts.get(BANNED, 0)}
+def _counts(counts: stats.Counts) -> dict[str, int]:
+    numbers = {word: sum(counts[letter] for letter in letters) for word, letters in RESULTS.items()}
+    return {"requests": sum(numbers.values()), **numbers, "banned": counts[BANNED]}
 
 
-def _of_total(of: Total) -> dict[str, Any]:
-    """The fields of `Site` that a total knows."""
-    counts = _counts(of.counts)
+def _of_total(total: Total) -> dict[str, Any]:
+    """Return the fields of `Day` that a total has."""
+    counts = _counts(total.counts)
     return {
         **counts,
         "share_refused": _share(counts),
-        "sources": dict(of.sources),
-        "hours": _points(of.hours),
+        "sources": total.sources,
+        "hours": _points(total.hours),
     }
 
 
@@ -670,24 +647,27 @@ def _points(points: Iterable[stats.Point]) -> list[Point]:
 
 
 def _share(counts: Mapping[str, int]) -> float | None:
-    return round(counts["refused"] / counts["requests"], 6) if counts["requests"] else None
+    requests = counts["requests"]
+    return round(counts["refused"] / requests, 6) if requests else None
 
 
-def _per_minute(counts: Mapping[str, int], seconds: float) -> PerMinute:
+def _per_minute(counts: stats.Counts, seconds: float) -> PerMinute:
     numbers = _counts(counts)
     return PerMinute(*(round(numbers[one.name] * 60 / seconds, 1) for one in fields(PerMinute)))
 
 
 def _p95(histograms: Detail) -> float | None:
-    """JSON has no infinity: more than the last bound is shown as that bound."""
+    """Return the time, at most the largest finite bound, as JSON has no infinity."""
     seconds = histograms.time_within(0.95)
-    return None if seconds is None else min(seconds, 0.25)
+    if seconds is None:
+        return None
+    return min(seconds, TIME_BOUNDS[-1])
 
 
 def pattern(refused: int, people: int) -> str:
-    """The pattern of refusals: "few" clients with many refusals each, probably bots.
+    """Return the pattern of refusals in words; empty if there is none.
 
-    "many" clients with a few each, probably customers; empty if neither.
+    A few clients with many refusals each are probably bots, many with a few each customers.
     """
     if not people or refused < 20:
         return ""

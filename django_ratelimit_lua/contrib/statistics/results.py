@@ -1,72 +1,75 @@
-"""What can come of a request under one rule, or at one call site.
+"""The results of a request under one rule, or at one call site.
 
 Each has a letter, by which it is counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 from ...conf import conf
 from ...engine.decide import PlannedCharge
 from ...limits.decision import Decision, LimitState
 
-ALLOWED, REFUSED = "a", "r"
-ALLOWED_ADVISING, ADVISED = "d", "v"
+ALLOWED = "a"
+REFUSED = "r"
+ALLOWED_ADVISING = "d"
+ADVISED = "v"
 """Of limits with `block=False`, which only inform the view."""
-ALLOWED_IN_SHADOW, SHADOW = "h", "s"
+ALLOWED_IN_SHADOW = "h"
+SHADOW = "s"
 """Of limits in shadow mode: allowed, and would be refused."""
 BANNED = "g"
 """Refused by a ban, not by the limit itself."""
-EXEMPT, BLOCKED = "x", "b"
+EXEMPT = "x"
+BLOCKED = "b"
 """By overrides."""
 POLICY = "e"
-"""Allowed or refused by the policy "open" or "closed", as Redis could not be asked."""
+"""Allowed or refused by the policy "open" or "closed", as Redis was unavailable."""
 FAILED = "f"
 """The rule could not be applied to the request."""
 
-LABELS = MappingProxyType(
-    {
-        ALLOWED: ("enforce", "allowed"),
-        REFUSED: ("enforce", "refused"),
-        BANNED: ("enforce", "banned"),
-        ALLOWED_ADVISING: ("advise", "allowed"),
-        ADVISED: ("advise", "refused"),
-        ALLOWED_IN_SHADOW: ("shadow", "allowed"),
-        SHADOW: ("shadow", "refused"),
-        EXEMPT: ("", "exempt"),
-        BLOCKED: ("", "blocked"),
-        POLICY: ("", "policy"),
-        FAILED: ("", "failed"),
-    }
-)
+LABELS = {
+    ALLOWED: ("enforce", "allowed"),
+    REFUSED: ("enforce", "refused"),
+    BANNED: ("enforce", "banned"),
+    ALLOWED_ADVISING: ("advise", "allowed"),
+    ADVISED: ("advise", "refused"),
+    ALLOWED_IN_SHADOW: ("shadow", "allowed"),
+    SHADOW: ("shadow", "refused"),
+    EXEMPT: ("", "exempt"),
+    BLOCKED: ("", "blocked"),
+    POLICY: ("", "policy"),
+    FAILED: ("", "failed"),
+}
 """Mode and result by letter. The mode is empty if it makes no difference."""
 
 FREE = frozenset({ALLOWED, ALLOWED_ADVISING, ALLOWED_IN_SHADOW, POLICY})
 """Results of hits that took their units, as far as they were granted."""
-BY_MODE = MappingProxyType(
-    {
-        "enforce": (REFUSED, ALLOWED),
-        "advise": (ADVISED, ALLOWED_ADVISING),
-        "shadow": (SHADOW, ALLOWED_IN_SHADOW),
-    }
-)
+BY_MODE = {
+    "enforce": (REFUSED, ALLOWED),
+    "advise": (ADVISED, ALLOWED_ADVISING),
+    "shadow": (SHADOW, ALLOWED_IN_SHADOW),
+}
 """The result of a hit under a limit of that mode, by whether the limit allowed it."""
 
-SOURCES = MappingProxyType(
-    {"redis": "r", "deny-cache": "d", "lease": "l", "split": "s", "fallback": "f"}
-)
+SOURCES = {"redis": "r", "deny-cache": "d", "lease": "l", "split": "s", "fallback": "f"}
 """The source of a decision, by letter."""
 
 
 def results_of(
     planned: Sequence[PlannedCharge], decision: Decision, exempt: Sequence[PlannedCharge]
 ) -> tuple[dict[str, str], str]:
-    """The result of a decision for each rule or call site, once whatever rates it has: refused if
-    one of them refuses; and the result as a whole (empty: nothing was decided).
+    """Return the result of a decision for each rule or call site, and as a whole.
 
-    `exempt`: the charges that an override has removed.
+    Args:
+        planned: The charges.
+        decision: The decision about them.
+        exempt: The charges that an override has removed.
+
+    Returns:
+        The results by name, refused if one of its rates refuses, and that of the whole decision
+        (empty: nothing was decided).
     """
     states = decision.limits
     results: dict[str, str] = {}
@@ -84,13 +87,8 @@ def results_of(
     return results, whole
 
 
-def refused_of(counts: Mapping[str, int]) -> int:
-    """How many were refused, whether by limits or by their bans."""
-    return counts.get(REFUSED, 0) + counts.get(BANNED, 0)
-
-
 def result_of(planned: PlannedCharge, state: LimitState, source: str) -> str:
-    """The result of one charge."""
+    """Return the result of one charge."""
     if state.block is not None:
         return BLOCKED
     if (

@@ -1,5 +1,7 @@
-"""The requests that a rule in shadow mode has seen and would have refused, and the number of their
-identities: counted for each version of the rule, so that its current version is judged.
+"""The versions of rules in shadow mode.
+
+Requests in shadow mode are counted for each version of a rule, so that the numbers are those of its
+current version.
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 _OF_NO_VERSION = frozenset({"id", "mode", "order", "description", "message", "durable"})
-"""Words of a rule that change nothing of what it refuses."""
+"""Fields of a rule that make no difference to its refusals."""
 
 
 def version_of(given: Mapping[str, Any]) -> str:
-    """A hash of a rule's declaration, which identifies its version."""
+    """Return a hash of a rule's declaration, which identifies its version."""
     words = {word: value for word, value in given.items() if word not in _OF_NO_VERSION}
     text = json.dumps(words, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=8).hexdigest()

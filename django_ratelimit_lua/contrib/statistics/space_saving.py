@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ...identity.names import Name
 
@@ -18,7 +18,8 @@ of a long tail.
 """
 
 
-class Estimate(NamedTuple):
+@dataclass(slots=True)
+class Estimate:
     """The count of a client: at most `times`, and at least `times - error`; and its label."""
 
     digest: str
@@ -28,8 +29,9 @@ class Estimate(NamedTuple):
 
 
 class Summary:
-    """The clients that come most often, in a stream of any length: whichever came more than
-    1/`capacity` of all times.
+    """The most frequent clients of a stream of any length.
+
+    It contains every client that came more than 1/`capacity` of all times.
 
     >>> summary = Summary(capacity=2)
     >>> for times in ({b"a": 5, b"b": 1}, {b"c": 2}):
@@ -49,38 +51,39 @@ class Summary:
 
     @property
     def least(self) -> int:
-        """How often any client that is not here can have come, at most."""
+        """The maximum count of a client that is not here."""
         if len(self._estimates) < self.capacity:
             return 0
         return min(estimate.times for estimate in self._estimates.values())
 
     def add(self, times: Mapping[bytes, int], name_of: Callable[[bytes], Name]) -> None:
-        """Count how often some came.
+        """Count how often some clients came.
 
-        The order in which they came makes no difference to what is promised, so those that are here
-        are counted first.
+        Clients that are here are counted first, as the order makes no difference to the bounds.
+
+        Args:
+            times: The number of times, by digest.
+            name_of: Returns the label of a digest.
         """
         estimates = self._estimates
-        strangers: list[tuple[bytes, int]] = []
+        strangers = []
         for digest, number in times.items():
-            known = estimates.get(digest)
-            if known is None:
-                strangers.append((digest, number))
+            if digest in estimates:
+                estimates[digest].times += number
             else:
-                estimates[digest] = known._replace(times=known.times + number)
-        room = self.capacity - len(estimates)
-        for digest, number in strangers[:room]:
-            estimates[digest] = Estimate(digest.decode(), number, 0, name_of(digest))
-        if len(strangers) <= room:
+                strangers.append((digest, number))
+        if not strangers:
             return
         heap = [(estimate.times, digest) for digest, estimate in estimates.items()]
         heapq.heapify(heap)
-        for digest, number in strangers[room:]:
-            least, other = heap[0]
-            del estimates[other]
+        for digest, number in strangers:
+            least = 0
+            if len(estimates) >= self.capacity:
+                least, other = heapq.heappop(heap)
+                del estimates[other]
             estimates[digest] = Estimate(digest.decode(), least + number, least, name_of(digest))
-            heapq.heapreplace(heap, (least + number, digest))
+            heapq.heappush(heap, (least + number, digest))
 
     def top(self, number: int) -> list[Estimate]:
-        """Those that came most often, the most frequent first."""
+        """Return the most frequent clients, in order."""
         return heapq.nlargest(number, self._estimates.values(), key=lambda estimate: estimate.times)

@@ -10,23 +10,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...engine.decide import PlannedCharge
 from ...limits.decision import Decision
 from ...process.forks import renew_after_fork
 from ...version import __version__
 from .buckets import TIME_BOUNDS
-from .keys import MAX_LABELS, REST
+from .keys import MAX_LABELS, REST, readable
 from .results import LABELS, results_of
 
 logger = logging.getLogger("django_ratelimit_lua")
-
-
-class _Instruments(NamedTuple):
-    decisions: Any
-    duration: Any
-    tracer: Any
 
 
 class Telemetry:
@@ -40,7 +34,7 @@ class Telemetry:
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
-        self._instruments: _Instruments | None = None
+        self._instruments: tuple[Any, Any, Any] | None = None
         self._names: set[str] = set()
         self._has_failed = False
 
@@ -53,40 +47,29 @@ class Telemetry:
     ) -> None:
         """Record a decision that took this many seconds; see `Recorder.add`."""
         try:
-            self._record(planned, decision, seconds, exempt)
+            results, of_all = results_of(planned, decision, exempt)
+            if not of_all:
+                return
+            if self._instruments is None:
+                self._instruments = _make_instruments()
+            decisions, duration, tracer = self._instruments
+            for name, letter in results.items():
+                attributes = _attributes(self._known(name), letter)
+                decisions.add(1, attributes)
+                duration.record(seconds, {**attributes, "ratelimit.source": decision.source})
+            name = next((name for name, letter in results.items() if letter == of_all), "")
+            attributes = {**_attributes(name, of_all), "ratelimit.source": decision.source}
+            end = time.time_ns()
+            span = tracer.start_span(
+                "ratelimit.decide", start_time=end - int(seconds * 1e9), attributes=attributes
+            )
+            span.end(end)
         except Exception as error:  # An exporter of the project's, or no package at all.
             if not self._has_failed:
                 self._has_failed = True
                 logger.warning(
                     "OpenTelemetry is not told of decisions: %s: %s", type(error).__name__, error
                 )
-
-    def _record(
-        self,
-        planned: Sequence[PlannedCharge],
-        decision: Decision,
-        seconds: float,
-        exempt: Sequence[PlannedCharge],
-    ) -> None:
-        results, of_all = results_of(planned, decision, exempt)
-        if not of_all:
-            return
-        instruments = self._instruments
-        if instruments is None:
-            instruments = self._instruments = _made()
-        for name, letter in results.items():
-            attributes = _attributes(self._known(name), letter)
-            instruments.decisions.add(1, attributes)
-            instruments.duration.record(
-                seconds, {**attributes, "ratelimit.source": decision.source}
-            )
-        name = next((name for name, letter in results.items() if letter == of_all), "")
-        attributes = {**_attributes(name, of_all), "ratelimit.source": decision.source}
-        end = time.time_ns()
-        span = instruments.tracer.start_span(
-            "ratelimit.decide", start_time=end - int(seconds * 1e9), attributes=attributes
-        )
-        span.end(end)
 
     def _known(self, name: str) -> str:
         if name in self._names:
@@ -99,19 +82,18 @@ class Telemetry:
 
 def _attributes(name: str, letter: str) -> dict[str, str]:
     mode, result = LABELS[letter]
-    attributes = {
-        "ratelimit.rule": name.encode(errors="replace").decode(),
-        "ratelimit.result": result,
-    }
-    return {**attributes, "ratelimit.mode": mode} if mode else attributes
+    attributes = {"ratelimit.rule": readable(name), "ratelimit.result": result}
+    if mode:
+        attributes["ratelimit.mode"] = mode
+    return attributes
 
 
-def _made() -> _Instruments:
+def _make_instruments() -> tuple[Any, Any, Any]:
     from opentelemetry.metrics import get_meter
     from opentelemetry.trace import get_tracer
 
     meter = get_meter("django_ratelimit_lua", __version__)
-    return _Instruments(
+    return (
         meter.create_counter(
             "ratelimit.decisions",
             unit="{decision}",

@@ -1,7 +1,7 @@
-"""The page that Prometheus reads: `path("ratelimit/",
-include("django_ratelimit_lua.contrib.statistics.urls"))`.
+"""The page that Prometheus reads.
 
-Only clients with `RATELIMIT_METRICS_TOKEN`, and signed-in users who may view rules, get the
+Include it with `path("ratelimit/", include("django_ratelimit_lua.contrib.statistics.urls"))`. Only
+clients with `RATELIMIT_METRICS_TOKEN`, and signed-in users who may view rules, get the
 metrics.
 """
 
@@ -22,11 +22,11 @@ from .prometheus import Collector
 PERMISSION = "django_ratelimit_lua.view_ratelimitrule"
 
 
-@login_not_required  # It asks for itself.
+@login_not_required  # It has its own check.
 @never_cache
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
-    """The metrics of all processes, as text for Prometheus, or as OpenMetrics on request."""
+    """Return the metrics of all processes, as text for Prometheus or as OpenMetrics."""
     if not _has_token(request):
         user = getattr(request, "user", None)
         if user is None or not user.is_authenticated:

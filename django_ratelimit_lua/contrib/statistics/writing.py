@@ -1,5 +1,7 @@
-"""What was counted, on its way to Redis: of each name, one script a second, which counts exactly
-once however often it is sent; what cannot be written is kept up to a bound.
+"""Write counts to Redis: for each name, one script a second.
+
+A script counts exactly once however often it is sent. Counts that cannot be written are kept, up to
+a bound.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...exceptions import StoreError
@@ -41,9 +43,8 @@ from .space_saving import CAPACITY, Summary
 if TYPE_CHECKING:
     from .recorder import Person, Tables
 
-WRITE, NOTE = (
-    program.Program.of(program.source(f"contrib/statistics/{name}")) for name in ("write", "note")
-)
+WRITE = program.Program.of(program.source("contrib/statistics/write"))
+NOTE = program.Program.of(program.source("contrib/statistics/note"))
 MAX_PENDING = 100_000
 """Numbers that are kept while nothing can be written, about. Beyond, requests are only counted as
 dropped.
@@ -61,7 +62,8 @@ MAX_SUMMARIES = 50
 """
 SMALL_CAPACITY = 64
 """Of the summaries of the others."""
-MAX_FAILURES, ROUND_SECONDS = 10, 5.0
+MAX_FAILURES = 10
+ROUND_SECONDS = 5.0
 """After this many failures, or this time, the remaining names have their turn a second later."""
 
 Bucket = tuple[bytes, int]
@@ -69,10 +71,10 @@ Bucket = tuple[bytes, int]
 
 
 class Pending:
-    """The unwritten counts of one name: by command (see `write.lua`) and bucket, the fields and
-    their numbers or values.
+    """The unwritten counts of one name.
 
-    `number`: of the batch, once it is one.
+    `writes`: the fields and their numbers or values, by command (see `write.lua`) and bucket;
+    `number`: that of the batch, once it is one.
     """
 
     __slots__ = ("number", "writes")
@@ -85,7 +87,7 @@ class Pending:
         return sum(map(len, self.writes.values()))
 
     def to(self, command: bytes, bucket: Bucket) -> dict[bytes, Any]:
-        """The command for one key."""
+        """Return the fields of a command for one key."""
         words = self.writes.get((command, bucket))
         if words is None:
             words = self.writes[command, bucket] = Counter() if command == b"add" else {}
@@ -93,7 +95,8 @@ class Pending:
 
     def add(self, bucket: Bucket, field: bytes, number: int) -> None:
         """Add to a field of a hash."""
-        self.to(b"add", bucket)[field] += number
+        if number:
+            self.to(b"add", bucket)[field] += number
 
     def merge(self, other: Pending) -> None:
         """Take in what is pending of another name."""
@@ -101,29 +104,29 @@ class Pending:
             self.to(command, bucket).update(words)  # A `Counter` adds.
 
     def arguments(self, name: str, process: bytes) -> tuple[list[bytes], list[bytes]]:
-        """The keys and arguments of the script."""
+        """Return the keys and arguments of the script."""
         keys = [key_of(name, b"batch:" + process)]
-        arguments = [b"%d" % self.number, b"%d" % BATCH_KEPT, b"%d" % SAMPLE]
+        arguments: list[Any] = [self.number, BATCH_KEPT, SAMPLE]
         for (command, (suffix, kept)), words in self.writes.items():
             keys.append(key_of(name, suffix))
+            pairs: Iterable[Sequence[Any]] = words.items()
             if command == b"meet":
-                fields = list(words)
+                pairs = ((member,) for member in words)
             elif command == b"mark":
-                fields = [word for member, mark in words.items() for word in (b"%d" % mark, member)]
-            elif command == b"add":
-                fields = [
-                    word for field, number in words.items() for word in (field, b"%d" % number)
-                ]
-            else:
-                fields = [word for pair in words.items() for word in pair]
-            arguments += [command, b"%d" % kept, b"%d" % len(fields), *fields]
-        return keys, arguments
+                pairs = ((mark, member) for member, mark in words.items())
+            parts = [part for pair in pairs for part in pair]
+            arguments += [command, kept, len(parts), *parts]
+        return keys, _encode(arguments)
+
+
+def _encode(arguments: Iterable[Any]) -> list[bytes]:
+    return [part if isinstance(part, bytes) else b"%d" % part for part in arguments]
 
 
 class Top:
     """The clients with most units, and with most refusals, of one name in one hour.
 
-    `field`: where that is written.
+    `field`: the field of the hash that they are written to.
     """
 
     def __init__(self, field: bytes, capacity: int) -> None:
@@ -131,7 +134,7 @@ class Top:
         self.summaries = {"used": Summary(capacity), "refused": Summary(capacity)}
 
     def add(self, people: Mapping[bytes, Person]) -> None:
-        """Count those that came between two writings."""
+        """Count the clients between two flushes."""
         for word, attribute in (("used", "units"), ("refused", "refused")):
             times = {
                 digest: number
@@ -141,23 +144,28 @@ class Top:
             self.summaries[word].add(times, lambda digest: people[digest].name)
 
     def written(self) -> bytes:
-        """As JSON: for each list how often any client that is not in it can have come, and those
-        that are.
-        """
+        """Return both lists as JSON, each with the maximum count of a client that it lacks."""
         lists = {}
         for word, summary in self.summaries.items():
-            rows = summary.top(TOP + 1)
-            lists[word] = [rows[TOP].times if len(rows) > TOP else summary.least, rows[:TOP]]
+            rows: list[list[Any]] = [
+                [one.digest, one.times, one.error, one.name] for one in summary.top(TOP + 1)
+            ]
+            least = summary.least
+            if len(rows) > TOP:
+                least = rows.pop()[1]
+            lists[word] = [least, rows]
         return json.dumps(lists, separators=(",", ":")).encode()
 
 
 def why_unwritable(patience: Patience | None = None) -> StoreError | None:
-    """Why a process could write no statistics, or not all (None: it could).
+    """Return why a process cannot write statistics, or not all (None: it can).
 
-    It is tried with something of each kind, which expires within a second.
+    It writes something of each kind, which expires within a second.
     """
-    writer, pending = Writer(), Pending()
-    writer._process, writer._number = b"trial", time.time_ns()
+    writer = Writer()
+    writer._process = b"trial"
+    writer._number = time.time_ns()
+    pending = Pending()
     for command, word in ((b"add", 1), (b"meet", b""), (b"mark", 0), (b"say", b"0")):
         pending.to(command, (b"trial:" + command, 1))[b"0"] = word
     writer._pending[SITE] = pending
@@ -166,10 +174,9 @@ def why_unwritable(patience: Patience | None = None) -> StoreError | None:
 
 
 class Writer:
-    """Keeps what was counted until it is written.
+    """Keeps counts until they are written.
 
-    One thread at a time uses it. `error`: of what something could not be written lately (None:
-    nothing failed).
+    One thread at a time uses it. `error`: the last error if something could not be written lately.
     """
 
     error: StoreError | None
@@ -183,7 +190,8 @@ class Writer:
         self._number = 0
         self._pending: dict[str, Pending] = {}
         self._batches: dict[str, Pending] = {}  # Sent, and not answered yet.
-        self.error, self._refused_at = None, float("-inf")
+        self.error = None
+        self._refused_at = float("-inf")
         self._begin_hour(0)
 
     def _begin_hour(self, hour: int) -> None:
@@ -198,26 +206,26 @@ class Writer:
         return not self._pending and not self._batches
 
     def take(self, tables: Tables, failures: Mapping[str, int]) -> None:
-        """Keep what was counted, to be written.
+        """Keep counts until they are written.
 
-        `failures`: how often Redis has failed requests, by kind.
+        Args:
+            tables: The counts.
+            failures: How often Redis has failed requests, by kind.
         """
         totals = (TOTALS, HOURS_KEPT)
+        site = self._of(SITE)
         for kind, number in failures.items():
-            self._of(SITE).add(totals, b"E" + kind.encode(), number)
+            site.add(totals, b"E" + kind.encode(), number)
         if not tables.kinds:
             return
         if sum(map(len, self._pending.values())) > MAX_PENDING:
-            dropped = sum(hits.number for kind, hits in tables.kinds.items() if kind[1])
-            self._of(SITE).add((DROPPED, HOURS_KEPT), b"%d" % (int(time.time()) // DAY), dropped)
+            dropped = sum(hits.number for counted, hits in tables.kinds.items() if counted[1])
+            site.add((DROPPED, HOURS_KEPT), b"%d" % (int(time.time()) // DAY), dropped)
             return
         at = int(tables.began)
-        hour, day = at // HOUR, at // DAY
-        if hour != self._hour:
-            self._begin_hour(hour)
-        minute, hour_of_day = b"%02d" % (at % HOUR // MINUTE), b"%02d" % (at % DAY // HOUR)
-        minutes, hours = _buckets_of(at)
-        details = ((b"hour:%d" % hour, MINUTES_KEPT), (b"day:%d" % day, HOURS_KEPT))
+        if at // HOUR != self._hour:
+            self._begin_hour(at // HOUR)
+        details = _hour_and_day(b"", at)
         for (
             name,
             result,
@@ -228,41 +236,45 @@ class Writer:
             is_near,
             is_whole,
         ), hits in tables.kinds.items():
-            number, units = hits.number, hits.units
-            rule, letter, word = self._of(name), SOURCES.get(source, "").encode(), result.encode()
+            number = hits.number
+            letter = SOURCES.get(source, "").encode()
             took = b"t%b%d" % (letter, time_bucket)
+            rule = self._of(name)
+            pendings = []
             if result:
-                rule.add(totals, word, number)
-                if units:
-                    rule.add(totals, b"u" if result in FREE else b"w", units)
-                    if result in FREE:
-                        rule.add(hours, b"u" + hour_of_day, units)
+                pendings.append(rule)
+                units = b"w"
+                if result in FREE:
+                    units = b"u"
+                    rule.add(*_in_hour(units, at), hits.units)
+                rule.add(totals, units, hits.units)
+                rule.add(totals, result.encode(), number)
             if is_near:
-                rule.add(hours, b"n" + hour_of_day, number)
+                rule.add(*_in_hour(b"n", at), number)
                 rule.add(totals, b"n", number)
-            for of in (rule, self._of(SITE)) if is_whole else (rule,) if result else ():
-                of.add(hours, word + hour_of_day, number)
-                of.add(minutes, word + minute, number)
-                if letter:
-                    of.add(hours, b"S" + letter + hour_of_day, number)
-                    for bucket in details:
-                        of.add(bucket, took, number)
             if is_whole:
-                self._of(SITE).add(totals, took, number)
-                self._of(SITE).add(totals, b"T" + letter, round(hits.seconds * 1e6))
-            for bucket in details if used >= 0 else ():
-                rule.add(bucket, b"U%d:%d" % (period, used), number)
-        for (minute_since_1970, result), number in tables.corrections.items():
-            self._correct(minute_since_1970 * MINUTE, result.encode(), number)
-        self._take_people(tables, hour, day)
+                pendings.append(site)
+                site.add(totals, took, number)
+                site.add(totals, b"T" + letter, round(hits.seconds * 1e6))
+            for pending in pendings:
+                self._count(pending, result, at, number)
+                if letter:
+                    pending.add(*_in_hour(b"S" + letter, at), number)
+                    for bucket in details:
+                        pending.add(bucket, took, number)
+            if used >= 0:
+                for bucket in details:
+                    rule.add(bucket, b"U%d:%d" % (period, used), number)
+        for (minute, result), number in tables.corrections.items():
+            self._count(site, result, minute * MINUTE, number)
+        self._take_people(tables, at)
 
-    def _correct(self, at: int, result: bytes, number: int) -> None:
-        """Add to the requests of the whole site that were counted at that moment, or take from
-        them.
-        """
-        minutes, hours = _buckets_of(at)
-        self._of(SITE).add(minutes, b"%b%02d" % (result, at % HOUR // MINUTE), number)
-        self._of(SITE).add(hours, b"%b%02d" % (result, at % DAY // HOUR), number)
+    def _count(self, pending: Pending, result: str, at: int, number: int) -> None:
+        """Add to the requests of a moment, or take from them."""
+        word = result.encode()
+        minutes = (b"minutes:%d" % (at // HOUR), MINUTES_KEPT)
+        pending.add(minutes, b"%b%02d" % (word, at % HOUR // MINUTE), number)
+        pending.add(*_in_hour(word, at), number)
 
     def forget(self) -> None:
         """Drop all clients from what is kept in memory.
@@ -274,7 +286,7 @@ class Writer:
         for pending in (*self._pending.values(), *self._batches.values()):
             pending.writes = {to: words for to, words in pending.writes.items() if to[0] == b"add"}
 
-    def _take_people(self, tables: Tables, hour: int, day: int) -> None:
+    def _take_people(self, tables: Tables, at: int) -> None:
         by_name: dict[str, dict[bytes, Person]] = {}
         marks: dict[tuple[str, int], dict[bytes, int]] = {}
         for (given, period, digest), person in tables.people.items():
@@ -284,8 +296,7 @@ class Writer:
             if person.allowed or person.refused:
                 by_name.setdefault(name, {})[digest] = person
         for (name, period), of in marks.items():
-            for suffix, kept in ((b"hour:%d" % hour, MINUTES_KEPT), (b"day:%d" % day, HOURS_KEPT)):
-                bucket = (b"marks:%d:%b" % (period, suffix), kept)
+            for bucket in _hour_and_day(b"marks:%d:" % period, at):
                 news = self._samples.setdefault(key_of(name, bucket[0]), Sample()).note(of)
                 if news:
                     self._of(name).to(b"mark", bucket).update(news)
@@ -294,16 +305,14 @@ class Writer:
         for name, people in by_name.items():
             pending = self._of(name)
             clients = {digest: person for digest, person in people.items() if person.is_client}
-            refused = dict.fromkeys(
-                [digest for digest, person in clients.items() if person.refused], b""
-            )
+            refused = {digest: b"" for digest, person in clients.items() if person.refused}
             if refused:
-                pending.to(b"meet", (b"refused:hour:%d" % hour, MINUTES_KEPT)).update(refused)
-                pending.to(b"meet", (b"refused:day:%d" % day, HOURS_KEPT)).update(refused)
+                for bucket in _hour_and_day(b"refused:", at):
+                    pending.to(b"meet", bucket).update(refused)
             self._take_shadow(pending, people)
             top = self._top(name)
             top.add(clients)
-            pending.to(b"say", (b"top:%d" % hour, TOP_KEPT))[top.field] = top.written()
+            pending.to(b"say", (b"top:%d" % (at // HOUR), TOP_KEPT))[top.field] = top.written()
 
     def _top(self, name: str) -> Top:
         if name not in self._tops:
@@ -315,13 +324,12 @@ class Writer:
     def _take_shadow(self, pending: Pending, people: Mapping[bytes, Person]) -> None:
         versions: dict[int, bytes] = {}
         for digest, person in people.items():
-            if person.rule is None:
+            rule = person.rule
+            if rule is None:
                 continue
-            version = versions.get(id(person.rule))
-            if version is None:
-                version = versions[id(person.rule)] = (
-                    b"version:" + version_of(person.rule.given or {}).encode()
-                )
+            if id(rule) not in versions:
+                versions[id(rule)] = b"version:" + version_of(rule.given or {}).encode()
+            version = versions[id(rule)]
             pending.add((version, VERSIONS_KEPT), b"seen", person.allowed + person.refused)
             pending.add((version, VERSIONS_KEPT), b"refused", person.refused)
             pending.to(b"meet", (version + b":people", VERSIONS_KEPT))[digest] = b""
@@ -330,64 +338,62 @@ class Writer:
 
     def _counted_as(self, name: str) -> str:
         name = shortened(name)
-        is_full = (
-            name not in self._pending and name not in self._known and len(self._pending) > MAX_NAMES
-        )
-        return OTHER if is_full else self._known.get(name, name)
+        if name in self._known:
+            return self._known[name]
+        if name not in self._pending and len(self._pending) > MAX_NAMES:
+            return OTHER
+        return name
 
     def _of(self, name: str) -> Pending:
         return self._pending.setdefault(self._counted_as(name), Pending())
 
     def write(self, patience: Patience | None = None) -> bool:
-        """Write all that is kept; whether that succeeded.
+        """Write all counts, and return whether none is left.
 
         A batch that was not answered, and may have been written, is sent again with the same
-        number, and counts once. What cannot be written of one name keeps back no other.
+        number, and counts once. A failure of one name does not keep back the others.
         """
-        store, failures = get_store(background=True), 0
+        store = get_store(background=True)
+        failures = 0
         failed: StoreError | None = None
         try:
             self._note_names(store, patience)
         except StoreError as error:
-            failures, failed = 1, error
+            failures = 1
+            failed = error
         began = time.monotonic()
         names = [
             name for name in self._pending if name in self._known and name not in self._batches
         ]
-        # First those that have not failed, or not lately; all together last.
+        # First those that have not failed, or not lately; the whole site last.
         for name in sorted([*names, *self._batches], key=lambda name: name == SITE):
             if failures >= MAX_FAILURES or time.monotonic() - began > ROUND_SECONDS:
                 break
             try:
-                for batch in self._batches_of(name):
-                    self._send(name, batch, store, patience)
+                while batch := self._next_batch(name):
+                    arguments = batch.arguments(name, self._process)
+                    for problem in store.run(WRITE, *arguments, patience):
+                        self.error = StoreError(problem.decode(errors="replace"))
+                        self._refused_at = time.monotonic()
                     del self._batches[name]
             except StoreError as error:
-                failures, failed = failures + 1, error
+                failures += 1
+                failed = error
                 self._batches[name] = self._batches.pop(name)
         if failed is not None or time.monotonic() - self._refused_at > STEADY_SECONDS:
             self.error = failed
         return self.is_empty
 
-    def _batches_of(self, name: str) -> Iterator[Pending]:
-        """What has failed before, then what has come since."""
-        if name in self._batches:
-            yield self._batches[name]
-        if name in self._pending:
+    def _next_batch(self, name: str) -> Pending | None:
+        """Return the batch that has failed before, or the counts that have come since."""
+        if name not in self._batches and name in self._pending:
             self._number += 1
             batch = self._batches[name] = self._pending.pop(name)
             batch.number = self._number
-            yield batch
-
-    def _send(self, name: str, batch: Pending, store: Any, patience: Patience | None) -> None:
-        for problem in store.run(WRITE, *batch.arguments(name, self._process), patience):
-            self.error, self._refused_at = (
-                StoreError(problem.decode(errors="replace")),
-                time.monotonic(),
-            )
+        return self._batches.get(name)
 
     def _note_names(self, store: Any, patience: Patience | None) -> None:
-        """Note once an hour of each name that it counts.
+        """Note each name once an hour.
 
         Names for which there is no room are counted together.
         """
@@ -397,16 +403,16 @@ class Writer:
         names = sorted(news, key=lambda name: (name not in durable, name == OTHER))
         if not names:
             return
-        now = b"%d" % (int(time.time()) // HOUR)
         arguments = [
-            now,
-            b"%d" % (HOURS_KEPT // HOUR),
-            b"%d" % MAX_NAMES,
+            int(time.time()) // HOUR,
+            HOURS_KEPT // HOUR,
+            MAX_NAMES,
             OTHER.encode(),
-            b"%d" % len(durable & news),
+            len(durable & news),
+            *[name.encode("utf-8", "surrogatepass") for name in names],
         ]
-        arguments += [name.encode("utf-8", "surrogatepass") for name in names]
-        noted = store.run(NOTE, [site_key(b"names"), site_key(b"durable")], arguments, patience)
+        keys = [site_key(b"names"), site_key(b"durable")]
+        noted = store.run(NOTE, keys, _encode(arguments), patience)
         for name, has_room in zip(names, noted, strict=True):
             self._known[name] = name if has_room else OTHER
             if not has_room:
@@ -414,6 +420,14 @@ class Writer:
                 self._of(OTHER).merge(self._pending.pop(name))
 
 
-def _buckets_of(at: int) -> tuple[Bucket, Bucket]:
-    """The fields of the minutes and the hours of a moment."""
-    return (b"minutes:%d" % (at // HOUR), MINUTES_KEPT), (b"hours:%d" % (at // DAY), HOURS_KEPT)
+def _in_hour(word: bytes, at: int) -> tuple[Bucket, bytes]:
+    """Return the hash of the hours of a day, and the field of a moment."""
+    return (b"hours:%d" % (at // DAY), HOURS_KEPT), b"%b%02d" % (word, at % DAY // HOUR)
+
+
+def _hour_and_day(prefix: bytes, at: int) -> tuple[Bucket, Bucket]:
+    """Return the buckets of a moment that are kept by hour and by day."""
+    return (
+        (b"%bhour:%d" % (prefix, at // HOUR), MINUTES_KEPT),
+        (b"%bday:%d" % (prefix, at // DAY), HOURS_KEPT),
+    )

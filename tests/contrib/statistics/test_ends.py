@@ -93,6 +93,6 @@ def test_children_of_multiprocessing_end_as_processes_do(
         check=True,
     )
     day = reading.Span.last(86_400, 3600)
-    found = {name: reading.total(name, day).allowed for name in ("plain", "leased", "pooled")}
+    found = {name: reading.total(name, day).counts["a"] for name in ("plain", "leased", "pooled")}
     assert found == {"plain": 30 if known == "known" else 20, "leased": 10, "pooled": 10}
     assert RateLimiter("leased", "1000/h", algorithm="fixed_window").peek("ada").remaining == 990

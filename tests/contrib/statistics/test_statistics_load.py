@@ -131,8 +131,10 @@ def test_what_is_read_is_what_the_clients_were_told(database: Path, prefix: str)
     assert counted() == counted_by_minutes() == dict(answers)
     assert {word.split()[1] for word in answers} == {"a", "r", "h", "s"}
     of_all = total("", day())
-    assert of_all.requests == sum(number for word, number in answers.items() if "quiet" not in word)
-    assert sum(of_all.sources.values()) == of_all.requests
+    assert of_all.counts.total() == sum(
+        number for word, number in answers.items() if "quiet" not in word
+    )
+    assert sum(of_all.sources.values()) == of_all.counts.total()
     assert of_all.sources["deny-cache"] > 0
     assert dropped() == 0
 
@@ -362,9 +364,9 @@ def test_what_is_kept_is_bounded_and_what_is_dropped_is_known(
     assert sum(map(len, recorder._writer._pending.values())) < 300
     use(settings, url())
     assert not recorder.flush()
-    counts = sum(total(name, day()).requests for name in known_names())
+    counts = sum(total(name, day()).counts.total() for name in known_names())
     assert 0 < counts < 60
-    assert total("", day()).requests == counts
+    assert total("", day()).counts.total() == counts
     assert counts + dropped() == 60
 
 
@@ -427,7 +429,7 @@ def test_a_child_counts_for_itself(direct: Any) -> None:
     is_over.set()
     flushing.join()
     assert codes == [0] * 20
-    assert total("forked", day()).allowed == total("", day()).allowed == 20 * 10 + 20 * 20
+    assert total("forked", day()).counts["a"] == total("", day()).counts["a"] == 20 * 10 + 20 * 20
 
 
 def test_a_clock_that_is_moved_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,7 +451,7 @@ def test_a_clock_that_is_moved_loses_nothing(monkeypatch: pytest.MonkeyPatch) ->
             patch.setattr(recording.time, "time", lambda moment=moment: float(moment))
             limiter.hit("ada")
             assert not recorder.flush()
-    assert total("clock", day()).allowed == len(moments)
+    assert total("clock", day()).counts["a"] == len(moments)
     by_hours = {
         (point.moment - midnight) // 3600: point.counts["a"]
         for point in series("clock", day())
@@ -473,11 +475,11 @@ def test_names_without_end_share_one_place(direct: Any, monkeypatch: pytest.Monk
         recorder.flush()
     assert len(known_names()) == 4
     assert (
-        sum(total(name, day()).requests for name in known_names())
-        == total("", day()).requests
+        sum(total(name, day()).counts.total() for name in known_names())
+        == total("", day()).counts.total()
         == 30
     )
-    assert total(writing.OTHER, day()).requests == 27
+    assert total(writing.OTHER, day()).counts.total() == 27
 
 
 def test_each_hour_has_whole_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -574,7 +576,7 @@ def test_behind_sentinel_counts_go_on_with_the_next_master(settings: Any) -> Non
 
         until(decides, "the next master decides")
         until(lambda: not recorder.flush(), "all is written")
-        assert total("sentinel", day()).allowed == total("", day()).allowed == decided
+        assert total("sentinel", day()).counts["a"] == total("", day()).counts["a"] == decided
         assert total("sentinel", day()).sources == {
             "redis": 20 + sources["redis"],
             "fallback": sources["fallback"],

@@ -320,7 +320,7 @@ def test_a_curve_names_why_requests_met_other_limits(
 
     def others() -> list[str]:
         recorder.flush()
-        of = one("site", "hour", began + 3000.0)
+        of = one("site", "hour")
         return list(of.curves[0].others)
 
     monkeypatch.setattr(

@@ -11,15 +11,8 @@ from ..keys import MAX_NAMES
 from ..report import Day, Encoder, overview
 
 _TITLE = "last 24 hours"
-_COLUMNS = {
-    "allowed": "allowed",
-    "refused": "refused",
-    "shadow": "would_be_refused",
-    "blocked": "blocked",
-    "exempt": "exempt",
-    "policy": "policy",
-    "failed": "failed",
-}
+_COLUMNS = ("allowed", "refused", "would_be_refused", "blocked", "exempt", "policy", "failed")
+_HEADS = ("allowed", "refused", "shadow", "blocked", "exempt", "policy", "failed", "people")
 
 
 @verb(
@@ -28,6 +21,7 @@ _COLUMNS = {
     argument("--json", action="store_true", help="for machines"),
 )
 def show(command: Printer, options: dict[str, Any]) -> None:
+    """Print the last day, as a table or as JSON."""
     found = overview("-requests", size=MAX_NAMES + 1)  # And the further names, counted as one.
     rows = [row for row in found.rows if row.requests]
     if options["json"]:
@@ -39,7 +33,7 @@ def show(command: Printer, options: dict[str, Any]) -> None:
         return
     names = [name_words(row.name) for row in rows]
     width = max(map(len, (*names, "all requests")))
-    command.say(f"{_TITLE:{width}}" + "".join(f"{word:>12}" for word in (*_COLUMNS, "people")))
+    command.say(f"{_TITLE:{width}}" + "".join(f"{word:>12}" for word in _HEADS))
     for name, row in zip(names, rows, strict=True):
         command.say(f"{name:{width}}{_numbers(row)}{row.people_refused:>12,}")
     command.say(f"{'all requests':{width}}{_numbers(found.site)}")
@@ -50,4 +44,4 @@ def show(command: Printer, options: dict[str, Any]) -> None:
 
 
 def _numbers(day: Day) -> str:
-    return "".join(f"{getattr(day, attribute):>12,}" for attribute in _COLUMNS.values())
+    return "".join(f"{getattr(day, attribute):>12,}" for attribute in _COLUMNS)
