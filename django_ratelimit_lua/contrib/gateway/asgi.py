@@ -18,7 +18,7 @@ from typing import Any
 
 import django
 from django.apps import apps
-from django.core.exceptions import ImproperlyConfigured, RequestDataTooBig
+from django.core.exceptions import ImproperlyConfigured
 
 from ...extension import install, is_installed
 
@@ -59,19 +59,16 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def _answer(scope: Scope, receive: Receive) -> Answer:
     path = str(scope["path"])
-    if (
-        path.endswith(("/check", "/check*")) or "/check/" in path
-    ):  # First, as Envoy adds the path that it asks about.
+    # First, as Envoy adds the path that it asks about.
+    if path.endswith(("/check", "/check*")) or "/check/" in path:
         return await answer_scope(scope)
     if path.endswith("/decide"):
         try:
             meta = meta_of(scope)
-            body = await _body(receive)
+            body = await _read_body(receive)
         except ProblemError as error:
             return error.answer
-        except RequestDataTooBig as error:
-            return ProblemError(431, f"{error}.").answer
-        return await answer_decide(scope["method"], meta, body, partial(_gone, receive))
+        return await answer_decide(scope["method"], meta, body, partial(_disconnected, receive))
     if path.endswith("/openapi.json"):
         return answer_openapi()
     if path.endswith("/health"):
@@ -79,26 +76,22 @@ async def _answer(scope: Scope, receive: Receive) -> Answer:
     return Answer.text(404, "There is nothing here.")
 
 
-async def _body(receive: Receive) -> bytes:
-    """The body: of a bounded size, and within a bounded time, as a slow client may not keep what it
-    has sent here.
-    """
-    parts, size = [], 0
+async def _read_body(receive: Receive) -> bytes:
+    """Read a body of bounded size within a bounded time, so that a slow client keeps no memory."""
+    body = b""
+    has_more = True
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            while size <= MAX_BYTES:
+            while has_more and len(body) <= MAX_BYTES:
                 event = await receive()
-                part = event.get("body", b"")
-                size += len(part)
-                parts.append(part)
-                if not event.get("more_body"):
-                    break
+                body += event.get("body", b"")
+                has_more = event.get("more_body", False)
     except TimeoutError:
         raise ProblemError(408, f"The body did not come within {BODY_SECONDS} seconds.") from None
-    return b"".join(parts)
+    return body
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
