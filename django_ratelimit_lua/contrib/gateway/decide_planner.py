@@ -172,7 +172,7 @@ class DecidePlanner(Planner):
             limits, rule = _limits(ruleset, asked.limit)
             if rule is not None and rule.key is not None and rule.key.name == ALL_CALLERS:
                 subject, identity = digest(None), None
-            if identity is None or _is_spared(asked.who):
+            if identity is None or _is_spared(asked.client):
                 limits = [limit.without_bans() for limit in limits]
             charges = [
                 PlannedCharge(
@@ -190,7 +190,7 @@ class DecidePlanner(Planner):
             if ruleset.kinds and rule is not None and self._asked.operation != "release":
                 kinds = override_kinds(ruleset, charges, has_blocks)
                 subjects = override_subjects(
-                    asked.who or NamedIdentities({}), ruleset, kinds, charges
+                    asked.client or NamedIdentities({}), ruleset, kinds, charges
                 )
             parties.append(Party(charges, subjects, has_blocks, asked))
         self.take(parties)
