@@ -78,13 +78,20 @@ def read_decide_request(body: bytes) -> DecideRequest:
     charges = [_charge(each, f"charges[{place}]") for place, each in enumerate(given["charges"])]
     if operation != "hit" and any(charge.partial for charge in charges):
         refuse(f"partial belongs to hit, not to {operation}")
+    together = given.get("together", True)
+    shares = {(charge.partial, charge.cost) for charge in charges}
+    if together and len(shares) > 1 and any(charge.partial for charge in charges):
+        refuse(
+            "Charges that are partial together take the same units: give each the same cost and "
+            "partial=true, or ask with together=false."
+        )
     slot = b""
     if operation == "release":
         slot = _slot(given["slot"])
     return DecideRequest(
         operation,
         tuple(charges),
-        given.get("together", True),
+        together,
         float(given.get("timeout", 0)),
         float(given.get("seconds", 0)),
         slot,
