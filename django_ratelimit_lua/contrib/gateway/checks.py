@@ -68,12 +68,13 @@ def check_gateway_rules(
     using = primary()
     if using in (databases or ()):
         with suppress(ImproperlyConfigured, DatabaseError):
-            yield from _not_for_proxies(_of_admin(using))
+            yield from _not_for_proxies(stored_rules(using))
 
 
-def _of_admin(using: str) -> Iterator[Rule]:
+def stored_rules(using: str) -> Iterator[Rule]:
+    """The rules of the admin, without those that were broken by hand."""
     for row in RateLimitRule.objects.using(using).prefetch_related("tiers"):
-        with suppress(RuleError):  # The row was broken by hand.
+        with suppress(RuleError):
             yield row.compiled()
 
 

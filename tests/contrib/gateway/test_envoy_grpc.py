@@ -220,9 +220,7 @@ def test_what_goes_wrong_inside_is_a_status_without_words(
 
     async def asked(port: int) -> None:
         ready = asyncio.Event()
-        serving = asyncio.ensure_future(
-            server.Server(f"127.0.0.1:{port}", is_healthy).run(ready.set)
-        )
+        serving = asyncio.ensure_future(server.serve(f"127.0.0.1:{port}", is_healthy, ready.set))
         await ready.wait()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             ask: Any = channel.unary_unary(f"/{messages.SERVICE}/{messages.METHOD}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,14 +21,6 @@ from ....operations.health import ahealth
 MAX_PROCESSES = 256
 
 
-def _port(text: str) -> int:
-    return _whole(text, 0, 65535)
-
-
-def _count(text: str) -> int:
-    return _whole(text, 1, MAX_PROCESSES)
-
-
 def _whole(text: str, least: int, most: int) -> int:
     if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"write a whole number from {least} to {most}")
@@ -39,10 +33,15 @@ def _whole(text: str, least: int, most: int) -> int:
     "descriptors; until "
     "SIGTERM or SIGINT, by which those who have asked are still answered",
     argument("--host", default="127.0.0.1", help="the address to listen on; 127.0.0.1 by default"),
-    argument("--port", type=_port, default=8081, help="8081 by default; 0: one that is free"),
+    argument(
+        "--port",
+        type=partial(_whole, least=0, most=65535),
+        default=8081,
+        help="8081 by default; 0: one that is free",
+    ),
     argument(
         "--processes",
-        type=_count,
+        type=partial(_whole, least=1, most=MAX_PROCESSES),
         metavar="N",
         help="how many processes; by default, as many as there are cores",
     ),
@@ -61,8 +60,9 @@ def serve_grpc(command: Printer, options: dict[str, Any]) -> None:
     # Before gRPC is imported, which may not be forked.
     from ..envoy.processes import ProcessEndedError, in_processes, reserved
 
-    host, count = options["host"], options["processes"] or _cores()
-    tls = _tls(options)
+    host = options["host"]
+    count = options["processes"] or _cores()
+    tls = _read_tls(options)
     with ExitStack() as stack:
         try:
             port = stack.enter_context(reserved(host, options["port"]))
@@ -70,7 +70,9 @@ def serve_grpc(command: Printer, options: dict[str, Any]) -> None:
             raise CommandError(
                 f"cannot listen on {host}, port {options['port']}: {error}"
             ) from None
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = f"{host}:{port}"
+        if ":" in host:
+            address = f"[{host}]:{port}"
         number: int | None = 0
         if count > 1:
             connections.close_all()
@@ -80,15 +82,15 @@ def serve_grpc(command: Printer, options: dict[str, Any]) -> None:
                 raise CommandError(str(error)) from None
             if number is None:
                 return
-        from ..envoy.server import Tls, serve
+        from ..envoy.server import serve
 
         def ready() -> None:
             if number == 0:  # One process prints it for all.
-                command.say(f"Answers Envoy on {where}" + f", in {count} processes" * (count > 1))
+                command.say(f"Answers Envoy on {address}" + f", in {count} processes" * (count > 1))
                 command.stdout.flush()
 
         try:
-            serve(where, _is_healthy, ready, Tls(*tls) if tls is not None else None)
+            asyncio.run(serve(address, _is_healthy, ready, tls))
         except (ImproperlyConfigured, OSError) as error:
             raise CommandError(str(error)) from None
 
@@ -97,21 +99,22 @@ async def _is_healthy() -> bool:
     return (await ahealth()).ok
 
 
-def _tls(options: dict[str, Any]) -> tuple[bytes, bytes, bytes | None] | None:
-    certificate, key, client_ca = options["certificate"], options["key"], options["client_ca"]
-    if certificate is None and key is None and client_ca is None:
+def _read_tls(options: dict[str, Any]) -> tuple[bytes, bytes, bytes | None] | None:
+    certificate = options["certificate"]
+    key = options["key"]
+    client_ca = options["client_ca"]
+    if not (certificate or key or client_ca):
         return None
-    if certificate is None or key is None:
+    if not (certificate and key):
         raise CommandError("TLS needs --certificate and --key")
     try:
-        return (
-            certificate.read_bytes(),
-            key.read_bytes(),
-            None if client_ca is None else client_ca.read_bytes(),
-        )
+        authority = client_ca and client_ca.read_bytes()
+        return certificate.read_bytes(), key.read_bytes(), authority
     except OSError as error:
         raise CommandError(str(error)) from None
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return 1
