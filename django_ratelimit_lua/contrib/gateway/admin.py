@@ -9,7 +9,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import path
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
@@ -50,7 +50,7 @@ class ClientAdmin(ActingAdmin):
     @admin.display(description=gettext_lazy("last used"), ordering="last_used")
     def used(self, client: RateLimitClient) -> Any:
         """When it last asked, to the minute."""
-        return "—" if client.last_used is None else moment_element(client.last_used)
+        return client.last_used and moment_element(client.last_used)
 
     def get_urls(self) -> list[Any]:
         """The URL that makes another token, in addition to Django's."""
@@ -60,14 +60,14 @@ class ClientAdmin(ActingAdmin):
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Save. A new client gets its token, which is shown on the next page and nowhere again."""
         if not change:
-            vars(obj)["_token"] = obj.new_token()
+            obj.token = obj.new_token()
         super().save_model(request, obj, form, change)
 
     def response_add(
         self, request: HttpRequest, obj: Any, post_url_continue: Any = None
     ) -> HttpResponse:
         """Its token, not behind a redirect: it is kept in no message."""
-        return self._show(request, obj, vars(obj).pop("_token"))
+        return self._show(request, obj, obj.token)
 
     def token_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Make another token; the one before ends."""
@@ -88,10 +88,6 @@ class ClientAdmin(ActingAdmin):
             "media": self.media,
             "client": client,
             "token": token,
-            "back": reverse(
-                "admin:ratelimit_gateway_ratelimitclient_changelist",
-                current_app=self.admin_site.name,
-            ),
         }
         request.current_app = self.admin_site.name
         template = "admin/ratelimit_gateway/ratelimitclient/token.html"

@@ -1,11 +1,17 @@
-"""An answer of the gateway, before it is one of Django's or of ASGI's."""
+"""An answer of the gateway, before it is one of Django's or of ASGI's, and errors as problem
+documents (RFC 9457).
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from django.http import HttpResponse
+
+from ...web.refusal import ErrorDetails
+from ...web.responses import PROBLEM
 
 
 class Answer(NamedTuple):
@@ -41,3 +47,24 @@ class Answer(NamedTuple):
         response.headers["Content-Length"] = str(len(self.body))
         response._has_been_logged = True  # type: ignore[attr-defined]
         return response
+
+
+class ProblemError(Exception, ErrorDetails):
+    """The request cannot be answered: with that `status`, because of `text`.
+
+    `more`: more headers of the answer.
+    """
+
+    def __init__(self, status: int, text: str, retry_after: int | None = None, **more: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.retry_after = retry_after
+        self._more = {name.replace("_", "-"): value for name, value in more.items()}
+
+    def detail(self) -> str:
+        return str(self)
+
+    @property
+    def answer(self) -> Answer:
+        headers = {"Content-Type": PROBLEM, **self.headers(), **self._more}
+        return Answer(self.status, headers, json.dumps(self.problem()).encode())

@@ -30,14 +30,13 @@ if not is_installed("gateway"):
     )
 
 from ...asgi import finish_at_shutdown
-from .answer import Answer
+from .answer import Answer, ProblemError
 from .check import answer_scope
 from .decide import answer_decide
 from .decide_request import MAX_BYTES
 from .described_request import meta_of
 from .health import answer_health
 from .openapi import answer_openapi
-from .problems import ProblemError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]

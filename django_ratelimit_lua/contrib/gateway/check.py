@@ -7,26 +7,20 @@ from functools import partial
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import BadRequest, SuspiciousOperation
-from django.core.handlers.asgi import ASGIRequest
-from django.http import HttpRequest, HttpResponse
-from django.views.decorators.csrf import csrf_exempt
 
 from ...conf import conf
 from ...engine.decide import adecide
 from ...engine.run import Wait, Waiting
 from ...engine.waiting import ahold
-from ...rules.exempt import ratelimit_exempt
 from ...rules.rule import EVERYONE, Rule
 from ...rules.ruleset import Ruleset
 from ...web.headers import limit_headers
 from ...web.plan import Place, RequestPlanner
 from ...web.responses import brief_refusal
-from .answer import Answer
+from .answer import Answer, ProblemError
 from .conf import settings as gateway_settings
 from .described_request import DescribedRequest, Meta, described, is_believed, meta_of
-from .problems import ProblemError
 from .proxy_rules import rules_at
 from .users import load_user
 
@@ -39,17 +33,6 @@ STATUS_HEADER = "X-RateLimit-Status"
 _OF_NGINX = ("nginx", "ingress-nginx")
 _AUDIENCES_OF_KEY = {EVERYONE, "anonymous", "authenticated"}
 """Audiences that the user's key decides alone."""
-
-
-@ratelimit_exempt  # Proxies send it. Their clients are counted.
-@login_not_required
-@csrf_exempt  # Envoy asks by the method of the original request.
-async def check(request: HttpRequest) -> HttpResponse:
-    if isinstance(request, ASGIRequest):
-        answer = await answer_scope(request.scope)
-    else:
-        answer = await answer_check(request.META)
-    return answer.response()
 
 
 async def answer_scope(scope: Mapping[str, Any]) -> Answer:

@@ -15,22 +15,17 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from django.contrib.auth.decorators import login_not_required
 from django.db import DatabaseError
-from django.http import HttpRequest, HttpResponse, UnreadablePostError
-from django.views.decorators.csrf import csrf_exempt
 
 from ...engine.decide import Outcome, releasing
 from ...engine.run import arun
 from ...engine.waiting import ahold
 from ...publishing.publish import DatabaseErrand, primary
-from ...rules.exempt import ratelimit_exempt
-from .answer import Answer
+from .answer import Answer, ProblemError
 from .decide_planner import Caller, DecidePlanner, unauthorised
-from .decide_request import MAX_BYTES, DecideRequest, read_decide_request
+from .decide_request import DecideRequest, read_decide_request
 from .described_request import Meta
 from .models import RateLimitClient, token_digest
-from .problems import ProblemError
 
 NOTE_SECONDS = 60
 """How often each process records that a token was used."""
@@ -39,19 +34,6 @@ _HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store"}
 _noted: dict[str, float] = {}
 """When the use of a valid token was recorded, by its digest."""
 noting = DatabaseErrand()
-
-
-@ratelimit_exempt
-@login_not_required
-@csrf_exempt
-async def decide(request: HttpRequest) -> HttpResponse:
-    """`answer_decide` for Django, which cancels a view whose client has disconnected."""
-    try:
-        # Not `request.body`: what is sent in chunks may have any size.
-        body = request.read(MAX_BYTES + 1)
-    except UnreadablePostError:
-        body = b""  # The client has gone.
-    return (await answer_decide(str(request.method), request.META, body)).response()
 
 
 async def answer_decide(method: str, meta: Meta, body: bytes, gone: Gone | None = None) -> Answer:

@@ -27,10 +27,9 @@ from ...rules.ruleset import Ruleset
 from ...web.overrides import NOTHING, override_kinds, override_subjects
 from ...web.plan import Party, Planner, is_spared
 from ...web.refusal_log import refusal_log
+from .answer import ProblemError
 from .clients import clients_of
 from .decide_request import WAITING, DecideRequest, RequestedCharge, write_slot
-from .named_identities import NamedIdentities
-from .problems import ProblemError
 
 WRONG_TOKENS = Limit("gateway tokens", "10/m", on_store_error="open")
 """Wrong tokens of one address."""
@@ -121,7 +120,8 @@ class DecidePlanner(Planner):
         identity = requested.identity
         if rule is not None and rule.key is not None and rule.key.name == ALL_CALLERS:
             identity = None
-        if identity is None or _is_spared(requested.client):
+        address = requested.client.address()
+        if identity is None or (address is not None and is_spared(address)):
             limits = [limit.without_bans() for limit in limits]
         subject = digest(identity)
         charges = [
@@ -143,8 +143,7 @@ class DecidePlanner(Planner):
         # A slot is released whatever overrides exist.
         if ruleset.kinds and self._request.operation != "release":
             kinds = override_kinds(ruleset, charges, has_blocks)
-            client = requested.client or NamedIdentities({})
-            subjects = override_subjects(client, ruleset, kinds, charges)
+            subjects = override_subjects(requested.client, ruleset, kinds, charges)
         return Party(charges, subjects, has_blocks, requested)
 
     def plan(self, ruleset: Ruleset) -> Plan:
@@ -255,11 +254,3 @@ def _limits(ruleset: Ruleset, name: str) -> tuple[Sequence[Limit], Rule | None]:
     if limiters and rule.group == name:
         template = template.in_place_of(limiters[0])
     return template.limits(name), rule
-
-
-def _is_spared(client: NamedIdentities | None) -> bool:
-    """Whether the named address is never banned."""
-    if client is None:
-        return False
-    address = client.address()
-    return address is not None and is_spared(address)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, NoReturn
 from ...identity import Identity
 from ...limits.algorithms.concurrency import SLOT_SIZE
 from ...limits.rate import LimitError
+from .answer import ProblemError
 from .named_identities import NamedIdentities
 from .openapi import check, refuse, schema_of
-from .problems import ProblemError
 
 WAITING = ("reserve", "acquire")
 MAX_BYTES = 64 * 1024
@@ -29,13 +29,13 @@ _REQUIRED = {"slot": "seconds", "release": "slot"}
 class RequestedCharge(NamedTuple):
     """Units of the limit of that name, for one identity.
 
-    `client`: the client that it names, if it is an object; `partial`: fewer units will do.
+    `client`: the identities that it names, if it is an object; `partial`: fewer units will do.
     """
 
     limit: str
     identity: Identity
     cost: int = 1
-    client: NamedIdentities | None = None
+    client: NamedIdentities = NamedIdentities({})
     partial: bool = False
 
 
@@ -57,8 +57,8 @@ class DecideRequest(NamedTuple):
 def read_decide_request(body: bytes) -> DecideRequest:
     """Read a request. Raises `ProblemError`.
 
-    >>> read_decide_request(b'{"charges": [{"limit": "mail", "identity": "ada"}]}').charges
-    (RequestedCharge(limit='mail', identity='ada', cost=1, client=None, partial=False),)
+    >>> read_decide_request(b'{"charges": [{"limit": "mail", "identity": "ada"}]}').charges[0].cost
+    1
     """
     if len(body) > MAX_BYTES:
         raise ProblemError(413, f"The body has more than {MAX_BYTES} bytes.")
@@ -118,7 +118,7 @@ def _charge(given: dict[str, Any], where: str) -> RequestedCharge:
     if ("limit" in given) == ("rule" in given):
         refuse(f"{where} needs the name of one limit or rule")
     identity = given["identity"]
-    client = None
+    client = NamedIdentities({})
     if isinstance(identity, dict):
         client = NamedIdentities({key: str(value) for key, value in identity.items()})
         try:

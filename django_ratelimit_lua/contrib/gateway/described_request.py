@@ -24,11 +24,11 @@ from ...identity.address import believed
 from ...identity.forwarded import parse_address
 from ...identity.request_state import request_state
 from ...identity.request_values import LINES
+from .answer import ProblemError
 from .conf import settings as gateway_settings
 from .dialects import DIALECTS, Dialect
 from .paths import readings
-from .problems import ProblemError
-from .users import STRANGER, VouchedUser, log_in
+from .users import VouchedUser, log_in
 
 logger = logging.getLogger("django_ratelimit_lua")
 Meta = Mapping[str, Any]
@@ -201,7 +201,7 @@ def described(meta: Meta) -> DescribedRequest:
     request_state(request).looked_ahead = True  # The URLs of this site are not that server's.
     if gateway_settings.GATEWAY_USER_HEADER is not None:
         user = meta.get(_key(gateway_settings.GATEWAY_USER_HEADER), "").strip()
-        log_in(request, VouchedUser(user) if user else STRANGER)
+        log_in(request, VouchedUser(user))
     return request
 
 

@@ -13,14 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from django.contrib.auth.decorators import login_not_required
-from django.http import HttpRequest, HttpResponse
-from django.views.decorators.http import require_safe
-
-from ...rules.exempt import ratelimit_exempt
 from ...version import __version__
-from .answer import Answer
-from .problems import ProblemError
+from .answer import Answer, ProblemError
 
 Schema = Mapping[str, Any]
 MAX_NAME = 200
@@ -121,10 +115,3 @@ def answer_openapi() -> Answer:
     """The document, which is public: it reveals nothing about the site."""
     body = json.dumps(document(), indent=1).encode()
     return Answer(200, {"Content-Type": "application/json"}, body)
-
-
-@ratelimit_exempt
-@login_not_required
-@require_safe
-def openapi(request: HttpRequest) -> HttpResponse:
-    return answer_openapi().response()

@@ -1,0 +1,57 @@
+"""The answers of the gateway as views of a Django site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib.auth.decorators import login_not_required
+from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpRequest, HttpResponse, UnreadablePostError
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_safe
+
+from ...rules.exempt import ratelimit_exempt
+from .check import answer_check, answer_scope
+from .decide import answer_decide
+from .decide_request import MAX_BYTES
+from .health import answer_health
+from .openapi import answer_openapi
+
+
+def _for_programs(view: Callable[..., Any]) -> Callable[..., Any]:
+    """Exempt a view from limits, which are for the clients that it is asked about, and from logins
+    and CSRF tokens, as Envoy asks by the method of the original request.
+    """
+    return ratelimit_exempt(login_not_required(csrf_exempt(view)))
+
+
+@_for_programs
+async def check(request: HttpRequest) -> HttpResponse:
+    if isinstance(request, ASGIRequest):
+        answer = await answer_scope(request.scope)
+    else:
+        answer = await answer_check(request.META)
+    return answer.response()
+
+
+@_for_programs
+async def decide(request: HttpRequest) -> HttpResponse:
+    """Django cancels this view if its client disconnects."""
+    try:
+        # Not `request.body`: what is sent in chunks may have any size.
+        body = request.read(MAX_BYTES + 1)
+    except UnreadablePostError:
+        body = b""  # The client has gone.
+    return (await answer_decide(str(request.method), request.META, body)).response()
+
+
+@_for_programs
+async def health(request: HttpRequest) -> HttpResponse:
+    return (await answer_health()).response()
+
+
+@_for_programs
+@require_safe
+def openapi(request: HttpRequest) -> HttpResponse:
+    return answer_openapi().response()
