@@ -18,16 +18,9 @@ from typing import Any
 
 import django
 from django.apps import apps
-from django.core.exceptions import ImproperlyConfigured
-
-from ...extension import install, is_installed
 
 if not apps.ready:
     django.setup()  # Before anything is imported that knows the models.
-if not is_installed("gateway"):
-    raise ImproperlyConfigured(
-        f"{__name__} is served, but the app is not installed. {install('gateway')}."
-    )
 
 from ...asgi import finish_at_shutdown
 from .answer import Answer, ProblemError

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-from ...rules.ruleset import Ruleset
 
 
 class Client(NamedTuple):
@@ -38,9 +35,3 @@ def read_clients(part: Any) -> dict[str, Client]:
         each["digest"]: Client(each["name"], (*each["limits"],), each["may_refund"] is True)
         for each in part
     }
-
-
-def clients_of(ruleset: Ruleset) -> Mapping[str, Client]:
-    """The clients that may ask, by the digest of the token."""
-    clients: Mapping[str, Client] = ruleset.parts.get("gateway") or {}
-    return clients

@@ -28,8 +28,8 @@ from ...web.overrides import NOTHING, override_kinds, override_subjects
 from ...web.plan import Party, Planner, is_spared
 from ...web.refusal_log import refusal_log
 from .answer import ProblemError
-from .clients import clients_of
-from .decide_request import WAITING, DecideRequest, RequestedCharge, write_slot
+from .clients import Client
+from .decide_request import DecideRequest, RequestedCharge, write_slot
 
 WRONG_TOKENS = Limit("gateway tokens", "10/m", on_store_error="open")
 """Wrong tokens of one address."""
@@ -70,7 +70,7 @@ class DecidePlanner(Planner):
         )
         if request.operation == "slot":
             self.options["slot"] = new_slot(request.seconds)
-        if request.operation in WAITING:
+        if request.operation in ("reserve", "acquire"):
             self.options["max_wait_us"] = round(request.timeout * SECOND)
         if self.is_hit:
             self.units = max((charge.cost for charge in request.charges), default=0)
@@ -88,7 +88,8 @@ class DecidePlanner(Planner):
         return ()
 
     def _gather(self, ruleset: Ruleset) -> None:
-        client = clients_of(ruleset).get(self._caller.client)
+        clients: Mapping[str, Client] = ruleset.parts.get("gateway") or {}
+        client = clients.get(self._caller.client)
         if client is None:
             raise unauthorised()
         operation = self._request.operation

@@ -16,14 +16,11 @@ from .answer import ProblemError
 from .named_identities import NamedIdentities
 from .openapi import check, refuse, schema_of
 
-WAITING = ("reserve", "acquire")
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 3
 """Maximum depth of the lists in an identity."""
-_OPERATIONS = {"timeout": WAITING, "seconds": ("slot",), "slot": ("release",)}
-"""The operations to which a member belongs."""
-_REQUIRED = {"slot": "seconds", "release": "slot"}
-"""The member that an operation needs."""
+_MEMBERS = {"reserve": "timeout", "acquire": "timeout", "slot": "seconds", "release": "slot"}
+"""The member that only some operations have. A slot needs it."""
 
 
 class RequestedCharge(NamedTuple):
@@ -69,12 +66,12 @@ def read_decide_request(body: bytes) -> DecideRequest:
     schema = schema_of("Question")
     check(given, schema)
     operation = given.get("operation", "hit")
-    for name, operations in _OPERATIONS.items():
-        if name in given and operation not in operations:
-            refuse(f"{name} belongs to {' and '.join(operations)}, not to {operation}")
-    if operation in _REQUIRED:
-        name = _REQUIRED[operation]
-        check(given.get(name), schema["properties"][name], name)
+    own = _MEMBERS.get(operation)
+    for name in _MEMBERS.values():
+        if name in given and name != own:
+            refuse(f"{name} does not belong to the operation {operation}")
+    if own in ("seconds", "slot"):
+        check(given.get(own), schema["properties"][own], own)
     charges = [_charge(each, f"charges[{place}]") for place, each in enumerate(given["charges"])]
     if operation != "hit" and any(charge.partial for charge in charges):
         refuse(f"partial belongs to hit, not to {operation}")

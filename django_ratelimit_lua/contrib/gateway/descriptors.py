@@ -11,9 +11,8 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from django import forms
 from django.utils.translation import gettext, gettext_lazy
@@ -42,8 +41,7 @@ MAX_ENTRIES = 20
 MAX_ENTRY_LENGTH = 500
 
 
-@dataclass(frozen=True, slots=True)
-class ValuePattern:
+class ValuePattern(NamedTuple):
     """The pattern of a value: the value itself, or text in which each star is any text.
 
     >>> ValuePattern("/api/*.json").matches("/api/v1/x.json"), ValuePattern("a").matches("ab")
@@ -76,8 +74,7 @@ def _glob(text: str) -> re.Pattern[str]:
     return re.compile(fnmatch.translate(re.sub(r"[?\[]", r"[\g<0>]", text)))
 
 
-@dataclass(frozen=True, slots=True)
-class DescriptorPattern:
+class DescriptorPattern(NamedTuple):
     """The descriptors that a rule is for: of which domain, and with which entries.
 
     >>> pattern = DescriptorPattern.parse(["domain=edge", "generic_key=login", "remote_address"])

@@ -5,7 +5,7 @@ the subjects of overrides.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.http import HttpHeaders
@@ -13,21 +13,17 @@ from django.http import HttpHeaders
 from ...identity import Identity
 from ...identity.address import ClientAddress, address_as
 from ...identity.forwarded import Address
-from ...identity.keys import field_identity, split_field
+from ...identity.keys import field_identity, known_identities, split_field
 from ...limits.rate import LimitError
 from .users import MAX_USER_LENGTH, VouchedUser, primary_key
 
-_BODY = ("post", "json")
-"""What `data:NAME` reads either of."""
 
-
-@dataclass(frozen=True, slots=True)
-class NamedIdentities:
+class NamedIdentities(NamedTuple):
     """The client that an object names, by key: all of it is one client, as a request is.
 
     For overrides, see `web.overrides.Who`.
 
-    >>> Named({"user": "7", "header:X-Key": "K"}).identity()
+    >>> NamedIdentities({"user": "7", "header:X-Key": "K"}).identity()
     (('user', '7'), ('header', 'X-Key', 'k'))
     """
 
@@ -60,8 +56,7 @@ class NamedIdentities:
         if split_field(key) is None:
             raise LimitError(
                 f"identity: unknown key {key[:100]!r}; use ip, user, session, path, route, a "
-                "field such as "
-                f"header:NAME, or a key of RATELIMIT_KEYS"
+                "field such as header:NAME, or a key of RATELIMIT_KEYS"
             )
         return field_identity(key, value)
 
@@ -70,7 +65,9 @@ class NamedIdentities:
 
     def user(self) -> str | None:
         """See `Who`: the primary key as the database has it."""
-        return str(VouchedUser(self.values["user"])) if "user" in self.values else None
+        if "user" not in self.values:
+            return None
+        return str(VouchedUser(self.values["user"]))
 
     def address(self) -> Address | None:
         return self._address().address
@@ -79,16 +76,12 @@ class NamedIdentities:
         """See `Who`: the override decides whether letter case counts, however the value is named
         here.
         """
-        wanted = _place(field)
-        places = (
-            [wanted, *((part, wanted[1]) for part in _BODY)] if wanted[0] == "data" else [wanted]
-        )
-        identities = [
-            field_identity(field, value)
-            for key, value in self.values.items()
-            if _place(key) in places
-        ]
-        return [identity for identity in dict.fromkeys(identities) if identity[-1] is not None]
+        kind, name = _place(field)
+        places = [(kind, name)]
+        if kind == "data":
+            places += [("post", name), ("json", name)]
+        values = [value for key, value in self.values.items() if _place(key) in places]
+        return known_identities(*{field_identity(field, value): None for value in values})
 
 
 def _may_be_user(text: str) -> bool:
@@ -104,8 +97,7 @@ def _may_be_user(text: str) -> bool:
 
 def _place(key: str) -> tuple[str, str]:
     """The place of a field in requests, in which names of headers have one spelling."""
-    parts = split_field(key)
-    if parts is None:
-        return (key, "")
-    kind, name, _is_exact = parts
-    return kind, str(HttpHeaders.to_wsgi_name(name)) if kind == "header" else name
+    kind, name, _is_exact = split_field(key) or (key, "", True)
+    if kind == "header":
+        name = str(HttpHeaders.to_wsgi_name(name))
+    return kind, name

@@ -4,15 +4,7 @@ include("django_ratelimit_lua.contrib.gateway.urls"))`.
 
 from __future__ import annotations
 
-from django.core.exceptions import ImproperlyConfigured
 from django.urls import path, re_path
-
-from ...extension import install, is_installed
-
-if not is_installed("gateway"):
-    raise ImproperlyConfigured(
-        f"{__name__} is included, but the app is not installed. {install('gateway')}."
-    )
 
 from . import views
 

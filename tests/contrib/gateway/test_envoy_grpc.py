@@ -258,8 +258,8 @@ def test_what_cannot_be_done_is_said(
     none.
     """
     for arguments, problem in (
-        (["--key", str(tmp_path / "key.pem")], "--certificate and --key"),
-        (["--key", str(tmp_path / "k"), "--certificate", str(tmp_path / "c")], "No such file"),
+        (["--key", __file__], "--certificate and --key"),
+        (["--key", __file__, "--certificate", str(tmp_path / "c")], "No such file"),
         (["--port", "70000"], "from 0 to 65535"),
         (["--processes", "0"], "from 1 to 256"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),

@@ -609,7 +609,7 @@ def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
         (
             b'{"charges": [{"identity": 1, "limit": "mail"}], "timeout": 1}',
             422,
-            "timeout belongs to reserve",
+            "timeout does not belong to the operation hit",
         ),
         (
             b'{"charges": [{"identity": 1, "limit": "mail"}], "operation": "acquire", "timeout": '

@@ -27,6 +27,13 @@ def _whole(text: str, least: int, most: int) -> int:
     return int(text)
 
 
+def _read_file(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 @verb(
     "grpc",
     "answer Envoy's rate limit filter over gRPC (envoy.service.ratelimit.v3), by the rules for "
@@ -45,11 +52,11 @@ def _whole(text: str, least: int, most: int) -> int:
         metavar="N",
         help="how many processes; by default, as many as there are cores",
     ),
-    argument("--certificate", type=Path, metavar="FILE", help="PEM, for TLS; with --key"),
-    argument("--key", type=Path, metavar="FILE", help="PEM, of the certificate"),
+    argument("--certificate", type=_read_file, metavar="FILE", help="PEM, for TLS; with --key"),
+    argument("--key", type=_read_file, metavar="FILE", help="PEM, of the certificate"),
     argument(
         "--client-ca",
-        type=Path,
+        type=_read_file,
         metavar="FILE",
         help="PEM; only clients that it has signed are answered",
     ),
@@ -62,7 +69,14 @@ def serve_grpc(command: Printer, options: dict[str, Any]) -> None:
 
     host = options["host"]
     count = options["processes"] or _cores()
-    tls = _read_tls(options)
+    certificate = options["certificate"]
+    key = options["key"]
+    client_ca = options["client_ca"]
+    tls = None
+    if certificate and key:
+        tls = (certificate, key, client_ca)
+    elif certificate or key or client_ca:
+        raise CommandError("TLS needs --certificate and --key")
     with ExitStack() as stack:
         try:
             port = stack.enter_context(reserved(host, options["port"]))
@@ -97,21 +111,6 @@ def serve_grpc(command: Printer, options: dict[str, Any]) -> None:
 
 async def _is_healthy() -> bool:
     return (await ahealth()).ok
-
-
-def _read_tls(options: dict[str, Any]) -> tuple[bytes, bytes, bytes | None] | None:
-    certificate = options["certificate"]
-    key = options["key"]
-    client_ca = options["client_ca"]
-    if not (certificate or key or client_ca):
-        return None
-    if not (certificate and key):
-        raise CommandError("TLS needs --certificate and --key")
-    try:
-        authority = client_ca and client_ca.read_bytes()
-        return certificate.read_bytes(), key.read_bytes(), authority
-    except OSError as error:
-        raise CommandError(str(error)) from None
 
 
 def _cores() -> int:
