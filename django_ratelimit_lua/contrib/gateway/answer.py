@@ -31,11 +31,6 @@ class Answer(NamedTuple):
         """A line of plain text."""
         return cls(status, {"Content-Type": "text/plain; charset=utf-8"}, f"{line}\n".encode())
 
-    @classmethod
-    def of(cls, response: HttpResponse) -> Answer:
-        """The answer in a Django response."""
-        return cls(response.status_code, dict(response.items()), response.content)
-
     def response(self) -> HttpResponse:
         """The same for Django.
 

@@ -63,7 +63,8 @@ async def answer_check(meta: Meta) -> Answer:
     decision = outcome.decision
     style = conf.HEADERS or "draft-10"
     if not decision:
-        return _refusal(Answer.of(brief_refusal(request, decision, style)))
+        refusal = brief_refusal(request, decision, style)
+        return _refusal(Answer(refusal.status_code, dict(refusal.items()), refusal.content))
     if decision.wait > 0:
         await ahold(outcome)
     return Answer(200, limit_headers(decision, style))

@@ -20,7 +20,6 @@ from ...limits.decision import Decision, LimitState
 from ...limits.limit import Limit
 from ...limits.rate import SECOND, Rate
 from ...rules.callsite import LIMITER, known_call_sites
-from ...rules.overrides import SubjectRef
 from ...rules.provider import current
 from ...rules.rule import Rule
 from ...rules.ruleset import Ruleset
@@ -140,11 +139,10 @@ class DecidePlanner(Planner):
         # A block for all rules refuses where the rule itself does not: as in a request, unless it
         # exempts.
         has_blocks = rule.template is not None and self.operation != "refund"
-        subjects: Sequence[SubjectRef] = ()
-        # A slot is released whatever overrides exist.
-        if ruleset.kinds and self._request.operation != "release":
-            kinds = override_kinds(ruleset, charges, has_blocks)
-            subjects = override_subjects(requested.client, ruleset, kinds, charges)
+        kinds = override_kinds(ruleset, charges, has_blocks)
+        if self._request.operation == "release":  # Whatever overrides exist.
+            kinds = ()
+        subjects = override_subjects(requested.client, ruleset, kinds, charges)
         return Party(charges, subjects, has_blocks, requested)
 
     def plan(self, ruleset: Ruleset) -> Plan:

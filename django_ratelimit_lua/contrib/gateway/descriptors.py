@@ -20,7 +20,7 @@ from django.utils.translation import gettext_noop as _
 
 from ...extension import RuleField
 from ...identity.keys import ALL_CALLERS, EXACT, registered_keys
-from ...limits.rate import LimitError, Rate
+from ...limits.rate import LimitError
 from ...rules.rule import Rule
 from ...rules.ruleset import Ruleset
 
@@ -131,26 +131,26 @@ class DescriptorPattern(NamedTuple):
         return all(map(ValuePattern.matches, self.values, values))
 
 
-def unread(key_name: str, keys: Collection[str]) -> list[str]:
-    """The parts of a key that entries of these keys do not have, see `entry_of`.
+def _unread(key_name: str, keys: Collection[str]) -> list[str]:
+    """The parts of a key that entries of these keys do not have, see `_entry_of`.
 
-    >>> unread("ip+header:X-Tenant", ["generic_key", "remote_address"])
+    >>> _unread("ip+header:X-Tenant", ["generic_key", "remote_address"])
     ['header:X-Tenant']
-    >>> unread("user_or_ip", ["remote_address"])
+    >>> _unread("user_or_ip", ["remote_address"])
     []
     """
     entries = {_spelling(key) for key in keys}
     parts = key_name.split("+")
-    return [part for part in parts if part != ALL_CALLERS and entry_of(part) not in entries]
+    return [part for part in parts if part != ALL_CALLERS and _entry_of(part) not in entries]
 
 
-def entry_of(part: str) -> str:
+def _entry_of(part: str) -> str:
     """The key of the entry that a part of a rule's key reads: the entry of that name, and for
     addresses `remote_address`.
 
     Empty if no entry has the value: a session, a body.
 
-    >>> entry_of("ip"), entry_of("header:X_Tenant"), entry_of("user"), entry_of("session")
+    >>> _entry_of("ip"), _entry_of("header:X_Tenant"), _entry_of("user"), _entry_of("session")
     ('remote_address', 'header:x-tenant', 'user', '')
     """
     if part in ("ip", "user_or_ip"):  # A client without a signed-in user has only an address.
@@ -241,23 +241,27 @@ def _listed(value: Any) -> list[str]:
     raise LimitError(f"descriptor is {value!r}; {right}")
 
 
-def _check(rule: Rule) -> None:
-    """Raise `LimitError` if a descriptor of the rule lacks a value that the rule needs."""
+def check_rule(rule: Rule, keys: Collection[str]) -> None:
+    """Raise `LimitError` if descriptors with these keys lack a value that the rule needs."""
     template = rule.template
     if template is None:
         return
     functions = "a function knows only requests of Django's; of descriptors, write a number"
     if callable(template.cost):
         raise LimitError(f"cost: {functions}", "cost")
-    if not all(isinstance(rate, Rate) for rate in template.rates):
+    if any(map(callable, template.rates)):
         raise LimitError(f"rate: {functions}", "rate")
     if rule.key is None:
         return
-    for part in unread(rule.key.name, rule.extra[WORD].keys):
+    for part in _unread(rule.key.name, keys):
         text = _("A descriptor cannot be counted by “%(key)s”.")
-        if entry_of(part):
+        if _entry_of(part):
             text = _("The descriptor needs an entry %(entry)s to be counted by “%(key)s”.")
-        raise LimitError(text, "key", entry=entry_of(part), key=part)
+        raise LimitError(text, "key", entry=_entry_of(part), key=part)
+
+
+def _check(rule: Rule) -> None:
+    check_rule(rule, rule.extra[WORD].keys)
 
 
 def _words(value: Any) -> str:

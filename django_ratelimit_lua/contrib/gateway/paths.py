@@ -15,18 +15,17 @@ MAX_SEGMENTS = 100
 MAX_LENGTH = 4096
 """Maximum number of its characters."""
 _SEVERAL = re.compile(r"[;\\#]|%2f|%5c|//|/\.|/%2e|^[^/]|^$", re.IGNORECASE)
-_SEPARATORS = re.compile(r"[/\\]|%2f|%5c", re.IGNORECASE)
-_DOT = re.compile("%2e", re.IGNORECASE)
-_PARAMETERS = re.compile("(?:;|%3b)[^/]*", re.IGNORECASE)
+_PARAMETERS = "(?:;|%3b)[^/]*"
 _CHOICES = (
-    (re.compile("#.*", re.DOTALL), ""),
+    ("#.*", ""),
     (_PARAMETERS, ""),
-    (re.compile("%2f", re.IGNORECASE), "/"),
-    (re.compile(r"\\"), "/"),
-    (re.compile("%5c", re.IGNORECASE), "/"),
+    ("%2f", "/"),
+    (r"\\", "/"),
+    ("%5c", "/"),
     (_PARAMETERS, ""),
 )
 """What some servers replace in a path that is still encoded, in this order, and others do not."""
+_FLAGS = re.IGNORECASE | re.DOTALL
 
 
 def readings(path: str) -> tuple[str, ...]:
@@ -55,15 +54,15 @@ def readings(path: str) -> tuple[str, ...]:
     path = path.encode("latin-1", "replace").decode("latin-1")
     if not _SEVERAL.search(path):
         return (_decoded(path),)
-    if len(path) > MAX_LENGTH or len(_SEPARATORS.findall(path)) > MAX_SEGMENTS:
+    if len(path) > MAX_LENGTH or len(re.findall(r"[/\\]|%2f|%5c", path, _FLAGS)) > MAX_SEGMENTS:
         raise ValueError(
             f"more than {MAX_SEGMENTS} segments or {MAX_LENGTH} characters, and may be read in "
             "several ways"
         )
     plain = _decoded(path.partition("#")[0])
-    ways = {_DOT.sub(".", path)}
+    ways = {re.sub("%2e", ".", path, flags=_FLAGS)}
     for pattern, replacement in _CHOICES:
-        ways |= {pattern.sub(replacement, way) for way in ways}
+        ways |= {re.sub(pattern, replacement, way, flags=_FLAGS) for way in ways}
     found = dict.fromkeys((normalised_path(plain), plain))
     for way in sorted(ways):
         for merges in (True, False):

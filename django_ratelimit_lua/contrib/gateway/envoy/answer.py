@@ -19,7 +19,6 @@ from ....limits.call import MAX_COST, MAX_HOLD_US, Charge, Operation
 from ....limits.decision import Decision, LimitState
 from ....limits.limit import Limit
 from ....limits.rate import SECOND, LimitError, Rate
-from ....rules.overrides import SubjectRef
 from ....rules.problems import problems
 from ....rules.rule import Rule
 from ....rules.ruleset import Ruleset
@@ -28,7 +27,7 @@ from ....web.headers import limit_headers
 from ....web.overrides import Sender, override_kinds, override_subjects
 from ....web.plan import Party, Planner, is_never_banned
 from ....web.responses import brief_refusal
-from ..descriptors import rule_for, unread
+from ..descriptors import check_rule, rule_for
 from ..users import STRANGER
 from . import messages
 from .lease import CONFIRM, LEASE, Lease, read_leases, write_lease
@@ -87,11 +86,11 @@ class _Planner(Planner):
                 charge = planned.charge._replace(limit=limit.without_bans())
                 planned = planned._replace(charge=charge)
             charges.append(planned)
-        subjects: Sequence[SubjectRef] = ()
-        if ruleset.kinds:
-            sender = Sender(result.request, partial(getattr, result.request, "user", None))
-            kinds = override_kinds(ruleset, charges, True)
-            subjects = override_subjects(sender, ruleset, kinds, charges)
+        kinds = override_kinds(ruleset, charges, True)
+        if not kinds:
+            return Party(charges, (), self.is_hit, (result,))
+        sender = Sender(result.request, partial(getattr, result.request, "user", None))
+        subjects = override_subjects(sender, ruleset, kinds, charges)
         return Party(charges, subjects, self.is_hit, (result,))
 
     def plan(self, ruleset: Ruleset) -> Plan:
@@ -145,30 +144,20 @@ def _charges(result: DescriptorResult, ruleset: Ruleset) -> list[PlannedCharge]:
 
 
 def _charges_by(rule: Rule, result: DescriptorResult) -> list[PlannedCharge]:
-    """The charges of a rule for a descriptor. Raises `LimitError` if it cannot be applied."""
+    """The charge of a rule for a descriptor. Raises `LimitError` if it cannot be applied."""
     requested = result.requested
     template = rule.template
     assert template is not None
-    rates: Sequence[Rate] = [rate for rate in template.rates if isinstance(rate, Rate)]
-    cost = template.cost
-    if len(rates) < len(template.rates) or callable(cost):
-        raise LimitError(
-            "a function of the site says its rate or cost, and knows only requests of Django's"
-        )
+    check_rule(rule, [key for key, _ in requested.entries])
+    rates = [rate for rate in template.rates if isinstance(rate, Rate)]
     if requested.rate is not None and not any(rate.is_slots for rate in rates):
         rates = [requested.rate]
-    if cost is None:
-        cost = 1
+    cost = template.cost if isinstance(template.cost, int) else 1
     cost = min(cost * requested.hits, MAX_COST)
-    key = template.key
-    if key is None:
-        identity = requested.identity()
-    else:
-        missing = unread(key.name, [entry for entry, _ in requested.entries])
-        if missing:
-            raise LimitError(f"the descriptor has nothing to count by {', '.join(missing)}")
-        request = result.request
-        identity = key.read(rule.name, request, getattr(request, "user", STRANGER))
+    identity = requested.identity()
+    if template.key is not None:
+        user = getattr(result.request, "user", STRANGER)
+        identity = template.key.read(rule.name, result.request, user)
     limits = [_limit(template, rule.name, rate) for rate in rates]
     return [_planned(result, limit, identity, cost, rule) for limit in limits]
 
