@@ -44,7 +44,7 @@ class ClientAdmin(ActingAdmin):
 
     @admin.display(description=gettext_lazy("may ask"))
     def may_ask(self, client: RateLimitClient) -> SafeString:
-        """The names of limits, one per line."""
+        """Return the names of limits, one per line."""
         return format_html_join(mark_safe("<br>"), "{}", ((name,) for name in client.names()))
 
     @admin.display(description=gettext_lazy("last used"), ordering="last_used")
@@ -53,7 +53,7 @@ class ClientAdmin(ActingAdmin):
         return client.last_used and moment_element(client.last_used)
 
     def get_urls(self) -> list[Any]:
-        """The URL that makes another token, in addition to Django's."""
+        """Return the URL that makes another token, in addition to Django's."""
         view = self.admin_site.admin_view(self.token_view)
         return [path("<int:pk>/token/", view, name="ratelimit_gateway_token"), *super().get_urls()]
 

@@ -1,6 +1,4 @@
-"""An answer of the gateway, before it is one of Django's or of ASGI's, and errors as problem
-documents (RFC 9457).
-"""
+"""Answers of the gateway, for Django and for ASGI, and errors as problem documents (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -28,11 +26,11 @@ class Answer(NamedTuple):
 
     @classmethod
     def text(cls, status: int, line: str) -> Answer:
-        """A line of plain text."""
+        """Return a line of plain text."""
         return cls(status, {"Content-Type": "text/plain; charset=utf-8"}, f"{line}\n".encode())
 
     def response(self) -> HttpResponse:
-        """The same for Django.
+        """Return the same for Django.
 
         Django would log every refusal, under the gateway's path, but it is logged already.
         """

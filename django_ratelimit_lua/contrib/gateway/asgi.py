@@ -39,7 +39,7 @@ BODY_SECONDS = 10
 
 @finish_at_shutdown
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """An ASGI application (https://asgi.readthedocs.io/en/latest/specs/www.html)."""
+    """Return an ASGI application (https://asgi.readthedocs.io/en/latest/specs/www.html)."""
     if scope["type"] == "http":
         await _send(await _answer(scope, receive), send)
     elif scope["type"] == "websocket":
@@ -60,7 +60,9 @@ async def _answer(scope: Scope, receive: Receive) -> Answer:
             body = await _read_body(receive)
         except ProblemError as error:
             return error.answer
-        return await answer_decide(scope["method"], meta, body, partial(_disconnected, receive))
+        return await answer_decide(
+            scope["method"], meta, body, partial(_wait_for_disconnect, receive)
+        )
     if path.endswith("/openapi.json"):
         return answer_openapi()
     if path.endswith("/health"):
@@ -83,7 +85,7 @@ async def _read_body(receive: Receive) -> bytes:
     return body
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

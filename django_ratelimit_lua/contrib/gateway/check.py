@@ -20,7 +20,13 @@ from ...web.plan import Place, RequestPlanner
 from ...web.responses import brief_refusal
 from .answer import Answer, ProblemError
 from .conf import settings as gateway_settings
-from .described_request import DescribedRequest, Meta, described, is_believed, meta_of
+from .described_request import (
+    DescribedRequest,
+    Meta,
+    is_trusted_proxy,
+    meta_of,
+    read_described_request,
+)
 from .proxy_rules import rules_at
 from .users import load_user
 
@@ -45,18 +51,21 @@ async def answer_scope(scope: Mapping[str, Any]) -> Answer:
 
 
 async def answer_check(meta: Meta) -> Answer:
-    """Answer 200 to admit the request, or 429 (or the status of a block) with `Retry-After` and a
-    body to refuse it.
+    """Decide about the request that a proxy describes.
 
-    Both have rate-limit headers.
+    Args:
+        meta: The `META` of the proxy's own request.
 
-    403 for a client that is not a trusted proxy with the secret, 400 for an invalid request. For
-    nginx, every refusal is a 403 with the status in `X-RateLimit-Status`.
+    Returns:
+        200 to admit the request. 429, or the status of a block, with `Retry-After` and a body to
+        refuse it. Both have rate-limit headers. 403 for a client that is not a trusted proxy with
+        the secret, 400 for an invalid request. For nginx, every refusal is a 403 with the status
+        in `X-RateLimit-Status`.
     """
-    if gateway_settings.GATEWAY_DIALECT is None or not is_believed(meta):
+    if gateway_settings.GATEWAY_DIALECT is None or not is_trusted_proxy(meta):
         return Answer.text(403, "This is for the proxies of the site.")
     try:
-        request = described(meta)
+        request = read_described_request(meta)
         outcome = await adecide(_CheckPlanner(request))
     except (BadRequest, SuspiciousOperation) as error:
         return _refusal(Answer.text(400, str(error)))
@@ -71,7 +80,7 @@ async def answer_check(meta: Meta) -> Answer:
 
 
 def _refusal(answer: Answer) -> Answer:
-    """The answer as the proxy takes it."""
+    """Return the answer as the proxy takes it."""
     if gateway_settings.GATEWAY_DIALECT not in _OF_NGINX:
         return answer
     # A header is one line of bytes, which are written as Latin-1 letters here.
@@ -105,7 +114,7 @@ def _places(request: DescribedRequest, ruleset: Ruleset) -> Sequence[Place] | No
 
 
 def _rules(request: DescribedRequest, ruleset: Ruleset) -> Sequence[Rule] | None:
-    """The rules for a request, without what a proxy cannot know; None if it is exempt.
+    """Return the rules for a request, without what a proxy cannot know; None if it is exempt.
 
     Servers read paths in several ways. So the rules of all readings apply, and it is exempt only if
     all are.

@@ -73,7 +73,7 @@ async def _decide_together(
     caller: Caller, request: DecideRequest, gone: Gone | None
 ) -> dict[str, Any]:
     planner = DecidePlanner(caller, request)
-    outcome = await planner.decided()
+    outcome = await planner.decide()
     if request.operation == "release":
         charges = [planned.charge for planned in outcome.planned if planned.charge.limit.holds]
         await arun(releasing(charges, request.slot))

@@ -50,7 +50,7 @@ class Caller(NamedTuple):
 
 
 def unauthorised() -> ProblemError:
-    """The answer to a request without a client's token."""
+    """Return the answer to a request without a client's token."""
     detail = "Authorization: Bearer with the token of a client is missing, or another."
     return ProblemError(401, detail, WWW_Authenticate="Bearer")
 
@@ -159,7 +159,7 @@ class DecidePlanner(Planner):
         return Plan(build_call([charge], operation, ruleset=ruleset), [planned])
 
     def _network(self) -> str | None:
-        """The network of the caller's address, as `client_address` counts it."""
+        """Return the network of the caller's address, as `client_address` counts it."""
         try:
             return client_address(self._caller.request).network
         # A function of the project's for RATELIMIT_IP_META_KEY; it expects requests of Django's.
@@ -167,7 +167,7 @@ class DecidePlanner(Planner):
             return UNKNOWN
 
     async def check(self) -> None:
-        """Raise the `ProblemError` that `decided` would, and decide nothing."""
+        """Raise the `ProblemError` that `decide` would, and decide nothing."""
         ruleset = current()
         if ruleset is not None:
             self.gather(ruleset)
@@ -176,9 +176,9 @@ class DecidePlanner(Planner):
         # By newer rules there may be no problem.
         self._problem = None
         self._only_checks = True
-        await self.decided()
+        await self.decide()
 
-    async def decided(self) -> Outcome:
+    async def decide(self) -> Outcome:
         outcome = await adecide(self)
         if self._problem is None:
             return outcome
@@ -191,7 +191,7 @@ class DecidePlanner(Planner):
         raise self._problem
 
     def answer(self, outcome: Outcome) -> dict[str, Any]:
-        """The result, for the service."""
+        """Return the result, for the service."""
         decision = outcome.decision
         answer: dict[str, Any] = {"allowed": decision.allowed, "decisions": []}
         for requested in self._request.charges:
@@ -219,7 +219,7 @@ class DecidePlanner(Planner):
 
 
 def _numbers(states: Sequence[LimitState]) -> dict[str, Any]:
-    """The members about the limits of one charge."""
+    """Return the members about the limits of one charge."""
     decision = Decision(not any(state.refuses for state in states), tuple(states))
     numbers: dict[str, Any] = {
         "allowed": decision.allowed,

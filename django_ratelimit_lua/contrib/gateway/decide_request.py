@@ -96,7 +96,7 @@ def read_decide_request(body: bytes) -> DecideRequest:
 
 
 def write_slot(slot: bytes) -> str:
-    """A slot as text, by which it is released."""
+    """Return a slot as text, by which it is released."""
     return base64.urlsafe_b64encode(slot).decode().rstrip("=")
 
 
@@ -111,7 +111,7 @@ def _slot(text: str) -> bytes:
 
 
 def _charge(given: dict[str, Any], where: str) -> RequestedCharge:
-    """A charge that matches its schema."""
+    """Return a charge that matches its schema."""
     if ("limit" in given) == ("rule" in given):
         refuse(f"{where} needs the name of one limit or rule")
     identity = given["identity"]
@@ -134,7 +134,7 @@ def _charge(given: dict[str, Any], where: str) -> RequestedCharge:
 
 
 def _identity(given: Any, where: str, depth: int = 0) -> Identity:
-    """An identity that is no object. Raises `ProblemError`."""
+    """Return an identity that is no object. Raises `ProblemError`."""
     if not isinstance(given, list):
         return given  # type: ignore[no-any-return]
     for part in given:
@@ -147,7 +147,7 @@ def _identity(given: Any, where: str, depth: int = 0) -> Identity:
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object. A repeated name is refused, as another reader might use its other value."""
+    """Return an object. A repeated name is refused, as another reader might use its other value."""
     members = dict(pairs)
     if len(members) < len(pairs):
         raise ValueError("a name stands twice in an object")

@@ -56,7 +56,7 @@ _reported: set[str] = set()
 
 @lru_cache(maxsize=64)
 def _key(header: str) -> str:
-    """A header's key in `META`."""
+    """Return a header's key in `META`."""
     return HttpHeaders.to_wsgi_name(header)
 
 
@@ -80,7 +80,7 @@ class DescribedRequest(WSGIRequest):
 
 
 def meta_of(scope: Mapping[str, Any]) -> dict[str, Any]:
-    """The headers of an ASGI scope, and its peer, as `HttpRequest.META` has them.
+    """Return the headers of an ASGI scope, and its peer, as `HttpRequest.META` has them.
 
     Raises `ProblemError` (431) for more than `MAX_HEADERS` lines or `MAX_HEADER_BYTES`.
     """
@@ -110,8 +110,8 @@ def meta_of(scope: Mapping[str, Any]) -> dict[str, Any]:
     return meta
 
 
-def is_believed(meta: Meta) -> bool:
-    """Whether a request comes from a trusted proxy, with the secret.
+def is_trusted_proxy(meta: Meta) -> bool:
+    """Return whether a request comes from a trusted proxy, with the secret.
 
     If not, the log reports the reason once.
     """
@@ -142,8 +142,8 @@ def _is_trusted(peer: str | None) -> bool:
     return address is not None and any(address in network for network in trusted)
 
 
-def described(meta: Meta) -> DescribedRequest:
-    """The request that a trusted proxy describes.
+def read_described_request(meta: Meta) -> DescribedRequest:
+    """Return the request that a trusted proxy describes.
 
     Args:
         meta: The `META` of the proxy's own request.
@@ -152,8 +152,8 @@ def described(meta: Meta) -> DescribedRequest:
         BadRequest: The description is incomplete or invalid.
     """
     dialect = DIALECTS[gateway_settings.GATEWAY_DIALECT or "nginx"]
-    method = _required(meta, dialect.method)
-    uri = _required(meta, dialect.uri)
+    method = _get_required(meta, dialect.method)
+    uri = _get_required(meta, dialect.uri)
     host = meta.get(_key(dialect.host), "")  # HTTP/1.0 knows none.
     if dialect.is_url:
         url = _URL.fullmatch(uri)
@@ -206,8 +206,7 @@ def described(meta: Meta) -> DescribedRequest:
 
 
 def plain_host(host: str) -> str:
-    """A host by its name alone, as servers look for the site that it is: clients may add any port,
-    and a dot.
+    """Return the name of a host without the port and the dot that a client may add.
 
     >>> plain_host("Shop.example.:8443"), plain_host("[::1]:80"), plain_host("")
     ('shop.example', '[::1]', '')
@@ -215,7 +214,7 @@ def plain_host(host: str) -> str:
     return _AFTER_HOST.sub("", host.lower())
 
 
-def _required(meta: Meta, header: str) -> str:
+def _get_required(meta: Meta, header: str) -> str:
     value: str | None = meta.get(_key(header))
     if value is None:
         raise BadRequest(
@@ -225,8 +224,8 @@ def _required(meta: Meta, header: str) -> str:
 
 
 def _address(meta: Meta, dialect: Dialect) -> str:
-    """The client's full address. It is masked when it is counted."""
-    text = _required(meta, dialect.address)
+    """Return the client's full address. It is masked when it is counted."""
+    text = _get_required(meta, dialect.address)
     trusted = conf.TRUSTED_PROXIES
     if not dialect.is_chain or trusted is None:
         return text

@@ -90,8 +90,7 @@ class DescriptorPattern(NamedTuple):
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> DescriptorPattern:
-        """The pattern that is written so, an entry in each text: "key=value", "key=text*", or "key"
-        for any value.
+        """Parse entries such as "key=value", "key=text*" or, for any value, "key".
 
         The domain may stand before them. Raises `LimitError`.
         """
@@ -125,14 +124,14 @@ class DescriptorPattern(NamedTuple):
         return (*(value.breadth for value in self.values), self.domain.breadth)
 
     def matches(self, domain: str, values: Sequence[str]) -> bool:
-        """Whether it matches a descriptor with its keys."""
+        """Return whether it matches a descriptor with its keys."""
         if not self.domain.matches(domain):
             return False
         return all(map(ValuePattern.matches, self.values, values))
 
 
 def _unread(key_name: str, keys: Collection[str]) -> list[str]:
-    """The parts of a key that entries of these keys do not have, see `_entry_of`.
+    """Return the parts of a key that entries of these keys do not have, see `_entry_of`.
 
     >>> _unread("ip+header:X-Tenant", ["generic_key", "remote_address"])
     ['header:X-Tenant']
@@ -145,10 +144,10 @@ def _unread(key_name: str, keys: Collection[str]) -> list[str]:
 
 
 def _entry_of(part: str) -> str:
-    """The key of the entry that a part of a rule's key reads: the entry of that name, and for
-    addresses `remote_address`.
+    """Return the key of the entry that a part of a rule's key reads.
 
-    Empty if no entry has the value: a session, a body.
+    It is the entry of that name, and for addresses `remote_address`. Empty if no entry has the
+    value: a session, a body.
 
     >>> _entry_of("ip"), _entry_of("header:X_Tenant"), _entry_of("user"), _entry_of("session")
     ('remote_address', 'header:x-tenant', 'user', '')
@@ -163,7 +162,7 @@ def _entry_of(part: str) -> str:
 
 
 def _spelling(key: str) -> str:
-    """The key of an entry. That of a header is the same in any case."""
+    """Return the key of an entry. That of a header is the same in any case."""
     if key.lower().startswith("header:"):
         return key.lower().replace("_", "-")
     return key
@@ -185,7 +184,7 @@ def _index(ruleset: Ruleset) -> Mapping[Any, Sequence[tuple[DescriptorPattern, R
 
 
 def rule_for(ruleset: Ruleset, domain: str, entries: Entries) -> Rule | None:
-    """The rule for one of Envoy's descriptors: the most specific one that matches.
+    """Return the rule for one of Envoy's descriptors: the most specific one that matches.
 
     Otherwise the one that its first entry names as `generic_key`, if that has no descriptor of its
     own.
@@ -232,7 +231,7 @@ class EntriesField(forms.CharField):
         return super().has_changed(initial or [], data)
 
 
-def _listed(value: Any) -> list[str]:
+def _as_list(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, (list, tuple)) and all(isinstance(entry, str) for entry in value):
@@ -264,10 +263,16 @@ def _check(rule: Rule) -> None:
     check_rule(rule, rule.extra[WORD].keys)
 
 
-def _words(value: Any) -> str:
-    return gettext("for Envoy's descriptor %(entries)s") % {"entries": ", ".join(_listed(value))}
+def _describe(value: Any) -> str:
+    return gettext("for Envoy's descriptor %(entries)s") % {"entries": ", ".join(_as_list(value))}
 
 
 DESCRIPTOR = RuleField(
-    WORD, gettext_lazy("descriptor"), EntriesField, _listed, DescriptorPattern.parse, _check, _words
+    WORD,
+    gettext_lazy("descriptor"),
+    EntriesField,
+    _as_list,
+    DescriptorPattern.parse,
+    _check,
+    _describe,
 )

@@ -1,6 +1,4 @@
-"""The proxies: the headers by which each describes a request, and its configuration file in
-`proxies/`.
-"""
+"""The headers by which each proxy describes a request, and its configuration in `proxies/`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The identities that a service names by the words of keys: those that rules count in requests, and
-the subjects of overrides.
-"""
+"""The identities that a service names by key, as rules count them and overrides match them."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ class NamedIdentities(NamedTuple):
     values: Mapping[str, str]
 
     def identity(self) -> Identity:
-        """The identity to count.
+        """Return the identity to count.
 
         Raises `LimitError` for an invalid key, and for a value that no request can have.
         """
@@ -73,9 +71,7 @@ class NamedIdentities(NamedTuple):
         return self._address().address
 
     def fields(self, field: str) -> Sequence[Identity]:
-        """See `Who`: the override decides whether letter case counts, however the value is named
-        here.
-        """
+        """See `Who`. The override decides whether letter case counts."""
         kind, name = _place(field)
         places = [(kind, name)]
         if kind == "data":
@@ -96,7 +92,7 @@ def _may_be_user(text: str) -> bool:
 
 
 def _place(key: str) -> tuple[str, str]:
-    """The place of a field in requests, in which names of headers have one spelling."""
+    """Return the place of a field in requests, in which names of headers have one spelling."""
     kind, name, _is_exact = split_field(key) or (key, "", True)
     if kind == "header":
         name = str(HttpHeaders.to_wsgi_name(name))

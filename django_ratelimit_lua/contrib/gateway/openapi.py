@@ -1,5 +1,4 @@
-"""The OpenAPI document of `decide` (https://spec.openapis.org/oas/v3.1.0), and the check of
-questions by it.
+"""The OpenAPI document of `decide` (https://spec.openapis.org/oas/v3.1.0), which checks questions.
 
 `openapi.json` is the one declaration of what may be asked: it is served, and bodies are checked by
 its schemas.
@@ -33,6 +32,7 @@ _KINDS: dict[type, tuple[str, str, str]] = {
 
 @cache
 def document() -> dict[str, Any]:
+    """Return the document with the version of the package."""
     text = Path(__file__).with_name("openapi.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     found["info"]["version"] = __version__
@@ -56,10 +56,10 @@ def check(value: Any, schema: Schema, where: str = "The body") -> None:
     Raises:
         ProblemError: The value does not match. The error names its place, and what is right.
     """
-    schema = _resolved(schema)
+    schema = _resolve(schema)
     expected = schema.get("description", "")
     kind = _KINDS[type(value)][0]
-    for choice in map(_resolved, schema.get("oneOf", ())):
+    for choice in map(_resolve, schema.get("oneOf", ())):
         if choice["type"] == kind:
             schema = choice
     if not _matches(value, schema):
@@ -74,7 +74,7 @@ def check(value: Any, schema: Schema, where: str = "The body") -> None:
         _check_members(value, schema, where)
 
 
-def _resolved(schema: Schema) -> Schema:
+def _resolve(schema: Schema) -> Schema:
     return schema_of(schema["$ref"]) if "$ref" in schema else schema
 
 
@@ -112,6 +112,6 @@ def refuse(problem: str) -> NoReturn:
 
 
 def answer_openapi() -> Answer:
-    """The document, which is public: it reveals nothing about the site."""
+    """Return the document, which is public: it reveals nothing about the site."""
     body = json.dumps(document(), indent=1).encode()
     return Answer(200, {"Content-Type": "application/json"}, body)

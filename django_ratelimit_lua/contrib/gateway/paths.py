@@ -29,7 +29,7 @@ _FLAGS = re.IGNORECASE | re.DOTALL
 
 
 def readings(path: str) -> tuple[str, ...]:
-    r"""A path as servers may take it, each once; both are bytes, written as Latin-1 letters.
+    r"""Return a path as servers may take it, each once; both are bytes, written as Latin-1 letters.
 
     First as most do: decoded, and without empty and dot segments. Then as it was sent, and as
     others take it:
@@ -53,34 +53,33 @@ def readings(path: str) -> tuple[str, ...]:
     """
     path = path.encode("latin-1", "replace").decode("latin-1")
     if not _SEVERAL.search(path):
-        return (_decoded(path),)
+        return (_decode(path),)
     if len(path) > MAX_LENGTH or len(re.findall(r"[/\\]|%2f|%5c", path, _FLAGS)) > MAX_SEGMENTS:
         raise ValueError(
             f"more than {MAX_SEGMENTS} segments or {MAX_LENGTH} characters, and may be read in "
             "several ways"
         )
-    plain = _decoded(path.partition("#")[0])
+    plain = _decode(path.partition("#")[0])
     ways = {re.sub("%2e", ".", path, flags=_FLAGS)}
     for pattern, replacement in _CHOICES:
         ways |= {re.sub(pattern, replacement, way, flags=_FLAGS) for way in ways}
-    found = dict.fromkeys((normalised_path(plain), plain))
+    found = dict.fromkeys((normalise_path(plain), plain))
     for way in sorted(ways):
         for merges in (True, False):
-            found[_decoded(normalised_path(way, merges=merges))] = None
+            found[_decode(normalise_path(way, merges=merges))] = None
     return tuple(found)
 
 
-def _decoded(path: str) -> str:
+def _decode(path: str) -> str:
     return unquote_to_bytes(path.encode("latin-1")).decode("latin-1")
 
 
-def normalised_path(path: str, *, merges: bool = True) -> str:
-    """A path without dot segments (RFC 3986, 5.2.4) and, if `merges`, without empty ones, as most
-    servers read it.
+def normalise_path(path: str, *, merges: bool = True) -> str:
+    """Remove dot segments (RFC 3986, 5.2.4) and, if `merges`, empty ones, as most servers do.
 
-    >>> normalised_path("/static/../api//./v1/"), normalised_path("/.."), normalised_path("")
+    >>> normalise_path("/static/../api//./v1/"), normalise_path("/.."), normalise_path("")
     ('/api/v1/', '/', '/')
-    >>> normalised_path("/api//../v1", merges=False), normalised_path("/api//../v1")
+    >>> normalise_path("/api//../v1", merges=False), normalise_path("/api//../v1")
     ('/api/v1', '/v1')
     """
     if "//" not in path and "/." not in path and path.startswith("/"):

@@ -15,7 +15,7 @@ from .conf import settings
 
 
 def _unknown(rule: Rule, *, is_user_known: bool) -> list[str]:
-    """The values that the rule needs and a proxy cannot know, in words.
+    """Return the values that the rule needs and a proxy cannot know, in words.
 
     If there are any, the rule does not apply. `is_user_known`: a header of the proxy names the
     user.
@@ -44,12 +44,12 @@ def _index(ruleset: Ruleset, is_user_known: bool) -> PathIndex:
 
 
 def rules_at(ruleset: Ruleset, path: str, *, is_user_known: bool) -> Sequence[Rule]:
-    """The rules for a path that apply to requests that a proxy describes, in their order."""
+    """Return the rules for a path that apply to requests that a proxy describes, in their order."""
     return _index(ruleset, is_user_known).matching(path)
 
 
 def lacking(rule: Rule) -> str:
-    """The values that a proxy lacks to apply a rule, in words.
+    """Return the values that a proxy lacks to apply a rule, in words.
 
     Empty if none, or if no proxy uses its places.
     """

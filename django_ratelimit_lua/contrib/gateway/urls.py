@@ -1,5 +1,6 @@
-"""What proxies and other servers ask: `path("ratelimit/",
-include("django_ratelimit_lua.contrib.gateway.urls"))`.
+"""The URLs of the gateway.
+
+`path("ratelimit/", include("django_ratelimit_lua.contrib.gateway.urls"))` includes them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The user that a proxy reports: without a Django request, without a session, and maybe without a
-user table here.
-"""
+"""The user that a proxy reports, without a session and maybe without a user table here."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ _unheard = itertools.count()
 
 
 def primary_key(text: str) -> Any:
-    """A primary key of a user as the database has it.
+    """Return a primary key of a user as the database has it.
 
     Raises `ValidationError` or `ValueError` if it cannot be one, and `ImproperlyConfigured` if the
     site has no users.

@@ -20,14 +20,17 @@ from .openapi import answer_openapi
 
 
 def _for_programs(view: Callable[..., Any]) -> Callable[..., Any]:
-    """Exempt a view from limits, which are for the clients that it is asked about, and from logins
-    and CSRF tokens, as Envoy asks by the method of the original request.
+    """Exempt a view from limits, logins and CSRF tokens.
+
+    Limits are for the clients that it is asked about. Envoy asks by the method of the original
+    request, and no program has a CSRF token.
     """
     return ratelimit_exempt(login_not_required(csrf_exempt(view)))
 
 
 @_for_programs
 async def check(request: HttpRequest) -> HttpResponse:
+    """Answer a proxy, see `answer_check`."""
     if isinstance(request, ASGIRequest):
         answer = await answer_scope(request.scope)
     else:
@@ -37,7 +40,7 @@ async def check(request: HttpRequest) -> HttpResponse:
 
 @_for_programs
 async def decide(request: HttpRequest) -> HttpResponse:
-    """Django cancels this view if its client disconnects."""
+    """Answer a service, see `answer_decide`. Django cancels this if the client disconnects."""
     try:
         # Not `request.body`: what is sent in chunks may have any size.
         body = request.read(MAX_BYTES + 1)
@@ -48,10 +51,12 @@ async def decide(request: HttpRequest) -> HttpResponse:
 
 @_for_programs
 async def health(request: HttpRequest) -> HttpResponse:
+    """Answer whether limits can be decided, see `answer_health`."""
     return (await answer_health()).response()
 
 
 @_for_programs
 @require_safe
 def openapi(request: HttpRequest) -> HttpResponse:
+    """Return the OpenAPI document."""
     return answer_openapi().response()

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from django_ratelimit_lua.contrib.gateway.envoy import messages, server
 from django_ratelimit_lua.contrib.gateway.envoy.answer import SlotEndedError
-from django_ratelimit_lua.contrib.gateway.envoy.processes import reserved
+from django_ratelimit_lua.contrib.gateway.envoy.processes import reserve_port
 from django_ratelimit_lua.contrib.gateway.envoy.question import MAX_BYTES
 from django_ratelimit_lua.contrib.gateway.verbs import grpc as grpc_verb
 from tests.contrib.gateway.grpc_gateway import Gateway, question
@@ -246,7 +246,7 @@ def test_what_goes_wrong_inside_is_a_status_without_words(
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(serving, 30)
 
-    with reserved("127.0.0.1", 0) as port:
+    with reserve_port("127.0.0.1", 0) as port:
         asyncio.run(asked(port))
     assert "a secret of the site" in caplog.text
 

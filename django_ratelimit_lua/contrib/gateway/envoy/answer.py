@@ -56,7 +56,7 @@ class DescriptorResult:
 
     @cached_property
     def request(self) -> DescriptorRequest:
-        """The values of the descriptor as those of a request."""
+        """Return the values of the descriptor as those of a request."""
         return DescriptorRequest(self.requested)
 
 
@@ -125,7 +125,7 @@ def _owners(planned: PlannedCharge) -> Sequence[DescriptorResult]:
 
 
 def _charges(result: DescriptorResult, ruleset: Ruleset) -> list[PlannedCharge]:
-    """The charges of a descriptor by these rules."""
+    """Return the charges of a descriptor by these rules."""
     requested = result.requested
     rule = rule_for(ruleset, requested.domain, requested.entries)
     is_exempt = rule is not None and rule.template is None
@@ -144,7 +144,7 @@ def _charges(result: DescriptorResult, ruleset: Ruleset) -> list[PlannedCharge]:
 
 
 def _charges_by(rule: Rule, result: DescriptorResult) -> list[PlannedCharge]:
-    """The charge of a rule for a descriptor. Raises `LimitError` if it cannot be applied."""
+    """Return the charge of a rule for a descriptor. Raises `LimitError` if it cannot be applied."""
     requested = result.requested
     template = rule.template
     assert template is not None
@@ -181,12 +181,12 @@ def _limit(template: LimitTemplate, name: str, rate: Rate) -> Limit:
 
 @lru_cache(maxsize=1024)
 def _of_envoy(domain: str, keys: tuple[str, ...], rate: Rate, algorithm: str) -> Limit:
-    """The limit of Envoy's own configuration, if no rule matches the descriptor."""
+    """Return the limit of Envoy's own configuration, if no rule matches the descriptor."""
     return Limit(":".join((domain, *keys)), rate, algorithm=algorithm)
 
 
 async def answer(data: bytes) -> bytes:
-    """The answer to a `RateLimitRequest`, each as it is on the wire.
+    """Return the answer to a `RateLimitRequest`, each as it is on the wire.
 
     Raises `QuestionError` and `SlotEndedError`.
     """
@@ -211,7 +211,7 @@ async def answer(data: bytes) -> bytes:
 
 
 def _leases(results: Sequence[DescriptorResult], purpose: Purpose, name: str) -> list[Lease]:
-    """The leases in the entries of that name, of the descriptors for one purpose."""
+    """Return the leases in the entries of that name, of the descriptors for one purpose."""
     entries = [
         entry
         for result in results

@@ -1,5 +1,4 @@
-"""The messages of Envoy's rate limit service, made when they are imported: no generated code, no
-files of Envoy's.
+"""The messages of Envoy's rate limit service, without generated code and files of Envoy's.
 
 On the wire a message has no name, only the numbers and kinds of its fields, so ours are of a
 package of our own and understand Envoy's. The numbers are those of

@@ -1,5 +1,6 @@
-"""Several processes that listen on one port: the kernel gives each connection to one of them
-(`SO_REUSEPORT`).
+"""Several processes that listen on one port (`SO_REUSEPORT`).
+
+The kernel gives each connection to one of them.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class ProcessEndedError(RuntimeError):
 
 
 @contextmanager
-def reserved(host: str, port: int) -> Iterator[int]:
-    """A port that several processes may listen on: the given one, or a free one for 0.
+def reserve_port(host: str, port: int) -> Iterator[int]:
+    """Return a port that several processes may listen on: the given one, or a free one for 0.
 
     Raises `OSError`.
     """
@@ -36,7 +37,7 @@ def reserved(host: str, port: int) -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def in_processes(count: int) -> int | None:
+def fork_processes(count: int) -> int | None:
     """Continue in this number of processes, which are restarted if they end.
 
     SIGTERM and SIGINT end all of them.

@@ -67,7 +67,7 @@ class DescriptorCharge(NamedTuple):
     rate: Rate | None = None
 
     def identity(self) -> Identity:
-        """The identity without a key: the descriptor, with its address in canonical form."""
+        """Return the identity without a key: the descriptor, with its address in canonical form."""
         parts = [
             ("ip", address_as(value, "").network) if key == ADDRESS else ("entry", key, value)
             for key, value in self.entries
@@ -76,7 +76,7 @@ class DescriptorCharge(NamedTuple):
 
 
 def read_question(data: bytes) -> list[DescriptorCharge]:
-    """The descriptors of a `RateLimitRequest`. Raises `QuestionError`."""
+    """Return the descriptors of a `RateLimitRequest`. Raises `QuestionError`."""
     try:
         request = messages.Request.FromString(data)
     except DecodeError:

@@ -40,7 +40,7 @@ def configuration(
     beside: str = BESIDE,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> str:
-    """The complete configuration of a proxy.
+    """Return the complete configuration of a proxy.
 
     Addresses are `host:port`.
 
@@ -84,7 +84,7 @@ def configuration(
 
 
 def _timeout(seconds: float) -> dict[str, str]:
-    """The timeout as Envoy writes it, in seconds, and as the others do, in milliseconds."""
+    """Return the timeout as Envoy writes it, in seconds, and as the others do, in milliseconds."""
     if not MIN_TIMEOUT <= seconds <= MAX_TIMEOUT:
         raise ValueError(
             f"A timeout of {seconds:g} s: write seconds from {MIN_TIMEOUT:g} to {MAX_TIMEOUT:g}"

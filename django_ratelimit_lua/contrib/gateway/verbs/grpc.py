@@ -62,10 +62,11 @@ def _read_file(path: str) -> bytes:
     ),
 )
 def serve_grpc(command: Printer, options: dict[str, Any]) -> None:
+    """Serve until a signal. Raises `CommandError` if that is impossible."""
     if find_spec("grpc") is None or find_spec("grpc_health") is None:
         raise CommandError("gRPC is not installed: pip install 'django-ratelimit-lua[grpc]'")
     # Before gRPC is imported, which may not be forked.
-    from ..envoy.processes import ProcessEndedError, in_processes, reserved
+    from ..envoy.processes import ProcessEndedError, fork_processes, reserve_port
 
     host = options["host"]
     count = options["processes"] or _cores()
@@ -79,7 +80,7 @@ def serve_grpc(command: Printer, options: dict[str, Any]) -> None:
         raise CommandError("TLS needs --certificate and --key")
     with ExitStack() as stack:
         try:
-            port = stack.enter_context(reserved(host, options["port"]))
+            port = stack.enter_context(reserve_port(host, options["port"]))
         except OSError as error:
             raise CommandError(
                 f"cannot listen on {host}, port {options['port']}: {error}"
@@ -91,7 +92,7 @@ def serve_grpc(command: Printer, options: dict[str, Any]) -> None:
         if count > 1:
             connections.close_all()
             try:
-                number = in_processes(count)
+                number = fork_processes(count)
             except ProcessEndedError as error:
                 raise CommandError(str(error)) from None
             if number is None:

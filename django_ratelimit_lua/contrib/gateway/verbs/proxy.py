@@ -60,6 +60,7 @@ from ..proxies import BESIDE, DEFAULT_TIMEOUT, FILES, GRPC, configuration
     ),
 )
 def print_proxy(command: Printer, options: dict[str, Any]) -> None:
+    """Print the configuration. Raises `CommandError` if a setting or an option is wrong."""
     proxy = options["proxy"]
     timeout = options["timeout"]
     wait = _longest_wait()
@@ -94,7 +95,7 @@ def print_proxy(command: Printer, options: dict[str, Any]) -> None:
 
 
 def _check_path(command: Printer, options: dict[str, Any]) -> str:
-    """The path of `check`, if the settings are those of this proxy."""
+    """Return the path of `check`, if the settings are those of this proxy."""
     require_urlconf()
     try:
         path = reverse("ratelimit-check")
@@ -113,7 +114,7 @@ def _check_path(command: Printer, options: dict[str, Any]) -> str:
 
 
 def _longest_wait() -> float:
-    """The seconds that a rule of the settings or the admin makes a client wait at most."""
+    """Return the seconds that a rule of the settings or the admin makes a client wait at most."""
     longest = 0
     rules = list(settings_rules())
     with suppress(DatabaseError):
