@@ -53,7 +53,7 @@ class ClientAdmin(ActingAdmin):
         return client.last_used and moment_element(client.last_used)
 
     def get_urls(self) -> list[Any]:
-        """Return the URL that makes another token, in addition to Django's."""
+        """Add the URL that makes another token to Django's."""
         view = self.admin_site.admin_view(self.token_view)
         return [path("<int:pk>/token/", view, name="ratelimit_gateway_token"), *super().get_urls()]
 

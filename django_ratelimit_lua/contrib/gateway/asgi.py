@@ -39,7 +39,7 @@ BODY_SECONDS = 10
 
 @finish_at_shutdown
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """Return an ASGI application (https://asgi.readthedocs.io/en/latest/specs/www.html)."""
+    """Serve the gateway as an ASGI application (https://asgi.readthedocs.io/en/latest/specs/www.html)."""
     if scope["type"] == "http":
         await _send(await _answer(scope, receive), send)
     elif scope["type"] == "websocket":

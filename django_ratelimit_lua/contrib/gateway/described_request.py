@@ -11,7 +11,6 @@ import io
 import logging
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from hmac import compare_digest
 from typing import Any
 
@@ -54,12 +53,7 @@ _reported: set[str] = set()
 """The reasons that the log has already."""
 
 
-@lru_cache(maxsize=64)
-def _key(header: str) -> str:
-    """Return a header's key in `META`."""
-    return HttpHeaders.to_wsgi_name(header)
-
-
+_key = HttpHeaders.to_wsgi_name
 _SECRET = _key(SECRET_HEADER)
 _HIDDEN = {_SECRET, _key("Forwarded"), _key("Host"), _key("Content-Length")}
 _HIDDEN.update(_key(name) for dialect in DIALECTS.values() for name in dialect.headers)
@@ -97,7 +91,7 @@ def meta_of(scope: Mapping[str, Any]) -> dict[str, Any]:
         # One with an underscore could be taken for one with a hyphen.
         if b"_" in name:
             continue
-        key = HttpHeaders.to_wsgi_name(name.decode("latin-1"))
+        key = _key(name.decode("latin-1"))
         text = value.decode("latin-1")
         if key in meta:
             lines.setdefault(key, [meta[key]]).append(text)

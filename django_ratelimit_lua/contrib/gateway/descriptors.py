@@ -70,7 +70,7 @@ class ValuePattern(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _glob(text: str) -> re.Pattern[str]:
-    """A glob in which only stars are special. The expressions of `fnmatch` do not backtrack."""
+    """Compile a glob in which only stars are special. `fnmatch` makes it without backtracking."""
     return re.compile(fnmatch.translate(re.sub(r"[?\[]", r"[\g<0>]", text)))
 
 

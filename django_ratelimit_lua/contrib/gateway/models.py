@@ -98,11 +98,10 @@ class RateLimitClient(AuditedModel):
 
     def clean(self) -> None:
         """Raises `ValidationError` that names the field."""
-        odd = [name for name in self.names() if not _NAME.fullmatch(name)]
-        if odd:
-            raise ValidationError(
-                {"limits": _("A star stands only at the end: %(name)s.") % {"name": odd[0][:100]}}
-            )
+        for name in self.names():
+            if not _NAME.fullmatch(name):
+                problem = _("A star stands only at the end: %(name)s.") % {"name": name[:100]}
+                raise ValidationError({"limits": problem})
 
     @classmethod
     def note_use(cls, using: str, digest: str) -> None:

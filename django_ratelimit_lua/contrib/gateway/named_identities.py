@@ -81,7 +81,7 @@ class NamedIdentities(NamedTuple):
 
 
 def _may_be_user(text: str) -> bool:
-    """Whether a user may have this primary key; any text may be one if the site has no users."""
+    """Return whether a user may have this primary key: any text if the site has no users."""
     try:
         primary_key(text)
     except (ValidationError, ValueError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -66,7 +66,7 @@ class _Planner(Planner):
     adds_up = True
 
     def __init__(self, results: Sequence[DescriptorResult], purpose: Operation) -> None:
-        super().__init__(purpose, slot=new_slot(SLOT_SECONDS), longest_hold_us=MAX_HOLD_US)
+        super().__init__(purpose, longest_hold_us=MAX_HOLD_US)
         self._results = results
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
@@ -101,12 +101,11 @@ class _Planner(Planner):
             for result in set(_owners(planned)) - charged:
                 result.is_unlimited = True
         call = plan.call
-        if any(charge.limit.holds for charge in call.charges):
+        if call.slot:
             wait_us = max(call.max_wait_us_of(charge.limit) for charge in call.charges)
             seconds = conf.TIMEOUT + SPARE_SECONDS + max(wait_us, 0) / SECOND
-            call = call._replace(confirm_ms=round(1000 * min(seconds, SLOT_SECONDS)))
-        else:
-            call = call._replace(slot=b"")
+            confirm_ms = round(1000 * min(seconds, SLOT_SECONDS))
+            call = call._replace(slot=new_slot(SLOT_SECONDS), confirm_ms=confirm_ms)
         return plan._replace(call=call)
 
     def request_of(self, planned: PlannedCharge) -> DescriptorRequest:
@@ -170,7 +169,7 @@ def _planned(
 
 
 def _limit(template: LimitTemplate, name: str, rate: Rate) -> Limit:
-    """The limit of a rule at a rate; without its options if a rate of Envoy does not fit them."""
+    """Return the limit of a rule at a rate, without its options if these do not fit the rate."""
     try:
         return template.limit(name, rate)
     except LimitError:
@@ -210,15 +209,13 @@ async def answer(data: bytes) -> bytes:
     return _write(results, outcome)
 
 
-def _leases(results: Sequence[DescriptorResult], purpose: Purpose, name: str) -> list[Lease]:
-    """Return the leases in the entries of that name, of the descriptors for one purpose."""
-    entries = [
-        entry
-        for result in results
-        if result.requested.purpose == purpose
-        for entry in result.requested.entries
-    ]
-    return [lease for key, value in entries if key == name for lease in read_leases(value)]
+def _leases(results: Sequence[DescriptorResult], purpose: Purpose, name: str) -> Iterator[Lease]:
+    """Yield the leases in the entries of that name, of the descriptors for one purpose."""
+    for result in results:
+        if result.requested.purpose == purpose:
+            for key, value in result.requested.entries:
+                if key == name:
+                    yield from read_leases(value)
 
 
 def _write(results: Sequence[DescriptorResult], outcome: Outcome) -> bytes:
@@ -246,10 +243,8 @@ def _is_refused(result: DescriptorResult) -> bool:
     return result.requested.purpose == "hit" and any(state.refuses for state in result.states)
 
 
-def _refused_request(
-    results: Sequence[DescriptorResult],
-) -> DescriptorRequest:
-    """The request of the first refused descriptor, with the formats that the client accepts."""
+def _refused_request(results: Sequence[DescriptorResult]) -> DescriptorRequest:
+    """Return the request of the first refused descriptor, with the client's accept headers."""
     refused = next(filter(_is_refused, results), results[0])
     for result in results:
         for header in _ACCEPT_HEADERS:

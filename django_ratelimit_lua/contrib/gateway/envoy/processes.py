@@ -25,7 +25,7 @@ class ProcessEndedError(RuntimeError):
 
 @contextmanager
 def reserve_port(host: str, port: int) -> Iterator[int]:
-    """Return a port that several processes may listen on: the given one, or a free one for 0.
+    """Reserve a port that several processes may listen on: the given one, or a free one for 0.
 
     Raises `OSError`.
     """
