@@ -9,7 +9,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import path
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
@@ -44,30 +44,30 @@ class ClientAdmin(ActingAdmin):
 
     @admin.display(description=gettext_lazy("may ask"))
     def may_ask(self, client: RateLimitClient) -> SafeString:
-        """The names of limits, one per line."""
+        """Return the names of limits, one per line."""
         return format_html_join(mark_safe("<br>"), "{}", ((name,) for name in client.names()))
 
     @admin.display(description=gettext_lazy("last used"), ordering="last_used")
     def used(self, client: RateLimitClient) -> Any:
         """When it last asked, to the minute."""
-        return "—" if client.last_used is None else moment_element(client.last_used)
+        return client.last_used and moment_element(client.last_used)
 
     def get_urls(self) -> list[Any]:
-        """The URL that makes another token, in addition to Django's."""
+        """Add the URL that makes another token to Django's."""
         view = self.admin_site.admin_view(self.token_view)
         return [path("<int:pk>/token/", view, name="ratelimit_gateway_token"), *super().get_urls()]
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Save. A new client gets its token, which is shown on the next page and nowhere again."""
         if not change:
-            vars(obj)["_token"] = obj.new_token()
+            obj.token = obj.new_token()
         super().save_model(request, obj, form, change)
 
     def response_add(
         self, request: HttpRequest, obj: Any, post_url_continue: Any = None
     ) -> HttpResponse:
         """Its token, not behind a redirect: it is kept in no message."""
-        return self._show(request, obj, vars(obj).pop("_token"))
+        return self._show(request, obj, obj.token)
 
     def token_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Make another token; the one before ends."""
@@ -88,10 +88,6 @@ class ClientAdmin(ActingAdmin):
             "media": self.media,
             "client": client,
             "token": token,
-            "back": reverse(
-                "admin:ratelimit_gateway_ratelimitclient_changelist",
-                current_app=self.admin_site.name,
-            ),
         }
         request.current_app = self.admin_site.name
         template = "admin/ratelimit_gateway/ratelimitclient/token.html"

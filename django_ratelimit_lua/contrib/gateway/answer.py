@@ -1,11 +1,15 @@
-"""An answer of the gateway, before it is one of Django's or of ASGI's."""
+"""Answers of the gateway, for Django and for ASGI, and errors as problem documents (RFC 9457)."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from django.http import HttpResponse
+
+from ...web.refusal import ErrorDetails
+from ...web.responses import PROBLEM
 
 
 class Answer(NamedTuple):
@@ -22,16 +26,11 @@ class Answer(NamedTuple):
 
     @classmethod
     def text(cls, status: int, line: str) -> Answer:
-        """A line of plain text."""
+        """Return a line of plain text."""
         return cls(status, {"Content-Type": "text/plain; charset=utf-8"}, f"{line}\n".encode())
 
-    @classmethod
-    def of(cls, response: HttpResponse) -> Answer:
-        """The answer in a Django response."""
-        return cls(response.status_code, dict(response.items()), response.content)
-
     def response(self) -> HttpResponse:
-        """The same for Django.
+        """Return the same for Django.
 
         Django would log every refusal, under the gateway's path, but it is logged already.
         """
@@ -41,3 +40,24 @@ class Answer(NamedTuple):
         response.headers["Content-Length"] = str(len(self.body))
         response._has_been_logged = True  # type: ignore[attr-defined]
         return response
+
+
+class ProblemError(Exception, ErrorDetails):
+    """The request cannot be answered: with that `status`, because of `text`.
+
+    `more`: more headers of the answer.
+    """
+
+    def __init__(self, status: int, text: str, retry_after: int | None = None, **more: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.retry_after = retry_after
+        self._more = {name.replace("_", "-"): value for name, value in more.items()}
+
+    def detail(self) -> str:
+        return str(self)
+
+    @property
+    def answer(self) -> Answer:
+        headers = {"Content-Type": PROBLEM, **self.headers(), **self._more}
+        return Answer(self.status, headers, json.dumps(self.problem()).encode())

@@ -18,26 +18,18 @@ from typing import Any
 
 import django
 from django.apps import apps
-from django.core.exceptions import ImproperlyConfigured, RequestDataTooBig
-
-from ...extension import install, is_installed
 
 if not apps.ready:
     django.setup()  # Before anything is imported that knows the models.
-if not is_installed("gateway"):
-    raise ImproperlyConfigured(
-        f"{__name__} is served, but the app is not installed. {install('gateway')}."
-    )
 
 from ...asgi import finish_at_shutdown
-from .answer import Answer
+from .answer import Answer, ProblemError
 from .check import answer_scope
 from .decide import answer_decide
 from .decide_request import MAX_BYTES
 from .described_request import meta_of
 from .health import answer_health
 from .openapi import answer_openapi
-from .problems import ProblemError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -47,7 +39,7 @@ BODY_SECONDS = 10
 
 @finish_at_shutdown
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """An ASGI application (https://asgi.readthedocs.io/en/latest/specs/www.html)."""
+    """Serve the gateway as an ASGI application (https://asgi.readthedocs.io/en/latest/specs/www.html)."""
     if scope["type"] == "http":
         await _send(await _answer(scope, receive), send)
     elif scope["type"] == "websocket":
@@ -59,19 +51,18 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def _answer(scope: Scope, receive: Receive) -> Answer:
     path = str(scope["path"])
-    if (
-        path.endswith(("/check", "/check*")) or "/check/" in path
-    ):  # First, as Envoy adds the path that it asks about.
+    # First, as Envoy adds the path that it asks about.
+    if path.endswith(("/check", "/check*")) or "/check/" in path:
         return await answer_scope(scope)
     if path.endswith("/decide"):
         try:
             meta = meta_of(scope)
-            body = await _body(receive)
+            body = await _read_body(receive)
         except ProblemError as error:
             return error.answer
-        except RequestDataTooBig as error:
-            return ProblemError(431, f"{error}.").answer
-        return await answer_decide(scope["method"], meta, body, partial(_gone, receive))
+        return await answer_decide(
+            scope["method"], meta, body, partial(_wait_for_disconnect, receive)
+        )
     if path.endswith("/openapi.json"):
         return answer_openapi()
     if path.endswith("/health"):
@@ -79,26 +70,22 @@ async def _answer(scope: Scope, receive: Receive) -> Answer:
     return Answer.text(404, "There is nothing here.")
 
 
-async def _body(receive: Receive) -> bytes:
-    """The body: of a bounded size, and within a bounded time, as a slow client may not keep what it
-    has sent here.
-    """
-    parts, size = [], 0
+async def _read_body(receive: Receive) -> bytes:
+    """Read a body of bounded size within a bounded time, so that a slow client keeps no memory."""
+    body = b""
+    has_more = True
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            while size <= MAX_BYTES:
+            while has_more and len(body) <= MAX_BYTES:
                 event = await receive()
-                part = event.get("body", b"")
-                size += len(part)
-                parts.append(part)
-                if not event.get("more_body"):
-                    break
+                body += event.get("body", b"")
+                has_more = event.get("more_body", False)
     except TimeoutError:
         raise ProblemError(408, f"The body did not come within {BODY_SECONDS} seconds.") from None
-    return b"".join(parts)
+    return body
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -7,25 +7,26 @@ from functools import partial
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.contrib.auth.decorators import login_not_required
-from django.core.exceptions import BadRequest, RequestDataTooBig, SuspiciousOperation
-from django.http import HttpRequest, HttpResponse
-from django.views.decorators.csrf import csrf_exempt
+from django.core.exceptions import BadRequest, SuspiciousOperation
 
 from ...conf import conf
 from ...engine.decide import adecide
 from ...engine.run import Wait, Waiting
 from ...engine.waiting import ahold
-from ...limits.decision import Decision
-from ...rules.exempt import ratelimit_exempt
 from ...rules.rule import EVERYONE, Rule
 from ...rules.ruleset import Ruleset
 from ...web.headers import limit_headers
 from ...web.plan import Place, RequestPlanner
 from ...web.responses import brief_refusal
-from .answer import Answer
+from .answer import Answer, ProblemError
 from .conf import settings as gateway_settings
-from .described_request import DescribedRequest, Meta, described, is_believed, meta_of
+from .described_request import (
+    DescribedRequest,
+    Meta,
+    is_trusted_proxy,
+    meta_of,
+    read_described_request,
+)
 from .proxy_rules import rules_at
 from .users import load_user
 
@@ -36,51 +37,50 @@ STATUS_HEADER = "X-RateLimit-Status"
 403.
 """
 _OF_NGINX = ("nginx", "ingress-nginx")
-_OF_USER = (EVERYONE, "anonymous", "authenticated")
-"""Audiences of which nothing but the user's key is asked."""
-
-
-@ratelimit_exempt  # Proxies send it. Their clients are counted.
-@login_not_required
-@csrf_exempt  # Envoy asks by the method of the original request.
-async def check(request: HttpRequest) -> HttpResponse:
-    scope = getattr(request, "scope", None)
-    return (await (answer_check(request.META) if scope is None else answer_scope(scope))).response()
+_AUDIENCES_OF_KEY = {EVERYONE, "anonymous", "authenticated"}
+"""Audiences that the user's key decides alone."""
 
 
 async def answer_scope(scope: Mapping[str, Any]) -> Answer:
     """`answer_check` for an ASGI scope; 431 if its headers are too large."""
     try:
         meta = meta_of(scope)
-    except RequestDataTooBig as error:
-        return _refusal(Answer.text(431, str(error)))
+    except ProblemError as error:
+        return _refusal(Answer.text(error.status, str(error)))
     return await answer_check(meta)
 
 
 async def answer_check(meta: Meta) -> Answer:
-    """Answer 200 to admit the request, or 429 (or the status of a block) with `Retry-After` and a
-    body to refuse it.
+    """Decide about the request that a proxy describes.
 
-    Both have rate-limit headers.
+    Args:
+        meta: The `META` of the proxy's own request.
 
-    403 for a client that is not a trusted proxy with the secret, 400 for an invalid request. For
-    nginx, every refusal is a 403 with the status in `X-RateLimit-Status`.
+    Returns:
+        200 to admit the request. 429, or the status of a block, with `Retry-After` and a body to
+        refuse it. Both have rate-limit headers. 403 for a client that is not a trusted proxy with
+        the secret, 400 for an invalid request. For nginx, every refusal is a 403 with the status
+        in `X-RateLimit-Status`.
     """
-    if gateway_settings.GATEWAY_DIALECT is None or not is_believed(meta):
+    if gateway_settings.GATEWAY_DIALECT is None or not is_trusted_proxy(meta):
         return Answer.text(403, "This is for the proxies of the site.")
     try:
-        found = described(meta)
-        decision = await _decision(found)
+        request = read_described_request(meta)
+        outcome = await adecide(_CheckPlanner(request))
     except (BadRequest, SuspiciousOperation) as error:
         return _refusal(Answer.text(400, str(error)))
+    decision = outcome.decision
     style = conf.HEADERS or "draft-10"
-    if decision:
-        return Answer(200, limit_headers(decision, style))
-    return _refusal(Answer.of(brief_refusal(found, decision, style)))
+    if not decision:
+        refusal = brief_refusal(request, decision, style)
+        return _refusal(Answer(refusal.status_code, dict(refusal.items()), refusal.content))
+    if decision.wait > 0:
+        await ahold(outcome)
+    return Answer(200, limit_headers(decision, style))
 
 
 def _refusal(answer: Answer) -> Answer:
-    """The answer as the proxy takes it."""
+    """Return the answer as the proxy takes it."""
     if gateway_settings.GATEWAY_DIALECT not in _OF_NGINX:
         return answer
     # A header is one line of bytes, which are written as Latin-1 letters here.
@@ -89,54 +89,52 @@ def _refusal(answer: Answer) -> Answer:
     return Answer(403, headers, answer.body)
 
 
-async def _decision(found: DescribedRequest) -> Decision:
-    outcome = await adecide(_CheckPlanner(found))
-    if outcome.decision and outcome.decision.wait > 0:
-        await ahold(outcome)
-    return outcome.decision
-
-
 class _CheckPlanner(RequestPlanner):
     """Plans what a described request is charged."""
 
-    def __init__(self, found: DescribedRequest) -> None:
-        super().__init__(found, partial(_places, found), has_blocks=True)
-        self._found = found
+    request: DescribedRequest
+
+    def __init__(self, request: DescribedRequest) -> None:
+        super().__init__(request, partial(_places, request), has_blocks=True)
 
     def gather(self, ruleset: Ruleset) -> Waiting[None]:
-        if hasattr(self._found, "user") and any(
-            map(_goes_by_groups, _rules(self._found, ruleset) or ())
-        ):
-            yield Wait(
-                partial(load_user, self._found), partial(sync_to_async(load_user), self._found)
-            )
+        if hasattr(self.request, "user"):
+            rules = _rules(self.request, ruleset) or ()
+            if any(_needs_groups(rule) for rule in rules):
+                load = partial(load_user, self.request)
+                yield Wait(load, sync_to_async(load))
         yield from super().gather(ruleset)
 
 
-def _places(found: DescribedRequest, ruleset: Ruleset) -> Sequence[Place] | None:
-    rules = _rules(found, ruleset)
-    return None if rules is None else [Place(rules)]
+def _places(request: DescribedRequest, ruleset: Ruleset) -> Sequence[Place] | None:
+    rules = _rules(request, ruleset)
+    if rules is None:
+        return None
+    return [Place(rules)]
 
 
-def _rules(found: DescribedRequest, ruleset: Ruleset) -> Sequence[Rule] | None:
-    """The rules for a request, without what a proxy cannot know; None if it is exempt.
+def _rules(request: DescribedRequest, ruleset: Ruleset) -> Sequence[Rule] | None:
+    """Return the rules for a request, without what a proxy cannot know; None if it is exempt.
 
     Servers read paths in several ways. So the rules of all readings apply, and it is exempt only if
     all are.
     """
-    is_user_known = hasattr(found, "user")
+    is_user_known = hasattr(request, "user")
     readings: list[Sequence[Rule]] = []
-    for path in found.readings:
+    for path in request.readings:
         rules = rules_at(ruleset, path, is_user_known=is_user_known)
         if all(rule.template is not None for rule in rules):
             readings.append(rules)
-    if len(readings) < 2:
-        return readings[0] if readings else None
-    chosen = {rule.name: rule for rules in readings for rule in rules}
-    return [rule for rule in ruleset.rules if rule.name in chosen]
+    if not readings:
+        return None
+    if len(readings) == 1:
+        return readings[0]
+    names = {rule.name for rules in readings for rule in rules}
+    return [rule for rule in ruleset.rules if rule.name in names]
 
 
-def _goes_by_groups(rule: Rule) -> bool:
-    """Return whether it needs data of the user from the database."""
-    has_group_tiers = rule.template is not None and rule.template.has_group_tiers
-    return has_group_tiers or not set(rule.audience) <= set(_OF_USER)
+def _needs_groups(rule: Rule) -> bool:
+    """Return whether a rule needs data of the user from the database."""
+    if rule.template is not None and rule.template.has_group_tiers:
+        return True
+    return not _AUDIENCES_OF_KEY.issuperset(rule.audience)

@@ -40,9 +40,7 @@ NOT_FOR_PROXIES = Problem(
 
 @register(Tags.caches)
 def check_gateway(**kwargs: Any) -> Iterator[CheckMessage]:
-    """A proxy that asks can be believed, Envoy can ask, and rules of the settings apply to what
-    proxies ask.
-    """
+    """Check that proxies can be trusted, that gRPC is there, and that settings rules apply."""
     with suppress(ImproperlyConfigured):  # The core's checks report it.
         if settings.GATEWAY_DIALECT is not None and (
             settings.GATEWAY_SECRET is None or not conf.TRUSTED_PROXIES
@@ -64,16 +62,17 @@ def check_gateway(**kwargs: Any) -> Iterator[CheckMessage]:
 def check_gateway_rules(
     databases: Sequence[str] | None = None, **kwargs: Any
 ) -> Iterator[CheckMessage]:
-    """Rules of the admin apply to what proxies ask, with `--database`."""
+    """Check, with `--database`, that rules of the admin apply to requests of proxies."""
     using = primary()
     if using in (databases or ()):
         with suppress(ImproperlyConfigured, DatabaseError):
-            yield from _not_for_proxies(_of_admin(using))
+            yield from _not_for_proxies(stored_rules(using))
 
 
-def _of_admin(using: str) -> Iterator[Rule]:
+def stored_rules(using: str) -> Iterator[Rule]:
+    """Return the rules of the admin, without those that were broken by hand."""
     for row in RateLimitRule.objects.using(using).prefetch_related("tiers"):
-        with suppress(RuleError):  # The row was broken by hand.
+        with suppress(RuleError):
             yield row.compiled()
 
 

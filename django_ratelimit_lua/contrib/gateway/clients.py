@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-from ...rules.ruleset import Ruleset
 
 
 class Client(NamedTuple):
-    """A service that may ask the gateway about limits of these names, of which a star at the end is
-    any rest.
+    """A service that may use limits of these names.
 
-    `may_refund`: whether it may give units back.
+    - `limits`: the names; a star at the end matches any rest;
+    - `may_refund`: whether it may give units back.
     """
 
     name: str
@@ -20,11 +17,11 @@ class Client(NamedTuple):
     may_refund: bool = False
 
     def may_ask(self, name: str) -> bool:
-        """Whether it may ask about the limit of that name.
+        """Return whether it may use the limit of that name.
 
-            >>> mailer = Client("mailer", ("mail*", "sms"))
+        >>> mailer = Client("mailer", ("mail*", "sms"))
         >>> [mailer.may_ask(name) for name in ("mail.daily", "sms", "sms2")]
-            [True, True, False]
+        [True, True, False]
         """
         return any(
             name.startswith(limit[:-1]) if limit.endswith("*") else name == limit
@@ -33,14 +30,8 @@ class Client(NamedTuple):
 
 
 def read_clients(part: Any) -> dict[str, Client]:
-    """The published clients, by the digest of the token."""
+    """Return the published clients, by the digest of the token."""
     return {
         each["digest"]: Client(each["name"], (*each["limits"],), each["may_refund"] is True)
         for each in part
     }
-
-
-def clients_of(ruleset: Ruleset) -> Mapping[str, Client]:
-    """The clients that may ask, by the digest of the token."""
-    clients: Mapping[str, Client] = ruleset.parts.get("gateway") or {}
-    return clients

@@ -15,22 +15,20 @@ from ...identity.address import UNKNOWN, client_address
 from ...identity.keys import ALL_CALLERS
 from ...identity.names import own
 from ...limits.algorithms.concurrency import new_slot
-from ...limits.call import Call, Charge, Operation
+from ...limits.call import Charge, Operation
 from ...limits.decision import Decision, LimitState
 from ...limits.limit import Limit
-from ...limits.rate import SECOND, LimitError, Rate
+from ...limits.rate import SECOND, Rate
 from ...rules.callsite import LIMITER, known_call_sites
-from ...rules.overrides import SubjectRef
 from ...rules.provider import current
 from ...rules.rule import Rule
 from ...rules.ruleset import Ruleset
 from ...web.overrides import NOTHING, override_kinds, override_subjects
 from ...web.plan import Party, Planner, is_spared
 from ...web.refusal_log import refusal_log
-from .clients import clients_of
+from .answer import ProblemError
+from .clients import Client
 from .decide_request import DecideRequest, RequestedCharge, write_slot
-from .named_identities import NamedIdentities
-from .problems import ProblemError
 
 WRONG_TOKENS = Limit("gateway tokens", "10/m", on_store_error="open")
 """Wrong tokens of one address."""
@@ -52,62 +50,35 @@ class Caller(NamedTuple):
 
 
 def unauthorised() -> ProblemError:
-    """The answer to a request without a client's token."""
+    """Return the answer to a request without a client's token."""
     detail = "Authorization: Bearer with the token of a client is missing, or another."
     return ProblemError(401, detail, WWW_Authenticate="Bearer")
 
 
-def _too_many_tokens(decision: Decision) -> ProblemError:
-    return ProblemError(
-        429, "Too many wrong tokens from this address.", math.ceil(decision.retry_after or 1)
-    )
-
-
 class DecidePlanner(Planner):
-    """Plans what a service asks, if its token is one that may ask that by the rules in force."""
+    """Plans a request of a service, if the current rules have a client with its token and rights.
 
-    def __init__(self, caller: Caller, asked: DecideRequest) -> None:
-        charges = asked.charges
+    Errors and missing rights are decided by the current rules, too: a call that changes nothing
+    checks whether the rules are current.
+    """
+
+    def __init__(self, caller: Caller, request: DecideRequest) -> None:
         super().__init__(
-            _CALLS.get(asked.operation, "hit"), partial=any(charge.partial for charge in charges)
+            _CALLS.get(request.operation, "hit"),
+            partial=any(charge.partial for charge in request.charges),
         )
-        if asked.operation == "slot":
-            self.options["slot"] = new_slot(asked.seconds)
-        if asked.operation in ("reserve", "acquire"):
-            self.options["max_wait_us"] = round(asked.timeout * SECOND)
+        if request.operation == "slot":
+            self.options["slot"] = new_slot(request.seconds)
+        if request.operation in ("reserve", "acquire"):
+            self.options["max_wait_us"] = round(request.timeout * SECOND)
+        if self.is_hit:
+            self.units = max((charge.cost for charge in request.charges), default=0)
         self._caller = caller
-        self._asked = asked
+        self._request = request
         self._problem: ProblemError | None = None
-        self._takes = self.is_hit
-        self.units = max((charge.cost for charge in charges), default=0) if self._takes else 0
         self._only_checks = False
-        self._identities = [
-            (charge, digest(charge.identity), own(charge.identity)) for charge in charges
-        ]
-        pairs = {(charge.limit, subject) for charge, subject, _identity in self._identities}
-        if asked.together and len(pairs) < len(charges):
-            raise ProblemError(
-                422,
-                "A limit and an identity stand twice: add up the costs, or ask with "
-                "together=false.",
-            )
-        if (
-            self.options["partial"]
-            and len({(charge.partial, charge.cost) for charge in charges}) > 1
-        ):
-            raise ProblemError(
-                422,
-                "Charges that are partial together take the same units: give each the same cost "
-                "and partial=true, "
-                "or ask with together=false.",
-            )
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
-        """See `Planner`.
-
-        Errors and missing rights are decided by the current rules: a call that changes nothing
-        checks whether these are.
-        """
         self._problem = None
         try:
             self._gather(ruleset)
@@ -115,21 +86,80 @@ class DecidePlanner(Planner):
             self._problem = error
         return ()
 
+    def _gather(self, ruleset: Ruleset) -> None:
+        clients: Mapping[str, Client] = ruleset.parts.get("gateway") or {}
+        client = clients.get(self._caller.client)
+        if client is None:
+            raise unauthorised()
+        operation = self._request.operation
+        if operation == "refund" and not client.may_refund:
+            raise ProblemError(403, f"{client.name} may not give units back.")
+        for charge in self._request.charges:
+            if not client.may_ask(charge.limit):
+                detail = f"{client.name} may not ask about the limit {charge.limit!r}."
+                raise ProblemError(403, detail)
+        self.take([self._party(charge, ruleset) for charge in self._request.charges])
+        charges = [planned.charge for planned in self.charges]
+        slots = [charge.limit.name for charge in charges if charge.limit.holds]
+        if operation in ("slot", "release") and not slots:
+            raise ProblemError(422, "None of these limits has slots.")
+        if slots and self.operation == "hit" and operation != "slot":
+            raise ProblemError(
+                422,
+                f"The limit {slots[0]!r} has slots: take one with slot, give it back with release.",
+            )
+        if len({(charge.digest, charge.limit.key_part) for charge in charges}) < len(charges):
+            raise ProblemError(
+                422,
+                "A limit and an identity stand twice: add up the costs, or ask with "
+                "together=false.",
+            )
+
+    def _party(self, requested: RequestedCharge, ruleset: Ruleset) -> Party:
+        limits, rule = _limits(ruleset, requested.limit)
+        identity = requested.identity
+        if rule is not None and rule.key is not None and rule.key.name == ALL_CALLERS:
+            identity = None
+        address = requested.client.address()
+        if identity is None or (address is not None and is_spared(address)):
+            limits = [limit.without_bans() for limit in limits]
+        subject = digest(identity)
+        charges = [
+            PlannedCharge(
+                Charge(limit, subject, requested.cost),
+                requested.limit,
+                rule,
+                requested,
+                identity=own(identity),
+            )
+            for limit in limits
+        ]
+        if rule is None:
+            return Party(charges, (), False, requested)
+        # A block for all rules refuses where the rule itself does not: as in a request, unless it
+        # exempts.
+        has_blocks = rule.template is not None and self.operation != "refund"
+        kinds = override_kinds(ruleset, charges, has_blocks)
+        if self._request.operation == "release":  # Whatever overrides exist.
+            kinds = ()
+        subjects = override_subjects(requested.client, ruleset, kinds, charges)
+        return Party(charges, subjects, has_blocks, requested)
+
     def plan(self, ruleset: Ruleset) -> Plan:
         if self._problem is None and not self._only_checks:
-            self.is_hit = self._takes
+            self.is_hit = self.operation == "hit"
             return super().plan(ruleset)
         self.is_hit = False
+        operation: Operation = "peek"
+        charge = Charge(NOTHING, digest(("client", self._caller.client)), 0)
         if self._problem is not None and self._problem.status == 401:
-            wrong = Charge(WRONG_TOKENS, digest(("gateway token", self._network())))
-            return Plan(
-                build_call([wrong], ruleset=ruleset), [PlannedCharge(wrong, WRONG_TOKENS.name)]
-            )
-        probe = Charge(NOTHING, digest(("client", self._caller.client)), 0)
-        return Plan(build_call([probe], "peek", ruleset=ruleset), ())
+            operation = "hit"
+            charge = Charge(WRONG_TOKENS, digest(("gateway token", self._network())))
+        planned = PlannedCharge(charge, charge.limit.name)
+        return Plan(build_call([charge], operation, ruleset=ruleset), [planned])
 
     def _network(self) -> str | None:
-        """The network of the caller's address, as `client_address` counts it."""
+        """Return the network of the caller's address, as `client_address` counts it."""
         try:
             return client_address(self._caller.request).network
         # A function of the project's for RATELIMIT_IP_META_KEY; it expects requests of Django's.
@@ -137,145 +167,89 @@ class DecidePlanner(Planner):
             return UNKNOWN
 
     async def check(self) -> None:
-        """Raises the `ProblemError` that `decided` would, and decides nothing."""
+        """Raise the `ProblemError` that `decide` would, and decide nothing."""
         ruleset = current()
         if ruleset is not None:
             self.gather(ruleset)
-        if self._problem is not None:
-            self._only_checks = True  # By newer rules it may be unknown.
-            await self.decided()
+            if self._problem is None:
+                return
+        # By newer rules there may be no problem.
+        self._problem = None
+        self._only_checks = True
+        await self.decide()
 
-    async def decided(self) -> Outcome:
+    async def decide(self) -> Outcome:
         outcome = await adecide(self)
         if self._problem is None:
             return outcome
         if self._problem.status == 401 and outcome.planned:
-            refusal_log.write_wrong_token(
-                self._caller.request, self._caller.client, outcome.planned[0].charge
-            )
+            charge = outcome.planned[0].charge
+            refusal_log.write_wrong_token(self._caller.request, self._caller.client, charge)
             if not outcome.decision:
-                raise _too_many_tokens(outcome.decision)
+                seconds = math.ceil(outcome.decision.retry_after or 1)
+                raise ProblemError(429, "Too many wrong tokens from this address.", seconds)
         raise self._problem
 
-    def _gather(self, ruleset: Ruleset) -> None:
-        client = clients_of(ruleset).get(self._caller.client)
-        if client is None:
-            raise unauthorised()
-        if self._asked.operation == "refund" and not client.may_refund:
-            raise ProblemError(403, f"{client.name} may not give units back.")
-        parties: list[Party] = []
-        for asked, subject, identity in self._identities:
-            if not client.may_ask(asked.limit):
-                raise ProblemError(
-                    403, f"{client.name} may not ask about the limit {asked.limit!r}."
-                )
-            limits, rule = _limits(ruleset, asked.limit)
-            if rule is not None and rule.key is not None and rule.key.name == ALL_CALLERS:
-                subject, identity = digest(None), None
-            if identity is None or _is_spared(asked.who):
-                limits = [limit.without_bans() for limit in limits]
-            charges = [
-                PlannedCharge(
-                    Charge(limit, subject, asked.cost), asked.limit, rule, asked, identity=identity
-                )
-                for limit in limits
-            ]
-            # A block for all rules refuses where the rule itself does not: as in a request, unless
-            # it exempts.
-            has_blocks = (
-                rule is not None and rule.template is not None and self.operation != "refund"
-            )
-            subjects: Sequence[SubjectRef] = ()
-            # A slot is released whatever overrides exist.
-            if ruleset.kinds and rule is not None and self._asked.operation != "release":
-                kinds = override_kinds(ruleset, charges, has_blocks)
-                subjects = override_subjects(
-                    asked.who or NamedIdentities({}), ruleset, kinds, charges
-                )
-            parties.append(Party(charges, subjects, has_blocks, asked))
-        self.take(parties)
-        self._check_slots([planned.charge.limit for planned in self.charges])
-        try:
-            Call([planned.charge for planned in self.charges]).keys()
-        except LimitError as error:  # A counter stands twice.
-            raise ProblemError(422, f"{error}.") from None
-
-    def _check_slots(self, limits: Sequence[Limit]) -> None:
-        held = [limit.name for limit in limits if limit.holds]
-        if held and self._takes and "slot" not in self.options:
-            raise ProblemError(
-                422,
-                f"The limit {held[0]!r} has slots: take one with slot, give it back with release.",
-            )
-        if "slot" in self.options and not held:
-            raise ProblemError(422, "None of these limits has slots.")
-
-    def _granted(self, charge: RequestedCharge, limits: int, decision: Decision) -> int:
-        """The units that a charge of this number of limits took."""
-        if not self._takes or not decision.allowed:
-            return 0
-        return decision.granted if charge.partial and limits else charge.cost
-
     def answer(self, outcome: Outcome) -> dict[str, Any]:
-        """The result, for the service."""
+        """Return the result, for the service."""
         decision = outcome.decision
-        decided = list(zip(outcome.planned, decision.limits, strict=True))
-        decisions = []
-        for charge in self._asked.charges:
-            states = [state for planned, state in decided if planned.owner is charge]
-            granted = self._granted(charge, len(states), decision)
-            decisions.append(_decision(charge, states, granted, decision))
-        answer: dict[str, Any] = {"allowed": decision.allowed, "decisions": decisions}
+        answer: dict[str, Any] = {"allowed": decision.allowed, "decisions": []}
+        for requested in self._request.charges:
+            states = [
+                state
+                for planned, state in zip(outcome.planned, decision.limits, strict=True)
+                if planned.owner is requested
+            ]
+            granted = requested.cost
+            if not self.is_hit or not decision.allowed:
+                granted = 0
+            elif requested.partial and states:
+                granted = decision.granted
+            answer["decisions"].append(
+                {
+                    "limit": requested.limit,
+                    "granted": granted,
+                    "source": decision.source,
+                    **_numbers(states),
+                }
+            )
         if "slot" in self.options and decision.allowed:
             answer["slot"] = write_slot(self.options["slot"])
         return answer
 
 
-def _decision(
-    asked: RequestedCharge, states: list[LimitState], granted: int, whole: Decision
-) -> dict[str, Any]:
-    refusing = [state for state in states if state.refuses]
-    own_states = Decision(not refusing, tuple(states))
-    block = (
-        next((state.block for state in refusing if state.block is not None), None)
-        if refusing
-        else None
-    )
-    is_timed = block is None or not block.forbids
-    answer = {
-        "limit": asked.limit,
-        "allowed": own_states.allowed,
-        "granted": granted,
-        "remaining": own_states.remaining,
-        "retry_after": own_states.retry_after if is_timed else None,
-        "reset_after": own_states.reset_after if is_timed else 0.0,
-        "wait": max((state.wait for state in own_states.enforced), default=0.0),
-        "source": whole.source,
+def _numbers(states: Sequence[LimitState]) -> dict[str, Any]:
+    """Return the members about the limits of one charge."""
+    decision = Decision(not any(state.refuses for state in states), tuple(states))
+    numbers: dict[str, Any] = {
+        "allowed": decision.allowed,
+        "remaining": decision.remaining,
+        "retry_after": decision.retry_after,
+        "reset_after": decision.reset_after,
+        "wait": max((state.wait for state in decision.enforced), default=0.0),
     }
+    block = next((state.block for state in decision.refusing if state.block is not None), None)
     if block is not None:
-        answer["block"] = {"status": 403 if block.forbids else 429, "message": block.message}
-    return answer
+        numbers["block"] = {"status": 429, "message": block.message}
+        if block.forbids:
+            numbers["block"]["status"] = 403
+            numbers.update(retry_after=None, reset_after=0.0)
+    return numbers
 
 
 def _limits(ruleset: Ruleset, name: str) -> tuple[Sequence[Limit], Rule | None]:
     """Return the limits of a name: of the rule, or of an imported `RateLimiter`."""
+    limiters = [site.limits for site in known_call_sites.of(name) if site.kind == LIMITER]
     rule = ruleset.by_name.get(name)
-    found = [site.limits for site in known_call_sites.of(name) if site.kind == LIMITER]
-    if rule is not None:
-        template = rule.template
-        if template is None or rule.mode == "off":
-            return (), rule
-        if all(isinstance(rate, Rate) for rate in template.rates):
-            if found and rule.group == name:
-                template = template.in_place_of(found[0])
-            return template.limits(name), rule
+    if rule is None:
+        if not limiters:
+            raise ProblemError(422, f"There is no limit {name!r}.")
+        return limiters[0], None
+    template = rule.template
+    if template is None or rule.mode == "off":
+        return (), rule
+    if not all(isinstance(rate, Rate) for rate in template.rates):
         raise ProblemError(422, f"The rates of the rule {name!r} are functions of a request.")
-    if not found:
-        raise ProblemError(422, f"There is no limit {name!r}.")
-    return found[0], None
-
-
-def _is_spared(who: NamedIdentities | None) -> bool:
-    """Whether the named address is never banned."""
-    address = None if who is None else who.address()
-    return address is not None and is_spared(address)
+    if limiters and rule.group == name:
+        template = template.in_place_of(limiters[0])
+    return template.limits(name), rule

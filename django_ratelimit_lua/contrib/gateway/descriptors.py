@@ -8,19 +8,19 @@ may name its rule instead, as its `generic_key`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import fnmatch
+import re
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from django import forms
 from django.utils.translation import gettext, gettext_lazy
 from django.utils.translation import gettext_noop as _
 
-from ...conf.changes import on_change
 from ...extension import RuleField
 from ...identity.keys import ALL_CALLERS, EXACT, registered_keys
-from ...limits.rate import LimitError, Rate
+from ...limits.rate import LimitError
 from ...rules.rule import Rule
 from ...rules.ruleset import Ruleset
 
@@ -30,7 +30,9 @@ Entries = tuple[Entry, ...]
 ANY = "*"
 WORD = "descriptor"
 """The field of rules."""
-DOMAIN, NAMED, ADDRESS = "domain", "generic_key", "remote_address"
+DOMAIN = "domain"
+NAMED = "generic_key"
+ADDRESS = "remote_address"
 READ_KINDS = ("header", "cookie", "get")
 """The kinds of fields that an entry can stand for."""
 CHARGE: Entry = ("charge", "after")
@@ -39,10 +41,8 @@ MAX_ENTRIES = 20
 MAX_ENTRY_LENGTH = 500
 
 
-@dataclass(frozen=True, slots=True)
-class ValuePattern:
-    """The pattern of a value: the value itself, or, with stars, text with any text in place of each
-    star.
+class ValuePattern(NamedTuple):
+    """The pattern of a value: the value itself, or text in which each star is any text.
 
     >>> ValuePattern("/api/*.json").matches("/api/v1/x.json"), ValuePattern("a").matches("ab")
     (True, False)
@@ -51,59 +51,46 @@ class ValuePattern:
     text: str
 
     @property
-    def is_literal(self) -> bool:
-        """Whether it is one value only."""
-        return ANY not in self.text
+    def literal(self) -> str | None:
+        """The only value that matches; None if there are several."""
+        return None if ANY in self.text else self.text
 
     @property
-    def breadth(self) -> tuple[int, int]:
-        """The more specific, the less: a value.
-
-        Text with stars, by how much is fixed of it; anything.
-        """
-        return (0, 0) if self.is_literal else (1, -len(self.text.replace(ANY, "")))
+    def breadth(self) -> int:
+        """Less for a more specific pattern: a value, then by the length of the fixed text."""
+        if self.literal is not None:
+            return -MAX_ENTRY_LENGTH - 1
+        return -len(self.text.replace(ANY, ""))
 
     def matches(self, value: str) -> bool:
-        """Whether a value is such a one.
-
-        It takes time in proportion to the value for each star, whatever it is.
-        """
-        first, *others = self.text.split(ANY)
-        if not others:
-            return value == first
-        *middle, last = others
-        if len(value) < len(first) + len(last) or not (
-            value.startswith(first) and value.endswith(last)
-        ):
-            return False
-        at, end = len(first), len(value) - len(last)
-        for text in middle:
-            # The earliest place leaves most room for what follows.
-            found = value.find(text, at, end)
-            if found < 0:
-                return False
-            at = found + len(text)
-        return True
+        if self.literal is not None:
+            return value == self.text
+        return _glob(self.text).match(value) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class DescriptorPattern:
+@lru_cache(maxsize=4096)
+def _glob(text: str) -> re.Pattern[str]:
+    """Compile a glob in which only stars are special. `fnmatch` makes it without backtracking."""
+    return re.compile(fnmatch.translate(re.sub(r"[?\[]", r"[\g<0>]", text)))
+
+
+class DescriptorPattern(NamedTuple):
     """The descriptors that a rule is for: of which domain, and with which entries.
 
     >>> pattern = DescriptorPattern.parse(["domain=edge", "generic_key=login", "remote_address"])
-    >>> pattern.matches("edge", (("generic_key", "login"), ("remote_address", "203.0.113.9")))
+    >>> pattern.keys
+    ('generic_key', 'remote_address')
+    >>> pattern.matches("edge", ["login", "203.0.113.9"])
     True
-    >>> pattern.matches("edge", (("generic_key", "login"),))
-    False
     """
 
     domain: ValuePattern
-    entries: tuple[tuple[str, ValuePattern], ...]
+    keys: tuple[str, ...]
+    values: tuple[ValuePattern, ...]
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> DescriptorPattern:
-        """The pattern that is written so, an entry in each text: "key=value", "key=text*", or "key"
-        for any value.
+        """Parse entries such as "key=value", "key=text*" or, for any value, "key".
 
         The domain may stand before them. Raises `LimitError`.
         """
@@ -128,121 +115,91 @@ class DescriptorPattern:
         if len(pairs) > MAX_ENTRIES or len(max(texts, key=len)) > MAX_ENTRY_LENGTH:
             problem = _("Write at most %(number)d entries, each of at most %(length)d characters")
             raise LimitError(problem, number=MAX_ENTRIES, length=MAX_ENTRY_LENGTH)
-        return cls(domain, tuple(pairs))
+        keys, values = zip(*pairs, strict=True)
+        return cls(domain, keys, values)
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys of the entries."""
-        return tuple([key for key, _ in self.entries])
+    def breadth(self) -> tuple[int, ...]:
+        """Less for a more specific pattern: entry by entry, and the domain last."""
+        return (*(value.breadth for value in self.values), self.domain.breadth)
 
-    @property
-    def breadth(self) -> tuple[tuple[int, int], ...]:
-        """The more specific, the less: entry by entry, and the domain last."""
-        return (*(value.breadth for _, value in self.entries), self.domain.breadth)
-
-    def matches(self, domain: str, entries: Entries) -> bool:
-        """Whether a descriptor is such a one."""
-        if len(entries) != len(self.entries) or not self.domain.matches(domain):
+    def matches(self, domain: str, values: Sequence[str]) -> bool:
+        """Return whether it matches a descriptor with its keys."""
+        if not self.domain.matches(domain):
             return False
-        return all(
-            key == named and value.matches(given)
-            for (named, value), (key, given) in zip(self.entries, entries, strict=True)
-        )
+        return all(map(ValuePattern.matches, self.values, values))
 
 
-class DescriptorIndex:
-    """Rules by the descriptors that they are for, so that a descriptor only meets those of its keys
-    and first value.
+def _unread(key_name: str, keys: Collection[str]) -> list[str]:
+    """Return the parts of a key that entries of these keys do not have, see `_entry_of`.
+
+    >>> _unread("ip+header:X-Tenant", ["generic_key", "remote_address"])
+    ['header:X-Tenant']
+    >>> _unread("user_or_ip", ["remote_address"])
+    []
     """
-
-    def __init__(self, rules: Iterable[Rule]) -> None:
-        by_start: dict[
-            tuple[tuple[str, ...], str | None], list[tuple[Any, DescriptorPattern, Rule]]
-        ] = {}
-        for rule in rules:
-            pattern: DescriptorPattern | None = rule.extra.get(WORD)
-            if pattern is not None and rule.mode != "off":
-                first = pattern.entries[0][1]
-                start = (pattern.keys, first.text if first.is_literal else None)
-                by_start.setdefault(start, []).append((pattern.breadth, pattern, rule))
-        for found in by_start.values():
-            found.sort(
-                key=lambda one: one[0]
-            )  # Of equals, the one that comes first in the order of rules.
-        self._by_start: Mapping[Any, Sequence[tuple[Any, DescriptorPattern, Rule]]] = by_start
-
-    def find(self, domain: str, entries: Entries) -> Rule | None:
-        """The most specific rule for a descriptor."""
-        if not self._by_start or not entries:
-            return None
-        keys = tuple([key for key, _ in entries])
-        for start in ((keys, entries[0][1]), (keys, None)):
-            for _breadth, pattern, rule in self._by_start.get(start, ()):
-                if pattern.matches(domain, entries):
-                    return rule
-        return None
+    entries = {_spelling(key) for key in keys}
+    parts = key_name.split("+")
+    return [part for part in parts if part != ALL_CALLERS and _entry_of(part) not in entries]
 
 
-def unread(key_name: str, keys: Collection[str]) -> list[str]:
-    """The parts of a key that entries of these keys do not have, see `entry_of`.
+def _entry_of(part: str) -> str:
+    """Return the key of the entry that a part of a rule's key reads.
 
-    >>> (
-    ...     unread("ip+header:X-Tenant", ["generic_key", "remote_address"]),
-    ...     unread("user_or_ip", ["remote_address"]),
-    ... )
-    (['header:X-Tenant'], [])
-    """
-    there = {spelt(key) for key in keys}
-    return [
-        part for part in key_name.split("+") if part != ALL_CALLERS and entry_of(part) not in there
-    ]
+    It is the entry of that name, and for addresses `remote_address`. Empty if no entry has the
+    value: a session, a body.
 
-
-@lru_cache(maxsize=1024)
-def entry_of(part: str) -> str:
-    """The key of the entry that a part of a rule's key reads: the entry of that name, and for
-    addresses `remote_address`.
-
-    Empty if no entry has the value: a session, a body.
-
-    >>> entry_of("ip"), entry_of("header:X_Tenant"), entry_of("user"), entry_of("session")
+    >>> _entry_of("ip"), _entry_of("header:X_Tenant"), _entry_of("user"), _entry_of("session")
     ('remote_address', 'header:x-tenant', 'user', '')
     """
     if part in ("ip", "user_or_ip"):  # A client without a signed-in user has only an address.
         return ADDRESS
-    kind, _, name = part.removeprefix(EXACT).partition(":")
-    is_read = part in ("user", "path") or part in registered_keys() or (kind in READ_KINDS and name)
-    return spelt(part.removeprefix(EXACT)) if is_read else ""
+    field = part.removeprefix(EXACT)
+    kind, _, name = field.partition(":")
+    if part in ("user", "path", *registered_keys()) or (kind in READ_KINDS and name):
+        return _spelling(field)
+    return ""
 
 
-on_change(("RATELIMIT_KEYS",), entry_of.cache_clear)
-
-
-@lru_cache(maxsize=1024)
-def spelt(key: str) -> str:
-    """The key of an entry as it is compared with a part of a rule's key: a header's is the same in
-    any case.
-    """
-    return key.lower().replace("_", "-") if key.lower().startswith("header:") else key
+def _spelling(key: str) -> str:
+    """Return the key of an entry. That of a header is the same in any case."""
+    if key.lower().startswith("header:"):
+        return key.lower().replace("_", "-")
+    return key
 
 
 @lru_cache(maxsize=2)
-def _index(ruleset: Ruleset) -> DescriptorIndex:
-    return DescriptorIndex(ruleset.rules)
+def _index(ruleset: Ruleset) -> Mapping[Any, Sequence[tuple[DescriptorPattern, Rule]]]:
+    """Rules by the keys and the first value of their descriptors, the most specific first."""
+    index: dict[Any, list[tuple[DescriptorPattern, Rule]]] = {}
+    for rule in ruleset.rules:
+        pattern: DescriptorPattern | None = rule.extra.get(WORD)
+        if pattern is not None and rule.mode != "off":
+            start = (pattern.keys, pattern.values[0].literal)
+            index.setdefault(start, []).append((pattern, rule))
+    for rules in index.values():
+        # Of equals, the one that comes first in the order of rules.
+        rules.sort(key=lambda item: item[0].breadth)
+    return index
 
 
 def rule_for(ruleset: Ruleset, domain: str, entries: Entries) -> Rule | None:
-    """The rule for one of Envoy's descriptors: the most specific one that matches.
+    """Return the rule for one of Envoy's descriptors: the most specific one that matches.
 
     Otherwise the one that its first entry names as `generic_key`, if that has no descriptor of its
     own.
     """
-    rule = _index(ruleset).find(domain, entries)
-    if rule is None and entries and entries[0][0] == NAMED:
-        rule = ruleset.by_name.get(entries[0][1])
-        if rule is not None and (WORD in rule.extra or rule.template is None or rule.mode == "off"):
-            return None
-    return rule
+    keys, values = zip(*entries, strict=True)
+    for first in (values[0], None):
+        for pattern, rule in _index(ruleset).get((keys, first), ()):
+            if pattern.matches(domain, values):
+                return rule
+    if keys[0] != NAMED:
+        return None
+    named = ruleset.by_name.get(values[0])
+    if named is None or WORD in named.extra or named.template is None or named.mode == "off":
+        return None
+    return named
 
 
 class EntriesField(forms.CharField):
@@ -262,52 +219,60 @@ class EntriesField(forms.CharField):
         )
 
     def prepare_value(self, value: Any) -> Any:
-        return "\n".join(map(str, value)) if isinstance(value, list) else value
+        if isinstance(value, list):
+            return "\n".join(map(str, value))
+        return value
 
     def to_python(self, value: Any) -> Any:
-        return [
-            line.strip() for line in (super().to_python(value) or "").splitlines() if line.strip()
-        ]
+        lines = map(str.strip, (super().to_python(value) or "").splitlines())
+        return list(filter(None, lines))
 
     def has_changed(self, initial: Any, data: Any) -> bool:
         return super().has_changed(initial or [], data)
 
 
-def _listed(value: Any) -> list[str]:
-    entries = [value] if isinstance(value, str) else value
-    if not isinstance(entries, (list, tuple)) or not all(
-        isinstance(entry, str) for entry in entries
-    ):
-        right = "write a list of entries, such as ['generic_key=login', 'remote_address']"
-        raise LimitError(f"descriptor is {value!r}; {right}")
-    return list(entries)
+def _as_list(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, (list, tuple)) and all(isinstance(entry, str) for entry in value):
+        return list(value)
+    right = "write a list of entries, such as ['generic_key=login', 'remote_address']"
+    raise LimitError(f"descriptor is {value!r}; {right}")
+
+
+def check_rule(rule: Rule, keys: Collection[str]) -> None:
+    """Raise `LimitError` if descriptors with these keys lack a value that the rule needs."""
+    template = rule.template
+    if template is None:
+        return
+    functions = "a function knows only requests of Django's; of descriptors, write a number"
+    if callable(template.cost):
+        raise LimitError(f"cost: {functions}", "cost")
+    if any(map(callable, template.rates)):
+        raise LimitError(f"rate: {functions}", "rate")
+    if rule.key is None:
+        return
+    for part in _unread(rule.key.name, keys):
+        text = _("A descriptor cannot be counted by “%(key)s”.")
+        if _entry_of(part):
+            text = _("The descriptor needs an entry %(entry)s to be counted by “%(key)s”.")
+        raise LimitError(text, "key", entry=_entry_of(part), key=part)
 
 
 def _check(rule: Rule) -> None:
-    """Raises if its descriptors do not have what the rule counts, or a function would have to be
-    called.
-    """
-    if rule.template is None:
-        return
-    if callable(rule.template.cost) or not all(
-        isinstance(rate, Rate) for rate in rule.template.rates
-    ):
-        word = "cost" if callable(rule.template.cost) else "rate"
-        raise LimitError(
-            f"{word}: a function knows only requests of Django's; of descriptors, write a number",
-            word,
-        )
-    for part in () if rule.key is None else unread(rule.key.name, rule.extra[WORD].keys):
-        text = _("The descriptor needs an entry %(entry)s to be counted by “%(key)s”.")
-        if not entry_of(part):
-            text = _("A descriptor cannot be counted by “%(key)s”.")
-        raise LimitError(text, "key", entry=entry_of(part), key=part)
+    check_rule(rule, rule.extra[WORD].keys)
 
 
-def _words(value: Any) -> str:
-    return gettext("for Envoy's descriptor %(entries)s") % {"entries": ", ".join(_listed(value))}
+def _describe(value: Any) -> str:
+    return gettext("for Envoy's descriptor %(entries)s") % {"entries": ", ".join(_as_list(value))}
 
 
 DESCRIPTOR = RuleField(
-    WORD, gettext_lazy("descriptor"), EntriesField, _listed, DescriptorPattern.parse, _check, _words
+    WORD,
+    gettext_lazy("descriptor"),
+    EntriesField,
+    _as_list,
+    DescriptorPattern.parse,
+    _check,
+    _describe,
 )

@@ -1,14 +1,11 @@
-"""The proxies: the headers by which each describes a request, and its configuration file in
-`proxies/`.
-"""
+"""The headers by which each proxy describes a request, and its configuration in `proxies/`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
+class Dialect(NamedTuple):
     """The headers by which a proxy describes a request.
 
     - `is_chain`: the address is the last of a list to which each proxy adds one, as in
@@ -35,10 +32,10 @@ _FORWARDED = Dialect(
     "X-Forwarded-Method", "X-Forwarded-Uri", "X-Forwarded-Host", "X-Forwarded-For", is_chain=True
 )
 DIALECTS = {
-    "nginx": replace(_ORIGINAL, file="nginx.conf"),
-    "traefik": replace(_FORWARDED, file="traefik.yaml"),
-    "caddy": replace(_FORWARDED, file="Caddyfile"),
-    "envoy": replace(_ORIGINAL, file="envoy.yaml"),
+    "nginx": _ORIGINAL._replace(file="nginx.conf"),
+    "traefik": _FORWARDED._replace(file="traefik.yaml"),
+    "caddy": _FORWARDED._replace(file="Caddyfile"),
+    "envoy": _ORIGINAL._replace(file="envoy.yaml"),
     "ingress-nginx": Dialect(
         "X-Original-Method", "X-Original-URL", "X-Original-URL", "X-Real-IP", is_url=True
     ),

@@ -16,6 +16,8 @@ from .proxy_rules import lacking
 
 
 class GatewayExtension(Extension):
+    """Adds descriptors to rules, clients to the snapshot, and two verbs."""
+
     name = "gateway"
     verbs = (
         "django_ratelimit_lua.contrib.gateway.verbs.proxy",

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from django.contrib.auth.decorators import login_not_required
-from django.http import HttpRequest, HttpResponse
-from django.views.decorators.csrf import csrf_exempt
-
 from ...engine.decide import build_call
 from ...exceptions import StoreError
 from ...identity import digest
 from ...limits.call import Charge
 from ...limits.limit import Limit
-from ...rules.exempt import ratelimit_exempt
 from ...store import get_store
 from .answer import Answer
-
-
-@ratelimit_exempt
-@login_not_required
-@csrf_exempt
-async def health(request: HttpRequest) -> HttpResponse:
-    return (await answer_health()).response()
 
 
 async def answer_health() -> Answer:

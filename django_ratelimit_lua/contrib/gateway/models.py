@@ -24,7 +24,7 @@ _NAME = re.compile(r"[^*\x00-\x1f\x7f\ud800-\udfff]*\*?")
 
 
 def token_digest(token: str) -> str:
-    """The stored form of a token, which is 256 random bits: SHA-256.
+    """Return the stored form of a token, which is 256 random bits: SHA-256.
 
     >>> len(token_digest("rl_anything"))
     64
@@ -67,6 +67,8 @@ class RateLimitClient(AuditedModel):
     objects = AuditedQuerySet.as_manager()
 
     class Meta:
+        """Names and order."""
+
         verbose_name = _("client of the gateway")
         verbose_name_plural = _("clients of the gateway")
         ordering = ("name",)
@@ -85,7 +87,7 @@ class RateLimitClient(AuditedModel):
         return [line.strip() for line in self.limits.splitlines() if line.strip()]
 
     def declared(self) -> Declared:
-        """The row in words, with the digits that identify its token."""
+        """Return the row in words, with the digits that identify its token."""
         return {
             "name": self.name,
             "limits": self.names(),
@@ -96,11 +98,10 @@ class RateLimitClient(AuditedModel):
 
     def clean(self) -> None:
         """Raises `ValidationError` that names the field."""
-        odd = [name for name in self.names() if not _NAME.fullmatch(name)]
-        if odd:
-            raise ValidationError(
-                {"limits": _("A star stands only at the end: %(name)s.") % {"name": odd[0][:100]}}
-            )
+        for name in self.names():
+            if not _NAME.fullmatch(name):
+                problem = _("A star stands only at the end: %(name)s.") % {"name": name[:100]}
+                raise ValidationError({"limits": problem})
 
     @classmethod
     def note_use(cls, using: str, digest: str) -> None:

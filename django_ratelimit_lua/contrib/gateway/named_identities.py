@@ -1,11 +1,9 @@
-"""The identities that a service names by the words of keys: those that rules count in requests, and
-the subjects of overrides.
-"""
+"""The identities that a service names by key, as rules count them and overrides match them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.http import HttpHeaders
@@ -13,28 +11,24 @@ from django.http import HttpHeaders
 from ...identity import Identity
 from ...identity.address import ClientAddress, address_as
 from ...identity.forwarded import Address
-from ...identity.keys import field_identity, split_field
+from ...identity.keys import field_identity, known_identities, split_field
 from ...limits.rate import LimitError
 from .users import MAX_USER_LENGTH, VouchedUser, primary_key
 
-_BODY = ("post", "json")
-"""What `data:NAME` reads either of."""
 
-
-@dataclass(frozen=True, slots=True)
-class NamedIdentities:
+class NamedIdentities(NamedTuple):
     """The client that an object names, by key: all of it is one client, as a request is.
 
     For overrides, see `web.overrides.Who`.
 
-    >>> Named({"user": "7", "header:X-Key": "K"}).identity()
+    >>> NamedIdentities({"user": "7", "header:X-Key": "K"}).identity()
     (('user', '7'), ('header', 'X-Key', 'k'))
     """
 
     values: Mapping[str, str]
 
     def identity(self) -> Identity:
-        """The identity to count.
+        """Return the identity to count.
 
         Raises `LimitError` for an invalid key, and for a value that no request can have.
         """
@@ -60,8 +54,7 @@ class NamedIdentities:
         if split_field(key) is None:
             raise LimitError(
                 f"identity: unknown key {key[:100]!r}; use ip, user, session, path, route, a "
-                "field such as "
-                f"header:NAME, or a key of RATELIMIT_KEYS"
+                "field such as header:NAME, or a key of RATELIMIT_KEYS"
             )
         return field_identity(key, value)
 
@@ -70,29 +63,25 @@ class NamedIdentities:
 
     def user(self) -> str | None:
         """See `Who`: the primary key as the database has it."""
-        return str(VouchedUser(self.values["user"])) if "user" in self.values else None
+        if "user" not in self.values:
+            return None
+        return str(VouchedUser(self.values["user"]))
 
     def address(self) -> Address | None:
         return self._address().address
 
     def fields(self, field: str) -> Sequence[Identity]:
-        """See `Who`: the override decides whether letter case counts, however the value is named
-        here.
-        """
-        wanted = _place(field)
-        places = (
-            [wanted, *((part, wanted[1]) for part in _BODY)] if wanted[0] == "data" else [wanted]
-        )
-        identities = [
-            field_identity(field, value)
-            for key, value in self.values.items()
-            if _place(key) in places
-        ]
-        return [identity for identity in dict.fromkeys(identities) if identity[-1] is not None]
+        """See `Who`. The override decides whether letter case counts."""
+        kind, name = _place(field)
+        places = [(kind, name)]
+        if kind == "data":
+            places += [("post", name), ("json", name)]
+        values = [value for key, value in self.values.items() if _place(key) in places]
+        return known_identities(*{field_identity(field, value): None for value in values})
 
 
 def _may_be_user(text: str) -> bool:
-    """Whether a user may have this primary key; any text may be one if the site has no users."""
+    """Return whether a user may have this primary key: any text if the site has no users."""
     try:
         primary_key(text)
     except (ValidationError, ValueError):
@@ -103,9 +92,8 @@ def _may_be_user(text: str) -> bool:
 
 
 def _place(key: str) -> tuple[str, str]:
-    """The place of a field in requests, in which names of headers have one spelling."""
-    parts = split_field(key)
-    if parts is None:
-        return (key, "")
-    kind, name, _is_exact = parts
-    return kind, str(HttpHeaders.to_wsgi_name(name)) if kind == "header" else name
+    """Return the place of a field in requests, in which names of headers have one spelling."""
+    kind, name, _is_exact = split_field(key) or (key, "", True)
+    if kind == "header":
+        name = str(HttpHeaders.to_wsgi_name(name))
+    return kind, name

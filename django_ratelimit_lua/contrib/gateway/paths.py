@@ -10,20 +10,26 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote_to_bytes
 
-MAX_SEGMENTS, MAX_LENGTH = 100, 4096
-"""Segments and characters of a path that can be read in several ways, each of which is looked at.
-"""
+MAX_SEGMENTS = 100
+"""Maximum number of segments of a path that can be read in several ways."""
+MAX_LENGTH = 4096
+"""Maximum number of its characters."""
 _SEVERAL = re.compile(r"[;\\#]|%2f|%5c|//|/\.|/%2e|^[^/]|^$", re.IGNORECASE)
-_SEPARATOR = re.compile(r"%(2f|5c)", re.IGNORECASE)
-_PARAMETERS = re.compile(r";[^/]*")
-_SLASH, _BACKSLASH = "\u2215", "\u2216"
-"""What was sent as %2F and %5C, while it is not yet decided what it means; no byte has these
-letters.
-"""
+_PARAMETERS = "(?:;|%3b)[^/]*"
+_CHOICES = (
+    ("#.*", ""),
+    (_PARAMETERS, ""),
+    ("%2f", "/"),
+    (r"\\", "/"),
+    ("%5c", "/"),
+    (_PARAMETERS, ""),
+)
+"""What some servers replace in a path that is still encoded, in this order, and others do not."""
+_FLAGS = re.IGNORECASE | re.DOTALL
 
 
 def readings(path: str) -> tuple[str, ...]:
-    r"""A path as servers may take it, each once; both are bytes, written as Latin-1 letters.
+    r"""Return a path as servers may take it, each once; both are bytes, written as Latin-1 letters.
 
     First as most do: decoded, and without empty and dot segments. Then as it was sent, and as
     others take it:
@@ -47,56 +53,33 @@ def readings(path: str) -> tuple[str, ...]:
     """
     path = path.encode("latin-1", "replace").decode("latin-1")
     if not _SEVERAL.search(path):
-        return (_decoded(path),)
-    if (
-        len(path) > MAX_LENGTH
-        or len(re.findall(r"[/\\]|%2f|%5c", path, re.IGNORECASE)) > MAX_SEGMENTS
-    ):
+        return (_decode(path),)
+    if len(path) > MAX_LENGTH or len(re.findall(r"[/\\]|%2f|%5c", path, _FLAGS)) > MAX_SEGMENTS:
         raise ValueError(
             f"more than {MAX_SEGMENTS} segments or {MAX_LENGTH} characters, and may be read in "
             "several ways"
         )
-    kept = [_SEPARATOR.sub(_letter, path.partition("#")[0]), _SEPARATOR.sub(_letter, path)]
-    sent, whole = map(_decoded, kept)
-    plain, ways = _separated(sent), {sent, whole}
-    ways |= {_PARAMETERS.sub("", way) for way in ways}
-    for letter in (_SLASH, "\\", _BACKSLASH):
-        ways |= {way.replace(letter, "/") for way in ways}
-    ways |= {_PARAMETERS.sub("", way) for way in ways}
-    found = dict.fromkeys((normalised_path(plain), plain))
+    plain = _decode(path.partition("#")[0])
+    ways = {re.sub("%2e", ".", path, flags=_FLAGS)}
+    for pattern, replacement in _CHOICES:
+        ways |= {re.sub(pattern, replacement, way, flags=_FLAGS) for way in ways}
+    found = dict.fromkeys((normalise_path(plain), plain))
     for way in sorted(ways):
         for merges in (True, False):
-            found[_separated(normalised_path(way, merges=merges))] = None
+            found[_decode(normalise_path(way, merges=merges))] = None
     return tuple(found)
 
 
-def _letter(separator: re.Match[str]) -> str:
-    return _SLASH if separator[1].lower() == "2f" else _BACKSLASH
+def _decode(path: str) -> str:
+    return unquote_to_bytes(path.encode("latin-1")).decode("latin-1")
 
 
-def _separated(path: str) -> str:
-    return path.replace(_SLASH, "/").replace(_BACKSLASH, "\\")
+def normalise_path(path: str, *, merges: bool = True) -> str:
+    """Remove dot segments (RFC 3986, 5.2.4) and, if `merges`, empty ones, as most servers do.
 
-
-def _decoded(path: str) -> str:
-    """A path without percent-encodings. Letters that are no bytes stay."""
-    if "%" not in path:
-        return path
-    return "".join(
-        part
-        if part in (_SLASH, _BACKSLASH)
-        else unquote_to_bytes(part.encode("latin-1")).decode("latin-1")
-        for part in re.split(f"([{_SLASH}{_BACKSLASH}])", path)
-    )
-
-
-def normalised_path(path: str, *, merges: bool = True) -> str:
-    """A path without dot segments (RFC 3986, 5.2.4) and, if `merges`, without empty ones, as most
-    servers read it.
-
-    >>> normalised_path("/static/../api//./v1/"), normalised_path("/.."), normalised_path("")
+    >>> normalise_path("/static/../api//./v1/"), normalise_path("/.."), normalise_path("")
     ('/api/v1/', '/', '/')
-    >>> normalised_path("/api//../v1", merges=False), normalised_path("/api//../v1")
+    >>> normalise_path("/api//../v1", merges=False), normalise_path("/api//../v1")
     ('/api/v1', '/v1')
     """
     if "//" not in path and "/." not in path and path.startswith("/"):

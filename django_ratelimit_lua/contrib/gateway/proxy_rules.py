@@ -14,52 +14,46 @@ from ...rules.ruleset import Ruleset
 from .conf import settings
 
 
-def unknown(rule: Rule, *, is_user_known: bool) -> list[str]:
-    """The values that the rule needs and a proxy cannot know.
+def _unknown(rule: Rule, *, is_user_known: bool) -> list[str]:
+    """Return the values that the rule needs and a proxy cannot know, in words.
 
-    If there are any, the rule does not apply. "end": slots are held until the request is over.
-    `is_user_known`: a header of the proxy names the user.
+    If there are any, the rule does not apply. `is_user_known`: a header of the proxy names the
+    user.
     """
     rates = () if rule.template is None else rule.template.rates
+    keys = [str(key.label) for key in rule.keys if not key.known_to_proxies]
     needs = {
-        "route": rule.route is not None or rule.needs_route,
-        "user": rule.needs_user and not is_user_known,
-        "session": rule.needs_session,
-        "body": any(key.needs_body for key in rule.keys),
-        "end": any(isinstance(rate, Rate) and rate.is_slots for rate in rates),
-        "key": not all(key.known_to_proxies for key in rule.keys),
+        _("the route"): rule.route is not None or rule.needs_route,
+        _("who is logged in"): rule.needs_user and not is_user_known,
+        _("the session"): rule.needs_session,
+        _("fields of the body"): any(key.needs_body for key in rule.keys),
+        # Slots are held until the request is over.
+        _("when the request is over"): any(
+            isinstance(rate, Rate) and rate.is_slots for rate in rates
+        ),
+        ", ".join(keys): bool(keys),
     }
-    return [what for what, is_needed in needs.items() if is_needed]
+    return [words for words, is_needed in needs.items() if is_needed]
 
 
 @lru_cache(maxsize=4)
 def _index(ruleset: Ruleset, is_user_known: bool) -> PathIndex:
     return PathIndex(
-        [rule for rule in ruleset.at_paths if not unknown(rule, is_user_known=is_user_known)]
+        [rule for rule in ruleset.at_paths if not _unknown(rule, is_user_known=is_user_known)]
     )
 
 
 def rules_at(ruleset: Ruleset, path: str, *, is_user_known: bool) -> Sequence[Rule]:
-    """The rules for a path that apply to requests that a proxy describes, in their order."""
+    """Return the rules for a path that apply to requests that a proxy describes, in their order."""
     return _index(ruleset, is_user_known).matching(path)
 
 
 def lacking(rule: Rule) -> str:
-    """The values that a proxy lacks to apply a rule, in words.
+    """Return the values that a proxy lacks to apply a rule, in words.
 
     Empty if none, or if no proxy uses its places.
     """
     if settings.GATEWAY_DIALECT is None or not rule.is_for_requests or rule.mode == "off":
         return ""
-    words = {
-        "route": _("the route"),
-        "user": _("who is logged in"),
-        "session": _("the session"),
-        "body": _("fields of the body"),
-        "end": _("when the request is over"),
-        "key": ", ".join(str(key.label) for key in rule.keys if not key.known_to_proxies),
-    }
-    return ", ".join(
-        words[what]
-        for what in unknown(rule, is_user_known=settings.GATEWAY_USER_HEADER is not None)
-    )
+    is_user_known = settings.GATEWAY_USER_HEADER is not None
+    return ", ".join(_unknown(rule, is_user_known=is_user_known))

@@ -1,30 +1,19 @@
-"""What proxies and other servers ask: `path("ratelimit/",
-include("django_ratelimit_lua.contrib.gateway.urls"))`.
+"""The URLs of the gateway.
+
+`path("ratelimit/", include("django_ratelimit_lua.contrib.gateway.urls"))` includes them.
 """
 
 from __future__ import annotations
 
-from django.core.exceptions import ImproperlyConfigured
 from django.urls import path, re_path
 
-from ...extension import install, is_installed
-
-if not is_installed("gateway"):
-    raise ImproperlyConfigured(
-        f"{__name__} is included, but the app is not installed. {install('gateway')}."
-    )
-
-from .check import check
-from .decide import decide
-from .health import health
-from .openapi import openapi
+from . import views
 
 urlpatterns = [
-    path("check", check, name="ratelimit-check"),
-    re_path(
-        r"^check(?:\*|/[\s\S]*)\Z", check
-    ),  # Envoy adds the path that it asks about, whatever is in it.
-    path("health", health, name="ratelimit-health"),
-    path("decide", decide, name="ratelimit-decide"),
-    path("openapi.json", openapi, name="ratelimit-openapi"),
+    path("check", views.check, name="ratelimit-check"),
+    # Envoy adds the path that it asks about, whatever is in it.
+    re_path(r"^check(?:\*|/[\s\S]*)\Z", views.check),
+    path("health", views.health, name="ratelimit-health"),
+    path("decide", views.decide, name="ratelimit-decide"),
+    path("openapi.json", views.openapi, name="ratelimit-openapi"),
 ]

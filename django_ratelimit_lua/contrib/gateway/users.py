@@ -1,6 +1,4 @@
-"""The user that a proxy reports: without a Django request, without a session, and maybe without a
-user table here.
-"""
+"""The user that a proxy reports, without a session and maybe without a user table here."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ _unheard = itertools.count()
 
 
 def primary_key(text: str) -> Any:
-    """A primary key of a user as the database has it.
+    """Return a primary key of a user as the database has it.
 
     Raises `ValidationError` or `ValueError` if it cannot be one, and `ImproperlyConfigured` if the
     site has no users.
@@ -28,31 +26,31 @@ def primary_key(text: str) -> Any:
 
 
 class VouchedUser:
-    """A signed-in user that a proxy reports, without further data.
+    """The user that a proxy reports, without further data.
 
     `pk`: a primary key as the database has it, so that a user counts as the same as in Django's
-    views; values that are not valid primary keys stay strings.
+    views; values that are not valid primary keys stay strings. Without one, no user is signed in.
     """
 
-    is_authenticated, is_anonymous, is_active, is_staff = True, False, True, False
+    is_staff = False
 
-    def __init__(self, said: str) -> None:
-        self.pk: Any = said[:MAX_USER_LENGTH]
-        with suppress(ValidationError, ValueError, ImproperlyConfigured):
-            self.pk = primary_key(self.pk)
+    def __init__(self, text: str) -> None:
+        self.is_authenticated = self.is_active = bool(text)
+        self.is_anonymous = not text
+        self.pk: Any = None
+        if text:
+            self.pk = text[:MAX_USER_LENGTH]
+            with suppress(ValidationError, ValueError, ImproperlyConfigured):
+                self.pk = primary_key(self.pk)
 
     def __str__(self) -> str:
         return str(self.pk)
 
 
-class Stranger:
-    is_authenticated, is_anonymous, is_active, is_staff, pk = False, True, False, False, None
+STRANGER = VouchedUser("")
 
 
-STRANGER = Stranger()
-
-
-def log_in(request: Any, user: VouchedUser | Stranger) -> None:
+def log_in(request: Any, user: VouchedUser) -> None:
     """Put a user where requests have theirs."""
 
     async def auser() -> Any:
@@ -66,23 +64,17 @@ def load_user(request: Any) -> None:
 
     An unknown user is in no group, and there is no user while the database is unavailable. Blocks.
     """
-    if isinstance(request.user, VouchedUser):
-        # The gateway's own server sends no signal with a request, by which Django does so.
-        close_old_connections()
-        try:
-            request.user = get_user_model()._default_manager.get(pk=request.user.pk)
-        except (
-            ObjectDoesNotExist,
-            ValidationError,
-            ValueError,
-            OverflowError,
-            ImproperlyConfigured,
-        ):
-            pass
-        except DatabaseError as error:
-            if next(_unheard) == 0:
-                text = (
-                    "Groups of users that a proxy names are not known: %s. (Said once in each "
-                    "process.)"
-                )
-                logger.error(text, error)
+    if not isinstance(request.user, VouchedUser) or request.user.is_anonymous:
+        return
+    # The gateway's own server sends no signal with a request, by which Django does so.
+    close_old_connections()
+    try:
+        request.user = get_user_model()._default_manager.get(pk=request.user.pk)
+    except (ObjectDoesNotExist, ValidationError, ValueError, OverflowError, ImproperlyConfigured):
+        pass
+    except DatabaseError as error:
+        if next(_unheard) == 0:
+            text = (
+                "Groups of users that a proxy names are not known: %s. (Said once in each process.)"
+            )
+            logger.error(text, error)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.core.handlers.wsgi import WSGIRequest
 
-from django_ratelimit_lua.contrib.gateway.described_request import described, meta_of
+from django_ratelimit_lua.contrib.gateway.described_request import meta_of, read_described_request
 from django_ratelimit_lua.identity.request_values import LINES
 
 
@@ -39,7 +39,7 @@ def test_the_address_is_whom_trusted_proxies_name(
         "HTTP_X_RATELIMIT_SECRET": "secret",
         "REMOTE_ADDR": "10.0.0.1",
     }
-    found = described(asked)
+    found = read_described_request(asked)
     assert found.META["REMOTE_ADDR"] == address
     assert found.META["HTTP_HOST"] == "shop.example"
     assert not [
@@ -54,7 +54,9 @@ def test_what_is_described_is_a_whole_request(settings: Any, uri: str) -> None:
     """It has what Django's own has that a server makes of the same, and no body."""
     settings.RATELIMIT_GATEWAY_DIALECT = "nginx"
     said = {"METHOD": "post", "URI": uri, "HOST": "shop.example", "ADDRESS": "203.0.113.9"}
-    found = described({f"HTTP_X_ORIGINAL_{name}": value for name, value in said.items()})
+    found = read_described_request(
+        {f"HTTP_X_ORIGINAL_{name}": value for name, value in said.items()}
+    )
     sent = {**found.META, "PATH_INFO": found.path_info.encode().decode("latin-1")}
     of_server = WSGIRequest(sent)
     assert of_server.META == found.META

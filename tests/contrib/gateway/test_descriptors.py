@@ -15,7 +15,7 @@ from django_ratelimit_lua.contrib.gateway.descriptors import (
     ValuePattern,
     rule_for,
 )
-from django_ratelimit_lua.contrib.gateway.envoy.question import DescribedRequest, DescriptorCharge
+from django_ratelimit_lua.contrib.gateway.envoy.question import DescriptorCharge, DescriptorRequest
 from django_ratelimit_lua.identity.keys import compile_key
 from django_ratelimit_lua.rules.describe import reading
 from django_ratelimit_lua.rules.rule import Rule, RuleError, compile_rule
@@ -185,6 +185,6 @@ def test_an_entry_has_the_value_of_a_key_of_the_site(settings: Any) -> None:
     }
     assert met(rule, entries="generic_key=api,tenant=acme") == "tenants"
     asked = DescriptorCharge("edge", (("generic_key", "api"), ("tenant", "acme")))
-    assert compile_key("tenant").read("", DescribedRequest(asked), None) == ("tenant", "acme")
+    assert compile_key("tenant").read("", DescriptorRequest(asked), None) == ("tenant", "acme")
     with pytest.raises(RuleError, match="needs an entry tenant"):
         compile_rule({**rule, "descriptor": ["generic_key=api"]})

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from django_ratelimit_lua.contrib.gateway.envoy import messages, server
 from django_ratelimit_lua.contrib.gateway.envoy.answer import SlotEndedError
-from django_ratelimit_lua.contrib.gateway.envoy.processes import reserved
+from django_ratelimit_lua.contrib.gateway.envoy.processes import reserve_port
 from django_ratelimit_lua.contrib.gateway.envoy.question import MAX_BYTES
 from django_ratelimit_lua.contrib.gateway.verbs import grpc as grpc_verb
 from tests.contrib.gateway.grpc_gateway import Gateway, question
@@ -220,9 +220,7 @@ def test_what_goes_wrong_inside_is_a_status_without_words(
 
     async def asked(port: int) -> None:
         ready = asyncio.Event()
-        serving = asyncio.ensure_future(
-            server.Server(f"127.0.0.1:{port}", is_healthy).run(ready.set)
-        )
+        serving = asyncio.ensure_future(server.serve(f"127.0.0.1:{port}", is_healthy, ready.set))
         await ready.wait()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             ask: Any = channel.unary_unary(f"/{messages.SERVICE}/{messages.METHOD}")
@@ -248,7 +246,7 @@ def test_what_goes_wrong_inside_is_a_status_without_words(
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(serving, 30)
 
-    with reserved("127.0.0.1", 0) as port:
+    with reserve_port("127.0.0.1", 0) as port:
         asyncio.run(asked(port))
     assert "a secret of the site" in caplog.text
 
@@ -260,8 +258,8 @@ def test_what_cannot_be_done_is_said(
     none.
     """
     for arguments, problem in (
-        (["--key", str(tmp_path / "key.pem")], "--certificate and --key"),
-        (["--key", str(tmp_path / "k"), "--certificate", str(tmp_path / "c")], "No such file"),
+        (["--key", __file__], "--certificate and --key"),
+        (["--key", __file__, "--certificate", str(tmp_path / "c")], "No such file"),
         (["--port", "70000"], "from 0 to 65535"),
         (["--processes", "0"], "from 1 to 256"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from django_ratelimit_lua.contrib.gateway.asgi import application as alone
-from django_ratelimit_lua.contrib.gateway.check import check as check_view
 from django_ratelimit_lua.contrib.gateway.dialects import DIALECTS
+from django_ratelimit_lua.contrib.gateway.views import check as check_view
 from django_ratelimit_lua.identity.keys import Key
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from tests.contrib.gateway.asgi import aask, ask

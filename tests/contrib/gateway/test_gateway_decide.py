@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.contrib.gateway import asgi, decide_request
+from django_ratelimit_lua.contrib.gateway import asgi, decide_request, views
 from django_ratelimit_lua.contrib.gateway import decide as deciding
+from django_ratelimit_lua.contrib.gateway.answer import ProblemError
 from django_ratelimit_lua.contrib.gateway.asgi import application as alone
 from django_ratelimit_lua.contrib.gateway.decide import noting
 from django_ratelimit_lua.contrib.gateway.decide_request import read_decide_request
 from django_ratelimit_lua.contrib.gateway.models import RateLimitClient, token_digest
 from django_ratelimit_lua.contrib.gateway.openapi import document
-from django_ratelimit_lua.contrib.gateway.problems import ProblemError
 from django_ratelimit_lua.limits.call import MAX_COST, Call
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
@@ -377,7 +377,7 @@ def test_a_body_is_read_no_further_than_it_counts(settings: Any) -> None:
         "query_string": b"",
         "headers": [],
     }
-    assert asyncio.run(deciding.decide(ASGIRequest(scope, body))).status_code == 401
+    assert asyncio.run(views.decide(ASGIRequest(scope, body))).status_code == 401
     assert body.tell() <= decide_request.MAX_BYTES + 1
 
 
@@ -609,7 +609,7 @@ def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
         (
             b'{"charges": [{"identity": 1, "limit": "mail"}], "timeout": 1}',
             422,
-            "timeout belongs to reserve",
+            "timeout does not belong to the operation hit",
         ),
         (
             b'{"charges": [{"identity": 1, "limit": "mail"}], "operation": "acquire", "timeout": '

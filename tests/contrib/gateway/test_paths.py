@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from django_ratelimit_lua.contrib.gateway.paths import (
     MAX_LENGTH,
     MAX_SEGMENTS,
-    normalised_path,
+    normalise_path,
     readings,
 )
 
@@ -46,8 +46,8 @@ for (const sent of JSON.parse(process.argv[1])) console.log(JSON.stringify(new U
 @given(st.text("/.ab%", max_size=30))
 def test_a_normalised_path_stays_as_it_is(path: str) -> None:
     """It begins with a slash, and has no empty and no dot segment."""
-    normal = normalised_path(path)
-    assert normalised_path(normal) == normal
+    normal = normalise_path(path)
+    assert normalise_path(normal) == normal
     assert normal.startswith("/")
     assert not {"", ".", ".."} & set(normal.strip("/").split("/")) or normal == "/"
 

@@ -133,9 +133,7 @@ def test_its_urls_its_servers_and_its_verbs_need_the_app() -> None:
         [sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines() == [
-        "django_ratelimit_lua.contrib.gateway.asgi is served, but the app is not installed. "
-        f"{LINE}.",
-        "django_ratelimit_lua.contrib.gateway.urls is included, but the app is not installed. "
-        f"{LINE}.",
+        f"django_ratelimit_lua.contrib.gateway is not installed. {LINE}.",
+        f"django_ratelimit_lua.contrib.gateway is not installed. {LINE}.",
         f"Error: 'grpc' is a verb of an annex. {LINE}",
     ]

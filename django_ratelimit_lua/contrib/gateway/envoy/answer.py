@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
+
+from django.utils.functional import cached_property
 
 from ....conf import conf
 from ....engine.decide import Outcome, Plan, PlannedCharge, adecide, confirming, releasing
 from ....engine.run import Wait, arun
 from ....engine.waiting import ahold
-from ....identity import digest
+from ....identity import Identity, digest
 from ....limits.algorithms.concurrency import new_slot
 from ....limits.call import MAX_COST, MAX_HOLD_US, Charge, Operation
 from ....limits.decision import Decision, LimitState
 from ....limits.limit import Limit
 from ....limits.rate import SECOND, LimitError, Rate
-from ....rules.overrides import SubjectRef
 from ....rules.problems import problems
 from ....rules.rule import Rule
 from ....rules.ruleset import Ruleset
@@ -27,17 +27,15 @@ from ....web.headers import limit_headers
 from ....web.overrides import Sender, override_kinds, override_subjects
 from ....web.plan import Party, Planner, is_never_banned
 from ....web.responses import brief_refusal
-from ..descriptors import rule_for, unread
+from ..descriptors import check_rule, rule_for
 from ..users import STRANGER
 from . import messages
 from .lease import CONFIRM, LEASE, Lease, read_leases, write_lease
-from .question import PERIODS, DescribedRequest, DescriptorCharge, Purpose, read_question
+from .question import PERIODS, DescriptorCharge, DescriptorRequest, Purpose, read_question
 
 UNLIMITED = 2**32 - 1
-_ACCEPT_HEADERS = {"header:accept": "HTTP_ACCEPT", "header:accept-language": "HTTP_ACCEPT_LANGUAGE"}
+_ACCEPT_HEADERS = ("HTTP_ACCEPT", "HTTP_ACCEPT_LANGUAGE")
 _UNITS = {period: unit for unit, period in PERIODS.items()}
-
-
 SLOT_SECONDS = 60
 """Seconds after which a slot ends that Envoy does not give back."""
 SPARE_SECONDS = 2
@@ -48,256 +46,222 @@ class SlotEndedError(Exception):
     """A slot ended before Envoy confirmed it."""
 
 
-class UnreadableKeyError(LimitError):
-    """A rule that a descriptor names needs a value that the descriptor lacks."""
+class DescriptorResult:
+    """The result for a descriptor: whether a rule exempts it from all limits, and its states."""
 
+    def __init__(self, requested: DescriptorCharge) -> None:
+        self.requested = requested
+        self.is_unlimited = False
+        self.states: list[LimitState] = []
 
-@dataclass(slots=True)
-class Met:
-    """The result for a descriptor: whether a rule exempts it from all limits, and its decision."""
-
-    asked: DescriptorCharge
-    is_unlimited: bool = False
-    states: Sequence[LimitState] = ()
-    _request: DescribedRequest | None = None
-
-    @property
-    def request(self) -> DescribedRequest:
-        """The values of the descriptor as those of a request."""
-        if self._request is None:
-            self._request = DescribedRequest(self.asked)
-        return self._request
+    @cached_property
+    def request(self) -> DescriptorRequest:
+        """Return the values of the descriptor as those of a request."""
+        return DescriptorRequest(self.requested)
 
 
 class _Planner(Planner):
-    """Plans what descriptors are charged that are asked about for one purpose: what is not in their
-    entries is not known.
-    """
+    """Plans the charges of descriptors for one purpose. Only their entries are known."""
 
     adds_up = True
 
-    def __init__(self, met: Sequence[Met], purpose: Operation) -> None:
-        super().__init__(purpose, slot=new_slot(SLOT_SECONDS), longest_hold_us=MAX_HOLD_US)
-        self._met = met
+    def __init__(self, results: Sequence[DescriptorResult], purpose: Operation) -> None:
+        super().__init__(purpose, longest_hold_us=MAX_HOLD_US)
+        self._results = results
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
-        parties = []
-        for met in self._met:
-            charges = []
-            for each in _charges(met, ruleset):
-                limit = each.charge.limit
-                if limit.holds and not self.is_hit:
-                    # Slots are released by the lease that was returned when they were taken.
-                    continue
-                if limit.ban is not None and (
-                    each.identity is None or is_never_banned(met.request)
-                ):
-                    each = each._replace(charge=each.charge._replace(limit=limit.without_bans()))
-                charges.append(each)
-            subjects = _subjects(met, charges, ruleset) if ruleset.kinds else ()
-            parties.append(Party(charges, subjects, self.is_hit, (met,)))
-        self.take(parties)
+        self.take([self._party(result, ruleset) for result in self._results])
         return ()
+
+    def _party(self, result: DescriptorResult, ruleset: Ruleset) -> Party:
+        charges = []
+        for planned in _charges(result, ruleset):
+            limit = planned.charge.limit
+            if limit.holds and not self.is_hit:
+                # Slots are released by the lease that was returned when they were taken.
+                continue
+            if limit.ban is not None and (
+                planned.identity is None or is_never_banned(result.request)
+            ):
+                charge = planned.charge._replace(limit=limit.without_bans())
+                planned = planned._replace(charge=charge)
+            charges.append(planned)
+        kinds = override_kinds(ruleset, charges, True)
+        if not kinds:
+            return Party(charges, (), self.is_hit, (result,))
+        sender = Sender(result.request, partial(getattr, result.request, "user", None))
+        subjects = override_subjects(sender, ruleset, kinds, charges)
+        return Party(charges, subjects, self.is_hit, (result,))
 
     def plan(self, ruleset: Ruleset) -> Plan:
         """See `Planner`. A slot lasts only for a few seconds until it is confirmed."""
         plan = super().plan(ruleset)
-        charged = _by_met(plan.charges)
+        charged = {result for planned in plan.charges for result in _owners(planned)}
         for planned in plan.exempt:
-            for met in _owners(planned):
-                met.is_unlimited = met.is_unlimited or id(met) not in charged
+            for result in set(_owners(planned)) - charged:
+                result.is_unlimited = True
         call = plan.call
-        if any(charge.limit.holds for charge in call.charges):
+        if call.slot:
             wait_us = max(call.max_wait_us_of(charge.limit) for charge in call.charges)
             seconds = conf.TIMEOUT + SPARE_SECONDS + max(wait_us, 0) / SECOND
-            call = call._replace(confirm_ms=round(1000 * min(seconds, SLOT_SECONDS)))
-        else:
-            call = call._replace(slot=b"")
+            confirm_ms = round(1000 * min(seconds, SLOT_SECONDS))
+            call = call._replace(slot=new_slot(SLOT_SECONDS), confirm_ms=confirm_ms)
         return plan._replace(call=call)
 
-    def request_of(self, planned: PlannedCharge) -> DescribedRequest:
+    def request_of(self, planned: PlannedCharge) -> DescriptorRequest:
         return _owners(planned)[0].request
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
-        """Note what was decided about each, too."""
-        places = _by_met(outcome.planned)
-        for met in self._met:
-            met.states = [outcome.decision.limits[place] for place in places.get(id(met), ())]
+        """See `Planner`. Note the states of each descriptor, too."""
+        for planned, state in zip(outcome.planned, outcome.decision.limits, strict=True):
+            for result in _owners(planned):
+                result.states.append(state)
         return super().finish(outcome)
 
 
-def _owners(planned: PlannedCharge) -> Sequence[Met]:
+def _owners(planned: PlannedCharge) -> Sequence[DescriptorResult]:
     return planned.owner  # type: ignore[return-value]
 
 
-def _by_met(charges: Sequence[PlannedCharge]) -> dict[int, list[int]]:
-    """The places of the charges of each descriptor."""
-    places: dict[int, list[int]] = {}
-    for place, planned in enumerate(charges):
-        for met in _owners(planned):
-            places.setdefault(id(met), []).append(place)
-    return places
-
-
-def _charges(met: Met, ruleset: Ruleset) -> list[PlannedCharge]:
-    """The charges of a descriptor by these rules."""
-    asked, met.is_unlimited = met.asked, False
-    rule = rule_for(ruleset, asked.domain, asked.entries)
-    if rule is not None and rule.template is None:
-        met.is_unlimited = asked.rate is None
-        rule = None
-    if rule is None:
-        if asked.rate is None:
+def _charges(result: DescriptorResult, ruleset: Ruleset) -> list[PlannedCharge]:
+    """Return the charges of a descriptor by these rules."""
+    requested = result.requested
+    rule = rule_for(ruleset, requested.domain, requested.entries)
+    is_exempt = rule is not None and rule.template is None
+    result.is_unlimited = is_exempt and requested.rate is None
+    if rule is not None and not is_exempt:
+        try:
+            return _charges_by(rule, result)
+        except LimitError as error:
+            problems.failed(rule.name, error)
             return []
-        identity, keys = asked.identity(), tuple([key for key, _ in asked.entries])
-        limit = _of_envoy(asked.domain, keys, asked.rate, conf.ALGORITHM)
-        charge = Charge(limit, digest(identity), asked.hits)
-        return [PlannedCharge(charge, limit.name, None, (met,), identity=identity)]
-    try:
-        return _charges_by(rule, met)
-    except LimitError as error:
-        problems.failed(rule.name, error)
+    if requested.rate is None:
         return []
+    keys = tuple([key for key, _ in requested.entries])
+    limit = _of_envoy(requested.domain, keys, requested.rate, conf.ALGORITHM)
+    return [_planned(result, limit, requested.identity(), requested.hits)]
 
 
-def _charges_by(rule: Rule, met: Met) -> list[PlannedCharge]:
-    """The charge of a rule for a descriptor. Raises `LimitError` if it cannot be applied."""
-    asked, template = met.asked, rule.template
+def _charges_by(rule: Rule, result: DescriptorResult) -> list[PlannedCharge]:
+    """Return the charge of a rule for a descriptor. Raises `LimitError` if it cannot be applied."""
+    requested = result.requested
+    template = rule.template
     assert template is not None
-    rates: Sequence[Rate] = [rate for rate in template.rates if isinstance(rate, Rate)]
-    if len(rates) < len(template.rates) or callable(template.cost):
-        raise UnreadableKeyError(
-            "a function of the site says its rate or cost, and knows only requests of Django's"
-        )
-    if asked.rate is not None and not any(rate.is_slots for rate in rates):
-        rates = [asked.rate]
-    key = template.key
-    if key is None:
-        identity = asked.identity()
-    else:
-        missing = unread(key.name, [key for key, _ in asked.entries])
-        if missing:
-            raise UnreadableKeyError(f"the descriptor has nothing to count by {', '.join(missing)}")
-        identity = key.read(rule.name, met.request, getattr(met.request, "user", STRANGER))
-    subject, cost = (
-        digest(identity),
-        min((1 if template.cost is None else template.cost) * asked.hits, MAX_COST),
-    )
-    planned = []
-    for rate in rates:
-        charge = Charge(_limit(template, rule.name, rate), subject, cost)
-        planned.append(PlannedCharge(charge, rule.name, rule, (met,), identity=identity))
-    return planned
+    check_rule(rule, [key for key, _ in requested.entries])
+    rates = [rate for rate in template.rates if isinstance(rate, Rate)]
+    if requested.rate is not None and not any(rate.is_slots for rate in rates):
+        rates = [requested.rate]
+    cost = template.cost if isinstance(template.cost, int) else 1
+    cost = min(cost * requested.hits, MAX_COST)
+    identity = requested.identity()
+    if template.key is not None:
+        user = getattr(result.request, "user", STRANGER)
+        identity = template.key.read(rule.name, result.request, user)
+    limits = [_limit(template, rule.name, rate) for rate in rates]
+    return [_planned(result, limit, identity, cost, rule) for limit in limits]
+
+
+def _planned(
+    result: DescriptorResult, limit: Limit, identity: Identity, cost: int, rule: Rule | None = None
+) -> PlannedCharge:
+    charge = Charge(limit, digest(identity), cost)
+    return PlannedCharge(charge, limit.name, rule, (result,), identity=identity)
 
 
 def _limit(template: LimitTemplate, name: str, rate: Rate) -> Limit:
-    """The limit of a rule at a rate; without its options if a rate of Envoy does not fit them."""
+    """Return the limit of a rule at a rate, without its options if these do not fit the rate."""
     try:
         return template.limit(name, rate)
     except LimitError:
-        mode = template.options.get("mode", "enforce")
-        return Limit(
-            name, rate, algorithm=template.options.get("algorithm") or conf.ALGORITHM, mode=mode
-        )
+        options = template.options
+        algorithm = options.get("algorithm") or conf.ALGORITHM
+        return Limit(name, rate, algorithm=algorithm, mode=options.get("mode", "enforce"))
 
 
 @lru_cache(maxsize=1024)
 def _of_envoy(domain: str, keys: tuple[str, ...], rate: Rate, algorithm: str) -> Limit:
-    """The limit of Envoy's own configuration, if no rule matches the descriptor."""
+    """Return the limit of Envoy's own configuration, if no rule matches the descriptor."""
     return Limit(":".join((domain, *keys)), rate, algorithm=algorithm)
 
 
-def _subjects(met: Met, charges: Sequence[PlannedCharge], ruleset: Ruleset) -> Sequence[SubjectRef]:
-    """The subjects of overrides for a descriptor."""
-    sender = Sender(met.request, partial(getattr, met.request, "user", None))
-    return override_subjects(sender, ruleset, override_kinds(ruleset, charges, True), charges)
-
-
 async def answer(data: bytes) -> bytes:
-    """The answer to a `RateLimitRequest`, each as it is on the wire.
+    """Return the answer to a `RateLimitRequest`, each as it is on the wire.
 
     Raises `QuestionError` and `SlotEndedError`.
     """
-    met = [Met(asked) for asked in read_question(data)]
-    decision = Decision(True)
+    results = [DescriptorResult(requested) for requested in read_question(data)]
     # What was used or is given back is settled first, and refuses nothing.
-    lease = ""
-    for leased in _leases(met, "release", LEASE):
+    for leased in _leases(results, "release", LEASE):
         await arun(releasing(leased.charges, leased.slot))
-    for leased in _leases(met, "confirm", CONFIRM):
+    for leased in _leases(results, "confirm", CONFIRM):
         if leased.needs_confirmation and not await arun(confirming(leased.charges, leased.slot)):
             raise SlotEndedError("the slot ended before it was confirmed")
+    outcome = Outcome(Decision(True))
     purposes: Sequence[Operation] = ("refund", "charge", "hit")
     for purpose in purposes:
-        of_purpose = [each for each in met if each.asked.purpose == purpose]
+        of_purpose = [result for result in results if result.requested.purpose == purpose]
         if of_purpose:
-            outcome = await adecide(_Planner(of_purpose, purpose))
+            decided = await adecide(_Planner(of_purpose, purpose))
             if purpose == "hit":
-                decision = outcome.decision
-                if outcome.held:
-                    lease = write_lease(outcome.held, needs_confirmation=decision.source == "redis")
-                if decision and decision.wait > 0:
-                    await ahold(outcome)
-    return _written(met, decision, lease)
+                outcome = decided
+    if outcome.decision and outcome.decision.wait > 0:
+        await ahold(outcome)
+    return _write(results, outcome)
 
 
-def _leases(met: Sequence[Met], purpose: Purpose, name: str) -> list[Lease]:
-    """The leases in the entries of that name, of the descriptors for one purpose."""
-    entries = [
-        entry for each in met if each.asked.purpose == purpose for entry in each.asked.entries
-    ]
-    return [lease for key, value in entries if key == name for lease in read_leases(value)]
+def _leases(results: Sequence[DescriptorResult], purpose: Purpose, name: str) -> Iterator[Lease]:
+    """Yield the leases in the entries of that name, of the descriptors for one purpose."""
+    for result in results:
+        if result.requested.purpose == purpose:
+            for key, value in result.requested.entries:
+                if key == name:
+                    yield from read_leases(value)
 
 
-def _written(met: Sequence[Met], decision: Decision, lease: str) -> bytes:
-    response = messages.Response(
-        overall_code=messages.OK if decision.allowed else messages.OVER_LIMIT
-    )
-    if lease:
-        response.request_headers_to_add.add(key=LEASE, value=lease)
-    refused: Met | None = None
-    for each in met:
-        is_refused = each.asked.purpose == "hit" and any(state.refuses for state in each.states)
-        refused = refused or (each if is_refused else None)
-        _write_status(
-            response.statuses.add(), each, messages.OVER_LIMIT if is_refused else messages.OK
-        )
+def _write(results: Sequence[DescriptorResult], outcome: Outcome) -> bytes:
+    decision = outcome.decision
     style = conf.HEADERS or "draft-10"
-    if decision.allowed:
-        headers = limit_headers(decision, style)
-    else:
-        refusal = brief_refusal(
-            _with_accept_headers((refused or met[0]).request, met), decision, style, only_status=429
-        )
+    response = messages.Response(overall_code=messages.OK)
+    headers = limit_headers(decision, style)
+    if not decision.allowed:
+        refusal = brief_refusal(_refused_request(results), decision, style, only_status=429)
         headers = dict(refusal.items())
+        response.overall_code = messages.OVER_LIMIT
         response.raw_body = refusal.content
+    for result in results:
+        _write_status(response.statuses.add(), result)
+    if outcome.held:
+        lease = write_lease(outcome.held, needs_confirmation=decision.source == "redis")
+        response.request_headers_to_add.add(key=LEASE, value=lease)
     for key, value in headers.items():
         response.response_headers_to_add.add(key=key.lower(), value=value)
     data: bytes = response.SerializeToString()
     return data
 
 
-def _with_accept_headers(request: DescribedRequest, met: Sequence[Met]) -> DescribedRequest:
-    """The request with the formats that the client accepts, if a descriptor contains them."""
-    for each in met:
-        for key, value in each.asked.entries:
-            header = _ACCEPT_HEADERS.get(key.lower())
-            if header is not None:
-                request.META[header] = value
-    return request
+def _is_refused(result: DescriptorResult) -> bool:
+    return result.requested.purpose == "hit" and any(state.refuses for state in result.states)
 
 
-def _write_status(status: Any, met: Met, code: int) -> None:
-    """One descriptor's part of the answer: of several limits, by the one that refuses, or has least
-    left.
-    """
-    status.code = code
-    if not met.states:
-        status.limit_remaining = UNLIMITED if met.is_unlimited else 0
+def _refused_request(results: Sequence[DescriptorResult]) -> DescriptorRequest:
+    """Return the request of the first refused descriptor, with the client's accept headers."""
+    refused = next(filter(_is_refused, results), results[0])
+    for result in results:
+        for header in _ACCEPT_HEADERS:
+            if header in result.request.META:
+                refused.request.META[header] = result.request.META[header]
+    return refused.request
+
+
+def _write_status(status: Any, result: DescriptorResult) -> None:
+    """Write the status of a descriptor: of the limit that refuses it, or has the least left."""
+    status.code = messages.OVER_LIMIT if _is_refused(result) else messages.OK
+    if not result.states:
+        status.limit_remaining = UNLIMITED if result.is_unlimited else 0
         return
     # Limits in shadow mode are not disclosed, unless there are no others.
     state = min(
-        met.states, key=lambda state: (state.mode != "enforce", state.allowed, state.remaining)
+        result.states, key=lambda state: (state.mode != "enforce", state.allowed, state.remaining)
     )
     status.limit_remaining = min(max(state.remaining, 0), UNLIMITED)
     status.duration_until_reset.seconds = math.ceil(state.reset_after)

@@ -1,9 +1,9 @@
-"""Leases of concurrency slots that are taken for Envoy: it forwards the lease with the request, and
-the lease gives the slots back.
+"""Leases of concurrency slots that are taken for Envoy.
 
-A lease contains the slot and its limit, and is signed, so a forged one gives nothing back. Any
-process can read it. No process renews such a slot: it lasts for a minute, or until it is given
-back. To give it back twice has no effect.
+Envoy forwards the lease with the request, and the lease gives the slots back. A lease contains the
+slot and its limit, and is signed, so a forged one gives nothing back. Any process can read it. No
+process renews such a slot: it lasts for a minute, or until it is given back. To give it back twice
+has no effect.
 
 Envoy drops an answer whose client has disconnected, and does not report that. So a slot lasts only
 for a few seconds until Envoy confirms that it has the lease, before it sends the request to the
@@ -43,7 +43,7 @@ class Lease(NamedTuple):
 
 
 def write_lease(held: Sequence[DecidedCharge], *, needs_confirmation: bool) -> str:
-    """The lease of slots that were taken in one call."""
+    """Return the lease of slots that were taken in one call."""
     charges = [decided.charge for decided in held]
     limits = [
         (charge.limit.name, charge.limit.rate.limit, charge.digest.decode(), charge.cost)
@@ -53,7 +53,7 @@ def write_lease(held: Sequence[DecidedCharge], *, needs_confirmation: bool) -> s
 
 
 def read_leases(text: str) -> list[Lease]:
-    """The slots of leases, and what they are of.
+    """Return the slots of leases, and what they are of.
 
     Clients may have sent others under that name, which a proxy joins by commas: what this site has
     not signed is passed over.

@@ -1,106 +1,109 @@
-"""The messages of Envoy's rate limit service, made when they are imported: no generated code, no
-files of Envoy's.
+"""The messages of Envoy's rate limit service, without generated code and files of Envoy's.
 
 On the wire a message has no name, only the numbers and kinds of its fields, so ours are of a
 package of our own and understand Envoy's. The numbers are those of
 `envoy/service/ratelimit/v3/rls.proto` and `envoy/extensions/common/ratelimit/v3/ratelimit.proto`
-(https://github.com/envoyproxy/envoy/tree/main/api). What text clients may have sent is of the kind
-`bytes`, which is the same on the wire: a header that is no UTF-8 would otherwise make a message
-that cannot be read, and Envoy lets through what it has no answer to.
+(https://github.com/envoyproxy/envoy/tree/main/api). Text that clients may have sent has the type
+`bytes`, which is the same on the wire: a header that is not UTF-8 would otherwise make a message
+that cannot be read, and Envoy admits a request without an answer.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf import text_format
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
 METHOD = "ShouldRateLimit"
-OK, OVER_LIMIT = 1, 2
-"""The codes of an answer."""
-SECOND, MINUTE, HOUR, DAY, MONTH, YEAR, WEEK = 1, 2, 3, 4, 5, 6, 7
-"""The units of time."""
-_PACKAGE = "django_ratelimit_lua.envoy"
-_KINDS = {
-    "bool": FieldDescriptorProto.TYPE_BOOL,
-    "bytes": FieldDescriptorProto.TYPE_BYTES,
-    "string": FieldDescriptorProto.TYPE_STRING,
-    "int32": FieldDescriptorProto.TYPE_INT32,
-    "int64": FieldDescriptorProto.TYPE_INT64,
-    "uint32": FieldDescriptorProto.TYPE_UINT32,
-    "uint64": FieldDescriptorProto.TYPE_UINT64,
+# The codes of an answer.
+OK = 1
+OVER_LIMIT = 2
+# The units of time.
+SECOND = 1
+MINUTE = 2
+HOUR = 3
+DAY = 4
+MONTH = 5
+YEAR = 6
+WEEK = 7
+_FILE = """
+name: "django_ratelimit_lua/envoy.proto"
+package: "django_ratelimit_lua.envoy"
+syntax: "proto3"
+message_type {
+  name: "Entry"
+  field { name: "key" number: 1 type: TYPE_BYTES }
+  field { name: "value" number: 2 type: TYPE_BYTES }
 }
-MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
-    "Entry": {"key": (1, "bytes"), "value": (2, "bytes")},
-    "Override": {"requests_per_unit": (1, "uint32"), "unit": (2, "int32")},
-    "Whole": {"value": (1, "uint64")},
-    "Descriptor": {
-        "entries": (1, "Entry*"),
-        "limit": (2, "Override"),
-        "hits_addend": (3, "Whole"),
-        "is_negative_hits": (4, "bool"),
-    },
-    "Request": {
-        "domain": (1, "bytes"),
-        "descriptors": (2, "Descriptor*"),
-        "hits_addend": (3, "uint32"),
-    },
-    "Limit": {"requests_per_unit": (1, "uint32"), "unit": (2, "int32"), "name": (3, "string")},
-    "Duration": {"seconds": (1, "int64"), "nanos": (2, "int32")},
-    "Status": {
-        "code": (1, "int32"),
-        "current_limit": (2, "Limit"),
-        "limit_remaining": (3, "uint32"),
-        "duration_until_reset": (4, "Duration"),
-    },
-    "Header": {"key": (1, "string"), "value": (2, "string")},
-    "Response": {
-        "overall_code": (1, "int32"),
-        "statuses": (2, "Status*"),
-        "response_headers_to_add": (3, "Header*"),
-        "request_headers_to_add": (4, "Header*"),
-        "raw_body": (5, "bytes"),
-    },
+message_type {
+  name: "Override"
+  field { name: "requests_per_unit" number: 1 type: TYPE_UINT32 }
+  field { name: "unit" number: 2 type: TYPE_INT32 }
 }
-"""Each message, and of its fields the number and kind; a star: any number of them. Of Envoy's
-fields, those that are used; enumerations are numbers.
+message_type {
+  name: "Whole"
+  field { name: "value" number: 1 type: TYPE_UINT64 }
+}
+message_type {
+  name: "Descriptor"
+  field { name: "entries" number: 1 type_name: "Entry" label: LABEL_REPEATED }
+  field { name: "limit" number: 2 type_name: "Override" }
+  field { name: "hits_addend" number: 3 type_name: "Whole" }
+  field { name: "is_negative_hits" number: 4 type: TYPE_BOOL }
+}
+message_type {
+  name: "Request"
+  field { name: "domain" number: 1 type: TYPE_BYTES }
+  field { name: "descriptors" number: 2 type_name: "Descriptor" label: LABEL_REPEATED }
+  field { name: "hits_addend" number: 3 type: TYPE_UINT32 }
+}
+message_type {
+  name: "Limit"
+  field { name: "requests_per_unit" number: 1 type: TYPE_UINT32 }
+  field { name: "unit" number: 2 type: TYPE_INT32 }
+  field { name: "name" number: 3 type: TYPE_STRING }
+}
+message_type {
+  name: "Duration"
+  field { name: "seconds" number: 1 type: TYPE_INT64 }
+  field { name: "nanos" number: 2 type: TYPE_INT32 }
+}
+message_type {
+  name: "Status"
+  field { name: "code" number: 1 type: TYPE_INT32 }
+  field { name: "current_limit" number: 2 type_name: "Limit" }
+  field { name: "limit_remaining" number: 3 type: TYPE_UINT32 }
+  field { name: "duration_until_reset" number: 4 type_name: "Duration" }
+}
+message_type {
+  name: "Header"
+  field { name: "key" number: 1 type: TYPE_STRING }
+  field { name: "value" number: 2 type: TYPE_STRING }
+}
+message_type {
+  name: "Response"
+  field { name: "overall_code" number: 1 type: TYPE_INT32 }
+  field { name: "statuses" number: 2 type_name: "Status" label: LABEL_REPEATED }
+  field { name: "response_headers_to_add" number: 3 type_name: "Header" label: LABEL_REPEATED }
+  field { name: "request_headers_to_add" number: 4 type_name: "Header" label: LABEL_REPEATED }
+  field { name: "raw_body" number: 5 type: TYPE_BYTES }
+}
+"""
+"""The messages in the text format of protocol buffers. Of Envoy's fields, those that are used;
+enumerations are numbers.
 """
 
-
-def _file() -> FileDescriptorProto:
-    file = FileDescriptorProto(
-        name="django_ratelimit_lua/envoy.proto", package=_PACKAGE, syntax="proto3"
-    )
-    for name, fields in MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for field, (number, written) in fields.items():
-            kind = written.removesuffix("*")
-            label = (
-                FieldDescriptorProto.LABEL_REPEATED
-                if written != kind
-                else FieldDescriptorProto.LABEL_OPTIONAL
-            )
-            described = message.field.add(name=field, number=number, label=label)
-            if kind in _KINDS:
-                described.type = _KINDS[kind]
-            else:
-                described.type, described.type_name = (
-                    FieldDescriptorProto.TYPE_MESSAGE,
-                    f".{_PACKAGE}.{kind}",
-                )
-    return file
-
-
 _pool = DescriptorPool()
-_pool.Add(_file())
+_pool.Add(text_format.Parse(_FILE, FileDescriptorProto()))
 
 
 def _class_of(name: str) -> Any:
-    return GetMessageClass(_pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+    return GetMessageClass(_pool.FindMessageTypeByName(f"django_ratelimit_lua.envoy.{name}"))
 
 
-Request: Any = _class_of("Request")
-Response: Any = _class_of("Response")
+Request = _class_of("Request")
+Response = _class_of("Response")

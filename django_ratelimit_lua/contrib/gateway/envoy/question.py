@@ -18,7 +18,7 @@ from ....identity.address import address_as
 from ....identity.keys import registered_keys
 from ....identity.request_state import request_state
 from ....limits.call import MAX_COST
-from ....limits.rate import SECOND, LimitError, Rate
+from ....limits.rate import SECOND, Rate
 from ..descriptors import ADDRESS, CHARGE, Entries
 from ..users import VouchedUser, log_in
 from . import messages
@@ -28,18 +28,18 @@ MAX_BYTES = 4 * 1024 * 1024
 """Maximum size of a request; gRPC refuses more. Envoy accepts 60 KiB of headers from a client by
 default.
 """
-MAX_DESCRIPTORS, MAX_ENTRIES = 100, 100
+MAX_DESCRIPTORS = 100
+MAX_ENTRIES = 100
 MAX_VALUE_LENGTH = 16 * 1024
 """Characters of a value that count; of a longer one, also a digest of the whole."""
-_DAY = 86_400 * SECOND
 PERIODS = {
     messages.SECOND: SECOND,
     messages.MINUTE: 60 * SECOND,
     messages.HOUR: 3600 * SECOND,
-    messages.DAY: _DAY,
-    messages.WEEK: 7 * _DAY,
-    messages.MONTH: 30 * _DAY,
-    messages.YEAR: 365 * _DAY,
+    messages.DAY: 86_400 * SECOND,
+    messages.WEEK: 7 * 86_400 * SECOND,
+    messages.MONTH: 30 * 86_400 * SECOND,
+    messages.YEAR: 365 * 86_400 * SECOND,
 }
 """The units of Envoy's limits in microseconds, as long as its own service takes them for."""
 
@@ -53,11 +53,11 @@ class QuestionError(ValueError):
 
 
 class DescriptorCharge(NamedTuple):
-    """A descriptor that is asked about: its `domain` and `entries`.
+    """A descriptor of a question.
 
-    How many `hits`, and for what: to be allowed, or as units that were used already, or are given
-    back, or to confirm or release a slot; and the rate that Envoy's configuration gives it (None:
-    that of the rules).
+    - `hits`: the number of units, and `purpose`: to be allowed, as units that were used already or
+      are given back, or to confirm or release a slot;
+    - `rate`: the rate that Envoy's configuration gives it (None: that of the rules).
     """
 
     domain: str
@@ -67,7 +67,7 @@ class DescriptorCharge(NamedTuple):
     rate: Rate | None = None
 
     def identity(self) -> Identity:
-        """The identity without a key: the descriptor, with its address in canonical form."""
+        """Return the identity without a key: the descriptor, with its address in canonical form."""
         parts = [
             ("ip", address_as(value, "").network) if key == ADDRESS else ("entry", key, value)
             for key, value in self.entries
@@ -76,7 +76,7 @@ class DescriptorCharge(NamedTuple):
 
 
 def read_question(data: bytes) -> list[DescriptorCharge]:
-    """The descriptors of a `RateLimitRequest`. Raises `QuestionError`."""
+    """Return the descriptors of a `RateLimitRequest`. Raises `QuestionError`."""
     try:
         request = messages.Request.FromString(data)
     except DecodeError:
@@ -84,41 +84,37 @@ def read_question(data: bytes) -> list[DescriptorCharge]:
     domain = _text(request.domain)
     if not domain:
         raise QuestionError("the domain is empty")
-    if not 0 < len(request.descriptors) <= MAX_DESCRIPTORS:
-        raise QuestionError(
-            f"there are {len(request.descriptors)} descriptors; 1 to {MAX_DESCRIPTORS} are taken"
-        )
-    return [
-        _asked(domain, descriptor, request.hits_addend or 1) for descriptor in request.descriptors
-    ]
+    number = len(request.descriptors)
+    if not 0 < number <= MAX_DESCRIPTORS:
+        raise QuestionError(f"there are {number} descriptors; 1 to {MAX_DESCRIPTORS} are taken")
+    hits = request.hits_addend or 1
+    return [_read_descriptor(domain, descriptor, hits) for descriptor in request.descriptors]
 
 
-def _asked(domain: str, descriptor: Any, hits: int) -> DescriptorCharge:
-    if not 0 < len(descriptor.entries) <= MAX_ENTRIES:
-        raise QuestionError(
-            f"a descriptor has {len(descriptor.entries)} entries; 1 to {MAX_ENTRIES} are taken"
-        )
-    entries = tuple([(_text(entry.key), _text(entry.value)) for entry in descriptor.entries])
-    purpose: Purpose = "hit"
-    if CHARGE in entries:
-        purpose, entries = "charge", tuple([entry for entry in entries if entry != CHARGE])
-    if not all(key for key, _ in entries) or not entries:
+def _read_descriptor(domain: str, descriptor: Any, hits: int) -> DescriptorCharge:
+    number = len(descriptor.entries)
+    if not 0 < number <= MAX_ENTRIES:
+        raise QuestionError(f"a descriptor has {number} entries; 1 to {MAX_ENTRIES} are taken")
+    every = [(_text(entry.key), _text(entry.value)) for entry in descriptor.entries]
+    entries = tuple([entry for entry in every if entry != CHARGE])
+    keys = [key for key, _ in entries]
+    if "" in keys or not keys:
         raise QuestionError("an entry of a descriptor has no key")
+    purpose: Purpose = "hit"
+    if LEASE in keys:
+        purpose = "release"
+    elif CONFIRM in keys:
+        purpose = "confirm"
+    elif descriptor.is_negative_hits:
+        purpose = "refund"
+    elif CHARGE in every:
+        purpose = "charge"
     if descriptor.HasField("hits_addend"):
         hits = min(descriptor.hits_addend.value, MAX_COST)  # An explicit 0 takes nothing: it peeks.
-    if descriptor.is_negative_hits:
-        purpose = "refund"
-    if any(key == LEASE for key, _ in entries):
-        purpose = "release"
-    elif any(key == CONFIRM for key, _ in entries):
-        purpose = "confirm"
-    return DescriptorCharge(
-        domain,
-        entries,
-        hits,
-        purpose,
-        _rate(descriptor.limit) if descriptor.HasField("limit") else None,
-    )
+    rate = None
+    if descriptor.HasField("limit"):
+        rate = _rate(descriptor.limit)
+    return DescriptorCharge(domain, entries, hits, purpose, rate)
 
 
 def _rate(limit: Any) -> Rate:
@@ -126,10 +122,7 @@ def _rate(limit: Any) -> Rate:
         raise QuestionError(
             f"the limit of a descriptor is for the unit {limit.unit}, which is none"
         )
-    try:
-        return Rate(limit.requests_per_unit, PERIODS[limit.unit])
-    except LimitError as error:  # pragma: no cover - what fits in 32 bits is a rate.
-        raise QuestionError(str(error)) from None
+    return Rate(limit.requests_per_unit, PERIODS[limit.unit])
 
 
 def _text(value: bytes) -> str:
@@ -139,15 +132,15 @@ def _text(value: bytes) -> str:
     return text
 
 
-class DescribedRequest(HttpRequest):
+class DescriptorRequest(HttpRequest):
     """The values of a descriptor as a request, for keys and overrides that read requests."""
 
-    def __init__(self, asked: DescriptorCharge) -> None:
+    def __init__(self, requested: DescriptorCharge) -> None:
         super().__init__()
-        self.path = asked.domain
+        self.path = requested.domain
         query: Any = self.GET
-        self.META["SERVER_NAME"] = asked.domain
-        for key, value in asked.entries:
+        self.META["SERVER_NAME"] = requested.domain
+        for key, value in requested.entries:
             kind, _, name = key.partition(":")
             if key == "path":
                 self.path = self.path_info = value
@@ -162,9 +155,11 @@ class DescribedRequest(HttpRequest):
             elif key in registered_keys():
                 request_state(self).key_values[key] = value
         # Envoy reports the client's address. No header of the client is used.
-        source = conf.IP_META_KEY if isinstance(conf.IP_META_KEY, str) else "REMOTE_ADDR"
+        source = "REMOTE_ADDR"
+        if isinstance(conf.IP_META_KEY, str):
+            source = conf.IP_META_KEY
         for name in (*_ADDRESS_HEADERS, source):
             self.META.pop(name, None)
-        address = dict(asked.entries).get(ADDRESS)
+        address = dict(requested.entries).get(ADDRESS)
         if address is not None:
             self.META["REMOTE_ADDR"] = self.META[source] = address

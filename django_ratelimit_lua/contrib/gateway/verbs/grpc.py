@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,18 +21,17 @@ from ....operations.health import ahealth
 MAX_PROCESSES = 256
 
 
-def _port(text: str) -> int:
-    return _whole(text, 0, 65535)
-
-
-def _count(text: str) -> int:
-    return _whole(text, 1, MAX_PROCESSES)
-
-
 def _whole(text: str, least: int, most: int) -> int:
     if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"write a whole number from {least} to {most}")
     return int(text)
+
+
+def _read_file(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 @verb(
@@ -39,56 +40,72 @@ def _whole(text: str, least: int, most: int) -> int:
     "descriptors; until "
     "SIGTERM or SIGINT, by which those who have asked are still answered",
     argument("--host", default="127.0.0.1", help="the address to listen on; 127.0.0.1 by default"),
-    argument("--port", type=_port, default=8081, help="8081 by default; 0: one that is free"),
+    argument(
+        "--port",
+        type=partial(_whole, least=0, most=65535),
+        default=8081,
+        help="8081 by default; 0: one that is free",
+    ),
     argument(
         "--processes",
-        type=_count,
+        type=partial(_whole, least=1, most=MAX_PROCESSES),
         metavar="N",
         help="how many processes; by default, as many as there are cores",
     ),
-    argument("--certificate", type=Path, metavar="FILE", help="PEM, for TLS; with --key"),
-    argument("--key", type=Path, metavar="FILE", help="PEM, of the certificate"),
+    argument("--certificate", type=_read_file, metavar="FILE", help="PEM, for TLS; with --key"),
+    argument("--key", type=_read_file, metavar="FILE", help="PEM, of the certificate"),
     argument(
         "--client-ca",
-        type=Path,
+        type=_read_file,
         metavar="FILE",
         help="PEM; only clients that it has signed are answered",
     ),
 )
 def serve_grpc(command: Printer, options: dict[str, Any]) -> None:
+    """Serve until a signal. Raises `CommandError` if that is impossible."""
     if find_spec("grpc") is None or find_spec("grpc_health") is None:
         raise CommandError("gRPC is not installed: pip install 'django-ratelimit-lua[grpc]'")
     # Before gRPC is imported, which may not be forked.
-    from ..envoy.processes import ProcessEndedError, in_processes, reserved
+    from ..envoy.processes import ProcessEndedError, fork_processes, reserve_port
 
-    host, count = options["host"], options["processes"] or _cores()
-    tls = _tls(options)
+    host = options["host"]
+    count = options["processes"] or _cores()
+    certificate = options["certificate"]
+    key = options["key"]
+    client_ca = options["client_ca"]
+    tls = None
+    if certificate and key:
+        tls = (certificate, key, client_ca)
+    elif certificate or key or client_ca:
+        raise CommandError("TLS needs --certificate and --key")
     with ExitStack() as stack:
         try:
-            port = stack.enter_context(reserved(host, options["port"]))
+            port = stack.enter_context(reserve_port(host, options["port"]))
         except OSError as error:
             raise CommandError(
                 f"cannot listen on {host}, port {options['port']}: {error}"
             ) from None
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = f"{host}:{port}"
+        if ":" in host:
+            address = f"[{host}]:{port}"
         number: int | None = 0
         if count > 1:
             connections.close_all()
             try:
-                number = in_processes(count)
+                number = fork_processes(count)
             except ProcessEndedError as error:
                 raise CommandError(str(error)) from None
             if number is None:
                 return
-        from ..envoy.server import Tls, serve
+        from ..envoy.server import serve
 
         def ready() -> None:
             if number == 0:  # One process prints it for all.
-                command.say(f"Answers Envoy on {where}" + f", in {count} processes" * (count > 1))
+                command.say(f"Answers Envoy on {address}" + f", in {count} processes" * (count > 1))
                 command.stdout.flush()
 
         try:
-            serve(where, _is_healthy, ready, Tls(*tls) if tls is not None else None)
+            asyncio.run(serve(address, _is_healthy, ready, tls))
         except (ImproperlyConfigured, OSError) as error:
             raise CommandError(str(error)) from None
 
@@ -97,21 +114,7 @@ async def _is_healthy() -> bool:
     return (await ahealth()).ok
 
 
-def _tls(options: dict[str, Any]) -> tuple[bytes, bytes, bytes | None] | None:
-    certificate, key, client_ca = options["certificate"], options["key"], options["client_ca"]
-    if certificate is None and key is None and client_ca is None:
-        return None
-    if certificate is None or key is None:
-        raise CommandError("TLS needs --certificate and --key")
-    try:
-        return (
-            certificate.read_bytes(),
-            key.read_bytes(),
-            None if client_ca is None else client_ca.read_bytes(),
-        )
-    except OSError as error:
-        raise CommandError(str(error)) from None
-
-
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return 1

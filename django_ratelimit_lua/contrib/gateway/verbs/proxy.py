@@ -13,12 +13,11 @@ from ....limits.call import MAX_HOLD_US
 from ....limits.rate import SECOND
 from ....management.arguments import require_urlconf
 from ....management.verbs import Printer, argument, verb
-from ....models import RateLimitRule
 from ....publishing.publish import primary
-from ....rules.rule import RuleError
 from ....rules.ruleset import settings_rules
+from ..checks import stored_rules
 from ..conf import settings as gateway_settings
-from ..proxies import BESIDE, DEFAULT_TIMEOUT, FILES, GRPC, configuration, grpc_configuration
+from ..proxies import BESIDE, DEFAULT_TIMEOUT, FILES, GRPC, configuration
 
 
 @verb(
@@ -61,7 +60,9 @@ from ..proxies import BESIDE, DEFAULT_TIMEOUT, FILES, GRPC, configuration, grpc_
     ),
 )
 def print_proxy(command: Printer, options: dict[str, Any]) -> None:
-    proxy, user, timeout = options["proxy"], options["user"], options["timeout"]
+    """Print the configuration. Raises `CommandError` if a setting or an option is wrong."""
+    proxy = options["proxy"]
+    timeout = options["timeout"]
     wait = _longest_wait()
     if wait >= timeout:
         text = (
@@ -69,33 +70,22 @@ def print_proxy(command: Printer, options: dict[str, Any]) -> None:
             "see --timeout."
         )
         command.stderr.write(text.format(wait, timeout))
-    if proxy == GRPC:
-        _print_grpc(command, options)
-        return
-    require_urlconf()
-    try:
-        path = reverse("ratelimit-check")
-    except NoReverseMatch:
-        raise CommandError(
-            "The gateway has no URLs. Add to the URLs: "
-            'path("ratelimit/", include("django_ratelimit_lua.contrib.gateway.urls"))'
-        ) from None
-    if proxy != gateway_settings.GATEWAY_DIALECT:
-        command.stderr.write(
-            f'Set RATELIMIT_GATEWAY_DIALECT = "{proxy}": it is '
-            f"{gateway_settings.GATEWAY_DIALECT!r}."
-        )
-    if user and gateway_settings.GATEWAY_USER_HEADER is None:
-        raise CommandError("Set RATELIMIT_GATEWAY_USER_HEADER: without it, the user is not used.")
+    path = ""
+    port = 8081
+    if proxy != GRPC:
+        path = _check_path(command, options)
+        port = 8000
+    elif options["user"]:
+        raise CommandError("Over gRPC, a descriptor says who the user is.")
     try:
         text = configuration(
             proxy,
             listen=options["listen"],
             upstream=options["upstream"],
-            gateway=options["gateway"] or "127.0.0.1:8000",
+            gateway=options["gateway"] or f"127.0.0.1:{port}",
+            is_open=options["fail"] == "open",
             path=path,
-            fail=options["fail"],
-            user=user,
+            user=options["user"],
             beside=options["beside"],
             timeout=timeout,
         )
@@ -104,30 +94,37 @@ def print_proxy(command: Printer, options: dict[str, Any]) -> None:
     command.say(text)
 
 
-def _print_grpc(command: Printer, options: dict[str, Any]) -> None:
-    if options["user"]:
-        raise CommandError("Over gRPC, a descriptor says who the user is.")
+def _check_path(command: Printer, options: dict[str, Any]) -> str:
+    """Return the path of `check`, if the settings are those of this proxy."""
+    require_urlconf()
     try:
-        text = grpc_configuration(
-            listen=options["listen"],
-            upstream=options["upstream"],
-            gateway=options["gateway"] or "127.0.0.1:8081",
-            fail=options["fail"],
-            timeout=options["timeout"],
-        )
-    except ValueError as error:
-        raise CommandError(f"{error}.") from None
-    command.say(text)
+        path = reverse("ratelimit-check")
+    except NoReverseMatch:
+        raise CommandError(
+            "The gateway has no URLs. Add to the URLs: "
+            'path("ratelimit/", include("django_ratelimit_lua.contrib.gateway.urls"))'
+        ) from None
+    proxy = options["proxy"]
+    dialect = gateway_settings.GATEWAY_DIALECT
+    if proxy != dialect:
+        command.stderr.write(f'Set RATELIMIT_GATEWAY_DIALECT = "{proxy}": it is {dialect!r}.')
+    if options["user"] and gateway_settings.GATEWAY_USER_HEADER is None:
+        raise CommandError("Set RATELIMIT_GATEWAY_USER_HEADER: without it, the user is not used.")
+    return path
 
 
 def _longest_wait() -> float:
-    """The seconds that a rule of the settings or the admin makes a client wait at most."""
+    """Return the seconds that a rule of the settings or the admin makes a client wait at most."""
+    longest = 0
     rules = list(settings_rules())
     with suppress(DatabaseError):
-        for row in RateLimitRule.objects.using(primary()).prefetch_related("tiers"):
-            with suppress(RuleError):
-                rules.append(row.compiled())
-    templates = [rule.template for rule in rules if rule.template is not None]
-    templates += [tier for template in templates for _group, tier in template.tiers]
-    waits = [limit.max_wait_us for template in templates for limit in template.limits("rule")]
-    return max([MAX_HOLD_US if wait < 0 else wait for wait in waits], default=0) / SECOND
+        rules += stored_rules(primary())
+    for rule in rules:
+        if rule.template is not None:
+            for template in (rule.template, *(tier for _group, tier in rule.template.tiers)):
+                for limit in template.limits("rule"):
+                    wait_us = limit.max_wait_us
+                    if wait_us < 0:
+                        wait_us = MAX_HOLD_US
+                    longest = max(longest, wait_us)
+    return longest / SECOND
