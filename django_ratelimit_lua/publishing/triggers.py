@@ -91,13 +91,11 @@ def _publish(failure: str, *, rebuild: bool = False) -> bool:
     return False
 
 
-def read_database(patience: float, begin: provider.Begin | None = None) -> Mapping[str, Any] | None:
-    """The rules of the database, as this version would publish them.
+def read_database(patience: float, begin: provider.Begin) -> Mapping[str, Any] | None:
+    """Return the rules of the database, as this version would publish them.
 
-    None if they cannot be read in this number of seconds.
-
-    `begin` is called with them, however late, after overrides were cached, for which there is no
-    other source.
+    None if they cannot be read in this number of seconds. `begin` is called with them, however
+    late. While Redis is unavailable, overrides are cached as well, which have no other source then.
     """
     using = primary()
     snapshots: list[Mapping[str, Any]] = []
@@ -106,7 +104,7 @@ def read_database(patience: float, begin: provider.Begin | None = None) -> Mappi
     def read() -> None:
         try:
             snapshot = snapshot_of(using)
-            if begin is not None:
+            if not provider.is_answered:
                 records = first_records(using)
                 override_cache.put_many([*records], [*records.values()])
             snapshots.append(snapshot)
@@ -114,18 +112,16 @@ def read_database(patience: float, begin: provider.Begin | None = None) -> Mappi
             _warn("The rules in the database cannot be read: %s", error)
 
     def read_in_a_thread() -> None:
-        try:
-            read()
-        finally:
-            done.set()
-        if begin is not None and snapshots:
-            begin(snapshots[0])
+        read()
+        done.set()
+        for snapshot in snapshots:
+            begin(snapshot)
 
     if connections[using].in_atomic_block and not is_in_transaction(using):
         read()
     elif not reading.is_busy and reading.give(read_in_a_thread) is not None:
         done.wait(max(0.0, patience))
-    return snapshots[0] if snapshots else None
+    return next(iter(snapshots), None)
 
 
 def look() -> None:
@@ -278,8 +274,4 @@ def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
 def connect() -> None:
     """Publish whenever rules change, and whenever a process finds Redis empty."""
     rules_changed.connect(when_committed, dispatch_uid="django_ratelimit_lua.publishing.publish")
-    provider.republish, provider.read_database, provider.compare = (
-        restore_rules,
-        read_database,
-        look,
-    )
+    provider.connect(restore_rules, read_database, look)

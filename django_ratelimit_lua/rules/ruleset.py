@@ -18,7 +18,7 @@ from ..limits.call import NO_RULES, Revision
 from .overrides import is_kind
 from .paths import PathIndex
 from .rule import Rule, compile_rule
-from .snapshot import ReadRule, read_rule, valid_parts
+from .snapshot import ReadRule, read_rule
 
 EVERY_RULE = ""
 """Stands for all rules where overrides are listed by rule."""
@@ -96,12 +96,13 @@ class Ruleset:
     ) -> None:
         self.declared = declared
         self.fence = fence
-        parts, self.problems = valid_parts(
-            snapshot or {}, {} if before is None else before.snapshot
-        )
-        self.snapshot: Mapping[str, Any] = parts
-        self.revision: Revision = parts.get("revision", NO_RULES)
+        self.snapshot = snapshot or {}
+        revision = self.snapshot.get("revision", NO_RULES)
+        if not isinstance(revision, Revision):
+            revision = Revision.read(str(revision).encode())
+        self.revision: Revision = revision
         self.published = self.revision
+        self.problems: list[str] = []
         self._secrets: dict[str, Sequence[str | bytes]] = {}
         kinds, blocks = self.snapshot.get("kinds", {}), self.snapshot.get("blocks", ())
         odd = {kind for of in (*kinds.values(), blocks) for kind in of if not is_kind(kind)}
