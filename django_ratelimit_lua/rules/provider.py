@@ -428,14 +428,13 @@ def _fetch(patience: Patience) -> tuple[Mapping[str, Any], UnreadableError | Non
     """
     global _unread
     fields = (REVISION, SNAPSHOT, DATABASE)
-    number, text, owned_by = get_store().execute(b"HMGET", rules_key(), *fields, patience=patience)
-    owner = (owned_by or b"").decode(errors="replace")
+    number, text, by = get_store().execute(b"HMGET", rules_key(), *fields, patience=patience)
     unread = None
     try:
-        snapshot = {**parse_snapshot(text or b"{}"), "database": owner}
+        snapshot = parse_snapshot(text or b"{}")
     except UnreadableError as error:
         unread = error
-        snapshot = {"revision": NO_RULES, "database": owner}
+        snapshot = {"revision": NO_RULES, "database": (by or b"").decode(errors="replace")}
         with suppress(ValueError):
             snapshot["revision"] = Revision.read(number or b"0")
         if _unread != (rules_key(), number):
@@ -443,6 +442,7 @@ def _fetch(patience: Patience) -> tuple[Mapping[str, Any], UnreadableError | Non
             logger.error(
                 "The rules in Redis cannot be read, the last that could be go on: %s", unread
             )
+    owner = snapshot.get("database", "")
     if (owner == database and not problems.owner) or note_owner(owner):
         return snapshot, unread
     snapshot = {"revision": snapshot["revision"], "database": owner}

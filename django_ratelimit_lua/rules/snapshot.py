@@ -31,6 +31,7 @@ _PARTS: Mapping[str, type] = {
     "keys": list,
     "field_keys": dict,
     "parts": dict,
+    "database": str,
 }
 
 
@@ -78,7 +79,7 @@ def is_of_older_format(snapshot: Mapping[str, Any]) -> bool:
     return bool(snapshot.get("format", 1) < FORMAT)
 
 
-def parse_snapshot(text: bytes) -> Mapping[str, Any]:
+def parse_snapshot(text: bytes) -> dict[str, Any]:
     """Return the snapshot, with its `Revision`. Raises `UnreadableError`."""
     try:
         snapshot = json.loads(text)
