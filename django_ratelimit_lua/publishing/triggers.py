@@ -1,5 +1,6 @@
-"""When rules are published: after each change, after migrations, when Redis was emptied, and again
-until it works.
+"""When rules are published.
+
+After each change, after migrations, when Redis was emptied, and again until it works.
 """
 
 from __future__ import annotations
@@ -43,8 +44,7 @@ UNMIGRATED = (
 
 
 def restore_rules(patience: float, rebuild: bool = False) -> bool:
-    """Publish the rules of the database, if they are not published, or to `rebuild` unreadable
-    ones.
+    """Publish the rules of the database, if they are not published, or to `rebuild` them.
 
     Returns whether the published rules are those of the database. If it cannot be read, the
     background keeps trying.
@@ -125,8 +125,7 @@ def read_database(patience: float, begin: provider.Begin) -> Mapping[str, Any] |
 
 
 def look() -> None:
-    """Check, in a thread, whether the published rules are those of the database, and publish them
-    if not.
+    """Publish the rules of the database, in a thread, if others are published.
 
     Without an edit, they differ if the database was restored from a backup, or its replica has
     taken over without the last edits, and if the published ones are lost or old and no process has
@@ -220,13 +219,14 @@ def migration_problem(*, with_annexes: bool = False) -> str:
 
     if is_behind(RateLimitRevision._meta.app_label):
         return UNMIGRATED
-    names = (
-        [each.name for each in extensions if is_behind(f"ratelimit_{each.name}")]
-        if with_annexes
-        else []
+    apps = ", ".join(
+        f"django_ratelimit_lua.contrib.{each.name}"
+        for each in extensions
+        if with_annexes and is_behind(f"ratelimit_{each.name}")
     )
-    apps = ", ".join(f"django_ratelimit_lua.contrib.{name}" for name in names)
-    return f"installed, but not migrated: {apps}. Run `manage.py migrate`." if names else ""
+    if not apps:
+        return ""
+    return f"installed, but not migrated: {apps}. Run `manage.py migrate`."
 
 
 def _failed(message: str, error: Exception) -> bool:
