@@ -142,6 +142,8 @@ class RateLimitChange(models.Model):
     """One change of a rule (with its tiers) or an override: what was declared before and after."""
 
     class Action(models.TextChoices):
+        """What was done."""
+
         CREATED = "created", _("created")
         CHANGED = "changed", _("changed")
         DELETED = "deleted", _("deleted")

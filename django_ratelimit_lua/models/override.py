@@ -75,6 +75,8 @@ class RateLimitOverride(RateFields, AuditedModel):
     PREPARED = ("kind", "subject", "network", "digested_by", "starts", "ends")
 
     class Effects(models.TextChoices):
+        """What applies to the subject."""
+
         LIMIT = "limit", _("another limit")
         EXEMPT = "exempt", _("exempt: no limit")
         BLOCK = "block", _("block: every request is refused")

@@ -405,9 +405,8 @@ def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
     about = ("user_id", "network", "client_digest")
     ordered = overrides.alias(of_values=digest_of_values).order_by(*about, "of_values", "pk")
     rows: Iterable[RateLimitOverride] = ordered.iterator(chunk_size=BATCH)
-    for _, of in groupby(
-        rows, key=lambda row: (*attrgetter(*about)(row), row.subject if row.field else "")
-    ):
+    identify = attrgetter(*about)
+    for _, of in groupby(rows, key=lambda row: (*identify(row), row.field and row.subject)):
         together = list(of)
         written = write_record([override for row in together for override in _override(row)])
         try:

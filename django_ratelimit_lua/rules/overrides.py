@@ -42,8 +42,10 @@ _NETWORK = re.compile(r"ip([46])/([0-9]{1,3})")
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """An override of one subject: for the rule of that row (None: for all), from and until a time
-    in microseconds since 1970 (None: always).
+    """An override of one subject.
+
+    It is for the rule of that row (None: for all), from and until a time in microseconds since 1970
+    (None: always).
 
     `block`: how it is answered, if it is a block. `kind`: the kind of its subject, if that is a
     case-sensitive field: "ada" has the digest there that "ADA" has in a field that ignores case.
@@ -102,7 +104,6 @@ def network_kind(version: int, prefix_length: int) -> str:
     return f"ip{version}/{prefix_length}"
 
 
-@lru_cache(maxsize=4096)
 def network_identity(address: Address, kind: str) -> Identity | None:
     """An address as a subject of such a kind; None if it is of the other version.
 
@@ -160,8 +161,9 @@ def network_digest(address: Address, kind: str, secret: str | bytes) -> bytes | 
 
 @dataclass(frozen=True, slots=True)
 class KnownOverrides:
-    """What was known of a request's subjects at one moment: of each, the tag of its record and its
-    overrides.
+    """What was known of a request's subjects at one moment.
+
+    Of each, the tag of its record and its overrides.
     """
 
     records: tuple[tuple[SubjectRef, Record], ...]
@@ -232,8 +234,9 @@ class OverrideCache:
     def get_each(
         self, groups: Sequence[Sequence[SubjectRef]]
     ) -> tuple[list[KnownOverrides], Sequence[Subject]]:
-        """The same for several, by one reading: the known overrides of each, and the subjects of
-        the call that uses them.
+        """The same for several, by one reading.
+
+        Return the known overrides of each, and the subjects of the call that uses them.
         """
         if not any(groups):
             return [_NOBODY] * len(groups), ()
@@ -337,8 +340,9 @@ def is_field(kind: str) -> bool:
 
 
 def is_kind(kind: object) -> bool:
-    """Whether that is a kind of subject: a user, a network, a field, a registered key, or a
-    client's digest.
+    """Whether that is a kind of subject.
+
+    It is a user, a network, a field, a registered key, or a client's digest.
 
     >>> (
     ...     is_kind("ip4/24"),

@@ -1,5 +1,4 @@
-"""The rules of this process, and the source of newer ones: Redis, or the database, or its own
-memory.
+"""The rules of this process, and the source of newer ones: Redis, the database, or its memory.
 
 The published snapshot names its database. One database owns a prefix: a process of another database
 uses the rules that its own database had when they were loaded, publishes nothing, and reports which
@@ -151,7 +150,9 @@ def note_owner(owner: str) -> bool:
 
     Return whether this process's database may publish.
     """
-    problem = owner_problem(owner) if is_others(owner) else ""
+    problem = ""
+    if is_others(owner):
+        problem = owner_problem(owner)
     if problem and problem != problems.owner:
         logger.error("%s", problem)
     problems.owner = problem
@@ -164,10 +165,10 @@ def current() -> Ruleset | None:
         _compare_now_and_then()
     if _ruleset is None and _snapshot is not None:
         # Only the settings have changed.
-        _go_by(
-            Ruleset(settings_rules(), _snapshot, rules_key() if apps.is_installed(APP) else None),
-            _changes,
-        )
+        fence = None
+        if apps.is_installed(APP):
+            fence = rules_key()
+        _go_by(Ruleset(settings_rules(), _snapshot, fence), _changes)
     return _ruleset
 
 
@@ -270,8 +271,10 @@ def _go_by(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> Ruleset
 
 
 def _waited_for(lock: Lock, patience: Patience) -> bool:
-    """Whether a lock was acquired within half of the remaining time: only one request waits for a
-    database that does not answer, and the others continue with the known rules.
+    """Whether a lock was acquired within half of the remaining time.
+
+    So only one request waits for a database that does not answer, and the others continue with the
+    known rules.
     """
     turn = patience.share(2)
     began = time.monotonic()
@@ -282,8 +285,10 @@ def _waited_for(lock: Lock, patience: Patience) -> bool:
 
 
 def _within_half(patience: Patience, ask: Callable[..., T], argument: object) -> T:
-    """Call a function with a timeout: half of the remaining time, so that there is time left to
-    decide by the known rules, and of the time of a request, as others may wait for their turn.
+    """Call a function with a timeout: half of the remaining time.
+
+    So there is time left to decide by the known rules. It is at most half of the time of a request,
+    as others may wait for their turn.
     """
     began = time.monotonic()
     most = max(0.0, min(patience.left, conf.TIMEOUT) / 2)
@@ -293,15 +298,17 @@ def _within_half(patience: Patience, ask: Callable[..., T], argument: object) ->
 
 
 def _from_database(patience: Patience, as_of: Revision) -> Mapping[str, Any] | None:
-    """Return the rules of the database, or None if that takes too long; then they are used as soon
-    as it has answered.
+    """Return the rules of the database, or None if that takes too long.
+
+    Then they are used as soon as it has answered.
     """
     return _within_half(patience, read_database, partial(_begin_with, as_of))
 
 
 def _begin_with(as_of: Revision, snapshot: Mapping[str, Any]) -> None:
-    """Use the rules of the database, if it has not answered until now, unless it was read before
-    the revision that these stand for.
+    """Use the rules of the database, which has answered late.
+
+    Unless others are used by now, or it was read before the revision that these stand for.
     """
     with _lock:
         before = _blind
@@ -347,8 +354,7 @@ def reload(patience: Patience | None = None) -> Ruleset:
 
 
 def compare_with_published(*, loads: bool) -> bool:
-    """Compare the rules of this process with the published ones, and return whether they are the
-    same.
+    """Return whether the rules of this process are the published ones.
 
     If not, caches are cleared, so that the next request notices, and loads the others; `loads`: or
     they are loaded here. For background work. Raises `StoreError`.
@@ -421,10 +427,10 @@ def _may_be_wrong(snapshot: Mapping[str, Any], ruleset: Ruleset | None) -> bool:
 
 
 def _fetch(patience: Patience) -> tuple[Mapping[str, Any], UnreadableError | None]:
-    """Return the published snapshot; only with its revision and database, and with the reason, if
-    it cannot be read or belongs to another database.
+    """Return the published snapshot, and None.
 
-    Raises `StoreError`.
+    If it cannot be read or belongs to another database, return only its revision and database, and
+    the reason. Raises `StoreError`.
     """
     global _unread
     fields = (REVISION, SNAPSHOT, DATABASE)

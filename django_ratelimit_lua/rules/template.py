@@ -70,7 +70,10 @@ def ban_key(given: Any) -> Key:
     """Whom bans are of, by the option `ban_key`. Raises `LimitError`."""
     try:
         text: str = OPTIONS["ban_key"].check(given)
-        key = compile_key(tuple(text.split("+")))
+        parts: KeyLike = text
+        if "+" in text:
+            parts = tuple(text.split("+"))
+        key = compile_key(parts)
         if key.functions:
             raise LimitError(_("%(key)r cannot name code"), key=text)
         if key.name == ALL_CALLERS:
