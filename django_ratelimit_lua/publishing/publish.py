@@ -46,6 +46,7 @@ from ..process.tasks import Errand
 from ..rules import provider
 from ..rules.freshness import freshness
 from ..rules.overrides import Override, is_field, write_record
+from ..rules.problems import problems
 from ..rules.ruleset import EVERY_RULE
 from ..rules.snapshot import FORMAT
 from ..store import PATIENCE, get_store, rules_key
@@ -181,7 +182,7 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
             row = RateLimitRevision.read(using)
             provider.note_database(row.database)
             if not take_over and not provider.note_owner(published.database):
-                raise OwnerError(provider.owner_problem(published.database))
+                raise OwnerError(problems.owner)
             if published.format > FORMAT and not take_over:
                 if row.text == published.revision.text:
                     return row.number

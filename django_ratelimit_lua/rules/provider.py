@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Lock
@@ -27,6 +27,7 @@ from ..store import PATIENCE, Patience, get_store, rules_key
 from .freshness import freshness
 from .overrides import override_cache
 from .problems import problems
+from .rule import Rule
 from .ruleset import Ruleset, settings_rules
 from .snapshot import UnreadableError, is_of_older_format, parse_snapshot
 
@@ -125,15 +126,6 @@ def is_others(owner: object) -> bool:
     return database is not None and owner not in ("", database)
 
 
-def owner_problem(owner: str) -> str:
-    """Return the problem of a prefix that another database owns."""
-    return (
-        f"RATELIMIT_CACHE_PREFIX {conf.CACHE_PREFIX.decode()!r} belongs to the database {owner}, "
-        "which is not this "
-        f"site's; so this site's rules are not published. {REMEDY}"
-    )
-
-
 def note_database(database_id: str) -> None:
     """Note the id of this process's database, once it could be read."""
     global database, _ruleset, _snapshot
@@ -152,7 +144,10 @@ def note_owner(owner: str) -> bool:
     """
     problem = ""
     if is_others(owner):
-        problem = owner_problem(owner)
+        problem = (
+            f"RATELIMIT_CACHE_PREFIX {conf.CACHE_PREFIX.decode()!r} belongs to the database "
+            f"{owner}, which is not this site's; so this site's rules are not published. {REMEDY}"
+        )
     if problem and problem != problems.owner:
         logger.error("%s", problem)
     problems.owner = problem
@@ -226,7 +221,7 @@ def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
         changes = _changes
         if older is not None and (stale is None or older.published == stale.current):
             return older  # Another thread was faster.
-        declared = settings_rules()
+        declared: Sequence[Rule] = settings_rules() if older is None else older.declared
         if not apps.is_installed(APP):
             return _go_by(Ruleset(declared), changes)
         try:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from types import NoneType
 from typing import Any, NoReturn, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -318,8 +319,11 @@ class _Reader:
 
     def rule(self, name: str) -> Rule:
         given = self.given
-        for word in given:
-            self.read(word, self.check_text, word)
+        for word, value in given.items():
+            # Nearly every value is a number, or text that may be written anywhere.
+            is_text = isinstance(value, str) and value.isprintable() and value == value.strip()
+            if not is_text and not isinstance(value, (int, float, NoneType)):
+                self.read(word, self.check_text, word)
         for word, (check, right) in _FIELDS.items():
             if word in given and not check(given[word]):
                 self.read(word, self.refuse, word, right)
@@ -334,8 +338,12 @@ class _Reader:
         extra = {word: self.read(word, self.annexed, added) for word, added in annexed.items()}
         template = None
         if given.get("exempt"):
-            self.check_exempt()
             methods = None
+            if not any(map(given.get, ("path", "route", *PLACES))):
+                text = _(
+                    "An exemption needs a path or a route; otherwise everything would be exempt."
+                )
+                self.problems.append(RuleError(self.where, "exempt", LimitError(text)))
         else:
             if is_bare and not is_elsewhere:
                 group = name
@@ -434,16 +442,6 @@ class _Reader:
         if "+" in part:
             self.refuse("key", ": + joins keys; a name that has one can only stand in the settings")
 
-    def check_exempt(self) -> None:
-        """Check what an exemption needs, and what has no meaning for it but is kept."""
-        is_placed = any(map(self.given.get, ("path", *PLACES)))
-        if not is_placed and self.given.get("route") is None:
-            text = _("An exemption needs a path or a route; otherwise everything would be exempt.")
-            self.problems.append(RuleError(self.where, "exempt", LimitError(text)))
-        if self.plain:
-            self.read("key", self.key, False)
-            self.read("tiers", self.tiers, lambda rates, burst: LimitTemplate(None, tuple(rates)))
-
     def template(self, name: str, *, needs_key: bool) -> LimitTemplate | None:
         """The limits, or None if something is wrong with them."""
         given = self.given
@@ -465,7 +463,10 @@ class _Reader:
         template = self.read("rate", compiled, rates, {})
         if template is None:
             return None
-        return replace(template, tiers=self.read("tiers", self.tiers, compiled) or ())
+        tiers = self.read("tiers", self.tiers, compiled)
+        if not tiers:
+            return template
+        return replace(template, tiers=tiers)
 
     def cost(self) -> Any:
         value = self.given.get("cost")

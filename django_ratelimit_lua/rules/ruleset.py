@@ -189,16 +189,11 @@ class Ruleset:
         """The rule that a limit comes from, by its name."""
         return self._by_limit.get(limit_name)
 
-    def at_path(self, path: str) -> Sequence[Rule]:
-        """The rules for a path, in their order, whatever their other conditions.
-
-        Without those for call sites.
-        """
-        return self._index.matching(path)
-
     def matching(self, request: HttpRequest) -> list[Rule]:
         """The rules for a request, in their order; those for call sites are not among them."""
-        return [rule for rule in self.at_path(request.path_info) if rule.matches_route(request)]
+        return [
+            rule for rule in self._index.matching(request.path_info) if rule.matches_route(request)
+        ]
 
     def replacement_for(
         self, name: str, call_sites: Sequence[Rule], request: HttpRequest

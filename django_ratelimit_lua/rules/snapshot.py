@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ..extension import PLACES
@@ -100,17 +101,14 @@ def parse_snapshot(text: bytes) -> dict[str, Any]:
 
 
 def _check_parts(snapshot: Mapping[str, Any]) -> None:
-    """Raise `ValueError` if a part has a wrong type."""
+    """Raise `ValueError` if a part, or a list of texts in it, has a wrong type."""
     for name, kind in _PARTS.items():
         part = snapshot.get(name, kind())
-        texts: list[Any] = []
+        lists: list[Any] = []
         if name in ("kinds", "field_keys") and isinstance(part, dict):
-            texts = [*part.values()]
+            lists = [*part.values()]
         elif name in ("blocks", "keys"):
-            texts = [part]
-        if not isinstance(part, kind) or not all(map(_are_texts, texts)):
+            lists = [part]
+        is_right = isinstance(part, kind) and {*map(type, lists)} <= {list}
+        if not is_right or not {*map(type, chain(*lists))} <= {str}:
             raise ValueError(f"{name} is {str(part)[:100]}")
-
-
-def _are_texts(part: Any) -> bool:
-    return isinstance(part, list) and all(isinstance(text, str) for text in part)

@@ -44,29 +44,25 @@ _NAME = "_ratelimit_mark_"
 _numbers = count()
 
 
-def url_patterns(resolver: URLResolver | None = None) -> Iterator[tuple[URLPattern, str]]:
+def url_patterns(
+    resolver: URLResolver | None = None, space: str = "", seen: frozenset[int] = frozenset()
+) -> Iterator[tuple[URLPattern, str]]:
     """All URL patterns of a resolver, each with the namespaces that it is in, as in "shop:".
 
     By default those of the site; none without a `ROOT_URLCONF`, as in a project of workers alone.
     """
-    if resolver is None and not getattr(settings, "ROOT_URLCONF", None):
-        return iter(())
-    return _within((resolver or get_resolver()).url_patterns, "", frozenset())
-
-
-def _within(
-    patterns: Sequence[Any], space: str, seen: frozenset[int]
-) -> Iterator[tuple[URLPattern, str]]:
-    for pattern in patterns:
+    if resolver is None:
+        if not getattr(settings, "ROOT_URLCONF", None):
+            return
+        resolver = get_resolver()
+    for pattern in resolver.url_patterns:
         if isinstance(pattern, URLPattern):
             yield pattern, space
-        elif (
-            isinstance(pattern, URLResolver) and id(pattern) not in seen
-        ):  # A URLconf may include itself.
+        elif id(pattern) not in seen:  # A URLconf may include itself.
             inner = space
             if pattern.namespace:
                 inner = f"{space}{pattern.namespace}:"
-            yield from _within(pattern.url_patterns, inner, seen | {id(pattern)})
+            yield from url_patterns(pattern, inner, seen | {id(pattern)})
 
 
 @dataclass(frozen=True, slots=True)
