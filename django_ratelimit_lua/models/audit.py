@@ -1,5 +1,6 @@
-"""Every change of a rule, tier or override is recorded and raises the revision, in the transaction
-of the change.
+"""Every change of a rule, tier or override is recorded and raises the revision.
+
+It is done in the transaction of the change.
 
 Signals report rows that are saved or deleted, also by fixtures and cascades. `AuditedQuerySet`
 makes one change of what one call does to many rows.
@@ -55,9 +56,7 @@ def current_actor() -> str:
 
 @contextmanager
 def one_change(using: str) -> Iterator[None]:
-    """Record what is changed inside as one change, in one transaction: one revision, however many
-    rows.
-    """
+    """Record what is changed inside as one change, in one transaction, with one revision."""
     batches = _batches.get() or {}
     if using in batches:
         yield
@@ -102,9 +101,7 @@ class AuditedQuerySet(models.QuerySet[M]):
     delete.queryset_only = True  # type: ignore[attr-defined]
 
     def bulk_create(self, objs: Iterable[M], batch_size: int | None = None) -> list[M]:  # type: ignore[override]
-        """`QuerySet.bulk_create`, without its options for conflicts: what they do to rows cannot be
-        recorded.
-        """
+        """Create rows, without the options for conflicts, whose effect cannot be recorded."""
         rows = list(objs)
         for row in rows:
             row.prepare()
@@ -145,6 +142,8 @@ class AuditedModel(models.Model):
     """What all audited models share."""
 
     class Meta:
+        """Options of the model."""
+
         abstract = True
 
     CHANGE_KIND = ""
@@ -216,15 +215,14 @@ def _write(using: str, lines: Sequence[RateLimitChange]) -> None:
             )
         ]
     for line in lines:
-        line.revision, line.tag = raised.revision, raised.tag
+        line.revision = raised.revision
+        line.tag = raised.tag
     RateLimitChange.objects.using(using).bulk_create(lines, batch_size=BATCH)
     rules_changed.send(RateLimitRevision, using=using)
 
 
 def _merged(lines: Sequence[RateLimitChange]) -> list[RateLimitChange]:
-    """One line for each row, from what it was before the first change to what it was after the
-    last.
-    """
+    """One line for each row, from before its first change to after its last."""
     merged: dict[Any, RateLimitChange] = {}
     for line in lines:
         first = merged.setdefault((line.kind, line.object_id), line)
@@ -244,14 +242,16 @@ def _line(row: Any, before: Declared | None, after: Declared | None) -> RateLimi
 
 def _set_words(line: RateLimitChange, before: Declared | None, after: Declared | None) -> None:
     actions = RateLimitChange.Action
-    line.before, line.after = before, after
-    line.action = (
-        actions.CREATED if before is None else actions.DELETED if after is None else actions.CHANGED
-    )
+    line.before = before
+    line.after = after
+    line.action = actions.CHANGED
+    if before is None:
+        line.action = actions.CREATED
+    elif after is None:
+        line.action = actions.DELETED
     # The subjects of a change are at most two: what was in between was never published.
-    line.subjects = ",".join(
-        sorted({(before or {}).get("subject", ""), (after or {}).get("subject", "")} - {""})
-    )
+    subjects = {(declared or {}).get("subject", "") for declared in (before, after)}
+    line.subjects = ",".join(sorted(subjects - {""}))
 
 
 def _before(sender: Any, instance: Any, using: str, **kwargs: Any) -> None:

@@ -40,9 +40,7 @@ def kind_choices() -> list[tuple[str, Any]]:
 
 
 class Risen(NamedTuple):
-    """The row of `RateLimitRevision` as it was read: how often rules were changed, and what goes
-    with that number.
-    """
+    """The row of `RateLimitRevision` as it was read."""
 
     revision: int = 0
     rebuilt: int = 0
@@ -58,7 +56,9 @@ class Risen(NamedTuple):
     @property
     def text(self) -> bytes:
         """The revision as it is published and compared: its number and its tag."""
-        return Revision.of(self.revision, self.tag).text if self.revision else NO_RULES.text
+        if not self.revision:
+            return NO_RULES.text
+        return Revision.of(self.revision, self.tag).text
 
 
 class RateLimitRevision(models.Model):
@@ -83,6 +83,8 @@ class RateLimitRevision(models.Model):
     database = models.CharField(_("id of the database"), max_length=32, default=new_database)
 
     class Meta:
+        """Options of the model."""
+
         verbose_name = _("revision")
         verbose_name_plural = _("revisions")
 
@@ -93,7 +95,7 @@ class RateLimitRevision(models.Model):
     def read(cls, using: str) -> Risen:
         """The row. Without it, no rule was ever saved."""
         row = cls.objects.using(using).filter(pk=cls.ROW).values_list(*Risen._fields).first()
-        return Risen() if row is None else Risen(*row)
+        return Risen(*(row or ()))
 
     @classmethod
     def rise(
@@ -107,7 +109,9 @@ class RateLimitRevision(models.Model):
         raises it.
         """
         rows = cls.objects.using(using).filter(pk=cls.ROW)
-        row = rows if seen is None else rows.filter(tag=seen.tag)
+        row = rows
+        if seen is not None:
+            row = rows.filter(tag=seen.tag)
         number = Greatest(F("revision"), beyond) + 1
         changes: dict[str, Any] = {"revision": number, "tag": new_tag()}
         if rebuild:
@@ -138,6 +142,8 @@ class RateLimitChange(models.Model):
     """One change of a rule (with its tiers) or an override: what was declared before and after."""
 
     class Action(models.TextChoices):
+        """What was done."""
+
         CREATED = "created", _("created")
         CHANGED = "changed", _("changed")
         DELETED = "deleted", _("deleted")
@@ -169,6 +175,8 @@ class RateLimitChange(models.Model):
     )
 
     class Meta:
+        """Options of the model."""
+
         verbose_name = _("change")
         verbose_name_plural = _("changes")
         ordering = ("-revision", "-pk")

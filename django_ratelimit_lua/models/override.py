@@ -42,7 +42,8 @@ ONE_SUBJECT = _(
 )
 MAX_DIGEST_DAYS = 30
 """Maximum days of an override about a digest, because its client is unknown."""
-FIRST_YEAR, LAST_YEAR = 1972, 9600
+FIRST_YEAR = 1972
+LAST_YEAR = 9600
 """Leap years, so that every day can be moved into them."""
 
 
@@ -55,10 +56,8 @@ class OverrideQuerySet(AuditedQuerySet["RateLimitOverride"]):
 
     def between(self, start: datetime.datetime, end: datetime.datetime) -> OverrideQuerySet:
         """Those that were in force at some time from one moment on, before another."""
-        began, lasted = (
-            models.Q(starts=None) | models.Q(starts__lt=end),
-            models.Q(ends=None) | models.Q(ends__gt=start),
-        )
+        began = models.Q(starts=None) | models.Q(starts__lt=end)
+        lasted = models.Q(ends=None) | models.Q(ends__gt=start)
         return self.filter(began & lasted, created_at__lt=end)
 
     def active(self) -> OverrideQuerySet:
@@ -66,16 +65,18 @@ class OverrideQuerySet(AuditedQuerySet["RateLimitOverride"]):
 
 
 class RateLimitOverride(RateFields, AuditedModel):
-    """Another limit, an exemption or a block for one subject: exactly one of `user`, `network`,
-    `field` and `client_digest` is filled in.
+    """Another limit, an exemption or a block for one subject.
 
-    `set_value` takes the value of a field.
+    Exactly one of `user`, `network`, `field` and `client_digest` is filled in. `set_value` takes
+    the value of a field.
     """
 
     CHANGE_KIND = RateLimitChange.Kind.OVERRIDE
     PREPARED = ("kind", "subject", "network", "digested_by", "starts", "ends")
 
     class Effects(models.TextChoices):
+        """What applies to the subject."""
+
         LIMIT = "limit", _("another limit")
         EXEMPT = "exempt", _("exempt: no limit")
         BLOCK = "block", _("block: every request is refused")
@@ -164,6 +165,8 @@ class RateLimitOverride(RateFields, AuditedModel):
     objects = OverrideQuerySet.as_manager()
 
     class Meta:
+        """Options of the model."""
+
         verbose_name = _("override")
         verbose_name_plural = _("overrides")
         ordering = ("-created_at", "-pk")
@@ -185,7 +188,9 @@ class RateLimitOverride(RateFields, AuditedModel):
             return _("user %(user)s") % {"user": user}
         if self.client_digest:
             client = _("client %(digest)s") % {"digest": self.client_digest[:12]}
-            return f"{client} ({self.label})" if self.label else client
+            if self.label:
+                client = f"{client} ({self.label})"
+            return client
         return self.network or f"{self.field} ({self.label or _('without a label')})"
 
     def set_value(self, value: str) -> None:
@@ -193,9 +198,13 @@ class RateLimitOverride(RateFields, AuditedModel):
 
         It is empty if the value is empty or the field is invalid; `clean` reports which.
         """
-        identity = (None,) if split_field(self.field) is None else field_identity(self.field, value)
-        self.subject = "" if identity[-1] is None else digest(identity).decode()
-        self.kind, self.digested_by = self.field, key_id()
+        self.subject = ""
+        self.kind = self.field
+        self.digested_by = key_id()
+        if split_field(self.field) is not None:
+            identity = field_identity(self.field, value)
+            if identity[-1] is not None:
+                self.subject = digest(identity).decode()
 
     def named(self) -> list[str]:
         """The fields that name a subject."""
@@ -214,22 +223,23 @@ class RateLimitOverride(RateFields, AuditedModel):
         """
         if len(self.named()) != 1:
             raise ValueError(str(ONE_SUBJECT))
-        self.starts, self.ends = within(self.starts), within(self.ends)
+        self.starts = within(self.starts)
+        self.ends = within(self.ends)
         if self.network:
             network = parse_network(self.network)
-            single = network.prefixlen == network.max_prefixlen
-            self.network = str(network.network_address) if single else str(network)
+            self.network = str(network)
+            if network.prefixlen == network.max_prefixlen:
+                self.network = str(network.network_address)
         kind, identity = self.about()
         if identity is not None:
-            self.subject, self.digested_by = digest(identity).decode(), key_id()
+            self.subject = digest(identity).decode()
+            self.digested_by = key_id()
         elif not self.has_value():
             self.subject = ""
         self.kind = kind
 
     def has_value(self) -> bool:
-        """Whether the digest of the field's value is there, and not that of another subject of
-        before.
-        """
+        """Whether the digest of the field's value is set."""
         return self.kind == self.field and bool(self.subject)
 
     def about(self) -> tuple[str, Identity]:
@@ -248,9 +258,10 @@ class RateLimitOverride(RateFields, AuditedModel):
         return self.field, None
 
     def digests(self) -> list[str]:
-        """The digests under which it is published: by every key that is known, so that a process
-        that has the earlier key finds them too; of the value of a field, only by the key that it
-        was digested with.
+        """The digests under which it is published.
+
+        There is one for every known key, so that a process that has the earlier key finds it too.
+        Of the value of a field, there is only that of the key that it was digested with.
         """
         _kind, identity = self.about()
         if identity is None:
@@ -269,18 +280,20 @@ class RateLimitOverride(RateFields, AuditedModel):
     def override(self) -> Override:
         """As the rules' room knows it."""
         effect: Effect = self.effect  # type: ignore[assignment]
-        rate = Rate.parse(self.rate) if effect == "limit" and self.rate else None
-        return Override(
-            self.pk,
-            self.rule_id,
-            effect,
-            rate,
-            self.burst if rate else None,
-            _us(self.starts),
-            _us(self.ends),
-            Block(self.forbids, self.message) if effect == "block" else PLAIN_BLOCK,
-            self.kind if self.kind.startswith(EXACT) else "",
-        )
+        rate = None
+        burst = None
+        block = PLAIN_BLOCK
+        kind = ""
+        if effect == "limit" and self.rate:
+            rate = Rate.parse(self.rate)
+            burst = self.burst
+        if effect == "block":
+            block = Block(self.forbids, self.message)
+        if self.kind.startswith(EXACT):
+            kind = self.kind
+        starts: Any = self.starts and microseconds(self.starts)
+        ends: Any = self.ends and microseconds(self.ends)
+        return Override(self.pk, self.rule_id, effect, rate, burst, starts, ends, block, kind)
 
     def declared(self) -> Declared:
         """The override in words that history can keep."""
@@ -289,20 +302,20 @@ class RateLimitOverride(RateFields, AuditedModel):
             "client": self.client(),
             "subject": ",".join(self.digests()),
             "effect": self.effect,
-            "rate": self.rate if self.effect == self.Effects.LIMIT else None,
+            "rate": self.effect == self.Effects.LIMIT and self.rate,
             "burst": self.burst,
-            "starts": None if self.starts is None else self.starts.isoformat(),
-            "ends": None if self.ends is None else self.ends.isoformat(),
-            "forbids": self.forbids or None,
+            "starts": self.starts and self.starts.isoformat(),
+            "ends": self.ends and self.ends.isoformat(),
+            "forbids": self.forbids,
             "message": self.message,
             "reason": self.reason,
         }
-        return {field: value for field, value in values.items() if value not in (None, "")}
+        return {field: value for field, value in values.items() if value}
 
     def _rule_name(self) -> str | None:
         if self.rule_id is not None and not self._meta.get_field("rule").is_cached(self):  # type: ignore[union-attr]
             self.rule = RateLimitRule.objects.using(self._state.db).get(pk=self.rule_id)
-        return None if self.rule is None else self.rule.name
+        return getattr(self.rule, "name", None)
 
     def is_active(self) -> bool:
         """Whether it is in force now."""
@@ -380,24 +393,23 @@ class RateLimitOverride(RateFields, AuditedModel):
             return {"limit": _("Enter the other limit.")}
         try:
             rate = Rate.parse(self.rate)
-            template = self.rule.compiled([]).template if self.rule is not None else None
-            for own in template.rates if template is not None else ():
-                if template is not None and isinstance(own, Rate):
-                    template.limit("rule", own).at(rate, self.burst)
+            compiled = self.rule and self.rule.compiled([])
+            if compiled and compiled.template:
+                for limit in compiled.template.limits("rule"):
+                    limit.at(rate, self.burst)
         except LimitError as error:
-            return {"burst" if error.field == "burst" else "limit": problem_text(error)}
+            field = {"burst": "burst"}.get(error.field, "limit")
+            return {field: problem_text(error)}
         except RuleError as error:
             return {"rule": problem_text(error.problem)}
         return {}
 
 
 def within(moment: Any) -> Any:
-    """A moment that can be shown in every time zone: at the ends of Python's calendar, it may be
-    past them in some.
-    """
-    if not isinstance(moment, datetime.datetime) or FIRST_YEAR <= moment.year <= LAST_YEAR:
-        return moment
-    return moment.replace(year=FIRST_YEAR if moment.year < FIRST_YEAR else LAST_YEAR)
+    """Return a moment that every time zone can represent: with a year in the bounds."""
+    if isinstance(moment, datetime.datetime):
+        return moment.replace(year=min(max(moment.year, FIRST_YEAR), LAST_YEAR))
+    return moment
 
 
 def microseconds(moment: datetime.datetime) -> int:
@@ -406,7 +418,3 @@ def microseconds(moment: datetime.datetime) -> int:
     Without a zone, as moments are where `USE_TZ` is off, it is the process's, which Django sets.
     """
     return round(moment.timestamp() * 1_000_000)
-
-
-def _us(moment: Any) -> int | None:
-    return None if moment is None else microseconds(moment)

@@ -17,6 +17,7 @@ from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
 from ..limits.values import Number, Whole
 from ..rules.rule import UNWRITABLE
+from ..rules.template import as_rates
 
 MAX_ENTRIES = Rate.MAX_UNITS
 _OWN = ("limit", "period", "unit", "more_rates", "burst")
@@ -82,12 +83,12 @@ class RateFields(models.Model):
     """The fields that are invalid by themselves, as `clean_fields` has reported."""
 
     class Meta:
+        """Options of the model."""
+
         abstract = True
 
     def clean_fields(self, exclude: Collection[str] | None = None) -> None:
-        """Raises `ValidationError`, also for text that no database takes: else it would fail while
-        it is compared.
-        """
+        """Raises `ValidationError`, also for text that no database takes."""
         problems: dict[str, Any] = {}
         try:
             super().clean_fields(exclude)
@@ -119,7 +120,9 @@ class RateFields(models.Model):
     @property
     def rate(self) -> Any:
         """The rate as rules write it: "100/m"; None if there is no limit."""
-        return None if self.limit is None else rate_text(self.limit, self.period, self.unit)
+        if self.limit is None:
+            return None
+        return rate_text(self.limit, self.period, self.unit)
 
     @rate.setter
     def rate(self, value: Any) -> None:
@@ -140,6 +143,8 @@ class RatesFields(RateFields):
     )
 
     class Meta:
+        """Options of the model."""
+
         abstract = True
 
     @property
@@ -151,17 +156,19 @@ class RatesFields(RateFields):
         first = RateFields.rate.fget(self)  # type: ignore[attr-defined]
         if first is None or self.more_rates == []:
             return first
-        return (
-            [first, *self.more_rates]
-            if isinstance(self.more_rates, list)
-            else [first, self.more_rates]
-        )
+        return [first, *as_rates(self.more_rates)]
 
     @rate.setter
     def rate(self, value: Any) -> None:
-        first, *others = value if isinstance(value, list) else [value]
+        first, *others = as_rates(value)
         RateFields.rate.fset(self, first)  # type: ignore[attr-defined]
         self.more_rates = [written(rate) for rate in others]
+
+    def rate_field(self) -> str:
+        """The field of the form for problems of the rates."""
+        if self.more_rates:
+            return "more_rates"
+        return "limit"
 
 
 def written(rate: Any) -> str:
@@ -183,7 +190,7 @@ def problem_text(problem: LimitError) -> str:
     text = gettext(problem.text)
     if problem.params:
         text %= {name: _label(name, value) for name, value in problem.params.items()}
-    return text if text.endswith(".") else f"{text}."
+    return text.removesuffix(".") + "."
 
 
 def _label(name: str, value: Any) -> Any:
@@ -193,8 +200,9 @@ def _label(name: str, value: Any) -> Any:
         return gettext(" or ").join(
             gettext(algorithms.find(each).label).partition(":")[0] for each in value.split(", ")
         )
-    names = OPTIONS[name].names if name in OPTIONS else {}
-    return gettext(names[value]) if isinstance(value, str) and value in names else value
+    if name in OPTIONS and isinstance(value, str) and value in OPTIONS[name].names:
+        return gettext(OPTIONS[name].names[value])
+    return value
 
 
 def rate_text(limit: int, period: int, unit: str) -> str:
@@ -205,7 +213,9 @@ def rate_text(limit: int, period: int, unit: str) -> str:
     """
     if unit == RateFields.Unit.AT_ONCE:
         return str(limit)
-    return f"{limit}/{period if period != 1 else ''}{unit}"
+    if period == 1:
+        return f"{limit}/{unit}"
+    return f"{limit}/{period}{unit}"
 
 
 def _parts(value: Any) -> tuple[int, int, str]:
@@ -213,7 +223,9 @@ def _parts(value: Any) -> tuple[int, int, str]:
     rate = Rate.parse(value)
     if rate.is_slots:
         return rate.limit, 1, RateFields.Unit.AT_ONCE
-    text = str(value) if isinstance(value, str) else str(rate)
+    text = value
+    if not isinstance(value, str):
+        text = str(rate)
     count, _, rest = text.partition("/")
     times = int(rest.rstrip("abcdefghijklmnopqrstuvwxyz") or 1)
     unit = Rate(1, rate.period_us // times).per

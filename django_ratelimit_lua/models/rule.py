@@ -19,6 +19,7 @@ from .audit import AuditedModel, AuditedQuerySet, Declared
 from .change import RateLimitChange
 from .rate_fields import RatesFields, column, named, problem_text
 
+_DEFAULTS = {"mode": "enforce", "order": 0, "audience": "everyone"}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -30,7 +31,9 @@ class RuleQuerySet(AuditedQuerySet["RateLimitRule"]):
 
         None for a name that no database could store, because some databases fail on such a query.
         """
-        return self.none() if UNWRITABLE.search(name) else self.filter(name=name)
+        if UNWRITABLE.search(name):
+            return self.none()
+        return self.filter(name=name)
 
 
 class RateLimitRule(RatesFields, AuditedModel):
@@ -162,6 +165,8 @@ class RateLimitRule(RatesFields, AuditedModel):
     objects = RuleQuerySet.as_manager()
 
     class Meta:
+        """Options of the model."""
+
         verbose_name = _("rule")
         verbose_name_plural = _("rules")
         ordering = ("order", "name")
@@ -188,47 +193,43 @@ class RateLimitRule(RatesFields, AuditedModel):
 
     def declared(self) -> Declared:
         """The rule as `RATELIMIT_RULES` would declare it, without defaults."""
-        key = [part.strip() for part in self.key.split("+")]
         audience: Any = self.audience
         if audience == "groups":
-            audience = (
-                [f"group:{name}" for name in self.groups]
-                if isinstance(self.groups, list)
-                else self.groups
-            )
+            audience = self.groups
+            if isinstance(self.groups, list):
+                audience = [f"group:{name}" for name in self.groups]
         paths = [line.strip() for line in self.path.splitlines() if line.strip()]
         annexed = self.annexed()
-        is_bare = (
-            not paths and not self.route and not self.group and annexed.keys().isdisjoint(PLACES)
-        )
-        # Databases sort text each in their own way.
-        tiers = sorted(self.tiers.all(), key=lambda tier: tier.group) if self.pk else []
-        values = {
+        values = {option: getattr(self, option) for option in OPTIONS}
+        values |= {
             "name": self.name,
             "description": self.description,
-            "mode": self.mode if self.mode != "enforce" else None,
             "order": self.order,
             "exempt": self.exempt,
-            "path": paths[0] if len(paths) == 1 else paths,
+            "path": _single(paths),
             "route": self.route,
-            "group": self.name if is_bare else self.group,
+            "group": self.group,
             "method": self.methods,
-            "audience": audience if audience != "everyone" else None,
-            "key": key[0] if len(key) == 1 else key,
-            "rate": None if self.exempt else self.rate,
-            "tiers": [tier.declared() for tier in tiers],
+            "audience": audience,
+            "key": _single([part.strip() for part in self.key.split("+")]),
+            "rate": self.rate,
+            "cost": self.cost,
             "message": self.message,
             **annexed,
         }
-        values |= {option: getattr(self, option) for option in OPTIONS if option not in values}
+        if not (paths or self.route or self.group) and annexed.keys().isdisjoint(PLACES):
+            values["group"] = self.name
+        if self.exempt:
+            values["rate"] = None
+        if self.pk:
+            # Databases sort text each in their own way.
+            tiers = sorted(self.tiers.all(), key=lambda tier: tier.group)
+            values["tiers"] = [tier.declared() for tier in tiers]
         given = {
-            field: value for field, value in values.items() if value not in (None, "", [], False)
+            field: value
+            for field, value in values.items()
+            if value not in ("", []) and value is not False and value != _DEFAULTS.get(field)
         }
-        given |= {
-            field: getattr(self, field) for field in _ZEROS if getattr(self, field) is not None
-        }
-        if not self.order:
-            given.pop("order", None)
         return self.ordered(given)
 
     def annexed(self) -> dict[str, Any]:
@@ -274,11 +275,15 @@ class RateLimitRule(RatesFields, AuditedModel):
             if not self.name:  # Already reported. The rest is checked nevertheless.
                 row = copy.copy(self)
                 row.name = "?"
-            row.compiled([] if self.to_check == "without tiers" else None)
+            tiers: Sequence[Declared] | None = None
+            if self.to_check == "without tiers":
+                tiers = []
+            row.compiled(tiers)
         except RuleError as error:
             problems: dict[str, list[str]] = {}
             for each in error.each:
-                field, text = self._form_field(each.field), problem_text(each.problem)
+                field = self._form_field(each.field)
+                text = problem_text(each.problem)
                 if each.tier:
                     text = _("Tier %(group)s: %(problem)s") % {"group": each.tier, "problem": text}
                 if field not in self.wrong:
@@ -287,11 +292,10 @@ class RateLimitRule(RatesFields, AuditedModel):
 
     def _form_field(self, word: str) -> str:
         """The field of the form for a word of a rule."""
-        if word == "rate":
-            return "more_rates" if self.more_rates else "limit"
-        field = {"method": "methods"}.get(word, word)
-        known = {*rule_fields(), *(column.name for column in self._meta.concrete_fields)}
-        return field if field in known else NON_FIELD_ERRORS
+        field = {"method": "methods", "rate": self.rate_field()}.get(word, word)
+        if field in {*rule_fields(), *(column.name for column in self._meta.concrete_fields)}:
+            return field
+        return NON_FIELD_ERRORS
 
     def values(self) -> dict[str, Any]:
         """The values of its fields, by name, with those that annexes add."""
@@ -304,12 +308,15 @@ def _is_lower(name: str) -> bool:
     return name != name.upper()
 
 
-_ZEROS = (
-    "cost",
-    *(option for option, row in OPTIONS.items() if getattr(row.check, "least", None) == 0),
-)
+def _single(values: list[str]) -> Any:
+    """Return the value of a list that has only one, and a longer list as it is."""
+    if len(values) == 1:
+        return values[0]
+    return values
 
 
 def _mapping(value: Any) -> dict[str, Any]:
     """Return a JSON value if it is a mapping; a fixture may have anything."""
-    return value if isinstance(value, dict) else {}
+    if isinstance(value, dict):
+        return value
+    return {}

@@ -17,9 +17,7 @@ from .rule import RateLimitRule
 
 
 class RateLimitTier(RatesFields, AuditedModel):
-    """Other numbers of a rule for the members of a Django group, or for a value of a registered key
-    (`plan:pro`).
-    """
+    """Other numbers of a rule for a Django group, or a value of a registered key (`plan:pro`)."""
 
     CHANGE_KIND = RateLimitChange.Kind.RULE
 
@@ -31,6 +29,8 @@ class RateLimitTier(RatesFields, AuditedModel):
     objects = AuditedQuerySet.as_manager()
 
     class Meta:
+        """Options of the model."""
+
         verbose_name = _("tier")
         verbose_name_plural = _("tiers")
         ordering = ("rule", "group")
@@ -64,9 +64,7 @@ class RateLimitTier(RatesFields, AuditedModel):
         except RateLimitRule.DoesNotExist:
             pass  # Already reported.
         except RuleError as error:
-            problems = [
-                problem_text(each.problem) for each in error.each if each.tier
-            ]  # Else the rule is wrong.
-            raise ValidationError(
-                {"more_rates" if self.more_rates else "limit": problems} if problems else {}
-            ) from None
+            # Other problems are those of the rule.
+            problems = [problem_text(each.problem) for each in error.each if each.tier]
+            if problems:
+                raise ValidationError({self.rate_field(): problems}) from None

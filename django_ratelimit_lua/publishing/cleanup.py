@@ -1,5 +1,4 @@
-"""Removes rows and keys that have ended, so that nothing grows without bound, however many blocks
-come and go.
+"""Removes rows and keys that have ended, so that nothing grows without bound.
 
 Each publication removes the subjects from Redis whose overrides have all ended since the one
 before, and rows from the database that ended or were recorded more than `RATELIMIT_HISTORY_DAYS`
@@ -30,13 +29,13 @@ def ended(using: str, since: datetime, until: datetime) -> list[RateLimitOverrid
     """The overrides that ended in between; None if they are too many to list."""
     rows = RateLimitOverride._base_manager.using(using).filter(ends__gt=since, ends__lte=until)
     overrides = list(rows[: BATCH + 1])
-    return overrides if len(overrides) <= BATCH else None
+    if len(overrides) > BATCH:
+        return None
+    return overrides
 
 
 def outdated(using: str, before: datetime) -> dict[str, QuerySet[Any]]:
-    """The rows that are older, by what they are: overrides that had ended, changes, and those of
-    annexes.
-    """
+    """The rows that are older, by kind: overrides that had ended, changes, and those of annexes."""
     rows: dict[str, QuerySet[Any]] = {
         "ended overrides": RateLimitOverride._base_manager.using(using)
         .filter(ends__lt=before)
@@ -69,8 +68,7 @@ def prune(using: str, before: datetime, most: int | None = None) -> dict[str, in
             keys = list(rows.values_list("pk", flat=True)[:BATCH])
             if not keys:
                 break
-            rows.filter(pk__in=keys)._raw_delete(
-                using
-            )  # Past the signals, which would note a change.
+            # Past the signals, which would note a change.
+            rows.filter(pk__in=keys)._raw_delete(using)
             counts[name] += len(keys)
     return counts

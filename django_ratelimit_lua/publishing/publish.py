@@ -14,14 +14,14 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby, islice
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings
 from django.db import DatabaseError, connections, models, router, transaction
@@ -31,9 +31,9 @@ from ..conf import conf
 from ..engine.deny_cache import deny_cache
 from ..exceptions import LimitError, StoreError
 from ..extension import extensions
-from ..identity import key_ids, secrets_by_id
+from ..identity import key_id, key_ids, secrets_by_id
 from ..limits import program
-from ..limits.call import NO_RULES, Revision
+from ..limits.call import Revision
 from ..models import (
     RateLimitChange,
     RateLimitOverride,
@@ -46,6 +46,7 @@ from ..process.tasks import Errand
 from ..rules import provider
 from ..rules.freshness import freshness
 from ..rules.overrides import Override, is_field, write_record
+from ..rules.problems import problems
 from ..rules.ruleset import EVERY_RULE
 from ..rules.snapshot import FORMAT
 from ..store import PATIENCE, get_store, rules_key
@@ -81,20 +82,22 @@ healing = DatabaseErrand()
 committed = DatabaseErrand()
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(NamedTuple):
     """The state of the published snapshot.
 
-    Its revision, the id of its database (empty: none), the ids of the keys that subjects were
-    digested with, its format (0: none), and until when ended overrides were removed (None:
-    unknown).
+    `database`: the id of its database, or empty; `keys`: the ids of the keys that subjects were
+    digested with; `swept`: until when ended overrides were removed, if that is known.
     """
 
-    revision: Revision = NO_RULES
-    database: str = ""
-    keys: str = ""
-    format: int = 0
-    swept: datetime | None = None
+    revision: Revision
+    database: str
+    keys: str
+    format: int
+    swept: datetime | None
+
+    @property
+    def tag(self) -> str:
+        return self.revision.text.partition(b"-")[2].decode()
 
 
 class OwnerError(StoreError):
@@ -120,20 +123,16 @@ def read_published() -> Published:
     text, database, keys, form, swept = get_store(background=True).execute(
         b"HMGET", rules_key(), *fields
     )
-    return Published(
-        Revision.read(text or b"0"),
-        (database or b"").decode(),
-        (keys or b"").decode(),
-        int(form or 0),
-        None if swept is None else _moment(int(swept)),
-    )
-
-
-def _moment(since: int) -> datetime:
-    """So many microseconds after 1970, as the database has moments: without a zone where `USE_TZ`
-    is off.
-    """
-    return datetime.fromtimestamp(since / 1_000_000, UTC if settings.USE_TZ else None)
+    moment = None
+    if swept is not None:
+        # As the database has moments: without a zone if `USE_TZ` is off.
+        zone = None
+        if settings.USE_TZ:
+            zone = UTC
+        moment = datetime.fromtimestamp(int(swept) / 1_000_000, zone)
+    owner = (database or b"").decode()
+    digested_by = (keys or b"").decode()
+    return Published(Revision.read(text or b"0"), owner, digested_by, int(form or 0), moment)
 
 
 def primary() -> str:
@@ -183,7 +182,7 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
             row = RateLimitRevision.read(using)
             provider.note_database(row.database)
             if not take_over and not provider.note_owner(published.database):
-                raise OwnerError(provider.owner_problem(published.database))
+                raise OwnerError(problems.owner)
             if published.format > FORMAT and not take_over:
                 if row.text == published.revision.text:
                     return row.number
@@ -196,26 +195,41 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
             if row.text == published.revision.text:
                 return row.number
             moment = timezone.now()
-            changed = None if rebuild else _changed_since(using, row, published, moment)
+            changed = None
+            if not rebuild:
+                changed = _changed_since(using, row, published, moment)
             if changed is None:
                 _digest_anew(using)
             snapshot = _snapshot(using, row)
             overrides = RateLimitOverride.objects.using(using).lasting()
+            keys = [rules_key()]
+            written: dict[bytes, bytes] = {}
             if changed is None:
-                staged, removed, written = stage(overrides, row), [], {}
+                keys.append(stage(overrides, row))
             else:
-                staged, written = None, dict(_records(overrides.filter(subject__in=changed)))
-                removed = [digest for digest in changed if digest.encode() not in written]
+                written.update(_records(overrides.filter(subject__in=changed)))
+            removed = {digest.encode() for digest in changed or ()} - written.keys()
             written[SWEPT] = b"%d" % microseconds(moment)
             # If each statement sees later commits, these may be the rules of two revisions.
             if RateLimitRevision.read(using) != row:
                 continue
-        if (
-            compare_and_publish(
-                published, row, snapshot, staged, removed, written, take_over=take_over
-            )
-            == row.text
-        ):
+        arguments = (
+            published.revision.text,
+            row.text,
+            _written(snapshot),
+            row.database.encode(),
+            key_ids().encode(),
+            b"%d" % take_over,
+            b"%d" % FORMAT,
+            get_store().channel(conf.CACHE_PREFIX),
+            b"%d" % len(removed),
+            *removed,
+            *(part for pair in written.items() for part in pair),
+        )
+        provider.written.add(keys[0])
+        store = get_store(background=True)
+        # Unless another process has published since.
+        if store.execute(b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *arguments) == row.text:
             provider.note_owner(row.database)
             deny_cache.clear()
             freshness.expire()
@@ -227,24 +241,18 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
 def _sweep(using: str) -> None:
     try:
         sweep(using)
-    except (
-        DatabaseError
-    ) as error:  # The rules are published nevertheless, and the next publication removes it.
+    except DatabaseError as error:  # The rules are published. The next publication removes it.
         logger.warning("What has ended is still in the database: %s", error)
 
 
 def _has_to_rise(row: Risen, published: Published, rebuild: bool) -> bool:
-    """Whether the database has to get a revision that Redis has never had, so that every process
-    sees what is new.
-    """
+    """Whether every process has to see a revision that Redis has never had."""
     if row.text != published.revision.text:
         return row.number <= published.revision.number
     # An older version may have left something out; and by a key that no subject was digested with,
     # none is found.
-    is_lacking = published.format != FORMAT or next(
-        iter(secrets_by_id())
-    ) not in published.keys.split(",")
-    return rebuild or (bool(row.number) and is_lacking)
+    is_lacking = published.format != FORMAT or key_id() not in published.keys.split(",")
+    return rebuild or (row.number > 0 and is_lacking)
 
 
 def _in_a_thread(**options: bool) -> int:
@@ -260,42 +268,6 @@ def _in_a_thread(**options: bool) -> int:
         raise StoreError("the rules are still being published") from None
 
 
-def compare_and_publish(
-    published: Published,
-    row: Risen,
-    snapshot: Mapping[str, Any],
-    staged: bytes | None,
-    removed: Sequence[str],
-    written: dict[bytes, bytes],
-    *,
-    take_over: bool = False,
-) -> bytes:
-    """Publish, unless another process has published since.
-
-    Return the revision that is published then. Raises `StoreError`.
-    """
-    keys = [rules_key(), *([] if staged is None else [staged])]
-    pairs = [part for pair in written.items() for part in pair]
-    arguments = [
-        published.revision.text,
-        row.text,
-        _written(snapshot),
-        row.database.encode(),
-        key_ids().encode(),
-        b"%d" % take_over,
-        b"%d" % FORMAT,
-        get_store().channel(conf.CACHE_PREFIX),
-        b"%d" % len(removed),
-        *(digest.encode() for digest in removed),
-        *pairs,
-    ]
-    provider.written.add(keys[0])
-    reply: bytes = get_store(background=True).execute(
-        b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *arguments
-    )
-    return reply
-
-
 def snapshot_of(using: str) -> Mapping[str, Any]:
     """The contents of a database, as they would be published."""
     row = RateLimitRevision.read(using)
@@ -309,27 +281,24 @@ def _written(snapshot: Mapping[str, Any]) -> bytes:
 
 def _snapshot(using: str, row: Risen) -> Mapping[str, Any]:
     overrides = RateLimitOverride.objects.using(using).lasting().order_by()
-    kinds: dict[str, list[str]] = {}
-    for name, kind in overrides.values_list("rule__name", "kind").distinct():
-        kinds.setdefault(EVERY_RULE if name is None else name, []).append(kind)
-    blocks = (
-        overrides.filter(rule=None, effect=RateLimitOverride.Effects.BLOCK)
-        .values_list("kind", flat=True)
-        .distinct()
-    )
-    field_keys: dict[str, list[str]] = {}
-    for kind, key in overrides.exclude(field="").values_list("kind", "digested_by").distinct():
+    kinds: defaultdict[str, list[str]] = defaultdict(list)
+    for name, kind in overrides.order_by("kind").values_list("rule__name", "kind").distinct():
+        kinds[name or EVERY_RULE].append(kind)
+    of_all = overrides.filter(rule=None, effect=RateLimitOverride.Effects.BLOCK)
+    field_keys: defaultdict[str, list[str]] = defaultdict(list)
+    by_key = overrides.exclude(field="").order_by("digested_by")
+    for kind, key in by_key.values_list("kind", "digested_by").distinct():
         if is_field(kind):
-            field_keys.setdefault(kind, []).append(key)
+            field_keys[kind].append(key)
     return {
         "format": FORMAT,
         "revision": row.text.decode(),
         "database": row.database,
         "rules": _rules(using),
-        "kinds": {name: sorted(of) for name, of in sorted(kinds.items())},
-        "blocks": sorted(blocks),
+        "kinds": kinds,
+        "blocks": sorted(of_all.values_list("kind", flat=True).distinct()),
         "keys": list(secrets_by_id()),
-        "field_keys": {kind: sorted(of) for kind, of in sorted(field_keys.items())},
+        "field_keys": field_keys,
         "parts": _parts(using),
     }
 
@@ -350,65 +319,53 @@ def _parts(using: str) -> dict[str, Any]:
             with transaction.atomic(using):
                 part = extension.snapshot(using)
         except DatabaseError as error:
-            logger.error(
-                "Skipped: the part of %r cannot be read from the database: %s",
-                extension.name,
-                error,
-            )
-            continue
-        if part is not None:
-            parts[extension.name] = part
+            text = "Skipped: the part of %r cannot be read from the database: %s"
+            logger.error(text, extension.name, error)
+        else:
+            if part is not None:
+                parts[extension.name] = part
     return parts
 
 
 def _changed_since(
     using: str, row: Risen, published: Published, moment: datetime
 ) -> list[str] | None:
-    """The digests of subjects whose overrides have changed since the published snapshot, or have
-    ended by that moment; None if that is unknown.
+    """The digests of subjects whose overrides have changed since the published snapshot.
 
-    It is known only if the published snapshot is of this database's history and of this format, and
-    if the changes were recorded with the current keys.
+    Or that have ended by that moment. None if that is unknown: it is known only if the published
+    snapshot is of this database's history and of this format, and if the changes were recorded with
+    the current keys.
     """
-    number, tag = published.revision.number, published.revision.text.partition(b"-")[2].decode()
+    number = published.revision.number
     if (
-        not number
-        or published.database != row.database
-        or published.keys != key_ids()
-        or number < row.rebuilt
+        number < max(row.rebuilt, 1)
+        or published.swept is None
+        or (published.database, published.keys, published.format)
+        != (row.database, key_ids(), FORMAT)
     ):
         return None
-    if published.format != FORMAT:
-        return None
     changes = RateLimitChange.objects.using(using)
-    is_ours = (
-        tag == row.rebuilt_tag
-        if number == row.rebuilt
-        else changes.filter(revision=number, tag=tag).exists()
+    is_ours = (number, published.tag) == (row.rebuilt, row.rebuilt_tag) or (
+        number > row.rebuilt and changes.filter(revision=number, tag=published.tag).exists()
     )
     if not is_ours or _by_forgotten_keys(using).exists():
         return None
     noted = changes.filter(revision__gt=number).exclude(subjects="")
-    if noted.exclude(digested_by=published.keys).exists():
+    over = ended(using, published.swept, moment)
+    if over is None or noted.exclude(digested_by=published.keys).exists():
         return None
-    over = None if published.swept is None else ended(using, published.swept, moment)
-    if over is None:
+    digests = {digest for override in over for digest in override.digests()}
+    for subjects in noted.values_list("subjects", flat=True):
+        digests.update(subjects.split(","))
+    if len(digests) > MAX_SUBJECTS:
         return None
-    digests = {
-        digest
-        for subjects in noted.values_list("subjects", flat=True)
-        for digest in subjects.split(",")
-    }
-    digests |= {digest for override in over for digest in override.digests()}
-    return sorted(digests) if len(digests) <= MAX_SUBJECTS else None
+    return sorted(digests)
 
 
 def values_by_key(using: str) -> dict[str, int]:
-    """The number of overrides for values of fields whose digest was not made with the current key,
-    by the id of its key.
-    """
+    """The number of overrides for values that were not digested with the current key, by key."""
     overrides = RateLimitOverride.objects.using(using).lasting().order_by().exclude(field="")
-    counted = overrides.exclude(digested_by=next(iter(secrets_by_id()))).values_list("digested_by")
+    counted = overrides.exclude(digested_by=key_id()).values_list("digested_by")
     return dict(counted.annotate(models.Count("pk")))
 
 
@@ -449,9 +406,8 @@ def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
     about = ("user_id", "network", "client_digest")
     ordered = overrides.alias(of_values=digest_of_values).order_by(*about, "of_values", "pk")
     rows: Iterable[RateLimitOverride] = ordered.iterator(chunk_size=BATCH)
-    for _, of in groupby(
-        rows, key=lambda row: (*attrgetter(*about)(row), row.subject if row.field else "")
-    ):
+    identify = attrgetter(*about)
+    for _, of in groupby(rows, key=lambda row: (*identify(row), row.field and row.subject)):
         together = list(of)
         written = write_record([override for row in together for override in _override(row)])
         try:

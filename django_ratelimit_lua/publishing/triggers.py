@@ -1,5 +1,6 @@
-"""When rules are published: after each change, after migrations, when Redis was emptied, and again
-until it works.
+"""When rules are published.
+
+After each change, after migrations, when Redis was emptied, and again until it works.
 """
 
 from __future__ import annotations
@@ -43,8 +44,7 @@ UNMIGRATED = (
 
 
 def restore_rules(patience: float, rebuild: bool = False) -> bool:
-    """Publish the rules of the database, if they are not published, or to `rebuild` unreadable
-    ones.
+    """Publish the rules of the database, if they are not published, or to `rebuild` them.
 
     Returns whether the published rules are those of the database. If it cannot be read, the
     background keeps trying.
@@ -91,13 +91,11 @@ def _publish(failure: str, *, rebuild: bool = False) -> bool:
     return False
 
 
-def read_database(patience: float, begin: provider.Begin | None = None) -> Mapping[str, Any] | None:
-    """The rules of the database, as this version would publish them.
+def read_database(patience: float, begin: provider.Begin) -> Mapping[str, Any] | None:
+    """Return the rules of the database, as this version would publish them.
 
-    None if they cannot be read in this number of seconds.
-
-    `begin` is called with them, however late, after overrides were cached, for which there is no
-    other source.
+    None if they cannot be read in this number of seconds. `begin` is called with them, however
+    late. While Redis is unavailable, overrides are cached as well, which have no other source then.
     """
     using = primary()
     snapshots: list[Mapping[str, Any]] = []
@@ -106,7 +104,7 @@ def read_database(patience: float, begin: provider.Begin | None = None) -> Mappi
     def read() -> None:
         try:
             snapshot = snapshot_of(using)
-            if begin is not None:
+            if not provider.is_answered:
                 records = first_records(using)
                 override_cache.put_many([*records], [*records.values()])
             snapshots.append(snapshot)
@@ -114,23 +112,20 @@ def read_database(patience: float, begin: provider.Begin | None = None) -> Mappi
             _warn("The rules in the database cannot be read: %s", error)
 
     def read_in_a_thread() -> None:
-        try:
-            read()
-        finally:
-            done.set()
-        if begin is not None and snapshots:
-            begin(snapshots[0])
+        read()
+        done.set()
+        for snapshot in snapshots:
+            begin(snapshot)
 
     if connections[using].in_atomic_block and not is_in_transaction(using):
         read()
     elif not reading.is_busy and reading.give(read_in_a_thread) is not None:
         done.wait(max(0.0, patience))
-    return snapshots[0] if snapshots else None
+    return next(iter(snapshots), None)
 
 
 def look() -> None:
-    """Check, in a thread, whether the published rules are those of the database, and publish them
-    if not.
+    """Publish the rules of the database, in a thread, if others are published.
 
     Without an edit, they differ if the database was restored from a backup, or its replica has
     taken over without the last edits, and if the published ones are lost or old and no process has
@@ -224,13 +219,14 @@ def migration_problem(*, with_annexes: bool = False) -> str:
 
     if is_behind(RateLimitRevision._meta.app_label):
         return UNMIGRATED
-    names = (
-        [each.name for each in extensions if is_behind(f"ratelimit_{each.name}")]
-        if with_annexes
-        else []
+    apps = ", ".join(
+        f"django_ratelimit_lua.contrib.{each.name}"
+        for each in extensions
+        if with_annexes and is_behind(f"ratelimit_{each.name}")
     )
-    apps = ", ".join(f"django_ratelimit_lua.contrib.{name}" for name in names)
-    return f"installed, but not migrated: {apps}. Run `manage.py migrate`." if names else ""
+    if not apps:
+        return ""
+    return f"installed, but not migrated: {apps}. Run `manage.py migrate`."
 
 
 def _failed(message: str, error: Exception) -> bool:
@@ -278,8 +274,4 @@ def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
 def connect() -> None:
     """Publish whenever rules change, and whenever a process finds Redis empty."""
     rules_changed.connect(when_committed, dispatch_uid="django_ratelimit_lua.publishing.publish")
-    provider.republish, provider.read_database, provider.compare = (
-        restore_rules,
-        read_database,
-        look,
-    )
+    provider.connect(restore_rules, read_database, look)

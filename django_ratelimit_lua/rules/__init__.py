@@ -1,5 +1,4 @@
-"""Rules from settings, admin and call sites: their vocabulary, how they match a request, and those
-in force.
+"""Rules from settings, admin and call sites: their vocabulary, matching, and those in force.
 
 It compiles declarations once per revision and finds the rules for a request. It imports identity
 and store. It does not know models or the admin: the rules reach it as the published snapshot.

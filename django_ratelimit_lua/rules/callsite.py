@@ -1,5 +1,6 @@
-"""Limits written at a call site: the arguments of `@ratelimit` and `is_ratelimited`, and the list
-of call sites.
+"""Limits at call sites.
+
+The arguments of `@ratelimit` and `is_ratelimited`, and the list of call sites.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ LIMITER = "RateLimiter"
 
 
 class CallSite(NamedTuple):
-    """A place in the code with limits: its `kind` (the construct it is written with), its `place`,
-    its `rates` if they are constant (functions otherwise, or None for no limit) and its `key`
-    (empty: each call decides); `limits`: the compiled constant rates, if they are known there;
-    `algorithm`: the one that a throttle names.
+    """A place in the code with limits.
+
+    `kind`: the construct it is written with; `rates`: constant ones, functions, or None for no
+    limit; `key`: empty if each call decides; `limits`: the compiled constant rates, if they are
+    known there; `algorithm`: the one that a throttle names.
     """
 
     kind: str
@@ -71,7 +73,12 @@ class CallSite(NamedTuple):
         """What its constant rates become at a call site of that name."""
         if self.kind != THROTTLE or self.limits:
             return self.limits
-        return tuple([_limit_of_throttle(name, rate, self.algorithm) for rate in self.rates])
+        return tuple(
+            [
+                Limit(name, rate, algorithm=throttle_algorithm(rate, self.algorithm))
+                for rate in self.rates
+            ]
+        )
 
     def words(self) -> str:
         """Its limits, and its place."""
@@ -82,20 +89,20 @@ class CallSite(NamedTuple):
         }
 
 
-def _limit_of_throttle(name: str, rate: Rate, algorithm: str) -> Limit:
-    return Limit(name, rate, algorithm=throttle_algorithm(rate, algorithm))
-
-
 def throttle_algorithm(rate: Rate, named: str | None) -> str:
     """The algorithm of a throttle, if it is `named`; otherwise a log, if that keeps the rate."""
-    return named or ("sliding_window" if rate.limit > MAX_LOG_LENGTH else "sliding_log")
+    if not named and rate.limit > MAX_LOG_LENGTH:
+        return "sliding_window"
+    return named or "sliding_log"
 
 
 def rate_text(rate: Any) -> str:
     """A rate of a call site, as rules write it."""
     if isinstance(rate, Rate):
         return str(rate)
-    return _("no limit") if rate is None else _("what a function says")
+    if rate is None:
+        return _("no limit")
+    return _("what a function says")
 
 
 class KnownCallSites:
@@ -105,7 +112,9 @@ class KnownCallSites:
     more, any name may be a call site.
     """
 
-    MAX_ENTRIES, MAX_LENGTH, MAX_PER_NAME = 10_000, 200, 50
+    MAX_ENTRIES = 10_000
+    MAX_LENGTH = 200
+    MAX_PER_NAME = 50
 
     def __init__(self) -> None:
         self._by_name: dict[str, tuple[CallSite, ...]] = {}
@@ -116,11 +125,10 @@ class KnownCallSites:
         return len(self._by_name)
 
     def __contains__(self, name: str) -> bool:
-        return (
-            name in self._by_name
-            or len(name) > self.MAX_LENGTH
-            or len(self._by_name) >= self.MAX_ENTRIES
-        )
+        return name in self._by_name or not self._has_room(name)
+
+    def _has_room(self, name: str) -> bool:
+        return len(name) <= self.MAX_LENGTH and len(self._by_name) < self.MAX_ENTRIES
 
     def knows(self, name: str) -> bool:
         """Whether there is a call site of that name for certain."""
@@ -135,11 +143,9 @@ class KnownCallSites:
 
         The last added comes first: the outermost decorator, whose key a rule without one takes.
         """
-        present = self._by_name.get(name)
-        if present is None:
-            if len(name) > self.MAX_LENGTH or len(self._by_name) >= self.MAX_ENTRIES:
-                return
-            present = self._by_name[name] = ()
+        if not (name in self._by_name or self._has_room(name)):
+            return
+        present = self._by_name.setdefault(name, ())
         if site is not None and site not in present and len(present) < self.MAX_PER_NAME:
             self._by_name[name] = (site, *present)
 
@@ -172,16 +178,14 @@ def limits_of(rule: Rule) -> list[Limit]:
     template = rule.template
     if template is None:
         return []
-    templates = [template]
-    sites = known_call_sites.of(rule.name) if rule.group in (None, rule.name) else ()
-    key = "" if template.key is None else template.key.name
-    same = [
-        site
-        for site in sites
-        if key in ("", site.key) or (site.key == "" and site.kind != THROTTLE)
-    ]
-    if found := [limits for site in same if (limits := site.limits_at(rule.name))]:
-        templates = [template.in_place_of(limits) for limits in found]
+    templates = []
+    if rule.group in (None, rule.name):
+        for site in known_call_sites.of(rule.name):
+            is_same = template.key is None or site.key == template.key.name
+            limits = site.limits_at(rule.name)
+            if limits and (is_same or (site.key == "" and site.kind != THROTTLE)):
+                templates.append(template.in_place_of(limits))
+    templates = templates or [template]
     templates += [tier for each in templates for _, tier in each.tiers]
     return [limit for each in templates for limit in each.limits(rule.name)]
 
@@ -189,9 +193,10 @@ def limits_of(rule: Rule) -> list[Limit]:
 def losses(
     sites: Sequence[CallSite], key: str, rates: Sequence[Any]
 ) -> list[tuple[CallSite, Rate]]:
-    """The rates of call sites that a rule in their place, with that key (empty: that of the first)
-    and these rates, does not keep: it counts by another key, or has no rate that implies this one,
-    as 3 a minute imply 500 an hour.
+    """The rates of call sites that a rule in their place does not keep.
+
+    The rule has that key (empty: that of the first call site) and these rates. It counts by another
+    key, or has no rate that implies this one, as 3 a minute imply 500 an hour.
     """
     return [
         (site, rate)
@@ -241,18 +246,20 @@ def call_site(
         raise LimitError(f"group is {group!r}: must be text")
     template = LimitTemplate.compiled("at this call site", key, rate, cost, options)
     methods = parse_methods(method)
-    for name, function in (
-        ("count_if", count_if),
-        ("reset_if", reset_if),
-        ("cost_after", cost_after),
-    ):
-        if function is not None and not callable(function):
+    is_of_slots = all(isinstance(each, Rate) and each.is_slots for each in template.rates)
+    outcomes: dict[str, Any] = {
+        "count_if": count_if,
+        "reset_if": reset_if,
+        "cost_after": cost_after,
+    }
+    for name, function in outcomes.items():
+        if function is None:
+            continue
+        if not callable(function):
             raise LimitError(
                 f"{name} is {function!r}: must be a callable (request, response or exception)"
             )
-        if function is not None and all(
-            isinstance(each, Rate) and each.is_slots for each in template.rates
-        ):
+        if is_of_slots:
             raise LimitError(
                 f"{name} is for rates: a slot is released when the response is closed, whatever "
                 "came of it"
@@ -260,17 +267,8 @@ def call_site(
     if group is not None:
         known_call_sites.add(group)
     assert template.key is not None
-    return Rule(
-        template=replace(
-            template, label=f"{methods_label(methods)}:{template.key.name}", _limits={}
-        ),
-        group=group,
-        methods=methods,
-        block=block,
-        count_if=count_if,
-        reset_if=reset_if,
-        cost_after=cost_after,
-    )
+    template = replace(template, label=f"{methods_label(methods)}:{template.key.name}", _limits={})
+    return Rule(template=template, group=group, methods=methods, block=block, **outcomes)
 
 
 def group_of(view: Any) -> str:
@@ -282,11 +280,11 @@ def group_of(view: Any) -> str:
     for attribute in ("view_class", "cls"):  # What `as_view()` of Django and of DRF returns.
         cls = getattr(view, attribute, None)
         if isinstance(cls, type):
+            name = f"{cls.__module__}.{cls.__qualname__}"
             actions = getattr(view, "actions", None)
-            suffix = (
-                "." + ",".join(sorted(set(actions.values()))) if isinstance(actions, dict) else ""
-            )
-            return f"{cls.__module__}.{cls.__qualname__}{suffix}"
+            if isinstance(actions, dict):
+                name += "." + ",".join(sorted(set(actions.values())))
+            return name
     # `method_decorator` wraps a partial of the bound method.
     function = inspect.unwrap(
         view, stop=lambda layer: isinstance(layer, (functools.partial, MethodType))
@@ -300,10 +298,9 @@ def group_of(view: Any) -> str:
     )
     if owner is not None and not isinstance(owner, (type, ModuleType)):
         return f"{type(owner).__module__}.{type(owner).__qualname__}.{name.rpartition('.')[2]}"
-    module = (
-        getattr(function, "__module__", None) or type(function).__module__
-    )  # A partial's own is functools.
+    # A partial's own module is functools.
+    module = getattr(function, "__module__", None) or type(function).__module__
     code = getattr(function, "__code__", None)
-    return f"{module}.{name}" + (
-        f":{code.co_firstlineno}" if code and code.co_name == "<lambda>" else ""
-    )
+    if code and code.co_name == "<lambda>":
+        name += f":{code.co_firstlineno}"
+    return f"{module}.{name}"

@@ -12,6 +12,7 @@ from ..extension import FIELDS_OF_ANNEXES, PLACES, install, rule_fields
 from ..identity.keys import ALL_CALLERS, FIELDS, label_of
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
+from .template import as_list
 
 Declared = Mapping[str, Any]
 
@@ -78,7 +79,9 @@ def field_words(field: str) -> str:
     'form field username'
     """
     kind, _colon, name = field.partition(":")
-    return str(FIELDS[kind].label) % name if kind in FIELDS else label_of(field)
+    if kind in FIELDS:
+        return str(FIELDS[kind].label) % name
+    return label_of(field)
 
 
 def reading(given: Declared) -> str:
@@ -92,12 +95,7 @@ def reading(given: Declared) -> str:
     """
     try:
         return _sentence(given)
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ):  # Edited by hand, or written by an older version.
+    except (AttributeError, KeyError, TypeError, ValueError):  # Edited by hand.
         return str(given)
 
 
@@ -112,13 +110,11 @@ def _sentence(given: Declared) -> str:
             for word, added in rule_fields().items()
             if word in PLACES and given.get(word)
         ]
-        who = key_label(given.get("key"), "".join(places[:1]))
-        words = (
-            _("%(rate)s for %(client)s")
-            if given.get("key") == ALL_CALLERS
-            else _("%(rate)s per %(client)s")
-        )
-        parts.append(words % {"rate": rate, "client": who})
+        words = _("%(rate)s per %(client)s")
+        if given.get("key") == ALL_CALLERS:
+            words = _("%(rate)s for %(client)s")
+        client = key_label(given.get("key"), "".join(places[:1]))
+        parts.append(words % {"rate": rate, "client": client})
     parts += [
         _(row.words) % given for option, row in OPTIONS.items() if row.words and given.get(option)
     ]
@@ -133,16 +129,12 @@ def _sentence(given: Declared) -> str:
 
 
 def where(given: Declared) -> str:
+    """The requests that a rule applies to, in words."""
     parts: list[str] = []
-    paths = given.get("path")
-    methods = given.get("method")
-    if methods:
-        parts.append(methods if isinstance(methods, str) else _(" and ").join(methods))
-    if paths:
-        parts.append(
-            _("on %(paths)s")
-            % {"paths": paths if isinstance(paths, str) else _(" and ").join(paths)}
-        )
+    if given.get("method"):
+        parts.append(_joined(given["method"]))
+    if given.get("path"):
+        parts.append(_("on %(paths)s") % {"paths": _joined(given["path"])})
     if given.get("route"):
         parts.append(_("at the route %(route)s") % given)
     if given.get("group"):
@@ -155,20 +147,24 @@ def where(given: Declared) -> str:
             parts.append(f"{word} ({install(FIELDS_OF_ANNEXES[word])})")
     audience = given.get("audience", "everyone")
     if audience != "everyone":
-        names = [audience] if isinstance(audience, str) else audience
         known = {
             "authenticated": _("logged-in users"),
             "anonymous": _("visitors who are not logged in"),
         }
         # A group may be called like an audience, and is not the same.
-        words = [
-            _("group %(name)s") % {"name": name[6:]}
-            if name.startswith("group:")
-            else known.get(name, name)
-            for name in names
-        ]
-        parts.append(_("for %(audience)s") % {"audience": _(" and ").join(words)})
+        words = []
+        for name in as_list(audience):
+            _kind, is_group, group = name.partition("group:")
+            if is_group:
+                words.append(_("group %(name)s") % {"name": group})
+            else:
+                words.append(known.get(name, name))
+        parts.append(_("for %(audience)s") % {"audience": _joined(words)})
     return " ".join(filter(None, parts))
+
+
+def _joined(words: Any) -> str:
+    return _(" and ").join(as_list(words))
 
 
 def difference(before: Declared | None, after: Declared | None) -> list[str]:
@@ -177,15 +173,19 @@ def difference(before: Declared | None, after: Declared | None) -> list[str]:
     >>> difference({"rate": "100/m", "mode": "shadow"}, {"rate": "50/m"})
     ['mode: shadow → —', 'rate: 100/m → 50/m']
     """
-    before, after = (
-        declared if isinstance(declared, Mapping) else {} for declared in (before, after)
-    )
-    fields = sorted({*before, *after} - {"subject"})
+    old = _mapping(before)
+    new = _mapping(after)
     return [
-        f"{field}: {_value(before.get(field))} → {_value(after.get(field))}"
-        for field in fields
-        if before.get(field) != after.get(field)
+        f"{field}: {_value(old.get(field))} → {_value(new.get(field))}"
+        for field in sorted({*old, *new} - {"subject"})
+        if old.get(field) != new.get(field)
     ]
+
+
+def _mapping(declared: Any) -> Declared:
+    if isinstance(declared, Mapping):
+        return declared
+    return {}
 
 
 def _value(value: Any) -> str:

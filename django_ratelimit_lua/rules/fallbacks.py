@@ -30,10 +30,14 @@ def fall_back(fallback: Any, error: Exception, *args: Any, **kwargs: Any) -> Any
     """
     if fallback is NO_FALLBACK:
         raise error
-    return fallback(*args, **kwargs) if callable(fallback) else fallback
+    if callable(fallback):
+        return fallback(*args, **kwargs)
+    return fallback
 
 
 async def afall_back(fallback: Any, error: Exception, *args: Any, **kwargs: Any) -> Any:
     """`fall_back`, for coroutine functions. The fallback may be a coroutine function."""
     answer = fall_back(fallback, error, *args, **kwargs)
-    return await answer if inspect.isawaitable(answer) else answer
+    if inspect.isawaitable(answer):
+        return await answer
+    return answer

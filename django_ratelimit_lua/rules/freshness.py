@@ -1,5 +1,6 @@
-"""The last moment at which the rules of this process were known to be current, for decisions in
-which Redis does not compare them.
+"""The last moment at which the rules of this process were known to be current.
+
+It is for decisions in which Redis does not compare them.
 
 On one server the call that counts compares them as well. If nothing is to be counted, if the rules
 are in another hash slot than the limits (a cluster), and if limits are decided in this process,
@@ -26,8 +27,7 @@ Known = tuple[bytes, Revision, float]
 
 
 class Freshness:
-    """When the rules of this process were last current, and the overrides that belong to these
-    rules.
+    """When the rules of this process were last current, and the overrides that belong to them.
 
     Each change of an override raises the revision as well, so the known overrides of a subject hold
     as long as the revision does.
@@ -40,13 +40,15 @@ class Freshness:
 
     def expire(self) -> None:
         """Record a change: the next request has to compare."""
-        self._expired_at, self._known = time.monotonic(), None
+        self._expired_at = time.monotonic()
+        self._known = None
 
     def is_due(self, call: Call) -> bool:
         """Whether the caller has to compare its rules."""
         if call.revision is None:
             return False
-        proof, now = self._known, time.monotonic()
+        proof = self._known
+        now = time.monotonic()
         if (
             proof is None
             or proof[2] <= now - MAX_AGE

@@ -69,11 +69,12 @@ def method_name(name: object) -> str:
     ...
     django_ratelimit_lua.limits.rate.LimitError: 'PSOT' is no HTTP method; did you mean ...
     """
-    upper = name.upper() if isinstance(name, str) else ""
+    upper = str(name).upper()
     if upper in METHODS:
         return upper
-    meant = get_close_matches(upper, METHODS, n=1)
-    hint = f"; did you mean {meant[0]!r}?" if meant else "."
+    hint = "."
+    for meant in get_close_matches(upper, METHODS, n=1):
+        hint = f"; did you mean {meant!r}?"
     raise LimitError(
         f"{name!r} is no HTTP method{hint} Known are {', '.join(sorted(METHODS))}", "method"
     )
@@ -83,7 +84,9 @@ def parse_methods(method: Any) -> frozenset[str] | None:
     """The methods to count; None: all. GET includes HEAD, which runs the same view."""
     if method is ALL:
         return None
-    names = [method] if isinstance(method, str) else method
+    names = method
+    if isinstance(method, str):
+        names = [method]
     if not isinstance(names, (list, tuple, set, frozenset)) or not names:
         raise LimitError(
             f"method is {method!r}: must be ALL, UNSAFE, a method's name or a list of names",
@@ -99,8 +102,12 @@ def methods_label(methods: frozenset[str] | None) -> str:
     A limit on GET includes HEAD, but its name has only GET, so that the name is the same as before
     HEAD was included.
     """
-    return "*" if methods is None else ",".join(sorted(methods - _implied(methods)))
+    if methods is None:
+        return "*"
+    return ",".join(sorted(methods - _implied(methods)))
 
 
 def _implied(methods: frozenset[str]) -> frozenset[str]:
-    return frozenset({"HEAD"}) if "GET" in methods else frozenset()
+    if "GET" in methods:
+        return frozenset({"HEAD"})
+    return frozenset()

@@ -33,7 +33,8 @@ from ..process.bounded_map import BoundedMap
 logger = logging.getLogger("django_ratelimit_lua")
 Effect = Literal["limit", "exempt", "block"]
 EFFECTS: tuple[Effect, ...] = ("block", "exempt", "limit")
-_REMEMBERED, _REMEMBERED_BYTES = 10_000, 64 * 2**20
+_REMEMBERED = 10_000
+_REMEMBERED_BYTES = 64 * 2**20
 USER = "user"
 DIGEST = "digest"
 _NETWORK = re.compile(r"ip([46])/([0-9]{1,3})")
@@ -41,16 +42,18 @@ _NETWORK = re.compile(r"ip([46])/([0-9]{1,3})")
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """An override of one subject: for the rule of that row (None: for all), from and until a time
-    in microseconds since 1970 (None: always).
+    """An override of one subject.
+
+    It is for the rule of that row (None: for all), from and until a time in microseconds since 1970
+    (None: always).
 
     `block`: how it is answered, if it is a block. `kind`: the kind of its subject, if that is a
     case-sensitive field: "ada" has the digest there that "ADA" has in a field that ignores case.
     """
 
     pk: int
-    rule: int | None
-    effect: Effect
+    rule: int | None = None
+    effect: Effect = "block"
     rate: Rate | None = None
     burst: int | None = None
     starts: int | None = None
@@ -66,25 +69,27 @@ class Override:
 
     def retry_after(self, now: int) -> float | None:
         """Seconds until it ends; None: never."""
-        return None if self.ends is None else max(self.ends - now, 1) / SECOND
+        if self.ends is None:
+            return None
+        return max(self.ends - now, 1) / SECOND
 
     def limit(self, limit: Limit) -> Limit:
-        """A limit with this override's numbers.
-
-        The limit itself if they cannot be kept, which is logged.
+        """Return a limit with this override's numbers, or the limit itself if they do not fit it.
 
         An override may apply to rules of all algorithms: if one has no burst, only the rate is
-        changed.
+        changed. Numbers that do not fit are logged.
         """
-        return limit if self.rate is None else _retuned(limit, self.rate, self.burst)
+        if self.rate is None:
+            return limit
+        return _retuned(limit, self.rate, self.burst)
 
 
 @lru_cache(maxsize=4096)
 def _retuned(limit: Limit, rate: Rate, burst: int | None) -> Limit:
+    if "burst" not in algorithms.find(limit.algorithm).options:
+        burst = None
     try:
-        return limit.at(
-            rate, burst if "burst" in algorithms.find(limit.algorithm).options else None
-        )
+        return limit.at(rate, burst)
     except LimitError as error:
         logger.error("An override is skipped: %s", error)
         return limit
@@ -99,7 +104,6 @@ def network_kind(version: int, prefix_length: int) -> str:
     return f"ip{version}/{prefix_length}"
 
 
-@lru_cache(maxsize=4096)
 def network_identity(address: Address, kind: str) -> Identity | None:
     """An address as a subject of such a kind; None if it is of the other version.
 
@@ -123,11 +127,15 @@ def client_identity(client: str) -> Identity:
 
 @lru_cache(maxsize=1024)
 def strength(kind: str) -> int:
-    """How particular a kind of subject is: a client's digest goes before a user, a user before the
-    value of a field, that before an address, that before its network.
+    """Return how specific a kind of subject is.
+
+    A client's digest goes before a user, a user before the value of a field, that before an
+    address, that before its network.
     """
     network = _NETWORK.fullmatch(kind)
-    return int(network[2]) if network else {USER: 130, DIGEST: 131}.get(kind, 129)
+    if network:
+        return int(network[2])
+    return {USER: 130, DIGEST: 131}.get(kind, 129)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +154,16 @@ Record = tuple[bytes, tuple[Override, ...]]
 def network_digest(address: Address, kind: str, secret: str | bytes) -> bytes | None:
     """The digest of an address as a subject of such a kind, under a secret."""
     identity = network_identity(address, kind)
-    return None if identity is None else digest(identity, secret)
+    if identity is None:
+        return None
+    return digest(identity, secret)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownOverrides:
-    """What was known of a request's subjects at one moment: of each, the tag of its record and its
-    overrides.
+    """What was known of a request's subjects at one moment.
+
+    Of each, the tag of its record and its overrides.
     """
 
     records: tuple[tuple[SubjectRef, Record], ...]
@@ -165,32 +176,31 @@ class KnownOverrides:
         return [Subject(ref.digest, tag) for ref, (tag, _overrides) in self.records]
 
     def strongest_for(self, rule: int | None, now: int) -> Override | None:
-        """The override in force for a rule: that of the most particular subject.
+        """Return the override in force for a rule: that of the most specific subject.
 
-        Of those what names the rule goes before what is for all, a block before an exemption before
-        another limit, and the newer before the older.
+        Of those, an override of the rule goes before one of all rules, a block before an exemption
+        before another limit, and the newer before the older.
         """
-        ranked = [
-            (
-                (
-                    strength(ref.kind),
-                    override.rule is not None,
-                    -EFFECTS.index(override.effect),
-                    override.pk,
-                ),
-                override,
-            )
+        matching = [
+            (strength(ref.kind), override.rule is not None, override)
             for ref, (_tag, overrides) in self.records
             for override in overrides
             if override.rule in (None, rule)
             and override.kind in ("", ref.kind)
             and override.is_active(now)
         ]
-        return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
+        if not matching:
+            return None
+        return max(matching, key=_rank)[2]
 
     def subject_of(self, override: Override) -> bytes:
         """The digest of the subject of one of these overrides."""
         return next(ref.digest for ref, (_tag, overrides) in self.records if override in overrides)
+
+
+def _rank(match: tuple[int, bool, Override]) -> tuple[int, bool, int, int]:
+    of_kind, is_of_rule, override = match
+    return of_kind, is_of_rule, -EFFECTS.index(override.effect), override.pk
 
 
 _NOBODY = KnownOverrides(())
@@ -224,8 +234,9 @@ class OverrideCache:
     def get_each(
         self, groups: Sequence[Sequence[SubjectRef]]
     ) -> tuple[list[KnownOverrides], Sequence[Subject]]:
-        """The same for several, by one reading: the known overrides of each, and the subjects of
-        the call that uses them.
+        """The same for several, by one reading.
+
+        Return the known overrides of each, and the subjects of the call that uses them.
         """
         if not any(groups):
             return [_NOBODY] * len(groups), ()
@@ -248,31 +259,21 @@ class OverrideCache:
 
 
 override_cache = OverrideCache()
-_BLOCK_WORDS = Block._fields
-"""Fields that only blocks have, and only if they have a value."""
-_WORDS = ("id", "rule", "effect", "rate", "burst", "starts", "ends")
+_NUMBERS = ("rule", "burst", "starts", "ends")
+_WORDS = {"id", "effect", "rate", *_NUMBERS, *Block._fields, "kind"}
 
 
 def write_record(overrides: Sequence[Override]) -> bytes:
-    """The record of a subject: a tag, and its overrides as JSON."""
-    declared = [
-        dict(
-            zip(
-                _WORDS,
-                (row.pk, row.rule, row.effect, _pair(row.rate), row.burst, row.starts, row.ends),
-                strict=True,
-            )
-        )
-        | {word: value for word, value in zip(_BLOCK_WORDS, row.block, strict=True) if value}
-        | ({"kind": row.kind} if row.kind else {})
-        for row in overrides
-    ]
+    """Return the record of a subject: a tag, and its overrides as JSON, without empty values."""
+    declared = []
+    for row in overrides:
+        given: dict[str, Any] = {"id": row.pk, "effect": row.effect, "kind": row.kind}
+        given |= {word: getattr(row, word) for word in _NUMBERS} | row.block._asdict()
+        if row.rate is not None:
+            given["rate"] = [row.rate.limit, row.rate.period_us]
+        declared.append({word: value for word, value in given.items() if value})
     text = json.dumps(declared, separators=(",", ":")).encode()
     return hashlib.blake2b(text, digest_size=TAG_SIZE // 2).hexdigest().encode() + text
-
-
-def _pair(rate: Rate | None) -> list[int] | None:
-    return None if rate is None else [rate.limit, rate.period_us]
 
 
 def read_record(written: bytes, before: Sequence[Override] = ()) -> tuple[Override, ...]:
@@ -282,65 +283,55 @@ def read_record(written: bytes, before: Sequence[Override] = ()) -> tuple[Overri
     logged. A block with unknown fields stays a block. An exemption or changed limit with unknown
     fields may have been meant for fewer requests, so it is skipped.
     """
-    by_pk = {override.pk: override for override in before}
     try:
         declared = json.loads(written[TAG_SIZE:])
         if not isinstance(declared, list):
             raise ValueError("not a list")
     except (ValueError, RecursionError) as error:
-        _report(bool(by_pk), error, written)
+        logger.error("Overrides cannot be read: %s: %s", error, str(written)[:200])
         return tuple(before)
     overrides = []
     for given in declared:
         try:
             overrides.append(_read(given))
-        except (ValueError, KeyError, TypeError, ArithmeticError) as error:
-            pk = given.get("id") if isinstance(given, dict) else None
-            earlier = by_pk.get(pk) if isinstance(pk, int) else None
-            _report(earlier is not None, error, given)
-            overrides += [] if earlier is None else [earlier]
+        except (ValueError, TypeError, ArithmeticError) as error:
+            logger.error("An override cannot be read: %s: %s", error, str(given)[:200])
+            if isinstance(given, dict):
+                overrides += [override for override in before if override.pk == given.get("id")]
     return tuple(overrides)
 
 
-def _report(goes_on: bool, error: Exception, written: object) -> None:
-    what = "goes on as it was" if goes_on else "is skipped"
-    logger.error("An override %s: %s: %s", what, error, str(written)[:200])
-
-
 def _read(given: Any) -> Override:
-    pk, rule, effect, rate, burst, starts, ends = (given[word] for word in _WORDS)
+    if not isinstance(given, dict):
+        raise ValueError("not an override")
+    effect = given.get("effect")
     if effect not in EFFECTS:
         raise ValueError(f"effect is {effect!r}")
-    forbids, message = (
-        given.get(word, plain) for word, plain in zip(_BLOCK_WORDS, PLAIN_BLOCK, strict=True)
-    )
     kind = given.get("kind", "")
     if kind and not is_kind(kind):
         raise ValueError(f"kind is {kind!r}")
-    if unknown := set(given) - {*_WORDS, "kind", *(_BLOCK_WORDS if effect == "block" else ())}:
-        if effect != "block":
-            raise ValueError(f"unknown {', '.join(sorted(unknown))}")
-        logger.warning(
-            "Ignored in a block, because this version does not know it: %s",
-            ", ".join(sorted(unknown)),
-        )
-    numbers = [
-        pk,
-        *(number for number in (rule, burst, starts, ends) if number is not None),
-        *(rate or ()),
-    ]
-    if not all(map(_is_whole, numbers)):
+    unknown = ", ".join(sorted(given.keys() - _WORDS))
+    if unknown and effect != "block":
+        raise ValueError(f"unknown {unknown}")
+    if unknown:
+        logger.warning("Ignored in a block, because this version does not know it: %s", unknown)
+    numbers = {word: given[word] for word in _NUMBERS if given.get(word) is not None}
+    rate = given.get("rate")
+    if not all(map(_is_whole, [given.get("id"), *numbers.values(), *(rate or ())])):
         raise ValueError("not a whole number")
-    if burst is not None and burst < 1:
-        raise ValueError(f"burst is {burst!r}")
-    block = Block(forbids is True, message if isinstance(message, str) else "")
-    return Override(
-        pk, rule, effect, None if rate is None else Rate(*rate), burst, starts, ends, block, kind
-    )
+    if numbers.get("burst", 1) < 1:
+        raise ValueError("burst is less than 1")
+    if rate is not None:
+        rate = Rate(*rate)
+    message = given.get("message")
+    if not isinstance(message, str):
+        message = ""
+    block = Block(given.get("forbids") is True, message)
+    return Override(given["id"], effect=effect, rate=rate, block=block, kind=kind, **numbers)
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+    return type(value) is int and abs(value) < 2**63
 
 
 def is_field(kind: str) -> bool:
@@ -349,8 +340,9 @@ def is_field(kind: str) -> bool:
 
 
 def is_kind(kind: object) -> bool:
-    """Whether that is a kind of subject: a user, a network, a field, a registered key, or a
-    client's digest.
+    """Whether that is a kind of subject.
+
+    It is a user, a network, a field, a registered key, or a client's digest.
 
     >>> (
     ...     is_kind("ip4/24"),
@@ -365,5 +357,5 @@ def is_kind(kind: object) -> bool:
         return False
     network = _NETWORK.fullmatch(kind)
     if network:
-        return int(network[2]) <= (32 if network[1] == "4" else 128)
+        return int(network[2]) <= {"4": 32, "6": 128}[network[1]]
     return kind in (USER, DIGEST) or is_field(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -15,14 +16,16 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 10_000
 """Characters of a path that a glob looks at."""
-_REMEMBERED, _REMEMBERED_BYTES = 4096, 4 * 2**20
+_REMEMBERED = 4096
+_REMEMBERED_BYTES = 4 * 2**20
 _MAX_REMEMBERED_LENGTH = 300
 """Characters of a path that an index remembers; longer ones are looked up each time."""
 
 
 class PathPattern:
-    """A prefix, or, with a star, a glob for the whole path: `*` is any text without a slash, `**`
-    any text, every other character is itself.
+    """A prefix, or, with a star, a glob for the whole path.
+
+    `*` is any text without a slash, `**` any text, every other character is itself.
 
     Matching a glob keeps all possible positions in the bits of one number, so it takes one step for
     each character of the path: no backtracking, whatever the pattern (Thompson, 1968, "Regular
@@ -40,19 +43,20 @@ class PathPattern:
 
     def __init__(self, pattern: str) -> None:
         self.prefix, self._is_glob, _ = pattern.partition("*")
-        self._suffix = pattern.rpartition("*")[2] if self._is_glob else ""
+        self._suffix = ""
+        if self._is_glob:
+            self._suffix = pattern.rpartition("*")[2]
         self._letters: dict[str, int] = {}
-        self._within = self._across = 0
-        bit, place = 1, 0
-        while place < len(pattern):
-            stars = len(pattern) - place - len(pattern[place:].lstrip("*"))
-            if not stars:
-                self._letters[pattern[place]] = self._letters.get(pattern[place], 0) | bit
-            elif stars == 1:
+        self._within = 0
+        self._across = 0
+        bit = 1
+        for part in re.findall(r"\*+|.", pattern, re.DOTALL):
+            if part == "*":
                 self._within |= bit
-            else:
+            elif part[0] == "*":
                 self._across |= bit
-            place += stars or 1
+            else:
+                self._letters[part] = self._letters.get(part, 0) | bit
             bit <<= 1
         self._end = bit
 
@@ -65,11 +69,15 @@ class PathPattern:
         stars = self._within | self._across
         positions = self._skip(1, stars)
         for letter in path[:MAX_LENGTH]:
-            stay = positions & (self._across if letter == "/" else stars)
+            stay = positions & stars
+            if letter == "/":
+                stay = positions & self._across
             positions = self._skip(stay | (positions & self._letters.get(letter, 0)) << 1, stars)
             if not positions:
                 return False
-        return bool(positions & self._end) if len(path) <= MAX_LENGTH else undecided
+        if len(path) > MAX_LENGTH:
+            return undecided
+        return bool(positions & self._end)
 
     @staticmethod
     def _skip(positions: int, stars: int) -> int:
@@ -83,8 +91,7 @@ def path_pattern(text: str) -> PathPattern:
 
 
 class PathIndex:
-    """Rules by the text that their paths begin with, so that a path only meets those that begin
-    like it.
+    """Rules by the text that their paths begin with, of which a path only meets a few.
 
     The rules of a path that was asked for before are remembered, for a bounded number of short
     paths.

@@ -20,8 +20,9 @@ def route_names() -> set[str]:
 
 
 def look_for_call_sites() -> None:
-    """Make known what stands on the methods of views, as these count under the class of the view
-    that runs.
+    """Add the limits on the methods of views to the known call sites.
+
+    They count under the class of the view that runs.
     """
     if not getattr(settings, "ROOT_URLCONF", None):
         return
@@ -45,8 +46,9 @@ def meant_by(name: str) -> str:
 
 
 def place_problems(rule: Rule) -> list[str]:
-    """The parts of a rule that have no effect because of the code: an unknown route or call site,
-    or a ban of an identity that all callers share.
+    """Return the parts of a rule that have no effect because of the code, in words.
+
+    They are an unknown route or call site, or a ban of an identity that all callers share.
     """
     look_for_call_sites()
     found = []
@@ -64,9 +66,12 @@ def place_problems(rule: Rule) -> list[str]:
         )
         text %= {"name": rule.group}
         meant = meant_by(rule.group)
-        found.append(f"{text} {_('Did you mean “%(name)s”?') % {'name': meant}}" if meant else text)
-    sites = known_call_sites.of(rule.name) if rule.group == rule.name and rule.key is None else ()
-    if rule.template.options.get("ban_after") and any(site.key == ALL_CALLERS for site in sites):
+        if meant:
+            text += " " + _("Did you mean “%(name)s”?") % {"name": meant}
+        found.append(text)
+    is_replacement = rule.group == rule.name and rule.key is None
+    keys = {site.key for site in known_call_sites.of(rule.name)}
+    if rule.template.options.get("ban_after") and is_replacement and ALL_CALLERS in keys:
         found.append(
             _(
                 "The limit in the code counts all clients together, so the rule never bans: give "

@@ -39,7 +39,8 @@ class Problems:
         for problem in skipped:
             if problem not in self._skipped:
                 logger.error("Skipped: %s", problem)
-        self._declared, self._skipped = declared, tuple(skipped)
+        self._declared = declared
+        self._skipped = tuple(skipped)
         self._failed = {
             name: failure
             for name, failure in self._failed.items()

@@ -1,5 +1,4 @@
-"""The rules of this process, and the source of newer ones: Redis, or the database, or its own
-memory.
+"""The rules of this process, and the source of newer ones: Redis, the database, or its memory.
 
 The published snapshot names its database. One database owns a prefix: a process of another database
 uses the rules that its own database had when they were loaded, publishes nothing, and reports which
@@ -14,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from django.apps import apps
 
@@ -36,7 +35,11 @@ logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
 APP = "django_ratelimit_lua"
 """Whether rules can be edited: the app is installed. Then every call compares its rules."""
-REVISION, SNAPSHOT, DATABASE, KEYS, FORMAT = b"revision", b"rules", b"database", b"keys", b"format"
+REVISION = b"revision"
+SNAPSHOT = b"rules"
+DATABASE = b"database"
+KEYS = b"keys"
+FORMAT = b"format"
 COMPARE_SECONDS = 10.0
 """How often it is looked whether what is published is what the database has, while there are
 requests.
@@ -48,17 +51,16 @@ ASK_SECONDS = 1.0
 MANY = 1000
 """More rules than these are loaded by a thread of their own, while the old ones go on."""
 
-republish: Callable[[float, bool], bool] | None = None
+republish: Callable[[float, bool], bool]
 """Publishes the rules of the database, and is waited for at most this number of seconds; also if
 they are published already but unreadable. Returns whether the published rules are those of the
-database. `publishing` sets itself here.
+database.
 """
 
 Begin = Callable[[Mapping[str, Any]], None]
-read_database: Callable[[float, Begin | None], Mapping[str, Any] | None] | None = None
-"""The rules of the database, as this version would publish them; None if that takes too long, or
-fails. A caller that needs rules to begin with passes a function that is called with them, however
-late, and overrides are cached too. `publishing` sets itself here.
+read_database: Callable[[float, Begin], Mapping[str, Any] | None]
+"""Reads the rules of the database, as this version would publish them; None if that takes too long,
+or fails. The function is called with them, however late.
 """
 
 on_new_rules: list[Callable[[], None]] = []
@@ -66,10 +68,8 @@ on_new_rules: list[Callable[[], None]] = []
 caches are cleared.
 """
 
-compare: Callable[[], None] | None = None
-"""Looks in the background whether what is published is what the database has; `publishing` puts
-itself here.
-"""
+compare: Callable[[], None]
+"""Looks in the background whether what is published is what the database has."""
 
 database: str | None = None
 """The id of this process's database; empty: no rule was ever saved in it; None: it could not be
@@ -109,18 +109,21 @@ def _renew() -> None:
     _lock = Lock()
 
 
+def connect(
+    restore: Callable[[float, bool], bool],
+    read: Callable[[float, Begin], Mapping[str, Any] | None],
+    look: Callable[[], None],
+) -> None:
+    """Set the functions that reach the database, when `publishing` starts."""
+    global republish, read_database, compare
+    republish = restore
+    read_database = read
+    compare = look
+
+
 def is_others(owner: object) -> bool:
     """Whether that is known to be the id of another database than this process's."""
     return database is not None and owner not in ("", database)
-
-
-def owner_problem(owner: str) -> str:
-    """Return the problem of a prefix that another database owns."""
-    return (
-        f"RATELIMIT_CACHE_PREFIX {conf.CACHE_PREFIX.decode()!r} belongs to the database {owner}, "
-        "which is not this "
-        f"site's; so this site's rules are not published. {REMEDY}"
-    )
 
 
 def note_database(database_id: str) -> None:
@@ -139,7 +142,12 @@ def note_owner(owner: str) -> bool:
 
     Return whether this process's database may publish.
     """
-    problem = owner_problem(owner) if is_others(owner) else ""
+    problem = ""
+    if is_others(owner):
+        problem = (
+            f"RATELIMIT_CACHE_PREFIX {conf.CACHE_PREFIX.decode()!r} belongs to the database "
+            f"{owner}, which is not this site's; so this site's rules are not published. {REMEDY}"
+        )
     if problem and problem != problems.owner:
         logger.error("%s", problem)
     problems.owner = problem
@@ -152,20 +160,22 @@ def current() -> Ruleset | None:
         _compare_now_and_then()
     if _ruleset is None and _snapshot is not None:
         # Only the settings have changed.
-        _go_by(
-            Ruleset(settings_rules(), _snapshot, rules_key() if apps.is_installed(APP) else None),
-            _changes,
-        )
+        fence = None
+        if apps.is_installed(APP):
+            fence = rules_key()
+        _go_by(Ruleset(settings_rules(), _snapshot, fence), _changes)
     return _ruleset
 
 
 def _compare_now_and_then() -> None:
     global _compare_at
-    is_first, _compare_at = _compare_at < 0, time.monotonic() + COMPARE_SECONDS
-    if compare is not None and not is_first and _ruleset is not None and _ruleset.fence is not None:
-        compare()
-    if _blind is not None and _ruleset is _blind and read_database is not None:
-        read_database(0.0, partial(_begin_with, _blind.revision))
+    _compare_at = time.monotonic() + COMPARE_SECONDS
+    ruleset = _ruleset
+    if ruleset is None or ruleset.fence is None:
+        return
+    compare()
+    if ruleset is _blind:
+        read_database(0.0, partial(_begin_with, ruleset.revision))
 
 
 def in_force() -> Ruleset | None:
@@ -195,51 +205,39 @@ def load(stale: StaleRules | None = None, patience: Patience | None = None) -> R
 
 def _load_beside(stale: StaleRules | None) -> None:
     try:
-        _load(stale, Patience(PATIENCE), PATIENCE)  # No other request waits for the lock.
+        _load(stale, Patience(PATIENCE))
     except Exception:  # This is its only report. Requests that use the old rules compare again.
         logger.exception("The rules cannot be loaded")
         raise
 
 
-def _load(stale: StaleRules | None, patience: Patience, most: float | None = None) -> Ruleset:
-    """`most`: for how long the database may be asked, by default no longer than a request may take,
-    as others may wait for their turn.
-    """
+def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
     global _unanswered_at, is_answered
-    most = conf.TIMEOUT if most is None else most
     lock = _lock
     if not (lock.acquire(blocking=False) or _waited_for(lock, patience)):
-        return _ruleset if _ruleset is not None else Ruleset(settings_rules())
+        return _ruleset or Ruleset(settings_rules())
     try:
-        older, is_of, changes = _ruleset, database, _changes
+        older = _ruleset
+        changes = _changes
         if older is not None and (stale is None or older.published == stale.current):
             return older  # Another thread was faster.
-        declared = settings_rules() if older is None else older.declared
+        declared: Sequence[Rule] = settings_rules() if older is None else older.declared
         if not apps.is_installed(APP):
             return _go_by(Ruleset(declared), changes)
         try:
-            fence, snapshot, is_blind = _published_or_best(older, patience, most)
+            snapshot, is_blind = _published_or_best(older, patience)
             is_answered = True
         except StoreError:
-            _unanswered_at, is_answered = time.monotonic(), False
-            if (
-                older is not None
-                and older.fence is not None
-                and (older is not _blind or older.snapshot)
-            ):
+            _unanswered_at = time.monotonic()
+            is_answered = False
+            if older is not None:
                 return older
-            fence, snapshot = rules_key(), _from_database(patience, most)
+            snapshot = _from_database(patience, NO_RULES) or {}
             is_blind = not snapshot
-        ruleset = _after(older, declared, snapshot, fence)
-        if is_answered and older is not None and snapshot is older.snapshot:
+        ruleset = Ruleset(declared, snapshot, rules_key(), older)
+        if older is not None and snapshot is older.snapshot:
             ruleset.published = NO_RULES
-        _go_by(ruleset, changes, is_blind=is_blind)
-        if is_answered and database != is_of and is_others(snapshot.get("database", "")):
-            # The id of our own database became known in between, see `note_database`.
-            with suppress(StoreError):  # The next comparison finds it, too.
-                fence, snapshot, is_blind = _published_or_best(None, patience, most)
-                ruleset = _go_by(Ruleset(declared, snapshot, fence), changes, is_blind=is_blind)
-        return ruleset
+        return _go_by(ruleset, changes, is_blind=is_blind)
     finally:
         lock.release()
 
@@ -252,7 +250,12 @@ def _go_by(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> Ruleset
     global _ruleset, _blind
     if changes != _changes:
         return ruleset
-    _ruleset, _blind = ruleset, ruleset if is_blind else None
+    _ruleset = ruleset
+    _blind = None
+    if is_blind:
+        _blind = ruleset
+    if is_others(ruleset.snapshot.get("database", "")):
+        _ruleset = None  # The id of our own database became known meanwhile, see `note_database`.
     if ruleset.snapshot:
         problems.in_force(
             {name: rule.given for name, rule in ruleset.by_name.items()}, ruleset.problems
@@ -263,114 +266,96 @@ def _go_by(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> Ruleset
 
 
 def _waited_for(lock: Lock, patience: Patience) -> bool:
-    """Whether a lock was acquired within half of the remaining time: only one request waits for a
-    database that does not answer, and the others continue with the known rules.
+    """Whether a lock was acquired within half of the remaining time.
+
+    So only one request waits for a database that does not answer, and the others continue with the
+    known rules.
     """
-    turn, began = patience.share(2), time.monotonic()
+    turn = patience.share(2)
+    began = time.monotonic()
     is_got = turn.wait(lambda seconds: lock.acquire(timeout=seconds))
     if _unanswered_at > began or not (is_got or get_store().heard_at > began):
         patience.take_back(turn)  # The wait for a turn counts only while Redis answers no request.
     return is_got
 
 
-def _within_half(patience: Patience, most: float, ask: Callable[..., T], *arguments: object) -> T:
-    """The answer of a function that gets a timeout: half of the remaining time, or of `most`, so
-    that there is time left to decide by the known rules.
+def _within_half(patience: Patience, ask: Callable[..., T], argument: object) -> T:
+    """Call a function with a timeout: half of the remaining time.
+
+    So there is time left to decide by the known rules. It is at most half of the time of a request,
+    as others may wait for their turn.
     """
-    began, most = time.monotonic(), max(0.0, min(patience.left, most) / 2)
-    answer = ask(most, *arguments)
+    began = time.monotonic()
+    most = max(0.0, min(patience.left, conf.TIMEOUT) / 2)
+    answer = ask(most, argument)
     patience.spend(began, most)
     return answer
 
 
-def _from_database(patience: Patience, most: float) -> Mapping[str, Any]:
-    """The rules that a process begins with while Redis is unavailable: those of the database, or
-    none if that takes too long.
+def _from_database(patience: Patience, as_of: Revision) -> Mapping[str, Any] | None:
+    """Return the rules of the database, or None if that takes too long.
+
+    Then they are used as soon as it has answered.
     """
-    if read_database is None:
-        return {}
-    return _within_half(patience, most, read_database, partial(_begin_with, NO_RULES)) or {}
+    return _within_half(patience, read_database, partial(_begin_with, as_of))
 
 
 def _begin_with(as_of: Revision, snapshot: Mapping[str, Any]) -> None:
-    """Use the rules of the database, if it has not answered until now, unless it was read before
-    the revision that these stand for.
+    """Use the rules of the database, which has answered late.
+
+    Unless others are used by now, or it was read before the revision that these stand for.
     """
     with _lock:
-        before, changes = _blind, _changes
+        before = _blind
         if before is not None and _ruleset is before and before.revision == as_of:
             if before.snapshot:  # As of the revision that cannot be read.
                 snapshot = {**snapshot, "revision": as_of}
-            _go_by(_after(before, before.declared, snapshot, before.fence), changes)
-
-
-def _after(
-    older: Ruleset | None,
-    declared: Sequence[Rule],
-    snapshot: Mapping[str, Any],
-    fence: bytes | None,
-) -> Ruleset:
-    """The rules of a snapshot, following those given.
-
-    Following none if they are of another database.
-    """
-    before = (
-        older
-        if older is not None and older.snapshot.get("database") == snapshot.get("database")
-        else None
-    )
-    return Ruleset(declared, snapshot, fence, before)
+            _go_by(Ruleset(before.declared, snapshot, before.fence, before), _changes)
 
 
 def _published_or_best(
-    ruleset: Ruleset | None, patience: Patience, most: float
-) -> tuple[bytes, Mapping[str, Any], bool]:
-    """The key for comparing rules; the snapshot to use, which is that of `ruleset` if nothing is
-    published and it cannot be restored now; and whether the database still has to answer.
+    ruleset: Ruleset | None, patience: Patience
+) -> tuple[Mapping[str, Any], bool]:
+    """Return the snapshot to use, and whether the database still has to answer.
 
-    Raises `StoreError`.
+    The snapshot is that of `ruleset` if nothing is published and it cannot be restored now. Raises
+    `StoreError`.
     """
-    key, snapshot, unread = _fetch(patience)
+    snapshot, unread = _fetch(patience)
     is_garbage = unread is not None and not unread.is_kept
-    if republish is not None and (
-        is_garbage or (unread is None and _may_be_wrong(snapshot, ruleset))
-    ):
-        is_right = _within_half(patience, most, republish, is_garbage)
-        key, snapshot, unread = _fetch(patience)
+    if is_garbage or (unread is None and _may_be_wrong(snapshot, ruleset)):
+        is_right = _within_half(patience, republish, is_garbage)
+        snapshot, unread = _fetch(patience)
         is_missing = unread is None and not snapshot["revision"].number
-        if not is_right and is_missing and ruleset is not None and ruleset.fence is not None:
-            return key, ruleset.snapshot, False  # No time, or no database: use the known rules.
+        if is_missing and not is_right and ruleset is not None:
+            return ruleset.snapshot, False  # No time, or no database: use the known rules.
     if unread is None:
-        return key, snapshot, False
-    best: Mapping[str, Any] | None = None
-    is_late = False
-    if unread.is_kept and read_database is not None:
-        best = _within_half(
-            patience, most, read_database, partial(_begin_with, snapshot["revision"])
-        )
-        is_late = best is None
+        return snapshot, False
+    revision: Revision = snapshot["revision"]
+    best = _from_database(patience, revision)
+    is_late = best is None
     if best is None:
-        is_usable = ruleset is not None and not is_others(ruleset.snapshot.get("database", ""))
-        best = ruleset.snapshot if ruleset is not None and is_usable else {}
+        best = {}
+        if ruleset is not None and not is_others(ruleset.snapshot.get("database", "")):
+            best = ruleset.snapshot
     # As of that revision: it is not asked for again until something is published that may be
     # understood.
-    return key, {**best, "revision": snapshot["revision"]}, is_late
+    return {**best, "revision": revision}, is_late
 
 
-def reload() -> Ruleset:
+def reload(patience: Patience | None = None) -> Ruleset:
     """The rules as they are published now. Blocks; raises as `load` does."""
-    return load(StaleRules(Revision(-1, b"")))
+    return load(StaleRules(Revision(-1, b"")), patience)
 
 
 def compare_with_published(*, loads: bool) -> bool:
-    """Compare the rules of this process with the published ones, and return whether they are the
-    same.
+    """Return whether the rules of this process are the published ones.
 
     If not, caches are cleared, so that the next request notices, and loads the others; `loads`: or
     they are loaded here. For background work. Raises `StoreError`.
     """
     for may_load in (loads, False):
-        ruleset = in_force()
+        ruleset = _ruleset
         if ruleset is None or ruleset.fence is None:
             return True
         asked_at = time.monotonic()
@@ -378,23 +363,14 @@ def compare_with_published(*, loads: bool) -> bool:
         text = b""
         # Otherwise they are of another database, or were loaded before the settings changed.
         if ruleset.fence == rules_key() and not is_others(ruleset.snapshot.get("database", "")):
-            text = (
-                get_store(background=True).execute(
-                    b"HGET", ruleset.fence, REVISION, patience=patience
-                )
-                or b"0"
-            )
+            store = get_store(background=True)
+            text = store.execute(b"HGET", ruleset.fence, REVISION, patience=patience) or b"0"
         if text == ruleset.published.text:
             freshness.confirm(ruleset.fence, ruleset.published, asked_at)
             return True
         doubt()
-        if not may_load:
-            break
-        try:
-            revision = Revision.read(text)
-        except ValueError:
-            revision = Revision(-1, text)
-        load(StaleRules(revision), Patience(ASK_SECONDS))
+        if may_load:
+            reload(Patience(ASK_SECONDS))
     return False
 
 
@@ -408,7 +384,9 @@ def doubt() -> None:
 def start_fresh() -> None:
     """Use the settings alone, until Redis has other rules; for tests, which use new keys."""
     global _ruleset, _snapshot, _compare_at, _changes
-    _ruleset, _snapshot, _compare_at = None, {}, float("-inf")
+    _ruleset = None
+    _snapshot = {}
+    _compare_at = float("-inf")
     _changes += 1
     freshness.expire()
     problems.clear()
@@ -443,54 +421,40 @@ def _may_be_wrong(snapshot: Mapping[str, Any], ruleset: Ruleset | None) -> bool:
     )
 
 
-class _Fetched(NamedTuple):
-    """The snapshot published under a key, or why it cannot be read, with its other fields."""
+def _fetch(patience: Patience) -> tuple[Mapping[str, Any], UnreadableError | None]:
+    """Return the published snapshot, and None.
 
-    key: bytes
-    snapshot: Mapping[str, Any]
-    unread: UnreadableError | None = None
-
-
-def _fetch(patience: Patience) -> _Fetched:
-    """Read the published rules; those of another database cannot be used. Raises `StoreError`."""
-    key = rules_key()
-    text = get_store().execute(b"HGET", key, SNAPSHOT, patience=patience)
-    try:
-        fetched = _Fetched(key, parse_snapshot(text or b"{}"))
-    except UnreadableError:
-        fetched = _fetch_unreadable(key, patience)
-    owner = str(fetched.snapshot.get("database", ""))
-    if (owner == database and not problems.owner) or note_owner(owner):
-        return fetched
-    snapshot = {"revision": fetched.snapshot["revision"], "database": owner}
-    return _Fetched(key, snapshot, UnreadableError(problems.owner, is_kept=True))
-
-
-def _fetch_unreadable(key: bytes, patience: Patience) -> _Fetched:
+    If it cannot be read or belongs to another database, return only its revision and database, and
+    the reason. Raises `StoreError`.
+    """
     global _unread
-    number, text, owner = get_store().execute(
-        b"HMGET", key, REVISION, SNAPSHOT, DATABASE, patience=patience
-    )
+    fields = (REVISION, SNAPSHOT, DATABASE)
+    number, text, by = get_store().execute(b"HMGET", rules_key(), *fields, patience=patience)
+    unread = None
     try:
-        return _Fetched(key, parse_snapshot(text or b"{}"))  # There is another by now.
+        snapshot = parse_snapshot(text or b"{}")
     except UnreadableError as error:
         unread = error
-    if _unread != (key, number):
-        _unread = (key, number)
-        logger.error("The rules in Redis cannot be read, the last that could be go on: %s", unread)
-    try:
-        revision = Revision.read(number or b"0")
-    except ValueError:
-        revision = NO_RULES
-    return _Fetched(
-        key, {"revision": revision, "database": (owner or b"").decode(errors="replace")}, unread
-    )
+        snapshot = {"revision": NO_RULES, "database": (by or b"").decode(errors="replace")}
+        with suppress(ValueError):
+            snapshot["revision"] = Revision.read(number or b"0")
+        if _unread != (rules_key(), number):
+            _unread = (rules_key(), number)
+            logger.error(
+                "The rules in Redis cannot be read, the last that could be go on: %s", unread
+            )
+    owner = snapshot.get("database", "")
+    if (owner == database and not problems.owner) or note_owner(owner):
+        return snapshot, unread
+    snapshot = {"revision": snapshot["revision"], "database": owner}
+    return snapshot, UnreadableError(problems.owner, is_kept=True)
 
 
 def _reread_settings() -> None:
     global _ruleset, _snapshot, _changes
     _changes += 1
-    _snapshot = _snapshot if _ruleset is None else _ruleset.snapshot
+    if _ruleset is not None:
+        _snapshot = _ruleset.snapshot
     _ruleset = None
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from types import NoneType
 from typing import Any, NoReturn, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -20,11 +21,12 @@ from ..extension import FIELDS_OF_ANNEXES, PLACES, WORDS_OF_ANNEXES, RuleField, 
 from ..identity.keys import Key, compile_key
 from ..identity.routes import resolved
 from ..limits.call import MAX_COST
+from ..limits.limit import Limit
 from ..limits.options import OPTIONS, read_options
 from ..limits.rate import LimitError, Rate
 from .methods import parse_methods
 from .paths import path_pattern
-from .template import LimitTemplate, compile_cost, compile_rate, tier_key
+from .template import LimitTemplate, as_list, as_rates, compile_cost, compile_rate, tier_key
 
 FIELDS = (
     "name",
@@ -44,7 +46,6 @@ FIELDS = (
     *OPTIONS,
 )
 """The words of the core; annexes add theirs, see `extension.rule_fields`."""
-_KNOWN = frozenset((*FIELDS, "id"))
 TIER_FIELDS = ("group", "rate", "burst")
 MODES = ("enforce", "shadow", "off")
 MAX_PATTERN_LENGTH = 1000
@@ -54,6 +55,7 @@ UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 """What no database takes."""
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 """What breaks a line, or cannot be seen."""
+_PATH = re.compile(r"(/|\*\*|\*/)[^?#]*")
 EVERYONE = "everyone"
 _GROUP = "group:"
 AUDIENCES = (EVERYONE, "anonymous", "authenticated", "staff")
@@ -78,12 +80,17 @@ class RuleError(ImproperlyConfigured):
     MAX_SHOWN = 100
 
     def __init__(self, where: str, field: str, problem: str | Exception, *, tier: str = "") -> None:
+        if not isinstance(problem, LimitError):
+            problem = LimitError(str(problem))
         self.where = where
         self.field = field
-        self.problem = problem if isinstance(problem, LimitError) else LimitError(str(problem))
+        self.problem = problem
         self.tier = tier
         self.each: Sequence[RuleError] = (self,)
-        super().__init__(f"{where}: {f'tier of {tier!r}: ' if tier else ''}{self.problem.args[0]}")
+        text = problem.args[0]
+        if tier:
+            text = f"tier of {tier!r}: {text}"
+        super().__init__(f"{where}: {text}")
 
     @classmethod
     def of(cls, problems: Sequence[RuleError]) -> RuleError:
@@ -92,8 +99,9 @@ class RuleError(ImproperlyConfigured):
         first = cls(each[0].where, each[0].field, each[0].problem, tier=each[0].tier)
         first.each = each
         lines = [str(error) for error in each[: cls.MAX_SHOWN]]
-        more = [f"and {len(each) - cls.MAX_SHOWN} more"] if len(each) > cls.MAX_SHOWN else []
-        first.args = ("\n".join([*lines, *more]),)
+        if len(each) > cls.MAX_SHOWN:
+            lines.append(f"and {len(each) - cls.MAX_SHOWN} more")
+        first.args = ("\n".join(lines),)
         return first
 
 
@@ -135,7 +143,9 @@ class Rule:
 
     @property
     def source(self) -> str:
-        return "settings" if self.pk is None else "admin"
+        if self.pk is None:
+            return "settings"
+        return "admin"
 
     @property
     def settles(self) -> bool:
@@ -145,25 +155,19 @@ class Rule:
     @property
     def key(self) -> Key | None:
         """The key that it counts by; None if a call site decides, or nothing is counted."""
-        return None if self.template is None else self.template.key
+        return getattr(self.template, "key", None)
 
     @property
     def is_for_requests(self) -> bool:
-        """Whether the middleware applies it: it is neither for call sites nor for what only an
-        annex knows.
-        """
+        """Whether the middleware applies it, neither a call site nor an annex alone."""
         return self.group is None and not self.is_elsewhere
 
     @property
     def keys(self) -> list[Key]:
-        """The keys that it reads from a request: those that it counts and bans by, and those of its
-        tiers.
-        """
-        keys = (
-            ()
-            if self.template is None
-            else (self.template.key, self.template.ban_key, *self.template.tier_keys)
-        )
+        """The keys that it counts by and bans by, and those of its tiers."""
+        if self.template is None:
+            return []
+        keys = (self.template.key, self.template.ban_key, *self.template.tier_keys)
         return [key for key in keys if key is not None]
 
     @property
@@ -186,8 +190,9 @@ class Rule:
 
     @property
     def lumps_strangers(self) -> bool:
-        """Whether it applies to requests without a signed-in user, and counts them as one, because
-        its key uses the user alone.
+        """Whether it counts all requests without a signed-in user as one client.
+
+        Its key uses the user alone.
         """
         if self.key is None or {EVERYONE, "anonymous"}.isdisjoint(self.audience):
             return False
@@ -224,30 +229,27 @@ class Rule:
         return self.name or self.group or group
 
     def in_place_of(self, call_sites: Sequence[Rule]) -> Rule:
-        """This rule with the values that only call sites of its name have, and with their counts by
-        the same key.
+        """Return this rule with the values that only call sites have, in the place of these.
 
-        If several have that name, key, algorithm and outcome are those of the first.
+        It continues their counts by the same key. If several have its name, key, algorithm and
+        outcome are those of the first.
         """
-        first, template = call_sites[0], self.template
+        first = call_sites[0]
         methods = self.methods
-        if methods is None and all(call_site.methods is not None for call_site in call_sites):
-            methods = frozenset(
-                method for call_site in call_sites for method in call_site.methods or ()
-            )
+        of_sites = [call_site.methods for call_site in call_sites]
+        if methods is None and None not in of_sites:
+            methods = frozenset[str]().union(*filter(None, of_sites))
+        template = self.template
         if template is not None and first.template is not None:
-            cost = first.template.cost if template.cost is None else template.cost
             key = template.key or first.template.key
-            templates = [
-                call_site.template for call_site in call_sites if call_site.template is not None
-            ]
-            same = [
-                other
-                for other in templates
-                if key is None or other.key is None or other.key.name == key.name
-            ]
-            limits = tuple([limit for other in same for limit in other.limits(self.name)])
-            template = replace(template.in_place_of(limits), key=key, cost=cost)
+            cost = template.cost
+            if cost is None:
+                cost = first.template.cost
+            limits: list[Limit] = []
+            for site in (call_site.template for call_site in call_sites):
+                if site is not None and (not (key and site.key) or site.key.name == key.name):
+                    limits += site.limits(self.name)
+            template = replace(template.in_place_of(tuple(limits)), key=key, cost=cost)
         return replace(
             self,
             template=template,
@@ -264,27 +266,28 @@ class Rule:
         if self.template is None:
             return []
         templates = [self.template, *(template for _, template in self.template.tiers)]
-        return list(
-            dict.fromkeys(
-                limit.name for template in templates for limit in template.limits(self.name)
-            )
-        )
+        limits = [limit for template in templates for limit in template.limits(self.name)]
+        return list(dict.fromkeys(limit.name for limit in limits))
 
 
-_TEXTS = {
-    "route": "the name of a URL pattern, such as 'shop:detail'",
-    "group": "the group of a decorator or the scope of a throttle",
-    "description": "text",
-    "message": "a sentence for refused clients",
-}
-"""The fields with text values, and the meaning of each."""
-_FLAG = (lambda value: value is None or isinstance(value, bool), "; write true or false")
-_PLAIN: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "mode": (lambda value: value in MODES, f"; choose one of: {', '.join(MODES)}"),
+def _is_text(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_some_text(value: Any) -> bool:
+    return _is_text(value) and value != ""
+
+
+_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "route": (_is_some_text, "; write the name of a URL pattern, such as 'shop:detail'"),
+    "group": (_is_some_text, "; write the group of a decorator or the scope of a throttle"),
+    "description": (_is_text, "; write text"),
+    "message": (_is_some_text, "; write a sentence for refused clients"),
+    "mode": (MODES.__contains__, f"; choose one of: {', '.join(MODES)}"),
     "order": (lambda value: type(value) is int, "; write a whole number"),
-    "exempt": _FLAG,
+    "exempt": (lambda value: value is None or isinstance(value, bool), "; write true or false"),
 }
-"""Other fields: the check of a value, and what would be right."""
+"""Fields with plain values: the check of a value, and what would be right."""
 T = TypeVar("T")
 
 
@@ -318,33 +321,29 @@ class _Reader:
         given = self.given
         for word, value in given.items():
             # Nearly every value is a number, or text that may be written anywhere.
-            is_bare, is_text = (
-                value is None or isinstance(value, (int, float)),
-                isinstance(value, str),
-            )
-            if not (is_bare or (is_text and value.isprintable() and value == value.strip())):
+            is_text = isinstance(value, str) and value.isprintable() and value == value.strip()
+            if not is_text and not isinstance(value, (int, float, NoneType)):
                 self.read(word, self.check_text, word)
-            if (
-                word in _TEXTS
-                and value is not None
-                and not (is_text and (value or word == "description"))
-            ):
-                self.read(word, self.refuse, word, f"; write {_TEXTS[word]}")
-        for word, (check, right) in _PLAIN.items():
+        for word, (check, right) in _FIELDS.items():
             if word in given and not check(given[word]):
                 self.read(word, self.refuse, word, right)
         paths = self.read("path", self.paths) or ()
         audience = self.read("audience", self.audience) or (EVERYONE,)
         methods = self.read("method", parse_methods, given.get("method"))
-        route, group, exempt = given.get("route"), given.get("group"), given.get("exempt")
+        route = given.get("route")
+        group = given.get("group")
         is_bare = not given.get("path") and route is None and group is None
         is_elsewhere = is_bare and any(map(given.get, PLACES))
         annexed = {word: added for word, added in rule_fields().items() if given.get(word)}
         extra = {word: self.read(word, self.annexed, added) for word, added in annexed.items()}
         template = None
-        if exempt:
-            self.check_exempt()
+        if given.get("exempt"):
             methods = None
+            if not any(map(given.get, ("path", "route", *PLACES))):
+                text = _(
+                    "An exemption needs a path or a route; otherwise everything would be exempt."
+                )
+                self.problems.append(RuleError(self.where, "exempt", LimitError(text)))
         else:
             if is_bare and not is_elsewhere:
                 group = name
@@ -366,8 +365,9 @@ class _Reader:
             given=given,
             problems=tuple(self.left_out),
         )
-        for word, added in annexed.items() if None not in extra.values() else ():
-            self.read(word, added.check, rule)
+        if None not in extra.values():
+            for word, added in annexed.items():
+                self.read(word, added.check, rule)
         if self.problems:
             raise RuleError.of(self.problems)
         return rule
@@ -388,13 +388,9 @@ class _Reader:
         value = self.given.get("path")
         if value in (None, ""):
             return ()
-        paths = value if isinstance(value, (list, tuple)) else (value,)
+        paths = as_list(value)
         for path in paths:
-            if (
-                not isinstance(path, str)
-                or not path.startswith(("/", "**", "*/"))
-                or not {*path}.isdisjoint("?#")
-            ):
+            if not isinstance(path, str) or not _PATH.fullmatch(path):
                 raise LimitError(
                     _(
                         "path is %(path)r: write a prefix or pattern that begins with / or **, "
@@ -412,9 +408,8 @@ class _Reader:
         return added.compile(added.clean(self.given[added.name]))
 
     def audience(self) -> tuple[str, ...]:
-        value = self.given.get("audience", EVERYONE)
-        names = [value] if isinstance(value, str) else value
-        if not (isinstance(names, (list, tuple)) and names and all(map(_is_audience, names))):
+        names = as_list(self.given.get("audience", EVERYONE))
+        if not names or not all(map(_is_audience, names)):
             self.refuse(
                 "audience",
                 f"; choose one of: {', '.join(AUDIENCES)}, group:NAME, or a list of groups",
@@ -431,29 +426,21 @@ class _Reader:
         value = self.given.get("key")
         if not value and needs_key:
             raise LimitError(_("Choose what to count by, for example ip: the client address"))
-        parts = value if isinstance(value, (list, tuple)) else [value]
-        for part in parts if self.plain and value is not None else ():
-            if not isinstance(part, str):
-                self.refuse("key", "; write a key such as 'ip', or a list of keys")
-            if "." in part and ":" not in part:
-                raise LimitError(
-                    _("key is %(key)r: callables can only be named in the settings"), key=part
-                )
-            if "+" in part:
-                self.refuse(
-                    "key", ": + joins keys; a name that has one can only stand in the settings"
-                )
-        return compile_key(value) if value else None
-
-    def check_exempt(self) -> None:
-        """Check what an exemption needs, and what has no meaning for it but is kept."""
-        is_placed = any(map(self.given.get, ("path", *PLACES)))
-        if not is_placed and self.given.get("route") is None:
-            text = _("An exemption needs a path or a route; otherwise everything would be exempt.")
-            self.read("exempt", _raise, LimitError(text))
+        if not value:
+            return None
         if self.plain:
-            self.read("key", self.key, False)
-            self.read("tiers", self.tiers, lambda rates, burst: LimitTemplate(None, tuple(rates)))
+            for part in as_list(value):
+                self.check_plain_key(part)
+        return compile_key(value)
+
+    def check_plain_key(self, part: Any) -> None:
+        if not isinstance(part, str):
+            self.refuse("key", "; write a key such as 'ip', or a list of keys")
+        if "." in part and ":" not in part:
+            text = _("key is %(key)r: callables can only be named in the settings")
+            raise LimitError(text, key=part)
+        if "+" in part:
+            self.refuse("key", ": + joins keys; a name that has one can only stand in the settings")
 
     def template(self, name: str, *, needs_key: bool) -> LimitTemplate | None:
         """The limits, or None if something is wrong with them."""
@@ -474,35 +461,37 @@ class _Reader:
             return LimitTemplate.compiled(name, key, rates, cost, options | burst)
 
         template = self.read("rate", compiled, rates, {})
-        tiers = None if template is None else self.read("tiers", self.tiers, compiled)
-        return replace(template, tiers=tiers) if template is not None and tiers else template
+        if template is None:
+            return None
+        tiers = self.read("tiers", self.tiers, compiled)
+        if not tiers:
+            return template
+        return replace(template, tiers=tiers)
 
     def cost(self) -> Any:
         value = self.given.get("cost")
         if self.plain and value is not None and type(value) is not int:
             self.refuse("cost", f"; write a whole number from 0 to {MAX_COST}")
-        return None if value is None else compile_cost(value)
+        return compile_cost(value)
 
     def rates(self, value: Any) -> list[Any]:
-        """One rate, or several that hold together: each for a period of its own, as of two for one
-        the smaller decides alone.
+        """Return one rate, or several that hold together. Raises also `LimitError`.
 
-        Raises also `LimitError`.
+        Each is for a period of its own, as of two for one period the smaller decides alone.
         """
         if value is None:
             raise LimitError(_("A rule needs a limit, such as 100/m, unless it is exempt"))
-        rates = value if isinstance(value, list) else [value]
-        if self.plain and not (rates and all(isinstance(rate, str) for rate in rates)):
+        rates = as_rates(value)
+        if self.plain and {*map(type, rates)} != {str}:
             raise LimitError(
                 f"rate is {value!r}; write a rate, such as '100/m', or a list of rates"
             )
         if len(rates) > MAX_RATES:
             raise LimitError(_("A rule has at most %(number)d limits."), number=MAX_RATES)
-        compiled = (
-            [Rate.parse(rate) for rate in rates]
-            if self.plain
-            else [compile_rate(rate) for rate in rates]
-        )
+        parse: Callable[[Any], Any] = compile_rate
+        if self.plain:
+            parse = Rate.parse
+        compiled = [parse(rate) for rate in rates]
         periods: dict[int, Rate] = {}
         for rate in compiled:
             if isinstance(rate, Rate) and periods.setdefault(rate.period_us, rate) is not rate:
@@ -518,21 +507,21 @@ class _Reader:
         self, compiled: Callable[[Any, Any], LimitTemplate]
     ) -> tuple[tuple[str, LimitTemplate], ...]:
         """The same rule with other numbers for Django groups, the most favourable first."""
-        value = self.given.get("tiers")
-        if value is None:
-            return ()
+        value = self.given.get("tiers") or ()
         if not isinstance(value, (list, tuple)):
             self.refuse("tiers", "; write a list of {'group': ..., 'rate': ...}")
         tiers: dict[str, LimitTemplate] = {}
         for tier in value:
-            group = tier.get("group") if isinstance(tier, Mapping) else None
+            group = ""
+            if isinstance(tier, Mapping):
+                group = str(tier.get("group"))
             try:
-                template = self.tier(group, tier, compiled)
+                template = self.tier(tier, compiled)
                 if group in tiers:
                     raise LimitError("two tiers are for this group")
-                tiers[str(group)] = template
+                tiers[group] = template
             except WRONG as error:
-                problem = RuleError(self.where, "tiers", error, tier=str(group))
+                problem = RuleError(self.where, "tiers", error, tier=group)
                 if self.strict:
                     self.problems.append(problem)
                 else:
@@ -542,29 +531,27 @@ class _Reader:
                     )
         return tuple(sorted(tiers.items(), key=lambda tier: _favour(tier[1]), reverse=True))
 
-    def tier(
-        self, group: Any, tier: Any, compiled: Callable[[Any, Any], LimitTemplate]
-    ) -> LimitTemplate:
+    def tier(self, tier: Any, compiled: Callable[[Any, Any], LimitTemplate]) -> LimitTemplate:
         if (
-            not isinstance(group, str)
-            or not group
+            not isinstance(tier, Mapping)
+            or not isinstance(tier.get("group"), str)
+            or not tier["group"]
             or "rate" not in tier
-            or set(tier) - set(TIER_FIELDS)
+            or tier.keys() - set(TIER_FIELDS)
         ):
             right = (
                 "{'group': NAME, 'rate': '1000/m'}, with the name of a group or KEY:VALUE, "
                 "and optionally 'burst'"
             )
             raise LimitError(f"tier {tier!r}; write {right}")
-        tier_key(group)
+        tier_key(tier["group"])
         rates = self.rates(tier["rate"])
-        if not all(isinstance(rate, Rate) for rate in rates) or not rates:
+        if {*map(type, rates)} != {Rate}:
             raise LimitError(f"rate is {tier['rate']!r}: a tier has constant rates")
-        return compiled(rates, {"burst": tier["burst"]} if tier.get("burst") is not None else {})
-
-
-def _raise(error: LimitError) -> NoReturn:
-    raise error
+        options = {}
+        if tier.get("burst") is not None:
+            options["burst"] = tier["burst"]
+        return compiled(rates, options)
 
 
 def _is_audience(name: Any) -> bool:
@@ -637,19 +624,14 @@ def compile_rule(
     if not isinstance(name, str) or not name:
         raise RuleError(where, "name", f"the rule {dict(given)!r} needs a name")
     where = f"{where}: rule {name!r}"
-    unknown = given.keys() - _KNOWN
+    if not plain:
+        refuse_absent(given, where)
+    known = (*FIELDS, *rule_fields())
+    unknown = sorted(map(str, given.keys() - {*known, *FIELDS_OF_ANNEXES, "id"}))
     if unknown:
-        if not plain:
-            refuse_absent(given, where)
-        known = (*FIELDS, *rule_fields())
-        unknown -= {*known, *FIELDS_OF_ANNEXES}
-        meant = [
-            match
-            for word in sorted(map(str, unknown))
-            for match in get_close_matches(word, known, 1, 0.7)
-        ]
-        hint = f"; did you mean {', '.join(meant)}?" if meant else ""
-        if unknown:
-            words = ", ".join(sorted(map(str, unknown)))
-            raise RuleError(where, "name", f"unknown {words}; known are {', '.join(known)}{hint}")
+        meant = [match for word in unknown for match in get_close_matches(word, known, 1, 0.7)]
+        text = f"unknown {', '.join(unknown)}; known are {', '.join(known)}"
+        if meant:
+            text += f"; did you mean {', '.join(meant)}?"
+        raise RuleError(where, "name", text)
     return _Reader(given, where, plain, strict).rule(name)

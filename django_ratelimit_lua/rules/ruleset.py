@@ -17,8 +17,8 @@ from ..identity import key_id, secrets_by_id
 from ..limits.call import NO_RULES, Revision
 from .overrides import is_kind
 from .paths import PathIndex
-from .rule import Rule, compile_rule
-from .snapshot import ReadRule, read_rule, valid_parts
+from .rule import Rule, RuleError, compile_rule
+from .snapshot import ReadRule, read_rule
 
 EVERY_RULE = ""
 """Stands for all rules where overrides are listed by rule."""
@@ -31,18 +31,20 @@ def settings_rules() -> tuple[Rule, ...]:
 
 def settings_problems() -> list[str]:
     """All that is wrong with `RATELIMIT_RULES`."""
-    found = []
-    for given in conf.RULES if isinstance(conf.RULES, (list, tuple)) else ():
+    found: list[str] = []
+    try:
+        settings_rules()
+    except ImproperlyConfigured as error:
+        found.append(str(error))
+    if not found or not isinstance(conf.RULES, (list, tuple)):
+        return found
+    of_each: list[str] = []
+    for given in conf.RULES:
         try:
             compile_rule(given)
-        except ImproperlyConfigured as error:
-            found += [str(each) for each in getattr(error, "each", [error])]
-    if not found:
-        try:
-            settings_rules()
-        except ImproperlyConfigured as error:
-            found.append(str(error))
-    return found
+        except RuleError as error:
+            of_each += map(str, error.each)
+    return of_each or found
 
 
 def compile_rules(given: Sequence[Mapping[str, Any]]) -> tuple[Rule, ...]:
@@ -96,28 +98,33 @@ class Ruleset:
     ) -> None:
         self.declared = declared
         self.fence = fence
-        parts, self.problems = valid_parts(
-            snapshot or {}, {} if before is None else before.snapshot
-        )
-        self.snapshot: Mapping[str, Any] = parts
-        self.revision: Revision = parts.get("revision", NO_RULES)
+        self.snapshot = snapshot or {}
+        revision = self.snapshot.get("revision", NO_RULES)
+        if not isinstance(revision, Revision):
+            revision = Revision.read(str(revision).encode())
+        self.revision: Revision = revision
         self.published = self.revision
+        self.problems: list[str] = []
         self._secrets: dict[str, Sequence[str | bytes]] = {}
-        kinds, blocks = self.snapshot.get("kinds", {}), self.snapshot.get("blocks", ())
+        kinds = self.snapshot.get("kinds", {})
+        blocks = self.snapshot.get("blocks", ())
         odd = {kind for of in (*kinds.values(), blocks) for kind in of if not is_kind(kind)}
         self.problems += [f"overrides by {kind!r}, which is not a key" for kind in sorted(odd)]
         self.kinds = {name: [kind for kind in of if kind not in odd] for name, of in kinds.items()}
         self.blocks = [kind for kind in blocks if kind not in odd]
         by_name = {rule.name: rule for rule in declared}
-        self._read: dict[int, ReadRule] = {}
+        self._read: dict[int | None, ReadRule] = {}
+        known: Mapping[int | None, ReadRule] = {}
+        if before is not None:
+            known = before._read
         for given in self.snapshot.get("rules", ()):
-            pk: Any = given.get("id") if isinstance(given, dict) else None
-            is_of_row = type(pk) is int
-            read = before._read.get(pk) if before is not None and is_of_row else None
+            pk = isinstance(given, dict) and given.get("id")
+            if type(pk) is not int:
+                pk = None
+            read = known.get(pk)
             if read is None or read.given != given:
-                read = read_rule(given, None if read is None else read.rule)
-            if is_of_row:
-                self._read[pk] = read
+                read = read_rule(given, read and read.rule)
+            self._read[pk] = read
             self.problems += read.problems
             if read.rule is not None:
                 by_name[read.rule.name] = read.rule
@@ -151,7 +158,7 @@ class Ruleset:
         If it cannot be read at all, what was read before stays in force.
         """
         part = self.snapshot.get("parts", {}).get(extension.name)
-        earlier = None if before is None else before.parts.get(extension.name)
+        earlier = before and before.parts.get(extension.name)
         try:
             return extension.load(part, earlier, self.problems)
         except Exception as error:
@@ -161,20 +168,17 @@ class Ruleset:
             return earlier
 
     def secrets(self, kind: str) -> Sequence[str | bytes]:
-        """The secrets with which a subject of that kind has to be digested to be found: mostly the
-        one in force.
-        """
+        """The secrets that find a subject of that kind: mostly the one in force."""
         secrets = self._secrets.get(kind)
         if secrets is None:
             by_id = secrets_by_id()
+            keys = self.snapshot.get("keys", (key_id(),))
             # A subject whose digest can be made again is published by each key: any will do.
-            chosen = [by_id[key] for key in self.snapshot.get("keys", (key_id(),)) if key in by_id][
-                :1
-            ]
-            fields = self.snapshot.get("field_keys", {})
-            if kind in fields:
-                chosen = [secret for key, secret in by_id.items() if key in fields[kind]]
-            secrets = self._secrets[kind] = tuple(chosen)
+            secrets = [by_id[key] for key in keys if key in by_id][:1]
+            of_field = self.snapshot.get("field_keys", {}).get(kind)
+            if of_field is not None:
+                secrets = [secret for key, secret in by_id.items() if key in of_field]
+            self._secrets[kind] = secrets
         return secrets
 
     @cached_property
@@ -185,16 +189,11 @@ class Ruleset:
         """The rule that a limit comes from, by its name."""
         return self._by_limit.get(limit_name)
 
-    def at_path(self, path: str) -> Sequence[Rule]:
-        """The rules for a path, in their order, whatever their other conditions.
-
-        Without those for call sites.
-        """
-        return self._index.matching(path)
-
     def matching(self, request: HttpRequest) -> list[Rule]:
         """The rules for a request, in their order; those for call sites are not among them."""
-        return [rule for rule in self.at_path(request.path_info) if rule.matches_route(request)]
+        return [
+            rule for rule in self._index.matching(request.path_info) if rule.matches_route(request)
+        ]
 
     def replacement_for(
         self, name: str, call_sites: Sequence[Rule], request: HttpRequest
@@ -203,7 +202,9 @@ class Ruleset:
         rule = self.by_name.get(name)
         if rule is None or rule.group not in (None, name) or not rule.matches(request):
             return None
-        return [] if rule.template is None or rule.mode == "off" else [rule.in_place_of(call_sites)]
+        if rule.template is None or rule.mode == "off":
+            return []
+        return [rule.in_place_of(call_sites)]
 
     def additional_for(self, name: str, request: HttpRequest) -> list[Rule]:
         """The rules for call sites of that group, which are added to their own."""
@@ -212,8 +213,9 @@ class Ruleset:
     def for_call_sites(
         self, call_sites: Sequence[Rule], group: str, request: HttpRequest
     ) -> Sequence[Rule]:
-        """The rules that decide call sites: rules of their names replace them, rules for their
-        group are added.
+        """Return the rules that decide call sites.
+
+        Rules of their names replace them, and rules for their group are added.
         """
         site_names = self.site_names
         for call_site in call_sites:

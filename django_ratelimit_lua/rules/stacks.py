@@ -44,27 +44,25 @@ _NAME = "_ratelimit_mark_"
 _numbers = count()
 
 
-def url_patterns(resolver: URLResolver | None = None) -> Iterator[tuple[URLPattern, str]]:
+def url_patterns(
+    resolver: URLResolver | None = None, space: str = "", seen: frozenset[int] = frozenset()
+) -> Iterator[tuple[URLPattern, str]]:
     """All URL patterns of a resolver, each with the namespaces that it is in, as in "shop:".
 
     By default those of the site; none without a `ROOT_URLCONF`, as in a project of workers alone.
     """
-    if resolver is None and not getattr(settings, "ROOT_URLCONF", None):
-        return iter(())
-    return _within((resolver or get_resolver()).url_patterns, "", frozenset())
-
-
-def _within(
-    patterns: Sequence[Any], space: str, seen: frozenset[int]
-) -> Iterator[tuple[URLPattern, str]]:
-    for pattern in patterns:
+    if resolver is None:
+        if not getattr(settings, "ROOT_URLCONF", None):
+            return
+        resolver = get_resolver()
+    for pattern in resolver.url_patterns:
         if isinstance(pattern, URLPattern):
             yield pattern, space
-        elif (
-            isinstance(pattern, URLResolver) and id(pattern) not in seen
-        ):  # A URLconf may include itself.
-            inner = f"{space}{pattern.namespace}:" if pattern.namespace else space
-            yield from _within(pattern.url_patterns, inner, seen | {id(pattern)})
+        elif id(pattern) not in seen:  # A URLconf may include itself.
+            inner = space
+            if pattern.namespace:
+                inner = f"{space}{pattern.namespace}:"
+            yield from url_patterns(pattern, inner, seen | {id(pattern)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +158,14 @@ def on_view(view: Any, method: str | None = None) -> OnView:
     class_view = next((layer for layer in around if _class_of(layer) is not None), None)
     cls: Any = _class_of(class_view)
     if cls is not None:
-        running, answering = _answering(class_view, cls, method), _answering(class_view, cls, None)
+        running = _answering(class_view, cls, method)
+        answering = _answering(class_view, cls, None)
         for base in cls.__mro__:
             for name, function in vars(base).items():
                 if not inspect.isfunction(function):
                     continue
-                is_own = (
-                    name == "dispatch" or getattr(cls, name) is function
-                )  # Each `dispatch` calls the next.
+                # Each `dispatch` calls the next.
+                is_own = name == "dispatch" or getattr(cls, name) is function
                 if is_own and name in running:
                     found = _on_method(_layers(function, unknown), cls, name) | found
                 elif not is_own or name not in answering:
@@ -197,9 +195,7 @@ def _stacks(placed: Placed) -> list[Stack]:
 
 
 def is_behind_login(view: Any, placed: Stack | Mark) -> bool:
-    """Whether a login is required before a stack or a mark, by Django's own middleware, decorator
-    or mixin.
-    """
+    """Whether Django's middleware, decorator or mixin requires a login before a stack or a mark."""
     if LOGIN_REQUIRED in settings.MIDDLEWARE and getattr(view, "login_required", True):
         return True
     # `login_required` leaves this on what it makes. Decorators around that copy it; those inside
@@ -216,7 +212,9 @@ def is_behind_login(view: Any, placed: Stack | Mark) -> bool:
 def _class_of(view: Any) -> type | None:
     """The class that `as_view()` of Django or of DRF made a view of."""
     cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
-    return cls if isinstance(cls, type) else None
+    if isinstance(cls, type):
+        return cls
+    return None
 
 
 def _layers(view: Any, unknown: list[str]) -> list[Any]:
@@ -228,18 +226,15 @@ def _layers(view: Any, unknown: list[str]) -> list[Any]:
     while view is not None:
         while isinstance(view, partial):
             view = view.func
-        held = [
+        inside = [
             cell.cell_contents
             for cell in getattr(view, "__closure__", None) or ()
-            if cell != CellType()
+            if cell != CellType() and inspect.isfunction(cell.cell_contents)
         ]
-        inside = [value for value in held if inspect.isfunction(value)]
-        wrapped = getattr(view, "__wrapped__", inside[0] if inside else None)
-        if (
-            not inspect.isfunction(view)
-            or view in found
-            or (len(inside) > 1 and not hasattr(view, "__wrapped__"))
-        ):
+        if hasattr(view, "__wrapped__"):
+            inside = [view.__wrapped__]
+        wrapped = next(iter(inside), None)
+        if not inspect.isfunction(view) or view in found or len(inside) > 1:
             unknown.append(name_of(view))
             wrapped = None
         found.append(view)
@@ -253,12 +248,12 @@ def _answering(class_view: Any, cls: type, method: str | None) -> list[str]:
     None: of any, also at other URLs of a `ViewSet`.
     """
     actions: dict[str, str] = getattr(class_view, "actions", None) or {}
-    names = [method.lower()] if method is not None else list(getattr(cls, "http_method_names", ()))
-    by_get = [
-        "get" if name == "head" and name not in actions and not hasattr(cls, name) else name
-        for name in names
-    ]
-    running = ["dispatch", *(actions.get(name, name) for name in by_get)]
+    names = list(getattr(cls, "http_method_names", ()))
+    if method is not None:
+        names = [method.lower()]
+    if "head" in names and "head" not in actions and not hasattr(cls, "head"):
+        names.append("get")
+    running = ["dispatch", *(actions.get(name, name) for name in names)]
     for name in running:
         if getattr(getattr(cls, name, None), "__module__", "").startswith("rest_framework."):
             running += [called for called in _DRF_CALLS.get(name, ()) if hasattr(cls, called)]

@@ -27,6 +27,20 @@ CostFunction = Callable[[str, HttpRequest], Any]
 CostLike = int | str | CostFunction
 
 
+def as_list(value: Any) -> list[Any]:
+    """Return a list or tuple as a list, and any other value as a list of it."""
+    if isinstance(value, (list, tuple)):
+        return [*value]
+    return [value]
+
+
+def as_rates(value: Any) -> list[Any]:
+    """Return a list of rates as it is, and one rate, which may be a tuple, as a list of it."""
+    if isinstance(value, list):
+        return value
+    return [value]
+
+
 def compile_rate(rate: RateLike) -> Rate | RateFunction | None:
     """A constant rate, parsed; or what has to be called for one. Raises `LimitError`."""
     if rate is None or callable(rate):
@@ -36,9 +50,9 @@ def compile_rate(rate: RateLike) -> Rate | RateFunction | None:
     return Rate.parse(rate)
 
 
-def compile_cost(cost: CostLike) -> int | CostFunction:
+def compile_cost(cost: CostLike | None) -> int | CostFunction | None:
     """A constant cost, or what has to be called for one. Raises `LimitError`."""
-    if callable(cost):
+    if cost is None or callable(cost):
         return cost
     if isinstance(cost, str):
         if "." in cost:
@@ -56,8 +70,10 @@ def ban_key(given: Any) -> Key:
     """Whom bans are of, by the option `ban_key`. Raises `LimitError`."""
     try:
         text: str = OPTIONS["ban_key"].check(given)
-        parts = text.split("+")
-        key = compile_key(tuple(parts) if len(parts) > 1 else text)
+        parts: KeyLike = text
+        if "+" in text:
+            parts = tuple(text.split("+"))
+        key = compile_key(parts)
         if key.functions:
             raise LimitError(_("%(key)r cannot name code"), key=text)
         if key.name == ALL_CALLERS:
@@ -68,8 +84,7 @@ def ban_key(given: Any) -> Key:
 
 
 def tier_key(name: str) -> Key | None:
-    """Return the registered key of a tier such as `plan:pro`, or None if the tier is for a Django
-    group.
+    """Return the registered key of a tier such as `plan:pro`; None if it is for a Django group.
 
     Raises `LimitError` for a name with a colon that is not a registered key and a value.
     """
@@ -120,8 +135,8 @@ class LimitTemplate:
     _in_place: dict[Any, LimitTemplate] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        given = self.options.get("ban_key")
-        object.__setattr__(self, "ban_key", ban_key(given) if given else None)
+        given = self.options.get("ban_key") or None
+        object.__setattr__(self, "ban_key", given and ban_key(given))
         keys = [tier_key(name) for name, _ in self.tiers]
         object.__setattr__(
             self, "tier_keys", tuple({key.name: key for key in keys if key is not None}.values())
@@ -138,44 +153,33 @@ class LimitTemplate:
         options: Options,
     ) -> LimitTemplate:
         """Raises `LimitError` for whatever is wrong with it."""
-        given = rate if isinstance(rate, list) else [rate]
-        rates = tuple([each if isinstance(each, Rate) else compile_rate(each) for each in given])
+        rates = tuple(map(compile_rate, as_rates(rate)))
         if not rates:
             raise LimitError("rate is an empty list")
         declared: Any = {option: value for option, value in options.items() if value is not None}
-        count_by: Key | None = None
-        if isinstance(key, Key):
-            count_by = key
-        elif key:
-            count_by = compile_key(key)
-        template = cls(count_by, rates, None if cost is None else compile_cost(cost), declared)
-        if (
-            template.key is not None
-            and template.key.name == ALL_CALLERS
-            and declared.get("ban_after")
-        ):
+        if key and not isinstance(key, Key):
+            key = compile_key(key)
+        count_by = cast(Key | None, key or None)
+        template = cls(count_by, rates, compile_cost(cost), declared)
+        if declared.get("ban_after") and count_by and count_by.name == ALL_CALLERS:
             text = _(
                 "A limit for everybody together cannot ban: the ban would refuse every client."
             )
             raise LimitError(text, "ban_after")
         # Errors in the options apply to every rate: raise them now, not at the first request.
-        with_default = {"algorithm": conf.ALGORITHM, **declared}
-        nominal = calendar.PERIODS.get(str(declared.get("align")), (SECOND, SECOND))[0]
-        if len(rates) == 1 and algorithms.find(with_default["algorithm"]).holds:
-            nominal = 0
-        for each in rates:
-            known = each if isinstance(each, Rate) else Rate(1, nominal)
-            own = (
-                with_default
-                if len(rates) == 1
-                else template._options_of(known, with_default["algorithm"])
-            )
-            limit = Limit(name, known, **own)
-            if len(rates) == 1 and limit.rate is each:
-                template._limits[
-                    name, each.limit, each.period_us, 1, with_default["algorithm"], ()
-                ] = limit
+        template._check(name, declared.get("algorithm", conf.ALGORITHM))
         return template
+
+    def _check(self, name: str, algorithm: str) -> None:
+        """Raise `LimitError` if a rate or an option does not fit an algorithm."""
+        align = str(self.options.get("align"))
+        period = calendar.PERIODS.get(align, (SECOND, SECOND))[0]
+        if len(self.rates) == 1 and algorithms.find(algorithm).holds:
+            period = 0
+        for rate in self.rates:
+            if not isinstance(rate, Rate):
+                rate = Rate(1, period)
+            Limit(name, rate, **self._options_of(rate, algorithm))
 
     def limit(self, name: str, rate: Rate, ordinal: int = 1) -> Limit:
         """The limit that keeps one rate.
@@ -204,20 +208,23 @@ class LimitTemplate:
         return limit
 
     def _count_of(self, name: str, rate: Rate, options: Options, ordinal: int) -> str:
-        """The name of the count of a limit of that name: never that of a limit of the code with
-        another period or algorithm.
+        """Return the name of the count of a limit.
+
+        It is never that of a limit of the code with another period or algorithm.
         """
         counted = dict(self.counted)
-        known = counted.get((rate.period_us, options["algorithm"]), "")
+        known = counted.get((rate.period_us, options["algorithm"]))
         if known and ordinal == 1:
             return known
-        return f"{name}:{rate.per or 'slots'}" if name in counted.values() else name
+        if name in counted.values():
+            return f"{name}:{rate.per or 'slots'}"
+        return name
 
     def in_place_of(self, limits: tuple[Limit, ...]) -> LimitTemplate:
-        """The same in place of these limits of the code, which count by the same key: a rate
-        continues the count of the one with the same period and algorithm.
+        """Return this template in place of limits of the code, which count by the same key.
 
-        If no algorithm is named, it is that of the code, if the rates and options fit it.
+        A rate continues the count of the one with the same period and algorithm. If no algorithm is
+        named, it is that of the code, if the rates and options fit it.
         """
         asked = (limits, conf.ALGORITHM)
         template = self._in_place.get(asked)
@@ -242,9 +249,7 @@ class LimitTemplate:
         options: Any = {**self.options, "algorithm": algorithm}
         template = replace(self, options=options)
         try:
-            for rate in self.rates:
-                nominal = rate if isinstance(rate, Rate) else Rate(1, SECOND)
-                Limit("rule", nominal, **template._options_of(nominal, algorithm))
+            template._check("rule", algorithm)
         except LimitError:
             return self
         return template
@@ -258,10 +263,12 @@ class LimitTemplate:
         kinds = {each.is_slots for each in self.rates if isinstance(each, Rate)}
         if len(kinds) < 2:
             return cast(Options, options)
-        of_rates, of_slots = algorithms.find(algorithm), algorithms.find(algorithms.OF_SLOTS)
-        if of_rates.holds:
-            of_rates = algorithms.find(conf.ALGORITHM)
-        own, other = (of_slots, of_rates) if rate.is_slots else (of_rates, of_slots)
+        own = algorithms.find(algorithm)
+        if own.holds:
+            own = algorithms.find(conf.ALGORITHM)
+        other = algorithms.find(algorithms.OF_SLOTS)
+        if rate.is_slots:
+            own, other = other, own
         options["algorithm"] = own.name
         kept = {
             option: value

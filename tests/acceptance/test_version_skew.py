@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.extension import Extension, extensions
-from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules
+from django_ratelimit_lua.limits.call import Call, Charge, StaleRules
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.rate import SECOND
 from django_ratelimit_lua.models import (
@@ -44,17 +44,6 @@ from tests.examples import examples
 from tests.worker import Worker, migrated
 
 pytestmark = pytest.mark.django_db(transaction=True)
-ODD = (
-    "country",
-    "host",
-    "weight",
-    "mode",
-    "audience",
-    "algorithm",
-    "windows",
-    "on_store_error",
-    "align",
-)
 FIRST = "203.0.113.1"
 
 
@@ -131,60 +120,6 @@ def get(address: str, times: int = 1, ip: str = FIRST) -> list[int]:
     return [Client(REMOTE_ADDR=ip).get(address).status_code for _ in range(times)]
 
 
-def knowing(is_new: bool) -> None:
-    """Go on as a process that has just started, or as one that knows the rules as they were."""
-    if is_new:
-        another_process()
-    else:
-        provider.reload()
-
-
-@pytest.mark.parametrize("is_new", [True, False], ids=["has just started", "knows the rules"])
-@pytest.mark.parametrize(
-    "words",
-    [
-        {"country": ["de"]},
-        {"host": "api.example.com", "weight": {"a": 1}, "method": ["GET"]},
-        {"mode": "sampled"},
-        {"audience": "bots"},
-        {"algorithm": "window_2", "windows": 3, "burst": 3},
-        {"on_store_error": "remember"},
-        {"align": "quarter"},
-    ],
-    ids=str,
-)
-def test_a_limit_with_words_that_are_not_known_is_a_limit(
-    words: dict[str, Any], is_new: bool, published: Published, caplog: Any
-) -> None:
-    """They are ignored, which is logged once; the rest of the rule holds."""
-    rule("good", path="/good", limit=2)
-    knowing(is_new)
-    published.put_rule("good", **words)
-    assert get("/good", 3) == [200, 200, 429]
-    warned = [
-        record for record in caplog.records if "what this version does not know" in record.message
-    ]
-    assert len(warned) == 1
-    told = warned[0].message
-    assert all(
-        repr(value) in told or repr(word) in told for word, value in words.items() if word in ODD
-    )
-
-
-def test_a_tier_with_words_that_are_not_known_is_left_out(
-    published: Published, caplog: Any
-) -> None:
-    """Its group has the numbers of the rule, as it has where a tier is wrong."""
-    rule("good", path="/good", limit=2)
-    published.put_rule(
-        "good",
-        tiers=[{"group": "staff", "rate": "9/h", "colour": "red"}, {"group": "x", "rate": "8/h"}],
-    )
-    assert get("/good", 3) == [200, 200, 429]
-    assert [name for name, _ in provider.load().by_name["good"].template.tiers] == ["x"]
-    assert "a tier, which is left out" in caplog.text
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -197,15 +132,18 @@ def test_a_tier_with_words_that_are_not_known_is_left_out(
         {"rate": "a few"},
         {"path": 5},
         {"name": 5},
+        {"country": ["de"]},
+        {"mode": "sampled"},
+        {"audience": "bots"},
+        {"algorithm": "window_2", "windows": 3, "burst": 3},
     ],
     ids=str,
 )
-def test_what_would_do_harm_in_part_goes_on_as_it_was_understood_last(
+def test_a_rule_that_is_invalid_stays_as_it_was(
     words: dict[str, Any], published: Published
 ) -> None:
-    """What lifts limits, refuses everybody, is for nowhere or counts nobody known: a process that
-    knows the rule as it was goes by that, and one that does not leaves the rule out. The other
-    rules hold.
+    """A process that knows the rule as it was uses that, and another one leaves the rule out. The
+    other rules hold.
     """
     rule("odd", path="/odd", limit=3)
     rule("good", path="/good", limit=2)
@@ -225,6 +163,8 @@ def test_what_would_do_harm_in_part_goes_on_as_it_was_understood_last(
     "text",
     [
         '{"format": 99, "revision": "x", "rule_tree": {}}',
+        '{"kinds": {"": "user"}}',
+        '{"blocks": [5]}',
         "[]",
         "5",
         '{"rules": [',
@@ -256,29 +196,6 @@ def test_another_shape_of_snapshot_leaves_the_last_good_rules_in_force(
     assert get("/good", 3, "203.0.113.2") == [200, 200, 429]
     RateLimitRule.objects.update(limit=1)
     assert get("/good", 2, "203.0.113.3") == [200, 200 if "format" in text else 429]
-
-
-def test_what_is_put_right_while_it_is_read_is_read(
-    published: Published, caplog: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is there by then is gone by, and nothing is said to be wrong."""
-    rule("good", path="/good", limit=2)
-    assert get("/good", 1) == [200]
-    right = json.dumps(published.snapshot())
-    published.put("[]")
-    reads = provider.parse_snapshot
-
-    def read(text: bytes) -> Any:
-        if text == b"[]":
-            published.put(right)
-        return reads(text)
-
-    monkeypatch.setattr(provider, "parse_snapshot", read)
-    assert get("/good", 2) == [200, 429]
-    assert provider.reload().revision == Revision.read(
-        published.direct.hget(published.key, "revision")
-    )
-    assert "cannot be read" not in caplog.text
 
 
 def test_an_older_version_never_overwrites_what_a_newer_has_published(
@@ -402,19 +319,19 @@ def test_an_edit_of_an_older_process_is_published_by_a_newer_one(
     older_newer: tuple[Worker, Worker], published: Published
 ) -> None:
     """When it looks, as one does every ten seconds; with everything that the older one does not
-    know.
+    know. Until then, and after it, the older one uses what it understands of the database.
     """
     older, newer = older_newer
     rates = newer("ask()")
     assert sorted(rates.values()) == [30, 50]
-    assert older("ask()") == rates
+    assert [*older("ask()").values()] == [50]
     older("block(network='203.0.113.9')")
     revision = older("RateLimitRevision.read('default').text.decode()")
     assert newer("look()") is None
     assert published.snapshot()["revision"] == revision
     assert published.snapshot()["format"] == 99
-    for worker in older_newer:
-        assert worker("[ask(), ask('203.0.113.9')]") == [rates, "refused"]
+    assert newer("[ask(), ask('203.0.113.9')]") == [rates, "refused"]
+    assert older("ask('203.0.113.9')") == "refused"
     older("look()")
     assert older("[health().problems, triggers.unpublished]") == [[], ""]
 
@@ -435,7 +352,7 @@ def test_an_older_process_reports_that_no_newer_one_publishes_its_edit(
     assert "rules adopt" in problem
     assert older("sum('newer version' in line for line in said)") == 1
     newer(f"begin({prefix!r}) ;; look()")
-    assert sorted(older("look() ;; ask()").values()) == [20, 30]
+    assert [*older("look() ;; ask()").values()] == [20]
     assert older("health().problems") == []
 
 
