@@ -51,7 +51,9 @@ class BreakersExtension(Extension):
         return inspect(marks, has_handler)
 
     def error_details(self, error: Exception) -> ReducedCapacity | None:
-        return ReducedCapacity(error) if isinstance(error, CircuitOpen) else None
+        if isinstance(error, CircuitOpen):
+            return ReducedCapacity(error)
+        return None
 
     def metrics(self) -> Iterable[Metric]:
         return METRICS
