@@ -83,6 +83,8 @@ class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
     """The form of a breaker's row, which shows the values of the code."""
 
     class Meta:
+        """Options of Django."""
+
         model = RateLimitBreaker
         fields = "__all__"
 
@@ -131,6 +133,8 @@ class BreakerAdmin(ActingAdmin):
     )
 
     class Media:
+        """Styles and scripts."""
+
         css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012
         js = ("django_ratelimit_lua/refresh.js",)
 

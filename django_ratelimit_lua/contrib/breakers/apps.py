@@ -17,6 +17,8 @@ from .rows import BreakerRow, read_rows
 
 
 class BreakersExtension(Extension):
+    """The hooks of breakers."""
+
     name = "breakers"
     verbs = ("django_ratelimit_lua.contrib.breakers.verbs.breakers",)
 

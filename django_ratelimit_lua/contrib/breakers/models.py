@@ -110,6 +110,8 @@ class RateLimitBreaker(AuditedModel):
     objects = AuditedQuerySet.as_manager()
 
     class Meta:
+        """Options of Django."""
+
         verbose_name = _("breaker")
         verbose_name_plural = _("breakers")
         ordering = ("name",)

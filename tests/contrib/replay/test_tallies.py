@@ -260,6 +260,13 @@ ANY_TEXT = st.one_of(
 )  # As bytes are read.
 
 
+def test_a_time_without_a_known_zone_is_read_as_utc() -> None:
+    """-0000 is UTC, as is no zone."""
+    expected = (804571201 * SECOND, True)
+    for text in ("01/Jul/1995:04:00:01 -0000", "1995-07-01T04:00:01", "1995-07-01 04:00:01Z"):
+        assert moment_of(text) == expected
+
+
 @given(ANY_TEXT)
 def test_no_line_makes_a_reader_raise(text: str) -> None:
     """Whatever it holds, it is a line or it is broken; and a line that is read can be asked
