@@ -26,10 +26,6 @@ from ...web.plan import Place
 from .formats import LogLine
 from .requests import LoggedRequest, client_of
 
-REMEMBERED = 50_000
-"""Maximum number of paths whose rules are cached. If there are more, the cache is emptied."""
-MAX_REMEMBERED_LENGTH = 512
-"""Maximum length of such a path."""
 _SEEN_IN_LOGS = {"user-agent": "agent", "referer": "referer", "host": "host"}
 _UNKNOWN = ("session", "post", "json", "data", "cookie")
 
@@ -80,22 +76,19 @@ class LinePlanner:
                 _("RATELIMIT_IP_META_KEY is a function, and may not find the address in a log")
             )
         self.ruleset = Ruleset(looked_at)
-        self._rules: dict[tuple[str, str], Sequence[Rule]] = {}
 
     def plan(self, line: LogLine) -> list[LineCharge]:
         """Return the charges of a line, rule by rule."""
         request = LoggedRequest(line, client_of(line, self._trusted))
         self._has_names = self._has_names or parse_address(line.address) is None
-        place = (line.method, request.path)
-        if place not in self._rules:
-            if len(self._rules) >= REMEMBERED:
-                self._rules.clear()
-            rules = self._matching(request)
-            if len(request.path) <= MAX_REMEMBERED_LENGTH:
-                self._rules[place] = rules
-        else:
-            rules = self._rules[place]
-        charges = [self._charge(rule, line, request) for rule in rules]
+        if is_exempt(request):
+            return []
+        rules = self.ruleset.matching(request)
+        if any(rule.template is None for rule in rules):
+            return []
+        charges = [
+            self._charge(rule, line, request) for rule in rules if rule.matches_method(request)
+        ]
         return [charge for charge in charges if charge is not None]
 
     def notes_on(self, named: int) -> list[str]:
@@ -122,14 +115,6 @@ class LinePlanner:
         if not named and any(rule.needs_user for rule in self.ruleset.rules):
             notes.append(_("users: no line names one, so everybody counts as not logged in"))
         return notes
-
-    def _matching(self, request: LoggedRequest) -> Sequence[Rule]:
-        if is_exempt(request):
-            return ()
-        rules = self.ruleset.matching(request)
-        if any(rule.template is None for rule in rules):
-            return ()
-        return [rule for rule in rules if rule.matches_method(request)]
 
     def _charge(self, rule: Rule, line: LogLine, request: LoggedRequest) -> LineCharge | None:
         template = rule.template
@@ -224,11 +209,8 @@ def left_out(rule: Rule) -> list[str]:
             "group"
         )
         notes.append(text % {"rule": rule.name, "groups": groups})
+    text = _("%(rule)s: its %(option)s is not looked at; every line is decided by the whole count")
     for option in ("lease", "split"):
         if template.options.get(option):
-            text = _(
-                "%(rule)s: its %(option)s is not looked at; every line is decided by the whole "
-                "count"
-            )
             notes.append(text % {"rule": rule.name, "option": option})
     return notes

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -193,12 +194,10 @@ def _store(url: str | None, stack: ExitStack) -> Store:
 
 def _progress(stack: ExitStack) -> Callable[[Progress], bool | None]:
     """Return the progress: a bar on a terminal, if tqdm is installed."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or find_spec("tqdm") is None:
         return lambda progress: None
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return lambda progress: None
+    from tqdm import tqdm
+
     bar = stack.enter_context(
         tqdm(unit="B", unit_scale=True, leave=False, mininterval=REFRESH_SECONDS)
     )
