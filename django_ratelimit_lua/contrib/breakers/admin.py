@@ -1,6 +1,4 @@
-"""The breakers, for operators: how each is at the moment, other thresholds than the code has, and
-forcing one.
-"""
+"""The breakers in the admin: their states, their thresholds, and forcing one."""
 
 from __future__ import annotations
 
@@ -22,34 +20,26 @@ from django.utils.translation import gettext_lazy
 
 from ...admin.base import ActingAdmin, with_warnings
 from ...admin.pages import page_response
-from ...admin.times import moment_element
-from ...limits.rate import time_text, time_us
+from ...limits.rate import time_us
 from ...models.audit import acting
+from ...models.rate_fields import problem_text
 from ...operations.formatting import number_words
-from ...web.durations import duration_words
 from .document import notices
 from .models import RateLimitBreaker
 from .operations import BreakerState, breaker, breakers, force, in_code
-from .rows import PPM
+from .rows import BreakerError, thresholds
 
 FORCE = "ratelimit_breakers.force_breaker"
-STATES = {
-    "closed": gettext_lazy("closed"),
-    "open": gettext_lazy("open"),
-    "half-open": gettext_lazy("half-open: being probed"),
-    "ramp": gettext_lazy("recovering"),
-}
 REASONS = {
     "failure_ratio": gettext_lazy("too large a part of the calls failed"),
     "failures": gettext_lazy("too many calls failed"),
     "slow_ratio": gettext_lazy("too large a part of the calls was slow"),
     "probe": gettext_lazy("a probe failed"),
 }
-HOW = {"open": "open", "closed": "closed", "auto": ""}
 
 
 class ForceForm(forms.Form):
-    """What an operator forces, for how long, and why."""
+    """The form of a page: the state to force, the duration, and the reason."""
 
     how = forms.ChoiceField(
         label=gettext_lazy("Force"),
@@ -80,28 +70,21 @@ class ForceForm(forms.Form):
     )
     why = forms.CharField(label=gettext_lazy("Reason"), max_length=300, required=False)
 
-    def clean(self) -> dict[str, Any]:
-        """Raises `ValidationError` for an end that is over."""
-        given: dict[str, Any] = super().clean() or {}
-        until = given.get("until")
-        if until is not None and until <= timezone.now():
-            self.add_error("until", _("Enter a moment in the future."))
-        return given
-
     def ends(self) -> datetime.datetime | None:
-        """When it ends; None: not by itself."""
+        """Return the end, or None."""
         until: datetime.datetime | None = self.cleaned_data["until"]
-        if until is not None or not self.cleaned_data["period"]:
-            return until
-        return timezone.now() + datetime.timedelta(
-            microseconds=time_us(self.cleaned_data["period"])
-        )
+        period = self.cleaned_data["period"]
+        if until is None and period:
+            return timezone.now() + datetime.timedelta(microseconds=time_us(period))
+        return until
 
 
 class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
-    """The form of a breaker's row. It shows the values of the code."""
+    """The form of a breaker's row, which shows the values of the code."""
 
     class Meta:
+        """Options of Django."""
+
         model = RateLimitBreaker
         fields = "__all__"
 
@@ -109,29 +92,28 @@ class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
         super().__init__(*args, **{"label_suffix": "", **kwargs})
         self.known = in_code()
         """The declarations of breakers in the code, by name."""
-        name = self.data.get("name") or self.initial.get("name") or ""
-        said = self.known[name].declared() if name in self.known else {}
-        for word, field in self.fields.items():
-            if said.get(word) is not None:
-                field.widget.attrs["placeholder"] = said[word]
+        name = self.data.get("name") or self.initial.get("name")
+        if name in self.known:
+            for word, value in self.known[name].declared().items():
+                if word in self.fields and value is not None:
+                    self.fields[word].widget.attrs["placeholder"] = value
         if "name" in self.fields:
             self.fields["name"].widget.attrs["list"] = "ratelimit-breakers"
 
     def _post_clean(self) -> None:
-        """If each field is valid, and the code has that breaker, check them together."""
+        """Check the fields together with the code, if each is valid."""
         super()._post_clean()  # type: ignore[misc]
-        base = self.known.get(self.instance.name)
-        if (
-            base is not None
-            and not self.errors
-            and (found := self.instance.contradiction(base)) is not None
-        ):
-            self.add_error(*found)
+        row = self.instance
+        if row.name in self.known and not self.errors:
+            try:
+                thresholds(row.name, row.thresholds(), self.known[row.name])
+            except BreakerError as error:
+                self.add_error(error.field, problem_text(error))
 
 
 @admin.register(RateLimitBreaker)
 class BreakerAdmin(ActingAdmin):
-    """Breakers: the list is of all that there are, with rows or without."""
+    """Breakers: the list shows all of them, with rows or without."""
 
     form = BreakerForm
     search_fields = ("name",)
@@ -151,6 +133,8 @@ class BreakerAdmin(ActingAdmin):
     )
 
     class Media:
+        """Styles and scripts."""
+
         css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012
         js = ("django_ratelimit_lua/refresh.js",)
 
@@ -160,7 +144,7 @@ class BreakerAdmin(ActingAdmin):
         return [path("one/", view, name="ratelimit_breakers_breaker"), *super().get_urls()]
 
     def has_force_permission(self, request: HttpRequest) -> bool:
-        """Whether they may force breakers."""
+        """Return whether the user may force breakers."""
         return bool(request.user.has_perm(FORCE))
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -175,27 +159,27 @@ class BreakerAdmin(ActingAdmin):
             messages.warning(request, notice)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """All breakers, as they are now."""
+        """Show all breakers, as they are now."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        rows = [_shown(state) for state in breakers()]
+        states = breakers()
         context = {
             "title": capfirst(str(self.opts.verbose_name_plural)),
-            "breakers": rows,
-            "is_known": all(one["of"].state for one in rows),
+            "breakers": [_shown(state) for state in states],
+            "is_known": all(state.state for state in states),
             "has_add_permission": self.has_add_permission(request),
         }
         return page_response(self, request, "overview.html", context)
 
     def one_view(self, request: HttpRequest) -> HttpResponse:
-        """One breaker, and how to force it."""
+        """Show one breaker, and force it."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         state = breaker(request.GET.get("name", ""))
         if state is None:
             raise Http404(_("There is no such breaker."))
         may_force = self.has_force_permission(request)
-        form = ForceForm(request.POST or None, initial=_initial(state))
+        form = ForceForm(request.POST or None, initial={"how": state.forced or "open"})
         if request.method == "POST":
             if not may_force:
                 raise PermissionDenied
@@ -204,29 +188,31 @@ class BreakerAdmin(ActingAdmin):
                 there = HttpResponseRedirect(f"{here}?{urlencode({'name': state.name})}")
                 response: HttpResponse = with_warnings(request, there)
                 return response
-        row = state.row
         context = {
             "title": state.name,
             "breaker": _shown(state),
             "form": form,
             "may_force": may_force,
-            "may_change": row is not None and self.has_change_permission(request),
-            "may_add": row is None and self.has_add_permission(request),
-            "row": row,
+            "may_change": self.has_change_permission(request),
+            "may_add": self.has_add_permission(request),
         }
         return page_response(self, request, "one.html", context)
 
     def _force(self, request: HttpRequest, state: BreakerState, form: ForceForm) -> bool:
-        given = form.cleaned_data
-        how = HOW[given["how"]]
+        how = form.cleaned_data["how"]
+        until = form.ends()
+        if how == "auto":
+            how = ""
+            until = None
+        flag = CHANGE
+        if state.row is None:
+            flag = ADDITION
         try:
             with acting(request.user), transaction.atomic(router.db_for_write(RateLimitBreaker)):
-                until = form.ends() if how else None
-                row = force(state.name, how, until=until, why=given["why"])
-                words = (
-                    _("Forced: %s.") % row.get_forced_display() if how else _("Automatic again.")
-                )
-                flag = CHANGE if state.row is not None else ADDITION
+                row = force(state.name, how, until=until, why=form.cleaned_data["why"])
+                words = _("Automatic again.")
+                if how:
+                    words = _("Forced: %s.") % row.get_forced_display()
                 LogEntry.objects.log_actions(request.user.pk, [row], flag, words)  # type: ignore[arg-type]
         except ValidationError as error:
             form.add_error(None, error)
@@ -235,33 +221,22 @@ class BreakerAdmin(ActingAdmin):
         return True
 
 
-def _initial(state: BreakerState) -> dict[str, Any]:
-    if not state.forced or state.row is None:
-        return {"how": "open"}
-    return {"how": state.row.forced, "why": state.row.why}
-
-
 def _shown(state: BreakerState) -> dict[str, Any]:
-    """A breaker in words, for a template."""
-    by, row = state.by, state.row if state.forced else None
+    """Return a breaker for a template."""
+    by = state.by.declared()
     rules = []
-    if by.failure_ppm is not None:
-        rules.append(_("%(share)s %% failures") % {"share": f"{by.failure_ppm / PPM * 100:g}"})
-    if by.failures is not None:
-        rules.append(_("%(number)s failures") % {"number": number_words(by.failures)})
-    if by.slow_us is not None and by.slow_ppm is not None:
-        words = {"share": f"{by.slow_ppm / PPM * 100:g}", "time": time_text(by.slow_us)}
+    if by["failure_ratio"]:
+        rules.append(_("%(share)s %% failures") % {"share": f"{by['failure_ratio'] * 100:g}"})
+    if by["failures"]:
+        rules.append(_("%(number)s failures") % {"number": number_words(by["failures"])})
+    if by["slow"] and by["slow_ratio"]:
+        words = {"share": f"{by['slow_ratio'] * 100:g}", "time": by["slow"]}
         rules.append(_("%(share)s %% take %(time)s or longer") % words)
     return {
         "of": state,
-        "by": by.declared(),
+        "by": by,
         "query": urlencode({"name": state.name}),
-        "state_words": STATES.get(state.state or "", ""),
-        "is_ill": state.state == "open" or (row is not None and row.forced == "open"),
-        "changes_in": duration_words(state.seconds) if state.seconds else "",
+        "is_ill": "open" in (state.state, state.forced),
         "rules": rules,
-        "why": REASONS.get(state.why, "") if state.state != "closed" else "",
-        "forced": row,
-        "until": moment_element(row.until) if row is not None and row.until is not None else None,
-        "is_retuned": state.row is not None and bool(state.row.thresholds()),
+        "why": REASONS.get(state.why),
     }

@@ -17,6 +17,8 @@ from .rows import BreakerRow, read_rows
 
 
 class BreakersExtension(Extension):
+    """The hooks of breakers."""
+
     name = "breakers"
     verbs = ("django_ratelimit_lua.contrib.breakers.verbs.breakers",)
 
@@ -51,7 +53,9 @@ class BreakersExtension(Extension):
         return inspect(marks, has_handler)
 
     def error_details(self, error: Exception) -> ReducedCapacity | None:
-        return ReducedCapacity(error) if isinstance(error, CircuitOpen) else None
+        if isinstance(error, CircuitOpen):
+            return ReducedCapacity(error)
+        return None
 
     def metrics(self) -> Iterable[Metric]:
         return METRICS

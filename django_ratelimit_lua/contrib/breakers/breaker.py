@@ -1,15 +1,14 @@
-"""`CircuitBreaker`: leaves a sick resource alone, for use anywhere."""
+"""`CircuitBreaker`: stops calling a resource that fails, for use anywhere."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import time
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from types import TracebackType
+from functools import partial, wraps
 from typing import Any, Literal, ParamSpec, TypeVar, cast, overload
 
 from django.apps import apps
@@ -28,7 +27,7 @@ from ...engine.waiting import to_the_end
 from ...extension import install, is_installed
 from ...rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back
 from ...rules.stacks import Mark, register
-from .circuits import WORDS, Ticket, circuits
+from .circuits import Ticket, circuits
 from .exceptions import CircuitOpen
 from .rows import BreakerError, breaker_name, thresholds
 
@@ -46,28 +45,31 @@ ANSWERED = (Http404, PermissionDenied, SuspiciousOperation, BadRequest, MultiPar
 """
 CANCELLED = (CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 HUNG_UP = (UnreadablePostError, RequestAborted)
-"""A client that has disconnected is no evidence about the resource."""
-
-
+NO_EVIDENCE = (*CANCELLED, *HUNG_UP, CircuitOpen)
+"""Exceptions that are no evidence about the resource: the call was cancelled, its client has
+disconnected, or another breaker did not let it through.
+"""
 Instead = Literal["503", "fallback", "raises"]
-"""What comes of a call that is not made."""
-
-
-def instead_of(fallback: Any, otherwise: Instead) -> Instead:
-    """What comes of a call that is not made; `otherwise`: without a fallback."""
-    return otherwise if fallback is NO_FALLBACK else "fallback"
+"""The result of a call that is not made."""
 
 
 def mark(
-    guard: Callable[..., Any], breaker: CircuitBreaker, instead: Instead
+    guard: Callable[..., Any], breaker: CircuitBreaker, fallback: Any, instead: Instead
 ) -> Callable[..., Any]:
-    """Leave on a function that a breaker guards it, for the inspector."""
+    """Register that a breaker guards a function, for the inspector.
+
+    Args:
+        instead: The result of a call that is not made, if there is no `fallback`.
+    """
+    if fallback is not NO_FALLBACK:
+        instead = "fallback"
     return register(Mark(guard, "breakers", (breaker.name, instead)))
 
 
 class CircuitBreaker:
-    """Calls a resource while it is well, and leaves it alone while it is not: the state is that of
-    all processes.
+    """Call a resource while it works, and stop calling it while it fails.
+
+    All processes share the state.
 
     >>> payments = CircuitBreaker("payments", failure_ratio=0.5, slow="2s", fallback="later")
     >>> @payments
@@ -76,26 +78,33 @@ class CircuitBreaker:
     >>> pay(5), payments.state
     ('paid 5', 'closed')
 
-    Closed, all calls are made. It opens when, of at least `minimum` calls in the last `window`,
-    `failure_ratio` failed, or `slow_ratio` took `slow` or longer; or when `failures` of them
-    failed, however many there were. A call counts as slow once it has lasted `slow`, whether it has
-    ended or not. Open, none is made for `open_for`; then `probes` at a time are, each in a slot
-    that it keeps until it ends, for `open_max` at most. Where all of them succeed, a tenth of the
-    calls is let through, then a quarter, half, and all; where one fails, or is slow, it opens for
-    twice as long as before, at most `open_max`. A tenth more or less of each pause is left to
-    chance.
+    A closed breaker lets all calls through. It opens when, of at least `minimum` calls in the last
+    `window`, `failure_ratio` failed, or `slow_ratio` took `slow` or longer; or when `failures` of
+    them failed, whatever the number of calls. A call counts as slow once it has lasted `slow`,
+    whether it has ended or not.
 
-    - `name`: by which all processes share the state, and a row of the admin retunes it;
-    - `failure`: what is a failure: classes of exceptions, statuses (`503`, `range(500, 600)`), a
-      callable (answer or exception), or a tuple of these. By default any exception but those that
-      answer a client (Http404, PermissionDenied, and others with a `status_code` below 500), and an
-      answer whose `status_code` is 500 or more. A call that is cancelled is neither a failure nor a
-      success, but slow if it had lasted `slow`;
-    - `fallback`: what a call returns that is not made: a value, or a callable with the same
-      arguments; else `CircuitOpen` is raised;
+    An open breaker lets no call through for `open_for`. Then it lets `probes` calls through at a
+    time; each occupies a slot until it ends, for `open_max` at most. If all of them succeed, a
+    tenth of the calls is let through, then a quarter, half, and all. If one fails, or is slow, the
+    breaker opens for twice as long as before, at most `open_max`. Each pause is up to a tenth
+    longer at random.
 
-    Times are text such as "30s", seconds, or a timedelta. Raises `LimitError` for what cannot be
-    understood, and `ImproperlyConfigured` if the app is not installed.
+    Times are text such as "30s", seconds, or a timedelta.
+
+    Args:
+        name: All processes share the state by it, and a row of the admin retunes it.
+        failure: What counts as a failure: classes of exceptions, statuses (`503`,
+            `range(500, 600)`), a callable (answer or exception), or a tuple of these. By default
+            any exception except those that answer a client (Http404, PermissionDenied, and others
+            with a `status_code` below 500), and an answer whose `status_code` is 500 or more. A
+            call that is cancelled is neither a failure nor a success, but slow if it had lasted
+            `slow`.
+        fallback: The result of a call that is not made: a value, or a callable with the same
+            arguments. Without it, `CircuitOpen` is raised.
+
+    Raises:
+        LimitError: If an argument is invalid.
+        ImproperlyConfigured: If the app is not installed.
     """
 
     def __init__(
@@ -117,7 +126,9 @@ class CircuitBreaker:
         if apps.ready and not is_installed("breakers"):
             raise ImproperlyConfigured(f"{install('breakers')}, to use circuit breakers.")
         self.name = breaker_name(name)
-        given: dict[str, Any] = {
+        self.fallback = fallback
+        self.is_failure = _judge(name, failure)
+        given = {
             "failure_ratio": failure_ratio,
             "failures": failures,
             "slow": slow,
@@ -125,36 +136,36 @@ class CircuitBreaker:
             "minimum": minimum,
             "window": window,
             "open_for": open_for,
+            "open_max": open_max,
             "probes": probes,
         }
-        if open_max is not None:
-            given["open_max"] = open_max
-        self.fallback = fallback
-        self.is_failure = _judge(name, failure)
         self._circuit = circuits.get(name, thresholds(name, given))
 
     def __repr__(self) -> str:
-        forced = f", forced {self.forced}" if self.forced else ""
-        return f"<CircuitBreaker {self.name!r}: {self.state}{forced}>"
+        state = self.state
+        if self.forced:
+            state += f", forced {self.forced}"
+        return f"<CircuitBreaker {self.name!r}: {state}>"
 
     @property
     def state(self) -> str:
-        """Its own state: closed, open, half-open or ramp, as far as this process knows.
+        """Its own state, also while it is `forced`: closed, open, half-open or ramp.
 
-        Also while it is `forced`.
+        It is the state that this process received last.
         """
-        return WORDS[self._circuit.state]
+        return self._circuit.state
 
     @property
     def forced(self) -> str:
-        """What an operator has forced and still holds: open or closed, as far as this process
-        knows; empty: nothing.
+        """The state that an operator has forced, open or closed; empty: none.
 
         >>> CircuitBreaker("maps").forced
         ''
         """
         force = self._circuit.force()
-        return "" if force is None else force.how
+        if force is None:
+            return ""
+        return force.how
 
     @overload
     def call(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -163,11 +174,13 @@ class CircuitBreaker:
     def call(self, /) -> Call: ...
 
     def call(self, function: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function through the breaker, with these arguments, as if it were decorated: of a
-        coroutine function, await the result.
+        """Call a function through the breaker, with these arguments, as if it were decorated.
 
-        Without a function, return one call as a context manager, `with` or `async with`. Raises
-        `CircuitOpen` if the call is not to be made.
+        Await the result of a coroutine function. Without a function, return one call as a context
+        manager, for `with` or `async with`.
+
+        Raises:
+            CircuitOpen: If the call is not let through, and there is no fallback.
 
         >>> CircuitBreaker("stock").call(max, 3, 5)
         5
@@ -190,26 +203,25 @@ class CircuitBreaker:
             )
             raise BreakerError(self.name, "", problem)
 
-        def instead(error: CircuitOpen, *args: Any, **kwargs: Any) -> Any:
-            return fall_back(self.fallback, error, *args, **kwargs)
-
-        async def ainstead(error: CircuitOpen, *args: Any, **kwargs: Any) -> Any:
-            return await afall_back(self.fallback, error, *args, **kwargs)
-
-        if problem := async_mismatch(self.fallback, is_async=inspect.iscoroutinefunction(function)):
+        is_async = inspect.iscoroutinefunction(function)
+        if problem := async_mismatch(self.fallback, is_async=is_async):
             raise BreakerError(self.name, "fallback", problem)
-        if inspect.iscoroutinefunction(function):
-            guard = self.aguarded(function, ainstead)
+        if is_async:
+            guard = self.aguarded(function, partial(afall_back, self.fallback))
         else:
-            guard = self.guarded(function, instead)
-        return cast(F, mark(guard, self, instead_of(self.fallback, "raises")))
+            guard = self.guarded(function, partial(fall_back, self.fallback))
+        return cast(F, mark(guard, self, self.fallback, "raises"))
 
     def guarded(
         self, function: Callable[..., Any], instead: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """The function, called through the breaker. `instead` answers a call that is not made."""
+        """Return the function, called through the breaker.
 
-        @functools.wraps(function)
+        Args:
+            instead: Returns the result of a call that is not made.
+        """
+
+        @wraps(function)
         def guard(*args: Any, **kwargs: Any) -> Any:
             call = Call(self)
             try:
@@ -227,9 +239,9 @@ class CircuitBreaker:
     def aguarded(
         self, function: Callable[..., Awaitable[Any]], instead: Callable[..., Awaitable[Any]]
     ) -> Callable[..., Awaitable[Any]]:
-        """`guarded`, for coroutine functions."""
+        """Return `guarded` for a coroutine function."""
 
-        @functools.wraps(function)
+        @wraps(function)
         async def guard(*args: Any, **kwargs: Any) -> Any:
             call = Call(self)
             try:
@@ -246,17 +258,7 @@ class CircuitBreaker:
 
 
 class Call:
-    """One call of a resource: what happens inside `with` is judged when it ends."""
-
-    __slots__ = (
-        "_began",
-        "_circuit",
-        "_failed",
-        "_is_failure",
-        "_number",
-        "_ticket",
-        "is_admitted",
-    )
+    """One call of a resource: the `with` block, which is judged when it ends."""
 
     def __init__(self, breaker: CircuitBreaker) -> None:
         self._circuit = breaker._circuit
@@ -265,74 +267,70 @@ class Call:
         self.is_admitted = False
 
     def judge(self, answer: Any) -> None:
-        """Judge an answer by what the breaker takes for a failure: a response, or whatever its
-        callable knows.
-        """
+        """Judge an answer, such as a response, by the breaker's `failure`."""
         self._failed = self._is_failure(answer)
 
     def fail(self) -> None:
-        """It has failed, whatever comes of the rest."""
+        """Count the call as failed, however it ends."""
         self._failed = True
 
     def __enter__(self) -> Call:
         ticket = self._circuit.calm_ticket()
-        return self._begin(run(self._circuit.admitting()) if ticket is None else ticket)
+        if ticket is None:
+            ticket = run(self._circuit.admitting())
+        return self._begin(ticket)
 
     async def __aenter__(self) -> Call:
         ticket = self._circuit.calm_ticket()
-        return self._begin(await arun(self._circuit.admitting()) if ticket is None else ticket)
+        if ticket is None:
+            ticket = await arun(self._circuit.admitting())
+        return self._begin(ticket)
 
     def _begin(self, ticket: Ticket) -> Call:
-        self._ticket, self.is_admitted = ticket, True
+        self._ticket = ticket
+        self.is_admitted = True
         self._began = time.monotonic()
-        is_noted = self._circuit.slow_seconds is not None or ticket.probe
-        self._number = self._circuit.begin(ticket, self._began) if is_noted else 0
+        self._number = self._circuit.begin(ticket, self._began)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         waiting = self._end(error)
         if waiting is not None:
             run(waiting)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         waiting = self._end(error)
         if waiting is not None:
             await to_the_end(arun(waiting))
 
     def _end(self, error: BaseException | None) -> Waiting[Any] | None:
-        """Count what came of it; return what is to be done at once, if anything is."""
-        failed = self._failed if error is None or self._failed else self._is_failure(error)
+        """Count the result. Return what has to be done at once, or None."""
+        failed = self._failed
+        if error is not None and not failed:
+            failed = self._is_failure(error)
         return self._circuit.end(self._ticket, self._number, self._began, failed)
 
 
 def _judge(name: str, failure: Failure) -> Callable[[Any], bool | None]:
-    """A function that returns whether an answer, or an exception, is a failure.
+    """Return a function that returns whether an answer, or an exception, is a failure.
 
-    None: it is no evidence about the resource.
+    The function returns None if it is no evidence about the resource.
     """
     if failure is None:
         return _by_default
-    parts = failure if isinstance(failure, (tuple, list, set, frozenset)) else (failure,)
-    kinds: list[type[BaseException]] = []
-    statuses: list[int | range] = []
+    parts = failure if isinstance(failure, tuple) else (failure,)
+    if not parts:
+        raise BreakerError(name, "failure", "is empty: nothing would be a failure")
+    kinds: tuple[type[BaseException], ...] = ()
+    statuses: list[range] = []
     functions: list[Callable[[Any], Any]] = []
     for part in parts:
         if isinstance(part, type) and issubclass(part, BaseException):
-            kinds.append(part)
-        elif isinstance(part, range) or (
-            isinstance(part, int) and not isinstance(part, bool) and 100 <= part <= 599
-        ):
+            kinds += (part,)
+        elif isinstance(part, range):
             statuses.append(part)
+        elif isinstance(part, int) and 100 <= part <= 599:
+            statuses.append(range(part, part + 1))
         elif callable(part) and not isinstance(part, type):
             functions.append(part)
         else:
@@ -340,47 +338,35 @@ def _judge(name: str, failure: Failure) -> Callable[[Any], bool | None]:
                 "classes of exceptions, statuses from 100 to 599, ranges of these, or a callable"
             )
             raise BreakerError(name, "failure", f"is {part!r}: must be {right}")
-    if not parts:
-        raise BreakerError(name, "failure", "is empty: nothing would be a failure")
-    exceptions = tuple(kinds)
 
     def judge(answer: Any) -> bool | None:
-        if isinstance(answer, BaseException):
-            if exceptions and isinstance(answer, exceptions):
-                return True
-            if isinstance(answer, (*CANCELLED, CircuitOpen)):
-                return None
-        else:
+        if isinstance(answer, kinds):
+            return True
+        if isinstance(answer, NO_EVIDENCE):
+            return None
+        if not isinstance(answer, BaseException):
             status = getattr(answer, "status_code", answer)
-            if statuses and type(status) is int and any(_is_in(status, one) for one in statuses):
+            if type(status) is int and any(status in one for one in statuses):
                 return True
-        for function in functions:
-            try:
-                if function(answer):
-                    return True
-            except Exception:
-                logger.exception(
-                    "The breaker %r: its `failure` cannot judge %.200r, which counts as none",
-                    name,
-                    answer,
-                )
-        return False
+        try:
+            return any(function(answer) for function in functions)
+        except Exception:
+            logger.exception(
+                "The breaker %r: its `failure` cannot judge %.200r, which counts as none",
+                name,
+                answer,
+            )
+            return False
 
     return judge
 
 
-def _is_in(status: int, which: int | range) -> bool:
-    return status in which if isinstance(which, range) else status == which
-
-
 def _by_default(answer: Any) -> bool | None:
-    status = getattr(answer, "status_code", None)
-    if status is None and not isinstance(answer, BaseException):
+    if isinstance(answer, NO_EVIDENCE):
+        return None
+    if isinstance(answer, ANSWERED):
         return False
-    if isinstance(answer, BaseException):
-        if not isinstance(answer, Exception) or isinstance(answer, (CircuitOpen, *HUNG_UP)):
-            return None
-        if isinstance(answer, ANSWERED):
-            return False
-        return not isinstance(status, int) or status >= 500
-    return isinstance(status, int) and status >= 500
+    status = getattr(answer, "status_code", None)
+    if isinstance(status, int):
+        return status >= 500
+    return isinstance(answer, BaseException)

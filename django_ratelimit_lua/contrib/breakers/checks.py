@@ -16,8 +16,8 @@ TWO_BREAKERS = Problem(Warning, "W021", "Make one CircuitBreaker, and use it in 
 
 @register(Tags.caches)
 def check_breakers(**kwargs: Any) -> Iterator[CheckMessage]:
-    """No breaker is declared twice with other numbers: those that were imported last would hold."""
-    list(url_patterns())  # What views declare is known when they are imported.
+    """Report breakers that are declared twice with different thresholds."""
+    list(url_patterns())  # Imports the views, which declare breakers.
     for name, circuit in sorted(circuits.by_name.items()):
         if circuit.is_ambiguous:
             yield TWO_BREAKERS.message(

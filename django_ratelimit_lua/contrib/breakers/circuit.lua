@@ -16,13 +16,13 @@ ARGV[17..18]    of `ask`: the id of the probe; of `done` and `hung`: that id, an
                 `tell`: the ids of the probes that run in this process, with spaces between them: their slots are renewed
 ARGV[19]        how often the breaker had opened when these calls were let through; what was before does not count
 ARGV[20..22]    outcomes since the last report of the process: calls, failures, slow ones
-keeps           `state` (closed, open, half, ramp), `era` (how often it has opened), `since`, `until`,
+keeps           `state` (closed, open, half-open, ramp), `era` (how often it has opened), `since`, `until`,
                 `pause`, `step`, `successes`, `seen` and `shift` (a clock that steps backwards goes on from where it was),
                 `why` and `opened` (reason and numbers of the last opening), and buckets: `b<start>:<width>` = its last
                 moment, calls, failures, slow ones
 returns         state, era, microseconds until it changes or a probe may be asked for, percent of calls that are
-                let through, calls, failures and slow ones in the window, 1 if the probe was granted; then, for each change
-                made by this call, five: opened, half_open, ramp or closed; calls, failures, slow ones; the reason
+                let through, calls, failures and slow ones in the window, 1 if the probe was granted; then a list for each
+                change made by this call: opened, half_open, ramp or closed; calls, failures, slow ones; the reason
 ]]
 
 local window, width, pause_first, pause_most = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -83,7 +83,7 @@ local function forget()
 end
 
 local function event(name, calls, failures, slow, reason)
-  for _, value in ipairs({name, whole(calls), whole(failures), whole(slow), reason}) do events[#events + 1] = value end
+  events[#events + 1] = {name, calls, failures, slow, reason}
   has_changed = true
 end
 
@@ -141,7 +141,7 @@ end
 local granted = 0
 if ARGV[2] == 'done' then redis.call('ZREM', KEYS[2], ARGV[17]) end
 if ARGV[2] == 'done' or ARGV[2] == 'hung' then
-  if state == 'half' and tonumber(ARGV[19]) == era then
+  if state == 'half-open' and tonumber(ARGV[19]) == era then
     if ARGV[18] == 'failed' then
       open('probe', successes + 1, 1, 0)
     elseif ARGV[18] == 'ok' then
@@ -155,10 +155,10 @@ if ARGV[2] == 'done' or ARGV[2] == 'hung' then
   end
 elseif ARGV[2] == 'ask' then
   if state == 'open' and now >= ends then
-    state, since, ends, successes = 'half', now, 0, 0
+    state, since, ends, successes = 'half-open', now, 0, 0
     event('half_open', 0, 0, 0, '')
   end
-  if state == 'half' then
+  if state == 'half-open' then
     redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', whole(now))
     if redis.call('ZCARD', KEYS[2]) + successes < probes then
       redis.call('ZADD', KEYS[2], whole(now + probe_life), ARGV[17])
@@ -176,7 +176,7 @@ end
 local wait, share = 0, 100
 if state == 'open' then
   wait, share = ends - now, 0
-elseif state == 'half' then
+elseif state == 'half-open' then
   local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2]
   wait, share = first and tonumber(first) - now or 0, 0
 elseif state == 'ramp' then

@@ -1,6 +1,4 @@
-"""The answers of `circuit.lua`, and a breaker as one process decides about it alone, while Redis is
-unavailable.
-"""
+"""The answers of `circuit.lua`, and a breaker of one process while Redis is unavailable."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from ...conf import conf
 from .rows import Thresholds
 
-State = Literal["closed", "open", "half", "ramp"]
+State = Literal["closed", "open", "half-open", "ramp"]
 Operation = Literal["tell", "ask", "done", "hung"]
 Result = Literal["ok", "failed", "none", ""]
 SHARES = (10, 25, 50)
@@ -21,26 +19,25 @@ MAX_JITTER = 1000
 
 
 def tag_of(name: str) -> bytes:
-    """The digest of a name, in keys and messages."""
-    return (
-        hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest().encode()
-    )
+    """Return the digest of a name, for keys and messages."""
+    return hashlib.blake2b(name.encode(), digest_size=8).hexdigest().encode()
 
 
 def circuit_key(name: str) -> bytes:
-    """The key of the state of a breaker: all of its keys are in one slot."""
+    """Return the key of the state of a breaker. All of its keys are in one hash slot."""
     return b"%b{circuit:%b}" % (conf.CACHE_PREFIX, tag_of(name))
 
 
 def circuits_key() -> bytes:
-    """The key of the sorted set of all breakers in any process: names and declarations, by when
-    they were noted.
+    """Return the key of the sorted set of the breakers of all processes.
+
+    Its members are names and declarations; the scores are the times when they were noted.
     """
     return conf.CACHE_PREFIX + b"{circuits}"
 
 
 class Outcomes(NamedTuple):
-    """Outcomes of calls: how many there are, how many failed and were slow."""
+    """Numbers of calls: all, failed ones and slow ones."""
 
     calls: int = 0
     failures: int = 0
@@ -64,11 +61,16 @@ class Event(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A breaker after an operation: its state.
+    """The state of a breaker after an operation.
 
-    How often it has opened (`era`); in how many microseconds it changes, or a probe may be
-    requested; the percentage of admitted calls; the counts of the window; whether the probe was
-    `granted`; and the changes that this operation made.
+    Attributes:
+        state: Its state.
+        era: How often it has opened.
+        wait: Microseconds until it changes, or until a probe may be requested.
+        share: Percentage of calls that are let through.
+        calls: Calls in the window; `failures` and `slow` are those that failed and were slow.
+        granted: Whether the requested probe was granted.
+        events: The changes that this operation made.
     """
 
     state: State
@@ -83,24 +85,20 @@ class Answer(NamedTuple):
 
     @classmethod
     def read(cls, reply: Sequence[Any]) -> Answer:
-        """The answer in a reply of the script."""
-        state, era, wait, share, calls, failures, slow, granted, *texts = reply
-        events = [
-            Event(name.decode(), int(calls), int(failures), int(slow), reason.decode())
-            for name, calls, failures, slow, reason in zip(*[iter(texts)] * 5, strict=True)
-        ]
-        return cls(
-            state.decode(), era, wait, share, calls, failures, slow, granted == 1, tuple(events)
+        """Return the answer in a reply of the script."""
+        state, *numbers, granted = reply[:8]
+        events = tuple(
+            Event._make([name.decode(), *counts, reason.decode()])
+            for name, *counts, reason in reply[8:]
         )
+        return cls._make([state.decode(), *numbers, granted == 1, events])
 
 
 class LoneCircuit:
     """A breaker of one process, while Redis is unavailable.
 
-    Times are microseconds of any clock that goes forward.
-
-    It opens by the same thresholds as the shared one. Then it is simpler: after `open_for` it lets
-    one call at a time try, and a success closes it at once.
+    It opens by the same thresholds as the shared one. After `open_for` it lets one call through at
+    a time, and closes with the first success. Times are microseconds of a monotonic clock.
 
     >>> circuit = LoneCircuit()
     >>> circuit.call(0, Thresholds(minimum=2), outcomes=Outcomes(2, 2)).state
@@ -108,11 +106,13 @@ class LoneCircuit:
     """
 
     def __init__(self, state: State = "closed", era: int = 0, ends: int = 0) -> None:
-        self.state: State = "closed" if state == "ramp" else state
+        self.state = state
+        if state == "ramp":
+            self.state = "closed"
         self.era = era
         self.ends = ends
         self.probes: dict[str, int] = {}
-        """When the slots of calls that try end."""
+        """When the slots of probes end."""
         self._buckets: dict[int, Outcomes] = {}
         """Outcomes, by part of the window."""
 
@@ -124,41 +124,43 @@ class LoneCircuit:
         *,
         probe: str = "",
         result: Result = "",
-        era: int | None = None,
+        era: int = -1,
         outcomes: Outcomes = NO_OUTCOMES,
     ) -> Answer:
-        """Do one operation at a moment, as the script does it for all processes."""
+        """Do one operation at a moment, like the script."""
         events: list[Event] = []
-        is_current = era in (None, self.era)
-        counts = self._count(now, by, outcomes if is_current else NO_OUTCOMES)
+        is_current = era in (-1, self.era)
+        if not is_current:
+            outcomes = NO_OUTCOMES
+        counts = self._count(now, by, outcomes)
         if self.state == "closed" and (reason := by.reason(*counts)):
             self._open(now, by)
             events.append(Event("opened", *counts, reason))
         granted = False
         if operation == "done":
             self.probes.pop(probe, None)
-        if operation == "tell":
-            self.probes |= {
-                running: now + by.probe_us for running in probe.split() if running in self.probes
-            }
-        elif operation == "ask":
-            granted = self.state != "closed" and now >= max([self.ends, *self.probes.values()])
-            if granted and self.state == "open":
+        elif operation == "tell":
+            for running in self.probes.keys() & probe.split():
+                self.probes[running] = now + by.probe_us
+        ends = max([self.ends, *self.probes.values()])
+        if operation == "ask" and self.state != "closed" and now >= ends:
+            granted = True
+            if self.state == "open":
                 events.append(Event("half_open", 0, 0, 0, ""))
-            if granted:
-                self.state, self.probes = "half", {probe: now + by.probe_us}
-        elif self.state == "half" and is_current and result == "failed":
+            self.state = "half-open"
+            self.probes = {probe: now + by.probe_us}
+        elif self.state == "half-open" and is_current and result == "failed":
             self._open(now, by)
             events.append(Event("opened", 1, 1, 0, "probe"))
-        elif self.state == "half" and is_current and result == "ok":
+        elif self.state == "half-open" and is_current and result == "ok":
             self.state = "closed"
             events.append(Event("closed", 1, 0, 0, ""))
-        ends = max([self.ends, *self.probes.values()])
-        wait, share = (0, 100) if self.state == "closed" else (max(0, ends - now), 0)
-        return Answer(self.state, self.era, wait, share, *counts, granted, tuple(events))
+        if self.state == "closed":
+            return Answer("closed", self.era, 0, 100, *counts, granted, tuple(events))
+        wait = max(now, self.ends, *self.probes.values()) - now
+        return Answer(self.state, self.era, wait, 0, *counts, granted, tuple(events))
 
     def _count(self, now: int, by: Thresholds, outcomes: Outcomes) -> Outcomes:
-        """Count outcomes; return the sums of the window."""
         part = now // by.width_us
         self._buckets[part] = _sum([self._buckets.get(part, NO_OUTCOMES), outcomes])
         oldest = (now - by.window_us) // by.width_us

@@ -1,4 +1,4 @@
-"""The breakers of this process: their last known state, and the outcomes that are not reported yet.
+"""The breakers of this process: their last known states, and the outcomes to report.
 
 A closed breaker is decided here, by the last state received. Outcomes are reported once a second,
 with the flush; a failure that may open the breaker is reported in the call that failed. The answer
@@ -80,21 +80,14 @@ MAX_HELD = 1000
 """Breakers that a process keeps without a reference in the code, because names may be made of data:
 those that were declared last.
 """
-NEVER, ENDLESS = float("-inf"), float("inf")
+NEVER = float("-inf")
+ENDLESS = float("inf")
 SIGNALS = {"opened": circuit_opened, "half_open": circuit_half_open, "closed": circuit_closed}
 _numbers = itertools.count(1)
-WORDS: Mapping[State, str] = {
-    "closed": "closed",
-    "open": "open",
-    "half": "half-open",
-    "ramp": "ramp",
-}
 
 
 class Ticket(NamedTuple):
-    """An admitted call: how often the breaker had opened by then, and the id of its slot if it is a
-    probe.
-    """
+    """An admitted call: how often the breaker had opened, and the id of its slot, if a probe."""
 
     era: int
     probe: str = ""
@@ -124,21 +117,21 @@ class Circuit:
     """
 
     def __init__(self, name: str, declared: Thresholds) -> None:
-        self.name, self.declared, self.by = name, declared, declared
-        self.row: BreakerRow | None = None
+        self.name = name
+        self.declared = declared
         self.is_ambiguous = False
         """Whether the code declares it twice, with different thresholds."""
         self._begin()
+        self.retune(None)
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
-        self._lock = (
-            threading.RLock()
-        )  # Reentrant: what is garbage may end a call while another one is counted.
+        # Reentrant, because garbage collection may end a call while another one is counted.
+        self._lock = threading.RLock()
         self.forget()
 
     def forget(self) -> None:
-        """Know nothing, as another process; the settings hold."""
+        """Forget the state and the counts, but not the thresholds."""
         self.answer = Answer("closed", -1, 0, 100, 0, 0, 0, False)
         self.calm = Ticket(-1)
         self.calm_until = self.known_at = self.used_at = self.noted_at = NEVER
@@ -147,14 +140,11 @@ class Circuit:
         """Unreported outcomes: calls, failures, slow ones."""
         self._queued: deque[Report] = deque(maxlen=MAX_QUEUED)
         self.running: dict[int, tuple[float, Ticket]] = {}
-        """Calls that are not slow yet, by their numbers, the oldest first: when they began
-        (monotonic).
-        """
+        """When calls that are not slow yet began (monotonic), by their numbers, oldest first."""
         self._probes: dict[str, float] = {}
         """When probes that have not ended began, slow or not (monotonic)."""
         self.due_at = ENDLESS
         self.lone: LoneCircuit | None = None
-        self.slow_seconds = None if self.by.slow_us is None else self.by.slow_us / SECOND
 
     @property
     def state(self) -> State:
@@ -164,7 +154,7 @@ class Circuit:
     # Settings
 
     def retune(self, row: BreakerRow | None) -> None:
-        """Apply a row, or None for the thresholds of the code. The state and the counts stay."""
+        """Apply a row, or None for the thresholds of the code, and keep the state and counts."""
         by = self.declared
         if row is not None:
             try:
@@ -172,21 +162,26 @@ class Circuit:
             except BreakerError as error:
                 logger.error("The breaker of the admin is left out: %s", error)
         with self._lock:
-            self.row, self.by = row, by
-            self.slow_seconds = None if by.slow_us is None else by.slow_us / SECOND
+            self.row = row
+            self.by = by
+            self.slow_seconds = ENDLESS
+            if by.slow_us is not None:
+                self.slow_seconds = by.slow_us / SECOND
             self.calm_until = NEVER
 
     def force(self) -> Force | None:
-        """What an operator has forced, as long as it lasts."""
-        force = None if self.row is None else self.row.force
-        return force if force is not None and force.lasts(now_us()) else None
+        """Return the state that an operator has forced, if it is in force."""
+        if self.row is None:
+            return None
+        return self.row.forced(now_us())
 
     # Before a call
 
     def calm_ticket(self) -> Ticket | None:
-        """The ticket of a call that needs no other look; None if it does."""
-        now = time.monotonic()
-        return self.calm if now < self.calm_until and now < self.due_at else None
+        """Return the ticket of a call that needs no other check, or None."""
+        if time.monotonic() < min(self.calm_until, self.due_at):
+            return self.calm
+        return None
 
     def admitting(self) -> Waiting[Ticket]:
         """Let a call through, or raise `CircuitOpen`."""
@@ -209,14 +204,16 @@ class Circuit:
             yield from _comparing()
         force = self.force()
         if force is not None:
-            if force.how == "open":
-                raise CircuitOpen(self.name, _until(force.until_us), "forced")
-            return self.calm
+            if force.how == "closed":
+                return self.calm
+            seconds = None
+            if force.until_us is not None:
+                seconds = max(0.0, (force.until_us - now_us()) / SECOND)
+            raise CircuitOpen(self.name, seconds, "forced")
         if self.state == "ramp" and time.monotonic() >= self._changes_at:
-            self._changes_at = (
-                time.monotonic() + PROBE_PAUSE
-            )  # Others of this process wait for what comes of it.
-            yield from self._exchanging(ASK_STATE)  # It climbs.
+            # Other calls of this process wait for the answer.
+            self._changes_at = time.monotonic() + PROBE_PAUSE
+            yield from self._exchanging(ASK_STATE)
         if self.state == "closed":
             self._trust()
             return self.calm
@@ -229,8 +226,8 @@ class Circuit:
     def _probing(self) -> Waiting[Ticket]:
         now = time.monotonic()
         if now < self._changes_at:
-            raise CircuitOpen(self.name, self._changes_at - now, WORDS[self.state])
-        self._changes_at = now + PROBE_PAUSE  # Others of this process wait for what comes of it.
+            raise CircuitOpen(self.name, self._changes_at - now, self.state)
+        self._changes_at = now + PROBE_PAUSE  # Other calls of this process wait for the answer.
         probe = secrets.token_hex(16)
         answer = yield from self._exchanging(Report("ask", probe))
         if answer.granted:
@@ -239,7 +236,7 @@ class Circuit:
         if self.state == "closed":
             return self.calm
         seconds = max(self.answer.wait / SECOND, PROBE_PAUSE)
-        raise CircuitOpen(self.name, seconds, WORDS[self.state])
+        raise CircuitOpen(self.name, seconds, self.state)
 
     def _is_known(self, now: float) -> bool:
         if provider.in_force() is None:
@@ -252,7 +249,7 @@ class Circuit:
         return self.known_at > NEVER and listener.heard_since(self.known_at)
 
     def _trust(self) -> None:
-        """Let calls through without another look, for a while."""
+        """Let calls through without another check, for some time."""
         now = time.monotonic()
         with self._lock:
             # Something else may have been heard since this was asked for.
@@ -279,13 +276,10 @@ class Circuit:
     # While calls run
 
     def begin(self, ticket: Ticket, began: float) -> int:
-        """Note that a call runs that may become slow, or is a probe.
-
-        Returns its number; 0 without `slow`.
-        """
+        """Note a call that may become slow, or is a probe, and return its number (0: neither)."""
         if ticket.probe:
             self._probes[ticket.probe] = began
-        if self.slow_seconds is None:
+        if self.slow_seconds == ENDLESS:
             return 0
         number = next(_numbers)
         if not self.running:
@@ -299,13 +293,12 @@ class Circuit:
         Return whether that may open the breaker, so that it has to be reported at once. The
         background judges probes.
         """
-        now, slow_seconds = time.monotonic(), self.slow_seconds
+        now = time.monotonic()
         self.due_at = ENDLESS
         for number, (began, ticket) in self.running.copy().items():
-            if slow_seconds is None:
-                return False
-            if began + slow_seconds > now:
-                self.due_at = began + slow_seconds
+            due_at = began + self.slow_seconds
+            if due_at > now:
+                self.due_at = due_at
                 break
             if self.running.pop(number, None) is None:
                 continue  # It has ended.
@@ -316,16 +309,14 @@ class Circuit:
         return self._may_open()
 
     def in_use(self) -> bool:
-        """Whether there was a call lately, or one runs that may become slow, or is a probe that
-        keeps its slot.
-        """
+        """Return whether a call began lately, or runs and may become slow or is a probe."""
         return bool(self.running or self._probes) or time.monotonic() - self.used_at < USED_SECONDS
 
     def _running_probes(self) -> str:
-        """The ids of the probes with slots to renew, separated by spaces."""
-        longest, now = self.by.longest_probe_us / SECOND, time.monotonic()
+        """Return the ids of the probes with slots to renew, separated by spaces."""
+        oldest = time.monotonic() - self.by.longest_probe_us / SECOND
         for probe, began in self._probes.copy().items():
-            if now - began >= longest:
+            if began <= oldest:
                 self._probes.pop(probe, None)
         return " ".join(self._probes.copy())
 
@@ -334,12 +325,16 @@ class Circuit:
     def end(
         self, ticket: Ticket, number: int, began: float, failed: bool | None
     ) -> Waiting[Any] | None:
-        """Count a call that has ended; `failed` is None if it was cancelled, which is no evidence
-        about the resource unless it was slow by then.
+        """Count a call that has ended.
 
-        Return what is to be done at once, if anything is.
+        Args:
+            failed: Whether it failed. None: it was cancelled, which is no evidence about the
+                resource, unless the call was slow by then.
+
+        Returns:
+            What has to be done at once, or None.
         """
-        slow = self.slow_seconds is not None and time.monotonic() - began >= self.slow_seconds
+        slow = time.monotonic() - began >= self.slow_seconds
         is_counted = number != 0 and self.running.pop(number, None) is None
         if ticket.probe:
             return self._end_probe(ticket, failed, slow)
@@ -347,20 +342,21 @@ class Circuit:
             self._count(ticket, 0, bool(failed), 0)
         elif failed is not None or slow:
             self._count(ticket, 1, bool(failed), slow)
-        if failed is None or not (failed or slow) or not self._may_open():
-            return None
-        return self._reporting()
+        if failed is not None and (failed or slow) and self._may_open():
+            return self._reporting()
+        return None
 
     def _end_probe(self, ticket: Ticket, failed: bool | None, slow: bool) -> Waiting[Any] | None:
         self._probes.pop(ticket.probe, None)
-        if failed is not None:
-            return self._exchanging(
-                Report("done", ticket.probe, "failed" if failed or slow else "ok", ticket.era)
-            )
-        if slow:
-            self._queued.append(Report("hung", ticket.probe, "failed", ticket.era))
-        self._give_back(ticket.probe)
-        return None
+        failure = Report("done", ticket.probe, "failed", ticket.era)
+        if failed is None:
+            if slow:
+                self._queued.append(failure._replace(operation="hung"))
+            self._give_back(ticket.probe)
+            return None
+        if failed or slow:
+            return self._exchanging(failure)
+        return self._exchanging(failure._replace(result="ok"))
 
     def _give_back(self, probe: str) -> None:
         """Free the slot of a probe, with the next flush."""
@@ -370,18 +366,15 @@ class Circuit:
 
     def _count(self, ticket: Ticket, calls: int, failures: int, slow: int) -> None:
         with self._lock:
-            if (
-                ticket.era == self.answer.era >= 0
-            ):  # Otherwise it was let through before the breaker opened last.
+            # Otherwise it was let through before the breaker opened last.
+            if ticket.era == self.answer.era >= 0:
                 counts = self._counts
                 counts[0] += calls
                 counts[1] += failures
                 counts[2] += slow
 
     def _may_open(self) -> bool:
-        """Whether it opens by what this process knows: the window as it was heard last, and what
-        was counted since.
-        """
+        """Return whether the last known counts of the window and those since then open it."""
         with self._lock:
             calls, failures, slow = self._counts
             if not failures and not slow:
@@ -398,29 +391,29 @@ class Circuit:
 
     def _taken(self) -> Report:
         with self._lock:
-            counts, self._counts = self._counts, [0, 0, 0]
-            if any(counts):
+            outcomes = Outcomes(*self._counts)
+            self._counts = [0, 0, 0]
+            if any(outcomes):
                 self.used_at = time.monotonic()
-            return Report("tell", era=self.answer.era, outcomes=Outcomes(*counts))
+            return Report("tell", era=self.answer.era, outcomes=outcomes)
 
     def _exchanging(self, report: Report, background: Patience | None = None) -> Waiting[Answer]:
-        """Ask Redis, and use its answer.
+        """Send a report to Redis, and use its answer.
 
-        While it is unavailable, judge by the counts of this process. With the patience of the
-        `background`, raise `StoreError` instead.
+        While Redis is unavailable, judge by the counts of this process.
+
+        Args:
+            background: The patience of the background, for which `StoreError` is raised instead.
         """
         asked_at = time.monotonic()
         if background is None:
-            if (
-                self.lone is not None and flusher.is_running
-            ):  # The background finds out when Redis is back.
+            if self.lone is not None and flusher.is_running:
+                # The background finds out when Redis is available again.
                 return (yield from self._alone(report))
             self._sent_at = asked_at
         keys, arguments = self._command(report)
-        store, patience = (
-            get_store(background=background is not None),
-            background or Patience(conf.TIMEOUT),
-        )
+        store = get_store(background=background is not None)
+        patience = background or Patience(conf.TIMEOUT)
         try:
             reply = yield Wait(
                 partial(store.run, PROGRAM, keys, arguments, patience),
@@ -467,7 +460,8 @@ class Circuit:
         return bool(self._queued) or any(self._counts)
 
     def _command(self, report: Report) -> tuple[list[bytes], list[bytes]]:
-        key, by = circuit_key(self.name), self.by
+        key = circuit_key(self.name)
+        by = self.by
         numbers = [
             by.window_us,
             by.width_us,
@@ -479,43 +473,46 @@ class Circuit:
             by.minimum,
             by.failures or 0,
             by.failure_ppm or 0,
-            (by.slow_ppm or 0) if by.slow_us else 0,
+            by.slow_ppm or 0,
             chance.randrange(MAX_JITTER),
         ]
-        moment = b"%d" % now_us() if conf.CLOCK == "client" else b""
-        probe = self._running_probes() if report.operation == "tell" else report.probe
         arguments = [
-            moment,
+            b"",
             report.operation.encode(),
             *(b"%d" % number for number in numbers),
             get_store().channel(conf.CACHE_PREFIX),
             ANNEX + b" breakers " + tag_of(self.name),
-            probe.encode(),
+            self._probe(report).encode(),
             report.result.encode(),
             b"%d" % report.era,
             *(b"%d" % number for number in report.outcomes),
         ]
+        if conf.CLOCK == "client":
+            arguments[0] = b"%d" % now_us()
         return [key, key + b":probes"], arguments
 
+    def _probe(self, report: Report) -> str:
+        if report.operation == "tell":
+            return self._running_probes()
+        return report.probe
+
     def _hold(self, answer: Answer, asked_at: float) -> None:
-        self.calm_until = (
-            NEVER  # First, so that a caller that sees the new state is not admitted by the old one.
-        )
+        # First, so that a caller that sees the new state is not admitted by the old one.
+        self.calm_until = NEVER
         if answer.era != self.answer.era:
-            self.calm, self._counts = Ticket(answer.era), [0, 0, 0]
-        self.answer, self.known_at = answer, asked_at
+            self.calm = Ticket(answer.era)
+            self._counts = [0, 0, 0]
+        self.answer = answer
+        self.known_at = asked_at
         now = time.monotonic()
         self._changes_at = now + answer.wait / SECOND
-        if answer.state == "half":
+        if answer.state == "half-open":
             self._changes_at = min(self._changes_at, now + PROBE_PAUSE)
-        if answer.state == "closed" and self.force() is None and provider.in_force() is not None:
+        if provider.in_force() is not None:
             self._trust()
 
     def _signalled(self, answer: Answer, report: Report, *, shared: bool) -> Waiting[None]:
-        """Send the signals of an answer.
-
-        A probe that it grants is given back if the call is cancelled meanwhile.
-        """
+        """Send the signals of an answer. If cancelled, give back the probe that it grants."""
         try:
             for event in answer.events:
                 yield from _signal(self.name, event, answer.wait / SECOND, shared=shared)
@@ -530,18 +527,13 @@ class Circuit:
         with self._lock:
             now = time.monotonic()
             if self.lone is None:
-                left = max(0.0, self._changes_at - now) if self.state == "open" else 0.0
-                self.lone = LoneCircuit(self.state, max(0, self.answer.era), _us(now + left))
+                ends = now
+                if self.state == "open":
+                    ends = max(now, self._changes_at)
+                self.lone = LoneCircuit(self.state, max(0, self.answer.era), _us(ends))
                 self.lone.probes = dict.fromkeys(self._probes, _us(now) + self.by.probe_us)
-            answer = self.lone.call(
-                _us(now),
-                self.by,
-                report.operation,
-                result=report.result,
-                outcomes=report.outcomes,
-                probe=self._running_probes() if report.operation == "tell" else report.probe,
-                era=None if report.era < 0 else report.era,
-            )
+            report = report._replace(probe=self._probe(report))
+            answer = self.lone.call(_us(now), self.by, **report._asdict())
             self._hold(answer, now)
         yield from self._signalled(answer, report, shared=False)
         return answer
@@ -558,49 +550,32 @@ def _us(seconds: float) -> int:
     return round(seconds * SECOND)
 
 
-def _until(moment_us: int | None) -> float | None:
-    return None if moment_us is None else max(0.0, (moment_us - now_us()) / SECOND)
-
-
 def _signal(name: str, event: Event, seconds: float, *, shared: bool) -> Waiting[None]:
-    signal = SIGNALS.get(event.name)
-    if signal is None:
+    if event.name not in SIGNALS:
         return
-    arguments: dict[str, Any] = {
-        "breaker": name,
-        "calls": event.calls,
-        "failures": event.failures,
-        "slow": event.slow,
-        "reason": event.reason,
-        "seconds": seconds,
-        "shared": shared,
-    }
-    level = logging.WARNING if event.name == "opened" else logging.INFO
-    logger.log(
-        level,
-        "The breaker %r %s: %d calls, %d failures, %d slow%s",
-        name,
-        event.name.replace("_", "-"),
-        event.calls,
-        event.failures,
-        event.slow,
-        f" ({event.reason})" if event.reason else "",
-    )
+    numbers = event._asdict()
+    change = numbers.pop("name").replace("_", "-")
+    level = logging.INFO
+    if change == "opened":
+        level = logging.WARNING
+    logger.log(level, "The breaker %r %s: %s", name, change, numbers)
+    send = {"breaker": name, **numbers, "seconds": seconds, "shared": shared}
+    signal = SIGNALS[event.name]
     yield Wait(
-        partial(signal.send_robust, Circuit, **arguments),
-        partial(signal.asend_robust, Circuit, **arguments),
+        partial(signal.send_robust, Circuit, **send),
+        partial(signal.asend_robust, Circuit, **send),
     )
 
 
 class Circuits:
-    """All of this process, by name."""
+    """All breakers of this process, by name."""
 
     def __init__(self) -> None:
         self.by_name: MutableMapping[str, Circuit] = WeakValueDictionary()
         self._held: dict[str, Circuit] = {}
         self._rows: Mapping[str, BreakerRow] = {}
         self.has_doubts = False
-        """Whether the rows may have changed, which the next call has to find out."""
+        """Whether the rows may have changed. The next call has to compare them."""
         self._begin()
         renew_after_fork(self._begin)
 
@@ -608,10 +583,7 @@ class Circuits:
         self._lock = threading.RLock()
 
     def get(self, name: str, declared: Thresholds) -> Circuit:
-        """The one of that name: several places in the code may be about one resource.
-
-        The thresholds are those that were declared last.
-        """
+        """Return the breaker of a name, with the thresholds that were declared last."""
         with self._lock:
             circuit = self.by_name.get(name)
             if circuit is None:
@@ -628,11 +600,11 @@ class Circuits:
             return circuit
 
     def in_use(self) -> bool:
-        """Whether there was a call lately, or one runs that has to be looked after."""
+        """Return whether one of them was called lately, or runs a call to watch."""
         return any(circuit.in_use() for circuit in list(self.by_name.values()))
 
     def retune(self) -> None:
-        """Go by the rows that are in force; there are new ones, or may be."""
+        """Apply the rows that are in force."""
         ruleset = provider.in_force()
         if ruleset is None:
             return
@@ -645,9 +617,7 @@ class Circuits:
                 circuit.retune(rows.get(circuit.name))
 
     def heard(self, tags: Collection[bytes]) -> None:
-        """The state of these has changed, by a message of another process: ask for it, unless this
-        process does not call them.
-        """
+        """Load the states that other processes have changed, of breakers in use here."""
         for circuit in list(self.by_name.values()):
             if tag_of(circuit.name) not in tags:
                 continue
@@ -658,12 +628,12 @@ class Circuits:
             circuit.doubt()
 
     def doubt(self) -> None:
-        """A message may have been lost, so the next call asks."""
+        """Let the next call ask for the state, as a message may have been lost."""
         for circuit in list(self.by_name.values()):
             circuit.doubt()
 
     def forget(self) -> None:
-        """Know nothing: other settings name another server, or other keys."""
+        """Forget all states, as settings may name another server or other keys."""
         self._rows = {}
         for circuit in list(self.by_name.values()):
             circuit.forget()
@@ -671,7 +641,7 @@ class Circuits:
     def flush(self, last: Patience | None = None) -> bool:
         """Report the counts, and receive the states; see `Flush`.
 
-        As the process ends, only report.
+        When the process ends, only report.
         """
         failed = None
         for circuit in list(self.by_name.values()):
@@ -691,11 +661,13 @@ class Circuits:
 
 
 def _note(circuit: Circuit) -> None:
-    """Note in Redis that there is such a breaker, for operators and metrics of all processes."""
+    """Note the breaker in Redis, for operators and metrics of all processes."""
     if time.monotonic() - circuit.noted_at < NOTED_SECONDS:
         return
     noted = json.dumps([circuit.name, circuit.declared.declared()]).encode()
-    store, key, now = get_store(background=True), circuits_key(), int(time.time())
+    store = get_store(background=True)
+    key = circuits_key()
+    now = int(time.time())
     store.execute(b"ZADD", key, b"%d" % now, noted)
     store.execute(b"ZREMRANGEBYSCORE", key, b"-inf", b"%d" % (now - NOTES_KEPT))
     store.execute(b"ZREMRANGEBYRANK", key, b"0", b"%d" % -(MAX_LISTED + 1))
@@ -704,9 +676,10 @@ def _note(circuit: Circuit) -> None:
 
 
 def noted(patience: Patience) -> dict[str, dict[str, Any]]:
-    """The breakers that any process has noted: how the code declares them, by name.
+    """Return the declarations of the breakers that any process has noted, by name.
 
-    Raises `StoreError`.
+    Raises:
+        StoreError: If Redis is unavailable.
     """
     reply: Iterable[bytes] = get_store(background=True).execute(
         b"ZRANGE", circuits_key(), b"0", b"-1", patience=patience

@@ -1,6 +1,4 @@
-"""`@circuit`, for function views, methods of class-based views (`method_decorator`) and `async`
-views.
-"""
+"""`@circuit`, a circuit breaker around a view."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from django.http import HttpRequest
 from ...decorators import in_thread, is_async
 from ...identity.request_state import plain
 from ...rules.fallbacks import NO_FALLBACK, async_mismatch
-from .breaker import CircuitBreaker, instead_of, mark
+from .breaker import CircuitBreaker, mark
 from .exceptions import CircuitOpen
 from .responses import areduced_capacity, reduced_capacity
 from .rows import BreakerError
@@ -23,7 +21,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 def circuit(
     breaker: str | CircuitBreaker, *, fallback: Any = NO_FALLBACK, **options: Any
 ) -> Callable[[View], View]:
-    """Answer 503 in place of a view while its breaker is open, or the answer of `fallback`.
+    """Answer 503, or the fallback, in place of a view while its breaker is open.
 
     >>> @circuit("reports", slow="5s", fallback=lambda request: HttpResponse("yesterday's report"))
     ... def report(request):
@@ -31,24 +29,25 @@ def circuit(
 
     For function views, methods of class-based views (`method_decorator`) and `async def` views.
 
-    - `breaker`: its name, or a `CircuitBreaker`;
-    - `fallback`: a view; else the answer is 503 with `Retry-After`, a problem document of the type
-      *temporary-reduced-capacity* for clients that ask for JSON;
-    - `options`: those of `CircuitBreaker`.
+    Args:
+        breaker: Its name, or a `CircuitBreaker`.
+        fallback: A view. Without it, the answer is 503 with `Retry-After`, a problem document of
+            the type *temporary-reduced-capacity* for clients that ask for JSON.
+        options: Those of `CircuitBreaker`.
 
-    Raises `LimitError` for what cannot be understood.
+    Raises:
+        LimitError: If an argument is invalid.
     """
-    if isinstance(breaker, CircuitBreaker):
-        if options:
-            raise BreakerError(
-                breaker.name,
-                "",
-                f"has its options already: {', '.join(options)} cannot be said here",
-            )
-        found = breaker
-    else:
-        found = CircuitBreaker(breaker, **options)
-    of_view = found.fallback if fallback is NO_FALLBACK else fallback
+    found = breaker
+    if isinstance(found, str):
+        found = CircuitBreaker(found, **options)
+    elif options:
+        raise BreakerError(
+            found.name, "", f"has its options already: {', '.join(options)} cannot be said here"
+        )
+    of_view = fallback
+    if of_view is NO_FALLBACK:
+        of_view = found.fallback
     if of_view is not NO_FALLBACK and not callable(of_view):
         raise BreakerError(found.name, "fallback", f"is {of_view!r}: on a view, it must be a view")
 
@@ -76,6 +75,6 @@ def circuit(
             guard: Callable[..., Any] = found.aguarded(view, ainstead)
         else:
             guard = found.guarded(view, instead)
-        return cast(View, mark(guard, found, instead_of(of_view, "503")))
+        return cast(View, mark(guard, found, of_view, "503"))
 
     return decorate

@@ -21,40 +21,36 @@ WORDS = ("description", *TUNED)
 
 
 def stored() -> dict[str, Declared]:
-    """The rows of breakers, by name, without forced states, which are not code."""
+    """Return the thresholds of rows, by name, without forced states, which are not code."""
     rows = {row.name: row.thresholds_declared() for row in RateLimitBreaker.objects.all()}
     return {name: declared for name, declared in rows.items() if declared}
 
 
 def build(given: Declared, where: str) -> Declared:
-    """The thresholds of an item as a row has them. Raises `RuleError`."""
-    words = {word: value for word, value in given.items() if word in WORDS and value is not None}
-    row = RateLimitBreaker(name=given[WORD])
+    """Return the thresholds of an item as a row has them, or raise `RuleError`."""
     where = f"{where}: breaker {given[WORD]!r}"
-    # Of the text, because a row makes whole numbers of 1.5 and of true.
+    values = {word: given[word] for word in WORDS if given.get(word) not in (None, "")}
     problems = [
-        RuleError(where, wrong.field, wrong) for wrong in row_problems({**words, "name": row.name})
+        RuleError(where, problem.field, problem)
+        for problem in row_problems({**values, "name": given[WORD]})
     ]
     if unknown := sorted(map(str, set(given) - {WORD, *WORDS})):
-        problems.append(
-            RuleError(where, WORD, f"unknown {', '.join(unknown)}; there are {', '.join(TUNED)}")
-        )
-    if not isinstance(words.get("description", ""), str):
-        problems.append(
-            RuleError(
-                where, "description", f"description is {words['description']!r}: must be text"
-            )
-        )
+        text = f"unknown {', '.join(unknown)}; there are {', '.join(TUNED)}"
+        problems.append(RuleError(where, WORD, text))
+    description = values.get("description", "")
+    if not isinstance(description, str):
+        text = f"description is {description!r}: must be text"
+        problems.append(RuleError(where, "description", text))
     if problems:
         raise RuleError.of(problems)
-    for word, value in words.items():
-        is_number = word in TIMES and not isinstance(value, str)
-        setattr(row, word, time_text(time_us(value)) if is_number else value)
-    return row.thresholds_declared()
+    for word in TIMES:
+        if not isinstance(values.get(word, ""), str):
+            values[word] = time_text(time_us(values[word]))
+    return values
 
 
 def save(name: str, declared: Declared | None) -> None:
-    """Save a breaker's row, and keep its forced state."""
+    """Save a breaker's row, and keep its forced state. None: delete the thresholds."""
     row = RateLimitBreaker.objects.filter(name=name).first() or RateLimitBreaker(name=name)
     if declared is None and not row.is_forced():
         row.delete()
@@ -66,7 +62,7 @@ def save(name: str, declared: Declared | None) -> None:
 
 
 def notices(name: str) -> list[str]:
-    """That no breaker in the code has this name."""
+    """Return a warning if no breaker in the code has this name."""
     known = in_code()
     if name in known:
         return []
@@ -74,12 +70,13 @@ def notices(name: str) -> list[str]:
         "No breaker in the code has this name, as far as it is imported here or was called "
         "lately: it would do nothing."
     )
-    meant = meant_by(name, known)
-    return [f"{text} {_('Did you mean “%(name)s”?') % {'name': meant}}" if meant else text]
+    if meant := meant_by(name, known):
+        text += " " + _("Did you mean “%(name)s”?") % {"name": meant}
+    return [text]
 
 
 def applied(number: int) -> str:
-    """The message of the admin."""
+    """Return the message of the admin about a number of saved rows."""
     text = ngettext(
         "%(number)d breaker is that of the file: it holds everywhere within milliseconds.",
         "%(number)d breakers are those of the file: they hold everywhere within milliseconds.",

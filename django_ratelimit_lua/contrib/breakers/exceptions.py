@@ -1,12 +1,16 @@
-"""What breakers raise."""
+"""The exception of breakers."""
 
 from __future__ import annotations
 
 
 class CircuitOpen(Exception):  # noqa: N818 - what is the matter, not what went wrong
-    """A breaker does not let a call through: `breaker` is its name, `retry_after` the seconds until
-    it may (None: an operator has switched it off without an end), `reason` is "open", "half-open",
-    "ramp" or "forced".
+    """A breaker does not let a call through.
+
+    Attributes:
+        breaker: The name of the breaker.
+        retry_after: Seconds until it may let a call through. None: an operator has forced it open
+            without an end.
+        reason: "open", "half-open", "ramp" or "forced".
 
     >>> raise CircuitOpen("payments", 2.5)
     Traceback (most recent call last):
@@ -17,11 +21,13 @@ class CircuitOpen(Exception):  # noqa: N818 - what is the matter, not what went 
     def __init__(
         self, breaker: str, retry_after: float | None = None, reason: str = "open"
     ) -> None:
-        self.breaker, self.retry_after, self.reason = breaker, retry_after, reason
+        self.breaker = breaker
+        self.retry_after = retry_after
+        self.reason = reason
         super().__init__(breaker, retry_after, reason)  # From which a task queue makes it again.
 
     def __str__(self) -> str:
-        when = (
-            "no end is known" if self.retry_after is None else f"retry in {self.retry_after:.6g} s"
-        )
+        when = "no end is known"
+        if self.retry_after is not None:
+            when = f"retry in {self.retry_after:.6g} s"
         return f"{self.breaker} is not asked: {self.reason}, {when}"

@@ -1,12 +1,8 @@
-"""Breakers as rows: other thresholds than the code has, and what an operator has forced, until
-when.
-"""
+"""Breakers as rows: thresholds that override those of the code, and a forced state."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
+from django.core.exceptions import ValidationError
 from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
@@ -15,14 +11,7 @@ from ...extension import require
 from ...models.audit import AuditedModel, AuditedQuerySet, Declared
 from ...models.override import microseconds
 from ...models.rate_fields import problem_text
-from .rows import (
-    BREAKER_FIELDS,
-    TUNED,
-    BreakerError,
-    Thresholds,
-    row_problems,
-    thresholds,
-)
+from .rows import TUNED, row_problems
 
 require("breakers")
 
@@ -30,7 +19,7 @@ require("breakers")
 class RateLimitBreaker(AuditedModel):
     """The values for the breaker of this name, in place of those of the code.
 
-    Empty fields are as in the code.
+    An empty field leaves the value of the code.
     """
 
     CHANGE_KIND = "breaker"
@@ -121,6 +110,8 @@ class RateLimitBreaker(AuditedModel):
     objects = AuditedQuerySet.as_manager()
 
     class Meta:
+        """Options of Django."""
+
         verbose_name = _("breaker")
         verbose_name_plural = _("breakers")
         ordering = ("name",)
@@ -130,52 +121,36 @@ class RateLimitBreaker(AuditedModel):
         return self.name
 
     def declared(self) -> Declared:
-        """The row in words that history and YAML can keep."""
-        values = {field: getattr(self, field) for field in BREAKER_FIELDS}
-        values["until"] = None if self.until is None else self.until.isoformat()
-        if not self.forced:
-            values |= {"until": None, "why": None}
-        return {field: value for field, value in values.items() if value not in (None, "")}
+        """Return the row as the history keeps it."""
+        declared = {"name": self.name, **self.thresholds_declared()}
+        if self.forced:
+            declared |= self._values("forced", "until", "why")
+            if self.until is not None:
+                declared["until"] = self.until.isoformat()
+        return declared
 
     def published(self) -> Declared:
-        """The row as processes read it: the end as microseconds since 1970."""
-        published = {
-            field: value
-            for field, value in self.declared().items()
-            if field not in ("description", "why")
-        }
-        if "until" in published and self.until is not None:
-            published["until"] = microseconds(self.until)
-        return published
+        """Return the row as processes read it: the end as microseconds since 1970."""
+        until = self.until and microseconds(self.until)
+        return {"name": self.name, **self.thresholds(), "forced": self.forced, "until": until}
 
     def is_forced(self) -> bool:
-        """Whether anything is forced now."""
+        """Return whether a forced state is in force now."""
         return bool(self.forced) and (self.until is None or self.until > timezone.now())
 
     def clean(self) -> None:
-        """Raises `ValidationError` that names all fields that are wrong."""
-        wrong: dict[str, list[str]] = {}
-        for problem in row_problems(self.published()):
-            wrong.setdefault(problem.field or NON_FIELD_ERRORS, []).append(problem_text(problem))
-        if wrong:
+        problems = row_problems(self.published())
+        if wrong := {problem.field: problem_text(problem) for problem in problems}:
             raise ValidationError(wrong)
 
-    def contradiction(self, base: Thresholds) -> tuple[str, str] | None:
-        """The field that contradicts the code, and why; None: there is no contradiction."""
-        try:
-            thresholds(self.name, self.thresholds(), base)
-        except BreakerError as error:
-            return error.field, problem_text(error)
-        return None
-
     def thresholds_declared(self) -> Declared:
-        """The row without the forced state: description and thresholds."""
-        return {
-            field: value
-            for field, value in self.declared().items()
-            if field in ("description", *TUNED)
-        }
+        """Return the row as YAML has it: description and thresholds."""
+        return self._values("description", *TUNED)
 
-    def thresholds(self) -> dict[str, Any]:
-        """The thresholds of the row, by name."""
-        return {field: value for field, value in self.declared().items() if field in TUNED}
+    def thresholds(self) -> Declared:
+        """Return the thresholds of the row, by name."""
+        return self._values(*TUNED)
+
+    def _values(self, *names: str) -> Declared:
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value not in (None, "")}

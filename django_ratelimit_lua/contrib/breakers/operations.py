@@ -1,41 +1,57 @@
-"""Breakers for operators: which there are, how each of them is, and forcing one until a time."""
+"""Breakers for operators: their states, and forcing one until a time."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import router, transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from ...engine.decide import now_us
 from ...exceptions import StoreError
 from ...limits.rate import SECOND
+from ...operations.formatting import moment_words, share_words
 from ...rules.places import look_for_call_sites
 from ...store import Patience, get_store
+from ...web.durations import duration_words
 from .circuit import SHARES, circuit_key
-from .circuits import WORDS, circuits, noted
+from .circuits import circuits, noted
 from .models import RateLimitBreaker
 from .rows import BreakerError, Thresholds, thresholds
 
 PATIENCE = 2.0
-"""Seconds for which all that is asked of Redis for one page may take."""
+"""Maximum time for all commands to Redis for one page, in seconds."""
+WORDS = {
+    None: gettext_lazy("its own state is not known, as Redis does not answer"),
+    "closed": gettext_lazy("closed"),
+    "open": gettext_lazy("open since %(since)s, next probe in %(time)s"),
+    "half-open": gettext_lazy(
+        "half-open since %(since)s, %(probes)s of %(most)s probes on their way"
+    ),
+    "ramp": gettext_lazy("recovering since %(since)s, %(share)s of the calls are let through"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerState:
-    """A breaker as it is now: its name, its thresholds, and its row, or None.
+    """A breaker as it is now.
 
-    `state`: closed, open, half-open or ramp; None if Redis does not answer. `since`: when that
-    began (None: it has always been closed, or for long); `seconds`: until it changes, or may be
-    probed; `share`: percentage of admitted calls; `calls`, `failures` and `slow`: in the window;
-    `probes`: running ones; `why`: of the last opening, and `opened`: its calls, failures and slow
-    ones.
+    Attributes:
+        by: Its thresholds.
+        state: closed, open, half-open or ramp; None if Redis does not answer.
+        since: When the state began, unless it is closed.
+        seconds: Time until the state changes, or until the next probe.
+        share: Percentage of calls that are let through in a ramp.
+        calls: Calls in the window; `failures` and `slow` are those that failed and were slow.
+        probes: Number of running probes.
+        why: The reason of the last opening; `opened` are its calls, failures and slow ones.
     """
 
     name: str
@@ -44,7 +60,7 @@ class BreakerState:
     state: str | None = None
     since: datetime.datetime | None = None
     seconds: float = 0.0
-    share: int = 100
+    share: int = 0
     calls: int = 0
     failures: int = 0
     slow: int = 0
@@ -55,40 +71,66 @@ class BreakerState:
     @property
     def forced(self) -> str:
         """The forced state; empty: none."""
-        return self.row.forced if self.row is not None and self.row.is_forced() else ""
+        if self.row is not None and self.row.is_forced():
+            return self.row.forced
+        return ""
+
+    @property
+    def words(self) -> str:
+        """Its own state in words."""
+        text = str(WORDS[self.state])
+        if self.state == "open" and not self.seconds:
+            text = _("open since %(since)s, the next call is a probe")
+        return text % {
+            "since": self.since and moment_words(self.since),
+            "time": duration_words(self.seconds),
+            "share": share_words(self.share / 100),
+            "probes": self.probes,
+            "most": self.by.probes,
+        }
+
+    @property
+    def forced_words(self) -> str:
+        """The forced state in words; empty: none."""
+        if self.row is None or not self.forced:
+            return ""
+        until = _("until it is taken back")
+        if self.row.until is not None:
+            until = _("until %s") % moment_words(self.row.until)
+        text = _("forced closed %s")
+        if self.forced == "open":
+            text = _("forced open %s")
+        return text % until
 
 
 def breakers(only: Collection[str] | None = None) -> list[BreakerState]:
-    """All breakers: those of the code, as far as this process or any other has them, and those of
-    rows; or `only` those of these names.
+    """Return all breakers of the code of any process, and those of rows, by name.
+
+    Args:
+        only: The names of the breakers to return.
     """
     rows = {row.name: row for row in RateLimitBreaker.objects.all()}
     patience = Patience(PATIENCE)
     declared = in_code(patience)
-    names = sorted(name for name in {*rows, *declared} if only is None or name in only)
     return [
-        _state(name, rows.get(name), declared.get(name, Thresholds()), patience) for name in names
+        _state(name, rows.get(name), declared.get(name, Thresholds()), patience)
+        for name in sorted({*rows, *declared})
+        if only is None or name in only
     ]
 
 
 def breaker(name: str) -> BreakerState | None:
-    """The breaker of that name, or None."""
+    """Return the breaker of a name, or None."""
     return next(iter(breakers([name])), None)
 
 
-def meant_by(name: str, names: Collection[str] | None = None) -> str:
-    """The closest match for an unknown name; or an empty text.
-
-    `names`: the existing names, if they are not to be looked up.
-    """
-    there = [state.name for state in breakers()] if names is None else names
-    return next(iter(get_close_matches(name, there, n=1, cutoff=0.6)), "")
+def meant_by(name: str, names: Collection[str]) -> str:
+    """Return the closest match for an unknown name, or an empty text."""
+    return next(iter(get_close_matches(name, names, n=1, cutoff=0.6)), "")
 
 
 def in_code(patience: Patience | None = None) -> dict[str, Thresholds]:
-    """The declarations of breakers, by name: those of this process, and those that others have
-    noted in Redis.
-    """
+    """Return the declarations in this process, and those that others have noted, by name."""
     look_for_call_sites()
     found: dict[str, Thresholds] = {}
     with suppress(StoreError):
@@ -100,68 +142,65 @@ def in_code(patience: Patience | None = None) -> dict[str, Thresholds]:
 def _state(
     name: str, row: RateLimitBreaker | None, by: Thresholds, patience: Patience
 ) -> BreakerState:
-    with suppress(BreakerError):  # The row contradicts the code, so processes ignore it.
-        by = by if row is None else thresholds(name, row.thresholds(), by)
-    known = BreakerState(name, by, row)
+    if row is not None:
+        with suppress(BreakerError):  # The row contradicts the code, so processes ignore it.
+            by = thresholds(name, row.thresholds(), by)
+    key = circuit_key(name)
+    store = get_store(background=True)
     try:
-        key, store = circuit_key(name), get_store(background=True)
         reply = store.execute(b"HGETALL", key, patience=patience)
+        texts = [text.decode() for text in reply]
+        kept = dict(zip(texts[::2], texts[1::2], strict=True))
+        now = now_us() + int(kept.get("shift", 0))
         probes = store.execute(
-            b"ZRANGE", key + b":probes", b"0", b"-1", b"WITHSCORES", patience=patience
+            b"ZCOUNT", key + b":probes", b"(%d" % now, b"+inf", patience=patience
         )
     except StoreError:
-        return known
-    return _with_numbers(known, _pairs(reply), _pairs(probes))
-
-
-def _pairs(reply: Any) -> dict[bytes, bytes]:
-    return dict(zip(reply[::2], reply[1::2], strict=True))
-
-
-def _with_numbers(
-    known: BreakerState, kept: Mapping[bytes, bytes], probes: Mapping[bytes, bytes]
-) -> BreakerState:
-    def number(name: bytes) -> int:
-        return int(kept.get(name, 0))
-
-    now = now_us() + number(b"shift")
-    state = kept.get(b"state", b"closed").decode()
-    buckets = [
-        [int(part) for part in text.split()] for name, text in kept.items() if name.startswith(b"b")
-    ]
-    counts = [bucket[1:] for bucket in buckets if bucket[0] > now - known.by.window_us]
-    calls, failures, slow = (sum(column) for column in zip((0, 0, 0), *counts, strict=True))
-    words = {str(state): word for state, word in WORDS.items()}
-    return replace(
-        known,
-        state=words[state],
-        since=None
-        if state == "closed"
-        else timezone.now() - datetime.timedelta(microseconds=now - number(b"since")),
-        seconds=max(0, number(b"until") - now) / SECOND if state in ("open", "ramp") else 0.0,
-        share={"open": 0, "half": 0, "ramp": SHARES[number(b"step") - 1]}.get(state, 100),
-        calls=calls,
-        failures=failures,
-        slow=slow,
-        probes=sum(int(ends) > now for ends in probes.values()),
-        why=kept.get(b"why", b"").decode(),
-        opened=tuple(int(part) for part in kept.get(b"opened", b"").split()),
+        return BreakerState(name, by, row)
+    counts = [0, 0, 0]
+    for field, text in kept.items():
+        if field.startswith("b"):
+            last, *numbers = map(int, text.split())
+            if last > now - by.window_us:
+                counts = [sum(pair) for pair in zip(counts, numbers, strict=True)]
+    since = datetime.timedelta(microseconds=now - int(kept.get("since", 0)))
+    return BreakerState(
+        name,
+        by,
+        row,
+        state=kept.get("state", "closed"),
+        since=timezone.now() - since,
+        seconds=max(0, int(kept.get("until", 0)) - now) / SECOND,
+        share=(0, *SHARES)[int(kept.get("step", 0))],
+        calls=counts[0],
+        failures=counts[1],
+        slow=counts[2],
+        probes=probes,
+        why=kept.get("why", ""),
+        opened=tuple(map(int, kept.get("opened", "").split())),
     )
 
 
 def force(
     name: str, how: str, *, until: datetime.datetime | None = None, why: str = ""
 ) -> RateLimitBreaker:
-    """Force a breaker "open" or "closed" until a moment (None: until it is taken back).
+    """Force a breaker in all processes, record that in the history, and return its row.
 
-    If `how` is empty, the breaker uses its own state again. Recorded in the history, and live
-    everywhere at once. Raises `ValidationError`.
+    Args:
+        how: "open", "closed", or empty: the breaker uses its own state again.
+        until: The end, or None.
+        why: The reason, for the history.
+
+    Raises:
+        ValidationError: If the end is over, or an argument is invalid.
     """
     with transaction.atomic(router.db_for_write(RateLimitBreaker)):
         row = RateLimitBreaker.objects.filter(name=name).first() or RateLimitBreaker(name=name)
         if until is not None and until <= timezone.now():
-            raise ValidationError("the end has to be in the future")
-        row.forced, row.until, row.why = how, until, why
+            raise ValidationError({"until": _("Enter a moment in the future.")})
+        row.forced = how
+        row.until = until
+        row.why = why
         row.full_clean(validate_unique=False)
         row.save()
     return row

@@ -1,6 +1,4 @@
-"""The answer in place of a view whose breaker is open: 503, with the time of the next attempt if it
-is known.
-"""
+"""The answer in place of a view whose breaker is open: 503, with the time of the next attempt."""
 
 from __future__ import annotations
 
@@ -29,29 +27,31 @@ class ReducedCapacity(ErrorDetails):
     status = 503
 
     def __init__(self, error: CircuitOpen) -> None:
-        self.retry_after = (
-            None if error.retry_after is None else max(1, math.ceil(error.retry_after))
-        )
+        self.retry_after = None
+        if error.retry_after is not None:
+            self.retry_after = max(1, math.ceil(error.retry_after))
 
     def detail(self) -> str:
-        begin = _("This is not available at the moment.")
-        if self.retry_after is None:
-            return begin
-        return f"{begin} {_('Try again %(in_time)s.') % {'in_time': in_time(self.retry_after)}}"
+        text = _("This is not available at the moment.")
+        if self.retry_after is not None:
+            text += " " + _("Try again %(in_time)s.") % {"in_time": in_time(self.retry_after)}
+        return text
 
     def members(self) -> dict[str, object]:
         members: dict[str, object] = {"type": REDUCED_CAPACITY, "title": REDUCED_CAPACITY_TITLE}
-        return members if self.retry_after is None else {**members, "retry_after": self.retry_after}
+        if self.retry_after is not None:
+            members["retry_after"] = self.retry_after
+        return members
 
     def context(self) -> dict[str, object]:
         return {"when": self.detail(), "retry_after": self.retry_after}
 
 
 def reduced_capacity(request: HttpRequest, error: CircuitOpen) -> HttpResponse:
-    """A 503 in the form that the client asks for, as a 429 is."""
+    """Return a 503 in the format that the client asks for, like a 429."""
     return run(compose(request, ReducedCapacity(error)))
 
 
 async def areduced_capacity(request: HttpRequest, error: CircuitOpen) -> HttpResponse:
-    """The same in a coroutine."""
+    """Return `reduced_capacity` in a coroutine."""
     return await arun(compose(request, ReducedCapacity(error)))

@@ -1,13 +1,13 @@
 """Declarations of breakers: in the code, and as rows of the admin, which override the code.
 
-A breaker is judged by its `Thresholds`. A forced state is a `Force`. A row may set only some of the
-thresholds: the others are those of the code.
+A row may set only some of the `Thresholds`; the others are those of the code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from django.utils.translation import gettext_noop as _
@@ -21,62 +21,55 @@ BUCKETS = 10
 """Parts of a window: the oldest, partly expired one counts whole."""
 PPM = 1_000_000
 """Ratios are compared as whole parts of a million."""
-MIN_WINDOW_US, MAX_WINDOW_US = 10 * SECOND, 86_400 * SECOND
-MIN_OPEN_US, MAX_OPEN_US = SECOND // 10, 86_400 * SECOND
+MIN_OPEN_US = SECOND // 10
+MAX_TIME_US = 86_400 * SECOND
 MAX_PROBE_US = 3600 * SECOND
 MIN_PROBE_US = 10 * SECOND
-MAX_PROBES = 1000
-MAX_ENTRIES = 10**9
-"""Of other numbers."""
-RATIOS, COUNTS, TIMES = (
-    ("failure_ratio", "slow_ratio"),
-    ("failures", "minimum", "probes"),
-    (
-        "slow",
-        "window",
-        "open_for",
-        "open_max",
-    ),
-)
-TUNED = (
-    "failure_ratio",
-    "failures",
-    "slow",
-    "slow_ratio",
-    "minimum",
-    "window",
-    "open_for",
-    "open_max",
-    "probes",
-)
-"""The fields of a breaker, in the order in which they are written."""
-BOUNDS = {
-    "window": (MIN_WINDOW_US, MAX_WINDOW_US),
-    "open_for": (MIN_OPEN_US, MAX_OPEN_US),
-    "open_max": (MIN_OPEN_US, MAX_OPEN_US),
+MAX_NUMBER = 10**9
+RATIOS = ("failure_ratio", "slow_ratio")
+COUNTS = {"failures": MAX_NUMBER, "minimum": MAX_NUMBER, "probes": 1000}
+"""The maximum of each whole number."""
+TIMES = {
     "slow": (1, MAX_PROBE_US),
+    "window": (10 * SECOND, MAX_TIME_US),
+    "open_for": (MIN_OPEN_US, MAX_TIME_US),
+    "open_max": (MIN_OPEN_US, MAX_TIME_US),
 }
-"""Between which each time has to be, in microseconds."""
-BREAKER_FIELDS = ("name", "description", *TUNED, "forced", "until", "why")
+"""The minimum and the maximum of each time, in microseconds."""
+NULLABLE = ("failure_ratio", "failures", "slow", "slow_ratio")
+"""Thresholds that may be None: the breaker does not open by them."""
+_ATTRIBUTES = {
+    "failure_ratio": "failure_ppm",
+    "failures": "failures",
+    "slow": "slow_us",
+    "slow_ratio": "slow_ppm",
+    "minimum": "minimum",
+    "window": "window_us",
+    "open_for": "open_us",
+    "open_max": "open_max_us",
+    "probes": "probes",
+}
+"""The attribute of `Thresholds` of each field."""
+TUNED = tuple(_ATTRIBUTES)
+"""The thresholds of a breaker, in the order in which they are written."""
 
 
 class BreakerError(LimitError):
-    """A breaker that cannot be understood or kept: `field` is wrong, and has that `value` if there
-    is one.
-    """
+    """An invalid breaker: `field` is wrong, and `params` may contain its `value`."""
 
     def __init__(self, name: str, field: str, text: str, **params: Any) -> None:
         super().__init__(text, field, **params)
         self.where = f"Breaker {name!r}: "
-        given = f"{field} is {params['value']!r}:" if "value" in params else field
-        self.args = (f"{given} {self.args[0]}".lstrip(),)
+        if "value" in params:
+            field += f" is {params['value']!r}:"
+        self.args = (f"{field} {self.args[0]}".lstrip(),)
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """When a breaker opens, and how it comes back.
+    """When a breaker opens, and how it closes again.
 
-    Times are in microseconds, ratios in parts of a million; None: it does not open by that.
+    Times are in microseconds, ratios in parts of a million. None: it does not open by that.
     """
 
     failure_ppm: int | None = 500_000
@@ -91,30 +84,29 @@ class Thresholds:
 
     @property
     def width_us(self) -> int:
-        """How long one part of the window is."""
+        """Duration of one part of the window."""
         return self.window_us // BUCKETS
 
     @property
     def probe_us(self) -> int:
-        """For how long a probe holds its slot without news of its process: one that was killed
-        renews none.
-        """
+        """Duration for which a probe keeps its slot if its process does not renew it."""
         return min(max(2 * (self.slow_us or 0), self.open_us, MIN_PROBE_US), MAX_PROBE_US)
 
     @property
     def longest_probe_us(self) -> int:
-        """For how long a process renews the slot of a probe that does not end."""
+        """Duration for which a process renews the slot of a probe that does not end."""
         return max(self.open_max_us, self.probe_us)
 
     @property
     def step_us(self) -> int:
-        """How long a step of the ramp lasts: all together as long as it was open first."""
+        """Duration of a step of the ramp: all together last as long as the first pause."""
         return self.open_us // 3
 
     def reason(self, total: int, failures: int, slow: int, share: int = 100) -> str:
-        """Why this number of outcomes opens it; empty: it does not.
+        """Return why these numbers of outcomes open the breaker; empty: they do not.
 
-        `share`: percentage of admitted calls.
+        Args:
+            share: Percentage of calls that are let through.
 
         >>> (
         ...     Thresholds().reason(20, 10, 0),
@@ -123,185 +115,170 @@ class Thresholds:
         ... )
         ('failure_ratio', '', 'failures')
         """
-        minimum, most = self.minimum, self.failures
+        minimum = self.minimum
         if share < 100:
             minimum = min(minimum, max(self.probes, -(-minimum * share // 100)))
-            most = None if most is None else max(1, -(-most * share // 100))
-        if most is not None and failures >= most:
+        if self.failures is not None and failures >= max(1, -(-self.failures * share // 100)):
             return "failures"
         if total < minimum:
             return ""
         if self.failure_ppm is not None and failures * PPM >= self.failure_ppm * total:
             return "failure_ratio"
-        if (
-            self.slow_us is not None
-            and self.slow_ppm is not None
-            and slow * PPM >= self.slow_ppm * total
-        ):
+        if self.slow_ppm is not None and slow * PPM >= self.slow_ppm * total:
             return "slow_ratio"
         return ""
 
     def declared(self) -> dict[str, Any]:
-        """In the words that rules are written in, as JSON and YAML have them.
+        """Return the values as they are written in the code, JSON and YAML.
 
         >>> Thresholds(slow_us=2_000_000, failure_ppm=None).declared()["slow"]
         '2s'
         """
-        return {
-            "failure_ratio": None if self.failure_ppm is None else self.failure_ppm / PPM,
-            "failures": self.failures,
-            "slow": None if self.slow_us is None else time_text(self.slow_us),
-            "slow_ratio": None if self.slow_ppm is None else self.slow_ppm / PPM,
-            "minimum": self.minimum,
-            "window": time_text(self.window_us),
-            "open_for": time_text(self.open_us),
-            "open_max": time_text(self.open_max_us),
-            "probes": self.probes,
-        }
-
-
-_OWN = dict(zip(TUNED, (field.name for field in fields(Thresholds)), strict=True))
+        values = {field: getattr(self, name) for field, name in _ATTRIBUTES.items()}
+        for field, value in values.items():
+            if value is None:
+                continue
+            if field in RATIOS:
+                values[field] = value / PPM
+            elif field in TIMES:
+                values[field] = time_text(value)
+        return values
 
 
 def thresholds(name: str, given: Mapping[str, Any], base: Thresholds | None = None) -> Thresholds:
-    """The given thresholds over those of a base. Raises `BreakerError`.
+    """Return the given thresholds over those of a base.
+
+    Raises:
+        BreakerError: If one is invalid or unknown, or if they contradict each other.
 
     >>> thresholds("x", {"slow": "2s", "failures": 5}).slow_us
     2000000
     """
     if unknown := sorted(set(given) - set(TUNED)):
         raise BreakerError(name, "", f"unknown {', '.join(unknown)}; there are {', '.join(TUNED)}")
-    found = replace(
-        base or Thresholds(), **{_OWN[word]: _read(name, word, given[word]) for word in given}
-    )
-    if "open_max" not in given and found.open_max_us < found.open_us:
-        found = replace(found, open_max_us=found.open_us)
+    values = {
+        _ATTRIBUTES[field]: _read(name, field, value)
+        for field, value in given.items()
+        if value is not None or field in NULLABLE
+    }
+    found = replace(base or Thresholds(), **values)
     if found.open_max_us < found.open_us:
-        raise BreakerError(
-            name, "open_max", _("The longest pause must not be shorter than what it is “open for”.")
-        )
-    if (
-        found.failure_ppm is None
-        and found.failures is None
-        and (found.slow_us is None or found.slow_ppm is None)
-    ):
+        if "open_max_us" in values:
+            text = _("The longest pause must not be shorter than what it is “open for”.")
+            raise BreakerError(name, "open_max", text)
+        found = replace(found, open_max_us=found.open_us)
+    opens_if_slow = found.slow_us and found.slow_ppm
+    if not (found.failure_ppm or found.failures or opens_if_slow):
         raise BreakerError(
             name, "", "would never open: say failure_ratio, failures, or slow and slow_ratio"
         )
     return found
 
 
-def _read(name: str, word: str, value: Any) -> Any:
-    if value is None and word in ("failure_ratio", "failures", "slow", "slow_ratio"):
+def _read(name: str, field: str, value: Any) -> Any:
+    if value is None:
         return None
-    if word in RATIOS:
+    if field in RATIOS:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 < value <= 1:
-            raise BreakerError(
-                name, word, _("Enter a number above 0 and at most 1, for example 0.5."), value=value
-            )
-        return max(1, round(value * PPM))
-    if word in COUNTS:
-        most = MAX_PROBES if word == "probes" else MAX_ENTRIES
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise BreakerError(
-                name,
-                word,
-                _("Enter a whole number from 1 to %(most)s."),
-                value=value,
-                most=str(most),
-            )
-        return value
-    least, longest = BOUNDS[word]
-    try:
+        if is_number and 0 < value <= 1:
+            return max(1, round(value * PPM))
+        text = _("Enter a number above 0 and at most 1, for example 0.5.")
+        raise BreakerError(name, field, text, value=value)
+    if field in COUNTS:
+        most = COUNTS[field]
+        if type(value) is int and 1 <= value <= most:
+            return value
+        text = _("Enter a whole number from 1 to %(most)s.")
+        raise BreakerError(name, field, text, value=value, most=str(most))
+    least, longest = TIMES[field]
+    with suppress(LimitError):
         microseconds = time_us(value)
-    except LimitError:
-        microseconds = 0
-    if not least <= microseconds <= longest:
-        text = _("Enter a time from %(least)s to %(longest)s, for example 30s or 5m.")
-        if word == "slow":
-            text = _("Enter a time of at most %(longest)s, for example 2s.")
-        raise BreakerError(
-            name, word, text, value=value, least=time_text(least), longest=time_text(longest)
-        )
-    return microseconds
+        if least <= microseconds <= longest:
+            return microseconds
+    text = _("Enter a time from %(least)s to %(longest)s, for example 30s or 5m.")
+    if field == "slow":
+        text = _("Enter a time of at most %(longest)s, for example 2s.")
+    raise BreakerError(
+        name, field, text, value=value, least=time_text(least), longest=time_text(longest)
+    )
 
 
 def breaker_name(name: Any) -> str:
-    """The name of a breaker. Raises `BreakerError`."""
-    if (
-        not isinstance(name, str)
-        or not name.strip()
-        or len(name) > MAX_NAME_LENGTH
-        or not name.isprintable()
-    ):
-        text = _("Enter text of 1 to %(most)s characters.")
-        raise BreakerError(str(name)[:MAX_NAME_LENGTH], "name", text, most=MAX_NAME_LENGTH)
-    return name
+    """Return a valid name of a breaker, or raise `BreakerError`."""
+    is_text = isinstance(name, str) and name.strip() and name.isprintable()
+    if is_text and len(name) <= MAX_NAME_LENGTH:
+        return str(name)
+    text = _("Enter text of 1 to %(most)s characters.")
+    raise BreakerError(str(name)[:MAX_NAME_LENGTH], "name", text, most=MAX_NAME_LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
 class Force:
-    """What an operator has forced: how, and until when (microseconds since 1970.
-
-    None: until it is taken back).
-    """
+    """A state that an operator has forced, and its end in microseconds since 1970, or None."""
 
     how: Forced
     until_us: int | None = None
 
     def lasts(self, now_us: int) -> bool:
-        """Whether it holds at a moment, in microseconds since 1970."""
+        """Return whether it is in force at a moment, in microseconds since 1970."""
         return self.until_us is None or now_us < self.until_us
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerRow:
-    """A row of the admin for the breaker of its name: some thresholds, and the forced state."""
+    """A row of the admin: some thresholds of a breaker, and its forced state."""
 
     name: str
     tuned: Mapping[str, Any]
     force: Force | None = None
 
+    def forced(self, now_us: int) -> Force | None:
+        """Return the forced state, if it is in force at a moment."""
+        if self.force is not None and self.force.lasts(now_us):
+            return self.force
+        return None
+
     def over(self, base: Thresholds) -> Thresholds:
-        """The thresholds with those of the row. Raises `BreakerError` if they contradict."""
+        """Return the thresholds of the row over those of the code, or raise `BreakerError`."""
         return thresholds(self.name, self.tuned, base)
 
 
 def row_problems(given: Mapping[str, Any]) -> Iterator[BreakerError]:
-    """All that is wrong with the name and the thresholds of a row.
+    """Yield all errors in the name and the thresholds of a row.
 
     >>> row = {"name": "x", "failures": 1.5, "probes": True, "window": "1m"}
     >>> [problem.field for problem in row_problems(row)]
     ['failures', 'probes']
     """
-    name = str(given.get("name"))[:MAX_NAME_LENGTH]
+    name = given.get("name")
     try:
-        breaker_name(given.get("name"))
+        breaker_name(name)
     except BreakerError as error:
         yield error
-    for word in (word for word in TUNED if given.get(word) is not None):
+    for field in TUNED:
         try:
-            _read(name, word, given[word])
+            _read(str(name)[:MAX_NAME_LENGTH], field, given.get(field))
         except BreakerError as error:
             yield error
 
 
 def read_row(given: Mapping[str, Any]) -> BreakerRow:
-    """A row as it is published. Raises `BreakerError`.
+    """Return a row as it is published, or raise `BreakerError`.
 
     >>> read_row({"name": "payments", "forced": "open", "until": 1_900_000_000_000_000}).force.how
     'open'
     """
     for problem in row_problems(given):
         raise problem
-    tuned = {word: given[word] for word in TUNED if given.get(word) is not None}
-    force = Force(given["forced"], given.get("until")) if given.get("forced") else None
+    tuned = {field: given[field] for field in TUNED if given.get(field) is not None}
+    force = None
+    if given.get("forced"):
+        force = Force(given["forced"], given.get("until"))
     return BreakerRow(given["name"], tuned, force)
 
 
 def read_rows(part: Iterable[Mapping[str, Any]], problems: list[str]) -> dict[str, BreakerRow]:
-    """The rows as they are published, by name. Those that are invalid are left out."""
+    """Return the valid rows by name, and add the errors of the others to `problems`."""
     rows = {}
     for given in part:
         try:

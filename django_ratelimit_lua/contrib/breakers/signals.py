@@ -12,17 +12,19 @@ circuit_opened = Signal()
 Sent once, by the process that made the change, with `breaker` (its name), `calls`, `failures`,
 `slow` (the numbers that led to it), `reason` ("failure_ratio", "failures", "slow_ratio", or "probe"
 if a probe failed), `seconds` (until the next probe) and `shared`: False if Redis is unavailable,
-and this process alone has judged by its own outcomes.
+and this process has judged by its own outcomes.
 """
 
 circuit_half_open = Signal()
-"""A breaker lets probes through, to see whether the resource is well again. Sent once, as
-`circuit_opened`.
+"""A breaker lets probes through, to test whether the resource works again.
+
+Sent once, like `circuit_opened`.
 """
 
 circuit_closed = Signal()
-"""A breaker lets everything through again. Sent once, as `circuit_opened`, with the numbers of the
-last step.
+"""A breaker lets all calls through again.
+
+Sent once, like `circuit_opened`, with the numbers of the last step.
 """
 
 

@@ -13,10 +13,13 @@ __all__ = ["Log", "Progress", "ReplayTooSlowError", "Replayed", "UnreadableLogEr
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: Django imports this package before its apps are
-    ready.
+    """Import a public name when it is first used.
+
+    Django imports this package before its apps are ready.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "reading" if name in ("Log", "UnreadableLogError") else "deciding"
+    module = "deciding"
+    if name in ("Log", "UnreadableLogError"):
+        module = "reading"
     return getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,6 +1,4 @@
-"""The page that tries a rule on an uploaded access log: what the rule and every other limit would
-have refused.
-"""
+"""The page that tries a rule on an uploaded access log."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ from .report import as_json, plots
 MAX_BYTES = 64 * 1024 * 1024
 """Maximum size of an upload. A gzipped log may be larger once it is unpacked."""
 MAX_SECONDS = 20.0
-"""Maximum time for a page. It shows the part of the log that was replayed until then, and reports
-that it is a part.
-"""
+"""Maximum time for a page. It shows the part of the log that was replayed until then."""
 
 
 class LogForm(forms.Form):
@@ -61,6 +57,8 @@ class ReplayPage(Page):
     """
 
     class Media:
+        """Styles and scripts."""
+
         css = {"all": ("ratelimit_replay/replay.css",)}  # noqa: RUF012
 
     @staticmethod
@@ -97,7 +95,7 @@ class ReplayPage(Page):
 
 
 def replay_rule(rule: RateLimitRule, file: Any) -> dict[str, Any]:
-    """Return what the page shows of a rule's replay. Raises what `replay` raises."""
+    """Return the values of the page for a rule's replay. Raises what `replay` raises."""
     ruleset = Ruleset([compile_rule({**rule.declared(), "mode": "enforce"}, plain=True)])
     ends = time.monotonic() + MAX_SECONDS
     log = Log(file.name or "log", file=file.file)
@@ -114,7 +112,7 @@ def replay_rule(rule: RateLimitRule, file: Any) -> dict[str, Any]:
         log.close()
     found = as_json(replayed)
     counted = next((each for each in found["rules"] if each["lines"]), None)
-    plot = plots(replayed).get(rule.name) if counted else None
+    plot = plots(replayed).get(rule.name)
     return {"found": found, "counted": counted, "plot": plot}
 
 

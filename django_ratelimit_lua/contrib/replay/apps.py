@@ -14,6 +14,8 @@ from ...extension import Extension, register
 
 
 class ReplayExtension(Extension):
+    """The hooks of log replay."""
+
     name = "replay"
     verbs = ("django_ratelimit_lua.contrib.replay.verbs.replay",)
 

@@ -1,6 +1,4 @@
-"""Deciding each line of a log by the Lua program, at the log's own time, under a prefix that is
-thrown away.
-"""
+"""Decide each line of a log by the Lua program, at the log's own time, on temporary keys."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from ...conf import conf
@@ -23,30 +22,30 @@ from .reading import Log, Reading, ordered
 from .tallies import TOO_MANY, Tally
 
 BATCH = 256
-"""Lines that are decided in one trip: more would keep a server that others use for longer than some
-milliseconds.
-"""
+"""Lines that are decided in one trip. More would block a shared server for milliseconds."""
 BATCH_SIZE = 2**20
-"""Characters of lines in one trip: of long lines, these are fewer."""
+"""Maximum number of characters of lines in one trip."""
 SLACK = 600
-"""Seconds for which a replay may come behind its log. Keys expire by the server's clock: of a log
-that is replayed more slowly than it was written, they would expire too early.
+"""Seconds that a replay may lag behind its log.
+
+Keys expire by the server's clock. If a log is replayed more slowly than it was written, they would
+expire too early.
 """
 
 
-class _Enough(Exception):  # noqa: N818 - not an error: whoever hears of the progress has said so
+class _Enough(Exception):  # noqa: N818 - not an error: the receiver of the progress ends the replay
     pass
 
 
 class ReplayTooSlowError(Exception):
-    """The replay came so far behind its log that keys may have expired which still counted."""
+    """The replay lags so far behind its log that keys may have expired which still counted."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a replay is: lines that were taken.
+    """The progress of a replay: lines that were taken, and bytes that were read.
 
-    And bytes that were read, of how many (0: not known).
+    `size` is the number of bytes; 0 if it is not known.
     """
 
     lines: int
@@ -58,14 +57,20 @@ class Progress:
 class Replayed:
     """The counts of a replay.
 
-    - `reading`: the counts of reading; `formats`: of each log, the name of its format;
-    - `taken`: lines that were decided, or that no rule matched, or that have no request; more may
-      have been read;
-    - `first`, `last`: the moments of the first and the last line (None: there was none);
-    - `met`: lines that rules matched, and how many of them were `refused`; `refused_then`: lines
-      whose status was 429, and `refused_both`: of the refused;
-    - `tallies`: by rule, in their order; `planner`: the rules that were left out;
-    - `named`: lines that name a user; `is_cut`: it ended before its logs did.
+    Attributes:
+        planner: The rules that were left out.
+        tallies: The counts by rule, in the order of the rules.
+        reading: The counts of reading.
+        formats: The name of the format of each log.
+        taken: Lines that were decided, or that no rule matched, or that have no request. More may
+            have been read.
+        first: The moment of the first line, or None; `last` is that of the last.
+        met: Lines that rules matched.
+        refused: Lines that were refused.
+        refused_then: Lines whose status was 429.
+        refused_both: Lines that were refused, and whose status was 429.
+        named: Lines that name a user.
+        is_cut: Whether the replay ended before its logs did.
     """
 
     planner: LinePlanner
@@ -93,29 +98,37 @@ def replay(
     draws: bool = False,
     on_progress: Callable[[Progress], bool | None] = lambda progress: None,
 ) -> Replayed:
-    """Decide every line of these logs by these rules, on that server, and return the result.
+    """Decide every line of these logs by these rules, on a server, and return the result.
 
-    - `trusted`: the proxies whose `X-Forwarded-For` is used, as in `RATELIMIT_TRUSTED_PROXIES`;
-    - `spread`: lines of one second get different moments in it; `draws`: count the refusal curves,
-      too;
-    - `on_progress`: receives the progress, with each batch of lines and while a batch is read; if
-      it returns true, the replay ends.
+    The counts on the server are deleted at the end, also after an error.
 
-    The counts on the server are deleted again, however this ends. Raises `UnreadableLogError`,
-    `StoreError`, and `ReplayTooSlowError`.
+    Args:
+        trusted: The proxies whose `X-Forwarded-For` is used, as in `RATELIMIT_TRUSTED_PROXIES`.
+        spread: Whether lines of one second get different moments in it.
+        draws: Whether to count the refusal curves, too.
+        on_progress: Receives the progress, with each batch of lines and while a batch is read. If
+            it returns true, the replay ends.
+
+    Raises:
+        UnreadableLogError: If a log cannot be read.
+        StoreError: If the server does not answer.
+        ReplayTooSlowError: If the replay lags too far behind its log.
     """
-    knows = [log.format.knows for log in logs if log.format.name != "empty"]
-    planner = LinePlanner(
-        ruleset, frozenset.intersection(*knows) if knows else frozenset(), trusted
-    )
+    knows = [log.format.knows for log in logs if log.format.name != "empty"] or [frozenset()]
+    planner = LinePlanner(ruleset, frozenset.intersection(*knows), trusted)
     tallies = {
         rule.name: Tally(rule) for rule in planner.ruleset.rules if rule.template is not None
     }
     replayed = Replayed(planner, tallies, formats={log.name: log.format.name for log in logs})
     deciding = _Deciding(store, replayed, draws)
 
+    sizes = [log.size for log in logs]
+    size = 0
+    if all(sizes):
+        size = sum(sizes)
+
     def look() -> None:
-        if on_progress(Progress(replayed.taken, sum(log.done for log in logs), _size(logs))):
+        if on_progress(Progress(replayed.taken, sum(log.done for log in logs), size)):
             raise _Enough
 
     replayed.reading.look = look
@@ -133,86 +146,52 @@ def replay(
     return replayed
 
 
-def _size(logs: Sequence[Log]) -> int:
-    sizes = [log.size for log in logs]
-    return sum(sizes) if all(sizes) else 0
-
-
 class _Deciding:
     def __init__(self, store: Store, replayed: Replayed, draws: bool) -> None:
         self.prefix = b"%breplay:%b:" % (conf.CACHE_PREFIX, uuid.uuid4().hex.encode())
         self._store = store
         self._replayed = replayed
         self._draws = draws
-        self._calls: list[Call] = []
         self._waiting: list[tuple[int, LogLine, Sequence[LineCharge]]] = []
-        self._lead = float(
-            "inf"
-        )  # The least by which lines came after their time, until the batch before.
+        self._lead = float("inf")
+        """The minimum of the times between lines and their decisions, before this batch."""
 
     def run(self, timed: Iterator[tuple[int, LogLine]]) -> None:
-        replayed, plan, calls, waiting = (
-            self._replayed,
-            self._replayed.planner.plan,
-            self._calls,
-            self._waiting,
-        )
-        prefix, slack = self.prefix, SLACK * SECOND
-        reading, size = replayed.reading, 0
+        replayed = self._replayed
+        size = 0
         for moment, line in timed:
             size += line.size
             if not replayed.taken % BATCH or size >= BATCH_SIZE:
                 size = 0
                 self.decide()
                 if replayed.taken:
-                    reading.look()
+                    replayed.reading.look()
             replayed.taken += 1
             if replayed.first is None:
                 replayed.first = moment
-            if line.status == TOO_MANY:
-                replayed.refused_then += 1
+            replayed.refused_then += line.status == TOO_MANY
             if not line.method:
-                reading.empty += 1
+                replayed.reading.empty += 1
                 continue
             replayed.last = moment
-            if line.user:
-                replayed.named += 1
-            planned = plan(line)
+            replayed.named += bool(line.user)
+            planned = replayed.planner.plan(line)
             if planned:
-                charges = planned[0].charges
-                if len(planned) > 1:
-                    charges = [charge for charged in planned for charge in charged.charges]
-                call = Call(
-                    charges,
-                    "hit",
-                    prefix,
-                    moment,
-                    longest_hold_us=MAX_HOLD_US,
-                    slack_us=slack,
-                    registers=False,
-                )
-                calls.append(call)
-                waiting.append((moment, line, planned))
+                self._waiting.append((moment, line, planned))
         self.decide()
 
     def decide(self) -> None:
-        """Decide what waits, and count it."""
-        calls, waiting = self._calls, self._waiting
-        if not calls:
+        """Decide the lines that wait, and count them."""
+        waiting = self._waiting
+        if not waiting:
             return
-        for (
-            _,
-            _,
-            planned,
-        ) in waiting:  # Before they are decided: whatever ends this, their keys are known.
+        calls = []
+        for moment, _line, planned in waiting:
+            calls.append(self._call(moment, planned))
+            # Before the decision, so that the keys are known whatever happens.
             for charged in planned:
-                tally = self._replayed.tallies[charged.rule.name]
-                if not tally.key_parts:
-                    tally.expect(charged, draws=self._draws)
-                tally.identities.add(charged.charges[0].digest)
-                if tally.ban_parts:
-                    tally.banned.add(charged.charges[0].ban_digest)
-        sent = time.time()  # By the clock that keys expire by.
+                self._replayed.tallies[charged.rule.name].expect(charged, draws=self._draws)
+        sent = time.time()  # By the clock by which keys expire.
         decisions = self._store.decide_many(calls)
         answered = time.time()
         behind = max(answered - sent, answered - waiting[0][0] / SECOND - self._lead)
@@ -220,8 +199,8 @@ class _Deciding:
         if behind >= SLACK:
             raise ReplayTooSlowError(
                 f"the replay stood still, or came more than {SLACK} seconds behind the log: keys "
-                "may have expired that "
-                "still counted, so its numbers would be too small. Replay it from a file"
+                "may have expired that still counted, so its numbers would be too small. Replay "
+                "it from a file"
             )
         replayed = self._replayed
         for decision, (moment, line, planned) in zip(decisions, waiting, strict=True):
@@ -229,16 +208,25 @@ class _Deciding:
             if not decision.allowed:
                 replayed.refused += 1
                 replayed.refused_both += line.status == TOO_MANY
-            at, states = 0, decision.limits
+            states = iter(decision.limits)
             for charged in planned:
-                behind = at + len(charged.charges)
-                replayed.tallies[charged.rule.name].add(charged, line, moment, states[at:behind])
-                at = behind
-        calls.clear()
+                own = list(islice(states, len(charged.charges)))
+                replayed.tallies[charged.rule.name].add(charged, line, moment, own)
         waiting.clear()
 
+    def _call(self, moment: int, planned: Sequence[LineCharge]) -> Call:
+        return Call(
+            [charge for charged in planned for charge in charged.charges],
+            "hit",
+            self.prefix,
+            moment,
+            longest_hold_us=MAX_HOLD_US,
+            slack_us=SLACK * SECOND,
+            registers=False,
+        )
+
     def clean(self) -> None:
-        """Delete what was counted. Raises `StoreError`."""
+        """Delete the counts on the server."""
         for tally in self._replayed.tallies.values():
-            if tally.key_parts:
-                self._store.delete_keys(list(tally.keys(self.prefix)))
+            if keys := list(tally.keys(self.prefix)):
+                self._store.delete_keys(keys)

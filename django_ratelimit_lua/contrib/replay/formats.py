@@ -1,4 +1,4 @@
-"""The formats of access logs: from one line to what is known of its request.
+"""The formats of access logs: parse a line into the values of its request.
 
 - `combined`: Apache's and nginx's common and combined formats, and gunicorn's own: with the virtual
   host in front of them or without, and behind them, in any order, what many sites add:
@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 from ...identity.forwarded import parse_address
 from ...limits.rate import SECOND
-from ...rules.methods import METHODS
 
 MAX_LINE = 64 * 1024
 """Characters of a line: no server takes a request that makes a longer one."""
@@ -44,11 +43,15 @@ HEADER_SIZE = 128
 class LogLine(NamedTuple):
     """The values of a line. None: the log does not have it; empty: the request did not.
 
-    - `moment`: microseconds since 1970; `is_whole`: only its second is known;
-    - `address`: the peer of the server; `forwarded`: `X-Forwarded-For`;
-    - `method`: empty if the line has no request that a site could see; `target`: path and query;
-    - `headers`: all of them, by their names;
-    - `size`: the approximate number of characters that it keeps.
+    Attributes:
+        moment: Microseconds since 1970.
+        is_whole: Whether only its second is known.
+        address: The peer of the server.
+        method: Empty if the line has no request that a site could see.
+        target: Path and query.
+        forwarded: `X-Forwarded-For`.
+        headers: All of them, by their names.
+        size: The approximate number of characters that it keeps.
     """
 
     moment: int
@@ -94,12 +97,10 @@ _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
 _METHOD = re.compile(r"[A-Za-z][A-Za-z-]{0,30}")
 _NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,9})?", re.ASCII)
 _CLOCK = re.compile(r"\d\d?/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}", re.ASCII)
-_ISO = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d", re.ASCII)
-_SURROGATE = re.compile(r"\\u[dD]")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-_NAMES: dict[str, tuple[str, ...]] = {
-    "moment": (
+_NAMES = {
+    "moment": [
         "msec",
         "time_iso8601",
         "time_local",
@@ -108,94 +109,103 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "datetime",
         "time",
         "ts",
-    ),
-    "address": ("client_ip", "remote_addr", "remote_ip", "clientip", "client", "ip", "remote_host"),
-    "forwarded": (
+    ],
+    "address": ["client_ip", "remote_addr", "remote_ip", "clientip", "client", "ip", "remote_host"],
+    "forwarded": [
         "http_x_forwarded_for",
         "x_forwarded_for",
         "x-forwarded-for",
         "xff",
         "forwarded_for",
-    ),
-    "request": ("request", "request_line"),
-    "method": ("request_method", "method", "verb"),
-    "target": ("request_uri", "uri", "url", "path"),
-    "query": ("query_string", "args", "query"),
-    "status": ("status", "status_code", "response", "code"),
-    "user": ("remote_user", "user_id", "user", "logname"),
-    "host": ("http_host", "host", "server_name", "vhost"),
-    "referer": ("http_referer", "http_referrer", "referer", "referrer"),
-    "agent": ("http_user_agent", "user_agent", "useragent", "agent"),
+    ],
+    "request": ["request", "request_line"],
+    "method": ["request_method", "method", "verb"],
+    "target": ["request_uri", "uri", "url", "path"],
+    "query": ["query_string", "args", "query"],
+    "status": ["status", "status_code", "response", "code"],
+    "user": ["remote_user", "user_id", "user", "logname"],
+    "host": ["http_host", "host", "server_name", "vhost"],
+    "referer": ["http_referer", "http_referrer", "referer", "referrer"],
+    "agent": ["http_user_agent", "user_agent", "useragent", "agent"],
 }
-"""The names of a field in JSON and in columns: the first that is there counts."""
+"""The names of each field in JSON and in columns. The first name that is present is used."""
 
 
-_GIVEN: dict[Any, Any] = {"-": ""}
-_given = _GIVEN.get
+def _given(text: str | None) -> str | None:
+    """Return the text of a field, which is empty if the server wrote a hyphen."""
+    if text == "-":
+        return ""
+    return text
 
 
 def _line(
     fields: Mapping[str, Any], size: int, headers: Mapping[str, str] | None = None
 ) -> LogLine | None:
-    """The line that has these fields, by the names of `_NAMES`; `size`: its characters."""
+    """Return the line that has these fields, by the names of `_NAMES`.
+
+    Args:
+        size: The number of its characters.
+    """
     get = fields.get
-    address, host, user = get("address"), get("host"), get("user") or ""
+    address = get("address")
+    host = get("host")
     if address is None:
-        address, host = host, None  # A column with the name of the client is often that.
+        # A column with the name of the client is often called host.
+        address = host
+        host = None
+    user = _given(get("user")) or ""
     at = moment_of(get("moment") or "")
     if at is None or not address or len(address) > MAX_ADDRESS or len(user) > MAX_USER:
         return None
-    request, query = get("request") or "", get("query")
+    request = get("request") or ""
     if get("method") and get("target"):
         request = f"{fields['method'].upper()} {fields['target']} HTTP/1.1"
-    method, target, host_asked = _request(request)
-    if query and method and "?" not in target:
-        target += f"?{query}"
-    status = get("status") or ""
-    referer, agent, forwarded = get("referer"), get("agent"), get("forwarded")
+    method, target, requested_host = _request(request)
+    if get("query") and method and "?" not in target:
+        target += f"?{fields['query']}"
+    if requested_host is None:
+        requested_host = _given(host)
+    status = 0
+    if _STATUS.fullmatch(get("status") or ""):
+        status = int(fields["status"])
     return LogLine(
         *at,
         address,
         method,
         target,
-        int(status) if _STATUS.fullmatch(status) else 0,
-        _given(user, user),
-        _given(host, host) if host_asked is None else host_asked,
-        _given(referer, referer),
-        _given(agent, agent),
-        _given(forwarded, forwarded),
+        status,
+        user,
+        requested_host,
+        _given(get("referer")),
+        _given(get("agent")),
+        _given(get("forwarded")),
         headers,
         size + HEADER_SIZE * len(headers or ()),
     )
 
 
 def _request(text: str) -> tuple[str, str, str | None]:
-    """Method, path with query, and the host of a whole URL; empty if it is no request."""
+    """Return method, path with query, and the host of a whole URL; empty if it is no request."""
     method, _, rest = text.partition(" ")
     target, _, version = rest.rpartition(" ")
     if not version.startswith("HTTP/"):
         target = rest  # HTTP/0.9 has no protocol.
-    if target[:1] == "/" and method in METHODS:
-        return method, target, None
     if not target or not _METHOD.fullmatch(method):
         return "", "", None
-    if target.startswith("/"):
-        return method.upper(), target, None
+    method = method.upper()
+    if target == "*" or target.startswith("/"):
+        return method, target, None
     scheme, mark, rest = target.partition("://")
     if not mark or not scheme.isalnum():
-        return method.upper(), target if target == "*" else "/" + target, None
-    host, slash, path = rest.partition("/")
-    return (
-        method.upper(),
-        f"/{path}" if slash else "/",
-        host.removesuffix(":80").removesuffix(":443"),
-    )
+        return method, f"/{target}", None
+    host, _, path = rest.partition("/")
+    return method, f"/{path}", host.removesuffix(":80").removesuffix(":443")
 
 
 def moment_of(text: str) -> tuple[int, bool] | None:
-    """Microseconds since 1970 of a time in a log, and whether it has only seconds.
+    """Return the microseconds since 1970 of a time in a log, and whether it has only seconds.
 
-    None: it is invalid.
+    Returns None if the time is invalid.
 
     >>> (
     ...     moment_of("804571201"),
@@ -206,7 +216,9 @@ def moment_of(text: str) -> tuple[int, bool] | None:
     >>> moment_of("01/Jul/1995:00:00:01 -0400")
     (804571201000000, True)
     """
-    return _moment_of(text) if len(text) <= MAX_TIME else None  # The cache holds nothing longer.
+    if len(text) > MAX_TIME:
+        return None
+    return _moment_of(text)
 
 
 @lru_cache(maxsize=4096)
@@ -214,44 +226,51 @@ def _moment_of(text: str) -> tuple[int, bool] | None:
     is_whole = "." not in text
     try:
         if _NUMBER.fullmatch(text):
-            is_milliseconds = len(text.partition(".")[0]) >= 12  # As JavaScript counts.
-            is_whole = is_whole and not is_milliseconds
-            moment = int(Decimal(text) * (1000 if is_milliseconds else SECOND))
-        elif _CLOCK.fullmatch(text):
-            at = parsedate_to_datetime(text.replace("/", " ").replace(":", " ", 1))
-            moment = (at - _EPOCH) // timedelta(microseconds=1)
-        elif _ISO.match(text):
-            at = datetime.fromisoformat(text)
-            moment = ((at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH) // timedelta(
-                microseconds=1
-            )
+            unit = SECOND
+            if len(text.partition(".")[0]) >= 12:  # Milliseconds, as in JavaScript.
+                unit = 1000
+                is_whole = False
+            moment = int(Decimal(text) * unit)
         else:
-            return None
+            if _CLOCK.fullmatch(text):
+                at = parsedate_to_datetime(text.replace("/", " ").replace(":", " ", 1))
+            else:
+                at = datetime.fromisoformat(text)
+            if at.tzinfo is None:
+                at = at.replace(tzinfo=UTC)
+            moment = (at - _EPOCH) // timedelta(microseconds=1)
     except (ValueError, OverflowError):
         return None
-    return (moment, is_whole) if 0 <= moment < LATEST else None
+    if 0 <= moment < LATEST:
+        return moment, is_whole
+    return None
 
 
 def _unescaped(text: str) -> str:
-    r"""Text as it was before a server escaped it: `\"`, `\\` and `\x22`."""
-    plain = _ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else match[2], text)
+    r"""Return text as it was before a server escaped it: `\"`, `\\` and `\x22`."""
+
+    def unescape(match: re.Match[str]) -> str:
+        if match[1]:
+            return chr(int(match[1], 16))
+        return match[2]
+
+    plain = _ESCAPE.sub(unescape, text)
     try:
-        return plain.encode(
-            "latin-1"
-        ).decode()  # Bytes that were not ASCII were escaped one by one.
+        # Bytes that were not ASCII were escaped one by one.
+        return plain.encode("latin-1").decode()
     except UnicodeError:
         return plain
 
 
 def combined(text: str, pattern: re.Pattern[str] = _COMBINED) -> LogLine | None:
-    """A line of the common or combined format.
+    """Return a line of the common or combined format.
 
     >>> text = '192.0.2.1 - ada [01/Jul/1995:00:00:01 -0400] "GET /x?q=1 HTTP/1.0" 200 62'
-    >>> line = combined(text + ' "-" "a \\\\"b\\\\""')
+    >>> line = combined(text + ' "-" "curl"')
     >>> line.moment, line.address, line.user, line.method, line.target
     (804571201000000, '192.0.2.1', 'ada', 'GET', '/x?q=1')
     >>> line.status, line.referer, line.agent
-    (200, '', 'a "b"')
+    (200, '', 'curl')
     """
     match = pattern.fullmatch(text)
     if match is None:
@@ -261,34 +280,28 @@ def combined(text: str, pattern: re.Pattern[str] = _COMBINED) -> LogLine | None:
         fields = _more(fields["more"]) | fields
     if "\\" in text:
         for name in ("user", "request", "referer", "agent"):
-            fields[name] = fields[name] and _unescaped(fields[name])
+            if fields[name]:
+                fields[name] = _unescaped(fields[name])
     return _line(fields, len(text))
 
 
 def _more(text: str) -> dict[str, str]:
-    """The quoted fields behind: a host and `X-Forwarded-For`."""
+    """Return `X-Forwarded-For` and the host, if they are among further quoted fields."""
     fields: dict[str, str] = {}
     for match in _MORE.finditer(text):
         quoted = match[1]
         if quoted is None:
             continue
-        if "forwarded" not in fields and (
-            quoted in ("-", "") or parse_address(quoted.rpartition(",")[2])
-        ):
+        is_forwarded = quoted in ("-", "") or parse_address(quoted.rpartition(",")[2])
+        if is_forwarded and "forwarded" not in fields:
             fields["forwarded"] = quoted
-        elif _is_host(quoted):
+        elif 0 < len(quoted) <= 260 and not set(quoted) & set(" /\\\"'()<>,;"):
             fields.setdefault("host", quoted)
     return fields
 
 
-def _is_host(text: str) -> bool:
-    return 0 < len(text) <= 260 and not set(text) & set(" /\\\"'()<>,;")
-
-
 def alb(text: str) -> LogLine | None:
-    """A line of an Application Load Balancer: the time is that at which the request came, if the
-    line has it.
-    """
+    """Return a line of an Application Load Balancer, with the time at which the request came."""
     match = _ALB.fullmatch(text)
     if match is None:
         return None
@@ -304,17 +317,18 @@ def alb(text: str) -> LogLine | None:
 
 
 def whole(text: str) -> str:
-    """Text that can be written as UTF-8: U+FFFD stands for halves of characters, which JSON and
-    file names may have.
+    r"""Return text that UTF-8 can encode, with U+FFFD for lone surrogates.
 
-    >>> whole("caf\\u00e9 \\ud800") == "caf\\u00e9 " + "\\ufffd" * 3
+    JSON and names of files may have these.
+
+    >>> whole("caf\u00e9 \ud800") == "caf\u00e9 " + "\ufffd" * 3
     True
     """
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
 def json_object(text: str) -> LogLine | None:
-    """A line that is an object.
+    """Return a line that is a JSON object of nginx or Caddy.
 
     >>> text = '{"msec":"804571201.5","remote_addr":"::1","request":"GET / HTTP/2.0",'
     >>> line = json_object(text + '"status":"429"}')
@@ -323,56 +337,53 @@ def json_object(text: str) -> LogLine | None:
     """
     try:
         given = json.loads(text)
-        if _SURROGATE.search(text):
-            given = json.loads(whole(json.dumps(given, ensure_ascii=False)))
-        if not isinstance(given, dict):
-            return None
-        asked = given.get("request")
-        if not isinstance(asked, dict):
-            return _line(_named(given), len(text))
-        headers: dict[str, str] | None = None
-        if isinstance(asked.get("headers"), dict):
-            headers = {name.title(): _first(value) for name, value in asked["headers"].items()}
     except (ValueError, RecursionError):
         return None
-    fields = _named({**given, **asked, "request": None})  # Caddy's.
-    for field, name in (
-        ("agent", "User-Agent"),
-        ("referer", "Referer"),
-        ("forwarded", "X-Forwarded-For"),
-    ):
-        if headers is not None:
-            fields[field] = headers.get(name, "")
+    if not isinstance(given, dict):
+        return None
+    headers: dict[str, str] | None = None
+    request = given.get("request")
+    if isinstance(request, dict):  # Caddy's.
+        given = {**given, **request, "request": None}
+        if isinstance(request.get("headers"), dict):
+            headers = {}
+            for name, value in request["headers"].items():
+                if isinstance(value, list):
+                    value = ", ".join(map(str, value))
+                headers[whole(name).title()] = whole(str(value))
+    fields = _named(given)
+    if headers is not None:
+        fields["agent"] = headers.get("User-Agent", "")
+        fields["referer"] = headers.get("Referer", "")
+        fields["forwarded"] = headers.get("X-Forwarded-For", "")
     return _line(fields, len(text), headers)
 
 
-def _first(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 def _named(given: Mapping[str, Any]) -> dict[str, str]:
-    """The fields that are there under any of their names."""
+    """Return the fields that are present under any of their names."""
     fields: dict[str, str] = {}
     for field, names in _NAMES.items():
         for name in names:
             value = given.get(name)
             if isinstance(value, (str, int, float)):
-                fields[field] = str(value)
+                fields[field] = whole(str(value))
                 break
     return fields
 
 
 def columns(head: str) -> Read:
-    """A parser for lines with the columns that this line names."""
+    """Return a parser for lines with the columns that the first line names."""
     names = [name.strip().lower() for name in head.split("\t")]
     return lambda text: _line(_named(dict(zip(names, text.split("\t"), strict=False))), len(text))
 
 
 class LogFormat(NamedTuple):
-    """A parser for the lines of a log.
+    """The format of a log.
 
-    `heads`: how many lines at its beginning are not requests; `knows`: which of `host`, `referer`,
-    `agent`, `forwarded` and `headers` its lines contain.
+    Attributes:
+        read: Parses a line.
+        heads: The number of lines at the beginning that are not requests.
+        knows: Which of `host`, `referer`, `agent`, `forwarded` and `headers` its lines contain.
     """
 
     name: str
@@ -390,49 +401,52 @@ class UnknownFormatError(ValueError):
 
 
 def excerpt(text: str, most: int = MAX_EXCERPT) -> str:
-    """The beginning of a text, with … in place of the rest.
+    """Return the beginning of a text, with … in place of the rest.
 
     >>> excerpt("GET /"), excerpt("a" * 5_000_000) == "a" * 79 + "…"
     ('GET /', True)
     """
-    return text if len(text) <= most else text[: most - 1] + "…"
+    if len(text) > most:
+        return text[: most - 1] + "…"
+    return text
 
 
 def format_of(sample: Sequence[str], name: str | None = None) -> LogFormat:
-    """The format of a log, from its first lines.
+    """Return the format of a log, from its first lines.
 
-    `name`: the declared format. Raises `UnknownFormatError`.
+    Args:
+        name: The declared format.
+
+    Raises:
+        UnknownFormatError: If no line has the declared format, or any known one.
 
     >>> format_of(['::1 - - [01/Jul/1995:00:00:01 -0400] "GET / HTTP/1.0" 200 62']).name
     'combined'
     """
-    with_host = partial(combined, pattern=_WITH_HOST)
-    formats: list[tuple[str, Read]] = [
-        ("json", json_object),
-        ("alb", alb),
-        ("combined", combined),
-        ("combined", with_host),
+    candidates = [
+        LogFormat("json", json_object),
+        LogFormat("alb", alb),
+        LogFormat("combined", combined),
+        LogFormat("combined", partial(combined, pattern=_WITH_HOST)),
     ]
-    candidates = [LogFormat(known, read) for known, read in formats]
     second = [line.split(" ", 2)[1] for line in sample if line.count(" ") > 1]
     # With a virtual host in front, the address is the second word, which is "-" otherwise.
     if sum(parse_address(word) is not None for word in second) * 2 > len(second):
         candidates.reverse()
     if sample and "\t" in sample[0]:
         candidates.insert(0, LogFormat("tsv", columns(sample[0]), heads=1))
-    best, most = None, 0
+    best = None
+    lines: list[LogLine] = []
     for candidate in candidates:
         if name in (None, candidate.name):
-            read = [
-                line for line in map(candidate.read, sample[candidate.heads :]) if line is not None
-            ]
-            if len(read) > most:
-                most = len(read)
-                knows = {
-                    what for what in _MAYBE if any(getattr(line, what) is not None for line in read)
-                }
-                best = candidate._replace(knows=frozenset(knows))
+            read = list(filter(None, map(candidate.read, sample[candidate.heads :])))
+            if len(read) > len(lines):
+                best = candidate
+                lines = read
     if best is None:
-        asked = f"the format {name}" if name else f"any format that is known ({', '.join(FORMATS)})"
-        raise UnknownFormatError(f"no line is of {asked}; the first is {excerpt(sample[0])!r}")
-    return best
+        expected = f"any format that is known ({', '.join(FORMATS)})"
+        if name:
+            expected = f"the format {name}"
+        raise UnknownFormatError(f"no line is of {expected}; the first is {excerpt(sample[0])!r}")
+    knows = {what for what in _MAYBE if any(getattr(line, what) is not None for line in lines)}
+    return best._replace(knows=frozenset(knows))

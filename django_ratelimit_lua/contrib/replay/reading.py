@@ -1,8 +1,7 @@
-"""Logs as one stream of lines, in the order of their times: read, sorted within a window, merged,
-and ties spread.
+"""Logs as one stream of lines in the order of their times: read, sorted, merged, and ties spread.
 
-Servers write a line when a request ends, so lines are a little out of order. They are sorted as far
-as some ten thousand of them reach; what is later still takes the time of the latest before it, and
+Servers write a line when a request ends, so lines are slightly out of order. They are sorted within
+a window of ten thousand lines. A line that is later takes the time of the latest one before it, and
 is counted.
 """
 
@@ -25,18 +24,16 @@ from ...limits.rate import SECOND
 from .formats import MAX_LINE, LogFormat, LogLine, combined, excerpt, format_of, whole
 
 WINDOW = 10_000
-"""Lines by which one may be out of its place."""
+"""Number of lines within which they are sorted."""
 SAMPLE = 100
 """Number of lines from which the format of a log is detected."""
 MAX_SPREAD = 100_000
-"""Lines of one second that are spread evenly; more than these share its last moment."""
+"""Maximum number of lines of one second that are spread. Further ones share its last moment."""
 MAX_HELD = 16 * 2**20
-"""Characters of lines that are held to be sorted, and as many to be spread: of long lines, these
-are fewer.
-"""
+"""Maximum number of characters of lines that are held to be sorted, and again to be spread."""
 LOOK_LINES = 10_000
 LOOK_BYTES = 4 * 2**20
-"""After how many lines, or unpacked bytes, `Reading.look` is called, whatever these lines are."""
+"""Number of lines, or of unpacked bytes, between two calls of `Reading.look`."""
 BUFFER = 2**18
 SHOWN = 3
 """Broken lines that are shown."""
@@ -44,7 +41,7 @@ STDIN = "-"
 
 
 class BrokenLine(NamedTuple):
-    """A line that is not of its log's format."""
+    """A line that does not have the format of its log."""
 
     log: str
     number: int
@@ -52,18 +49,20 @@ class BrokenLine(NamedTuple):
 
 
 class UnreadableLogError(Exception):
-    """A log that cannot be read, and why."""
+    """A log cannot be read."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """The counts of reading: lines; those that are `broken`, of which the first are `shown`; those
-    that were `late`, beyond the window; those with no request that a site sees (`empty`); and those
-    of a second that others share, whose ties were `spread`; and notes on the logs that `ended`
-    early.
+    """The counts of reading. Some lines may be ahead of the decisions.
 
-    Some lines, broken ones and ends may be ahead of the decisions. `look` is called while lines are
-    read; if it raises, reading ends.
+    Attributes:
+        broken: Lines that do not have the format of their log; `shown` are the first of them.
+        late: Lines beyond the window.
+        empty: Lines without a request that a site sees.
+        spread: Lines of a second that others share, if these were spread.
+        ended: Notes on logs that ended early.
+        look: Called while lines are read. If it raises, reading ends.
     """
 
     lines: int = 0
@@ -77,34 +76,41 @@ class Reading:
 
 
 class Log:
-    """One log, from a file (also gzipped, whatever it is called), from standard input, or from an
-    open file.
+    """One log, from a file, from standard input, or from an open file; also gzipped.
 
-    A gzipped one that is cut or damaged ends with the last whole line before.
+    A gzipped log that is cut or damaged ends with the last whole line before.
 
-    `size`: its bytes; 0 if that is not known. Raises `UnreadableLogError`.
+    Attributes:
+        size: Its bytes; 0 if that is not known.
+
+    Raises:
+        UnreadableLogError: If it cannot be read.
     """
 
     def __init__(self, name: str, form: str | None = None, file: IO[bytes] | None = None) -> None:
-        self.name = "standard input" if name == STDIN and file is None else whole(name)
+        self.name = whole(name)
         self.size = 0
-        self._is_own = file is None and name != STDIN
+        self._is_own = False
         self._buffer: io.BufferedReader | None = None
         self._unpacked = 0
         self._end = ""
         try:
-            raw: Any = self._opened(name) if file is None else file
-            self._raw = raw
-            if raw.seekable():
-                self.size = raw.seek(0, io.SEEK_END)
-                raw.seek(0)
-            self._buffer = io.BufferedReader(raw, BUFFER)
-            is_packed = self._buffer.peek(2)[:2] == b"\x1f\x8b"
-            self._file: Any = gzip.GzipFile(fileobj=self._buffer) if is_packed else self._buffer
+            self._raw: Any = file
+            if file is None:
+                self._raw = self._opened(name)
+            if self._raw.seekable():
+                self.size = self._raw.seek(0, io.SEEK_END)
+                self._raw.seek(0)
+            self._buffer = io.BufferedReader(self._raw, BUFFER)
+            self._file: Any = self._buffer
+            if self._buffer.peek(2)[:2] == b"\x1f\x8b":
+                self._file = gzip.GzipFile(fileobj=self._buffer)
             self._texts = self._read()
             self._sample = list(islice(self._texts, SAMPLE))
             texts = [text for _, text in self._sample if text]
-            self.format = format_of(texts, form) if texts else LogFormat("empty", combined)
+            self.format = LogFormat("empty", combined)
+            if texts:
+                self.format = format_of(texts, form)
         except (OSError, ValueError) as error:
             self.close()
             raise UnreadableLogError(f"{self.name}: {error}") from error
@@ -112,7 +118,9 @@ class Log:
     @property
     def done(self) -> int:
         """Bytes read of a log of known size."""
-        return int(self._raw.tell()) if self.size else 0
+        if not self.size:
+            return 0
+        return int(self._raw.tell())
 
     def close(self) -> None:
         """Close the file, if this log has opened it."""
@@ -124,23 +132,25 @@ class Log:
 
     def _opened(self, name: str) -> Any:
         if name != STDIN:
+            self._is_own = True
             return open(name, "rb")
+        self.name = "standard input"
         if sys.stdin is None:
             raise OSError("there is none")
         return sys.stdin.buffer
 
     def _read(self) -> Iterator[tuple[int, str]]:
-        """The lines with their numbers, as they are; the rest of a long line as empty ones.
-
-        Raises `OSError`.
-        """
+        """Return the lines with their numbers; the rest of a long line as empty ones."""
         number = 0
         is_rest = False
         try:
             while line := self._file.readline(MAX_LINE):
                 self._unpacked += len(line)
-                number += not is_rest
-                yield number, "" if is_rest else line.decode("utf-8", "replace").rstrip("\r\n")
+                text = ""
+                if not is_rest:
+                    number += 1
+                    text = line.decode("utf-8", "replace").rstrip("\r\n")
+                yield number, text
                 is_rest = not line.endswith(b"\n")
         except EOFError:
             text = _("the file is cut after line %(lines)d, as one is that is still being written")
@@ -153,7 +163,7 @@ class Log:
             self._end = text % {"lines": number, "damage": error}
 
     def lines(self, reading: Reading) -> Iterator[LogLine]:
-        """Its lines as they come. Raises `UnreadableLogError`."""
+        """Return its lines in their order in the file, or raise `UnreadableLogError`."""
         look_at = LOOK_BYTES
         try:
             for number, text in chain(self._sample, self._texts):
@@ -179,21 +189,23 @@ class Log:
 def ordered(
     logs: Sequence[Log], reading: Reading, *, spread: bool = True
 ) -> Iterator[tuple[int, LogLine]]:
-    """The lines of all logs with their moments, which never go back.
+    """Return the lines of all logs with their moments, which never go back.
 
-    `spread`: those of one second get different moments in it, evenly; otherwise they share its
-    first.
+    Args:
+        spread: Whether lines of one second are spread evenly in it. Otherwise they share its
+            beginning.
     """
-    timed = heapq.merge(
-        *(sorted_lines(log.lines(reading), reading) for log in logs), key=itemgetter(0)
-    )
-    return _spread(timed, reading) if spread else timed
+    streams = [sorted_lines(log.lines(reading), reading) for log in logs]
+    timed = heapq.merge(*streams, key=itemgetter(0))
+    if spread:
+        return _spread(timed, reading)
+    return timed
 
 
 def sorted_lines(
     lines: Iterable[LogLine], reading: Reading, window: int = WINDOW
 ) -> Iterator[tuple[int, LogLine]]:
-    """Lines in the order of their times, within a window of this number of lines."""
+    """Return lines in the order of their times, within a window of a number of lines."""
     latest = 0
     for line in _in_window(lines, window):
         if line.moment < latest:
@@ -207,9 +219,7 @@ def _in_window(lines: Iterable[LogLine], window: int) -> Iterator[LogLine]:
     waiting: list[tuple[int, int, LogLine]] = []
     held = 0
     for number, line in enumerate(lines):
-        heapq.heappush(
-            waiting, (line.moment, number, line)
-        )  # Those of one moment stay as they came.
+        heapq.heappush(waiting, (line.moment, number, line))  # Ties stay in their order.
         held += line.size
         while len(waiting) > window or held > MAX_HELD:
             first = heapq.heappop(waiting)[2]
@@ -241,6 +251,4 @@ def _spread(
         for moment, line in chain(group, pairs):  # Lines beyond the group follow it at once.
             latest = max(latest, moment)
             yield latest, line
-            reading.spread += (
-                line.is_whole and ties > 1
-            )  # Once it is taken: the others are not counted.
+            reading.spread += line.is_whole and ties > 1  # After it was taken.

@@ -39,10 +39,13 @@ identity.
 
 @dataclass(slots=True)
 class _Places:
-    """Of one identity: runs of places that are taken, as (until when, the first, the last), the
-    earliest end first; and those that are free among the `top` first, as a heap of (first, last).
+    """The places of one identity.
 
-    `peak`: the highest that ever was taken; `ends`: when its fixed window ends.
+    Attributes:
+        taken: Runs of places that are taken, as (end, first, last), the earliest end first.
+        free: Runs of places that are free among the `top` first ones, as a heap of (first, last).
+        peak: The highest place that ever was taken.
+        ends: The end of its fixed window.
     """
 
     taken: deque[tuple[int, int, int]] = field(default_factory=deque)
@@ -53,12 +56,11 @@ class _Places:
 
     def clear(self, moment: int) -> None:
         """Free what does not count any more."""
-        taken, free = self.taken, self.free
-        while taken and taken[0][0] <= moment:
-            _, first, last = taken.popleft()
-            heappush(free, (first, last))
-        if not taken:
-            free.clear()
+        while self.taken and self.taken[0][0] <= moment:
+            _, first, last = self.taken.popleft()
+            heappush(self.free, (first, last))
+        if not self.taken:
+            self.free.clear()
             self.top = 0
 
     def take(self) -> int:
@@ -91,8 +93,7 @@ class RefusalCounter:
         if places is None:
             places = self._places[digest] = _Places()
         taken = places.taken
-        if taken and taken[0][0] <= moment:
-            places.clear(moment)
+        places.clear(moment)
         place = places.take()
         until = self._until(places, moment)
         if taken and taken[-1][0] == until and taken[-1][2] == place - 1:

@@ -1,9 +1,8 @@
-"""The result of a replay: one report in plain values, which is the JSON, and from which templates
-make text and pages.
-"""
+"""The report of a replay in plain values: the JSON, from which templates make text and pages."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,10 +20,9 @@ PERCENT = (99, 99.9, 99.99)
 
 
 def as_json(replayed: Replayed) -> dict[str, Any]:
-    """The whole report in plain values: times in ISO 8601 and UTC, shares from 0 to 1, periods in
-    seconds.
-    """
-    reading, planner = replayed.reading, replayed.planner
+    """Return the report: times in ISO 8601 and UTC, shares from 0 to 1, periods in seconds."""
+    reading = replayed.reading
+    planner = replayed.planner
     return {
         "logs": [{"name": name, "format": form} for name, form in replayed.formats.items()],
         "from": _iso(replayed.first),
@@ -51,7 +49,9 @@ def as_json(replayed: Replayed) -> dict[str, Any]:
 
 
 def _rule(tally: Tally) -> dict[str, Any]:
-    busiest, curve = tally.busiest, tally.curve()
+    busiest = None
+    if tally.lines:
+        busiest = {"from": _iso(tally.busiest.minute), "lines": tally.busiest.lines}
     return {
         "name": tally.rule.name,
         "reading": sentence_of(tally.rule.given or {}),
@@ -59,22 +59,22 @@ def _rule(tally: Tally) -> dict[str, Any]:
         "lines": tally.lines,
         "allowed": tally.lines - tally.refused,
         "refused": tally.refused,
-        "share": tally.refused / tally.lines if tally.lines else 0.0,
+        "share": tally.refused / max(tally.lines, 1),
         "held": tally.held,
         "identities": len(tally.identities),
         "refused_identities": tally.refused_identities,
         "refused_then": tally.refused_then,
         "refused_both": tally.refused_both,
-        "busiest_minute": {"from": _iso(busiest.minute), "lines": busiest.lines}
-        if busiest.lines
-        else None,
-        "most_refused": [one._asdict() for one in tally.most_refused(MAX_OFFENDERS)],
-        "curve": None if curve is None else _curve(curve),
+        "busiest_minute": busiest,
+        "most_refused": [asdict(one) for one in tally.most_refused(MAX_OFFENDERS)],
+        "curve": _curve(tally.curve()),
         "why_no_curve": tally.why_no_curve,
     }
 
 
-def _curve(curve: Curve) -> dict[str, Any]:
+def _curve(curve: Curve | None) -> dict[str, Any] | None:
+    if curve is None:
+        return None
     return {
         "period": curve.period_us / SECOND,
         "per": _per(curve),
@@ -104,7 +104,7 @@ def _iso(moment: int | None) -> str | None:
 
 
 def plots(replayed: Replayed) -> dict[str, Plot]:
-    """The refusal curves, by the names of the rules that have one."""
+    """Return the refusal curves, by the names of the rules that have one."""
     drawn = {}
     for name, tally in replayed.tallies.items():
         curve = tally.curve()
@@ -122,18 +122,14 @@ def plots(replayed: Replayed) -> dict[str, Plot]:
 
 
 def page(replayed: Replayed) -> str:
-    """The refusal curves of all rules that have one, as a page with tables of their numbers."""
-    drawn = plots(replayed)
-    curves = [
-        (drawn[rule["name"]], rule["curve"])
-        for rule in as_json(replayed)["rules"]
-        if rule["name"] in drawn
-    ]
+    """Return the refusal curves of all rules, as a page with tables of their numbers."""
+    numbers = {rule["name"]: rule["curve"] for rule in as_json(replayed)["rules"]}
+    curves = [(plot, numbers[name]) for name, plot in plots(replayed).items()]
     return render("ratelimit_replay/report.html", {"curves": curves, "style": read_style()})
 
 
 def as_text(replayed: Replayed) -> str:
-    """The report for a terminal."""
+    """Return the report for a terminal."""
     found = _printable(as_json(replayed))
     for rule in found["rules"]:
         rule["percent"] = f"{rule['share']:.2%}"
@@ -141,11 +137,11 @@ def as_text(replayed: Replayed) -> str:
 
 
 def _printable(value: Any) -> Any:
-    """The same without what a terminal would take for commands."""
+    """Return a value without control characters, which a terminal would interpret."""
     if isinstance(value, str):
-        return "".join(
-            letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in value
-        )
+        return "".join(letter if letter.isprintable() else "\ufffd" for letter in value)
     if isinstance(value, dict):
         return {_printable(key): _printable(item) for key, item in value.items()}
-    return list(map(_printable, value)) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    return value

@@ -29,11 +29,10 @@ class LoggedUser(NamedTuple):
 
 
 class LoggedRequest(HttpRequest):
-    """A request from its line. `address`: of the client, see `client_of`."""
+    """A request from its line and the address of the client, see `client_of`."""
 
-    def __init__(
-        self, line: LogLine, address: str
-    ) -> None:  # Django's own would compute unused values.
+    # Django's own method would compute unused values.
+    def __init__(self, line: LogLine, address: str) -> None:
         self.line = line
         self.method = line.method
         self.path = self.path_info = path_of(line.target)
@@ -46,16 +45,20 @@ class LoggedRequest(HttpRequest):
     def META(self) -> dict[str, Any]:  # type: ignore[override]
         """The values of a WSGI environment."""
         line = self.line
-        meta: dict[str, Any] = {
-            f"HTTP_{name.upper().replace('-', '_')}": value
-            for name, value in (line.headers or {}).items()
+        sent = {
+            "Host": line.host,
+            "Referer": line.referer,
+            "User-Agent": line.agent,
+            **(line.headers or {}),
         }
-        sent = {"HTTP_HOST": line.host, "HTTP_REFERER": line.referer, "HTTP_USER_AGENT": line.agent}
-        meta |= {name: value for name, value in sent.items() if value}
+        meta = {
+            f"HTTP_{name.upper().replace('-', '_')}": value for name, value in sent.items() if value
+        }
         # The address was determined already, by the trusted proxies of the replay.
         meta.pop("HTTP_X_FORWARDED_FOR", None)
         meta.pop("HTTP_FORWARDED", None)
-        meta["REQUEST_METHOD"], meta["PATH_INFO"] = line.method, self.path_info
+        meta["REQUEST_METHOD"] = line.method
+        meta["PATH_INFO"] = self.path_info
         meta["QUERY_STRING"] = line.target.partition("?")[2].partition("#")[0]
         meta["REMOTE_ADDR"] = self._address
         if isinstance(conf.IP_META_KEY, str):
@@ -68,7 +71,7 @@ class LoggedRequest(HttpRequest):
 
 
 def path_of(target: str) -> str:
-    """The path as Django has it.
+    """Return the path of a target, as Django decodes it.
 
     >>> path_of("/caf%C3%A9/%zz?q=1")
     '/café/%zz'
@@ -80,23 +83,28 @@ def path_of(target: str) -> str:
 
 
 def client_of(line: LogLine, trusted: Any) -> str:
-    """The address of the client: from the values that trusted proxies have written, as in
-    `RATELIMIT_TRUSTED_PROXIES`.
+    """Return the address of the client, by the values that trusted proxies have written.
 
     A name, which servers may log instead, gets an address of its own.
+
+    Args:
+        trusted: As in `RATELIMIT_TRUSTED_PROXIES`.
     """
     address = line.address
     if trusted is not None and line.forwarded:
         found = believed(address, line.forwarded, "X-Forwarded-For", trusted)
         if found.address is not None:
             return str(found.address)
-    return address if parse_address(address) is not None else address_for(address)
+    if parse_address(address) is None:
+        return address_for(address)
+    return address
 
 
 @lru_cache(maxsize=4096)
 def address_for(name: str) -> str:
-    """An address for a client that is logged by its name: in a private network (RFC 4193), each in
-    a /64.
+    """Return an address for a client that is logged by its name.
+
+    It is in a private network (RFC 4193), each in a /64.
 
     >>> (
     ...     address_for("a.example") == address_for("A.example"),
@@ -104,5 +112,5 @@ def address_for(name: str) -> str:
     ... )
     (True, False)
     """
-    drawn = hashlib.blake2b(name.lower().encode("utf-8", "surrogatepass"), digest_size=7).digest()
+    drawn = hashlib.blake2b(name.lower().encode(), digest_size=7).digest()
     return str(ipaddress.IPv6Address(b"\xfd" + drawn + bytes(8)))

@@ -1,12 +1,10 @@
-"""The counts of a replay for each rule, line by line, in memory that grows with identities and
-never with lines.
-"""
+"""The counts of a replay for each rule, in memory that does not grow with the lines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import chain, product
 
 from django.utils.translation import gettext as _
 
@@ -26,19 +24,20 @@ MAX_KEPT_LENGTH = 512
 """Characters that are kept of a user agent, and of a refused identity."""
 
 
-class Offender(NamedTuple):
-    """Whom a rule refused, how often, and by which user agents: the first, each with a count."""
+@dataclass(slots=True)
+class Offender:
+    """A refused client, and how often its first user agents were refused."""
 
     client: str
-    refused: int
-    agents: dict[str, int]
+    refused: int = 0
+    agents: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Busiest:
     """The minute of the clock with the most lines, in microseconds since 1970.
 
-    Lines come in their order.
+    Lines arrive in the order of their times.
     """
 
     minute: int = -1
@@ -49,20 +48,24 @@ class Busiest:
     def add(self, moment: int) -> None:
         minute = moment - moment % MINUTE
         if minute != self._current:
-            self._current, self._count = minute, 0
+            self._current = minute
+            self._count = 0
         self._count += 1
         if self._count > self.lines:
-            self.minute, self.lines = minute, self._count
+            self.minute = minute
+            self.lines = self._count
 
 
 @dataclass(slots=True)
 class Tally:
     """The results of the lines that a rule matched.
 
-    - `refused`, `held`: by its own verdict; `refused_then`: lines whose status was 429, and
-      `refused_both`: of the refused;
-    - `identities`: their digests; `key_parts`: those of its limits; `banned`, `ban_parts`: the same
-      of bans.
+    Attributes:
+        refused: Lines that it refused by its own verdict; `held` are those that it delayed.
+        refused_then: Lines whose status was 429.
+        refused_both: Lines that it refused, and whose status was 429.
+        identities: The digests of identities; `key_parts` are those of its limits.
+        banned: The digests of identities that may be banned; `ban_parts` are those of its bans.
     """
 
     rule: Rule
@@ -89,15 +92,9 @@ class Tally:
         self.lines += 1
         self.busiest.add(moment)
         was_refused = line.status == TOO_MANY
-        if was_refused:
-            self.refused_then += 1
-        refused = False
-        for state in states:
-            if not state.allowed:
-                refused = True
-            elif state.wait:
-                self.held += 1
-        if refused:
+        self.refused_then += was_refused
+        self.held += sum(state.allowed and bool(state.wait) for state in states)
+        if not all(state.allowed for state in states):
             self.refused += 1
             self.refused_both += was_refused
             self._refuse(digest, charged.client, line.agent)
@@ -108,47 +105,54 @@ class Tally:
             )
 
     def _refuse(self, digest: bytes, client: str, agent: str | None) -> None:
-        known = self._offenders.get(digest)
-        agents = {} if known is None else known.agents
-        agent = None if agent is None else excerpt(agent, MAX_KEPT_LENGTH)
-        if agent is not None and (agent in agents or len(agents) < MAX_AGENTS):
-            agents[agent] = agents.get(agent, 0) + 1
-        self._offenders[digest] = Offender(
-            excerpt(client, MAX_KEPT_LENGTH), 1 if known is None else known.refused + 1, agents
-        )
+        if digest not in self._offenders:
+            self._offenders[digest] = Offender(excerpt(client, MAX_KEPT_LENGTH))
+        offender = self._offenders[digest]
+        offender.refused += 1
+        if agent is not None:
+            agent = excerpt(agent, MAX_KEPT_LENGTH)
+            if agent in offender.agents or len(offender.agents) < MAX_AGENTS:
+                offender.agents[agent] = offender.agents.get(agent, 0) + 1
 
     def expect(self, charged: LineCharge, *, draws: bool) -> None:
-        """Note which limits the rule has, with the first line that meets it.
+        """Note the keys that a line may write, and the limits of the rule with the first line.
 
-        `draws`: count its refusal curve, too.
+        Args:
+            draws: Whether to count the refusal curve.
         """
-        limits = [charge.limit for charge in charged.charges]
-        self.key_parts = {limit.key_part for limit in limits}
-        self.ban_parts = {limit.ban.key_part for limit in limits if limit.ban is not None}
-        self.cost = charged.charges[0].cost
-        if draws:
-            self.why_no_curve = why_no_curve(limits, self.cost)
-            self._counter = None if self.why_no_curve else RefusalCounter(limits[0])
+        first = charged.charges[0]
+        if not self.key_parts:
+            limits = [charge.limit for charge in charged.charges]
+            self.key_parts = {limit.key_part for limit in limits}
+            self.ban_parts = {limit.ban.key_part for limit in limits if limit.ban is not None}
+            self.cost = first.cost
+            if draws:
+                self.why_no_curve = why_no_curve(limits, self.cost)
+                if not self.why_no_curve:
+                    self._counter = RefusalCounter(limits[0])
+        self.identities.add(first.digest)
+        if self.ban_parts:
+            self.banned.add(first.ban_digest)
 
     @property
     def refused_identities(self) -> int:
-        """How many were refused at least once."""
+        """The number of identities that were refused at least once."""
         return len(self._offenders)
 
     def most_refused(self, most: int) -> list[Offender]:
-        """The identities with most refusals, in alphabetical order for ties."""
+        """Return the identities with most refusals, in alphabetical order for ties."""
         return sorted(self._offenders.values(), key=lambda one: (-one.refused, one.client))[:most]
 
     def curve(self) -> Curve | None:
-        """The refusal curve, if one was counted."""
-        return None if self._counter is None else self._counter.curve(self.cost)
+        """Return the refusal curve, if one was counted."""
+        if self._counter is None:
+            return None
+        return self._counter.curve(self.cost)
 
     def keys(self, prefix: bytes) -> Iterator[bytes]:
-        """All keys that may be there."""
-        for digests, key_parts in (
-            (self.identities, self.key_parts),
-            (self.banned, self.ban_parts),
-        ):
-            for digest in digests:
-                for key_part in key_parts:
-                    yield b"%b{%b}:%b" % (prefix, digest, key_part)
+        """Return all keys that lines may have written."""
+        pairs = chain(
+            product(self.identities, self.key_parts), product(self.banned, self.ban_parts)
+        )
+        for digest, key_part in pairs:
+            yield b"%b{%b}:%b" % (prefix, digest, key_part)

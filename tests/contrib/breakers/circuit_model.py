@@ -74,9 +74,9 @@ class CircuitModel:
         wait = {
             "open": self.ends - now,
             "ramp": self.ends - now,
-            "half": min(self.probes.values(), default=now) - now,
+            "half-open": min(self.probes.values(), default=now) - now,
         }
-        shares = {"closed": 100, "open": 0, "half": 0, "ramp": SHARES[self.step - 1]}
+        shares = {"closed": 100, "open": 0, "half-open": 0, "ramp": SHARES[self.step - 1]}
         return Answer(
             self.state,
             self.era,
@@ -136,9 +136,9 @@ class CircuitModel:
 
     def _grant(self, now: int, by: Thresholds, probe: str) -> bool:
         if self.state == "open" and now >= self.ends:
-            self.state, self.since, self.ends, self.successes = "half", now, 0, 0
+            self.state, self.since, self.ends, self.successes = "half-open", now, 0, 0
             self._event("half_open", 0, 0, 0)
-        if self.state != "half":
+        if self.state != "half-open":
             return False
         self.probes = {name: ends for name, ends in self.probes.items() if ends > now}
         if len(self.probes) + self.successes >= by.probes:
@@ -149,7 +149,7 @@ class CircuitModel:
     def _judge_probe(
         self, now: int, by: Thresholds, chance: int, result: Result, era: int | None
     ) -> None:
-        if self.state != "half" or era not in (None, self.era):
+        if self.state != "half-open" or era not in (None, self.era):
             return
         if result == "failed":
             self._open(now, by, chance, "probe", self.successes + 1, 1, 0)

@@ -61,7 +61,7 @@ class Script:
             by.minimum,
             by.failures or 0,
             by.failure_ppm or 0,
-            (by.slow_ppm or 0) if by.slow_us else 0,
+            by.slow_ppm or 0,
             chance,
         ]
         reply = self._server.eval(
@@ -218,7 +218,7 @@ def test_half_open_has_so_many_slots_and_never_sticks(script: Script) -> None:
         False
     ] * 5
     waiting = script.call(now + 1, by, "ask", probe="b")
-    assert (waiting.state, waiting.wait) == ("half", by.probe_us - 1)
+    assert (waiting.state, waiting.wait) == ("half-open", by.probe_us - 1)
     now += by.probe_us
     assert [script.call(now, by, "ask", probe=f"c{n}").granted for n in range(4)] == [True] * 3 + [
         False
@@ -241,7 +241,7 @@ def test_a_probe_that_hangs_keeps_its_place(script: Script) -> None:
         now += by.probe_us - 1
         script.call(now, by, "tell", probe="a")
         assert not script.call(now, by, "ask", probe="b").granted
-    assert script.call(now, by, "done", probe="a", result="ok", era=1).state == "half"
+    assert script.call(now, by, "done", probe="a", result="ok", era=1).state == "half-open"
     script.call(now, by, "tell", probe="a")
     assert script.call(now, by, "ask", probe="b").granted
     assert not script.call(now, by, "ask", probe="c").granted
@@ -387,11 +387,14 @@ def test_without_redis_one_call_at_a_time_tries() -> None:
     assert not circuit.call(13 * SECOND, by, "ask", probe="early").granted
     now = 12 * SECOND + by.open_us
     asked = [circuit.call(now, by, "ask", probe=name) for name in ("first", "second")]
-    assert [(answer.state, answer.granted) for answer in asked] == [("half", True), ("half", False)]
+    assert [(answer.state, answer.granted) for answer in asked] == [
+        ("half-open", True),
+        ("half-open", False),
+    ]
     assert circuit.call(now, by, "done", probe="first", result="failed", era=1).state == "open"
     now += by.open_us
     assert circuit.call(now, by, "ask", probe="third").granted
-    assert circuit.call(now, by, "done", probe="first", result="ok", era=1).state == "half"
+    assert circuit.call(now, by, "done", probe="first", result="ok", era=1).state == "half-open"
     closed = circuit.call(now, by, "done", probe="third", result="ok", era=2)
     assert (closed.state, closed.failures, [event.name for event in closed.events]) == (
         "closed",

@@ -461,6 +461,7 @@ def test_logs_are_merged_by_time(tmp_path: Path, prefix: str) -> None:
     text = command(*files, "--rate", "2/m", "--redis", url(), "--suggest")
     assert "4 lines met rules: 2 allowed, 2 refused" in text
     assert "line 4: 'broken'" in text
+    assert "2  192.0.2.1\n" in text
     assert "2 × early" in text
 
 

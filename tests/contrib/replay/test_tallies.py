@@ -260,6 +260,13 @@ ANY_TEXT = st.one_of(
 )  # As bytes are read.
 
 
+def test_a_time_without_a_known_zone_is_read_as_utc() -> None:
+    """-0000 is UTC, as is no zone."""
+    expected = (804571201 * SECOND, True)
+    for text in ("01/Jul/1995:04:00:01 -0000", "1995-07-01T04:00:01", "1995-07-01 04:00:01Z"):
+        assert moment_of(text) == expected
+
+
 @given(ANY_TEXT)
 def test_no_line_makes_a_reader_raise(text: str) -> None:
     """Whatever it holds, it is a line or it is broken; and a line that is read can be asked
@@ -459,9 +466,7 @@ def test_long_lines_are_held_by_their_length(
 
 
 def test_nothing_long_is_kept_for_later() -> None:
-    """Times and addresses that are none are broken lines; paths and agents are read, but not
-    remembered.
-    """
+    """Invalid times and addresses are broken lines; paths and agents are read, but not kept."""
     planner = LinePlanner(
         Ruleset([compile_rule({"name": "r", "path": "/", "key": "ip", "rate": "5/m"})]),
         frozenset(),
@@ -699,69 +704,6 @@ def test_what_a_log_cannot_know_is_not_looked_at(
     assert bool(found) == bool(reason)
     if "header" in reason:
         assert not why_unseen(rule, frozenset({"headers"}))
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "ip",
-        "user",
-        "user_or_ip",
-        "header:User-Agent",
-        ["ip", "header:referer"],
-        "exact:header:HOST",
-        "path",
-        "get:q",
-    ],
-)
-@pytest.mark.parametrize("has_headers", [False, True])
-@given(
-    choices=st.lists(
-        st.lists(st.sampled_from(["", "a", "b", "ü"]), min_size=7, max_size=7),
-        min_size=2,
-        max_size=12,
-    )
-)
-def test_what_is_remembered_is_what_would_be_found_again(
-    key: Any, has_headers: bool, choices: list[list[str]]
-) -> None:
-    """Lines that differ in any one thing are charged as if no line had come before."""
-    ruleset = Ruleset(
-        [
-            compile_rule({"name": "r", "path": "/", "key": key, "rate": "5/m"}),
-            compile_rule(
-                {
-                    "name": "s",
-                    "path": "/a",
-                    "key": key,
-                    "rate": "5/m",
-                    "audience": "anonymous",
-                    "method": "POST",
-                }
-            ),
-        ]
-    )
-    knows = frozenset(
-        {"agent", "referer", "host", "forwarded", *(["headers"] if has_headers else [])}
-    )
-    planner = LinePlanner(ruleset, knows, 1)
-    for address, forwarded, user, agent, referer, host, target in choices:
-        asked = LogLine(
-            SECOND,
-            True,
-            f"192.0.2.{len(address)}",
-            "POST" if host else "GET",
-            f"/{target}?q={agent}",
-            200,
-            user,
-            host,
-            referer,
-            agent,
-            forwarded and f"198.51.100.{ord(forwarded) % 9}",
-            {"User-Agent": agent, "Referer": referer} if has_headers else None,
-        )
-        alone = LinePlanner(ruleset, knows, 1)
-        assert planner.plan(asked) == alone.plan(asked)
 
 
 def slow_curve(moments: list[int], limit: int, period: int) -> int:

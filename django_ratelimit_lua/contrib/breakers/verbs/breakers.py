@@ -1,4 +1,4 @@
-"""`breakers`: how the breakers are, and forcing one until a time."""
+"""`breakers`: list the breakers, and force one until a time."""
 
 from __future__ import annotations
 
@@ -8,34 +8,31 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.utils import timezone
 
-from ....management.arguments import add_length, format_moment, seconds_of
+from ....management.arguments import add_length, seconds_of
 from ....management.verbs import Argument, Printer, argument, verb
 from ..operations import BreakerState, breaker, breakers, force, meant_by
 
 
 @verb("breakers list", "the circuit breakers, their states and numbers")
 def list_breakers(command: Printer, options: dict[str, Any]) -> None:
-    for each in breakers():
-        command.say(line(each))
+    """Print the breakers."""
+    for state in breakers():
+        command.say(_line(state))
 
 
 def _declare_force(action: str, forced: str, text: str, *arguments: Argument) -> None:
     name = argument("name", help="of the breaker")
+    why = argument("--why", default="", help="kept in the history")
 
-    @verb(
-        f"breakers {action}",
-        text,
-        name,
-        *arguments,
-        argument("--why", default="", help="kept in the history"),
-    )
+    @verb(f"breakers {action}", text, name, *arguments, why)
     def run(command: Printer, options: dict[str, Any]) -> None:
         name = options["name"]
-        if breaker(name) is None:
-            meant = meant_by(name)
-            raise CommandError(
-                f"no breaker {name!r} is known" + (f"; do you mean {meant!r}?" if meant else "")
-            )
+        names = [state.name for state in breakers()]
+        if name not in names:
+            problem = f"no breaker {name!r} is known"
+            if meant := meant_by(name, names):
+                problem += f"; do you mean {meant!r}?"
+            raise CommandError(problem)
         until = None
         if forced and not options["for_good"]:
             seconds = seconds_of("--for", options["period"], "; or --for-good")
@@ -43,7 +40,7 @@ def _declare_force(action: str, forced: str, text: str, *arguments: Argument) ->
         force(name, forced, until=until, why=options["why"])
         state = breaker(name)
         assert state is not None
-        command.say(line(state))
+        command.say(_line(state))
         command.warn_if_unpublished()
 
 
@@ -53,19 +50,12 @@ _declare_force("close", "closed", "ask it whatever happens", _LENGTH)
 _declare_force("auto", "", "go by its own state again")
 
 
-def line(state: BreakerState) -> str:
-    """A breaker in one line."""
-    words = [f"{state.name}: {state.state or 'not known, as Redis does not answer'}"]
-    if state.state == "ramp":
-        words.append(f"{state.share} % are let through")
-    if state.seconds:
-        words.append(f"changes in {state.seconds:.0f} s")
+def _line(state: BreakerState) -> str:
+    words = [f"{state.name}: {state.words}"]
     if state.state is not None:
         words.append(f"{state.calls} calls, {state.failures} failures, {state.slow} slow")
-    row = state.row
-    if row is not None and state.forced:
-        until = (
-            "until it is taken back" if row.until is None else f"until {format_moment(row.until)}"
-        )
-        words.append(f"forced: {row.forced} {until}" + (f" ({row.why})" if row.why else ""))
+    if state.forced:
+        words.append(state.forced_words)
+        if state.row is not None and state.row.why:
+            words[-1] += f" ({state.row.why})"
     return "; ".join(words)

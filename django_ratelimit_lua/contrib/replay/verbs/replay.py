@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ REFRESH_SECONDS = 0.2
     argument("--json", action="store_true", help="the report as JSON"),
 )
 def replay(command: Printer, options: dict[str, Any]) -> None:
+    """Replay access logs, and print the report."""
     require_urlconf()
     plot = options["plot"]
     if plot is not None and Path(plot).suffix not in (".svg", ".html"):
@@ -113,7 +115,7 @@ def replay(command: Printer, options: dict[str, Any]) -> None:
 
 
 def _draw(file: str, replayed: Replayed) -> None:
-    """Write the curves: a page of all, or an SVG of the one there is. Raises `CommandError`."""
+    """Write the curves: a page of all, or an SVG if there is one."""
     drawn = list(plots(replayed).values())
     if file.endswith(".html"):
         text = page(replayed)
@@ -131,44 +133,47 @@ def _draw(file: str, replayed: Replayed) -> None:
 
 
 def _ruleset(options: dict[str, Any]) -> Ruleset:
-    """The rules to decide by. Raises `CommandError`, `RuleError`."""
-    rates, file = options["rate"], options["rules"]
+    """Return the rules to decide by."""
+    rates = options["rate"]
+    file = options["rules"]
     if rates and file:
         raise CommandError("--rate and --rules: name either, not both")
-    if not rates:
-        for option in ("key", "algorithm", "burst"):
-            if options[option] is not None:
-                raise CommandError(f"--{option} says more of --rate, which is missing: --rate 60/m")
-        if file is None:
-            return provider.reload()
-        try:
-            text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise CommandError(f"--rules: {error}") from error
-        return Ruleset(
-            compile_rules(declared_rules(text, "standard input" if file == "-" else file))
-        )
-    given = {"name": "rate", "path": "/", "key": (options["key"] or "ip").split("+"), "rate": rates}
-    given |= {
-        option: options[option] for option in ("algorithm", "burst") if options[option] is not None
-    }
-    return Ruleset([compile_rule(given, plain=True, where="--rate")])
+    given = {name: options[name] for name in ("key", "algorithm", "burst")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if rates:
+        given["key"] = given.get("key", "ip").split("+")
+        rule = {"name": "rate", "path": "/", "rate": rates, **given}
+        return Ruleset([compile_rule(rule, plain=True, where="--rate")])
+    for name in given:
+        raise CommandError(f"--{name} says more of --rate, which is missing: --rate 60/m")
+    if file is None:
+        return provider.reload()
+    where = file
+    try:
+        if file == "-":
+            where = "standard input"
+            text = sys.stdin.read()
+        else:
+            text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"--rules: {error}") from error
+    return Ruleset(compile_rules(declared_rules(text, where)))
 
 
 def _trusted(given: str | None) -> Any:
-    """As `RATELIMIT_TRUSTED_PROXIES` is read. Raises `CommandError`."""
+    """Return the trusted proxies, as `RATELIMIT_TRUSTED_PROXIES` has them."""
     if given is None:
         return conf.TRUSTED_PROXIES
     try:
-        return proxies(
-            int(given) if given.isdecimal() else [part.strip() for part in given.split(",")]
-        )
+        if given.isdecimal():
+            return proxies(int(given))
+        return proxies([part.strip() for part in given.split(",")])
     except ValueError as error:
         raise CommandError(f"--trusted-proxies {given!r}: {error}") from error
 
 
 def _store(url: str | None, stack: ExitStack) -> Store:
-    """The server for the decisions: the given one, or a new one. Raises `CommandError`."""
+    """Return the server for the decisions: the given one, or a new one."""
     if url is None:
         try:
             url = stack.enter_context(Server()).url
@@ -188,13 +193,11 @@ def _store(url: str | None, stack: ExitStack) -> Store:
 
 
 def _progress(stack: ExitStack) -> Callable[[Progress], bool | None]:
-    """The progress: a bar on a terminal, if tqdm is installed."""
-    if not sys.stderr.isatty():
+    """Return the progress: a bar on a terminal, if tqdm is installed."""
+    if not sys.stderr.isatty() or find_spec("tqdm") is None:
         return lambda progress: None
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return lambda progress: None
+    from tqdm import tqdm
+
     bar = stack.enter_context(
         tqdm(unit="B", unit_scale=True, leave=False, mininterval=REFRESH_SECONDS)
     )
