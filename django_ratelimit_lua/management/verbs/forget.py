@@ -28,7 +28,7 @@ NOT_ERASED = (
     add_subject,
     argument("--overrides", action="store_true", help="delete its overrides without asking"),
 )
-def forget_identity(command: Printer, options: dict[str, Any]) -> None:
+def _forget_identity(command: Printer, options: dict[str, Any]) -> None:
     subjects = subjects_of(options)
     if not subjects:
         raise CommandError(
