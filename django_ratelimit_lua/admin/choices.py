@@ -1,6 +1,4 @@
-"""The choices of the rule form: keys in words, names from the code, and the options of each
-algorithm.
-"""
+"""The choices of the rule form: keys, names from the code, and the options of each algorithm."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ def key_choices() -> list[tuple[str, str]]:
 
 
 def choices() -> dict[str, Any]:
-    """For the template of the form."""
+    """Return the choices for the template of the form."""
     look_for_call_sites()
     takes = {name: sorted(algorithm.options) for name, algorithm in algorithms.ALGORITHMS.items()}
     return {

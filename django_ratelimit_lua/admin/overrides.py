@@ -1,13 +1,10 @@
-"""The admin of overrides, and the inspector: the limits that apply to a client at the moment, with
-buttons.
-"""
+"""The admin of overrides, with the inspector."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin import site as default_site
 from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
 from django.contrib.auth import get_user_model
 from django.db import router, transaction
@@ -33,6 +30,8 @@ REPEATED = "_ratelimit_repeated"
 
 
 class ActiveFilter(admin.SimpleListFilter):
+    """Overrides in force, or the others."""
+
     title = gettext_lazy("active")
     parameter_name = "active"
 
@@ -47,11 +46,8 @@ class ActiveFilter(admin.SimpleListFilter):
 @admin.action(description=gettext_lazy("End now"), permissions=["block"])
 def end_now(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitOverride]) -> None:
     """End overrides: one change, and a line for each in Django's log."""
-    ending = list(
-        RateLimitOverride.objects.filter(pk__in=queryset.values("pk"))
-        .lasting()
-        .select_related("user")
-    )
+    overrides = RateLimitOverride.objects.filter(pk__in=queryset.values("pk"))
+    ending = list(overrides.lasting().select_related("user"))
     with transaction.atomic(router.db_for_write(RateLimitOverride)):
         RateLimitOverride.objects.filter(pk__in=[override.pk for override in ending]).update(
             ends=timezone.now()
@@ -65,6 +61,8 @@ def end_now(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitO
 
 
 class OverrideAdmin(Inspector, ActingAdmin):
+    """Overrides of one client or network each."""
+
     form = OverrideForm
     list_display = ("client", "effect_summary", "of_rule", "lasts", "why")
     list_filter = (ActiveFilter, "effect", ("rule", admin.RelatedOnlyFieldListFilter))
@@ -105,17 +103,10 @@ class OverrideAdmin(Inspector, ActingAdmin):
         return [path("inspect/", view, name="django_ratelimit_lua_inspect"), *super().get_urls()]
 
     def get_autocomplete_fields(self, request: HttpRequest) -> Any:
-        model = get_user_model()
-        users = (
-            self.admin_site._registry.get(model)
-            if self.admin_site
-            else default_site._registry.get(model)
-        )
-        return (
-            ("rule", "user")
-            if users is not None and users.get_search_fields(request)
-            else ("rule",)
-        )
+        users = self.admin_site._registry.get(get_user_model())
+        if users is None or not users.get_search_fields(request):
+            return ("rule",)
+        return ("rule", "user")
 
     def get_form(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         form = super().get_form(request, *args, **kwargs)
@@ -127,33 +118,38 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     @admin.display(description=gettext_lazy("effect"))
     def effect_summary(self, override: RateLimitOverride) -> str:
-        if override.effect == override.Effects.LIMIT and override.rate:
-            words = rate_words(override.rate)
-            return (
-                _("%(rate)s (skipped: does not fit the rule)") % {"rate": words}
-                if override.misfits()
-                else words
-            )
-        return str(override.get_effect_display())
+        if override.effect != override.Effects.LIMIT or not override.rate:
+            return str(override.get_effect_display())
+        words = rate_words(override.rate)
+        if override.misfits():
+            return _("%(rate)s (skipped: does not fit the rule)") % {"rate": words}
+        return words
 
     @admin.display(description=gettext_lazy("rule"), ordering="rule__name")
     def of_rule(self, override: RateLimitOverride) -> str:
-        """The rule it is about."""
-        return _("all rules") if override.rule is None else override.rule.name
+        if override.rule is None:
+            return _("all rules")
+        return override.rule.name
 
     @admin.display(description=gettext_lazy("active"), ordering="ends")
     def lasts(self, override: RateLimitOverride) -> SafeString:
         """Whether it is in force, from when and until when."""
-        moment, now = override.ends, timezone.now()
+        now = timezone.now()
+        moment = override.ends
         if moment is not None and moment <= now:
             words = _("ended {moment}")
         elif override.starts is not None and override.starts > now:
-            moment, words = override.starts, _("from {moment}")
+            moment = override.starts
+            words = _("from {moment}")
+        elif moment is None:
+            words = _("for good")
         else:
-            words = _("for good") if moment is None else _("until {moment}")
+            words = _("until {moment}")
+        state = "off"
         is_limit = override.effect == override.Effects.LIMIT
-        state = "on" if override.is_active() and not (is_limit and override.misfits()) else "off"
-        text = format_html(words, moment="" if moment is None else moment_element(moment))
+        if override.is_active() and not (is_limit and override.misfits()):
+            state = "on"
+        text = format_html(words, moment=moment and moment_element(moment))
         return format_html('<span class="ratelimit-state {}">{}</span>', state, text)
 
     @admin.display(description=gettext_lazy("reason"), ordering="reason")
@@ -165,7 +161,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     @admin.display(description=gettext_lazy("created at"))
     def created(self, override: RateLimitOverride) -> Any:
-        return moment_element(override.created_at) if override.created_at else "—"
+        return (override.created_at and moment_element(override.created_at)) or "—"
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return super().has_view_permission(request, obj) or self.has_block_permission(request)
@@ -182,40 +178,32 @@ class OverrideAdmin(Inspector, ActingAdmin):
         obj.created_by = str(request.user)
         values = {field.attname: getattr(obj, field.attname) for field in obj._meta.concrete_fields}
         del values["id"]
-        rows = [
-            obj,
-            *(RateLimitOverride(**{**values, "network": network}) for network in form.networks[1:]),
-        ]
-        there = add(rows)
-        added = [row for row, other in zip(rows, there, strict=True) if row is other]
-        if len(added) < len(rows):
-            listed = ", ".join(
-                str(other) for row, other in zip(rows, there, strict=True) if row is not other
-            )
+        rows = [obj]
+        rows += [RateLimitOverride(**values | {"network": other}) for other in form.networks[1:]]
+        saved = add(rows)
+        added = [row for row in rows if row in saved]
+        repeated = [str(other) for other in saved if other not in rows]
+        if repeated:
             text = _("The same is there already, so it was not added again: %(overrides)s.")
-            messages.warning(request, text % {"overrides": listed[:1000]})
+            messages.warning(request, text % {"overrides": ", ".join(repeated)[:1000]})
         if len(rows) > 1:
-            number = len(added)
-            messages.info(
-                request,
-                _("%(number)d overrides were added, one for each network.") % {"number": number},
-            )
-        beside = [row for row in added if row is not obj]
-        LogEntry.objects.log_actions(request.user.pk, beside, ADDITION, _("Added with others."))  # type: ignore[arg-type]
-        if there[0] is not obj:
-            obj.pk, vars(obj)[REPEATED] = there[0].pk, True
+            text = _("%(number)d overrides were added, one for each network.")
+            messages.info(request, text % {"number": len(added)})
+        others = [row for row in added if row is not obj]
+        LogEntry.objects.log_actions(request.user.pk, others, ADDITION, _("Added with others."))  # type: ignore[arg-type]
+        if saved[0] is not obj:
+            obj.pk = saved[0].pk
+            vars(obj)[REPEATED] = True
 
     def log_addition(self, request: HttpRequest, obj: RateLimitOverride, message: Any) -> Any:
-        return None if _is_repeated(obj) else super().log_addition(request, obj, message)
+        if REPEATED not in vars(obj):
+            return super().log_addition(request, obj, message)
+        return None
 
     def response_add(
         self, request: HttpRequest, obj: RateLimitOverride, *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """No message that it was added, if it was not."""
-        if _is_repeated(obj):
+        """Report an addition only if there was one."""
+        if REPEATED in vars(obj):
             return self.response_post_save_add(request, obj)
         return super().response_add(request, obj, *args, **kwargs)
-
-
-def _is_repeated(override: RateLimitOverride) -> bool:
-    return REPEATED in vars(override)
