@@ -35,13 +35,13 @@ from .times import moment_of
 
 SHOWN = 100
 """Bans on the page: those that began last."""
-LENGTHS = {
-    "": gettext_lazy("as long as the next ban"),
-    "10m": gettext_lazy("for 10 minutes"),
-    "1h": gettext_lazy("for 1 hour"),
-    "1d": gettext_lazy("for 1 day"),
-    "7d": gettext_lazy("for 1 week"),
-}
+LENGTHS = [
+    ("", gettext_lazy("as long as the next ban")),
+    ("10m", gettext_lazy("for 10 minutes")),
+    ("1h", gettext_lazy("for 1 hour")),
+    ("1d", gettext_lazy("for 1 day")),
+    ("7d", gettext_lazy("for 1 week")),
+]
 LIFTED = {
     "lift": gettext_lazy("The ban of %(client)s by %(limit)s is lifted."),
     "forget": gettext_lazy(
@@ -72,8 +72,8 @@ class BanForm(forms.Form):
         max_length=500,
         help_text=gettext_lazy("Where the limit counts by a form field, a header or the like."),
     )
-    length = forms.ChoiceField(
-        label=gettext_lazy("How long"), required=False, choices=list(LENGTHS.items())
+    length = forms.TypedChoiceField(
+        label=gettext_lazy("How long"), required=False, choices=LENGTHS, empty_value=None
     )
     why = forms.CharField(label=gettext_lazy("Reason"), max_length=200)
 
@@ -93,15 +93,11 @@ class BanPage(ActionPage):
 
     def view(self, request: HttpRequest, **context: Any) -> HttpResponse:
         """The banned clients."""
-        form = context.setdefault("form", BanForm())
+        context = {"form": BanForm(), "chosen": request.GET.get("rule", ""), **context}
         try:
             context |= self._found(request)
         except StoreError as error:
             context["error"] = error
-        context |= {
-            "form": form.limits and form,
-            "chosen": request.GET.get("rule", ""),
-        }
         return page_response(self, request, "bans.html", context)
 
     def _found(self, request: HttpRequest) -> dict[str, Any]:
@@ -182,17 +178,9 @@ class BanPage(ActionPage):
     def _add(self, request: HttpRequest, form: BanForm) -> dict[str, Any]:
         if not form.is_valid():
             return {"form": form}
-        given = form.cleaned_data
+        limit = form.limits[form.cleaned_data.pop("limit")]
         try:
-            made = ban_client(
-                form.limits[given["limit"]],
-                given["address"],
-                given["user"],
-                given["value"],
-                length=given["length"] or None,
-                why=given["why"],
-                spared=own_digests(request),
-            )
+            made = ban_client(limit, **form.cleaned_data, spared=own_digests(request))
         except ValidationError as error:
             form.add_error(None, error)
         except LimitError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 from django import forms
 from django.apps import apps
-from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
+from django.core.exceptions import ValidationError
 from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
@@ -160,9 +160,7 @@ class RuleForm(AskingForm):
                 text = (value and added.describe(value)) or value or "—"
                 setattr(self.instance, word, text)
         self.initial.update(self.filled)
-        self.instance.to_check = "all"
-        if self.has_tiers:
-            self.instance.to_check = "without tiers"
+        self.instance.to_check = "without tiers" if self.has_tiers else "all"
         if self.is_editable:
             self._set_choices()
 
@@ -376,12 +374,9 @@ class OverrideForm(AskingForm):
         return given
 
     def _update_errors(self, errors: ValidationError) -> None:
-        by_field = errors.update_error_dict({})
-        if self.errors.keys() & {"user", "network", "field", "client_digest"}:
-            by_field.pop(NON_FIELD_ERRORS, None)  # That there is no subject: the input was invalid.
-        super()._update_errors(
-            ValidationError({name: found[:1] for name, found in by_field.items()})
-        )
+        # Without a valid subject, the model would report that there is none.
+        if not self.errors.keys() & {"user", "network", "field", "client_digest"}:
+            super()._update_errors(errors)
 
     def clean_network(self) -> str:
         """The first network; all are in `networks`.
@@ -451,8 +446,10 @@ def own_digests(request: Any) -> set[str]:
 UNITS = {"s": _("second"), "m": _("minute"), "h": _("hour"), "d": _("day")}
 
 
-class PreviewForm(forms.Form):
-    """The requests of a preview."""
+class PreviewForm(RuleForm):
+    """A rule that is not saved, and the requests of its preview."""
+
+    is_asking = False
 
     preview_burst = forms.IntegerField(
         label=_("Requests at once"), min_value=0, max_value=100_000, required=False

@@ -52,9 +52,8 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
     if change.kind == RateLimitChange.Kind.IDENTITY:
         return _action_words(change.action, after, may_see_who=may_see_who)
     model = model_of(change.kind)
-    columns: dict[str, Any] = {}
-    if model is not None:  # The model of an annex may be gone.
-        columns = {column.name: column for column in model._meta.concrete_fields}
+    fields = () if model is None else model._meta.concrete_fields  # An annex may be gone.
+    columns = {column.name: column for column in fields}
     labels = {
         "client": _("who"),
         **{name: column.verbose_name for name, column in columns.items()},
@@ -89,9 +88,7 @@ def _action_words(action: str, after: Mapping[str, Any], *, may_see_who: bool) -
     if action == RateLimitChange.Action.ENDED and not slot:
         return [gettext("Counts are reset."), *reason]
     digests = after.get("digests") or ["—"]
-    names: Mapping[str, Any] = {}
-    if may_see_who:
-        names = _mapping(after.get("who"))
+    names = _mapping(after.get("who") if may_see_who else {})
     named = [
         client_words(identity_words(names.get(digest, ())), digest)
         for digest in digests[:MAX_NAMED]

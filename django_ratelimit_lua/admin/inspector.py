@@ -11,7 +11,6 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -41,22 +40,6 @@ HOUR = "3600"
 FOR_GOOD = ""
 _IS_DIGEST = re.compile("[0-9a-f]{32}").fullmatch
 HOW_LONG = DURATIONS | {FOR_GOOD: gettext_lazy("for good")}
-CONFIRMATIONS = {
-    "block": (
-        gettext_lazy("Block %(client)s %(duration)s?"),
-        gettext_lazy(
-            "Until the block ends, every request of theirs is refused, whatever it asks for: "
-            "%(client)s."
-        ),
-        gettext_lazy("Block %(client)s"),
-    ),
-    "exempt": (
-        gettext_lazy("Exempt %(client)s %(duration)s?"),
-        gettext_lazy("No limit applies to them until the exemption ends: %(client)s."),
-        gettext_lazy("Exempt %(client)s"),
-    ),
-}
-"""By action: the question, the consequence, and the button."""
 DONE = {
     "block": gettext_lazy("%(client)s is blocked %(duration)s."),
     "exempt": gettext_lazy("%(client)s is exempt %(duration)s."),
@@ -180,7 +163,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             self._reset(request, found, target)
         elif action == "end":
             self._end(request, form, found, target)
-        elif action in CONFIRMATIONS:
+        elif action in DONE:
             try:
                 return self._override(request, form, found, action, target)
             except ValidationError as error:
@@ -208,9 +191,8 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             )
         if action == "block" and _is_oneself(request, subject):
             raise ValidationError(_("This includes yourself: you would lock yourself out."))
-        label = ""
-        if subject.field or subject.digest:
-            label = request.POST.get("label", "").strip()
+        is_unnamed = subject.field or subject.digest
+        label = request.POST.get("label", "").strip() if is_unnamed else ""
         seconds = int(duration or 0) or None
         reason = _("from the inspector")
         override = subject.override(action, seconds, rule=rule, reason=reason, label=label)
@@ -219,14 +201,12 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         if request.POST.get("confirm") != "yes" and (
             action == "block" or duration == FOR_GOOD or warnings
         ):
-            title, consequence, button = (text % words for text in CONFIRMATIONS[action])
             return {
-                "action": request.POST["action"],
+                "button": request.POST["action"],
+                "is_block": action == "block",
                 "subject": kind,
                 "duration": duration,
-                "title": title,
-                "consequence": consequence,
-                "button": button,
+                "words": words,
                 "warnings": warnings,
                 "label": label,
             }
@@ -272,11 +252,8 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.success(
                 request, _("Counts are reset: %(names)s.") % {"names": ", ".join(done)}
             )
-        elif names:
-            text = _("Nothing was reset: for this request, nothing is counted under %(names)s.")
-            messages.warning(request, text % {"names": ", ".join(names)})
         else:
-            messages.warning(request, _("Nothing was reset: this request meets no limit."))
+            messages.warning(request, _("Nothing was reset: for this request, nothing is counted."))
 
 
 def _first_with(name: str, *sources: Any) -> Any:
@@ -339,33 +316,23 @@ def _rows(request: HttpRequest, found: Explanation) -> list[dict[str, Any]]:
         messages.warning(request, _("Redis is unavailable: the counts are not known."))
     rows = []
     for met in found.met:
-        verdict, words = _verdict(met)
         history = filter(None, (extension.history(met) for extension in extensions))
-        rows.append(
-            {
-                "met": met,
-                "verdict": verdict,
-                "words": words,
-                "reason": met.refuses and _reason(met),
-                "history": " ".join(history),
-            }
-        )
+        row = {"met": met, "verdict": _verdict(met), "history": " ".join(history)}
+        if met.refuses and met.state is not None:
+            row |= {"reason": _reason(met), "again": _again(met.state)}
+        rows.append(row)
     return rows
 
 
-def _verdict(met: ExplainedLimit) -> tuple[str, str]:
-    """The verdict of a limit ("over": it does not refuse), and its words."""
-    state = met.state
-    if state is None:
-        return "exempt", capfirst(_("exempt"))
-    if state.allowed:
-        return "allowed", _("Allowed")
-    if not met.refuses:
-        return "over", _("Over the limit, but does not refuse")
-    if state.is_slots and state.retry_after is not None and state.banned_until is None:
-        words = _("Refused: %(used)s of %(limit)s slots are in use")
-        return "refused", words % state._asdict()
-    return "refused", _("Refused; allowed again: %s") % _again(state)
+def _verdict(met: ExplainedLimit) -> str:
+    """The verdict of a limit: "over" if it is exceeded but does not refuse."""
+    if met.state is None:
+        return "exempt"
+    if met.state.allowed:
+        return "allowed"
+    if met.refuses:
+        return "refused"
+    return "over"
 
 
 def _again(state: LimitState) -> str:

@@ -18,7 +18,7 @@ from ..limits.algorithms import OF_SLOTS
 from ..limits.rate import LimitError, Rate
 from ..models import RateLimitRule
 from ..models.rate_fields import problem_text
-from ..operations.call_sites import call_sites_of, limits_in_code, taken_over
+from ..operations.call_sites import LimitInCode, call_sites_of, limits_in_code, taken_over
 from ..rules.rule import RuleError
 from .base import is_key
 from .pages import page_response
@@ -38,11 +38,8 @@ class ListColumn:
         with suppress(StoreError):
             self._cells = self.column.cells(request, rules)
 
-    def cell(self, name: str) -> Any:
-        return self._cells.get(name, "—")
-
-    def __call__(self, rule: RateLimitRule) -> Any:
-        return self.cell(rule.name)
+    def __call__(self, limit: RateLimitRule | LimitInCode) -> Any:
+        return self._cells.get(limit.name, "—")
 
 
 def list_columns() -> list[ListColumn]:
@@ -112,8 +109,7 @@ def _of_code(query: Mapping[str, Any]) -> dict[str, Any]:
     by_period: dict[int, Rate] = {}
     for rate in (rate for other in (site, *sites) if other.key == site.key for rate in other.rates):
         if isinstance(rate, Rate):
-            same = by_period.setdefault(rate.period_us, rate)
-            by_period[rate.period_us] = min(rate, same, key=lambda rate: rate.limit)
+            by_period.setdefault(rate.period_us, rate)
     # A rule has one kind of limit. The form names the others, which are dropped.
     first = next(iter(by_period.values()), None)
     rates = [rate for rate in by_period.values() if first and rate.is_slots == first.is_slots]
@@ -152,7 +148,7 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
             "limits": [
                 (
                     limit,
-                    [(column.short_description, column.cell(limit.name)) for column in columns],
+                    [(column.short_description, column(limit)) for column in columns],
                 )
                 for limit in limits
             ],

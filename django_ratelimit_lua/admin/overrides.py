@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
 from django.contrib.auth import get_user_model
 from django.db import router, transaction
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils import timezone
@@ -43,23 +44,6 @@ class ActiveFilter(admin.SimpleListFilter):
         return queryset.filter({"yes": active, "no": ~active}.get(str(self.value()), Q()))
 
 
-@admin.action(description=gettext_lazy("End now"), permissions=["block"])
-def end_now(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitOverride]) -> None:
-    """End overrides: one change, and a line for each in Django's log."""
-    overrides = RateLimitOverride.objects.filter(pk__in=queryset.values("pk"))
-    ending = list(overrides.lasting().select_related("user"))
-    with transaction.atomic(router.db_for_write(RateLimitOverride)):
-        RateLimitOverride.objects.filter(pk__in=[override.pk for override in ending]).update(
-            ends=timezone.now()
-        )
-        # Django's log in one statement, too: with many rows selected, one each would outlast the
-        # request.
-        LogEntry.objects.log_actions(request.user.pk, ending, CHANGE, _("Ended."))  # type: ignore[arg-type]
-    messages.success(
-        request, _("%(number)d ended, from the next request on.") % {"number": len(ending)}
-    )
-
-
 class OverrideAdmin(Inspector, ActingAdmin):
     """Overrides of one client or network each."""
 
@@ -68,7 +52,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
     list_filter = (ActiveFilter, "effect", ("rule", admin.RelatedOnlyFieldListFilter))
     list_select_related = ("rule", "user")
     search_fields = ("network", "label", "reason", "field", "client_digest", "rule__name")
-    actions = (end_now,)
+    actions = ("end_now",)
     readonly_fields = ("created_by", "created")
     autocomplete_fields = ("rule",)
     change_list_template = "admin/django_ratelimit_lua/ratelimitoverride/change_list.html"
@@ -96,6 +80,21 @@ class OverrideAdmin(Inspector, ActingAdmin):
         (None, {"fields": (("created_by", "created"),)}),
         (gettext_lazy("Confirm"), {"fields": ("confirm", "version")}),
     )
+
+    @admin.action(description=gettext_lazy("End now"), permissions=["block"])
+    def end_now(self, request: HttpRequest, queryset: Any) -> None:
+        """End overrides: one change, and a line for each in Django's log."""
+        overrides = RateLimitOverride.objects.filter(pk__in=queryset.values("pk"))
+        ending = list(overrides.lasting().select_related("user"))
+        with transaction.atomic(router.db_for_write(RateLimitOverride)):
+            RateLimitOverride.objects.filter(pk__in=[override.pk for override in ending]).update(
+                ends=timezone.now()
+            )
+            # One statement for Django's log, too: one for each row would outlast the request.
+            LogEntry.objects.log_actions(request.user.pk, ending, CHANGE, _("Ended."))  # type: ignore[arg-type]
+        messages.success(
+            request, _("%(number)d ended, from the next request on.") % {"number": len(ending)}
+        )
 
     def get_urls(self) -> list[Any]:
         """The URLs of the inspector, in addition to Django's."""
@@ -127,9 +126,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     @admin.display(description=gettext_lazy("rule"), ordering="rule__name")
     def of_rule(self, override: RateLimitOverride) -> str:
-        if override.rule is None:
-            return _("all rules")
-        return override.rule.name
+        return str(override.rule or _("all rules"))
 
     @admin.display(description=gettext_lazy("active"), ordering="ends")
     def lasts(self, override: RateLimitOverride) -> SafeString:
@@ -145,10 +142,9 @@ class OverrideAdmin(Inspector, ActingAdmin):
             words = _("for good")
         else:
             words = _("until {moment}")
-        state = "off"
         is_limit = override.effect == override.Effects.LIMIT
-        if override.is_active() and not (is_limit and override.misfits()):
-            state = "on"
+        is_in_force = override.is_active() and not (is_limit and override.misfits())
+        state = "on" if is_in_force else "off"
         text = format_html(words, moment=moment and moment_element(moment))
         return format_html('<span class="ratelimit-state {}">{}</span>', state, text)
 
@@ -176,10 +172,11 @@ class OverrideAdmin(Inspector, ActingAdmin):
             super().save_model(request, obj, form, change)
             return
         obj.created_by = str(request.user)
-        values = {field.attname: getattr(obj, field.attname) for field in obj._meta.concrete_fields}
-        del values["id"]
         rows = [obj]
-        rows += [RateLimitOverride(**values | {"network": other}) for other in form.networks[1:]]
+        for network in form.networks[1:]:
+            row = copy(obj)
+            row.network = network
+            rows.append(row)
         saved = add(rows)
         added = [row for row in rows if row in saved]
         repeated = [str(other) for other in saved if other not in rows]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db.models.options import Options
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path
 from django.utils.translation import gettext as _
@@ -54,14 +54,11 @@ def may_see_rules(request: HttpRequest) -> bool:
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """An admin without buttons to add, change or delete."""
 
-    def has_add_permission(self, request: HttpRequest, *args: Any) -> bool:
+    def has_add_permission(self, request: HttpRequest, *args: Any, **kwargs: Any) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    has_change_permission = has_add_permission
+    has_delete_permission = has_add_permission
 
 
 class Page(ReadOnlyAdmin):
@@ -72,44 +69,39 @@ class Page(ReadOnlyAdmin):
 
         css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
 
-    @staticmethod
-    def may_see(request: HttpRequest) -> bool:
-        """Whether the user may see the page."""
-        raise NotImplementedError
-
-    def view(self, request: HttpRequest, **context: Any) -> HttpResponse:
-        raise NotImplementedError
+    may_see: Any
+    """Whether the user of a request may see the page: `staticmethod(function)`."""
+    view: Any
+    """Answers a request."""
 
     def get_urls(self) -> list[Any]:
         """The one page, at the URL where the admin expects the list of a model."""
         name = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
         return [path("", self.admin_site.admin_view(self.page_view), name=name)]
 
-    def page_view(self, request: HttpRequest) -> HttpResponse:
+    def page_view(self, request: HttpRequest) -> Any:
         """The page, for users who may see it."""
         if not self.may_see(request):
             raise PermissionDenied
         return self.view(request)
 
-    def has_module_permission(self, request: HttpRequest) -> bool:
+    def has_module_permission(self, request: HttpRequest) -> Any:
         return self.may_see(request)
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> Any:
         return self.may_see(request)
 
 
 class ActionPage(Page):
     """A page with buttons, for users who may block identities."""
 
-    def act(self, request: HttpRequest) -> dict[str, Any]:
-        """Perform the action of a button.
+    act: Any
+    """Performs the action of a button.
 
-        Returns:
-            What the page shows in addition if the action needs another step; empty if it is done.
-        """
-        raise NotImplementedError
+    Returns what the page shows in addition if the action needs another step; empty: it is done.
+    """
 
-    def page_view(self, request: HttpRequest) -> HttpResponse:
+    def page_view(self, request: HttpRequest) -> Any:
         """The page, or the action of a button, which sends to the same URL."""
         if request.method != "POST":
             return super().page_view(request)

@@ -15,7 +15,7 @@ from ..operations.confirmations import replaced_call_sites
 from ..operations.plot import Plot, labels, ticks
 from ..operations.simulate import Simulation, simulate
 from ..rules.rule import RuleError, compile_rule
-from .forms import PreviewForm, RuleForm
+from .forms import PreviewForm
 
 FIELDS = (
     *("limit", "period", "unit", "more_rates", "cost", "exempt"),
@@ -28,11 +28,7 @@ def previewed(posted: Any) -> dict[str, Any]:
     """Return the context of the preview's template, from a form that may be incomplete."""
     if not posted.get("limit") and not posted.get("exempt"):
         return {"hint": _("Enter a limit to see what it would do.")}
-    sent = PreviewForm(posted)
-    if not sent.is_valid():
-        return {"problems": _problems(sent)}
-    form = RuleForm({**posted.dict(), "name": posted.get("name") or "preview"})
-    form.is_asking = False
+    form = PreviewForm({**posted.dict(), "name": posted.get("name") or "preview"})
     form.is_valid()
     given = form.cleaned_data
     rule = RateLimitRule()
@@ -40,7 +36,11 @@ def previewed(posted: Any) -> dict[str, Any]:
         setattr(rule, name, given.get(name, getattr(rule, name)))
     rule.name = "preview"
     rule.key = "ip"
-    problems = _problems(form)
+    problems = [
+        f"{form.fields[name].label}: {errors[0]}"
+        for name, errors in form.errors.items()
+        if name in FIELDS or name.startswith("preview_")
+    ]
     if rule.exempt and not problems:
         problems = [_("The rule exempts requests: every request is allowed, and none is counted.")]
     if problems or rule.limit is None or not rule.period:
@@ -59,15 +59,18 @@ def previewed(posted: Any) -> dict[str, Any]:
                 )
             }
         first = limits[0].rate
-        burst = sent.cleaned_data["preview_burst"]
-        if burst is None:
-            burst = min(2 * first.limit, 1000)
-        number = sent.cleaned_data["preview_flow"]
+        burst = given["preview_burst"]
+        number = given["preview_flow"]
         flow: Rate | None = first
         if number is not None:
-            unit = sent.cleaned_data["preview_unit"] or "m"
+            unit = given["preview_unit"] or "m"
             flow = Rate.parse(f"{number}/{unit}") if number else None
-        simulation = simulate(limits, burst, flow, 1 if rule.cost is None else rule.cost)
+        simulation = simulate(
+            limits,
+            min(2 * first.limit, 1000) if burst is None else burst,
+            flow,
+            1 if rule.cost is None else rule.cost,
+        )
     except RuleError as error:
         return {"problems": [problem_text(each.problem) for each in error.each]}
     except StoreError as error:
@@ -76,14 +79,6 @@ def previewed(posted: Any) -> dict[str, Any]:
     if simulation.seconds < max(limit.rate.period for limit in limits):
         left_out.append(_("The preview ends before the longest period does."))
     return {"plot": plot(simulation).svg(), "words": words(simulation), "notes": left_out}
-
-
-def _problems(form: Any) -> list[str]:
-    return [
-        f"{form.fields[name].label}: {errors[0]}"
-        for name, errors in form.errors.items()
-        if name in (*FIELDS, *PreviewForm.base_fields)
-    ]
 
 
 def notes(given: dict[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 from django import forms
 from django.core.exceptions import ValidationError
+from django.core.validators import RegexValidator
 from django.http import HttpRequest, QueryDict
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
@@ -71,10 +72,12 @@ class RequestForm(forms.Form):
         initial="/",
         max_length=2000,
         help_text=_("For example /login/ or /api/?q=x."),
+        validators=[RegexValidator("^/", _("A path begins with /."))],
     )
-    method = forms.ChoiceField(
+    method = forms.TypedChoiceField(
         label=_("Method"),
         required=False,
+        empty_value="GET",
         choices=[(name, name) for name in METHODS],
         help_text=_("A login form is sent with POST."),
     )
@@ -105,17 +108,6 @@ class RequestForm(forms.Form):
         self.own_address = own_address
         if not registered_keys():
             del self.fields["keys"]
-
-    def clean_method(self) -> str:
-        """The method; GET by default."""
-        return str(self.cleaned_data["method"] or "GET")
-
-    def clean_path(self) -> str:
-        """Raises `ValidationError` for an invalid path."""
-        path: str = self.cleaned_data["path"]
-        if not path.startswith("/"):
-            raise ValidationError(_("A path begins with /."))
-        return path
 
     def clean_address(self) -> str:
         """Raises `ValidationError` if it is neither an address nor a network."""

@@ -212,10 +212,9 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         names = kwargs.get("fields") or flatten_fieldsets(self.get_fieldsets(request, obj))
         kwargs["fields"] = [name for name in names if name not in rule_fields()]
         form = super().get_form(request, obj, *args, **kwargs)
-        filled: dict[str, Any] = {}
-        if obj is not None and request.method == "GET":
-            # Only then: when the form is sent, its values are compared with those of the row.
-            filled = filled_in(request, obj.more_rates)
+        # When the form is sent, its values are compared with those of the row.
+        is_shown = obj is not None and request.method == "GET"
+        filled = filled_in(request, obj.more_rates) if is_shown else {}
         has_tiers = request.user.has_perm("django_ratelimit_lua.change_ratelimittier")
         return type(form.__name__, (form,), {"has_tiers": has_tiers, "filled": filled})
 
@@ -254,17 +253,11 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
 
     @admin.display(description=gettext_lazy("used by"))
     def dependents(self, rule: RateLimitRule) -> str:
-        """Overrides and tiers that go when it goes."""
+        """The overrides that are deleted with the rule."""
         if rule._state.adding:
             return "—"
-        overrides = rule.overrides.count()
-        tiers = rule.tiers.count()
-        words = (
-            ngettext("%(number)d override", "%(number)d overrides", overrides)
-            % {"number": overrides},
-            ngettext("%(number)d tier", "%(number)d tiers", tiers) % {"number": tiers},
-        )
-        return ", ".join(words)
+        number = rule.overrides.count()
+        return ngettext("%(number)d override", "%(number)d overrides", number) % {"number": number}
 
     def switch(self, request: HttpRequest, rules: Sequence[RateLimitRule], mode: str) -> None:
         """Switch rules to a mode, one by one, so that each is in Django's log."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from django import forms
-from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
+from django.core.exceptions import ValidationError
 from django.core.serializers.json import DjangoJSONEncoder
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.utils.translation import gettext_lazy as _
@@ -41,9 +41,7 @@ class VersionedForm(forms.ModelForm):  # type: ignore[type-arg]
         model = self._meta.model._meta
         names = {*self.fields, *self.more_columns}
         self.columns = [field.name for field in model.concrete_fields if field.name in names]
-        self.initial["version"] = ""
-        if self.instance.pk is not None:
-            self.initial["version"] = self._digest()
+        self.initial["version"] = "" if self.instance.pk is None else self._digest()
         for name, field in self.fields.items():
             if isinstance(field, forms.IntegerField):
                 _set_bounds(field, model.get_field(name).validators)
@@ -68,13 +66,9 @@ class VersionedForm(forms.ModelForm):  # type: ignore[type-arg]
         return given
 
     def _update_errors(self, errors: ValidationError) -> None:
-        """Omit the model's errors of a field that has an error of the form already."""
+        """Add one error of the model for each field that has no error of the form."""
         by_field = errors.update_error_dict({})
-        news = {
-            name: found
-            for name, found in by_field.items()
-            if name == NON_FIELD_ERRORS or name not in self.errors
-        }
+        news = {name: found[:1] for name, found in by_field.items() if name not in self.errors}
         if news:
             super()._update_errors(ValidationError(news))  # type: ignore[misc]
 

@@ -36,9 +36,7 @@ def _health(command: Printer, options: dict[str, Any]) -> None:
             f"{conf.ON_STORE_ERROR!r}"
         )
     revision = provider.reload().revision.number
-    rules = "no rules are published"
-    if revision:
-        rules = f"rules of revision {revision} are published"
+    rules = f"rules of revision {revision} are published" if revision else "no rules are published"
     command.say(f"a decision takes {status.seconds * 1000:.2f} ms; {rules}")
     for task in background_tasks():
         state = "idle"

@@ -37,15 +37,12 @@ def _block(command: Printer, options: dict[str, Any]) -> None:
     rule = RateLimitRule.objects.named(name or "").first()
     if name is not None and rule is None:
         raise CommandError(f"--rule {name!r}: the admin has no rule of this name")
-    seconds = None
-    until = "for good"
-    if not options["for_good"]:
-        seconds = seconds_of("--for", options["period"], "; or --for-good")
+    for_good = options["for_good"]
+    seconds = None if for_good else seconds_of("--for", options["period"], "; or --for-good")
     override = subject.override("block", seconds, rule=rule, reason=options["reason"])
     require_confirmation(options, subject.confirmations("block"))
     (existing,) = add([override])
-    if override.ends is not None:
-        until = f"until {format_moment(override.ends)}"
+    until = f"until {format_moment(override.ends)}" if override.ends else "for good"
     text = f"{subject} is blocked"
     if rule is not None:
         text += f" by the rule {rule.name}"

@@ -48,9 +48,7 @@ _COMPARED = {
 def _list_rules(command: Printer, options: dict[str, Any]) -> None:
     ruleset = provider.reload()
     if not provider.is_answered:
-        source = "the settings only"
-        if ruleset.snapshot:
-            source = "the database and the settings"
+        source = "the database and the settings" if ruleset.snapshot else "the settings only"
         command.warn(f"Redis is unavailable: these are the rules of {source}.")
     for rule in ruleset.rules:
         command.say(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {reading(rule.given or {})}")
@@ -122,16 +120,12 @@ def _open(command: Printer, text: str) -> OpenedReference:
         opened = open_reference(text)
     except BadReferenceError as error:
         raise CommandError(f"--reference: {error}") from error
-    event = "refused"
-    if opened.is_block:
-        event = "a block refused"
+    event = "a block refused" if opened.is_block else "refused"
     command.say(f"{event} at {format_moment(opened.at)}, identity {opened.digest_prefix}…")
     if opened.is_of_earlier_key:
         command.warn("It was made with an earlier secret, so it cannot be compared.")
     for override in opened.overrides:
-        ends = "for good"
-        if override.ends is not None:
-            ends = f"until {format_moment(override.ends)}"
+        ends = f"until {format_moment(override.ends)}" if override.ends else "for good"
         command.say(f"{_effect(override)}, {ends}")
     if opened.is_block and not opened.overrides:
         command.say("the override does not exist any more")
@@ -197,12 +191,11 @@ def _import_rules(command: Printer, options: dict[str, Any]) -> None:
         require_confirmation(options, warnings)
     for line in [*warnings, *_lines(changed_notices(changes))]:
         command.warn(line)
-    action = "would be changed"
     if not dry_run:
-        action = "changed"
         changes = rules_yaml.apply(text, delete=options["delete"])
     for change in changes:
         command.say("\n".join(change.words()))
+    action = "would be changed" if dry_run else "changed"
     command.say(f"{rules_yaml.counted(change.word for change in changes)} {action}")
     if not dry_run:
         if changes:
@@ -269,9 +262,7 @@ def _new_id(command: Printer, options: dict[str, Any]) -> None:
 
 def _words(state: LimitState) -> str:
     """The count of a limit, and its verdict about the next request."""
-    resets = "unused"
-    if state.used:
-        resets = f"resets in {state.reset_after:.0f} s"
+    resets = f"resets in {state.reset_after:.0f} s" if state.used else "unused"
     verdict = "allowed"
     if not state.allowed and state.retry_after is None:
         verdict = "refused for good"
