@@ -132,7 +132,7 @@ class BanPage(ActionPage):
                     "rule": pks.get(active.rule),
                     "limit_url": next(filter(None, urls), ""),
                     "parts": parts,
-                    "words": _words(parts, active),
+                    "client": _client(parts, active),
                     "since": moment_of(active.ban.since),
                     "next_seconds": (active.next_us or 0) / SECOND,
                     "offences": [
@@ -164,15 +164,15 @@ class BanPage(ActionPage):
             messages.error(request, _("This includes yourself: you would lock yourself out."))
             return {}
         rule = RateLimitRule.objects.named(active.rule).first()
-        words = _placeholders(request, active)
+        placeholders = _placeholders(request, active)
         duration = request.POST.get("duration", "")
         if duration not in DURATIONS:  # It has to be chosen first, which confirms the block.
-            pending = {"subject": words["client"], "rule": rule, "key": _key(active)}
+            pending = {"subject": placeholders["client"], "rule": rule, "key": _key(active)}
             return {"pending": {**pending, "durations": DURATIONS.items()}}
         subject = Subject(digest=active.identity)
-        reason = (_("from a ban by %(limit)s") % words)[:300]
+        reason = (_("from a ban by %(limit)s") % placeholders)[:300]
         override = subject.override("block", int(duration), rule=rule, reason=reason)
-        save_override(request, override, {**words, "duration": DURATIONS[duration]})
+        save_override(request, override, {**placeholders, "duration": DURATIONS[duration]})
         return {}
 
     def _add(self, request: HttpRequest, form: BanForm) -> dict[str, Any]:
@@ -203,10 +203,10 @@ def _parts(request: HttpRequest, bans: list[ActiveBan]) -> list[list[ReadablePar
     return readable_parts(request, [active.who for active in bans])
 
 
-def _words(parts: list[ReadablePart], active: ActiveBan) -> str:
+def _client(parts: list[ReadablePart], active: ActiveBan) -> str:
     return client_words(", ".join(part.words for part in parts), active.identity)
 
 
 def _placeholders(request: HttpRequest, active: ActiveBan) -> dict[str, Any]:
     (parts,) = _parts(request, [active])
-    return {"client": _words(parts, active), "limit": active.limit}
+    return {"client": _client(parts, active), "limit": active.limit}

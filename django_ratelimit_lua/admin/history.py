@@ -139,7 +139,7 @@ def versions(changes: Iterable[RateLimitChange]) -> list[dict[str, Any]]:
     return [
         {
             "change": change,
-            "words": changed_words(change),
+            "changes": changed_words(change),
             "reading": reading(change.after or {}),
         }
         for change in changes
@@ -169,11 +169,11 @@ def may_restore(request: HttpRequest) -> bool:
 class ChangeAdmin(ReadOnlyAdmin, ActingAdmin):
     """The history. It cannot be added to, changed or deleted by hand."""
 
-    list_display = ("moment", "by", "what", "words")
+    list_display = ("moment", "by", "what", "changes")
     list_filter = ("kind", "action", "at")
     search_fields = ("name", "by")
     date_hierarchy = "at"
-    fields = ("moment", "by", "what", "words", "revision")
+    fields = ("moment", "by", "what", "changes", "revision")
     readonly_fields = fields
     change_form_template = "admin/django_ratelimit_lua/ratelimitchange/change_form.html"
 
@@ -184,11 +184,11 @@ class ChangeAdmin(ReadOnlyAdmin, ActingAdmin):
     @admin.display(description=_("what"), ordering="name")
     def what(self, change: RateLimitChange) -> SafeString:
         """What was changed, and what was done to it."""
-        words = f"{change.get_kind_display()}, {change.get_action_display()}"
-        return format_html('{}<div class="quiet">{}</div>', change.name, words)
+        action = f"{change.get_kind_display()}, {change.get_action_display()}"
+        return format_html('{}<div class="quiet">{}</div>', change.name, action)
 
     @admin.display(description=_("what changed"))
-    def words(self, change: RateLimitChange) -> str:
+    def changes(self, change: RateLimitChange) -> str:
         declared = change.before or change.after
         is_whole = None in (change.before, change.after)
         if is_whole and declared and change.kind == RateLimitChange.Kind.RULE:

@@ -39,12 +39,12 @@ def identity_words(name: Iterable[Part]) -> str:
     return ", ".join([_part_words(kind, value) for kind, value in name])
 
 
-def client_words(words: str, digest: str) -> str:
+def client_words(name: str, digest: str) -> str:
     """Name a client. The digest distinguishes clients with masked names."""
     short = digest[:LETTERS]
-    if not words:
+    if not name:
         return short
-    return f"{words} ({short})"
+    return f"{name} ({short})"
 
 
 def _users(keys: Sequence[str]) -> dict[str, Any]:
@@ -60,8 +60,8 @@ def _readable(
     request: HttpRequest, kind: str, value: str, users: Mapping[str, Any]
 ) -> ReadablePart:
     if kind == "user" and value in users:
-        words = _("user %(user)s") % {"user": users[value]}
-        return ReadablePart(words, _user_url(request, users[value]), is_known_user=True)
+        user = _("user %(user)s") % {"user": users[value]}
+        return ReadablePart(user, _user_url(request, users[value]), is_known_user=True)
     value = readable(value)
     if kind == "ip":
         return ReadablePart(value)

@@ -57,8 +57,10 @@ def may_inspect(request: HttpRequest) -> bool:
     return any(request.user.has_perm(f"django_ratelimit_lua.{name}") for name in permissions)
 
 
-def save_override(request: HttpRequest, override: RateLimitOverride, words: dict[str, Any]) -> bool:
-    """Save an override and report it, with `words` for its client and duration.
+def save_override(
+    request: HttpRequest, override: RateLimitOverride, placeholders: dict[str, Any]
+) -> bool:
+    """Save an override and report it, with `placeholders` for its client and duration.
 
     Returns:
         False if an equal one existed already.
@@ -66,7 +68,7 @@ def save_override(request: HttpRequest, override: RateLimitOverride, words: dict
     (existing,) = add([override])
     if existing is not override:
         messages.info(request, _("The same override is there already, so none was added."))
-    messages.success(request, DONE[override.effect] % words)
+    messages.success(request, DONE[override.effect] % placeholders)
     if triggers.unpublished:
         messages.warning(request, _("Saved, but not live yet: %s") % triggers.unpublished)
     return existing is override
@@ -196,7 +198,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         seconds = int(duration or 0) or None
         reason = _("from the inspector")
         override = subject.override(action, seconds, rule=rule, reason=reason, label=label)
-        words = {"client": subject, "duration": HOW_LONG[duration]}
+        placeholders = {"client": subject, "duration": HOW_LONG[duration]}
         warnings = subject.confirmations(action, own_proxy(request))
         if request.POST.get("confirm") != "yes" and (
             action == "block" or duration == FOR_GOOD or warnings
@@ -206,25 +208,25 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                 "is_block": action == "block",
                 "subject": kind,
                 "duration": duration,
-                "words": words,
+                "placeholders": placeholders,
                 "warnings": warnings,
                 "label": label,
             }
-        if save_override(request, override, words):
+        if save_override(request, override, placeholders):
             self.log_addition(request, override, _("From the inspector."))
         if subject.user is not None:
             text = _(
                 "This holds only while %(client)s is logged in, not at a login form. Enter its "
                 "field for that."
             )
-            messages.warning(request, text % words)
+            messages.warning(request, text % placeholders)
         return None
 
     def _end(
         self, request: HttpRequest, form: RequestForm, found: Explanation, target: str
     ) -> None:
         """End an override that the request meets."""
-        overrides = [found.block, *(met.override for met in found.met)]
+        overrides = [found.block, *(limit.override for limit in found.met)]
         overrides += [one.override for one in form.network_overrides()]
         ending = {str(override.pk): override for override in overrides if override is not None}
         if target not in ending:
@@ -239,7 +241,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.success(request, _("Ended: %(override)s.") % {"override": name})
 
     def _reset(self, request: HttpRequest, found: Explanation, target: str) -> None:
-        names = {met.name: met.rule for met in found.met if target in ("", met.name)}
+        names = {limit.name: limit.rule for limit in found.met if target in ("", limit.name)}
         try:
             done = reset(found, set(names))
         except StoreError as error:
@@ -281,23 +283,25 @@ def _subjects(form: RequestForm, found: Explanation) -> dict[str, Subject]:
     if form.is_network:
         return named
     known = {subject.client() for subject in named.values()}
-    for met in sorted(found.met, key=lambda met: not met.refuses):
-        client = met.charge.digest.decode()
-        planned = met.planned
+    for limit in sorted(found.met, key=lambda limit: not limit.refuses):
+        client = limit.charge.digest.decode()
+        planned = limit.planned
         if (
-            met.key
+            limit.key
             and client not in known
             and planned
             and not is_unknown(original(planned.identity))
         ):
-            named.setdefault(met.key, Subject(digest=client, label=key_label(met.key.split("+"))))
+            named.setdefault(
+                limit.key, Subject(digest=client, label=key_label(limit.key.split("+")))
+            )
     return named
 
 
 def _counted(found: Explanation, subjects: dict[str, Subject]) -> str:
     """The name of the subject that a refusing limit counts; empty if none does."""
     names = {subject.client(): name for name, subject in reversed(subjects.items())}
-    refusing = [met.charge.digest.decode() for met in found.met if met.refuses]
+    refusing = [limit.charge.digest.decode() for limit in found.met if limit.refuses]
     return next((names[client] for client in refusing if client in names), "")
 
 
@@ -315,22 +319,22 @@ def _rows(request: HttpRequest, found: Explanation) -> list[dict[str, Any]]:
     if found.decision.source == "fallback":
         messages.warning(request, _("Redis is unavailable: the counts are not known."))
     rows = []
-    for met in found.met:
-        history = filter(None, (extension.history(met) for extension in extensions))
-        row = {"met": met, "verdict": _verdict(met), "history": " ".join(history)}
-        if met.refuses and met.state is not None:
-            row |= {"reason": _reason(met), "again": _again(met.state)}
+    for limit in found.met:
+        history = filter(None, (extension.history(limit) for extension in extensions))
+        row = {"limit": limit, "verdict": _verdict(limit), "history": " ".join(history)}
+        if limit.refuses and limit.state is not None:
+            row |= {"reason": _reason(limit), "again": _again(limit.state)}
         rows.append(row)
     return rows
 
 
-def _verdict(met: ExplainedLimit) -> str:
+def _verdict(limit: ExplainedLimit) -> str:
     """The verdict of a limit: "over" if it is exceeded but does not refuse."""
-    if met.state is None:
+    if limit.state is None:
         return "exempt"
-    if met.state.allowed:
+    if limit.state.allowed:
         return "allowed"
-    if met.refuses:
+    if limit.refuses:
         return "refused"
     return "over"
 
@@ -341,15 +345,15 @@ def _again(state: LimitState) -> str:
     return _("in %s") % duration_words(state.retry_after)
 
 
-def _reason(met: ExplainedLimit) -> str:
+def _reason(limit: ExplainedLimit) -> str:
     """Why a limit refuses, in one sentence."""
-    state = met.state
+    state = limit.state
     assert state is not None
-    name = met.counted_as or met.name
+    name = limit.counted_as or limit.name
     if state.ban is not None and state.banned_until is not None:
         return _banned(name, state.ban, state.banned_until)
-    words = {**state._asdict(), "name": name, "again": _again(state)}
-    kind = met.charge.limit.kind
+    placeholders = {**state._asdict(), "name": name, "again": _again(state)}
+    kind = limit.charge.limit.kind
     if state.is_slots and state.retry_after is not None:
         text = _(
             "Refused by %(name)s: %(used)s of %(limit)s slots are in use; one may be free at "
@@ -361,27 +365,27 @@ def _reason(met: ExplainedLimit) -> str:
         seconds = state.period
         if kind.ends_together:
             seconds -= state.reset_after
-        words["moment"] = moment_words(timezone.now() - datetime.timedelta(seconds=seconds))
+        placeholders["moment"] = moment_words(timezone.now() - datetime.timedelta(seconds=seconds))
         text = _(
             "Refused by %(name)s: %(used)s of %(limit)s used, frees up %(again)s; used %(used)s "
             "since %(moment)s."
         )
-    return text % words
+    return text % placeholders
 
 
 def _banned(name: str, ban: Ban, until: datetime.datetime) -> str:
     """Why a ban refuses, in one sentence."""
-    words = {
+    placeholders = {
         "name": name,
         "until": moment_words(until),
         "since": moment_words(moment_of(ban.first or ban.since)),
         "offences": ban.offences,
     }
     if ban.by_hand:
-        return _("Banned by %(name)s by hand, since %(since)s until %(until)s.") % words
+        return _("Banned by %(name)s by hand, since %(since)s until %(until)s.") % placeholders
     text = ngettext(
         "Banned by %(name)s until %(until)s; %(offences)d offence since %(since)s.",
         "Banned by %(name)s until %(until)s; %(offences)d offences since %(since)s.",
         ban.offences,
     )
-    return text % words
+    return text % placeholders

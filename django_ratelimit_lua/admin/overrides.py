@@ -119,10 +119,10 @@ class OverrideAdmin(Inspector, ActingAdmin):
     def effect_summary(self, override: RateLimitOverride) -> str:
         if override.effect != override.Effects.LIMIT or not override.rate:
             return str(override.get_effect_display())
-        words = rate_words(override.rate)
+        rate = rate_words(override.rate)
         if override.misfits():
-            return _("%(rate)s (skipped: does not fit the rule)") % {"rate": words}
-        return words
+            return _("%(rate)s (skipped: does not fit the rule)") % {"rate": rate}
+        return rate
 
     @admin.display(description=gettext_lazy("rule"), ordering="rule__name")
     def of_rule(self, override: RateLimitOverride) -> str:
@@ -134,18 +134,18 @@ class OverrideAdmin(Inspector, ActingAdmin):
         now = timezone.now()
         moment = override.ends
         if moment is not None and moment <= now:
-            words = _("ended {moment}")
+            text = _("ended {moment}")
         elif override.starts is not None and override.starts > now:
             moment = override.starts
-            words = _("from {moment}")
+            text = _("from {moment}")
         elif moment is None:
-            words = _("for good")
+            text = _("for good")
         else:
-            words = _("until {moment}")
+            text = _("until {moment}")
         is_limit = override.effect == override.Effects.LIMIT
         is_in_force = override.is_active() and not (is_limit and override.misfits())
         state = "on" if is_in_force else "off"
-        text = format_html(words, moment=moment and moment_element(moment))
+        text = format_html(text, moment=moment and moment_element(moment))
         return format_html('<span class="ratelimit-state {}">{}</span>', state, text)
 
     @admin.display(description=gettext_lazy("reason"), ordering="reason")

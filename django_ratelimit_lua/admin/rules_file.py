@@ -143,7 +143,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         context |= {
             "changes": [
                 {
-                    "words": change.words(),
+                    "lines": change.words(),
                     "warnings": [*to_confirm.get(change.label, ()), *notices.get(change.label, ())],
                 }
                 for change in changes
@@ -162,12 +162,12 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         if not changes:
             messages.success(request, _("The file changes nothing."))
         if names:
-            words = ngettext(
+            text = ngettext(
                 "%(number)d rule is that of the file: it applies from the next request on.",
                 "%(number)d rules are those of the file: they apply from the next request on.",
                 len(names),
             )
-            messages.success(request, words % {"number": len(names)})
+            messages.success(request, text % {"number": len(names)})
         for word, number in _numbers(changes).items():
             messages.success(request, documents()[word].applied(number))
 

@@ -60,12 +60,12 @@ class SlotPage(ActionPage):
         if holder is None:
             messages.info(request, _("This slot is no longer held."))
             return {}
-        words = _(
+        text = _(
             "Released: %(what)s, of %(limit)s. The work that held it goes on, and another client "
             "may take the slot."
         )
         placeholders = {"what": _what(request, holder), "limit": holder.limit}
-        messages.success(request, words % placeholders)
+        messages.success(request, text % placeholders)
         return {}
 
 

@@ -42,7 +42,8 @@ class VersionedForm(forms.ModelForm):  # type: ignore[type-arg]
         names = {*self.fields, *self.more_columns}
         self.columns = [field.name for field in model.concrete_fields if field.name in names]
         self.initial["version"] = "" if self.instance.pk is None else self._digest()
-        for name, field in self.fields.items():
+        for name in self.columns:
+            field = self.fields.get(name)
             if isinstance(field, forms.IntegerField):
                 _set_bounds(field, model.get_field(name).validators)
 

@@ -44,12 +44,12 @@ class Command(Printer):
         for name, verb in verbs.items():
             group, _space, word = name.rpartition(" ")
             if group not in groups:
-                words = [
+                members = [
                     other.removeprefix(f"{group} ")
                     for other in verbs
                     if other.startswith(f"{group} ")
                 ]
-                parser_of_group = groups[""].add_parser(group, help=", ".join(words))
+                parser_of_group = groups[""].add_parser(group, help=", ".join(members))
                 groups[group] = _verbs_of(parser_of_group, required=True)
             own = groups[group].add_parser(word, help=verb.help, description=verb.help)
             for add in verb.arguments:

@@ -111,12 +111,18 @@ def _lift(command: Printer, options: dict[str, Any]) -> None:
     argument("--why", default="", help="the reason, stored with the ban and in the history"),
 )
 def _add(command: Printer, options: dict[str, Any]) -> None:
-    met = [limit.planned for limit in explain(described(options)).met if limit.planned is not None]
-    limits = {planned.charge.limit.name for planned in met if planned.charge.limit.ban is not None}
+    planned_charges = [
+        limit.planned for limit in explain(described(options)).met if limit.planned is not None
+    ]
+    limits = {
+        planned.charge.limit.name
+        for planned in planned_charges
+        if planned.charge.limit.ban is not None
+    }
     limits.intersection_update(options["limit"] or limits)
-    charges = [planned for planned in met if planned.charge.limit.name in limits]
+    charges = [planned for planned in planned_charges if planned.charge.limit.name in limits]
     if not charges:
-        names = ", ".join(planned.charge.limit.name for planned in met) or "none"
+        names = ", ".join(planned.charge.limit.name for planned in planned_charges) or "none"
         raise CommandError(
             f"no limit with bans applies to this request ({names}), or its network is in "
             "RATELIMIT_NEVER_BAN"

@@ -20,7 +20,7 @@ from . import Printer, argument, verb
 )
 def _reset(command: Printer, options: dict[str, Any]) -> None:
     explanation = explain(described(options))
-    names = {met.name: None for met in explanation.met}
+    names = {limit.name: None for limit in explanation.met}
     wanted = options["limit"] or names
     unknown = ", ".join(repr(name) for name in sorted(wanted) if name not in names)
     if unknown:
