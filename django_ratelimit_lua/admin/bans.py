@@ -108,19 +108,11 @@ class BanPage(ActionPage):
         number = len(listed)
         if not chosen:
             number = max(number, number_of_bans())
-        rows = self._rows(request, listed[:SHOWN])
-        return {
-            "rows": rows,
-            "names": sorted({active.rule or active.limit for active in found}),
-            "more": number - len(rows),
-            "number": number,
-        }
-
-    def _rows(self, request: HttpRequest, bans: list[ActiveBan]) -> list[dict[str, Any]]:
+        bans = listed[:SHOWN]
         rules = RateLimitRule.objects.filter(name__in={active.rule for active in bans})
         pks = dict(rules.values_list("name", "pk"))
-        rows = []
         evidences = evidence_of_bans(bans)
+        rows = []
         for active, evidence, parts in zip(bans, evidences, _parts(request, bans), strict=True):
             name = active.rule or active.limit
             urls = (extension.limit_url(request, name) for extension in extensions)
@@ -140,7 +132,12 @@ class BanPage(ActionPage):
                     ],
                 }
             )
-        return rows
+        return {
+            "rows": rows,
+            "names": sorted({active.rule or active.limit for active in found}),
+            "more": number - len(rows),
+            "number": number,
+        }
 
     def act(self, request: HttpRequest) -> dict[str, Any]:
         """Lift a ban, add one, or block its client."""

@@ -39,10 +39,7 @@ def group_names() -> dict[str, str]:
 class RatesField(forms.CharField):
     """Further rates, one per line."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(
-            required=False, widget=forms.Textarea(attrs={"rows": 2, "cols": 20}), **kwargs
-        )
+    widget = forms.Textarea(attrs={"rows": 2, "cols": 20})
 
     def prepare_value(self, value: Any) -> Any:
         """Lines for a list. Input of a browser, and values edited by hand, stay as they are."""
@@ -65,7 +62,8 @@ SENTENCE = {"period": _("requests per"), "unit": _("unit of time")}
 
 def _further() -> RatesField:
     field = RateLimitRule._meta.get_field("more_rates")
-    return RatesField(label=capfirst(field.verbose_name), help_text=field.help_text)
+    label = capfirst(field.verbose_name)
+    return RatesField(label=label, help_text=field.help_text, required=False)
 
 
 class AskingForm(VersionedForm):

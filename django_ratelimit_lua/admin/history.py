@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -132,18 +132,6 @@ def _value(name: str, column: Any, value: Any) -> str:
             return moment_words(datetime.datetime.fromisoformat(value))
     choices = dict(getattr(column, "flatchoices", ()))
     return str(choices.get(str(value), value))
-
-
-def versions(changes: Iterable[RateLimitChange]) -> list[dict[str, Any]]:
-    """Changes of a rule for a template, the latest first."""
-    return [
-        {
-            "change": change,
-            "changes": changed_words(change),
-            "reading": reading(change.after or {}),
-        }
-        for change in changes
-    ]
 
 
 def restore(change: RateLimitChange) -> RateLimitRule:

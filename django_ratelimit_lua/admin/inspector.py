@@ -9,7 +9,7 @@ from typing import Any
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import reverse
+from django.shortcuts import redirect
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -80,9 +80,7 @@ class InspectorPage(Page):
     may_see = staticmethod(may_inspect)
 
     def view(self, request: HttpRequest, **context: Any) -> HttpResponse:
-        return HttpResponseRedirect(
-            reverse("admin:django_ratelimit_lua_inspect", current_app=self.admin_site.name)
-        )
+        return redirect("admin:django_ratelimit_lua_inspect")
 
 
 class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]

@@ -34,7 +34,7 @@ from ..rules.ruleset import settings_rules
 from .base import ActingAdmin
 from .choices import choices
 from .forms import CONFIRMED, PreviewForm, RowForm, RuleForm, TierForm, TierFormSet, versions_of
-from .history import may_restore, restore, versions
+from .history import changed_words, may_restore, restore
 from .inspector import may_inspect
 from .limits import LimitsInCode, ListColumn, copied, filled_in, list_columns
 from .pages import page_response
@@ -371,7 +371,9 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             kind=RateLimitChange.Kind.RULE, object_id=rule.pk
         )
         context = {
-            "versions": versions(changes),
+            "versions": [
+                (change, changed_words(change), reading(change.after or {})) for change in changes
+            ],
             "may_restore": may_restore(request),
             **(extra_context or {}),
         }
