@@ -89,7 +89,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         """Upload a file, see what it would change, and confirm that."""
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
-        form = FileForm(request.POST or None, request.FILES or None)
+        form = FileForm(request.POST, request.FILES) if request.method == "POST" else FileForm()
         context: dict[str, Any] = {
             "title": _("Rules as a file"),
             "may_upload": self.may_upload(request),
