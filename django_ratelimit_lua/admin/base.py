@@ -1,9 +1,8 @@
-"""What our pages have in common: changes are recorded as made by the logged-in user, and odd values
-are no failure.
-"""
+"""The base of our model admins: it records who makes a change, and accepts any input."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from django.contrib import admin, messages
@@ -11,7 +10,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.widgets import AutocompleteSelect
 from django.core.exceptions import ValidationError
 from django.db.models import DateTimeField, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from ..models.audit import acting
@@ -21,10 +20,7 @@ from ..rules.rule import UNWRITABLE
 
 
 def is_key(field: Any, value: Any) -> bool:
-    """Whether that can be a value of a key at all.
-
-    Django asks the database for whatever is sent, which fails.
-    """
+    """Whether a value can be one of a key. Django queries any value, and databases raise errors."""
     try:
         field.clean(value, None)
     except ValidationError:
@@ -33,7 +29,7 @@ def is_key(field: Any, value: Any) -> bool:
 
 
 class Autocomplete(AutocompleteSelect):
-    """Django's, which also shows a form again in which something else than a key was sent."""
+    """Django's widget, which also renders a form with an invalid key."""
 
     def optgroups(self, name: str, value: Any, attr: Any = None) -> Any:
         key = self.field.remote_field.model._meta.pk
@@ -43,39 +39,28 @@ class Autocomplete(AutocompleteSelect):
 
 
 class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """A `ModelAdmin` that records changes as made by the logged-in user, and has an answer to
-    whatever is sent.
-    """
+    """A `ModelAdmin` that records changes as made by the logged-in user, and accepts any input."""
 
     class Media:
+        """The style of our pages."""
+
         css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        with acting(request.user):
-            return with_warnings(request, super().changeform_view(request, *args, **kwargs))
+        return _audited(super().changeform_view, request, *args, **kwargs)
 
     def changelist_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         texts = [text for _name, values in request.GET.lists() for text in values]
-        if any(UNWRITABLE.search(text) for text in texts):
-            return HttpResponseRedirect(
-                f"{request.path}?e=1"
-            )  # Django's answer to a filter that it cannot apply.
-        with acting(request.user):
-            return with_warnings(request, super().changelist_view(request, *args, **kwargs))
+        if any(map(UNWRITABLE.search, texts)):
+            # Django's answer to a filter that it cannot apply.
+            return HttpResponseRedirect(f"{request.path}?e=1")
+        return _audited(super().changelist_view, request, *args, **kwargs)
 
-    def delete_view(
-        self, request: HttpRequest, object_id: str, extra_context: Any = None
-    ) -> HttpResponse:
-        with acting(request.user):
-            response: HttpResponse = with_warnings(
-                request, super().delete_view(request, object_id, extra_context)
-            )
-            return response
+    def delete_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return _audited(super().delete_view, request, *args, **kwargs)
 
-    def get_object(
-        self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> Any:
-        """A row. An empty name of a field, as a link may have it, is ignored."""
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        """Return a row. An empty name of a field, as a link may have it, is ignored."""
         return super().get_object(request, object_id, from_field or None)
 
     def response_action(
@@ -88,14 +73,13 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return super().response_action(request, queryset, *args, **kwargs)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
-        """The initial values of a link, if they are valid for their fields."""
+        """Return the initial values of a link, if they are valid for their fields."""
         initial: dict[str, Any] = dict(super().get_changeform_initial_data(request))
         for field in self.opts.concrete_fields:
             if isinstance(field, DateTimeField) and field.name in initial:
-                try:
-                    initial[field.name] = within(field.to_python(initial[field.name]))
-                except ValidationError:
-                    del initial[field.name]
+                text = initial.pop(field.name)
+                with suppress(ValidationError):
+                    initial[field.name] = within(field.to_python(text))
         return initial
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
@@ -106,8 +90,13 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
 
+def _audited(view: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    with acting(request.user):
+        return with_warnings(request, view(request, *args, **kwargs))
+
+
 def with_warnings(request: HttpRequest, response: Any) -> Any:
-    """The response, with a warning if what was saved is not live."""
+    """Return the response, with a warning if saved changes are not live."""
     is_saved = request.method == "POST" and getattr(response, "status_code", 0) == 302
     if is_saved and triggers.unpublished:
         messages.warning(request, _("Saved, but not live yet: %s") % triggers.unpublished)

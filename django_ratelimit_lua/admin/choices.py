@@ -1,6 +1,4 @@
-"""The choices of the rule form: keys in words, names from the code, and the options of each
-algorithm.
-"""
+"""The choices of the rule form: keys, names from the code, and the options of each algorithm."""
 
 from __future__ import annotations
 
@@ -19,22 +17,17 @@ MAX_NAMES = 1000
 """Maximum number of names on a page. More would make it slow, and are not read."""
 
 
-def key_choices() -> list[tuple[str, str]]:
-    """Return the keys, and the prefixes of fields, with their labels."""
-    keys = [*BUILT_IN.values(), *registered_keys().values()]
-    return [
-        ("", _("as in the code")),
-        *((key.name, capfirst(str(key.label))) for key in keys),
-        *((f"{kind}:", capfirst(str(field.label) % "…")) for kind, field in FIELDS.items()),
-    ]
-
-
 def choices() -> dict[str, Any]:
-    """For the template of the form."""
+    """Return the choices for the template of the form."""
     look_for_call_sites()
+    keys = [*BUILT_IN.values(), *registered_keys().values()]
     takes = {name: sorted(algorithm.options) for name, algorithm in algorithms.ALGORITHMS.items()}
     return {
-        "keys": key_choices(),
+        "keys": [
+            ("", _("as in the code")),
+            *((key.name, capfirst(str(key.label))) for key in keys),
+            *((f"{kind}:", capfirst(str(field.label) % "…")) for kind, field in FIELDS.items()),
+        ],
         "names": known_call_sites.names()[:MAX_NAMES],
         "routes": sorted(route_names())[:MAX_NAMES],
         "takes": {**takes, "": takes[algorithms.find(conf.ALGORITHM).name]},

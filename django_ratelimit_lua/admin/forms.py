@@ -11,8 +11,7 @@ from typing import Any
 
 from django import forms
 from django.apps import apps
-from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
-from django.core.validators import MaxValueValidator, MinValueValidator
+from django.core.exceptions import ValidationError
 from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
@@ -31,51 +30,30 @@ from ..operations.confirmations import confirmations, enforcing, notices, overri
 from .versioned import VersionedForm
 
 
-def group_names() -> list[tuple[str, str]]:
-    return [
-        (name, name)
-        for name in apps.get_model("auth", "Group")
-        .objects.order_by("name")
-        .values_list("name", flat=True)
-    ]
-
-
-def methods() -> list[tuple[str, str]]:
-    """The usual methods, as choices."""
-    return [(name, name) for name in METHODS]
-
-
-def _names(given: Any) -> list[str]:
-    """The names of a list, each once; none if the row was edited by hand."""
-    return (
-        list(dict.fromkeys(name for name in given if isinstance(name, str)))
-        if isinstance(given, list)
-        else []
-    )
+def group_names() -> dict[str, str]:
+    """Return the names of Django's groups, as choices."""
+    groups = apps.get_model("auth", "Group").objects.order_by("name")
+    return {name: name for name in groups.values_list("name", flat=True)}
 
 
 class RatesField(forms.CharField):
     """Further rates, one per line."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(
-            required=False, widget=forms.Textarea(attrs={"rows": 2, "cols": 20}), **kwargs
-        )
+    widget = forms.Textarea(attrs={"rows": 2, "cols": 20})
 
     def prepare_value(self, value: Any) -> Any:
         """Lines for a list. Input of a browser, and values edited by hand, stay as they are."""
-        return "\n".join(map(str, value)) if isinstance(value, list) else value
+        if isinstance(value, list):
+            return "\n".join(map(str, value))
+        return value
 
     def to_python(self, value: Any) -> Any:
         """A list of rates as rules write them. Raises `ValidationError` that names the line."""
-        rates = []
-        for line in (super().to_python(value) or "").splitlines():
-            if line.strip():
-                try:
-                    rates.append(written(line.strip()))
-                except LimitError as error:
-                    raise ValidationError(problem_text(error)) from None
-        return rates
+        lines = map(str.strip, (super().to_python(value) or "").splitlines())
+        try:
+            return [written(line) for line in lines if line]
+        except LimitError as error:
+            raise ValidationError(problem_text(error)) from None
 
 
 SENTENCE = {"period": _("requests per"), "unit": _("unit of time")}
@@ -84,10 +62,11 @@ SENTENCE = {"period": _("requests per"), "unit": _("unit of time")}
 
 def _further() -> RatesField:
     field = RateLimitRule._meta.get_field("more_rates")
-    return RatesField(label=capfirst(field.verbose_name), help_text=field.help_text)
+    label = capfirst(field.verbose_name)
+    return RatesField(label=label, help_text=field.help_text, required=False)
 
 
-class AskingForm(forms.ModelForm):  # type: ignore[type-arg]
+class AskingForm(VersionedForm):
     """A form with warnings to confirm.
 
     The value of its checkbox is a digest of the warnings that are shown, so that no others are
@@ -101,12 +80,14 @@ class AskingForm(forms.ModelForm):  # type: ignore[type-arg]
         widget=forms.CheckboxInput(check_test=lambda value: False),
     )
 
-    def ask(self, warnings: Sequence[tuple[str, Any]], meant: Sequence[str] = ()) -> None:
+    def ask(self, warnings: Sequence[tuple[str, Any]], subject: Sequence[str] = ()) -> None:
         """Add the warnings as errors of their fields, unless they are confirmed.
 
-        `meant`: what a confirmation is about, if not the texts of the warnings.
+        Args:
+            warnings: Fields and texts.
+            subject: What a confirmation is about, if not the texts of the warnings.
         """
-        texts = meant or [str(text) for _field, text in warnings]
+        texts = subject or [str(text) for _field, text in warnings]
         confirmed = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
         if not warnings or self.data.get("confirm") == confirmed:
             return
@@ -116,11 +97,7 @@ class AskingForm(forms.ModelForm):  # type: ignore[type-arg]
             self.add_error(field if field in self.fields else None, problem)
 
 
-def algorithm_choices() -> list[tuple[str, Any]]:
-    return [("", "---------"), *((name, _(kind.label)) for name, kind in ALGORITHMS.items())]
-
-
-class RuleForm(AskingForm, VersionedForm):
+class RuleForm(AskingForm):
     """A rule. What would refuse or admit everybody has to be confirmed."""
 
     is_asking = True
@@ -137,14 +114,17 @@ class RuleForm(AskingForm, VersionedForm):
     methods = forms.MultipleChoiceField(
         label=_("Methods"),
         required=False,
-        choices=methods,
+        choices=dict.fromkeys(METHODS),
         widget=forms.CheckboxSelectMultiple,
         help_text=_("None selected: all methods. GET includes HEAD."),
     )
     algorithm = forms.ChoiceField(
         label=_("Algorithm"),
         required=False,
-        choices=algorithm_choices,
+        choices=lambda: [
+            ("", "---------"),
+            *((name, _(kind.label)) for name, kind in ALGORITHMS.items()),
+        ],
         help_text=_("Empty: as in the settings."),
     )
     groups = forms.MultipleChoiceField(
@@ -155,6 +135,8 @@ class RuleForm(AskingForm, VersionedForm):
     )
 
     class Meta:
+        """The model and its fields."""
+
         model = RateLimitRule
         fields = "__all__"
         labels = SENTENCE
@@ -165,96 +147,64 @@ class RuleForm(AskingForm, VersionedForm):
         }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"label_suffix": "", **kwargs})
+        super().__init__(*args, **kwargs)
+        self.is_editable = "path" in self.fields  # Otherwise the rule may only be viewed.
         for word, added in rule_fields().items():
             value = self.instance.annexed().get(word)
             self.initial.setdefault(word, value)
             self.fields[word] = added.form_field()
             self.fields[word].label = capfirst(added.label)
-            if (
-                "path" not in self.fields
-            ):  # A rule that may only be looked at: Django's page looks for an attribute.
-                setattr(self.instance, word, added.describe(value) or value if value else "—")
+            if not self.is_editable:  # Django's page reads an attribute.
+                text = (value and added.describe(value)) or value or "—"
+                setattr(self.instance, word, text)
         self.initial.update(self.filled)
-        _bound(self)
         self.instance.to_check = "without tiers" if self.has_tiers else "all"
-        for field, names in (
-            ("name", "ratelimit-names"),
-            ("group", "ratelimit-names"),
-            ("route", "ratelimit-routes"),
-        ):
-            if field in self.fields:
-                self.fields[field].widget.attrs["list"] = names
-        if "name" in self.fields and self.instance.pk is None:
+        if self.is_editable:
+            self._set_choices()
+
+    def _set_choices(self) -> None:
+        for field in ("name", "group"):
+            self.fields[field].widget.attrs["list"] = "ratelimit-names"
+        self.fields["route"].widget.attrs["list"] = "ratelimit-routes"
+        if self.instance.pk is None:
             self.fields["name"].widget.attrs["data-focus"] = "first"
-        # Not where a rule may only be looked at.
-        for field, present in (("groups", group_names), ("methods", methods)):
-            if field in self.fields:
-                named = getattr(self.instance, field)
-                choices = present()
-                # Methods that the rule has already stay: WebDAV and other clients use more than
-                # these.
-                choices += [(name, name) for name in _names(named) if (name, name) not in choices]
-                self.fields[field].choices = choices  # type: ignore[attr-defined]
-
-    def clean_description(self) -> str:
-        """Its lines as files have them."""
-        return _lines(self.cleaned_data["description"])
-
-    def clean_message(self) -> str:
-        """Its lines as files have them."""
-        return _lines(self.cleaned_data["message"])
+        # Methods that the rule has already stay: WebDAV and other clients use more than these.
+        for field, names in (("groups", group_names()), ("methods", METHODS)):
+            own = getattr(self.instance, field)
+            if not isinstance(own, list):  # Edited by hand.
+                own = []
+            added = [name for name in own if isinstance(name, str)]
+            choices = [(name, name) for name in dict.fromkeys([*names, *added])]
+            self.fields[field].choices = choices  # type: ignore[attr-defined]
 
     def clean(self) -> dict[str, Any]:
-        """Raises `ValidationError` for what contradicts itself, and for what is surprising and not
-        confirmed.
+        """Check what the model cannot. Line breaks become those of files, as browsers send others.
+
+        Raises `ValidationError` for contradictions.
         """
-        given: dict[str, Any] = super().clean() or {}
-        if "path" not in self.fields:
+        given = super().clean()
+        if not self.is_editable:
             return given
+        for name in {"description", "message"} & given.keys():
+            given[name] = given[name].replace("\r\n", "\n")
         if given.get("audience") == "groups" and not given.get("groups"):
             self.add_error("groups", _("Select at least one group."))
-        self.refuse_if_outdated()
         return given
 
     def _post_clean(self) -> None:
         for word in self.cleaned_data.keys() & rule_fields().keys():
             self.instance.annex(word, self.cleaned_data[word])
         super()._post_clean()  # type: ignore[misc]
-        if self.errors or "path" not in self.fields or not self.is_asking:
+        if self.errors or not (self.is_editable and self.is_asking):
             return  # No warnings until the form is valid.
         rule = self.instance  # As it would be saved.
         found = confirmations(rule)
-        meant = [text for _field, text in found]
+        subject = [text for _field, text in found]
         if rule.pk is not None and self.initial.get("mode") != rule.mode == "enforce":
             found += enforcing(rule)
-            meant.append(rule.reading())  # Its words have numbers that grow.
-        self.ask(found, meant)
+            subject.append(rule.reading())  # Its words have numbers that grow.
+        self.ask(found, subject)
         self.notices = notices(rule, RateLimitRule.objects.filter(pk=rule.pk).first())
-
-
-def _bound(form: Any) -> None:
-    """Tell the browser the least and the most of each number, which else are those of the
-    database's column.
-    """
-    for name, field in form.fields.items():
-        if isinstance(field, forms.IntegerField):
-            for bound in form._meta.model._meta.get_field(name).validators:
-                if isinstance(bound, MinValueValidator):
-                    field.widget.attrs["min"] = max(
-                        bound.limit_value, field.widget.attrs.get("min", bound.limit_value)
-                    )
-                elif isinstance(bound, MaxValueValidator):
-                    field.widget.attrs["max"] = min(
-                        bound.limit_value, field.widget.attrs.get("max", bound.limit_value)
-                    )
-
-
-def _lines(text: str) -> str:
-    """Text with line breaks as they are in files, and not as browsers send them: that would be a
-    change.
-    """
-    return text.replace("\r\n", "\n")
 
 
 class RowForm(VersionedForm):
@@ -269,16 +219,9 @@ class RowForm(VersionedForm):
             field.help_text = ""
             field.widget.attrs["aria-label"] = f"{field.label}: {self.instance}"
 
-    def clean(self) -> dict[str, Any]:
-        """Raises `ValidationError` for a row that was changed while the list was open."""
-        given: dict[str, Any] = super().clean() or {}
-        self.refuse_if_outdated()
-        return given
-
     def _post_clean(self) -> None:
-        self.instance.to_check = (
-            "nothing"  # A rule that is broken already does not lock the others.
-        )
+        # A rule that is broken already does not lock the others.
+        self.instance.to_check = "nothing"
         super()._post_clean()  # type: ignore[misc]
 
 
@@ -302,9 +245,7 @@ class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
         return form
 
     def clean(self) -> None:
-        """Raises `ValidationError` for tiers that are no more: Django shows no form of those, nor
-        its errors.
-        """
+        """Raises `ValidationError` for deleted tiers: Django does not show their forms."""
         super().clean()
         gone = [form.cleaned_data.get("group", "") for form in self.forms if "id" in form.errors]
         if gone:
@@ -322,24 +263,23 @@ class TierForm(VersionedForm):
     more_rates = _further()
 
     class Meta:
+        """The model and its fields."""
+
         model = RateLimitTier
         fields = ("group", "limit", "period", "unit", "more_rates", "burst")
         labels = SENTENCE
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"label_suffix": "", **kwargs})
-        _bound(self)
-        present = group_names()
-        own = self.instance.group
-        removed = [(own, own)] if own and (own, own) not in present else []
-        groups = [("", "—"), *present, *removed]
+        super().__init__(*args, **kwargs)
+        self.groups = {"": "—", **group_names()}
+        self.groups.setdefault(self.instance.group, self.instance.group)
         if registered_keys():
             self.fields["group"].help_text = _(
                 "The name of a group, or a key of this site and a value: plan:pro."
             )
         else:
-            self.fields["group"] = forms.ChoiceField(label=_("Django group"), choices=groups)
-        self.groups = {name for name, _label in groups}
+            choices = list(self.groups.items())
+            self.fields["group"] = forms.ChoiceField(label=_("Django group"), choices=choices)
 
     def clean_group(self) -> str:
         """Raises `ValidationError` for an unknown group. The model checks KEY:VALUE."""
@@ -348,22 +288,17 @@ class TierForm(VersionedForm):
             raise ValidationError(_("There is no such group."))
         return name
 
-    def clean(self) -> dict[str, Any]:
-        given: dict[str, Any] = super().clean() or {}
-        self.refuse_if_outdated()
-        return given
-
 
 DURATIONS = {
     "3600": _("for 1 hour"),
     "86400": _("for 1 day"),
     "604800": _("for 1 week"),
     "2592000": _("for 30 days"),
-    "": _("until the end time below, or without end"),
 }
+"""Durations of overrides, in seconds."""
 
 
-class OverrideForm(AskingForm, VersionedForm):
+class OverrideForm(AskingForm):
     """An override. The value of a field is turned into a digest at once."""
 
     value = forms.CharField(
@@ -376,20 +311,27 @@ class OverrideForm(AskingForm, VersionedForm):
         ),
     )
     duration = forms.ChoiceField(
-        label=_("Duration"), required=False, choices=list(DURATIONS.items())
+        label=_("Duration"),
+        required=False,
+        choices=[("", _("until the end time below, or without end")), *DURATIONS.items()],
     )
 
     class Meta:
+        """The model and its fields."""
+
         model = RateLimitOverride
         fields = "__all__"
         labels = SENTENCE
+        help_texts = {  # noqa: RUF012 - Django's way
+            "burst": _("Only for token buckets. Empty: the burst of the rule.")
+        }
 
     more_columns = ("subject",)  # A value is kept as that.
     request: Any = None
     MAX_NETWORKS = 1000
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"label_suffix": "", **kwargs})
+        super().__init__(*args, **kwargs)
         self.networks: list[str] = []
         if "network" in self.fields and self.instance.pk is None:
             self.fields["network"] = forms.CharField(
@@ -401,22 +343,14 @@ class OverrideForm(AskingForm, VersionedForm):
                     "override each."
                 ),
             )
-        if "duration" in self.fields:
-            self.fields["duration"].initial = ""
-        if "burst" in self.fields:
-            self.fields["burst"].help_text = _(
-                "Only for token buckets. Empty: the burst of the rule."
-            )
-        for name in {"starts", "ends"} & set(self.fields):
+        for name in {"starts", "ends"} & self.fields.keys():
             field = self.fields[name]
-            for part, label in zip(
-                getattr(field.widget, "widgets", ()), (_("date"), _("time")), strict=False
-            ):
+            for part, label in zip(field.widget.widgets, (_("date"), _("time")), strict=True):
                 part.attrs["aria-label"] = f"{field.label}: {label}"
 
     def clean(self) -> dict[str, Any]:
         """Raises `ValidationError` for blocking oneself."""
-        given: dict[str, Any] = super().clean() or {}
+        given = super().clean()
         if given.get("value"):
             self.instance.field = given.get("field") or ""
             if not self.instance.field:
@@ -435,80 +369,72 @@ class OverrideForm(AskingForm, VersionedForm):
         self.ask(
             override_confirmations({**given, "networks": self.networks}, own_proxy(self.request))
         )
-        self.refuse_if_outdated()
         return given
 
     def _update_errors(self, errors: ValidationError) -> None:
-        by_field = errors.update_error_dict({})
-        if self.errors.keys() & {"user", "network", "field", "client_digest"}:
-            by_field.pop(NON_FIELD_ERRORS, None)  # That there is no subject: the input was invalid.
-        super()._update_errors(
-            ValidationError({name: found[:1] for name, found in by_field.items()})
-        )
+        # Without a valid subject, the model would report that there is none.
+        if not self.errors.keys() & {"user", "network", "field", "client_digest"}:
+            super()._update_errors(errors)
 
     def clean_network(self) -> str:
         """The first network; all are in `networks`.
 
         Raises `ValidationError` that names the invalid ones.
         """
-        texts = list(dict.fromkeys(self.cleaned_data["network"].replace(",", " ").split()))
-        wrong = [text for text in texts if not _is_network(text)]
+        networks: dict[str, None] = {}
+        wrong = []
+        for text in self.cleaned_data["network"].replace(",", " ").split():
+            try:
+                networks[str(parse_network(text))] = None
+            except ValueError:
+                wrong.append(text)
         if wrong:
-            listed = ", ".join(wrong[:10]) + (" …" if len(wrong) > 10 else "")
             problem = _(
                 "No address or network: %(texts)s. Write for example 203.0.113.9 or 203.0.113.0/24."
             )
-            raise ValidationError(problem % {"texts": listed})
-        if len(texts) > 1 and self.instance.pk is not None:
+            raise ValidationError(problem % {"texts": ", ".join(wrong)[:300]})
+        if len(networks) > 1 and self.instance.pk is not None:
             raise ValidationError(_("This override is for one network. Add a new one for several."))
-        if len(texts) > self.MAX_NETWORKS:
+        if len(networks) > self.MAX_NETWORKS:
             raise ValidationError(
                 _("Enter at most %(number)d networks at once.") % {"number": self.MAX_NETWORKS}
             )
-        self.networks = list(dict.fromkeys(str(parse_network(text)) for text in texts))
-        return texts[0] if texts else ""
+        self.networks = list(networks)
+        return next(iter(networks), "")
 
     def _refuse_own(self, given: Mapping[str, Any]) -> None:
         """Add an error if the block would lock out its author."""
         address = own_address(self.request)
-        if address is not None and any(covers(network, address) for network in self.networks):
+        if any(covers(network, address) for network in self.networks):
             self.add_error(
                 "network", _("This includes your own address: you would lock yourself out.")
             )
-        for name, own in (
-            ("user", [self.request.user]),
-            ("client_digest", own_digests(self.request)),
-        ):
-            if given.get(name) and given[name] in own:
+        own = {"user": [self.request.user], "client_digest": own_digests(self.request)}
+        for name, values in own.items():
+            if given.get(name) in values:
                 self.add_error(name, _("This includes yourself: you would lock yourself out."))
 
 
-def _is_network(text: str) -> bool:
-    try:
-        parse_network(text)
-    except ValueError:
-        return False
-    return True
-
-
 def own_proxy(request: Any) -> str | None:
-    """The address of the proxy that forwarded the request, if its headers name one."""
-    came_through = {"HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED"} & request.META.keys()
-    peer = parse_address(request.META.get("REMOTE_ADDR") or "") if came_through else None
-    return None if peer is None else str(peer)
+    """Return the address of the proxy that forwarded the request, if its headers name one."""
+    peer = parse_address(request.META.get("REMOTE_ADDR") or "")
+    if peer is None or not {"HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED"} & request.META.keys():
+        return None
+    return str(peer)
 
 
-def own_address(request: Any) -> str | None:
-    """The address a request comes from."""
-    address = client_address(request).address
-    return None if address is None else str(address)
+def own_address(request: Any) -> str:
+    """Return the address a request comes from; empty if it is not known."""
+    return str(client_address(request).address or "")
 
 
 def own_digests(request: Any) -> set[str]:
-    """The digests of the author of a request, as limits by user, by address and by both count them,
-    or did by an earlier key: overrides about those hold as well.
+    """Return the digests of the author of a request, as limits by user, address and both count.
+
+    With those by an earlier secret: overrides about them apply as well.
     """
-    user, network = ("user", str(request.user.pk)), ("ip", client_address(request).network)
+    user = ("user", str(request.user.pk))
+    network = ("ip", client_address(request).network)
     own = (user, network, (user, network), (network, user))
     return {
         digest(identity, secret).decode() for identity in own for secret in secrets_by_id().values()
@@ -518,8 +444,10 @@ def own_digests(request: Any) -> set[str]:
 UNITS = {"s": _("second"), "m": _("minute"), "h": _("hour"), "d": _("day")}
 
 
-class PreviewForm(forms.Form):
-    """The requests of a preview."""
+class PreviewForm(RuleForm):
+    """A rule that is not saved, and the requests of its preview."""
+
+    is_asking = False
 
     preview_burst = forms.IntegerField(
         label=_("Requests at once"), min_value=0, max_value=100_000, required=False

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import math
-from collections.abc import Iterable, Mapping
-from decimal import Decimal
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from django.contrib import admin
@@ -24,143 +23,124 @@ from ..models.audit import model_of
 from ..operations.formatting import moment_words
 from ..operations.history_names import MAX_NAMED
 from ..operations.rules_yaml import build_rule, save_rule
-from ..rules.describe import key_label, rate_words, reading
+from ..rules.describe import rate_words, reading
 from ..rules.rule import RuleError
 from .base import ActingAdmin
+from .identities import client_words, identity_words
+from .pages import ReadOnlyAdmin
 from .times import moment_element
 
 COLUMNS = {"rate": "limit", "method": "methods"}
-"""What declarations call otherwise than forms do."""
-NAMES = {"tiers": _("tiers"), "client": _("who")}
-"""Words that are not columns."""
+"""Names in declarations that differ from the columns in forms."""
 DIGESTS = {"subject", "digests"}
 MOMENTS = ("starts", "ends", "until")
-LETTERS = 12
-"""Letters of a digest that stand for a client, as on the page of bans and in the command."""
 WHO = "django_ratelimit_lua.view_identities"
 """May see the names of identities."""
 
 
 def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list[str]:
-    """The differences of a change, field by field, old and new, in the words of the forms; of a
-    created or deleted row, its values.
+    """Describe a change field by field, old and new, in the words of the forms.
 
     Digests are left out, unless the name of the client is hidden.
+
+    Args:
+        change: Any entry of the history. Of a created or deleted row, the values are listed.
+        may_see_who: Whether names of clients may be shown.
     """
+    before = _mapping(change.before)
+    after = _mapping(change.after)
     if change.kind == RateLimitChange.Kind.IDENTITY:
-        return _done(change, may_see_who=may_see_who)
-    before, after = (
-        declared if isinstance(declared, Mapping) else {}
-        for declared in (change.before, change.after)
-    )
-    model = model_of(change.kind)  # None: of an annex that was removed.
-    columns = (
-        {column.name: column for column in model._meta.concrete_fields} if model is not None else {}
-    )
-    order = ["client", *columns]
-    labels = {**NAMES, **{name: added.label for name, added in rule_fields().items()}}
+        return _action_words(change.action, after, may_see_who=may_see_who)
+    model = model_of(change.kind)
+    fields = () if model is None else model._meta.concrete_fields  # An annex may be gone.
+    columns = {column.name: column for column in fields}
+    labels = {
+        "client": _("who"),
+        **{name: column.verbose_name for name, column in columns.items()},
+        "tiers": _("tiers"),
+        **{name: added.label for name, added in rule_fields().items()},
+    }
     names = {COLUMNS.get(name, name): name for name in {*before, *after} - DIGESTS}
     lines = []
-    for own in sorted(
-        names, key=lambda own: (order.index(own) if own in order else len(order), own)
-    ):
-        name, column = names[own], columns.get(own)
-        old, new = before.get(name), after.get(name)
-        if old == new or (own == "client" and change.name in (old, new)):
+    for own in (*labels, *sorted(names.keys() - labels.keys())):
+        name = names.get(own, "")
+        both = (before.get(name), after.get(name))
+        if both[0] == both[1] or (own == "client" and change.name in both):
             continue
-        label = capfirst(str(labels.get(own) or (own if column is None else column.verbose_name)))
         values = [
-            _value(name, column, value) for value, side in ((old, before), (new, after)) if side
+            _value(name, columns.get(own), side.get(name)) for side in (before, after) if side
         ]
-        if name in MOMENTS and old and new and values[0] == values[-1]:  # Within one minute.
-            values = [
-                f"{words}:{value[17:19]}" for words, value in zip(values, (old, new), strict=True)
-            ]
-        lines.append(f"{label}: {' → '.join(values)}")
+        lines.append(f"{capfirst(str(labels.get(own, own)))}: {' → '.join(values)}")
     return lines
 
 
-def _done(change: RateLimitChange, *, may_see_who: bool) -> list[str]:
+def _mapping(declared: Any) -> Mapping[str, Any]:
+    """The words of a declaration; none if a script has written anything else."""
+    if isinstance(declared, Mapping):
+        return declared
+    return {}
+
+
+def _action_words(action: str, after: Mapping[str, Any], *, may_see_who: bool) -> list[str]:
     """An action of an operator on a client."""
-    after = change.after if isinstance(change.after, Mapping) else {}
-    why, slot = after.get("why"), after.get("slot")
-    reason = [str(why)] if why else []
-    if change.action == RateLimitChange.Action.ENDED and not slot:
+    slot = after.get("slot")
+    reason = list(filter(None, [after.get("why")]))
+    if action == RateLimitChange.Action.ENDED and not slot:
         return [gettext("Counts are reset."), *reason]
-    digests, names = after.get("digests") or ["—"], after.get("who") or {}
-    named = []
-    for digest in digests[:MAX_NAMED]:
-        parts = names.get(digest) if may_see_who else None
-        words = ", ".join(
-            f"{key_label(kind)} {value}" if kind else value for kind, value in parts or ()
-        )
-        named.append(f"{words} ({digest[:LETTERS]})" if words else digest[:LETTERS])
+    digests = after.get("digests") or ["—"]
+    names = _mapping(after.get("who") if may_see_who else {})
+    named = [
+        client_words(identity_words(names.get(digest, ())), digest)
+        for digest in digests[:MAX_NAMED]
+    ]
     more = len(digests) - len(named)
     if more:
         named.append(ngettext("%(number)s more", "%(number)s more", more) % {"number": more})
-    placeholders = {"client": ", ".join(named), "what": slot}
     if slot:
         text = gettext("A slot of %(client)s is released: %(what)s")
-    elif change.action == RateLimitChange.Action.BANNED:
+    elif action == RateLimitChange.Action.BANNED:
         text = gettext("Banned by hand: %(client)s.")
     else:
         text = ngettext(
             "The ban of %(client)s is lifted.", "The bans of %(client)s are lifted.", len(digests)
         )
-    forgotten = [gettext("Earlier bans are forgotten.")] if after.get("forget") else []
-    return [text % placeholders, *forgotten, *reason]
+    lines = [text % {"client": ", ".join(named), "what": slot}]
+    if after.get("forget"):
+        lines.append(gettext("Earlier bans are forgotten."))
+    return lines + reason
 
 
 def _value(name: str, column: Any, value: Any) -> str:
-    if (
-        value is None
-        and column is not None
-        and (column.flatchoices or isinstance(column, models.BooleanField))
+    if value is None and (
+        getattr(column, "flatchoices", None) or isinstance(column, models.BooleanField)
     ):
         value = column.get_default()  # Declarations leave it out.
     if value in (None, ""):
         return "—"
     if name == "rate":
         return rate_words(value)
-    if name in MOMENTS:
-        try:
-            return moment_words(datetime.datetime.fromisoformat(value))
-        except (TypeError, ValueError):
-            return str(value)
     if isinstance(value, bool):
-        return gettext("yes") if value else gettext("no")
-    if isinstance(value, float) and math.isfinite(value):
-        return str(formats.number_format(Decimal(repr(value)).normalize()))
+        return {True: gettext("yes"), False: gettext("no")}[value]
+    if isinstance(value, float):
+        return str(formats.number_format(f"{value:.15g}"))
     if isinstance(value, list):
         return ", ".join(_value(name, column, one) for one in value)
     if isinstance(value, Mapping):  # A tier.
-        return " ".join(
-            rate_words(part) if key == "rate" else str(part) for key, part in value.items()
-        )
-    names = dict(getattr(column, "flatchoices", None) or ())
-    return str(names.get(value, value) if isinstance(value, str) else value)
-
-
-def versions(changes: Iterable[RateLimitChange]) -> list[dict[str, Any]]:
-    """Changes of a rule for a template, the latest first."""
-    return [
-        {
-            "change": change,
-            "at": moment_element(change.at),
-            "words": changed_words(change),
-            "reading": reading(change.after or {}),
-        }
-        for change in changes
-    ]
+        return " ".join(_value(key, None, part) for key, part in value.items())
+    if name in MOMENTS:
+        with suppress(TypeError, ValueError):
+            return moment_words(datetime.datetime.fromisoformat(value))
+    choices = dict(getattr(column, "flatchoices", ()))
+    return str(choices.get(str(value), value))
 
 
 def restore(change: RateLimitChange) -> RateLimitRule:
     """Make a rule what it was after a change, or before it was deleted.
 
-    Raises `RuleError`, also where another rule has its name by now.
+    Raises:
+        RuleError: The version is invalid today, or another rule has its name.
     """
-    given = change.after if change.after is not None else change.before
-    rule, tiers = build_rule(given or {})
+    rule, tiers = build_rule(change.after or change.before or {})
     with transaction.atomic(router.db_for_write(RateLimitRule)):
         if RateLimitRule.objects.filter(name=rule.name).exclude(pk=change.object_id or 0).exists():
             problem = _("another rule has this name now; rename or delete it first")
@@ -168,14 +148,20 @@ def restore(change: RateLimitChange) -> RateLimitRule:
         return save_rule(rule, tiers, change.object_id)
 
 
-class ChangeAdmin(ActingAdmin):
+def may_restore(request: HttpRequest) -> bool:
+    """Whether the user may restore versions of rules, which adds a rule that was deleted."""
+    permissions = ("change_ratelimitrule", "add_ratelimitrule")
+    return request.user.has_perms([f"django_ratelimit_lua.{name}" for name in permissions])
+
+
+class ChangeAdmin(ReadOnlyAdmin, ActingAdmin):
     """The history. It cannot be added to, changed or deleted by hand."""
 
-    list_display = ("moment", "by", "what", "words")
+    list_display = ("moment", "by", "what", "changes")
     list_filter = ("kind", "action", "at")
     search_fields = ("name", "by")
     date_hierarchy = "at"
-    fields = ("moment", "by", "what", "words", "revision")
+    fields = ("moment", "by", "what", "changes", "revision")
     readonly_fields = fields
     change_form_template = "admin/django_ratelimit_lua/ratelimitchange/change_form.html"
 
@@ -186,69 +172,31 @@ class ChangeAdmin(ActingAdmin):
     @admin.display(description=_("what"), ordering="name")
     def what(self, change: RateLimitChange) -> SafeString:
         """What was changed, and what was done to it."""
-        words = f"{change.get_kind_display()}, {change.get_action_display()}"
-        return format_html('{}<div class="quiet">{}</div>', change.name, words)
+        action = f"{change.get_kind_display()}, {change.get_action_display()}"
+        return format_html('{}<div class="quiet">{}</div>', change.name, action)
 
     @admin.display(description=_("what changed"))
-    def words(self, change: RateLimitChange) -> SafeString:
-        return self._words(change, may_see_who=False)
-
-    @admin.display(description=_("what changed"))
-    def named_words(self, change: RateLimitChange) -> SafeString:
-        """The same, for users who may see names."""
-        return self._words(change, may_see_who=True)
-
-    def _words(self, change: RateLimitChange, *, may_see_who: bool) -> SafeString:
-        whole = (
-            change.after
-            if change.before is None
-            else change.before
-            if change.after is None
-            else None
-        )
-        if whole is not None and change.kind == RateLimitChange.Kind.RULE:
-            return format_html("{}", reading(whole))
-        lines = changed_words(change, may_see_who=may_see_who)
+    def changes(self, change: RateLimitChange) -> str:
+        declared = change.before or change.after
+        is_whole = None in (change.before, change.after)
+        if is_whole and declared and change.kind == RateLimitChange.Kind.RULE:
+            return reading(declared)
+        lines = changed_words(change, may_see_who=change.may_see_who)  # type: ignore[attr-defined]
         return format_html_join(mark_safe("<br>"), "{}", ((line,) for line in lines))
 
-    def get_list_display(self, request: HttpRequest) -> Any:
-        """With names, for users who may see them."""
-        return _columns(request, super().get_list_display(request))
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """With names, for users who may see them."""
-        return _columns(request, super().get_fields(request, obj))
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return _columns(request, super().get_readonly_fields(request, obj))
-
-    def has_add_permission(self, request: HttpRequest, *args: Any) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """The changes, each with the permission of the user to see names."""
+        may_see_who = models.Value(request.user.has_perm(WHO))
+        return super().get_queryset(request).annotate(may_see_who=may_see_who)
 
     def render_change_form(
         self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
     ) -> Any:
         change = kwargs.get("obj")
-        is_rule = (
+        context["may_restore"] = (
             change is not None
             and change.kind == RateLimitChange.Kind.RULE
             and (change.before or change.after)
+            and may_restore(request)
         )
-        permissions = (
-            "django_ratelimit_lua.change_ratelimitrule",
-            "django_ratelimit_lua.add_ratelimitrule",
-        )
-        context["may_restore"] = is_rule and request.user.has_perms(permissions)
         return super().render_change_form(request, context, *args, **kwargs)
-
-
-def _columns(request: HttpRequest, columns: Iterable[Any]) -> list[Any]:
-    return [
-        "named_words" if one == "words" and request.user.has_perm(WHO) else one for one in columns
-    ]

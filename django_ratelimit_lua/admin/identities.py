@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from django.contrib.auth import get_user_model
@@ -11,9 +12,12 @@ from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
 
-from ..identity.names import NOTHING, Name
+from ..identity.names import NOTHING, Name, Part
 from ..operations.formatting import readable
 from ..rules.describe import key_label
+
+LETTERS = 12
+"""Letters of a digest that stand for a client, as on the page of bans and in the command."""
 
 
 class ReadablePart(NamedTuple):
@@ -25,19 +29,30 @@ class ReadablePart(NamedTuple):
 
 
 def readable_parts(request: HttpRequest, named: Sequence[Name]) -> list[list[ReadablePart]]:
-    """The parts of identities as the pages show them."""
+    """Return the parts of identities as the pages show them."""
     users = _users([value for name in named for kind, value in name if kind == "user"])
     return [[_readable(request, kind, value, users) for kind, value in name] for name in named]
+
+
+def identity_words(name: Iterable[Part]) -> str:
+    """Describe an identity by its masked parts, without looking up users."""
+    return ", ".join([_part_words(kind, value) for kind, value in name])
+
+
+def client_words(name: str, digest: str) -> str:
+    """Name a client. The digest distinguishes clients with masked names."""
+    short = digest[:LETTERS]
+    if not name:
+        return short
+    return f"{name} ({short})"
 
 
 def _users(keys: Sequence[str]) -> dict[str, Any]:
     model = get_user_model()
     found = []
     for key in keys:
-        try:
+        with suppress(ValidationError):
             found.append(model._meta.pk.to_python(key))
-        except ValidationError:
-            continue
     return {str(user.pk): user for user in model._default_manager.filter(pk__in=found)}
 
 
@@ -45,21 +60,26 @@ def _readable(
     request: HttpRequest, kind: str, value: str, users: Mapping[str, Any]
 ) -> ReadablePart:
     if kind == "user" and value in users:
-        words = _("user %(user)s") % {"user": users[value]}
-        return ReadablePart(words, _user_url(request, users[value]), is_known_user=True)
+        user = _("user %(user)s") % {"user": users[value]}
+        return ReadablePart(user, _user_url(request, users[value]), is_known_user=True)
     value = readable(value)
-    if kind == "ip" or not kind:
+    if kind == "ip":
         return ReadablePart(value)
-    if value == NOTHING:
+    if kind and value == NOTHING:
         return ReadablePart(_("no %(kind)s") % {"kind": key_label(kind)})
-    return ReadablePart(f"{key_label(kind)} {value}")
+    return ReadablePart(_part_words(kind, value))
+
+
+def _part_words(kind: str, value: str) -> str:
+    if not kind:
+        return value
+    return f"{key_label(kind)} {value}"
 
 
 def _user_url(request: HttpRequest, user: Any) -> str:
     meta = user._meta
     if not request.user.has_perm(f"{meta.app_label}.view_{meta.model_name}"):
         return ""
-    try:
+    with suppress(NoReverseMatch):
         return reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[user.pk])
-    except NoReverseMatch:
-        return ""
+    return ""

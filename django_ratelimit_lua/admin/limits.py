@@ -18,9 +18,9 @@ from ..limits.algorithms import OF_SLOTS
 from ..limits.rate import LimitError, Rate
 from ..models import RateLimitRule
 from ..models.rate_fields import problem_text
-from ..operations.call_sites import call_sites_of, limits_in_code, rule_words, taken_over
-from ..operations.formatting import breakable
+from ..operations.call_sites import LimitInCode, call_sites_of, limits_in_code, taken_over
 from ..rules.rule import RuleError
+from .base import is_key
 from .pages import page_response
 
 
@@ -30,125 +30,113 @@ class ListColumn:
     def __init__(self, column: Column) -> None:
         self.__name__ = column.name
         self.short_description = column.heading
-        self._column = column
+        self.column = column
         self._cells: Mapping[str, Any] = {}
 
     def read(self, request: HttpRequest, rules: Mapping[str, RateLimitRule | None]) -> None:
         """Read the cells of these limits. If Redis is unavailable, they are empty."""
         with suppress(StoreError):
-            self._cells = self._column.cells(request, rules)
+            self._cells = self.column.cells(request, rules)
 
-    def cell(self, name: str) -> Any:
-        return self._cells.get(name, "—")
-
-    def __call__(self, rule: RateLimitRule) -> Any:
-        return self.cell(rule.name)
+    def __call__(self, limit: RateLimitRule | LimitInCode) -> Any:
+        return self._cells.get(limit.name, "—")
 
 
 def list_columns() -> list[ListColumn]:
-    """The columns that annexes add to the lists of rules and limits."""
+    """Return the columns that annexes add to the lists of rules and limits."""
     return [ListColumn(column) for extension in extensions for column in extension.columns]
 
 
 def copied(request: HttpRequest) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The initial values of a new rule and its tiers, from a link: a `copy` of a rule, a rule of
-    the `settings`, `instead` of a call site, or `beside` it: of several limits there, number
-    `which`.
+    """Return the initial values of a new rule and its tiers, which a link names.
+
+    They are those of a rule (`copy`), of a rule of the `settings`, of a call site (`instead` of
+    it), or they are `beside` a call site: of several limits there, number `which`.
     """
-    asked = request.GET
-    row: RateLimitRule | None = None
-    tiers: list[Any] = []
-    key = asked.get("copy", "")
-    if key.isascii() and key.isdecimal() and len(key) < 19:
-        row = RateLimitRule.objects.filter(pk=int(key)).first()
-        tiers = [] if row is None else list(row.tiers.all())
-    elif asked.get("settings"):
+    query = request.GET
+    key = query.get("copy", "")
+    row: RateLimitRule | None
+    if is_key(RateLimitRule._meta.pk, key):
+        row = RateLimitRule.objects.filter(pk=key).first()
+        if row is None:
+            return {}, []
+        tiers = list(row.tiers.all())
+        row.name = _("%(name)s, copy") % {"name": row.name}
+    elif query.get("settings"):
         try:
-            row, tiers = taken_over(asked["settings"])
+            row, tiers = taken_over(query["settings"])
         except RuleError:
-            return {"name": asked["settings"]}, []
-    elif asked.get("instead") or asked.get("beside"):
-        return _of_code(
-            asked.get("instead", ""), asked.get("beside", ""), asked.get("which", "")
-        ), []
-    if row is None:
-        return {}, []
-    values = {name: value for name, value in row.values().items() if name != "id"}
-    if key:
-        values["name"] = _("%(name)s, copy") % {"name": row.name}
+            return {"name": query["settings"]}, []
+    else:
+        return _of_code(query), []
+    values = row.values()
+    values.pop("id", None)
     return values, [{"group": tier.group, **tier.numbers()} for tier in tiers]
 
 
 def filled_in(request: HttpRequest, more_rates: Any) -> dict[str, Any]:
-    """The values that a link from the refusal curve sets in the form of a rule: its `limit` or
-    `burst`, or, as `further_limit`, the limit of the period `further` among its further limits.
+    """Return the values that a link from the refusal curve sets in the form of a rule.
+
+    They are its `limit` or `burst`, or, as `further_limit`, the limit of the period `further` among
+    its further limits.
     """
-    asked = request.GET
+    query = request.GET
     values: dict[str, Any] = {}
     for name in ("limit", "burst"):
         field: Any = RateLimitRule._meta.get_field(name)
-        with suppress(ValidationError):
-            values |= {name: field.clean(asked[name], None)} if asked.get(name) else {}
-    if asked.get("further") and asked.get("further_limit"):
-        rates = list(more_rates) if isinstance(more_rates, list) else []
-        with suppress(LimitError):
-            wanted = Rate.parse(f"{asked['further_limit']}/{asked['further']}")
-            others = [Rate.parse(rate) for rate in rates]
-            if all(rate.period_us != wanted.period_us for rate in others):
-                others.append(wanted)
-            values["more_rates"] = [
-                str(wanted if rate.period_us == wanted.period_us else rate) for rate in others
-            ]
+        if query.get(name):
+            with suppress(ValidationError):
+                values[name] = field.clean(query[name], None)
+    with suppress(LimitError, TypeError):  # Rates may have been edited by hand.
+        further = Rate.parse(f"{query.get('further_limit')}/{query.get('further')}")
+        rates = {rate.period_us: str(rate) for rate in map(Rate.parse, more_rates or ())}
+        rates[further.period_us] = str(further)
+        values["more_rates"] = list(rates.values())
     return values
 
 
-def _of_code(instead: str, beside: str, which: str) -> dict[str, Any]:
-    name = instead or beside
+def _of_code(query: Mapping[str, Any]) -> dict[str, Any]:
+    beside = query.get("beside", "")
+    name = query.get("instead") or beside
+    if not name:
+        return {}
     values: dict[str, Any] = {"name": name}
     sites = call_sites_of(name)
     if not sites:
         return values
-    chosen = int(which) if which.isascii() and which.isdecimal() and len(which) < 9 else 0
-    site = sites[min(chosen, len(sites) - 1)]
+    numbered = {str(number): site for number, site in enumerate(sites)}
+    site = numbered.get(query.get("which", ""), sites[0])
     by_period: dict[int, Rate] = {}
     for rate in (rate for other in (site, *sites) if other.key == site.key for rate in other.rates):
         if isinstance(rate, Rate):
-            same = by_period.setdefault(rate.period_us, rate)
-            by_period[rate.period_us] = min(rate, same, key=lambda rate: rate.limit)
+            by_period.setdefault(rate.period_us, rate)
     # A rule has one kind of limit. The form names the others, which are dropped.
-    alike = [
-        rate
-        for rate in by_period.values()
-        if rate.is_slots == next(iter(by_period.values())).is_slots
-    ]
-    rates = [str(rate) for rate in alike]
+    first = next(iter(by_period.values()), None)
+    rates = [rate for rate in by_period.values() if first and rate.is_slots == first.is_slots]
     if beside:
         values = {"name": _("%(name)s, slower") % {"name": name}, "group": name, "key": site.key}
         rates = rates[:1]
     elif len({other.key for other in sites}) > 1:
         values["key"] = site.key
-    if rates:
+    if first:
         row = RateLimitRule()
-        row.rate = rates
-        values |= {name: value for name, value in row.numbers().items() if name != "burst"}
-        if alike[0].is_slots:
+        row.rate = list(map(str, rates))
+        values |= row.numbers()
+        del values["burst"]
+        if first.is_slots:
             values["algorithm"] = OF_SLOTS
     return values
 
 
-def _shown(rule: RateLimitRule) -> dict[str, Any]:
-    return {"pk": rule.pk, "name": breakable(rule.name), "reading": breakable(rule_words(rule))}
-
-
 class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
-    """The part of the admin of rules that knows what the code limits."""
+    """The part of the admin of rules about the limits in the code."""
 
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view(self.limits_view)
         return [path("limits/", view, name="django_ratelimit_lua_limits"), *super().get_urls()]
 
     def limits_view(self, request: HttpRequest) -> HttpResponse:
-        """All limits in the code and the settings, with the rules that retune them."""
+        """List all limits in the code and the settings, with the rules that change them."""
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
         limits = limits_in_code()
@@ -158,19 +146,13 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
         context = {
             "title": _("What is there to limit"),
             "limits": [
-                {
-                    "limit": limit,
-                    "name": breakable(limit.name),
-                    "cells": [
-                        (column.short_description, column.cell(limit.name)) for column in columns
-                    ],
-                    "sites": [breakable(site.words()) for site in limit.sites],
-                    "rule": None if limit.rule is None else _shown(limit.rule),
-                    "beside": [_shown(rule) for rule in limit.beside],
-                }
+                (
+                    limit,
+                    [(column.short_description, column(limit)) for column in columns],
+                )
                 for limit in limits
             ],
-            "columns": [(column.__name__, column.short_description) for column in columns],
+            "columns": [column.column for column in columns],
             "may_add": self.has_add_permission(request),
             "add_url": reverse(
                 "admin:django_ratelimit_lua_ratelimitrule_add", current_app=self.admin_site.name
@@ -179,7 +161,7 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
         return page_response(self, request, "ratelimitrule/limits.html", context)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
-        """The initial values of a link: all values of a rule that it names."""
+        """Return the initial values of a link: all values of a rule that it names."""
         if request.GET.get("settings"):
             try:
                 taken_over(request.GET["settings"])

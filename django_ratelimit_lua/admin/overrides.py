@@ -1,17 +1,15 @@
-"""The admin of overrides, and the inspector: the limits that apply to a client at the moment, with
-buttons.
-"""
+"""The admin of overrides, with the inspector."""
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin import site as default_site
 from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
 from django.contrib.auth import get_user_model
 from django.db import router, transaction
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils import timezone
@@ -33,6 +31,8 @@ REPEATED = "_ratelimit_repeated"
 
 
 class ActiveFilter(admin.SimpleListFilter):
+    """Overrides in force, or the others."""
+
     title = gettext_lazy("active")
     parameter_name = "active"
 
@@ -44,33 +44,15 @@ class ActiveFilter(admin.SimpleListFilter):
         return queryset.filter({"yes": active, "no": ~active}.get(str(self.value()), Q()))
 
 
-@admin.action(description=gettext_lazy("End now"), permissions=["block"])
-def end_now(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitOverride]) -> None:
-    """End overrides: one change, and a line for each in Django's log."""
-    ending = list(
-        RateLimitOverride.objects.filter(pk__in=queryset.values("pk"))
-        .lasting()
-        .select_related("user")
-    )
-    with transaction.atomic(router.db_for_write(RateLimitOverride)):
-        RateLimitOverride.objects.filter(pk__in=[override.pk for override in ending]).update(
-            ends=timezone.now()
-        )
-        # Django's log in one statement, too: with many rows selected, one each would outlast the
-        # request.
-        LogEntry.objects.log_actions(request.user.pk, ending, CHANGE, _("Ended."))  # type: ignore[arg-type]
-    messages.success(
-        request, _("%(number)d ended, from the next request on.") % {"number": len(ending)}
-    )
-
-
 class OverrideAdmin(Inspector, ActingAdmin):
+    """Overrides of one client or network each."""
+
     form = OverrideForm
     list_display = ("client", "effect_summary", "of_rule", "lasts", "why")
     list_filter = (ActiveFilter, "effect", ("rule", admin.RelatedOnlyFieldListFilter))
     list_select_related = ("rule", "user")
     search_fields = ("network", "label", "reason", "field", "client_digest", "rule__name")
-    actions = (end_now,)
+    actions = ("end_now",)
     readonly_fields = ("created_by", "created")
     autocomplete_fields = ("rule",)
     change_list_template = "admin/django_ratelimit_lua/ratelimitoverride/change_list.html"
@@ -99,23 +81,31 @@ class OverrideAdmin(Inspector, ActingAdmin):
         (gettext_lazy("Confirm"), {"fields": ("confirm", "version")}),
     )
 
+    @admin.action(description=gettext_lazy("End now"), permissions=["block"])
+    def end_now(self, request: HttpRequest, queryset: Any) -> None:
+        """End overrides: one change, and a line for each in Django's log."""
+        overrides = RateLimitOverride.objects.filter(pk__in=queryset.values("pk"))
+        ending = list(overrides.lasting().select_related("user"))
+        with transaction.atomic(router.db_for_write(RateLimitOverride)):
+            RateLimitOverride.objects.filter(pk__in=[override.pk for override in ending]).update(
+                ends=timezone.now()
+            )
+            # One statement for Django's log, too: one for each row would outlast the request.
+            LogEntry.objects.log_actions(request.user.pk, ending, CHANGE, _("Ended."))  # type: ignore[arg-type]
+        messages.success(
+            request, _("%(number)d ended, from the next request on.") % {"number": len(ending)}
+        )
+
     def get_urls(self) -> list[Any]:
         """The URLs of the inspector, in addition to Django's."""
         view = self.admin_site.admin_view(self.inspect_view)
         return [path("inspect/", view, name="django_ratelimit_lua_inspect"), *super().get_urls()]
 
     def get_autocomplete_fields(self, request: HttpRequest) -> Any:
-        model = get_user_model()
-        users = (
-            self.admin_site._registry.get(model)
-            if self.admin_site
-            else default_site._registry.get(model)
-        )
-        return (
-            ("rule", "user")
-            if users is not None and users.get_search_fields(request)
-            else ("rule",)
-        )
+        users = self.admin_site._registry.get(get_user_model())
+        if users is None or not users.get_search_fields(request):
+            return ("rule",)
+        return ("rule", "user")
 
     def get_form(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         form = super().get_form(request, *args, **kwargs)
@@ -127,33 +117,35 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     @admin.display(description=gettext_lazy("effect"))
     def effect_summary(self, override: RateLimitOverride) -> str:
-        if override.effect == override.Effects.LIMIT and override.rate:
-            words = rate_words(override.rate)
-            return (
-                _("%(rate)s (skipped: does not fit the rule)") % {"rate": words}
-                if override.misfits()
-                else words
-            )
-        return str(override.get_effect_display())
+        if override.effect != override.Effects.LIMIT or not override.rate:
+            return str(override.get_effect_display())
+        rate = rate_words(override.rate)
+        if override.misfits():
+            return _("%(rate)s (skipped: does not fit the rule)") % {"rate": rate}
+        return rate
 
     @admin.display(description=gettext_lazy("rule"), ordering="rule__name")
     def of_rule(self, override: RateLimitOverride) -> str:
-        """The rule it is about."""
-        return _("all rules") if override.rule is None else override.rule.name
+        return str(override.rule or _("all rules"))
 
     @admin.display(description=gettext_lazy("active"), ordering="ends")
     def lasts(self, override: RateLimitOverride) -> SafeString:
         """Whether it is in force, from when and until when."""
-        moment, now = override.ends, timezone.now()
+        now = timezone.now()
+        moment = override.ends
         if moment is not None and moment <= now:
-            words = _("ended {moment}")
+            text = _("ended {moment}")
         elif override.starts is not None and override.starts > now:
-            moment, words = override.starts, _("from {moment}")
+            moment = override.starts
+            text = _("from {moment}")
+        elif moment is None:
+            text = _("for good")
         else:
-            words = _("for good") if moment is None else _("until {moment}")
+            text = _("until {moment}")
         is_limit = override.effect == override.Effects.LIMIT
-        state = "on" if override.is_active() and not (is_limit and override.misfits()) else "off"
-        text = format_html(words, moment="" if moment is None else moment_element(moment))
+        is_in_force = override.is_active() and not (is_limit and override.misfits())
+        state = "on" if is_in_force else "off"
+        text = format_html(text, moment=moment and moment_element(moment))
         return format_html('<span class="ratelimit-state {}">{}</span>', state, text)
 
     @admin.display(description=gettext_lazy("reason"), ordering="reason")
@@ -165,7 +157,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     @admin.display(description=gettext_lazy("created at"))
     def created(self, override: RateLimitOverride) -> Any:
-        return moment_element(override.created_at) if override.created_at else "—"
+        return (override.created_at and moment_element(override.created_at)) or "—"
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return super().has_view_permission(request, obj) or self.has_block_permission(request)
@@ -180,42 +172,35 @@ class OverrideAdmin(Inspector, ActingAdmin):
             super().save_model(request, obj, form, change)
             return
         obj.created_by = str(request.user)
-        values = {field.attname: getattr(obj, field.attname) for field in obj._meta.concrete_fields}
-        del values["id"]
-        rows = [
-            obj,
-            *(RateLimitOverride(**{**values, "network": network}) for network in form.networks[1:]),
-        ]
-        there = add(rows)
-        added = [row for row, other in zip(rows, there, strict=True) if row is other]
-        if len(added) < len(rows):
-            listed = ", ".join(
-                str(other) for row, other in zip(rows, there, strict=True) if row is not other
-            )
+        rows = [obj]
+        for network in form.networks[1:]:
+            row = copy(obj)
+            row.network = network
+            rows.append(row)
+        saved = add(rows)
+        added = [row for row in rows if row in saved]
+        repeated = [str(other) for other in saved if other not in rows]
+        if repeated:
             text = _("The same is there already, so it was not added again: %(overrides)s.")
-            messages.warning(request, text % {"overrides": listed[:1000]})
+            messages.warning(request, text % {"overrides": ", ".join(repeated)[:1000]})
         if len(rows) > 1:
-            number = len(added)
-            messages.info(
-                request,
-                _("%(number)d overrides were added, one for each network.") % {"number": number},
-            )
-        beside = [row for row in added if row is not obj]
-        LogEntry.objects.log_actions(request.user.pk, beside, ADDITION, _("Added with others."))  # type: ignore[arg-type]
-        if there[0] is not obj:
-            obj.pk, vars(obj)[REPEATED] = there[0].pk, True
+            text = _("%(number)d overrides were added, one for each network.")
+            messages.info(request, text % {"number": len(added)})
+        others = [row for row in added if row is not obj]
+        LogEntry.objects.log_actions(request.user.pk, others, ADDITION, _("Added with others."))  # type: ignore[arg-type]
+        if saved[0] is not obj:
+            obj.pk = saved[0].pk
+            vars(obj)[REPEATED] = True
 
     def log_addition(self, request: HttpRequest, obj: RateLimitOverride, message: Any) -> Any:
-        return None if _is_repeated(obj) else super().log_addition(request, obj, message)
+        if REPEATED not in vars(obj):
+            return super().log_addition(request, obj, message)
+        return None
 
     def response_add(
         self, request: HttpRequest, obj: RateLimitOverride, *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """No message that it was added, if it was not."""
-        if _is_repeated(obj):
+        """Report an addition only if there was one."""
+        if REPEATED in vars(obj):
             return self.response_post_save_add(request, obj)
         return super().response_add(request, obj, *args, **kwargs)
-
-
-def _is_repeated(override: RateLimitOverride) -> bool:
-    return REPEATED in vars(override)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db.models.options import Options
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path
+from django.utils.translation import gettext as _
+
+from ..exceptions import StoreError
+from ..models.audit import acting
+
+T = TypeVar("T")
 
 
 def page_response(
@@ -17,11 +24,16 @@ def page_response(
 ) -> TemplateResponse:
     """Render a page in the frame of the admin.
 
-    `context` has its title; `template` is one of the app that registered it.
+    Args:
+        model_admin: The page, or the model admin that it belongs to.
+        request: The request.
+        template: The name of a template of the app that registered the page.
+        context: What the page shows; `title`, if it is not the name of the page.
     """
     request.current_app = model_admin.admin_site.name
     frame = {
         **model_admin.admin_site.each_context(request),
+        "title": model_admin.opts.verbose_name,
         "opts": model_admin.opts,
         "media": model_admin.media,
     }
@@ -31,47 +43,88 @@ def page_response(
 
 
 VIEW_RULES = "django_ratelimit_lua.view_ratelimitrule"
+BLOCK_PERMISSION = "django_ratelimit_lua.block_identity"
 
 
-class Page(admin.ModelAdmin):  # type: ignore[type-arg]
+def may_see_rules(request: HttpRequest) -> bool:
+    """Whether the user may see the rules, and pages about slots and processes."""
+    return bool(request.user.has_perm(VIEW_RULES))
+
+
+class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """An admin without buttons to add, change or delete."""
+
+    def has_add_permission(self, request: HttpRequest, *args: Any, **kwargs: Any) -> bool:
+        return False
+
+    has_change_permission = has_add_permission
+    has_delete_permission = has_add_permission
+
+
+class Page(ReadOnlyAdmin):
     """A page of its own: `view` answers requests of users if `may_see` is true for them."""
 
     class Media:
+        """The style of our pages."""
+
         css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
 
-    @staticmethod
-    def may_see(request: HttpRequest) -> bool:
-        """Whether the user may see the page."""
-        raise NotImplementedError
-
-    def view(self, request: HttpRequest) -> HttpResponse:
-        raise NotImplementedError
+    may_see: Any
+    """Whether the user of a request may see the page: `staticmethod(function)`."""
+    view: Any
+    """Answers a request."""
 
     def get_urls(self) -> list[Any]:
         """The one page, at the URL where the admin expects the list of a model."""
         name = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
         return [path("", self.admin_site.admin_view(self.page_view), name=name)]
 
-    def page_view(self, request: HttpRequest) -> HttpResponse:
+    def page_view(self, request: HttpRequest) -> Any:
         """The page, for users who may see it."""
         if not self.may_see(request):
             raise PermissionDenied
         return self.view(request)
 
-    def has_module_permission(self, request: HttpRequest) -> bool:
+    def has_module_permission(self, request: HttpRequest) -> Any:
         return self.may_see(request)
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> Any:
         return self.may_see(request)
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+class ActionPage(Page):
+    """A page with buttons, for users who may block identities."""
 
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    act: Any
+    """Performs the action of a button.
+
+    Returns what the page shows in addition if the action needs another step; empty: it is done.
+    """
+
+    def page_view(self, request: HttpRequest) -> Any:
+        """The page, or the action of a button, which sends to the same URL."""
+        if request.method != "POST":
+            return super().page_view(request)
+        if not (self.may_see(request) and request.user.has_perm(BLOCK_PERMISSION)):
+            raise PermissionDenied
+        next_step: dict[str, Any] = {}
+        try:
+            with acting(request.user):
+                next_step = self.act(request)
+        except StoreError as error:
+            messages.error(request, _("Nothing was done: %s") % error)
+        if not next_step:
+            return HttpResponseRedirect(request.get_full_path())
+        return self.view(request, **next_step)
+
+
+def read_or_warn(request: HttpRequest, read: Callable[[], list[T]]) -> list[T] | None:
+    """Return what Redis has; if it is unavailable, warn on the page and return None."""
+    try:
+        return read()
+    except StoreError as error:
+        messages.warning(request, _("Redis is unavailable: %s") % error)
+        return None
 
 
 def register_page(

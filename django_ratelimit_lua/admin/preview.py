@@ -1,6 +1,4 @@
-"""The preview of a rule's form: what the rule that is being written would do, as lines of an SVG
-and in words.
-"""
+"""The preview of a rule's form: what the rule would do, as lines of an SVG and in words."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from ..operations.confirmations import replaced_call_sites
 from ..operations.plot import Plot, labels, ticks
 from ..operations.simulate import Simulation, simulate
 from ..rules.rule import RuleError, compile_rule
-from .forms import PreviewForm, RuleForm
+from .forms import PreviewForm
 
 FIELDS = (
     *("limit", "period", "unit", "more_rates", "cost", "exempt"),
@@ -27,35 +25,24 @@ FIELDS = (
 
 
 def previewed(posted: Any) -> dict[str, Any]:
-    """The context of the preview's template, from a form that may be incomplete."""
+    """Return the context of the preview's template, from a form that may be incomplete."""
     if not posted.get("limit") and not posted.get("exempt"):
         return {"hint": _("Enter a limit to see what it would do.")}
-    sent = PreviewForm(posted)
-    if not sent.is_valid():
-        return {
-            "problems": [
-                f"{sent.fields[name].label}: {errors[0]}" for name, errors in sent.errors.items()
-            ]
-        }
-    form = RuleForm({**posted.dict(), "name": posted.get("name") or "preview"})
-    form.is_asking = False
+    form = PreviewForm({**posted.dict(), "name": posted.get("name") or "preview"})
     form.is_valid()
     given = form.cleaned_data
     rule = RateLimitRule()
     for name in FIELDS:
         setattr(rule, name, given.get(name, getattr(rule, name)))
-    rule.name, rule.key = "preview", "ip"
+    rule.name = "preview"
+    rule.key = "ip"
     problems = [
         f"{form.fields[name].label}: {errors[0]}"
         for name, errors in form.errors.items()
-        if name in FIELDS
+        if name in FIELDS or name.startswith("preview_")
     ]
     if rule.exempt and not problems:
-        return {
-            "problems": [
-                _("The rule exempts requests: every request is allowed, and none is counted.")
-            ]
-        }
+        problems = [_("The rule exempts requests: every request is allowed, and none is counted.")]
     if problems or rule.limit is None or not rule.period:
         return {"problems": problems}
     try:
@@ -72,13 +59,16 @@ def previewed(posted: Any) -> dict[str, Any]:
                 )
             }
         first = limits[0].rate
-        burst = sent.cleaned_data["preview_burst"]
-        flow = sent.cleaned_data["preview_flow"]
-        unit = sent.cleaned_data["preview_unit"] or "m"
+        burst = given["preview_burst"]
+        number = given["preview_flow"]
+        flow: Rate | None = first
+        if number is not None:
+            unit = given["preview_unit"] or "m"
+            flow = Rate.parse(f"{number}/{unit}") if number else None
         simulation = simulate(
             limits,
             min(2 * first.limit, 1000) if burst is None else burst,
-            first if flow is None else Rate.parse(f"{flow}/{unit}") if flow else None,
+            flow,
             1 if rule.cost is None else rule.cost,
         )
     except RuleError as error:
@@ -92,7 +82,7 @@ def previewed(posted: Any) -> dict[str, Any]:
 
 
 def notes(given: dict[str, Any]) -> list[str]:
-    """The parts of the rule in the form that the preview ignores."""
+    """Return the parts of the rule in the form that the preview ignores."""
     left_out = []
     if given.get("mode") == "shadow":
         left_out.append(
@@ -115,7 +105,7 @@ def notes(given: dict[str, Any]) -> list[str]:
 
 
 def plot(simulation: Simulation) -> Plot:
-    """What was sent and what was allowed, added up over time."""
+    """Draw the sent and the allowed requests, added up over time."""
     scale = ticks(simulation.burst + simulation.flow_sent)
     seconds = simulation.seconds
 
@@ -140,6 +130,7 @@ def plot(simulation: Simulation) -> Plot:
 
 
 def words(simulation: Simulation) -> str:
+    """Describe the result of a simulation."""
     parts = []
     if simulation.burst:
         parts.append(

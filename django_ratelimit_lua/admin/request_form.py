@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
 from django import forms
 from django.core.exceptions import ValidationError
+from django.core.validators import RegexValidator
 from django.http import HttpRequest, QueryDict
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
@@ -17,49 +17,8 @@ from ..identity.keys import registered_keys
 from ..limits.rate import LimitError
 from ..models.rule import METHODS
 from ..operations.reference import BadReferenceError, OpenedReference, open_reference
-from ..operations.request_builder import SENT_KINDS, Fields, build_request, find_user
+from ..operations.request_builder import Fields, build_request, find_user
 from ..operations.subjects import NetworkOverride, Subject, subjects
-
-
-@dataclass(frozen=True, slots=True)
-class RequestDescription:
-    """A described request. `own_address`: its address if none is given."""
-
-    path: str
-    method: str
-    host: str
-    address: str
-    own_address: str | None
-    user: Any
-    fields: Fields
-
-    def request(self, *, logged_in: bool = True) -> HttpRequest:
-        """The request, or the same without a signed-in user.
-
-        Raises `LimitError` for an impossible request.
-        """
-        return build_request(
-            self.path,
-            self.method,
-            self.address or self.own_address,
-            self.user if logged_in else None,
-            host=self.host or None,
-            fields=self.fields,
-        )
-
-    @property
-    def subjects(self) -> dict[str, Subject]:
-        """Whom overrides can be about, each by itself."""
-        return subjects(self.user, self.address, self.fields)
-
-    @property
-    def network_size(self) -> int:
-        """How many addresses are meant, of which the first one is looked at."""
-        return int(parse_network(self.address).num_addresses) if self.address else 1
-
-    def network_overrides(self) -> list[NetworkOverride]:
-        """The overrides about a network, if the form names one."""
-        return self.subjects["address"].network_overrides() if self.network_size > 1 else []
 
 
 class Lines(forms.CharField):
@@ -70,19 +29,19 @@ class Lines(forms.CharField):
         widget = forms.Textarea(attrs={"rows": 2, "autocomplete": "off", "spellcheck": "false"})
         super().__init__(label=label, required=False, help_text=help_text, widget=widget)
 
-    def pairs(self, text: str) -> list[tuple[str, str]]:
-        """Raises `ValidationError` that names the line."""
-        found = []
-        for number, line in enumerate(text.splitlines(), start=1):
-            name, mark, value = line.partition(self.mark)
-            if line.strip() and not (mark and name.strip()):
+    def clean(self, value: Any) -> list[tuple[str, str]]:
+        """Return the pairs. Raises `ValidationError` that names the line."""
+        pairs = []
+        for number, line in enumerate(super().clean(value).splitlines(), start=1):
+            name, mark, text = line.partition(self.mark)
+            if mark and name.strip():
+                pairs.append((name.strip(), text.strip()))
+            elif line.strip():
                 raise ValidationError(
                     _("Line %(number)d: enter %(right)s.")
                     % {"number": number, "right": f"NAME{self.mark} VALUE"}
                 )
-            if line.strip():
-                found.append((name.strip(), value.strip()))
-        return found
+        return pairs
 
 
 class ReferenceForm(forms.Form):
@@ -113,10 +72,12 @@ class RequestForm(forms.Form):
         initial="/",
         max_length=2000,
         help_text=_("For example /login/ or /api/?q=x."),
+        validators=[RegexValidator("^/", _("A path begins with /."))],
     )
-    method = forms.ChoiceField(
+    method = forms.TypedChoiceField(
         label=_("Method"),
         required=False,
+        empty_value="GET",
         choices=[(name, name) for name in METHODS],
         help_text=_("A login form is sent with POST."),
     )
@@ -140,85 +101,88 @@ class RequestForm(forms.Form):
     host = forms.CharField(label=_("Host"), required=False, max_length=253)
 
     MORE = ("header", "cookie", "get", "json", "keys", "host")
-    """What few requests need."""
+    """Fields that few requests need."""
 
-    def __init__(
-        self,
-        data: QueryDict | None,
-        own_address: str | None = None,
-        initial: QueryDict | None = None,
-    ) -> None:
-        super().__init__(
-            None if data is None else _folded(data),
-            label_suffix="",
-            initial={} if initial is None else initial.dict(),
-        )
+    def __init__(self, data: QueryDict | None, own_address: str, initial: QueryDict) -> None:
+        super().__init__(data and _folded(data), label_suffix="", initial=initial.dict())
         self.own_address = own_address
-        self.description: RequestDescription | None = None
         if not registered_keys():
             del self.fields["keys"]
 
-    def clean_method(self) -> str:
-        """The method; GET by default."""
-        return str(self.cleaned_data["method"] or "GET")
-
-    def clean_path(self) -> str:
-        """Raises `ValidationError` for an invalid path."""
-        path: str = self.cleaned_data["path"]
-        if not path.startswith("/"):
-            raise ValidationError(_("A path begins with /."))
-        return path
-
     def clean_address(self) -> str:
         """Raises `ValidationError` if it is neither an address nor a network."""
-        address: str = self.cleaned_data["address"].strip()
+        text: str = self.cleaned_data["address"].strip()
+        if not text:
+            return ""
         try:
-            return address and str(
-                parse_network(address) if "/" in address else parse_network(address).network_address
-            )
+            network = parse_network(text)
         except ValueError:
             raise ValidationError(
                 _("Enter an address or network, for example 203.0.113.9 or 203.0.113.0/24.")
             ) from None
+        if network.num_addresses == 1:
+            return str(network.network_address)
+        return str(network)
+
+    def clean_user(self) -> Any:
+        """Raises `ValidationError` for an unknown user."""
+        name = self.cleaned_data["user"]
+        user = name and find_user(name)
+        if user is None:
+            raise ValidationError(_("No user has this name or primary key."))
+        return user or None
 
     def clean(self) -> dict[str, Any]:
-        """Keeps the request as `asked`. Raises `ValidationError` for what no request can be."""
+        """Raises `ValidationError` for an impossible request."""
         given: dict[str, Any] = super().clean() or {}
-        fields: list[tuple[str, str]] = []
-        for kind, field in self.fields.items():
-            if isinstance(field, Lines):
-                try:
-                    pairs = field.pairs(given.get(kind, ""))
-                except ValidationError as error:
-                    self.add_error(kind, error)
-                else:
-                    fields += [
-                        (name if kind == "keys" else f"{kind}:{name}", value)
-                        for name, value in pairs
-                    ]
-        user = find_user(given["user"]) if given.get("user") else None
-        if given.get("user") and user is None:
-            self.add_error("user", _("No user has this name or primary key."))
         if not self.errors:
-            description = RequestDescription(
-                given["path"],
-                given["method"],
-                given["host"],
-                given["address"],
-                self.own_address,
-                user,
-                fields,
-            )
             try:
-                description.request()
+                self.build()
             except LimitError as error:
                 raise ValidationError(str(error)) from error
-            self.description = description
         return given
+
+    def sent(self) -> Fields:
+        """Return the values that the client sends, as keys name them."""
+        given = self.cleaned_data
+        pairs = [
+            (f"{kind}:{name}", value)
+            for kind in ("post", "header", "cookie", "get", "json")
+            for name, value in given[kind]
+        ]
+        return [*pairs, *given.get("keys", ())]
+
+    def build(self) -> HttpRequest:
+        """Return such a request. Raises `LimitError` for an impossible one."""
+        given = self.cleaned_data
+        return build_request(
+            given["path"],
+            given["method"],
+            given["address"] or self.own_address or None,
+            given["user"],
+            host=given["host"] or None,
+            fields=self.sent(),
+        )
+
+    @property
+    def subjects(self) -> dict[str, Subject]:
+        """The subjects that overrides can be about, each by itself."""
+        return subjects(self.cleaned_data["user"], self.cleaned_data["address"], self.sent())
+
+    @property
+    def is_network(self) -> bool:
+        """Whether it is about several addresses, of which the first one is inspected."""
+        return "/" in self.cleaned_data["address"]
+
+    def network_overrides(self) -> list[NetworkOverride]:
+        """Return the overrides about a network, if the form names one."""
+        if not self.is_network:
+            return []
+        return Subject(address=self.cleaned_data["address"]).network_overrides()
 
     @property
     def query(self) -> str:
-        """What was entered, for a link."""
+        """The entered values, for a link."""
         return urlencode([(name, self.data[name]) for name in self.fields if self.data.get(name)])
 
     @property
@@ -226,30 +190,20 @@ class RequestForm(forms.Form):
         """Whether something was entered that few requests need."""
         return any(self.data.get(name) or name in self.errors for name in self.MORE)
 
-    def basic(self) -> list[Any]:
-        """The fields that most requests need."""
-        return [field for field in self if field.name not in self.MORE]
-
-    def more(self) -> list[Any]:
-        """The fields that few requests need."""
-        return [field for field in self if field.name in self.MORE]
-
 
 def _folded(data: QueryDict) -> dict[str, str]:
-    """The fields of the form, with what was entered for a single one: `post:username` is a line of
-    `post`.
-    """
+    """Add values of single fields to those of their kind: `post:username` is a line of `post`."""
     folded = {name: str(data[name]) for name in RequestForm.base_fields if name in data}
     if data.get("as"):  # The button of another method.
         folded["method"] = str(data["as"])
     for name, value in data.items():
-        kind, colon, field = name.partition(":")
-        if colon and field and value and kind in SENT_KINDS:
-            kind = "post" if kind == "data" else kind
-            line = f"{field}: {value}" if kind == "header" else f"{field}={value}"
-            folded[kind] = "\n".join(filter(None, (folded.get(kind, "").strip(), line)))
-        elif name in registered_keys() and value:
-            folded["keys"] = "\n".join(
-                filter(None, (folded.get("keys", "").strip(), f"{name}={value}"))
-            )
+        kind, _colon, field = name.partition(":")
+        if name in registered_keys():
+            kind = "keys"
+            field = name
+        elif kind == "data":
+            kind = "post"
+        lines = RequestForm.base_fields.get(kind)
+        if field and value and isinstance(lines, Lines):
+            folded[kind] = f"{folded.get(kind, '')}\n{field}{lines.mark}{value}".strip()
     return folded

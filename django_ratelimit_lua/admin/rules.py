@@ -1,6 +1,4 @@
-"""The admin of rules: a list one can read, a form that shows what a rule would do, and every
-version there was.
-"""
+"""The admin of rules: a readable list, a form with a preview, and all earlier versions."""
 
 from __future__ import annotations
 
@@ -12,11 +10,10 @@ from django.contrib.admin.options import IS_POPUP_VAR
 from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
-from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import get_object_or_404
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -37,7 +34,7 @@ from ..rules.ruleset import settings_rules
 from .base import ActingAdmin
 from .choices import choices
 from .forms import CONFIRMED, PreviewForm, RowForm, RuleForm, TierForm, TierFormSet, versions_of
-from .history import restore, versions
+from .history import changed_words, may_restore, restore
 from .inspector import may_inspect
 from .limits import LimitsInCode, ListColumn, copied, filled_in, list_columns
 from .pages import page_response
@@ -45,20 +42,10 @@ from .preview import previewed
 from .rules_file import RulesFile
 
 _BANS = tuple(option for option in OPTIONS if option.startswith("ban_"))
-_PLACED = (
-    "mode",
-    "algorithm",
-    "burst",
-    "initial",
-    "max_wait",
-    "queue",
-    "segments",
-    "align",
-    "time_zone",
-    *_BANS,
-)
+_OF_ALGORITHMS = ("algorithm", "burst", "initial", "queue", "segments", "align", "time_zone")
+_PLACED = ("mode", "max_wait", *_OF_ALGORITHMS, *_BANS)
 """Options that have their places in the form; the others follow them."""
-_SCOPE, _ADVANCED = gettext_lazy("Scope"), gettext_lazy("Advanced")
+_SCOPE = gettext_lazy("Scope")
 MAX_PROBLEMS = 5
 """Maximum number of problems of published rules on the list of rules."""
 _TOKEN = "csrfmiddlewaretoken"
@@ -81,42 +68,22 @@ class TierInline(admin.StackedInline):  # type: ignore[type-arg]
     )
 
     def get_extra(self, request: HttpRequest, obj: Any = None, **kwargs: Any) -> int:
-        """As many empty ones as a copied rule has tiers."""
-        return len(copied(request)[1]) if obj is None else 0
-
-
-@admin.action(
-    description=gettext_lazy("Enforce: refuse requests over the limit"), permissions=["change"]
-)
-def enforce(
-    modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitRule]
-) -> HttpResponse | None:
-    """Switch rules to enforce, once that was asked."""
-    rules = list(queryset.exclude(mode="enforce"))
-    if rules and request.POST.get(CONFIRMED) != versions_of(rules):
-        return modeladmin.ask_to_enforce(request, rules)  # type: ignore[no-any-return]
-    modeladmin.switch(request, queryset, "enforce")
-    return None
-
-
-@admin.action(description=gettext_lazy("Shadow mode: count, do not refuse"), permissions=["change"])
-def shadow(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> None:
-    modeladmin.switch(request, queryset, "shadow")
-
-
-@admin.action(description=gettext_lazy("Switch off"), permissions=["change"])
-def switch_off(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> None:
-    modeladmin.switch(request, queryset, "off")
+        """Return as many empty forms as a copied rule has tiers."""
+        if obj is not None:
+            return 0
+        return len(copied(request)[1])
 
 
 class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
+    """Rules, their preview, modes and versions."""
+
     form = RuleForm
     inlines = (TierInline,)
     list_display = ("name", "sentence", "mode", "order")
     list_editable = ("order",)
     list_filter = ("mode", "audience")
     search_fields = ("name", "description", "path", "route", "key", "group")
-    actions = (enforce, shadow, switch_off)
+    actions = ("enforce", "shadow", "switch_off")
     save_on_top = True
     readonly_fields = ("dependents",)
     change_list_template = "admin/django_ratelimit_lua/ratelimitrule/change_list.html"
@@ -136,13 +103,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
                     ("limit", "period", "unit"),
                     "more_rates",
                     "key",
-                    "algorithm",
-                    "burst",
-                    "initial",
-                    "queue",
-                    "segments",
-                    "align",
-                    "time_zone",
+                    *_OF_ALGORITHMS,
                     "cost",
                 ),
             },
@@ -157,14 +118,11 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
                     "offences within 10m, "
                     "ban for 10m,1h,1d: the second ban is for an hour, each further one for a day."
                 ),
-                "fields": (
-                    ("ban_after", "ban_window"),
-                    *_BANS[2:],
-                ),
+                "fields": (("ban_after", "ban_window"), *_BANS[2:]),
             },
         ),
         (
-            _ADVANCED,
+            gettext_lazy("Advanced"),
             {
                 "classes": ("collapse",),
                 "fields": (
@@ -180,6 +138,8 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     )
 
     class Media:
+        """The scripts of the form."""
+
         js = ("django_ratelimit_lua/preview.js", "django_ratelimit_lua/rule.js")
 
     def get_urls(self) -> list[Any]:
@@ -195,28 +155,42 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             *super().get_urls(),
         ]
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[RateLimitRule]:
-        rules: QuerySet[RateLimitRule] = super().get_queryset(request).prefetch_related("tiers")
-        return rules
+    def get_queryset(self, request: HttpRequest) -> Any:
+        return super().get_queryset(request).prefetch_related("tiers")
+
+    @admin.action(
+        description=gettext_lazy("Enforce: refuse requests over the limit"), permissions=["change"]
+    )
+    def enforce(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        """Switch rules to enforce, once that was confirmed."""
+        rules = list(queryset.exclude(mode="enforce"))
+        if rules and request.POST.get(CONFIRMED) != versions_of(rules):
+            return self.ask_to_enforce(request, rules)
+        self.switch(request, queryset, "enforce")
+        return None
+
+    @admin.action(
+        description=gettext_lazy("Shadow mode: count, do not refuse"), permissions=["change"]
+    )
+    def shadow(self, request: HttpRequest, queryset: Any) -> None:
+        self.switch(request, queryset, "shadow")
+
+    @admin.action(description=gettext_lazy("Switch off"), permissions=["change"])
+    def switch_off(self, request: HttpRequest, queryset: Any) -> None:
+        self.switch(request, queryset, "off")
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Any:
         """The rule. If it is to be saved, it is locked until that is done."""
         rule = super().get_object(request, object_id, from_field)
-        if (
-            rule is None
-            or request.method != "POST"
-            or not transaction.get_connection(primary()).in_atomic_block
-        ):
-            return rule
-        return (
-            self.get_queryset(request)
-            .using(primary())
-            .select_for_update()
-            .filter(pk=rule.pk)
-            .first()
+        is_saving = (
+            request.method == "POST" and transaction.get_connection(primary()).in_atomic_block
         )
+        if rule is None or not is_saving:
+            return rule
+        locked = self.get_queryset(request).using(primary()).select_for_update()
+        return locked.filter(pk=rule.pk).first()
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Save a rule; of a row of the list, only what was changed there."""
@@ -238,29 +212,20 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         names = kwargs.get("fields") or flatten_fieldsets(self.get_fieldsets(request, obj))
         kwargs["fields"] = [name for name in names if name not in rule_fields()]
         form = super().get_form(request, obj, *args, **kwargs)
-        may_edit = [
-            inline.has_change_permission(request, obj)
-            for inline in self.get_inline_instances(request, obj)
-        ]
-        # Values that a link has set are compared with the row when the form is sent.
-        filled = (
-            filled_in(request, obj.more_rates)
-            if obj is not None and request.method == "GET"
-            else {}
-        )
-        return type(form.__name__, (form,), {"has_tiers": any(may_edit), "filled": filled})
+        # When the form is sent, its values are compared with those of the row.
+        is_shown = obj is not None and request.method == "GET"
+        filled = filled_in(request, obj.more_rates) if is_shown else {}
+        has_tiers = request.user.has_perm("django_ratelimit_lua.change_ratelimittier")
+        return type(form.__name__, (form,), {"has_tiers": has_tiers, "filled": filled})
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """With the fields that annexes add."""
-        added = rule_fields()
-        places = [name for name in added if name in PLACES]
-        more: dict[Any, list[str]] = {
-            _SCOPE: places,
-            _ADVANCED: [name for name in added if name not in PLACES],
-        }
+        """Add the fields of annexes to the scope."""
+        sections = super().get_fieldsets(request, obj)
         return [
-            (title, {**section, "fields": (*section["fields"], *more.get(title, ()))})
-            for title, section in super().get_fieldsets(request, obj)
+            (title, {**section, "fields": (*section["fields"], *rule_fields())})
+            if title == _SCOPE
+            else (title, section)
+            for title, section in sections
         ]
 
     def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:
@@ -288,19 +253,13 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
 
     @admin.display(description=gettext_lazy("used by"))
     def dependents(self, rule: RateLimitRule) -> str:
-        """Overrides and tiers that go when it goes."""
+        """The overrides that are deleted with the rule."""
         if rule._state.adding:
             return "—"
-        overrides, tiers = rule.overrides.count(), rule.tiers.count()
-        return ", ".join(
-            (
-                ngettext("%(number)d override", "%(number)d overrides", overrides)
-                % {"number": overrides},
-                ngettext("%(number)d tier", "%(number)d tiers", tiers) % {"number": tiers},
-            )
-        )
+        number = rule.overrides.count()
+        return ngettext("%(number)d override", "%(number)d overrides", number) % {"number": number}
 
-    def switch(self, request: HttpRequest, rules: QuerySet[RateLimitRule], mode: str) -> None:
+    def switch(self, request: HttpRequest, rules: Sequence[RateLimitRule], mode: str) -> None:
         """Switch rules to a mode, one by one, so that each is in Django's log."""
         for rule in RateLimitRule.objects.filter(pk__in=[rule.pk for rule in rules]):
             if rule.mode != mode:
@@ -314,10 +273,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         self, request: HttpRequest, extra_context: Any = None, **kwargs: Any
     ) -> Any:
         context: dict[str, Any] = {
-            "settings_rules": [
-                {"name": rule.name, "mode": rule.mode, "reading": reading(rule.given or {})}
-                for rule in settings_rules()
-            ],
+            "settings_rules": [(rule.name, reading(rule.given or {})) for rule in settings_rules()],
             "may_inspect": may_inspect(request),
         }
         try:
@@ -333,15 +289,13 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return super().changelist_view(request, {**context, **(extra_context or {})}, **kwargs)
 
     def ask_to_enforce(self, request: HttpRequest, rules: Sequence[RateLimitRule]) -> HttpResponse:
-        """A page that asks, with what these versions of the rules would have refused, and sends the
-        request again.
+        """Ask for a confirmation, with what these versions of the rules would have refused.
+
+        The page sends the request again.
         """
         context = {
             "title": ngettext("Enforce this rule?", "Enforce these rules?", len(rules)),
-            "rules": [
-                {"rule": rule, "reading": rule_words(rule), "judged": rehearsal(rule)}
-                for rule in rules
-            ],
+            "rules": [(rule, rehearsal(rule)) for rule in rules],
             "sent": [
                 (name, value)
                 for name, values in request.POST.lists()
@@ -357,47 +311,39 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """With the numbers for the preview."""
-        context["preview_form"] = PreviewForm(initial={"preview_unit": "m"})
-        context["preview_url"] = reverse(
-            "admin:django_ratelimit_lua_preview", current_app=self.admin_site.name
-        )
-        context["choices"] = choices()
-        context["call_site_url"] = reverse(
-            "admin:django_ratelimit_lua_call_site", current_app=self.admin_site.name
-        )
-        rule = kwargs.get("obj")
-        if rule is not None and rule.mode == "shadow":
-            context["judged"] = rehearsal(rule)
-        context["notices"] = [] if rule is None else _notices(rule)
-        context |= _in_place_of("" if rule is None else rule.name)
-        context["links"] = (
-            []
-            if rule is None
-            else [link for each in extensions for link in each.links(request, rule)]
-        )
-        context["show_preview"] = IS_POPUP_VAR not in request.GET
+        rule: Any = kwargs.get("obj")
+        context |= {
+            "preview_form": PreviewForm(initial={"preview_unit": "m"}),
+            "choices": choices(),
+            "show_preview": IS_POPUP_VAR not in request.GET,
+            **_in_place_of(getattr(rule, "name", "")),
+        }
+        if rule is not None:
+            context["notices"] = _notices(rule)
+            context["links"] = [link for each in extensions for link in each.links(request, rule)]
+            if rule.mode == "shadow":
+                context["judged"] = rehearsal(rule)
         return super().render_change_form(request, context, *args, **kwargs)
 
     def mode_view(self, request: HttpRequest, pk: int, mode: str) -> HttpResponse:
-        """From shadow to enforce: asks, with what this version of the rule would have refused."""
+        """Switch a rule to a mode; to enforce, once that version of it was confirmed."""
         rule = get_object_or_404(RateLimitRule, pk=pk)
         if not self.has_change_permission(request, rule) or mode not in MODES:
             raise PermissionDenied
+        if mode == "enforce" and request.POST.get(CONFIRMED) != versions_of([rule]):
+            return self.ask_to_enforce(request, [rule])
         if request.method != "POST":
-            if mode != "enforce":  # The others refuse no request, so they need no confirmation.
-                raise PermissionDenied
-            return self.ask_to_enforce(request, [rule])
-        if mode == "enforce" and request.POST.get(CONFIRMED) != versions_of(
-            [rule]
-        ):  # Edited since, or never asked.
-            return self.ask_to_enforce(request, [rule])
+            raise PermissionDenied
         with acting(request.user):
-            self.switch(request, RateLimitRule.objects.filter(pk=pk), mode)
-        return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_ratelimitrule_changelist"))
+            self.switch(request, [rule], mode)
+        return redirect("admin:django_ratelimit_lua_ratelimitrule_changelist")
+
+    def _may_see_form(self, request: HttpRequest) -> bool:
+        return self.has_view_or_change_permission(request) or self.has_add_permission(request)
 
     def call_site_view(self, request: HttpRequest) -> HttpResponse:
-        """The call sites that a rule of the name in the form replaces, as a part of a page."""
-        if not self.has_view_or_change_permission(request) and not self.has_add_permission(request):
+        """Return the call sites that a rule of this name replaces, as a part of a page."""
+        if not self._may_see_form(request):
             raise PermissionDenied
         return TemplateResponse(
             request,
@@ -406,11 +352,8 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         )
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:
-        """The effect of the rule in the form on a burst and a steady flow: a plot, as a part of a
-        page.
-        """
-        allowed = self.has_change_permission(request) or self.has_add_permission(request)
-        if request.method != "POST" or not (allowed or self.has_view_permission(request)):
+        """Plot the effect of the rule in the form on a burst and a steady flow."""
+        if request.method != "POST" or not self._may_see_form(request):
             raise PermissionDenied
         return TemplateResponse(
             request,
@@ -424,37 +367,31 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         rule = self.get_object(request, unquote(object_id))
         if rule is None:
             raise Http404
-        if not self.has_view_or_change_permission(request, rule):
-            raise PermissionDenied
         changes = RateLimitChange.objects.using(primary()).filter(
             kind=RateLimitChange.Kind.RULE, object_id=rule.pk
         )
         context = {
-            "versions": versions(changes),
-            "may_restore": self.may_restore(request),
+            "versions": [
+                (change, changed_words(change), reading(change.after or {})) for change in changes
+            ],
+            "may_restore": may_restore(request),
             **(extra_context or {}),
         }
         return super().history_view(request, object_id, context)
-
-    def may_restore(self, request: HttpRequest) -> bool:
-        """Whether versions of rules may be restored: a deleted rule is added by that."""
-        return self.has_change_permission(request) and self.has_add_permission(request)
 
     def restore_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Make a rule what it was after (or, if it was deleted then, before) a change."""
         change = get_object_or_404(
             RateLimitChange.objects.using(primary()), pk=pk, kind=RateLimitChange.Kind.RULE
         )
-        if request.method != "POST" or not self.may_restore(request):
+        if request.method != "POST" or not may_restore(request):
             raise PermissionDenied
         try:
             with acting(request.user):
                 rule = restore(change)
         except RuleError as error:
             messages.error(request, str(error))
-            return HttpResponseRedirect(
-                reverse("admin:django_ratelimit_lua_ratelimitrule_changelist")
-            )
+            return redirect("admin:django_ratelimit_lua_ratelimitrule_changelist")
         self.log_change(
             request, rule, _("Restored revision %(revision)d.") % {"revision": change.revision}
         )
@@ -462,9 +399,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             request,
             _("“%(rule)s” is restored: %(reading)s.") % {"rule": rule, "reading": rule.reading()},
         )
-        return HttpResponseRedirect(
-            reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[rule.pk])
-        )
+        return redirect("admin:django_ratelimit_lua_ratelimitrule_change", rule.pk)
 
 
 def _notices(row: RateLimitRule) -> list[str]:
@@ -478,11 +413,9 @@ def _notices(row: RateLimitRule) -> list[str]:
 
 def _in_place_of(name: str) -> dict[str, Any]:
     """The call sites of a name, or the one that may be meant, for a template."""
-    found = call_sites_of(name)
-    sites = [site.words() for site in found]
-    has_several_keys = len({site.key for site in found}) > 1
+    sites = call_sites_of(name)
     return {
         "call_sites": sites,
-        "has_several_keys": has_several_keys,
-        "meant": "" if sites else meant_by(name),
+        "has_several_keys": len({site.key for site in sites}) > 1,
+        "meant": not sites and meant_by(name),
     }

@@ -7,10 +7,11 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.exceptions import PermissionDenied
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import path, reverse
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -40,25 +41,24 @@ class FileForm(forms.Form):
     )
 
     def clean(self) -> dict[str, Any]:
-        """Raises `ValidationError` if the text is empty."""
+        """Read the file, or check that the text of an earlier file is there."""
         given: dict[str, Any] = super().clean() or {}
         file = given.get("file")
-        if file is not None:
-            if file.size > MAX_VALUE:
-                raise ValidationError(
-                    {"file": _("The file is larger than 2 MiB. Use ratelimit rules import.")}
-                )
+        if file is None and not given.get("text"):
+            self.add_error("file", _("Choose a file."))
+        elif file is not None and file.size > MAX_VALUE:
+            problem = _("The file is larger than 2 MiB. Use ratelimit rules import.")
+            self.add_error("file", problem)
+        elif file is not None:
             try:
                 given["text"] = file.read().decode()
             except UnicodeDecodeError:
-                raise ValidationError({"file": _("The file is not text in UTF-8.")}) from None
-        elif not given.get("text"):
-            self.add_error("file", _("Choose a file."))
+                self.add_error("file", _("The file is not text in UTF-8."))
         return given
 
 
 class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
-    """The part of the admin of rules that knows them as YAML."""
+    """The part of the admin of rules that exports and imports them as YAML."""
 
     def get_urls(self) -> list[Any]:
         """The URLs of the file and its page, in addition to Django's."""
@@ -99,79 +99,75 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
             if not self.may_upload(request):
                 raise PermissionDenied
             if form.is_valid() and self._read(request, form.cleaned_data, context):
-                return HttpResponseRedirect(
-                    reverse(
-                        "admin:django_ratelimit_lua_ratelimitrule_changelist",
-                        current_app=self.admin_site.name,
-                    )
-                )
+                return redirect("admin:django_ratelimit_lua_ratelimitrule_changelist")
         return page_response(self, request, "ratelimitrule/file.html", context)
 
     def _read(self, request: HttpRequest, given: dict[str, Any], context: dict[str, Any]) -> bool:
         """Add the changes of a file to the context, or apply them after a confirmation."""
-        with transaction.atomic(primary()):
-            revision = RateLimitRevision.read(primary()).text.decode()
-            try:
-                changes = rules_yaml.plan(given["text"])
-                deleted, to_confirm = rules_yaml.deletions(changes), changed_confirmations(changes)
-                is_seen = "confirm" in request.POST and given["revision"] == revision
-                if is_seen and (given["intended"] or not (deleted or to_confirm)):
-                    if deleted and not self.has_delete_permission(request):
-                        raise PermissionDenied
-                    for word in _numbers(changes):
-                        if not request.user.has_perms(documents()[word].permissions):
-                            raise PermissionDenied
-                    with acting(request.user):
-                        rules_yaml.apply(given["text"], delete=True)
-                    self._log(request, changes)
-                    return True
-            except RuleError as error:
-                context["problems"] = [str(problem) for problem in error.each]
-                return False
-        if "confirm" in request.POST and not is_seen:
+        try:
+            with transaction.atomic(primary()):
+                return self._plan(request, given, context)
+        except RuleError as error:
+            context["problems"] = [str(problem) for problem in error.each]
+            return False
+
+    def _plan(self, request: HttpRequest, given: dict[str, Any], context: dict[str, Any]) -> bool:
+        revision = RateLimitRevision.read(primary()).text.decode()
+        changes = rules_yaml.plan(given["text"])
+        to_confirm = changed_confirmations(changes)
+        deleted = rules_yaml.deletions(changes)
+        may_delete = self.has_delete_permission(request)
+        if "confirm" not in request.POST:
+            pass
+        elif given["revision"] != revision:
             messages.warning(
                 request,
                 _("The rules were changed meanwhile. Nothing was done: see what would change now."),
             )
-        elif "confirm" in request.POST:
+        elif (deleted or to_confirm) and not given["intended"]:
             messages.error(
                 request,
                 _("Nothing was done: tick the box if the warnings and deletions are intended."),
             )
+        else:
+            permissions = [
+                name for word in _numbers(changes) for name in documents()[word].permissions
+            ]
+            if (deleted and not may_delete) or not request.user.has_perms(permissions):
+                raise PermissionDenied
+            with acting(request.user):
+                rules_yaml.apply(given["text"], delete=True)
+            self._log(request, changes)
+            return True
         notices = changed_notices(changes)
         context |= {
             "changes": [
                 {
-                    "words": change.words(),
+                    "lines": change.words(),
                     "warnings": [*to_confirm.get(change.label, ()), *notices.get(change.label, ())],
                 }
                 for change in changes
             ],
             "is_planned": True,
-            "must_confirm": bool(to_confirm or deleted),
-            "may_apply": not deleted or self.has_delete_permission(request),
+            "must_confirm": to_confirm or deleted,
+            "may_apply": not deleted or may_delete,
             "form": FileForm(initial={"text": given["text"], "revision": revision}),
         }
         return False
 
     def _log(self, request: HttpRequest, changes: list[rules_yaml.RuleChange]) -> None:
-        rows = {
-            rule.name: rule
-            for rule in RateLimitRule.objects.filter(name__in=[change.name for change in changes])
-        }
-        for change in changes:
-            if change.name in rows and change.word == rules_yaml.RULE:
-                self.log_change(request, rows[change.name], _("From a file."))
-        number = sum(change.word == rules_yaml.RULE for change in changes)
+        names = [change.name for change in changes if change.word == rules_yaml.RULE]
+        for rule in RateLimitRule.objects.filter(name__in=names):
+            self.log_change(request, rule, _("From a file."))
         if not changes:
             messages.success(request, _("The file changes nothing."))
-        if number:
-            words = ngettext(
+        if names:
+            text = ngettext(
                 "%(number)d rule is that of the file: it applies from the next request on.",
                 "%(number)d rules are those of the file: they apply from the next request on.",
-                number,
+                len(names),
             )
-            messages.success(request, words % {"number": number})
+            messages.success(request, text % {"number": len(names)})
         for word, number in _numbers(changes).items():
             messages.success(request, documents()[word].applied(number))
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from django import forms
-from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
+from django.core.exceptions import ValidationError
 from django.core.serializers.json import DjangoJSONEncoder
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.utils.translation import gettext_lazy as _
 
 
@@ -36,12 +37,15 @@ class VersionedForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        columns = self._meta.model._meta.concrete_fields
-        self.columns = [
-            field.name for field in columns if field.name in {*self.fields, *self.more_columns}
-        ]
-        self._current = "" if self.instance.pk is None else self._digest()
-        self.initial["version"] = self._current
+        self.label_suffix = ""
+        model = self._meta.model._meta
+        names = {*self.fields, *self.more_columns}
+        self.columns = [field.name for field in model.concrete_fields if field.name in names]
+        self.initial["version"] = "" if self.instance.pk is None else self._digest()
+        for name in self.columns:
+            field = self.fields.get(name)
+            if isinstance(field, forms.IntegerField):
+                _set_bounds(field, model.get_field(name).validators)
 
     def _digest(self) -> str:
         model = self._meta.model._meta
@@ -49,24 +53,31 @@ class VersionedForm(forms.ModelForm):  # type: ignore[type-arg]
         text = json.dumps(values, cls=DjangoJSONEncoder)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def refuse_if_outdated(self) -> None:
+    def clean(self) -> dict[str, Any]:
         """Add an error if the row was changed after the form was rendered."""
-        sent = self.data.get(self.add_prefix("version"), "")
-        if self._current and sent and sent != self._current:
+        given: dict[str, Any] = super().clean() or {}
+        sent = self.data.get(self.add_prefix("version"))
+        if sent and self.initial["version"] not in ("", sent):
             problem = _(
                 "Another user changed this while you were editing it, so your changes were not "
                 "saved. Reload the page "
                 "to see the current values, then make your changes again."
             )
             self.add_error(None, problem)
+        return given
 
     def _update_errors(self, errors: ValidationError) -> None:
-        """Omit the model's errors of a field that has an error of the form already."""
+        """Add one error of the model for each field that has no error of the form."""
         by_field = errors.update_error_dict({})
-        news = {
-            name: found
-            for name, found in by_field.items()
-            if name == NON_FIELD_ERRORS or name not in self.errors
-        }
+        news = {name: found[:1] for name, found in by_field.items() if name not in self.errors}
         if news:
             super()._update_errors(ValidationError(news))  # type: ignore[misc]
+
+
+def _set_bounds(field: forms.IntegerField, validators: Iterable[Any]) -> None:
+    """Tell the browser the bounds of the model, instead of those of the column's type."""
+    for validator in validators:
+        if isinstance(validator, MinValueValidator):
+            field.widget.attrs["min"] = validator.limit_value
+        elif isinstance(validator, MaxValueValidator):
+            field.widget.attrs["max"] = validator.limit_value

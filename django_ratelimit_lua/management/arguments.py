@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.conf import settings
 from django.core.management.base import CommandError
 from django.http import HttpRequest
-from django.utils import timezone
 
 from ..identity.forwarded import parse_address, parse_network
 from ..identity.keys import registered_keys
 from ..limits.rate import SECOND, LimitError, duration, time_us
 from ..operations.explain import Explanation
+from ..operations.formatting import local_moment
 from ..operations.request_builder import build_request, find_user
 from ..operations.subjects import Subject
 from ..rules.describe import field_words
@@ -65,17 +65,18 @@ def add_length(*, default: str | None = None) -> Callable[[Any], None]:
 
     def add(parser: Any) -> None:
         group = parser.add_mutually_exclusive_group(required=default is None)
-        shown = "30m, 1h, 7d …" if default is None else f"30m, 7d …; {default} by default"
-        group.add_argument("--for", dest="period", default=default, metavar="TIME", help=shown)
+        text = "30m, 1h, 7d … (default: %(default)s)"
+        group.add_argument("--for", dest="period", default=default, metavar="TIME", help=text)
         group.add_argument("--for-good", action="store_true", help="without an end")
 
     return add
 
 
 def seconds_of(option: str, period: str, otherwise: str = "") -> int:
-    """The seconds of a time such as 30m.
+    """Return the seconds of a time such as 30m.
 
-    Raises `CommandError`, which names the option, and what would do as well.
+    Raises:
+        CommandError: It names the option, and the alternative (`otherwise`).
     """
     try:
         return time_us(duration(period)) // SECOND
@@ -84,11 +85,10 @@ def seconds_of(option: str, period: str, otherwise: str = "") -> int:
 
 
 def format_moment(moment: datetime.datetime | None) -> str:
-    """A moment in the current time zone, with its name; an empty text for None."""
+    """Return a moment in the current time zone, with its name; an empty text for None."""
     if moment is None:
         return ""
-    local = timezone.localtime(moment) if timezone.is_aware(moment) else moment
-    return f"{local:%Y-%m-%d %H:%M:%S %Z}".rstrip()
+    return f"{local_moment(moment):%Y-%m-%d %H:%M:%S %Z}".rstrip()
 
 
 def require_urlconf() -> None:
@@ -98,7 +98,7 @@ def require_urlconf() -> None:
 
 
 def described(options: dict[str, Any]) -> HttpRequest:
-    """The request that options describe. Raises `CommandError`."""
+    """Return the request that options describe. Raises `CommandError`."""
     address = options["ip"]
     if address is not None and parse_address(address) is None:
         raise CommandError(f"--ip {address!r} is not an address")
@@ -116,7 +116,7 @@ def described(options: dict[str, Any]) -> HttpRequest:
 
 
 def subject_of(options: dict[str, Any]) -> Subject:
-    """The one subject that options name. Raises `CommandError`."""
+    """Return the one subject that options name. Raises `CommandError`."""
     subjects = subjects_of(options)
     if len(subjects) != 1:
         names = ", ".join(("--user", "--ip", "--digest", *(f"--{option}" for option in _FIELDS)))
@@ -125,17 +125,19 @@ def subject_of(options: dict[str, Any]) -> Subject:
 
 
 def subjects_of(options: dict[str, Any]) -> list[Subject]:
-    """The subjects that options name. Raises `CommandError`."""
+    """Return the subjects that options name. Raises `CommandError`."""
+    subjects = [Subject(field=field, value=value) for field, value in _fields(options)]
     address = options["ip"]
     if address is not None:
         try:
             parse_network(address)
         except ValueError:
             raise CommandError(f"--ip {address!r} is not an address or network") from None
-    subjects = [Subject(field=field, value=value) for field, value in _fields(options)]
-    subjects += [Subject(address=address)] if address else []
-    subjects += [Subject(_user(options["user"]))] if options["user"] is not None else []
-    subjects += [Subject(digest=options["digest"])] if options["digest"] else []
+        subjects.append(Subject(address=address))
+    if options["user"] is not None:
+        subjects.append(Subject(_user(options["user"])))
+    if options["digest"]:
+        subjects.append(Subject(digest=options["digest"]))
     return subjects
 
 
@@ -143,44 +145,47 @@ def _fields(options: dict[str, Any]) -> list[tuple[str, str]]:
     fields = []
     for option, (kind, mark, _help) in _FIELDS.items():
         for given in options[option]:
-            name, found, value = given.partition(mark)
-            if not found or not name.strip():
+            name, _mark, value = map(str.strip, given.partition(mark))
+            if not name or mark not in given:
                 raise CommandError(f"--{option} {given!r}: use NAME{mark}VALUE")
-            name = name.strip()
             if not kind and name not in registered_keys():
                 raise CommandError(
                     f"--key {name!r} is not in RATELIMIT_KEYS: "
                     f"{', '.join(registered_keys()) or 'empty'}"
                 )
-            fields.append((f"{kind}:{name}" if kind else name, value.strip()))
+            fields.append((f"{kind}:{name}".removeprefix(":"), value))
     return fields
 
 
 def _user(name: str | None) -> Any:
-    if name is None:
-        return None
-    user = find_user(name)
-    if user is None:
+    user = name and find_user(name)
+    if name is not None and not user:
         raise CommandError(f"--user {name!r}: no user has this name or primary key")
     return user
 
 
+def require_confirmation(options: dict[str, Any], warnings: Sequence[str]) -> None:
+    """Raise `CommandError` if there are warnings, unless `--confirm` is given."""
+    if warnings and not options["confirm"]:
+        raise CommandError(
+            "\n".join([*warnings, "Nothing was changed. Use --confirm to change it anyway."])
+        )
+
+
 def hints(explanation: Explanation) -> list[str]:
     """Return options that would show more limits, or the right counts."""
-    options = {
-        kind: f"--{option} NAME{mark}VALUE" for option, (kind, mark, _help) in _FIELDS.items()
-    }
+    options = {kind: (option, mark) for option, (kind, mark, _help) in _FIELDS.items()}
     options["data"] = options["post"]
     lines = []
     for field in explanation.missing:
-        kind, colon, name = field.partition(":")
-        option = options[kind].replace("NAME", name) if colon else f"--key {field}=VALUE"
-        lines.append(f"limits count by the {field_words(field)}: add {option}")
-    if explanation.other_methods:
+        kind, _colon, name = field.partition(":")
+        option, mark = options.get(kind, options[""])
         lines.append(
-            "other methods have more limits here: --method "
-            f"{' or '.join(explanation.other_methods)}"
+            f"limits count by the {field_words(field)}: add --{option} {name or field}{mark}VALUE"
         )
+    if explanation.other_methods:
+        methods = " or ".join(explanation.other_methods)
+        lines.append(f"other methods have more limits here: --method {methods}")
     return lines
 
 
@@ -188,9 +193,8 @@ def verdict(explanation: Explanation) -> str:
     """Return the result of the next such request, in a sentence."""
     if explanation.stopped_by is not None:
         return f"{explanation.stopped_by.verdict}."
-    if explanation.decision.allowed and explanation.unknown:
+    if not explanation.decision.allowed:
+        return "The next request like this would be refused."
+    if explanation.unknown:
         return "The next request like this would be allowed, as far as known."
-    return (
-        "The next request like this would be "
-        f"{'allowed' if explanation.decision.allowed else 'refused'}."
-    )
+    return "The next request like this would be allowed."

@@ -6,7 +6,7 @@ import datetime
 import re
 
 from django.utils import formats, timezone
-from django.utils.html import format_html_join
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext, ngettext
 
@@ -101,3 +101,11 @@ def local_moment(moment: datetime.datetime) -> datetime.datetime:
     if timezone.is_aware(moment):
         return timezone.localtime(moment)
     return moment
+
+
+def moment_element(moment: datetime.datetime) -> SafeString:
+    """Return a moment for a page, with the exact moment for programs and as a tooltip."""
+    exact = local_moment(moment).isoformat(sep=" ", timespec="seconds")
+    return format_html(
+        '<time datetime="{}" title="{}">{}</time>', exact, exact, moment_words(moment)
+    )

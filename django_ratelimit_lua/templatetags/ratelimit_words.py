@@ -3,23 +3,29 @@
 from django import template
 
 from ..identity.names import name_words
+from ..operations.call_sites import rule_words
 from ..operations.formatting import (
     breakable,
     milliseconds_words,
+    moment_element,
     number_words,
     rate_words,
     readable,
     share_words,
 )
+from ..web.durations import duration_words
 
 register = template.Library()
 for words in (
     breakable,
+    duration_words,
     milliseconds_words,
+    moment_element,
     name_words,
     number_words,
     rate_words,
     readable,
+    rule_words,
     share_words,
 ):
     register.filter(words)

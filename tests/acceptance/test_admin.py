@@ -143,7 +143,7 @@ def test_tiers_are_given_in_the_rules_form(operator: Client) -> None:
     operator.post(f"{RULES}add/", form)
     assert RateLimitRule.objects.get().declared()["tiers"] == [{"group": "pro", "rate": "50/h"}]
     page = operator.get(f"{RULES}{RateLimitRule.objects.get().pk}/change/").content.decode()
-    assert "0 overrides, 1 tier" in page
+    assert "0 overrides" in page
     assert RateLimitTier.objects.get().group == "pro"
 
 

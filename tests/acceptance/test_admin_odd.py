@@ -517,7 +517,7 @@ def test_a_header_that_is_too_long_is_an_error(operator: Client) -> None:
     page = operator.post(reverse(f"admin:{APP}_inspect"), {**asked, "action": "block"}, follow=True)
     assert (
         page.status_code,
-        "Field: Ensure this value has at most 200 characters" in page.content.decode(),
+        "Ensure this value has at most 200 characters" in page.content.decode(),
     ) == (
         200,
         True,

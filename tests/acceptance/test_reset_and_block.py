@@ -165,7 +165,7 @@ def test_a_block_of_a_large_part_of_the_internet_is_confirmed(settings: Any) -> 
         ("192.0.2.7", "a proxy of this site"),
     ):
         with pytest.raises(
-            CommandError, match=rf"(?s){problem}.*\nNothing was blocked. Use --confirm"
+            CommandError, match=rf"(?s){problem}.*\nNothing was changed. Use --confirm"
         ):
             said("block", "--ip", network)
     assert not RateLimitOverride.objects.exists()

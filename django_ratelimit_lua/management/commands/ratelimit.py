@@ -44,14 +44,13 @@ class Command(Printer):
         for name, verb in verbs.items():
             group, _space, word = name.rpartition(" ")
             if group not in groups:
-                words = [
+                members = [
                     other.removeprefix(f"{group} ")
                     for other in verbs
                     if other.startswith(f"{group} ")
                 ]
-                groups[group] = _verbs_of(
-                    groups[""].add_parser(group, help=", ".join(words)), required=True
-                )
+                parser_of_group = groups[""].add_parser(group, help=", ".join(members))
+                groups[group] = _verbs_of(parser_of_group, required=True)
             own = groups[group].add_parser(word, help=verb.help, description=verb.help)
             for add in verb.arguments:
                 add(own)
@@ -86,12 +85,14 @@ def _verbs_of(parser: Any, *, required: bool) -> Any:
 
     def suggest(message: str) -> None:
         misspelt = re.match("argument verb: invalid choice: '([^']*)'", message)
-        annex = VERBS_OF_ANNEXES.get(misspelt[1]) if misspelt else None
-        near = get_close_matches(misspelt[1], added.choices, 1) if misspelt else ()
-        if misspelt and annex and not is_installed(annex):
-            message = f"{misspelt[1]!r} is a verb of an annex. {install(annex)}"
-        elif misspelt and near:
-            message = f"there is no verb {misspelt[1]!r}; do you mean {near[0]!r}?"
+        if misspelt is not None:
+            word = misspelt[1]
+            annex = VERBS_OF_ANNEXES.get(word)
+            near = get_close_matches(word, added.choices, 1)
+            if annex and not is_installed(annex):
+                message = f"{word!r} is a verb of an annex. {install(annex)}"
+            elif near:
+                message = f"there is no verb {word!r}; do you mean {near[0]!r}?"
         error(message)
 
     parser.error = suggest

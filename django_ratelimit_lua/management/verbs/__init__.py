@@ -17,25 +17,21 @@ class Printer(BaseCommand):
     """The command for its verbs: it prints."""
 
     def say(self, text: str) -> None:
-        """Print a line of what was asked for."""
+        """Print a line of the result."""
         self.stdout.write(text)
 
     def warn(self, text: str) -> None:
         """Print a warning, on standard error."""
         self.stderr.write(self.style.WARNING(text))
 
-    def warn_if_unpublished(self) -> None:
-        """Warn if saved changes are not live, with the remedy."""
-        self.warn_unpublished(triggers.unpublished)
-
-    def warn_unpublished(self, why: str) -> None:
-        """The same, for this reason; empty: it is live."""
+    def warn_if_unpublished(self, why: str = "") -> None:
+        """Warn if saved changes are not live, with the remedy. `why`: a reason that is known."""
+        why = why or triggers.unpublished
         if why:
             self.warn(
                 f"Saved, but not live yet: {why.rstrip('.')}. When that is resolved, processes "
-                "that serve requests "
-                "publish it within about ten seconds; `manage.py ratelimit rules publish` does it "
-                "at once."
+                "that serve requests publish it within about ten seconds; `manage.py ratelimit "
+                "rules publish` does it at once."
             )
 
 

@@ -41,24 +41,26 @@ _LIMIT = argument("--limit", metavar="NAME", help="only bans of this limit")
     argument("--json", action="store_true", help="print one JSON object per line"),
     argument("--evidence", action="store_true", help="print the last offences as well"),
 )
-def list_bans(command: Printer, options: dict[str, Any]) -> None:
-    limit, most = options["limit"], options["most"]
+def _list_bans(command: Printer, options: dict[str, Any]) -> None:
+    limit = options["limit"]
+    most = options["most"]
     if most < 1:
         raise CommandError(f"--most {most}: use a whole number from 1")
-    found = [
-        one for one in active_bans(most if limit is None else LISTED) if limit in (None, one.limit)
-    ][-most:]
-    known: Sequence[tuple[Offence, ...] | None] = [None] * len(found)
+    found = [active for active in active_bans(LISTED) if limit in (None, active.limit)][-most:]
+    evidences: Sequence[Sequence[Offence]] = [()] * len(found)
     if options["evidence"]:
-        known = evidence_of_bans(found)
-    for active, evidence in zip(found, known, strict=True):
+        evidences = evidence_of_bans(found)
+    for active, evidence in zip(found, evidences, strict=True):
         if options["json"]:
-            command.say(
-                json.dumps(_object(active) | ({} if evidence is None else _evidence(evidence)))
-            )
+            members = _object(active)
+            if options["evidence"]:
+                members["last"] = [
+                    {**offence._asdict(), "moment": offence.moment / SECOND} for offence in evidence
+                ]
+            command.say(json.dumps(members))
             continue
         command.say(_line(active))
-        for offence in evidence or ():
+        for offence in evidence:
             at = format_moment(datetime.fromtimestamp(offence.moment / SECOND, UTC))
             command.say(f"    {at} {offence.method} {offence.path} {offence.agent}".rstrip())
     if not found and not options["json"]:
@@ -77,7 +79,7 @@ def list_bans(command: Printer, options: dict[str, Any]) -> None:
         help="forget earlier bans: the next one is as short as the first",
     ),
 )
-def lift(command: Printer, options: dict[str, Any]) -> None:
+def _lift(command: Printer, options: dict[str, Any]) -> None:
     begin = options["identity"] or ""
     limit = options["limit"]
     if bool(begin) == options["all"] or (begin and len(begin) < MIN_LENGTH):
@@ -93,7 +95,7 @@ def lift(command: Printer, options: dict[str, Any]) -> None:
     for active in found:
         command.say(f"lifted: {_line(active)}")
     if not found:
-        command.say(command.style.WARNING("Nothing was lifted: no such ban."))
+        command.say("Nothing was lifted: no such ban.")
 
 
 @verb(
@@ -108,15 +110,19 @@ def lift(command: Printer, options: dict[str, Any]) -> None:
     ),
     argument("--why", default="", help="the reason, stored with the ban and in the history"),
 )
-def add(command: Printer, options: dict[str, Any]) -> None:
-    met = [limit.planned for limit in explain(described(options)).met if limit.planned is not None]
-    asked = options["limit"]
-    charges = [planned for planned in met if planned.charge.limit.ban is not None]
-    charges = [
-        planned for planned in charges if asked is None or planned.charge.limit.name in asked
+def _add(command: Printer, options: dict[str, Any]) -> None:
+    planned_charges = [
+        limit.planned for limit in explain(described(options)).met if limit.planned is not None
     ]
+    limits = {
+        planned.charge.limit.name
+        for planned in planned_charges
+        if planned.charge.limit.ban is not None
+    }
+    limits.intersection_update(options["limit"] or limits)
+    charges = [planned for planned in planned_charges if planned.charge.limit.name in limits]
     if not charges:
-        names = ", ".join(planned.charge.limit.name for planned in met) or "none"
+        names = ", ".join(planned.charge.limit.name for planned in planned_charges) or "none"
         raise CommandError(
             f"no limit with bans applies to this request ({names}), or its network is in "
             "RATELIMIT_NEVER_BAN"
@@ -143,30 +149,23 @@ def _object(active: ActiveBan) -> dict[str, Any]:
         "by_hand": made.by_hand,
         "why": active.why,
         "shadow": active.is_shadow,
-        "next_seconds": None if active.next_us is None else active.next_us / SECOND,
+        "next_seconds": active.next_us and active.next_us / SECOND,
     }
-
-
-def _evidence(evidence: tuple[Offence, ...]) -> dict[str, Any]:
-    offences = [{**offence._asdict(), "moment": offence.moment / SECOND} for offence in evidence]
-    return {"last": offences}
 
 
 def _line(active: ActiveBan) -> str:
     made = active.ban
-    who = " ".join(f"{kind}={value}" if kind else value for kind, value in active.who)
-    reason = (
-        f"by an operator{': ' if active.why else ''}{active.why}"
-        if made.by_hand
-        else f"{made.offences} offences"
-    )
-    following = (
-        ""
-        if active.next_us is None
-        else f", the next for {duration_words(active.next_us / SECOND)}"
-    )
-    return (
-        f"{active.identity[:12]} {name_words(active.limit)} until {format_moment(made.ends_at)}"
-        f"{f' ({who})' if who else ''}: {reason}, ban number {made.times}{following}"
-        f"{'; in shadow mode, which refuses no request' if active.is_shadow else ''}"
-    )
+    text = f"{active.identity[:12]} {name_words(active.limit)} until {format_moment(made.ends_at)}"
+    if active.who:
+        who = " ".join(f"{kind}={value}".removeprefix("=") for kind, value in active.who)
+        text += f" ({who})"
+    if made.by_hand:
+        text += f": by an operator: {active.why}".removesuffix(": ")
+    else:
+        text += f": {made.offences} offences"
+    text += f", ban number {made.times}"
+    if active.next_us is not None:
+        text += f", the next for {duration_words(active.next_us / SECOND)}"
+    if active.is_shadow:
+        text += "; in shadow mode, which refuses no request"
+    return text

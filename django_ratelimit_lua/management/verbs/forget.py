@@ -28,7 +28,7 @@ NOT_ERASED = (
     add_subject,
     argument("--overrides", action="store_true", help="delete its overrides without asking"),
 )
-def forget_identity(command: Printer, options: dict[str, Any]) -> None:
+def _forget_identity(command: Printer, options: dict[str, Any]) -> None:
     subjects = subjects_of(options)
     if not subjects:
         raise CommandError(
@@ -53,8 +53,8 @@ def forget_identity(command: Printer, options: dict[str, Any]) -> None:
     forgotten = forget(identity, with_overrides=with_overrides)
     for kind, erased in forgotten.erased.items():
         command.say(f"erased: {kind}: {erased:,}")
-    for kept in forgotten.kept:
-        command.warn(f"not erased: {kept}")
+    for reason in forgotten.kept:
+        command.warn(f"not erased: {reason}")
     for what in NOT_ERASED:
         command.say(f"cannot be erased: {what}")
     command.warn_if_unpublished()

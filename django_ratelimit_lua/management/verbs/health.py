@@ -11,7 +11,7 @@ from ...conf import conf
 from ...engine.background import background_tasks
 from ...engine.listener import listener
 from ...extension import extensions
-from ...operations.health import health as status_of
+from ...operations.health import health
 from ...publishing.triggers import migration_problem
 from ...rules import provider
 from ...rules.problems import problems
@@ -27,9 +27,9 @@ LISTEN_SECONDS = 2.0
     "let Redis make a decision without counting it, and list the background tasks; exit with 1 if "
     "that fails",
 )
-def health(command: Printer, options: dict[str, Any]) -> None:
-    status_of()  # The first decision has to connect.
-    status = status_of()
+def _health(command: Printer, options: dict[str, Any]) -> None:
+    health()  # The first decision has to connect.
+    status = health()
     if not status.ok:
         raise CommandError(
             f"Redis is unavailable: {status.error}; RATELIMIT_ON_STORE_ERROR is "
@@ -39,12 +39,13 @@ def health(command: Printer, options: dict[str, Any]) -> None:
     rules = f"rules of revision {revision} are published" if revision else "no rules are published"
     command.say(f"a decision takes {status.seconds * 1000:.2f} ms; {rules}")
     for task in background_tasks():
-        when = "not yet" if task.seconds_ago is None else f"{task.seconds_ago:.1f} s ago"
-        state = (
-            f"failed: {task.error}"
-            if task.error
-            else f"{'running' if task.is_running else 'idle'}, last {when}"
-        )
+        state = "idle"
+        if task.error:
+            state = f"failed: {task.error}"
+        elif task.is_running:
+            state = "running"
+        if task.seconds_ago is not None and not task.error:
+            state += f", last {task.seconds_ago:.1f} s ago"
         command.say(f"{task.name}: {task.purpose} ({state})")
     for process in status.processes:
         age = duration_words(time.time() - process.since)
@@ -61,8 +62,6 @@ def health(command: Printer, options: dict[str, Any]) -> None:
     for extension in extensions:
         for warning in extension.health():
             command.warn(warning)
-    for problem in dict.fromkeys(
-        filter(None, (migration_problem(with_annexes=True), *problems.found()))
-    ):
-        is_left_out = problem != problems.owner
-        command.warn(f"skipped: {problem}" if is_left_out else problem)
+    for problem in dict.fromkeys([migration_problem(with_annexes=True), *problems.found()]):
+        if problem:
+            command.warn(f"not applied: {problem}")

@@ -24,7 +24,7 @@ from . import Printer, argument, verb
     ),
     argument("--dry-run", action="store_true", help="only count the rows"),
 )
-def prune(command: Printer, options: dict[str, Any]) -> None:
+def _prune(command: Printer, options: dict[str, Any]) -> None:
     before = timezone.now() - timedelta(seconds=seconds_of("--older", options["older"]))
     moment = format_moment(before)
     if options["dry_run"]:

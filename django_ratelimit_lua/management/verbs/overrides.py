@@ -8,7 +8,14 @@ from django.core.management.base import CommandError
 
 from ...models import RateLimitRule
 from ...operations.subjects import add, end
-from ..arguments import add_length, add_subject, format_moment, seconds_of, subject_of
+from ..arguments import (
+    add_length,
+    add_subject,
+    format_moment,
+    require_confirmation,
+    seconds_of,
+    subject_of,
+)
 from . import Printer, argument, verb
 
 
@@ -24,27 +31,25 @@ from . import Printer, argument, verb
     argument("--confirm", action="store_true", help="block despite warnings"),
     argument("--reason", default="", help="the reason, stored with the override"),
 )
-def block(command: Printer, options: dict[str, Any]) -> None:
+def _block(command: Printer, options: dict[str, Any]) -> None:
     subject = subject_of(options)
-    rule = options["rule"]
-    named = None if rule is None else RateLimitRule.objects.named(rule).first()
-    if rule is not None and named is None:
-        raise CommandError(f"--rule {rule!r}: the admin has no rule of this name")
-    seconds = (
-        None if options["for_good"] else seconds_of("--for", options["period"], "; or --for-good")
-    )
-    override = subject.override("block", seconds, rule=named, reason=options["reason"])
-    warnings = [] if options["confirm"] else subject.confirmations("block")
-    if warnings:
-        raise CommandError(
-            "\n".join([*warnings, "Nothing was blocked. Use --confirm to block anyway."])
-        )
-    (there,) = add([override])
-    ends = override.ends
-    until = "for good" if ends is None else f"until {format_moment(ends)}"
-    known = "" if there is override else ", which existed already"
-    where = "" if named is None else f" by the rule {named.name}"
-    command.say(f"{subject} is blocked{where} {until}: override {there.pk}{known}")
+    name = options["rule"]
+    rule = RateLimitRule.objects.named(name or "").first()
+    if name is not None and rule is None:
+        raise CommandError(f"--rule {name!r}: the admin has no rule of this name")
+    for_good = options["for_good"]
+    seconds = None if for_good else seconds_of("--for", options["period"], "; or --for-good")
+    override = subject.override("block", seconds, rule=rule, reason=options["reason"])
+    require_confirmation(options, subject.confirmations("block"))
+    (existing,) = add([override])
+    until = f"until {format_moment(override.ends)}" if override.ends else "for good"
+    text = f"{subject} is blocked"
+    if rule is not None:
+        text += f" by the rule {rule.name}"
+    text += f" {until}: override {existing.pk}"
+    if existing is not override:
+        text += ", which existed already"
+    command.say(text)
     command.warn_if_unpublished()
 
 
@@ -53,18 +58,14 @@ def block(command: Printer, options: dict[str, Any]) -> None:
     "end the blocks of exactly this user, address or network, value, or digest",
     add_subject,
 )
-def unblock(command: Printer, options: dict[str, Any]) -> None:
+def _unblock(command: Printer, options: dict[str, Any]) -> None:
     subject = subject_of(options)
     blocks = subject.blocks()
     end(blocks)
     for ended in blocks:
         command.say(f"ended: override {ended.pk} for {subject}")
     if not blocks:
-        command.say(command.style.WARNING(f"Nothing was ended: there is no block for {subject}."))
+        command.say(f"Nothing was ended: there is no block for {subject}.")
     for wider in subject.wider_blocks():
-        command.say(
-            command.style.WARNING(
-                f"{subject} is still blocked, because {wider} is: override {wider.pk}"
-            )
-        )
+        command.say(f"{subject} is still blocked, because {wider} is: override {wider.pk}")
     command.warn_if_unpublished()

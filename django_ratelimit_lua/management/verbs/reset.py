@@ -7,8 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from ...exceptions import StoreError
-from ...operations.explain import explain
-from ...operations.explain import reset as reset_limits
+from ...operations.explain import explain, reset
 from ..arguments import add_request, described, hints, verdict
 from . import Printer, argument, verb
 
@@ -19,27 +18,26 @@ from . import Printer, argument, verb
     add_request,
     argument("--limit", action="append", metavar="NAME", help="only this limit; may be repeated"),
 )
-def reset(command: Printer, options: dict[str, Any]) -> None:
-    limit = options["limit"]
+def _reset(command: Printer, options: dict[str, Any]) -> None:
     explanation = explain(described(options))
-    names = [met.name for met in explanation.met]
-    if unknown := set(limit or ()) - set(names):
-        asked = ", ".join(map(repr, sorted(unknown)))
+    names = {limit.name: None for limit in explanation.met}
+    wanted = options["limit"] or names
+    unknown = ", ".join(repr(name) for name in sorted(wanted) if name not in names)
+    if unknown:
         raise CommandError(
-            f"the limit {asked} does not apply to this request; these apply: "
+            f"the limit {unknown} does not apply to this request; these apply: "
             f"{', '.join(names) or 'none'}"
         )
     try:
-        done = reset_limits(explanation, set(limit) if limit else None)
+        done = reset(explanation, set(wanted))
     except StoreError as error:
         raise CommandError(f"nothing was reset: {error}") from error
     for name in done:
         command.say(f"reset: {name}")
-    if not done:
-        asked = ", ".join(limit or names)
-        why = f"its count under {asked} is empty" if asked else "no limit applies to this request"
-        command.say(command.style.WARNING(f"Nothing was reset: {why}."))
+    if not names:
+        command.say("Nothing was reset: no limit applies to this request.")
+    elif not done:
+        command.say(f"Nothing was reset: its count under {', '.join(wanted)} is empty.")
     after = explain(described(options))
-    for line in hints(after):
+    for line in (*hints(after), verdict(after)):
         command.say(line)
-    command.say(verdict(after))

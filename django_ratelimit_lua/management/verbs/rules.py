@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from django.db import transaction
 from ...conf import conf
 from ...exceptions import StoreError
 from ...limits.decision import LimitState
-from ...models import RateLimitRevision, RateLimitRule
+from ...models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from ...operations import rules_yaml
 from ...operations.confirmations import changed_confirmations, changed_notices, enforcing
-from ...operations.explain import explain as explain_request
-from ...operations.reference import BadReferenceError, OpenedReference, open_reference
+from ...operations.explain import ExplainedLimit, explain
+from ...operations.reference import BadReferenceError, KnownLimit, OpenedReference, open_reference
 from ...publishing.publish import OwnerError, primary, publish
 from ...publishing.triggers import migration_problem
 from ...rules import provider
@@ -24,7 +25,15 @@ from ...rules.describe import reading
 from ...rules.problems import problems
 from ...rules.rule import MODES
 from ...rules.ruleset import settings_problems
-from ..arguments import add_request, described, format_moment, hints, require_urlconf, verdict
+from ..arguments import (
+    add_request,
+    described,
+    format_moment,
+    hints,
+    require_confirmation,
+    require_urlconf,
+    verdict,
+)
 from . import Printer, argument, verb
 
 _COMPARED = {
@@ -36,7 +45,7 @@ _COMPARED = {
 
 
 @verb("rules list", "list the rules in force, in their order, and where each is defined")
-def list_rules(command: Printer, options: dict[str, Any]) -> None:
+def _list_rules(command: Printer, options: dict[str, Any]) -> None:
     ruleset = provider.reload()
     if not provider.is_answered:
         source = "the database and the settings" if ruleset.snapshot else "the settings only"
@@ -61,16 +70,18 @@ def list_rules(command: Printer, options: dict[str, Any]) -> None:
         help="the reference of a 429; with a request, whether it is from the same client",
     ),
 )
-def explain(command: Printer, options: dict[str, Any]) -> None:
-    opened = None if options["reference"] is None else _open(command, options["reference"])
-    if opened is not None and options["path"] is None:
-        command.say("Add --path and the client to compare a request with it.")
-        return
+def _explain(command: Printer, options: dict[str, Any]) -> None:
+    opened = None
+    if options["reference"] is not None:
+        opened = _open(command, options["reference"])
+        if options["path"] is None:
+            command.say("Add --path and the client to compare a request with it.")
+            return
     require_urlconf()
     request = described(options)
     if options["ip"] is not None and callable(conf.IP_META_KEY):
         command.warn("RATELIMIT_IP_META_KEY is a function, and may not see the address of --ip.")
-    explanation = explain_request(request)
+    explanation = explain(request)
     if explanation.decision.source == "fallback" or not provider.is_answered:
         command.warn("Redis is unavailable: the counts are not known.")
     if explanation.exempt is not None:
@@ -80,23 +91,25 @@ def explain(command: Printer, options: dict[str, Any]) -> None:
             f"blocked, with or without rules: override {explanation.block.pk} ({explanation.block})"
         )
     for limit in explanation.met:
-        command.say(f"{limit.name} ({limit.source}): {limit.reading}")
+        _print_limit(command, limit)
         if limit.override is not None:
-            effect = limit.override.get_effect_display()
-            skipped = "; skipped, as it does not fit this limit" if limit.is_skipped else ""
-            command.say(f"    override {limit.override.pk} ({limit.override}): {effect}{skipped}")
+            text = f"    {_effect(limit.override)}"
+            if limit.is_skipped:
+                text += "; skipped, as it does not fit this limit"
+            command.say(text)
         if limit.state is not None:
-            note = ", but the view decides" if limit.is_advice and not limit.state.allowed else ""
-            command.say(f"    {_words(limit.state)}{note}")
+            text = f"    {_words(limit.state)}"
+            if limit.is_advice and not limit.state.allowed:
+                text += ", but the view decides"
+            command.say(text)
     for finding in explanation.findings:
         command.say(f"{finding.label.lower()} {finding.words}")
     for problem in explanation.problems:
         command.stderr.write(command.style.ERROR(f"cannot be applied to this request: {problem}"))
     if not any((explanation.met, explanation.exempt, explanation.block, explanation.unknown)):
         command.say("no rule applies")
-    for line in (*explanation.notes, *hints(explanation)):
+    for line in (*explanation.notes, *hints(explanation), verdict(explanation)):
         command.say(line)
-    command.say(verdict(explanation))
     if opened is not None:
         command.say(_COMPARED[opened.is_of(explanation)])
 
@@ -107,13 +120,13 @@ def _open(command: Printer, text: str) -> OpenedReference:
         opened = open_reference(text)
     except BadReferenceError as error:
         raise CommandError(f"--reference: {error}") from error
-    what = "a block refused" if opened.is_block else "refused"
-    command.say(f"{what} at {format_moment(opened.at)}, identity {opened.digest_prefix}…")
+    event = "a block refused" if opened.is_block else "refused"
+    command.say(f"{event} at {format_moment(opened.at)}, identity {opened.digest_prefix}…")
     if opened.is_of_earlier_key:
         command.warn("It was made with an earlier secret, so it cannot be compared.")
     for override in opened.overrides:
-        ends = "for good" if override.ends is None else f"until {format_moment(override.ends)}"
-        command.say(f"override {override.pk} ({override}): {override.get_effect_display()}, {ends}")
+        ends = f"until {format_moment(override.ends)}" if override.ends else "for good"
+        command.say(f"{_effect(override)}, {ends}")
     if opened.is_block and not opened.overrides:
         command.say("the override does not exist any more")
     elif not opened.is_block and not opened.limits:
@@ -121,8 +134,16 @@ def _open(command: Printer, text: str) -> OpenedReference:
     elif not opened.is_exact:
         command.say("that limit was replaced by:")
     for limit in opened.limits:
-        command.say(f"{limit.name} ({limit.source}): {limit.reading}")
+        _print_limit(command, limit)
     return opened
+
+
+def _print_limit(command: Printer, limit: ExplainedLimit | KnownLimit) -> None:
+    command.say(f"{limit.name} ({limit.source}): {limit.reading}")
+
+
+def _effect(override: RateLimitOverride) -> str:
+    return f"override {override.pk} ({override}): {override.get_effect_display()}"
 
 
 @verb(
@@ -132,26 +153,22 @@ def _open(command: Printer, text: str) -> OpenedReference:
     argument("mode", choices=MODES),
     argument("--confirm", action="store_true", help="enforce it despite warnings"),
 )
-def switch(command: Printer, options: dict[str, Any]) -> None:
+def _switch(command: Printer, options: dict[str, Any]) -> None:
     name = options["name"]
     mode = options["mode"]
     rule = RateLimitRule.objects.named(name).first()
     if rule is None:
         names = ", ".join(RateLimitRule.objects.values_list("name", flat=True)) or "none"
         raise CommandError(f"the admin has no rule {name!r}; it has: {names}")
-    if mode == "enforce" != rule.mode and not options["confirm"]:
-        asked = [str(problem) for _field, problem in enforcing(rule)]
-        if asked:
-            raise CommandError(
-                "\n".join([*asked, "Nothing was changed. Use --confirm to change it anyway."])
-            )
+    if mode == "enforce" != rule.mode:
+        require_confirmation(options, [str(problem) for _field, problem in enforcing(rule)])
     rule.switch(mode)
     command.say(f"{rule.name}: {rule.reading()}")
     command.warn_if_unpublished()
 
 
 @verb("rules export", "write the rules of the admin as YAML")
-def export(command: Printer, options: dict[str, Any]) -> None:
+def _export(command: Printer, options: dict[str, Any]) -> None:
     command.stdout.write(rules_yaml.export(), ending="")
 
 
@@ -163,50 +180,42 @@ def export(command: Printer, options: dict[str, Any]) -> None:
     argument("--delete", action="store_true", help="delete rules that are not in the file"),
     argument("--confirm", action="store_true", help="change the rules despite warnings"),
 )
-def import_rules(command: Printer, options: dict[str, Any]) -> None:
+def _import_rules(command: Printer, options: dict[str, Any]) -> None:
     file = options["file"]
     dry_run = options["dry_run"]
-    confirm = options["confirm"]
     require_urlconf()
     text = _read(file)
     changes = rules_yaml.plan(text, _source(file))
-    warnings = [
-        f"{name}: {line}"
-        for name, lines in changed_confirmations(changes).items()
-        for line in lines
-    ]
-    if warnings and not (confirm or dry_run):
-        raise CommandError(
-            "\n".join([*warnings, "Nothing was changed. Use --confirm to change it anyway."])
-        )
-    notices = [
-        f"{name}: {line}" for name, lines in changed_notices(changes).items() for line in lines
-    ]
-    for line in [*warnings, *notices]:
+    warnings = _lines(changed_confirmations(changes))
+    if not dry_run:
+        require_confirmation(options, warnings)
+    for line in [*warnings, *_lines(changed_notices(changes))]:
         command.warn(line)
     if not dry_run:
         changes = rules_yaml.apply(text, delete=options["delete"])
     for change in changes:
         command.say("\n".join(change.words()))
-    number = rules_yaml.counted(change.word for change in changes)
-    command.say(f"{number} {'would be changed' if dry_run else 'changed'}")
-    deleted = (
-        [change for change in changes if change.after is None]
-        if dry_run and not options["delete"]
-        else []
-    )
-    if deleted:
+    action = "would be changed" if dry_run else "changed"
+    command.say(f"{rules_yaml.counted(change.word for change in changes)} {action}")
+    if not dry_run:
+        if changes:
+            command.warn_if_unpublished()
+        return
+    deleted = [change for change in changes if change.after is None]
+    if deleted and not options["delete"]:
         names = ", ".join(rules_yaml.deletions(deleted))
         number = rules_yaml.counted(change.word for change in deleted)
         command.warn(f"{number} would be deleted with --delete: {names}")
-    if warnings and dry_run and not confirm:
+    if warnings and not options["confirm"]:
         command.warn("Use --confirm to change the rules despite these warnings.")
-    if changes and not dry_run:
-        command.warn_if_unpublished()
+
+
+def _lines(texts: Mapping[str, Sequence[str]]) -> list[str]:
+    return [f"{name}: {line}" for name, lines in texts.items() for line in lines]
 
 
 @verb("rules check", "check the rules in force, or a file", argument("file", nargs="?"))
-def check(command: Printer, options: dict[str, Any]) -> None:
+def _check(command: Printer, options: dict[str, Any]) -> None:
     file = options["file"]
     if file is not None:
         text = _read(file)
@@ -225,7 +234,7 @@ def check(command: Printer, options: dict[str, Any]) -> None:
 
 
 @verb("rules publish", "publish all rules again, for example after raw SQL")
-def publish_rules(command: Printer, options: dict[str, Any]) -> None:
+def _publish_rules(command: Printer, options: dict[str, Any]) -> None:
     command.say(f"published revision {publish(rebuild=True)}")
 
 
@@ -233,12 +242,12 @@ def publish_rules(command: Printer, options: dict[str, Any]) -> None:
     "rules adopt",
     "publish the rules of this database over those of another database or a newer version",
 )
-def adopt(command: Printer, options: dict[str, Any]) -> None:
+def _adopt(command: Printer, options: dict[str, Any]) -> None:
     command.say(f"published revision {publish(rebuild=True, take_over=True)}")
 
 
 @verb("rules new-id", "give this database a new id, if it is a copy of another one")
-def new_id(command: Printer, options: dict[str, Any]) -> None:
+def _new_id(command: Printer, options: dict[str, Any]) -> None:
     using = primary()
     with transaction.atomic(using):
         name = RateLimitRevision.rename(using)
@@ -248,22 +257,26 @@ def new_id(command: Printer, options: dict[str, Any]) -> None:
     except OwnerError as error:
         command.warn(str(error))
     except StoreError as error:
-        command.warn_unpublished(str(error))
+        command.warn_if_unpublished(str(error))
 
 
 def _words(state: LimitState) -> str:
     """The count of a limit, and its verdict about the next request."""
     resets = f"resets in {state.reset_after:.0f} s" if state.used else "unused"
-    verdict = "allowed" if state.allowed else "refused"
-    if not state.allowed:
-        verdict += " for good" if state.retry_after is None else f" for {state.retry_after:.0f} s"
+    verdict = "allowed"
+    if not state.allowed and state.retry_after is None:
+        verdict = "refused for good"
+    elif not state.allowed:
+        verdict = f"refused for {state.retry_after:.0f} s"
     if state.mode == "shadow":
         verdict += ", but in shadow mode"
     return f"{state.used} of {state.limit} used, {state.remaining} left, {resets}: {verdict}"
 
 
 def _source(file: str) -> str:
-    return "standard input" if file == "-" else file
+    if file == "-":
+        return "standard input"
+    return file
 
 
 def _read(file: str) -> str:
