@@ -69,7 +69,7 @@ def simulate(limits: Sequence[Limit], burst: int, flow: Rate | None, cost: int =
     name = uuid.uuid4().hex
     limits = [limit.renamed(f"preview:{name}:{number}") for number, limit in enumerate(limits)]
     sent = [_send(limits, at, count, cost) for at, count in moments]
-    get_store().delete(build_call([Charge(limit, digest("preview")) for limit in limits], "peek"))
+    get_store().reset(build_call([Charge(limit, digest("preview")) for limit in limits], "peek"))
     first, rest = sent[:in_burst], sent[in_burst:]
     return Simulation(
         tuple(sent),

@@ -12,7 +12,6 @@ from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
-from redis.crc import key_slot
 from redis.exceptions import (
     AskError,
     ClusterDownError,
@@ -49,15 +48,6 @@ class Ask(NamedTuple):
 
 Steps = Generator[Any, Any, Any]
 """Yields an `Ask`, or seconds to sleep. The driver sends the answer back, or throws the error."""
-
-
-def slot_of(key: bytes) -> int:
-    """The hash slot of a key.
-
-    >>> slot_of(b"rl:{abc}:login:sw") == slot_of(b"rl:{abc}:search:tb2")
-    True
-    """
-    return key_slot(key)
 
 
 class Cluster:

@@ -117,7 +117,9 @@ def _form(limits: Sequence[tuple[Limit, int, bool]], rest: tuple[Any, ...]) -> b
     return form.replace(b"%", b"%%").replace(_DIGEST, b"%b").replace(_TOKEN, b"%b")
 
 
-RULES, RESET, ANNEX = b"rules", b"reset", b"annex"
+RULES = b"rules"
+RESET = b"reset"
+ANNEX = b"annex"
 # A user who may not publish can still delete. The register, if there is one, lists all bans: these
 # leave it. If a server forbids TIME in scripts, the message has no moment.
 _DELETE = b"""local last = #KEYS - tonumber(ARGV[3])
@@ -130,15 +132,21 @@ if not time.err then
 end
 redis.pcall('PUBLISH', ARGV[1], message)
 return moment"""
+_TELL = b"redis.pcall('PUBLISH', ARGV[1], ARGV[2]) return 0"
 
 
-def to_delete(call: Call, channel: bytes, keys: Sequence[bytes] = ()) -> Question:
+def to_reset(call: Call, channel: bytes, keys: Sequence[bytes] = ()) -> Question:
     """Delete the counts and bans of a call's limits, and notify all processes.
 
-    `keys`: only these of its keys, which the register of bans is not with.
+    An `unban` has lifted the bans: it only notifies, and counts stay. `keys`: only these of its
+    keys, without the register of bans.
 
-    The answer is the moment of it, in microseconds since 1970 by the clock of Redis.
+    The answer is the moment up to which units do not count any more, in microseconds since 1970 by
+    the clock of Redis.
     """
+    if call.operation == "unban":
+        message = [RESET, *dict.fromkeys(charge.ban_digest for charge in call.charges), b"@0"]
+        return Question(command(b"EVAL", _TELL, b"0", channel, b" ".join(message)), _whole_number)
     registers = not keys and call.registers and bool(call.banning)
     keys = list(keys or call.state_keys())
     if registers:
@@ -146,8 +154,8 @@ def to_delete(call: Call, channel: bytes, keys: Sequence[bytes] = ()) -> Questio
     digests = dict.fromkeys(
         digest for charge in call.charges for digest in (charge.digest, charge.ban_digest)
     )
-    message = (channel, b" ".join([RESET, *digests]), b"%d" % registers)
-    parts = (b"EVAL", _DELETE, b"%d" % len(keys), *keys, *message)
+    arguments = (channel, b" ".join([RESET, *digests]), b"%d" % registers)
+    parts = (b"EVAL", _DELETE, b"%d" % len(keys), *keys, *arguments)
     return Question(command(*parts), lambda reply: _whole_number(reply) or FOREVER)
 
 
@@ -165,20 +173,6 @@ def read_reset(words: Iterable[bytes]) -> tuple[set[bytes], int]:
     if number.isdigit() and len(number) <= MAX_MOMENT_DIGITS:
         moment = int(number)
     return digests - moments, moment
-
-
-_TELL = b"redis.pcall('PUBLISH', ARGV[1], ARGV[2]) return 1"
-
-
-def to_tell_reset(call: Call, channel: bytes) -> Question:
-    """Notify all processes that cached refusals of a call's identities have ended.
-
-    Counts stay: they were counted after the moment 0.
-    """
-    message = b" ".join(
-        [RESET, *dict.fromkeys(charge.ban_digest for charge in call.charges), b"@0"]
-    )
-    return Question(command(b"EVAL", _TELL, b"0", channel, message), _whole_number)
 
 
 def to_execute(*parts: bytes) -> Question:

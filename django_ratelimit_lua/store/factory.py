@@ -65,8 +65,9 @@ def _renew() -> None:
 def _siblings(url: str) -> tuple[str, ...]:
     """The nodes that an alias names, if it names this one."""
     for config in settings.CACHES.values():
-        location = config.get("LOCATION", ())
-        urls = location.split(",") if isinstance(location, str) else list(location)
+        urls: Any = config.get("LOCATION", ())
+        if isinstance(urls, str):
+            urls = urls.split(",")
         if url in urls:
             return tuple(urls)
     return (url,)

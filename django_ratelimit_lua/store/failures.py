@@ -67,7 +67,8 @@ class Failures:
     def take(self) -> Counter[str]:
         """Return the counts since the last call."""
         with self._lock:
-            counts, self._counts = self._counts, Counter()
+            counts = self._counts
+            self._counts = Counter()
         return counts
 
 

@@ -126,7 +126,9 @@ class DeadlineSocket:
             if patience.is_over:
                 raise TimeoutError("the reply came too slowly")
         while True:
-            timeout = max(0.0, min(patience.left, patience.slice)) if self._may_wait else 0.0
+            timeout = 0.0
+            if self._may_wait:
+                timeout = max(0.0, min(patience.left, patience.slice))
             if timeout != self._timeout:
                 self.sock.settimeout(timeout)
                 self._timeout = timeout
@@ -249,11 +251,6 @@ def pools_of(client: DefaultClient) -> list[Any]:
             for url in client._server
         ]
     return [client.get_client(write=True).connection_pool]
-
-
-def pool_of_url(url: str) -> Any:
-    """A pool for the server at a URL. Raises `ValueError` if it is not the URL of a server."""
-    return synchronous.ConnectionPool.from_url(url)
 
 
 def class_of(pool: Any) -> ConnectionClass:

@@ -26,11 +26,10 @@ from .commands import (
     Address,
     Question,
     to_decide,
-    to_delete,
     to_execute,
     to_ping,
+    to_reset,
     to_run,
-    to_tell_reset,
 )
 from .connection_params import ConnectionParams
 from .failures import Paused, failures, kind_of
@@ -61,15 +60,15 @@ class Node:
     def __init__(self, params: ConnectionParams, timeout: float, *, background: bool) -> None:
         self._params = params
         self._timeout = timeout
-        self._pulse = Pulse()
-        self._async_connections = AsyncConnections(params, self._pulse, timeout)
-        self._breaker = Breaker(self._answers, is_idle=background)
+        self.pulse = Pulse()
+        self._async_connections = AsyncConnections(params, self.pulse, timeout)
+        self.breaker = Breaker(self._answers, is_idle=background)
         self._begin()
         renew_after_fork(self._renew)
 
     def _begin(self) -> None:
         # list.append and list.pop are atomic, so that the lock is needed only by threads that wait.
-        self._idle = [Link(self._params, self._pulse) for _ in range(self._params.max_connections)]
+        self._idle = [Link(self._params, self.pulse) for _ in range(self._params.max_connections)]
         self._freed = threading.Condition()
         self._waiting = 0
 
@@ -77,16 +76,6 @@ class Node:
         for link in self._idle:
             link.close()  # Only this process's copy; the parent's connection stays open.
         self._begin()
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether nothing is asked at the moment."""
-        return self._breaker.is_open
-
-    @property
-    def heard_at(self) -> float:
-        """When it last answered a caller (monotonic)."""
-        return self._pulse.heard_at
 
     def use(
         self,
@@ -102,7 +91,7 @@ class Node:
 
         Raises what the method raises, and `TimeoutError` of redis-py if no connection gets free.
         """
-        if self._breaker.is_open and not is_trial:
+        if self.breaker.is_open and not is_trial:
             self._check()
         try:
             if self._waiting:
@@ -113,7 +102,7 @@ class Node:
                 except IndexError:
                     link = self._wait(patience)
             try:
-                if self._breaker.is_open and not is_trial:  # Others failed while it waited.
+                if self.breaker.is_open and not is_trial:  # Others failed while it waited.
                     self._check()
                 answer = ask(link, asked, patience)
             finally:
@@ -125,8 +114,8 @@ class Node:
         except (RedisError, OSError) as error:
             self._note(error)
             raise
-        if self._breaker.failures:
-            self._breaker.succeeded()
+        if self.breaker.failures:
+            self.breaker.succeeded()
         return answer
 
     async def aexchange(self, question: Question, patience: Patience) -> Any:
@@ -134,15 +123,15 @@ class Node:
 
         Raises what it and redis-py raise.
         """
-        if self._breaker.is_open:
+        if self.breaker.is_open:
             self._check()
         try:
             answer = await self._async_connections.exchange(question, patience, self._check)
         except (RedisError, OSError) as error:
             self._note(error)
             raise
-        if self._breaker.failures:
-            self._breaker.succeeded()
+        if self.breaker.failures:
+            self.breaker.succeeded()
         return answer
 
     def close(self) -> None:
@@ -150,7 +139,7 @@ class Node:
 
         Those of an event loop are closed with it.
         """
-        self._breaker.succeeded()
+        self.breaker.succeeded()
         self._close(unused_since=float("inf"))
 
     def close_idle(self) -> bool:
@@ -182,8 +171,8 @@ class Node:
                     most = patience.next_slice
                     self._freed.wait(most)
                     patience.spend(began, most)
-                    if self._pulse.heard_at > began:
-                        silence = time.monotonic() - self._pulse.heard_at
+                    if self.pulse.heard_at > began:
+                        silence = time.monotonic() - self.pulse.heard_at
                         patience.left = at_first - min(silence, most)
                     elif not most:
                         raise RedisTimeoutError(
@@ -200,15 +189,15 @@ class Node:
         return True
 
     def _check(self) -> None:
-        if not self._breaker.may_ask():
+        if not self.breaker.may_ask():
             raise Paused("Redis has failed repeatedly; it is tried again in a moment")
 
     def _note(self, error: Exception) -> None:
         # A server that answers with an error costs no deadline, and may answer the next call.
         if isinstance(error, ResponseError):
-            self._breaker.succeeded()
+            self.breaker.succeeded()
         elif not isinstance(error, Paused):
-            self._breaker.failed()
+            self.breaker.failed()
 
 
 class Store:
@@ -244,12 +233,14 @@ class Store:
     @property
     def is_paused(self) -> bool:
         """Whether a server is not used at the moment, after repeated failures."""
-        return any(node.is_paused for node in list(self._nodes.values()))
+        return any(node.breaker.is_open for node in list(self._nodes.values()))
 
     @property
     def heard_at(self) -> float:
         """When a server last answered a caller in this process (monotonic)."""
-        return max((node.heard_at for node in list(self._nodes.values())), default=float("-inf"))
+        return max(
+            (node.pulse.heard_at for node in list(self._nodes.values())), default=float("-inf")
+        )
 
     def decide(self, call: Call, patience: Patience | None = None) -> Decision:
         """Decide a call within a patience, or within the timeout.
@@ -307,28 +298,18 @@ class Store:
         # Redis has the same channels in all databases.
         return b"%bchanges:%d" % (prefix, self._params.database)
 
-    def delete(self, call: Call) -> int:
-        """Delete the state of every limit of a call.
+    def reset(self, call: Call) -> int:
+        """Delete the state of every limit of a call, except after an `unban`, and notify all
+        processes.
 
-        Return the moment, see `to_delete`. Raises `StoreError`.
+        Return the moment, see `to_reset`. Raises `StoreError`.
         """
-        moment: int = self._exchange(to_delete(call, self.channel(call.prefix)))
+        moment: int = self._exchange(to_reset(call, self.channel(call.prefix)))
         return moment
 
-    def adelete(self, call: Call) -> Coroutine[Any, Any, int]:
-        """`delete`, without blocking the event loop."""
-        return self._aexchange(to_delete(call, self.channel(call.prefix)))
-
-    def tell_reset(self, call: Call) -> None:
-        """Notify all processes that cached refusals of a call's identities have ended.
-
-        Raises `StoreError`.
-        """
-        self._exchange(to_tell_reset(call, self.channel(call.prefix)))
-
-    def atell_reset(self, call: Call) -> Coroutine[Any, Any, object]:
-        """`tell_reset`, without blocking the event loop."""
-        return self._aexchange(to_tell_reset(call, self.channel(call.prefix)))
+    def areset(self, call: Call) -> Coroutine[Any, Any, int]:
+        """`reset`, without blocking the event loop."""
+        return self._aexchange(to_reset(call, self.channel(call.prefix)))
 
     def execute(self, *parts: bytes, patience: Patience | None = None) -> Any:
         """The reply to any other command. Raises `StoreError`."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from redis.crc import key_slot as slot_of
 from redis.exceptions import RedisError
 
 from ..exceptions import StoreError
@@ -26,8 +27,8 @@ from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..limits.rate import SECOND
 from .blocking import Link
-from .cluster import Ask, Cluster, Steps, slot_of
-from .commands import Address, Question, to_decide, to_delete, to_execute, to_tell_reset
+from .cluster import Ask, Cluster, Steps
+from .commands import Address, Question, to_decide, to_execute, to_reset
 from .connection_params import ConnectionParams
 from .patience import Patience
 from .server import MAX_KEYS, Asking, Node, Store
@@ -69,18 +70,12 @@ class ShardedStore(Store):
     def decide_many(self, calls: Sequence[Call]) -> list[Decision]:
         return [self.decide(call) for call in calls]  # Each may belong to another node.
 
-    def delete(self, call: Call) -> int:
-        moment: int = self._drive(self._delete(call, self._patience()))
+    def reset(self, call: Call) -> int:
+        moment: int = self._drive(self._reset(call, self._patience()))
         return moment
 
-    def adelete(self, call: Call) -> Coroutine[Any, Any, int]:
-        return self._adrive(self._delete(call, self._patience()))
-
-    def tell_reset(self, call: Call) -> None:
-        self._drive(self._tell_reset(call, self._patience()))
-
-    def atell_reset(self, call: Call) -> Coroutine[Any, Any, object]:
-        return self._adrive(self._tell_reset(call, self._patience()))
+    def areset(self, call: Call) -> Coroutine[Any, Any, int]:
+        return self._adrive(self._reset(call, self._patience()))
 
     def delete_keys(self, keys: Sequence[bytes]) -> None:
         for key in keys:
@@ -279,27 +274,22 @@ class ShardedStore(Store):
                         counted_at = state.counted_at
                     states[place] = given.limits[0]._replace(counted_at=counted_at)
 
-    def _delete(self, call: Call, patience: Patience) -> Steps:
+    def _reset(self, call: Call, patience: Patience) -> Steps:
         latest = 0
         keys = call.state_keys()
-        channel = self.channel(call.prefix)
-        for slot, places in _places_by_slot(keys).items():
-            question = to_delete(call, channel, [keys[place] for place in places])
+        bans = call.ban_keys()
+        places_by_slot = _places_by_slot(keys)
+        if call.operation == "unban":  # Nothing is deleted, and one message is enough.
+            places_by_slot = _places_by_slot(keys[:1])
+        for slot, places in places_by_slot.items():
+            part = [keys[place] for place in places]
+            question = to_reset(call, self.channel(call.prefix), part)
             moment = yield from self._ask(slot, question, patience)
             latest = max(latest, moment)
-        yield from self._unregister(call, patience)
-        return latest
-
-    def _tell_reset(self, call: Call, patience: Patience) -> Steps:
-        question = to_tell_reset(call, self.channel(call.prefix))
-        yield from self._ask(slot_of(call.charges[0].digest), question, patience)
-        yield from self._unregister(call, patience)
-
-    def _unregister(self, call: Call, patience: Patience) -> Steps:
-        bans = call.ban_keys()
         if bans:
             question = to_execute(b"ZREM", call.prefix + REGISTER, *bans)
             yield from self._ask(slot_of(question.key), question, patience)
+        return latest
 
     def _ask(self, slot: int, question: Question, patience: Patience) -> Steps:
         try:
