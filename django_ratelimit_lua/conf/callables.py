@@ -1,5 +1,6 @@
-"""A callable named by its dotted path: imported when it is first used, and looked up by `manage.py
-check`.
+"""Resolve callables that are named by a dotted path.
+
+They are imported when they are first used, and looked up by `manage.py check`.
 """
 
 from __future__ import annotations

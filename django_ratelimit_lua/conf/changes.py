@@ -1,5 +1,6 @@
-"""Callbacks for changed settings, as `override_settings` makes them: the only receiver of Django's
-signal.
+"""Call functions when settings change, as `override_settings` changes them.
+
+This is the only receiver of Django's signal.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ _hearers: list[tuple[tuple[str, ...], Callable[[], object]]] = []
 
 
 def on_change(names: tuple[str, ...], hear: Callable[[], object]) -> None:
-    """Have this called whenever one of these settings has changed, by what it is: after what was
-    registered before.
+    """Call a function whenever one of these settings has changed.
+
+    Functions are called in the order of their registration.
 
     A name may end in a star: "RATELIMIT_*" are all of ours.
     """

@@ -81,8 +81,9 @@ def _key_id(secret: str | bytes) -> str:
 
 
 def secrets_by_id() -> dict[str, str | bytes]:
-    """The secrets that digests are keyed with, by the short id of the key that each makes: the
-    current one first, then those of before that are still known.
+    """Return the secrets that digests are keyed with, by the short id of their key.
+
+    The current one comes first, then the earlier ones that are still accepted.
     """
     return {_key_id(secret): secret for secret in conf.KEY_SECRET}
 
@@ -98,8 +99,9 @@ def key_ids() -> str:
 
 
 def digest(identity: Identity, secret: str | bytes | None = None) -> bytes:
-    """The identity as 32 hexadecimal digits: keyed BLAKE2b (RFC 7693), so that nothing readable is
-    stored.
+    """Return the digest of an identity: 32 hexadecimal digits of keyed BLAKE2b (RFC 7693).
+
+    So nothing readable is stored.
 
     `secret`: an earlier one, instead of the one in force. Raises `TypeError` for what is no
     identity.

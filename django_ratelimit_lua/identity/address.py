@@ -71,8 +71,7 @@ def client_address(request: HttpRequest) -> ClientAddress:
 def believed(
     peer: str | None, text: str | None, header: str, trusted: int | tuple[Network, ...]
 ) -> ClientAddress:
-    """The client's address behind trusted proxies, from the peer address and the header that they
-    write.
+    """Return the client's address from the peer address and the header that trusted proxies write.
 
     >>> believed("10.0.0.1", "spoofed, 203.0.113.9", "X-Forwarded-For", 1).network
     '203.0.113.9'

@@ -70,8 +70,9 @@ def form_values(request: HttpRequest, name: str) -> Values:
 
 
 def json_values(request: HttpRequest, path: str) -> Values:
-    """Return the values that views may find in a field of a JSON object, by its name or by names
-    joined with dots.
+    """Return the values that views may find in a field of a JSON object.
+
+    The path is the name of the field, or names joined with dots.
 
     Text is returned as it is, anything else as JSON.
 
@@ -85,8 +86,9 @@ def json_values(request: HttpRequest, path: str) -> Values:
 
 
 def data_values(request: HttpRequest, path: str) -> Values:
-    """Return the values that views of Django REST framework may find in a field of a form or of a
-    JSON object.
+    """Return the values that views of Django REST framework may find in a field.
+
+    The body is a form or a JSON object.
     """
     return tuple(dict.fromkeys((*json_values(request, path), *form_values(request, path))))
 

@@ -1,5 +1,6 @@
-"""Read `X-Forwarded-For` and `Forwarded` (RFC 7239) from the right, where the nearest proxy has
-written.
+"""Read `X-Forwarded-For` and `Forwarded` (RFC 7239) from the right.
+
+The nearest proxy has written the rightmost entry.
 
 A client can write anything into these headers, and each proxy appends the address of its peer. So
 only the entries that trusted proxies appended are used, and those to the left of them are never

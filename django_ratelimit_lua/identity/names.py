@@ -25,11 +25,13 @@ _OWN = "\0own"
 
 
 def name_words(name: str, most: int = 60) -> str:
-    """The name of a rule or call site as a line of a table can have it: what cannot be printed is
-    escaped, blanks at an end are quoted, and of more than `most` letters the middle is left out.
+    r"""Return the name of a rule or call site as one line of a table.
 
-    >>> name_words("a\\nb"), name_words("  "), name_words("abcdefghij", 5)
-    ('a\\\\nb', '"  "', 'ab…ij')
+    What cannot be printed is escaped, blanks at an end are quoted, and of more than `most`
+    letters the middle is left out.
+
+    >>> name_words("a\nb"), name_words("  "), name_words("abcdefghij", 5)
+    ('a\\nb', '"  "', 'ab…ij')
     """
     text = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
@@ -61,9 +63,10 @@ def is_short(identity: Any) -> bool:
 
 
 def shown(identity: Identity) -> Name:
-    """The parts of an identity, by `RATELIMIT_SHOW_IDENTITIES`: "plain", as they are; "masked",
-    with addresses as networks (/24, /56), paths by their first part, and the first letters of what
-    else was sent; "off": none.
+    """Return the parts of an identity that `RATELIMIT_SHOW_IDENTITIES` allows to show.
+
+    "plain": as they are; "masked": addresses as networks (/24, /56), paths by their first part,
+    and the first letters of other values; "off": none.
 
     Whatever the identity is, nothing is raised.
 

@@ -40,8 +40,10 @@ def _start(unit: str, day: date) -> date:
 
 
 def boundaries(unit: str, time_zone: str, now: int) -> tuple[int, int, int, int]:
-    """Four starts of `unit` ('day', 'week' from Monday as ISO 8601 has it, 'month') in a row, in
-    microseconds since 1970; `now` lies between the second and the third.
+    """Return four starts of a unit in a row, in microseconds since 1970.
+
+    `unit` is 'day', 'week' (from Monday, as in ISO 8601) or 'month'. `now` lies between the
+    second and the third.
 
     >>> starts = boundaries("month", "UTC", 0)
     >>> [str(datetime.fromtimestamp(start // SECOND, UTC).date()) for start in starts]
@@ -57,8 +59,10 @@ def boundaries(unit: str, time_zone: str, now: int) -> tuple[int, int, int, int]
 def boundaries_ahead(
     unit: str, time_zone: str, now: int, until: int | None
 ) -> tuple[tuple[int, ...], bool]:
-    """The starts of `unit` that follow `boundaries`, up to the first one after `until`, but only
-    `MAX_AHEAD` later than `now`; and whether these are all (None: there is always another).
+    """Return the starts of `unit` that follow `boundaries`, and whether these are all.
+
+    They end with the first one after `until` (None: there is always another), but at most
+    `MAX_AHEAD` after `now`.
 
     >>> ahead, is_all = boundaries_ahead("month", "UTC", 0, 80 * DAY)
     >>> [str(datetime.fromtimestamp(start // SECOND, UTC).date()) for start in ahead], is_all

@@ -83,8 +83,10 @@ class Charge(NamedTuple):
 
 
 class Revision(NamedTuple):
-    """Which rules: how often they had been changed, and as the text that is compared, with a random
-    tag behind the number; for two histories of a database can come to the same number.
+    """Identify a state of the rules: how often they had been changed, and the text to compare.
+
+    The text ends with a random tag, because two histories of a database can have the same
+    number.
 
     >>> Revision.of(7, "0123456789abcdef")
     Revision(number=7, text=b'7-0123456789abcdef')
@@ -125,8 +127,9 @@ class StaleRules(Exception):  # noqa: N818 - not an error: the caller learns and
 
 
 class Subject(NamedTuple):
-    """A subject that overrides may match, by digest, and the tag of the overrides that the caller
-    knows (empty: none).
+    """A subject that overrides may match: its digest, and the tag of its overrides.
+
+    The tag is that of the overrides that the caller has read; empty if it has read none.
     """
 
     digest: bytes

@@ -17,8 +17,10 @@ Mode = Literal["enforce", "advise", "shadow"]
 
 
 class Block(NamedTuple):
-    """How a block is answered: whether it `forbids` (403, without a time to come back) or refuses
-    like any limit, and its message.
+    """The answer to a block: whether it forbids, and its message.
+
+    One that `forbids` is answered with 403, without a time to come back; others like any
+    refusal.
     """
 
     forbids: bool = False
@@ -129,8 +131,9 @@ class LimitState(NamedTuple):
         )
 
     def with_leased(self, units: int, seconds: float) -> LimitState:
-        """The state after this number of seconds, for a process that holds units which are taken
-        but not spent.
+        """Return the state after this number of seconds, with units that a process has leased.
+
+        Those units are taken, but not spent.
         """
         used, reset = max(self.used - units, 0), max(self.reset_after - seconds, 0.0)
         return LimitState(

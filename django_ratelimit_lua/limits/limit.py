@@ -145,8 +145,9 @@ class Limit:
         return self.kind.lapse_us(self) / SECOND
 
     def advising(self) -> Limit:
-        """The same limit, with the same state, whose verdict only advises (unless it is in shadow
-        mode).
+        """Return the same limit, with the same state, whose verdict only advises.
+
+        A limit in shadow mode stays as it is.
         """
         return self if self.mode == "shadow" else self._but(mode="advise")
 
@@ -219,8 +220,9 @@ def other_rate(rate: Rate) -> LimitError:
 
 
 def _named(name: str) -> tuple[str, bytes]:
-    """The name in decisions and in caches, and its form in keys: itself if it is short and plain,
-    otherwise its beginning and a digest.
+    """Return the name in decisions and in caches, and its form in keys.
+
+    A short and plain name is its own form; another is its beginning and a digest.
     """
     if len(name) > _MAX_NAME_LENGTH:
         name = shortened(name)

@@ -1,5 +1,6 @@
-"""The options of a limit: a table with one row for each, used by call sites, rules, the admin and
-the documentation.
+"""The options of a limit: a table with one row for each.
+
+Call sites, rules, the admin and the documentation use it.
 """
 
 import re

@@ -1,5 +1,6 @@
-"""The Lua program that decides calls, assembled from the `.lua` files of this room and of the
-algorithms.
+"""The Lua program that decides calls.
+
+It is assembled from the `.lua` files of this room and of the algorithms.
 """
 
 from __future__ import annotations

@@ -209,8 +209,9 @@ def duration(value: str | timedelta) -> str:
 
 
 def time_us(value: str | float | timedelta) -> int:
-    """A duration in microseconds: text such as "30s", "10m" or "500ms", a number of seconds, or a
-    timedelta.
+    """Return a duration in microseconds.
+
+    It is a text such as "30s", "10m" or "500ms", a number of seconds, or a timedelta.
 
     Raises `LimitError` if it is invalid, or not from one microsecond to ten years.
 

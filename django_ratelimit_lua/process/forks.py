@@ -59,8 +59,9 @@ def _draw_anew() -> None:
 
 
 def leave_to_parent(*objects: object) -> None:
-    """Never use these in a child, nor let go of them: their end would touch what the parent uses
-    still.
+    """Keep objects that a child must neither use nor release.
+
+    Their end would touch what the parent still uses.
     """
     _of_parent.extend(objects)
 

@@ -1,5 +1,4 @@
-"""Connections to Redis: performs one call within one deadline, and flushes what a process has
-collected.
+"""Connections to Redis: perform one call within one deadline, and flush collected data.
 
 It sends commands over connections that django-redis configures, and routes them by Sentinel and
 hash slot. It imports the ground floor. It does not know requests, identities or rules: it gets
@@ -111,8 +110,9 @@ def store_at(url: str) -> Store:
 
 
 def rules_key() -> bytes:
-    """The key of the hash with the published rules: the revision, the snapshot, and the overrides
-    of each subject.
+    """Return the key of the hash with the published rules.
+
+    It has the revision, the snapshot, and the overrides of each subject.
     """
     return conf.CACHE_PREFIX + b"{rules}"
 

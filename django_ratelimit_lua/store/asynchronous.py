@@ -1,5 +1,6 @@
-"""Connections for coroutines: one for each event loop, shared by all of its coroutines, and closed
-with the loop.
+"""Connections for coroutines: one for each event loop, shared by all of its coroutines.
+
+Each is closed with its loop.
 
 Commands that coroutines send in the same turn of the loop are written together. One task per
 connection reads the replies, in the order of the commands, so that a caller that is cancelled or
@@ -51,8 +52,7 @@ QUIET_SECONDS = 1.0
 
 
 class Countdown:
-    """Calls a function after `seconds` in which the event loop had time to listen, unless it is
-    cancelled.
+    """Call a function after `seconds` in which the event loop had time, unless it is cancelled.
 
     Each sign of life of `pulse` restarts the wait.
     """
@@ -395,9 +395,7 @@ class LoopConnections:
 
 
 class AsyncConnections:
-    """A process's connections to one server, for every event loop that it runs, in whichever
-    thread.
-    """
+    """A process's connections to one server, for every event loop, in any thread."""
 
     def __init__(self, params: ConnectionParams, pulse: Pulse, timeout: float) -> None:
         self._params = params

@@ -169,9 +169,7 @@ def find_master(params: ConnectionParams, patience: Patience) -> ConnectionParam
 
 
 def has_input(sock: Any) -> Callable[[], object]:
-    """A function that returns whether there is something to read, without waiting and without
-    reading it.
-    """
+    """Return a function that returns whether a socket has input, without waiting or reading."""
     pending = getattr(sock, "pending", int)  # TLS: what is decrypted already.
     if not hasattr(select, "poll"):  # Windows, and greenlets of eventlet.
         return lambda: pending() or select.select([sock], [], [], 0)[0]

@@ -1,5 +1,6 @@
-"""A circuit breaker: after repeated failures no command is sent, so that an outage costs
-microseconds per request.
+"""A circuit breaker, so that an outage costs microseconds per request.
+
+After repeated failures no command is sent.
 
 The pattern is Nygard's ("Release It!", 2007): commands are sent while it is closed, and none while
 it is open, until a trial succeeds. A background thread makes the trials, so that no request pays

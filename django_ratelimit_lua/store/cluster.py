@@ -197,8 +197,9 @@ _KINDS = {
 
 
 def _with_kind(error: Exception) -> Exception:
-    """The error as newer versions of redis-py raise it: before version 6, only its `RedisCluster`
-    knew these kinds.
+    """Return the error as newer versions of redis-py raise it.
+
+    Before version 6, only its `RedisCluster` had these types.
     """
     word, _, rest = str(error).partition(" ")
     if type(error) is ResponseError and word in _KINDS:

@@ -37,11 +37,12 @@ class Unreachable(RedisConnectionError):  # noqa: N818 - named as redis-py names
 
 
 def command(*parts: bytes) -> bytes:
-    """One command as it is sent (RESP:
-    https://redis.io/docs/latest/develop/reference/protocol-spec/).
+    r"""Return one command as it is sent.
+
+    RESP: https://redis.io/docs/latest/develop/reference/protocol-spec/
 
     >>> command(b"GET", b"key")
-    b'*2\\r\\n$3\\r\\nGET\\r\\n$3\\r\\nkey\\r\\n'
+    b'*2\r\n$3\r\nGET\r\n$3\r\nkey\r\n'
     """
     return b"*%d\r\n%b" % (len(parts), _encoded(*parts))
 
@@ -103,8 +104,9 @@ def _evalsha(call: Call, token: bytes) -> bytes:
 
 @lru_cache(maxsize=MAX_FORMS)
 def _form(limits: Sequence[tuple[Limit, int, bool]], rest: tuple[Any, ...]) -> bytes:
-    """The command for calls that differ in their identities alone, with places for these and for
-    the token.
+    """Return a command with places for the digests of identities and for the token.
+
+    It is the same for calls that differ in their identities alone.
 
     Empty if more than that differs. `rest`: the fields of the call after its charges.
     """
@@ -227,6 +229,7 @@ def to_check_master() -> Question:
 
 
 def to_ping() -> Question:
+    """Send a PING."""
     return Question(command(b"PING"), lambda reply: reply)
 
 
@@ -239,8 +242,10 @@ def _whole_number(reply: Any) -> int:
 def as_redis_error(
     error: BaseException, kind: type[RedisConnectionError] = RedisConnectionError
 ) -> BaseException:
-    """The error to raise for one that ended an exchange: an error that redis-py does not know
-    becomes one of its own, because a reply that cannot be read is no answer.
+    """Return the error to raise for one that ended an exchange.
+
+    An error that is not redis-py's becomes one of its errors, because a reply that cannot be
+    read is no answer.
     """
     if not isinstance(error, Exception) or isinstance(error, StaleRules):
         return error

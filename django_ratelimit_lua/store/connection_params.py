@@ -1,5 +1,6 @@
-"""How to connect, taken from a django-redis alias: its servers, credentials and TLS options, with
-our own deadline.
+"""How to connect: servers, credentials and TLS options of a django-redis alias.
+
+The deadline is our own.
 
 Only the options listed here are taken from the alias, so a new option of redis-py changes nothing.
 The cache's timeouts, retries, decoding and pool are right for the cache and stay as they are. A

@@ -19,8 +19,9 @@ The argument is None, or the time that is left if the process ends.
 
 
 class Flusher(Task):
-    """Calls each of its functions once a second, from `start` on, until none has more to write, and
-    once more when the process ends.
+    """Call each of its functions once a second, and once more when the process ends.
+
+    It runs from `start` on, until no function has more to write.
 
     A failure of one does not keep back the others.
     """

@@ -51,9 +51,7 @@ class Patience:
         return max(0.0, min(self.left, self.slice))
 
     def spend(self, began: float, most: float) -> None:
-        """Count a wait that began at this moment (monotonic), but no more than `most` seconds of
-        it.
-        """
+        """Count a wait that began at this moment (monotonic), for `most` seconds at most."""
         self.left -= min(time.monotonic() - began, most)
 
     def was_answered(self) -> None:

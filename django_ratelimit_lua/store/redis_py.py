@@ -1,5 +1,6 @@
-"""Everything that relies on the internals of redis-py and django-redis, tested with the oldest and
-newest of both.
+"""Everything that relies on the internals of redis-py and django-redis.
+
+It is tested with the oldest and the newest supported version of both.
 
 redis-py opens the connections (addresses, TLS, login) and reads the replies. Two of its private
 names are used: `_connect` of its connections, and `_writer` of its asyncio connections.
@@ -54,9 +55,7 @@ _WOULD_BLOCK = (TimeoutError, BlockingIOError, ssl.SSLWantReadError, ssl.SSLWant
 
 
 class Turn:
-    """The exchange that a connection is used for at the moment: its patience, and the bytes
-    received so far.
-    """
+    """The exchange that a connection is used for: its patience, and the bytes received so far."""
 
     __slots__ = ("cpu", "patience", "received")
 
@@ -147,9 +146,7 @@ class DeadlineSocket:
 
 
 class BlockingConnection(synchronous.AbstractConnection):
-    """Mixed into a connection class of redis-py, so that all it does ends with the patience of its
-    turn.
-    """
+    """A mixin for connection classes of redis-py: everything ends with the patience of the turn."""
 
     turn = Turn()
     deadline_socket: DeadlineSocket
@@ -178,9 +175,7 @@ class BlockingConnection(synchronous.AbstractConnection):
 
 
 class AsyncConnection(asynchronous.AbstractConnection):
-    """Mixed into an asyncio connection class of redis-py, so that many callers can write without
-    waiting.
-    """
+    """A mixin for asyncio connection classes of redis-py: many callers write without waiting."""
 
     def write(self, data: bytes) -> None:
         """Hand over bytes to be sent; they are buffered if the server does not read them."""
@@ -239,8 +234,9 @@ def _without_library_name(connection: Any) -> Any:
 
 
 def pools_of(client: DefaultClient) -> list[Any]:
-    """The pools of an alias, for their options: one, or one for each node of a cluster that the
-    alias names.
+    """Return the pools of an alias, for their options.
+
+    There is one, or one for each node of a cluster that the alias names.
 
     They do not connect.
     """

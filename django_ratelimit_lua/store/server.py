@@ -201,8 +201,9 @@ class Node:
 
 
 class Store:
-    """Performs calls on one server, or on the master that Sentinel names, each within `timeout`
-    seconds.
+    """Perform calls on one server, or on the master that Sentinel names.
+
+    Each call ends within `timeout` seconds.
 
     After repeated failures it sends nothing until the server answers again. A `background` store
     does not pause, and leaves it to its caller to report failures. The log and the signals report
@@ -299,8 +300,9 @@ class Store:
         return b"%bchanges:%d" % (prefix, self._params.database)
 
     def reset(self, call: Call) -> int:
-        """Delete the state of every limit of a call, except after an `unban`, and notify all
-        processes.
+        """Delete the state of every limit of a call, and notify all processes.
+
+        After an `unban` the state is kept.
 
         Return the moment, see `to_reset`. Raises `StoreError`.
         """

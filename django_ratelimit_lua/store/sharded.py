@@ -1,5 +1,6 @@
-"""The store of a cluster: all limits of one identity are in one hash slot, and its node decides
-them.
+"""The store of a cluster.
+
+All limits of one identity are in one hash slot, and its node decides them.
 
 A call whose keys are in several hash slots is decided slot by slot, in its own order. Each slot
 decides its part atomically. Nothing is admitted that one limit refuses. After a refusal the
@@ -123,8 +124,10 @@ class ShardedStore(Store):
     def _decide_with_bans(
         self, call: Call, elsewhere: Sequence[int], patience: Patience
     ) -> Deciding:
-        """Decide a call with bans of other identities in other hash slots: read these first, then
-        decide the limits, which only read if a ban refuses, and then record offences.
+        """Decide a call with bans of other identities in other hash slots.
+
+        The bans are read first, then the limits are decided (only read if a ban refuses),
+        and then offences are recorded.
         """
         is_hit = call.operation == "hit"
         is_banned = False
@@ -165,8 +168,9 @@ class ShardedStore(Store):
     def _ban_of(
         self, call: Call, charge: Charge, units: int, patience: Patience
     ) -> Generator[Any, Any, Ban]:
-        """The ban in its own hash slot, after the offences and the operation of a call are recorded
-        there.
+        """Return the ban in its own hash slot.
+
+        The offences and the operation of the call are recorded there first.
         """
         operation: Operation = "offend"
         if call.operation in ("ban", "unban"):

@@ -1,5 +1,6 @@
-"""The throttle classes of Django REST framework, with the same names: to migrate, change the import
-line.
+"""The throttle classes of Django REST framework, with the same names.
+
+To migrate, change the import line.
 
 DRF calls the throttles of a view one by one. Those of this package are decided in one call, all or
 nothing: a request that one of them refuses costs the others nothing.
@@ -44,8 +45,9 @@ from .batch import decision_for
 
 
 def _constant(rate: Any) -> tuple[Rate, ...]:
-    """Return the rates of a throttle's declaration, without the invalid ones, which the throttle
-    reports.
+    """Return the valid rates of a throttle's declaration.
+
+    The throttle itself reports the invalid ones.
     """
     rates = []
     for each in rate.values() if isinstance(rate, Mapping) else (rate,):
@@ -126,8 +128,9 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             ) from None
 
     def _counts_as(self, method: str | None) -> str:
-        """Return the method whose rate applies to a request: GET for HEAD, which runs the same
-        view.
+        """Return the method whose rate applies to a request.
+
+        It is GET for HEAD, which runs the same view.
         """
         names = self._by_method()
         if method is not None and method in names:
@@ -172,8 +175,9 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         return parsed.limit, parsed.period if rest else whole
 
     def get_ident(self, request: Any) -> str:
-        """Return the masked address of the client, by DRF's NUM_PROXIES if set, or
-        `RATELIMIT_TRUSTED_PROXIES`.
+        """Return the masked address of the client.
+
+        It depends on DRF's NUM_PROXIES if set, otherwise on `RATELIMIT_TRUSTED_PROXIES`.
         """
         if api_settings.NUM_PROXIES is not None:
             return str(address_as(super().get_ident(request), "NUM_PROXIES says so").network)
@@ -413,8 +417,9 @@ class ScopedRateThrottle(UserRateThrottle):
 
 
 class RuleThrottle(SimpleRateThrottle):
-    """Applies the rules of the settings and of the admin to a view, with the user that DRF has
-    authenticated.
+    """Apply the rules of the settings and of the admin to a view.
+
+    Their user is the one that DRF has authenticated.
 
     It does for single views what `RateLimitMiddleware` does for all requests. Rules that the
     middleware has counted for a request are not counted again.
@@ -442,8 +447,9 @@ def _last_refusal(request: Any) -> Refusal | None:
 
 
 def exception_handler(exc: Exception, context: Any) -> Any:
-    """Handle exceptions for DRF's setting `EXCEPTION_HANDLER`: a `Ratelimited` becomes DRF's 429
-    instead of its 403.
+    """Handle exceptions: a `Ratelimited` becomes DRF's 429 instead of its 403.
+
+    This is for DRF's setting `EXCEPTION_HANDLER`.
 
     The body is DRF's. Its `detail` begins with the message of the rule that refuses, and it has the
     members `type`, `violated-policies` and `reference`, as in a problem document.
@@ -487,8 +493,9 @@ def exception_handler(exc: Exception, context: Any) -> Any:
 
 
 def _detail(refusal: Refusal) -> str | None:
-    """Return the replacement for DRF's "Request was throttled.", to which DRF adds the time to
-    wait.
+    """Return the replacement for DRF's "Request was throttled.".
+
+    DRF adds the time to wait.
     """
     if refusal.retry_after is None:
         return refusal.detail() or None

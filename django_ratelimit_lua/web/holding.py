@@ -104,8 +104,9 @@ def watched_method(request: Any, held: Held, method: Callable[..., Any]) -> Call
 
 
 async def release_left(request: Any, error: BaseException) -> None:
-    """Release what a request holds that is left by an exception: of one that is cancelled, behind
-    whatever runs on in its thread.
+    """Release what a request holds that ends with an exception.
+
+    For a cancelled request, that comes after the work that still runs in its thread.
     """
     if not request_state(request).held:
         return

@@ -1,5 +1,6 @@
-"""The subjects that overrides may match, in a request or as given by a service, and the effect of
-overrides on charges.
+"""The subjects that overrides may match, and the effect of overrides on charges.
+
+A request has subjects, or a service names them.
 """
 
 from __future__ import annotations
@@ -75,8 +76,10 @@ class Who(Protocol):
         """The full address, or None."""
 
     def fields(self, field: str) -> Sequence[Identity]:
-        """The identities by the value of a field: more than one if it can be read in more than one
-        way, none if it is missing.
+        """Return the identities by the value of a field.
+
+        There is more than one if the field can be read in more than one way, and none if it
+        is missing.
         """
 
 
@@ -174,8 +177,10 @@ def client_digests(charges: Sequence[PlannedCharge], secrets: Sequence[str | byt
 
 
 def is_unknown(identity: Identity) -> bool:
-    """Whether an identity is shared: by all callers, by all requests for a path, or by all that
-    lack the value that the key reads.
+    """Return whether an identity is shared by callers that have nothing else in common.
+
+    It is that of all callers, of all requests for a path, or of all that lack the value that
+    the key reads.
 
     >>> is_unknown(("user", None)), is_unknown((("ip", "192.0.2.1"), ("path", "/")))
     (True, False)

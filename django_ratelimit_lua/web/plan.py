@@ -72,8 +72,9 @@ class Place:
         identity: Any,
         banned: Identity = None,
     ) -> None:
-        """Add the charges of a rule, with the numbers of a tier or its own: all of them, or none if
-        one raises.
+        """Add the charges of a rule, all of them, or none if one raises.
+
+        The numbers are those of a tier or its own.
         """
         subject = digest(identity)
         ban_subject = b"" if banned is None else digest(banned)
@@ -113,8 +114,9 @@ class Party(NamedTuple):
 
 
 class Planner:
-    """Plans one decision: the base of what each face feeds with its request, or with its identities
-    and limits.
+    """Plan one decision: the base class of each face's planner.
+
+    A face adds its request, or its identities and limits.
 
     A subclass gathers `charges` by the rules in force, and, if overrides may be about them, the
     same as `parties`.
@@ -400,8 +402,9 @@ class RequestPlanner(Planner):
         self.parties = [Party(self.charges, subjects, has_blocks)] if subjects else ()
 
     def _plan_bans(self, charges: list[PlannedCharge]) -> None:
-        """Apply the settings of bans to the charges: clients that are never banned, and offences
-        that are known only after the view.
+        """Apply the settings of bans to the charges.
+
+        Some clients are never banned, and some offences are known only after the view.
         """
         is_free = is_never_banned(self.request)
         for place, planned in enumerate(charges):
@@ -415,8 +418,9 @@ class RequestPlanner(Planner):
             charges[place] = planned._replace(charge=charge)
 
     def _without_held(self, charges: Sequence[PlannedCharge]) -> list[PlannedCharge]:
-        """The same, without the slots that the request holds already: it is one request, however
-        often it is asked about.
+        """Return the charges without the slots that the request holds already.
+
+        It is one request, however often it is decided.
         """
         counters = {counter for held in self.state.held for counter in held.counters}
         return [

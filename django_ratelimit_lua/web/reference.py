@@ -54,14 +54,16 @@ class Reference(NamedTuple):
         return self.is_of_limit(_BLOCK)
 
     def is_of_limit(self, name: str) -> bool:
-        """Whether the limit of that name may have refused: another name matches once in 65,536
-        times.
+        """Return whether the limit of that name may have refused.
+
+        Another name matches once in 65,536 times.
         """
         return _hash_of_limit(self.secret, name) == self.limit
 
     def is_of_place(self, name: str) -> bool:
-        """Whether a limit in the same place may have refused: of the same group, scope or rule, at
-        any rate.
+        """Return whether a limit in the same place may have refused.
+
+        The place is the group, scope or rule.
         """
         return _hash_of_limit(self.secret, name) >> 6 == self.limit >> 6
 

@@ -1,5 +1,6 @@
-"""The content of a refusal in words, numbers and a reference, the same in every format of the
-answer.
+"""The content of a refusal in words, numbers and a reference.
+
+It is the same in every format of the answer.
 """
 
 from __future__ import annotations
@@ -172,8 +173,10 @@ class Refusal(ErrorDetails):
         return " ".join(filter(None, (message, self.when())))
 
     def members(self) -> dict[str, object]:
-        """The members of a body for programs (RFC 9457): type, title and the names of the violated
-        policies as in draft-ietf-httpapi-ratelimit-headers-10, and the reference.
+        """Return the members of a body for programs (RFC 9457).
+
+        They are type, title, the reference, and the names of the violated policies as in
+        draft-ietf-httpapi-ratelimit-headers-10.
         """
         members: dict[str, object] = {}
         violated = violated_policies(self.decision)

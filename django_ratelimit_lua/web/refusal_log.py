@@ -1,5 +1,7 @@
-"""One log record for the first refusal of an identity by a limit in a minute, sampled by limits in
-this process, so that a flood writes little, whether it comes from one client or many.
+"""Log the first refusal of an identity by a limit in a minute.
+
+Records are sampled by limits in this process, so that a flood writes little, whether it comes from
+one client or many.
 
 It needs no call to Redis. The next record about the same limit contains the number of skipped
 records.
@@ -100,8 +102,9 @@ class RefusalLog:
         )
 
     def left_out(self, limit: str, identity: bytes, now: float) -> int | None:
-        """The number of skipped records about the limit before this one, for a record at this time
-        in seconds.
+        """Return the number of records about the limit that were skipped before this one.
+
+        `now`: in seconds.
 
         None: skip this one, too. `identity`: the digest of the refused identity; empty if it is not
         known.

@@ -46,8 +46,10 @@ def projects_page(name: str) -> Any:
 
 @lru_cache(maxsize=2)
 def our_page(name: str, folder: Path) -> Any:
-    """The page of this package, whatever the project's templates are made with, and whether or not
-    it is an installed app.
+    """Return the page of this package.
+
+    It is found with any template engine of the project, and if the package is not an installed
+    app.
     """
     engine = DjangoTemplates(
         {"NAME": __name__, "DIRS": [folder], "APP_DIRS": False, "OPTIONS": {"debug": False}}
@@ -88,8 +90,9 @@ def _preferred(accept: str) -> Literal["problem", "page", "text"]:
 
 
 def compose(request: HttpRequest, details: ErrorDetails) -> Waiting[HttpResponse]:
-    """Compose an answer in the form that the client accepts: a problem document for JSON, the
-    project's page, or else a page of ours for browsers and plain text for others.
+    """Compose an answer in the form that the client accepts.
+
+    It is a problem document for JSON, the project's page, our page for browsers, or plain text.
     """
     form = asked_for(request)
     template = None if form == "problem" else projects_page(details.page)
@@ -109,8 +112,9 @@ def compose(request: HttpRequest, details: ErrorDetails) -> Waiting[HttpResponse
 def brief_refusal(
     request: HttpRequest, decision: Decision, style: str | None = None, *, only_status: int = 0
 ) -> HttpResponse:
-    """The answer to a blocked request of another server: a problem document or plain text, by what
-    the client accepts.
+    """Return the answer to a blocked request of another server.
+
+    It is a problem document or plain text, by what the client accepts.
 
     Nothing of the project's makes it, as its pages are not that server's. `style`: see
     `add_headers`; `only_status`: see `Refusal`.

@@ -21,8 +21,9 @@ from ..limits.call import whole_cost
 def settle(
     request: HttpRequest, response: Any, outcome: Outcome, held: Held | None = None
 ) -> Waiting[None]:
-    """Settle the charges of a decision by the response, or by the exception that was raised
-    instead, which may be the one that stopped the view: `CancelledError`, `KeyboardInterrupt`,
+    """Settle the charges of a decision by the response, or by the exception that was raised.
+
+    That exception may be the one that stopped the view: `CancelledError`, `KeyboardInterrupt`,
     `SystemExit`, `GeneratorExit`.
 
     An exception releases the `held` slots. Otherwise they are released when the response is closed.

@@ -66,9 +66,7 @@ class Algorithm:
         return rate.limit
 
     def expires_at(self, limit: Limit, moment: int) -> int:
-        """Return the latest moment until which a hit counts that is the first at this moment, in
-        microseconds.
-        """
+        """Return the latest moment at which a first hit still counts, in microseconds."""
         return moment + limit.rate.period_us
 
     def wants_more(self, limit: Limit) -> bool:

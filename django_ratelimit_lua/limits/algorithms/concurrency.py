@@ -43,8 +43,9 @@ class Concurrency(Algorithm):
 
 
 def new_slot(seconds: float) -> bytes:
-    """A slot that cannot be guessed, which lasts for this number of seconds unless it is renewed:
-    16 random bytes, and the milliseconds.
+    """Return a slot that cannot be guessed: 16 random bytes, and the milliseconds that it lasts.
+
+    It lasts for `seconds` unless it is renewed.
 
     >>> len(new_slot(10.0)), new_slot(10.0) == new_slot(10.0)
     (20, False)

@@ -16,6 +16,8 @@ MAX_LOG_LENGTH = 100_000
 
 
 class SlidingLog(Algorithm):
+    """Counts the units of the last period exactly: their moments are stored."""
+
     name = "sliding_log"
     label = _("sliding log: the same, exact to the microsecond")
     suffix = b"sl"

@@ -15,6 +15,8 @@ DEFAULT_SEGMENTS = 10
 
 
 class SlidingWindow(Algorithm):
+    """Counts the units of the last period in segments."""
+
     name = "sliding_window"
     label = _("sliding window: never over the limit in any period")
     suffix = b"sw"
