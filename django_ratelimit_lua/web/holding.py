@@ -154,7 +154,8 @@ def _release_when_closed(request: Any, of_request: list[Held]) -> None:
 
 
 def _release(of_request: list[Held]) -> None:
-    held, of_request[:] = of_request[:], []
+    held = of_request[:]
+    of_request.clear()
     if not held:
         return
     try:
@@ -172,8 +173,10 @@ def _release_each(held: list[Held]) -> None:
 
 def _finished(sender: Any, **kwargs: Any) -> None:
     """The end of a request. A response names its handler unless it replaced another response."""
-    context = _context() if sender is not None and _by_context else None
-    for of_request in _by_context.pop(context, ()) if context is not None else ():
+    context = _context()
+    if sender is None or context is None:
+        return
+    for of_request in _by_context.pop(context, ()):
         _release(of_request)
 
 

@@ -61,8 +61,9 @@ def override_kinds(
     `has_blocks`: or may block the request even if nothing is charged.
     """
     # An exemption lifts a block, also if nothing is charged.
-    names = [EVERY_RULE] if charges or (has_blocks and ruleset.blocks) else []
-    names += [planned.name for planned in charges]
+    names = [planned.name for planned in charges]
+    if charges or (has_blocks and ruleset.blocks):
+        names.insert(0, EVERY_RULE)
     return dict.fromkeys(kind for name in names for kind in ruleset.kinds.get(name, ()))
 
 
@@ -104,7 +105,9 @@ class Sender:
 
     def user(self) -> str | None:
         user = self._user()
-        return str(user.pk) if user is not None and user.is_authenticated else None
+        if user is None or not user.is_authenticated:
+            return None
+        return str(user.pk)
 
     def address(self) -> Address | None:
         return client_address(self._request).address
@@ -123,9 +126,10 @@ def override_subjects(
     for kind in kinds:
         secrets = ruleset.secrets(kind)
         try:
-            digests = (
-                client_digests(charges, secrets) if kind == DIGEST else _digests(who, kind, secrets)
-            )
+            if kind == DIGEST:
+                digests = client_digests(charges, secrets)
+            else:
+                digests = _digests(who, kind, secrets)
         except REFUSED:
             raise
         except Exception as error:
@@ -142,14 +146,16 @@ def _digests(who: Who, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]
     """The client's subjects of one kind, one for each known secret."""
     if kind == USER:
         user = who.user()
-        identities: Sequence[Identity] = [] if user is None else [(USER, user)]
+        if user is None:
+            return []
+        identities: Sequence[Identity] = [(USER, user)]
     elif is_field(kind):
         identities = who.fields(kind)
     else:
         address = who.address()
-        networks = (
-            [] if address is None else [network_digest(address, kind, secret) for secret in secrets]
-        )
+        if address is None:
+            return []
+        networks = [network_digest(address, kind, secret) for secret in secrets]
         return [network for network in networks if network is not None]
     return [digest(identity, secret) for identity in identities for secret in secrets]
 
