@@ -19,7 +19,8 @@ def in_time(seconds: int) -> str:
     ('in 1 second', 'in 90 seconds', 'in about 16 minutes', 'in about 2 hours', 'in about 3 days')
     """
     if seconds <= 90:
-        count, words = seconds, ngettext("in %(count)d second", "in %(count)d seconds", seconds)
+        count = seconds
+        words = ngettext("in %(count)d second", "in %(count)d seconds", seconds)
     elif seconds <= 90 * 60:
         count = -(-seconds // 60)
         words = ngettext("in about %(count)d minute", "in about %(count)d minutes", count)

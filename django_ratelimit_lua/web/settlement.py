@@ -32,10 +32,14 @@ def settle(
         yield from held.releasing()
     if outcome.decision.source == "fallback":
         return  # Nothing was taken that could be given back.
-    refunds, charges, resets, offences = [], [], [], []
+    refunds = []
+    charges = []
+    resets = []
+    offences = []
     charged = request_state(request).charged
     for decided in outcome.charges:
-        rule, charge = decided.planned.rule, decided.charge
+        rule = decided.planned.rule
+        charge = decided.charge
         if rule is None or charge.limit.holds:
             continue
         if rule.reset_if is not None and (yield from called(rule.reset_if, request, response)):
