@@ -99,10 +99,6 @@ async def within(
 
     Raises `TimeoutError` of redis-py.
     """
-    if patience.is_over:
-        if asyncio.iscoroutine(awaitable):
-            awaitable.close()
-        raise RedisTimeoutError("no time is left to ask")
     future = asyncio.ensure_future(awaitable)
     is_late = False
 

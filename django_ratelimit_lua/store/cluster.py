@@ -90,7 +90,8 @@ class Cluster:
         A command that may have been carried out is not sent again. One that was redirected or could
         not be sent is.
         """
-        if self._is_due():
+        is_doubtful = bool(self._failing or self._is_moved)
+        if not self._masters or (is_doubtful and self._may_look()):
             yield from self.look(patience)
         address = self._holder(slot)
         ahead = b""
@@ -150,11 +151,6 @@ class Cluster:
         chance.shuffle(nodes)
         every = dict.fromkeys([*nodes, *self._first])
         return sorted(every, key=lambda address: address in self._failing)[:5]
-
-    def _is_due(self) -> bool:
-        if not self._masters:
-            return True
-        return bool(self._failing or self._is_moved) and self._may_look()
 
     def _may_look(self) -> bool:
         with self._lock:

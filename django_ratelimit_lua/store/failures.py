@@ -57,9 +57,6 @@ class Failures:
         self._lock = Lock()
         self._counts: Counter[str] = Counter()
 
-    def __len__(self) -> int:
-        return len(self._counts)
-
     def add(self, kind: Kind) -> None:
         with self._lock:
             self._counts[kind] += 1

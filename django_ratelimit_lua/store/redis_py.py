@@ -18,11 +18,7 @@ from typing import Any
 import redis.asyncio.connection as asynchronous
 import redis.connection as synchronous
 from django_redis.client import DefaultClient
-from redis.sentinel import (
-    SentinelConnectionPool,
-    SentinelManagedConnection,
-    SentinelManagedSSLConnection,
-)
+from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection
 
 from .factory import ClusterConnectionFactory
 from .patience import Patience
@@ -35,12 +31,7 @@ _TWINS: list[tuple[Any, Any]] = [
     (synchronous.UnixDomainSocketConnection, asynchronous.UnixDomainSocketConnection),
     (synchronous.Connection, asynchronous.Connection),
 ]
-_MANAGED: list[tuple[Any, Any]] = [
-    (SentinelManagedSSLConnection, synchronous.SSLConnection),
-    (SentinelManagedConnection, synchronous.Connection),
-]
 _BLOCKING_ONLY = {
-    "parser_class",
     "ssl_ocsp_context",
     "ssl_ocsp_expected_cert",
     "ssl_validate_ocsp",
@@ -214,13 +205,13 @@ def async_connection(kind: ConnectionClass, options: dict[str, Any]) -> Any:
     twin = next((twin for plain, twin in _TWINS if issubclass(kind, plain)), None)
     if twin is None:
         raise TypeError(f"{kind.__name__} has no asyncio counterpart")
-    parser = options.get("parser_class")
+    accepted = {name: value for name, value in options.items() if name not in _BLOCKING_ONLY}
+    parser = accepted.pop("parser_class", None)
     if parser is not None and not parser.__module__.startswith("redis."):
         raise TypeError(f"the parser {parser.__name__} has no asyncio counterpart")
-    refused = [name for name in sorted(_BLOCKING_ONLY - {"parser_class"}) if options.get(name)]
+    refused = sorted(name for name in _BLOCKING_ONLY if options.get(name))
     if refused:
         raise TypeError(f"asyncio connections do not support {', '.join(refused)}")
-    accepted = {name: value for name, value in options.items() if name not in _BLOCKING_ONLY}
     # The deadline is kept outside: a timeout costs redis-py's asyncio connections some µs in each
     # operation.
     timeouts = {"socket_timeout": None, "socket_connect_timeout": None}
@@ -252,7 +243,11 @@ def pools_of(client: DefaultClient) -> list[Any]:
 def class_of(pool: Any) -> ConnectionClass:
     """The class of a pool's connections, or the plain class if they are managed by Sentinel."""
     kind: ConnectionClass = pool.connection_class
-    return next((plain for managed, plain in _MANAGED if issubclass(kind, managed)), kind)
+    if not issubclass(kind, SentinelManagedConnection):
+        return kind
+    if issubclass(kind, synchronous.SSLConnection):
+        return synchronous.SSLConnection
+    return synchronous.Connection
 
 
 def sentinel_pools_of(pool: Any) -> tuple[str, list[Any]]:

@@ -260,8 +260,8 @@ class Store:
         return decisions
 
     def delete_keys(self, keys: Sequence[bytes]) -> None:
-        for first in range(0, len(keys), MAX_KEYS):
-            self.execute(b"DEL", *keys[first : first + MAX_KEYS])
+        for places in self._portions(keys):
+            self.execute(b"DEL", *[keys[place] for place in places])
 
     def find_keys(self, begin: bytes, pattern: bytes = b"*") -> set[bytes]:
         """Return the keys on all masters that begin with this text and match the pattern after it.

@@ -78,10 +78,6 @@ class ShardedStore(Store):
     def areset(self, call: Call) -> Coroutine[Any, Any, int]:
         return self._adrive(self._reset(call, self._patience()))
 
-    def delete_keys(self, keys: Sequence[bytes]) -> None:
-        for key in keys:
-            self.execute(b"DEL", key)
-
     def _masters(self) -> list[Node]:
         self.execute(b"EXISTS", b"0")  # The masters are known after any command.
         return [self._node_at(address) for address in self._cluster.masters]
