@@ -132,10 +132,10 @@ class ShardedStore(Store):
         for place in elsewhere:
             charge = charges[place]
             cost = charge.cost
-            if is_hit:
-                bans[place] = yield from self._ban_of(call, charge, 0, patience)
-            else:
-                bans[place] = yield from self._ban_of(call, charge, cost, patience)
+            units = cost
+            if call.operation in ("hit", "peek"):
+                units = 0
+            bans[place] = yield from self._ban_of(call, charge, units, patience)
             if bans[place].until:
                 is_banned = is_banned or charge.limit.mode == "enforce"
                 if is_hit:
@@ -171,8 +171,6 @@ class ShardedStore(Store):
         operation: Operation = "offend"
         if call.operation in ("ban", "unban"):
             operation = call.operation
-        elif call.operation == "peek":
-            units = 0
         alone = Call(
             [Charge(charge.limit, charge.banned, units)],
             operation,
