@@ -103,7 +103,11 @@ def _slot_seconds(value: Any) -> float:
 def _policy(value: Any) -> Policy:
     if value is not None:
         return Choice(POLICIES)(value)
-    return "local" if conf.FAIL_OPEN is None else "open" if conf.FAIL_OPEN else "closed"
+    if conf.FAIL_OPEN is None:
+        return "local"
+    if conf.FAIL_OPEN:
+        return "open"
+    return "closed"
 
 
 def _keys(value: Any) -> dict[str, Any]:
@@ -122,11 +126,13 @@ def _keys(value: Any) -> dict[str, Any]:
 
 
 def _secrets(value: Any) -> tuple[str | bytes, ...]:
-    given = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS] if value is None else value
-    secrets = given if isinstance(given, (list, tuple)) and given else [given]
-    if not all(map(_is_secret, secrets)):
+    if value is None:
+        value = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
+    if not isinstance(value, (list, tuple)) or not value:
+        value = [value]
+    if not all(map(_is_secret, value)):
         raise ValueError("must be text or bytes, or a list of these, the current one first")
-    return tuple(secrets)
+    return tuple(value)
 
 
 def _is_secret(value: object) -> bool:
@@ -226,11 +232,10 @@ PRIVATE: tuple[Network, ...] = tuple(
 
 def _never_ban(value: Any) -> tuple[Network, ...]:
     if value is None:
-        said = (
-            getattr(settings, f"RATELIMIT_{name}", None)
-            for name in ("TRUSTED_PROXIES", "IP_META_KEY")
-        )
-        return PRIVATE if all(value is None for value in said) else ()
+        names = ("RATELIMIT_TRUSTED_PROXIES", "RATELIMIT_IP_META_KEY")
+        if any(getattr(settings, name, None) is not None for name in names):
+            return ()
+        return PRIVATE
     return _networks(value, "must be a list of networks, such as ['192.0.2.0/24']")
 
 
@@ -245,13 +250,11 @@ class Setting(Generic[T]):
     def __init__(
         self, default: Any, check: Check[T], doc: str, *, shown: str = "", is_secret: bool = False
     ) -> None:
-        self.default, self.check, self.doc, self.shown, self.is_secret = (
-            default,
-            check,
-            doc,
-            shown,
-            is_secret,
-        )
+        self.default = default
+        self.check = check
+        self.doc = doc
+        self.shown = shown
+        self.is_secret = is_secret
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -279,7 +282,9 @@ class Setting(Generic[T]):
         try:
             return self.check(value)
         except (ValueError, ImproperlyConfigured) as error:
-            shown = f"a {type(value).__name__}" if self.is_secret else repr(value)
+            shown = repr(value)
+            if self.is_secret:
+                shown = f"a {type(value).__name__}"
             raise ImproperlyConfigured(f"RATELIMIT_{self.name} is {shown}: {error}") from None
 
 

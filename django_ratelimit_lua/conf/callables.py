@@ -12,7 +12,8 @@ known: dict[str, str] = {}
 """Every path that call sites name, with what it is for; the first ones, and none that is too long
 to be one.
 """
-MAX_ENTRIES, MAX_LENGTH = 10_000, 300
+MAX_ENTRIES = 10_000
+MAX_LENGTH = 300
 
 
 def find(path: str, purpose: str) -> Callable[..., Any]:
@@ -47,5 +48,7 @@ def name_of(function: Callable[..., Any]) -> str:
     >>> name_of(lazily("shop.limits.tenant", "Key"))
     'shop.limits.tenant'
     """
-    named = function if hasattr(function, "__qualname__") else type(function)
+    named = function
+    if not hasattr(function, "__qualname__"):
+        named = type(function)
     return f"{named.__module__}.{named.__qualname__}"

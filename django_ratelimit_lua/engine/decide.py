@@ -502,7 +502,7 @@ def unbanning(charges: Sequence[PlannedCharge], *, forget: bool = False) -> Wait
     call = build_call([planned.charge._replace(cost=int(forget)) for planned in charges], "unban")
     try:
         decision: Decision = yield call
-        yield Wait(partial(get_store().tell_reset, call), partial(get_store().atell_reset, call))
+        yield Wait(partial(get_store().reset, call), partial(get_store().areset, call))
         drop = partial(drop_evidence, call.ban_keys())
         yield Wait(drop, sync_to_async(drop))
         return decision
@@ -521,7 +521,7 @@ def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
     """
     moment = FOREVER
     try:
-        moment = yield Wait(partial(get_store().delete, call), partial(get_store().adelete, call))
+        moment = yield Wait(partial(get_store().reset, call), partial(get_store().areset, call))
     except StoreError:
         if strict:
             raise

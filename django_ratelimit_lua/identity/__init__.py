@@ -12,6 +12,7 @@ import uuid
 from functools import lru_cache
 from typing import Union
 
+from django.utils.encoding import force_bytes
 from django.utils.functional import Promise
 
 from ..conf import conf
@@ -68,8 +69,7 @@ def _encode(identity: object) -> bytes:
 
 @lru_cache(maxsize=8)
 def _keyed(secret: str | bytes) -> hashlib.blake2b:
-    material = secret.encode() if isinstance(secret, str) else bytes(secret)
-    key = hashlib.blake2b(material, digest_size=32, person=b"ratelimit-key").digest()
+    key = hashlib.blake2b(force_bytes(secret), digest_size=32, person=b"ratelimit-key").digest()
     return hashlib.blake2b(key=key, digest_size=DIGEST_SIZE)
 
 
@@ -81,8 +81,9 @@ def _key_id(secret: str | bytes) -> str:
 
 
 def secrets_by_id() -> dict[str, str | bytes]:
-    """The secrets that digests are keyed with, by the short id of the key that each makes: the
-    current one first, then those of before that are still known.
+    """Return the secrets that digests are keyed with, by the short id of their key.
+
+    The current one comes first, then the earlier ones that are still accepted.
     """
     return {_key_id(secret): secret for secret in conf.KEY_SECRET}
 
@@ -98,8 +99,9 @@ def key_ids() -> str:
 
 
 def digest(identity: Identity, secret: str | bytes | None = None) -> bytes:
-    """The identity as 32 hexadecimal digits: keyed BLAKE2b (RFC 7693), so that nothing readable is
-    stored.
+    """Return the digest of an identity: 32 hexadecimal digits of keyed BLAKE2b (RFC 7693).
+
+    So nothing readable is stored.
 
     `secret`: an earlier one, instead of the one in force. Raises `TypeError` for what is no
     identity.
@@ -109,7 +111,9 @@ def digest(identity: Identity, secret: str | bytes | None = None) -> bytes:
     >>> digest(7) == digest("7"), digest(("a", "b")) == digest("ab"), len(digest("x" * 1_000_000))
     (True, False, 32)
     """
-    hashed = _keyed(conf.KEY_SECRET[0] if secret is None else secret).copy()
+    if secret is None:
+        secret = conf.KEY_SECRET[0]
+    hashed = _keyed(secret).copy()
     if type(identity) is str:  # Nearly always, and without a call for it.
         part = b"s" + identity.encode("utf-8", "surrogatepass")
         hashed.update(len(part).to_bytes(8, "big") + part)

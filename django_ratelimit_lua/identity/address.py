@@ -71,8 +71,7 @@ def client_address(request: HttpRequest) -> ClientAddress:
 def believed(
     peer: str | None, text: str | None, header: str, trusted: int | tuple[Network, ...]
 ) -> ClientAddress:
-    """The client's address behind trusted proxies, from the peer address and the header that they
-    write.
+    """Return the client's address from the peer address and the header that trusted proxies write.
 
     >>> believed("10.0.0.1", "spoofed, 203.0.113.9", "X-Forwarded-For", 1).network
     '203.0.113.9'
@@ -100,7 +99,7 @@ def _understood(text: str, why: str, ipv4_mask: int, ipv6_mask: int) -> ClientAd
     address = parse_address(text)
     if address is None:
         return ClientAddress(UNKNOWN, f"{why}, and is no address")
-    mask = ipv4_mask if address.version == 4 else ipv6_mask
+    mask = {4: ipv4_mask, 6: ipv6_mask}[address.version]
     network = ipaddress.ip_network(f"{address}/{mask}", strict=False).network_address
     return ClientAddress(str(network), why, address)
 
@@ -139,15 +138,19 @@ def _by_network(
             "it is REMOTE_ADDR; add 'unix' to RATELIMIT_TRUSTED_PROXIES if a proxy asks by a Unix "
             "socket",
         )
-    believed, why = peer, "it is REMOTE_ADDR, a trusted proxy"
+    believed = peer
+    why = "it is REMOTE_ADDR, a trusted proxy"
     if text is None:
         return address_as(believed, f"{why} that sent no {header}")
     for hop, entry in enumerate(entries(text, header.lower()), start=1):
         address = parse_address(entry)
         if address is None:
-            odd = "the last entry of" if hop == 1 else "what stands before it in"
+            odd = "what stands before it in"
+            if hop == 1:
+                odd = "the last entry of"
             return address_as(believed, f"{why}; {odd} {header} is no address")
-        believed, why = entry, f"it is entry {hop} from the right of {header}"
+        believed = entry
+        why = f"it is entry {hop} from the right of {header}"
         if not is_trusted(address):
             return address_as(believed, f"{why}, the first that is no trusted proxy")
     return address_as(believed, f"{why}, and all of them are trusted proxies")

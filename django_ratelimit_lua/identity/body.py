@@ -70,8 +70,9 @@ def form_values(request: HttpRequest, name: str) -> Values:
 
 
 def json_values(request: HttpRequest, path: str) -> Values:
-    """Return the values that views may find in a field of a JSON object, by its name or by names
-    joined with dots.
+    """Return the values that views may find in a field of a JSON object.
+
+    The path is the name of the field, or names joined with dots.
 
     Text is returned as it is, anything else as JSON.
 
@@ -85,8 +86,9 @@ def json_values(request: HttpRequest, path: str) -> Values:
 
 
 def data_values(request: HttpRequest, path: str) -> Values:
-    """Return the values that views of Django REST framework may find in a field of a form or of a
-    JSON object.
+    """Return the values that views of Django REST framework may find in a field.
+
+    The body is a form or a JSON object.
     """
     return tuple(dict.fromkeys((*json_values(request, path), *form_values(request, path))))
 
@@ -97,9 +99,9 @@ def agreed(values: Values) -> str | Unread | None:
     If one view would read another value, it is unknown which is right: if one of them were counted,
     the others would be free guesses.
     """
-    if not values:
-        return None
-    return values[0] if len(values) == 1 else UNREAD
+    if len(values) > 1:
+        return UNREAD
+    return next(iter(values), None)
 
 
 def _is_of(kind: str, request: HttpRequest) -> bool:
@@ -122,9 +124,13 @@ def _values(
     readings = [
         fields for kind in kinds if _is_of(kind, request) for fields in _readings(request, kind)
     ]
-    return tuple(
-        dict.fromkeys(UNREAD if fields is UNREAD else value_of(fields) for fields in readings)
-    )
+    values: list[str | Unread | None] = []
+    for fields in readings:
+        if fields is UNREAD:
+            values.append(UNREAD)
+        else:
+            values.append(value_of(fields))
+    return tuple(dict.fromkeys(values))
 
 
 def _readings(request: HttpRequest, kind: str) -> list[Any]:
@@ -133,9 +139,9 @@ def _readings(request: HttpRequest, kind: str) -> list[Any]:
     readings = request_state(request).readings
     if (kind, charset) not in readings:
         body = _read(request)
-        readings[kind, charset] = (
-            [UNREAD] if body is UNREAD else _parsed(request, body, kind, charset)
-        )
+        readings[kind, charset] = [UNREAD]
+        if body is not UNREAD:
+            readings[kind, charset] = _parsed(request, body, kind, charset)
     return readings[kind, charset]
 
 
@@ -157,8 +163,10 @@ def _bound() -> int:
 
     If Django refuses a body, it may leave the stream at its end.
     """
-    largest = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-    return MAX_BYTES if largest is None else min(MAX_BYTES, largest)
+    largest: int | None = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    if largest is None:
+        return MAX_BYTES
+    return min(MAX_BYTES, largest)
 
 
 def _length(request: HttpRequest) -> int:
@@ -223,7 +231,9 @@ def _json(body: bytes, charset: str | None) -> list[Any]:
     for text in dict.fromkeys(texts):
         with suppress(ValueError, RecursionError):
             readings.append(json.loads(text))
-    return readings if charset is not None else [*readings, UNREAD]
+    if charset is None:
+        readings.append(UNREAD)
+    return readings
 
 
 def _urlencoded(body: bytes, charset: str) -> Any:
@@ -243,7 +253,9 @@ def _multipart(request: HttpRequest, body: bytes, charset: str) -> Any:
 
 def _text(fields: Any, name: str) -> str | None:
     value = fields.get(name)
-    return None if value is None else str(value)
+    if value is None:
+        return None
+    return str(value)
 
 
 def _at(value: Any, path: str) -> str | Unread | None:

@@ -1,5 +1,6 @@
-"""Read `X-Forwarded-For` and `Forwarded` (RFC 7239) from the right, where the nearest proxy has
-written.
+"""Read `X-Forwarded-For` and `Forwarded` (RFC 7239) from the right.
+
+The nearest proxy has written the rightmost entry.
 
 A client can write anything into these headers, and each proxy appends the address of its peer. So
 only the entries that trusted proxies appended are used, and those to the left of them are never
@@ -46,7 +47,9 @@ def parse_address(text: str) -> Address | None:
     (IPv6Address('2001:db8::1'), IPv4Address('192.0.2.1'), None)
     """
     text = text.strip()
-    return _parsed(text) if len(text) <= MAX_ADDRESS_LENGTH else None
+    if len(text) > MAX_ADDRESS_LENGTH:
+        return None
+    return _parsed(text)
 
 
 @lru_cache(maxsize=4096)
@@ -110,17 +113,19 @@ def entries(header: str, kind: str) -> Iterator[str]:
     ['10.0.0.1', '"[2001:db8::1]:80"']
     """
     header = header[-MAX_LENGTH:]
+    comma: object
     for _ in range(MAX_HOPS):
         if kind == "x-forwarded-for":
             header, comma, entry = header.rpartition(",")
             yield entry.strip()
         else:
             element = _LAST_ELEMENT.search(header)
-            match = _FOR.search(element.group(1)) if element else None
-            yield match.group(1) if match else ""
+            match = element and _FOR.search(element.group(1))
             if element is None or match is None:
+                yield ""
                 return
-            header, comma = header[: element.start()], header[element.start() :][:1]
-            comma = comma if comma == "," else ""
+            yield match.group(1)
+            comma = header.startswith(",", element.start())
+            header = header[: element.start()]
         if not comma:
             return

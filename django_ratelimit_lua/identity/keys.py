@@ -89,12 +89,15 @@ class Key:
 
 def _kwarg(request: HttpRequest, name: str) -> Values:
     match = known_match(request)
-    value = None if match is None else match.kwargs.get(name)
-    return (None if value is None else str(value),)
+    if match is None or match.kwargs.get(name) is None:
+        return (None,)
+    return (str(match.kwargs[name]),)
 
 
 def _user(group: str, request: HttpRequest, user: Any) -> Identity:
-    return ("user", str(user.pk) if user.is_authenticated else None)
+    if not user.is_authenticated:
+        return ("user", None)
+    return ("user", str(user.pk))
 
 
 def _ip(group: str, request: HttpRequest, user: Any) -> Identity:
@@ -103,11 +106,15 @@ def _ip(group: str, request: HttpRequest, user: Any) -> Identity:
 
 def _session(group: str, request: HttpRequest, user: Any) -> Identity:
     key = session_key(request)
-    return _ip(group, request, user) if key is None else ("session", key)
+    if key is None:
+        return _ip(group, request, user)
+    return ("session", key)
 
 
 def _user_or_ip(group: str, request: HttpRequest, user: Any) -> Identity:
-    return _user(group, request, user) if user.is_authenticated else _ip(group, request, user)
+    if not user.is_authenticated:
+        return _ip(group, request, user)
+    return _user(group, request, user)
 
 
 def _path(group: str, request: HttpRequest, user: Any) -> Identity:
@@ -115,8 +122,7 @@ def _path(group: str, request: HttpRequest, user: Any) -> Identity:
 
 
 def _route(group: str, request: HttpRequest, user: Any) -> Identity:
-    match = known_match(request)
-    return ("route", None if match is None else match.route)
+    return ("route", getattr(known_match(request), "route", None))
 
 
 BUILT_IN = {
@@ -184,7 +190,9 @@ def _registered(name: str, source: Any) -> Key:
             raise ImproperlyConfigured(
                 f"{setting}: {source!r} cannot be imported: {error}"
             ) from error
-    key = source if isinstance(source, Key) else Key(name, source)
+    key: Key = source
+    if not isinstance(source, Key):
+        key = Key(name, source)
     if not callable(key.read):
         raise ImproperlyConfigured(
             f"{setting} is {source!r}; use a function (request), a Key, or a dotted path of one"
@@ -195,9 +203,10 @@ def _registered(name: str, source: Any) -> Key:
         given = request_state(request).key_values
         if name in given:
             return registered_identity(name, given[name])
-        return registered_identity(
-            name, key.read(request, user) if key.needs_user else key.read(request)
-        )
+        arguments = [request]
+        if key.needs_user:
+            arguments.append(user)
+        return registered_identity(name, key.read(*arguments))
 
     return replace(key, name=name, read=read, label=key.label or name.replace("_", " "))
 
@@ -210,7 +219,9 @@ def _check_function(setting: str, key: Key) -> None:
             "blocks=True) if it "
             f"queries the database"
         )
-    arguments = ("request", "user") if key.needs_user else ("request",)
+    arguments = ["request"]
+    if key.needs_user:
+        arguments.append("user")
     try:
         signature(key.read).bind(*arguments)
     except ValueError:
@@ -276,7 +287,9 @@ def _field(field: str, kind: str, name: str) -> Key:
 
     def read(group: str, request: HttpRequest, user: Any) -> Identity:
         value = agreed(get(request, name))
-        return _ip(group, request, user) if value is UNREAD else field_identity(field, value)
+        if value is UNREAD:
+            return _ip(group, request, user)
+        return field_identity(field, value)
 
     is_kwarg = kind == "kwarg"
     return Key(
@@ -303,7 +316,9 @@ def read_fields(field: str, request: HttpRequest) -> list[tuple[str | None, ...]
     kind, name, _ = parts
     if not name:
         key = registered_keys()[kind]
-        user = getattr(request, "user", None) if key.needs_user else None
+        user = None
+        if key.needs_user:
+            user = getattr(request, "user", None)
         if key.needs_user and user is None:
             raise user_missing()
         return known_identities(key.read("", request, user))
@@ -334,7 +349,9 @@ def label_of(name: str) -> str:
     ('address', 'post:username')
     """
     key = BUILT_IN.get(name) or registered_keys().get(name)
-    return name if key is None else str(key.label)
+    if key is None:
+        return name
+    return str(key.label)
 
 
 def _function_key(function: Callable[..., Any], name: str) -> Key:
@@ -351,11 +368,9 @@ async def _gathered(values: list[Any]) -> tuple[Any, ...]:
 def _joined(keys: tuple[Key, ...]) -> Key:
     def read(group: str, request: HttpRequest, user: Any) -> Any:
         values = [key.read(group, request, user) for key in keys]
-        return (
-            _gathered(values)
-            if any(isinstance(value, Awaitable) for value in values)
-            else tuple(values)
-        )
+        if any(isinstance(value, Awaitable) for value in values):
+            return _gathered(values)
+        return tuple(values)
 
     return Key(
         "+".join(key.name for key in keys),
@@ -399,7 +414,9 @@ def compile_key(key: KeyLike) -> Key:
                 "Key %(key)r: all counts every caller together; use it alone, or leave it out"
             )
             raise LimitError(text, "key", key=key)
-        return keys[0] if keys[0].name == ALL_CALLERS else _joined(keys)
+        if keys[0].name == ALL_CALLERS:
+            return keys[0]
+        return _joined(keys)
     names = ", ".join([*BUILT_IN, *(f"{kind}:NAME" for kind in FIELDS)])
     site = ", ".join(registered_keys()) or "none yet"
     accepted = (

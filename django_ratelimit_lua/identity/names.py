@@ -16,7 +16,8 @@ Name = list[Part]
 
 SHOWN_LETTERS = 2
 """Letters of a masked value that are shown."""
-MAX_LENGTH, SHORT = 60, 256
+MAX_LENGTH = 60
+SHORT = 256
 MAX_PARTS = 8
 NOTHING = "—"
 """Stands for a missing value: no signed-in user, no such header."""
@@ -25,11 +26,13 @@ _OWN = "\0own"
 
 
 def name_words(name: str, most: int = 60) -> str:
-    """The name of a rule or call site as a line of a table can have it: what cannot be printed is
-    escaped, blanks at an end are quoted, and of more than `most` letters the middle is left out.
+    r"""Return the name of a rule or call site as one line of a table.
 
-    >>> name_words("a\\nb"), name_words("  "), name_words("abcdefghij", 5)
-    ('a\\\\nb', '"  "', 'ab…ij')
+    What cannot be printed is escaped, blanks at an end are quoted, and of more than `most`
+    letters the middle is left out.
+
+    >>> name_words("a\nb"), name_words("  "), name_words("abcdefghij", 5)
+    ('a\\nb', '"  "', 'ab…ij')
     """
     text = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
@@ -61,9 +64,10 @@ def is_short(identity: Any) -> bool:
 
 
 def shown(identity: Identity) -> Name:
-    """The parts of an identity, by `RATELIMIT_SHOW_IDENTITIES`: "plain", as they are; "masked",
-    with addresses as networks (/24, /56), paths by their first part, and the first letters of what
-    else was sent; "off": none.
+    """Return the parts of an identity that `RATELIMIT_SHOW_IDENTITIES` allows to show.
+
+    "plain": as they are; "masked": addresses as networks (/24, /56), paths by their first part,
+    and the first letters of other values; "off": none.
 
     Whatever the identity is, nothing is raised.
 
@@ -89,12 +93,16 @@ def own(identity: Identity, name: Identity = None) -> Identity:
     """
     if identity is None:
         return None
-    return (_OWN, identity) if name is None else (_OWN, identity, name)
+    if name is None:
+        return (_OWN, identity)
+    return (_OWN, identity, name)
 
 
 def original(identity: Identity) -> Identity:
     """The identity that is digested, of one that `own` may have marked."""
-    return identity[1] if isinstance(identity, tuple) and identity[:1] == (_OWN,) else identity
+    if isinstance(identity, tuple) and identity[:1] == (_OWN,):
+        return identity[1]
+    return identity
 
 
 def _parts(identity: Any, *, is_masked: bool) -> Name:
@@ -131,7 +139,10 @@ def _parts(identity: Any, *, is_masked: bool) -> Name:
 def _flat(values: Any) -> list[Any]:
     found: list[Any] = []
     for value in values[:MAX_PARTS]:
-        found += _flat(value) if isinstance(value, (tuple, list)) else [value]
+        if isinstance(value, (tuple, list)):
+            found += _flat(value)
+        else:
+            found.append(value)
     return found[:MAX_PARTS]
 
 
@@ -145,7 +156,9 @@ def _registered(name: str, value: Any, *, is_masked: bool) -> str:
 def _path(value: Any, *, is_masked: bool) -> str:
     """Further parts of a path may be a secret, as in a link for a new password."""
     first, _, more = str(value).removeprefix("/").partition("/")
-    return _value(f"/{first}/…" if is_masked and more else value, is_masked=False)
+    if is_masked and more:
+        value = f"/{first}/…"
+    return _value(value, is_masked=False)
 
 
 def _address(value: Any, *, is_masked: bool) -> str:
@@ -154,23 +167,23 @@ def _address(value: Any, *, is_masked: bool) -> str:
     except ValueError:
         return _value(value, is_masked=is_masked)
     if is_masked:
-        longest = 24 if network.version == 4 else 56
+        longest = {4: 24, 6: 56}[network.version]
         if network.prefixlen > longest:
             network = network.supernet(new_prefix=longest)
-    return (
-        str(network.network_address) if network.prefixlen == network.max_prefixlen else str(network)
-    )
+    if network.prefixlen == network.max_prefixlen:
+        return str(network.network_address)
+    return str(network)
 
 
 def _value(value: Any, *, is_masked: bool) -> str:
     if value is None:
         return NOTHING
-    text = (
-        bytes(value[: MAX_LENGTH + 1]).hex()
-        if isinstance(value, (bytes, bytearray, memoryview))
-        else str(value)
-    )
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        value = bytes(value[: MAX_LENGTH + 1]).hex()
+    text = str(value)
     text = "".join(letter if letter.isprintable() else "�" for letter in text[: MAX_LENGTH + 1])
     if is_masked:
         return text[:SHOWN_LETTERS] + "…"
-    return text if len(text) <= MAX_LENGTH else text[:MAX_LENGTH] + "…"
+    if len(text) > MAX_LENGTH:
+        return text[:MAX_LENGTH] + "…"
+    return text

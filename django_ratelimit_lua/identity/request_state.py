@@ -45,15 +45,15 @@ class RequestState:
 
 
 def plain(request: Any) -> Any:
+    """Return Django's request, which a request of Django REST framework wraps."""
     # Not by getattr: an object that makes up its attributes, as a mock does, wraps nothing.
     return getattr(request, "__dict__", {}).get("_request", request)
 
 
 def request_state(request: Any) -> RequestState:
     """The data of a request, the same for the middleware, a Django view and a DRF view."""
-    attributes = getattr(
-        request, "__dict__", {}
-    )  # DRF's own tests ask throttles about an empty dict.
+    # DRF's own tests call throttles with an empty dict.
+    attributes = getattr(request, "__dict__", {})
     if "_request" in attributes:
         attributes = vars(attributes["_request"])
     state: RequestState | None = attributes.get("_ratelimit")

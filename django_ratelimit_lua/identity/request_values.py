@@ -41,12 +41,10 @@ def header_values(request: HttpRequest, name: str) -> Values:
     value = _header(request, name)
     if value is None or LINES not in request.META:
         return (value,)
+    lines: Sequence[str] = _JOINT.split(value)
     repeated: dict[str, Sequence[str]] | None = request.META[LINES]
-    lines = (
-        _JOINT.split(value)
-        if repeated is None
-        else repeated.get(HttpHeaders.to_wsgi_name(name), ())
-    )
+    if repeated is not None:
+        lines = repeated.get(HttpHeaders.to_wsgi_name(name), ())
     return tuple(dict.fromkeys((value, *_ends(lines))))
 
 
@@ -66,9 +64,9 @@ def cookie_values(request: HttpRequest, name: str) -> Values:
 def query_values(request: HttpRequest, name: str) -> Values:
     """What servers may find in a parameter of the query."""
     _check_length("query", str(request.META.get("QUERY_STRING") or ""), MAX_QUERY_LENGTH)
-    return (
-        (request.GET.get(name),) if LINES not in request.META else _ends(request.GET.getlist(name))
-    )
+    if LINES not in request.META:
+        return (request.GET.get(name),)
+    return _ends(request.GET.getlist(name))
 
 
 def _ends(values: Sequence[str]) -> Values:

@@ -39,7 +39,8 @@ def resolved(request: HttpRequest) -> ResolverMatch | None:
         return request.resolver_match
     state = request_state(request)
     if not state.looked_ahead:
-        state.ahead, state.looked_ahead = _ahead(request), True
+        state.ahead = _ahead(request)
+        state.looked_ahead = True
     return state.ahead
 
 
@@ -51,7 +52,8 @@ def was_foreseen(request: HttpRequest) -> bool:
     state = request_state(request)
     if not state.looked_ahead:
         return True
-    ahead, match = state.ahead, request.resolver_match
+    ahead = state.ahead
+    match = request.resolver_match
     if ahead is None or match is None:
         return ahead is match
     return (ahead.func, ahead.view_name, ahead.route) == (match.func, match.view_name, match.route)

@@ -17,11 +17,11 @@ _ROUNDS = 10
 
 
 def normalised(text: str) -> str:
-    """The one spelling of a text: without white space around it, NFKC, without case.
+    r"""The one spelling of a text: without white space around it, NFKC, without case.
 
     A fixed point.
 
-    >>> normalised(" Ada\\u3000") == normalised("\\uff21\\uff44\\uff41") == "ada"
+    >>> normalised(" Ada\u3000") == normalised("\uff21\uff44\uff41") == "ada"
     True
     """
     text = text.strip()

@@ -74,15 +74,19 @@ class BanTerms:
         if limit.ban_after is None or limit.ban_for is None:
             return None
         lengths = tuple(time_us(entry) for entry in limit.ban_for.split(","))
-        window = lengths[0] if limit.ban_window is None else time_us(limit.ban_window)
+        window = lengths[0]
+        if limit.ban_window is not None:
+            window = time_us(limit.ban_window)
         return cls(key_name + b":ban", limit.ban_after, window, lengths, limit.ban_on)
 
     def record(self, place: int, units: int, *, is_shadow: bool, reports: bool = False) -> bytes:
         """The arguments of the Lua; see `ban.lua`.
 
-        `is_told`: offences are reported, whatever the limit does.
+        `reports`: offences are reported, whatever the limit does.
         """
-        on = 2 if reports else _ON[self.on]
+        on = _ON[self.on]
+        if reports:
+            on = 2
         numbers = (place, units, is_shadow, on, self.after, self.window_us, *self.lengths_us)
         return Struct(f"<{len(numbers)}d").pack(*numbers)
 
@@ -132,7 +136,9 @@ class Ban(NamedTuple):
         is_ours = max(clock, until, since, first, last) < 2**53 and by_hand < 2
         if until <= now or not is_ours or (not by_hand and (len(state) - _STATE_SIZE) % 7):
             return None
-        why = state[_STATE_SIZE:].decode(errors="replace") if by_hand else ""
+        why = ""
+        if by_hand:
+            why = state[_STATE_SIZE:].decode(errors="replace")
         return cls(until, since, first, last, offences, times, by_hand == 1), why
 
     @classmethod
@@ -148,4 +154,6 @@ class Ban(NamedTuple):
     @property
     def ends_at(self) -> datetime | None:
         """When it ends; None: there is no ban."""
-        return _EPOCH + timedelta(microseconds=self.until) if self.until else None
+        if not self.until:
+            return None
+        return _EPOCH + timedelta(microseconds=self.until)

@@ -36,7 +36,9 @@ def zone(name: str) -> ZoneInfo:
 def _start(unit: str, day: date) -> date:
     if unit == "week":
         return day - timedelta(days=day.weekday())
-    return day.replace(day=1) if unit == "month" else day
+    if unit == "month":
+        return day.replace(day=1)
+    return day
 
 
 def boundaries(unit: str, time_zone: str, now: int) -> tuple[int, int, int, int]:
@@ -81,7 +83,8 @@ def _current(unit: str, tz: ZoneInfo, now: int) -> date:
 
 @lru_cache(maxsize=256)
 def _starts(unit: str, time_zone: str, first: date, count: int) -> tuple[int, ...]:
-    tz, step = zone(time_zone), timedelta(days={"day": 1, "week": 7, "month": 32}[unit])
+    tz = zone(time_zone)
+    step = timedelta(days={"day": 1, "week": 7, "month": 32}[unit])
     days = [first]
     while len(days) < count:
         days.append(_start(unit, days[-1] + step))

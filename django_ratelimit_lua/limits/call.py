@@ -55,8 +55,10 @@ def whole_cost(cost: object, what: str = "cost is") -> int:
     """
     if isinstance(cost, bool) or not isinstance(cost, int) or not 0 <= cost <= MAX_COST:
         # Python refuses to write out very large integers.
-        huge = isinstance(cost, int) and cost.bit_length() > 256
-        shown = "a number of more than 256 bits" if huge else repr(cost)[:200]
+        if isinstance(cost, int) and cost.bit_length() > 256:
+            shown = "a number of more than 256 bits"
+        else:
+            shown = repr(cost)[:200]
         raise LimitError(f"{what} {shown}: must be a whole number from 0 to {MAX_COST}", "cost")
     return cost
 
@@ -192,16 +194,16 @@ class Call(NamedTuple):
     @property
     def units(self) -> int:
         """The units that are granted if it is allowed: a hit's."""
-        return (
-            max([charge.cost for charge in self.charges], default=0)
-            if self.operation == "hit"
-            else 0
-        )
+        if self.operation != "hit":
+            return 0
+        return max([charge.cost for charge in self.charges], default=0)
 
     @property
     def revision_number(self) -> int:
         """The number of the rules revision that the caller uses; 0: none."""
-        return 0 if self.revision is None else self.revision.number
+        if self.revision is None:
+            return 0
+        return self.revision.number
 
     @property
     def banning(self) -> list[tuple[int, Charge]]:
@@ -253,19 +255,21 @@ class Call(NamedTuple):
 
     def args(self, token: bytes = b"") -> list[bytes]:
         """The arguments, as bytes. The reply ends with the token, which identifies it."""
-        args = [
-            self.operation.encode(),
-            b"" if self.revision is None else self.revision.text,
-            b"" if self.now is None else b"%016d" % self.now,
-            b"2" if self.debt else b"%d" % self.partial,
-        ]
+        args = [self.operation.encode(), b"", b"", b"%d" % self.partial]
+        if self.revision is not None:
+            args[1] = self.revision.text
+        now = time.time_ns() // 1000
+        if self.now is not None:
+            now = self.now
+            args[2] = b"%016d" % now
+        if self.slack_us is not None:
+            args[2] += b" %d" % self.slack_us
         if self.operation == "refund":
             args[3] = b"%d" % self.hit_at if self.hit_at else b""
         elif self.operation == "ban":
             args[3] = self.why[:MAX_WHY_LENGTH].encode("utf-8", "replace")
-        if self.slack_us is not None:
-            args[2] += b" %d" % self.slack_us
-        now = time.time_ns() // 1000 if self.now is None else self.now
+        elif self.debt:
+            args[3] = b"2"
         is_usual = self.max_wait_us is None
         waits = [
             limit.max_wait_us if is_usual and limit.max_wait_us >= 0 else self.max_wait_us_of(limit)
@@ -325,11 +329,12 @@ class Call(NamedTuple):
             raise ValueError(f"not the reply to this call: {reply!r:.80}")
         size = len(reply) - len(token)
         count = _HEADER + _PER_LIMIT * len(self.charges)
-        bans = self.banning if size > 8 * count else ()
+        bans: Sequence[tuple[int, Charge]] = ()
+        if size > 8 * count:
+            bans = self.banning
         count += _PER_BAN * len(bans)
-        if self.revision is not None and reply.startswith(
-            _STALE
-        ):  # No decision begins so: its first double is 0 or 1.
+        # No decision begins so: its first double is 0 or 1.
+        if self.revision is not None and reply.startswith(_STALE):
             current = Revision.read(reply[len(_STALE) : size])
             if current == self.revision:
                 raise ValueError("not the reply to this call: these are the rules that it goes by")
@@ -348,13 +353,16 @@ class Call(NamedTuple):
             if verdict not in _VERDICTS:
                 raise ValueError("not the reply to this call: no verdict")
             rate = limit.rate
+            retry_after = None
+            if retry >= 0:
+                retry_after = retry / SECOND
             state = LimitState(
                 limit.name,
                 verdict == 1,
                 rate.limit,
                 int(used),
                 int(remaining),
-                None if retry < 0 else retry / SECOND,
+                retry_after,
                 reset / SECOND,
                 wait / SECOND,
                 limit.mode,
@@ -369,10 +377,13 @@ class Call(NamedTuple):
             logger.warning(
                 "Cleared %d key(s) of a foreign type under the prefix %r", cleared, self.prefix
             )
-        units = int(granted) if self.operation in ("hit", "charge") else 0
-        revision = 0 if self.revision is None else self.revision.number
+        if self.operation not in ("hit", "charge"):
+            granted = 0
+        revision = 0
+        if self.revision is not None:
+            revision = self.revision.number
         return Decision(
-            status == 1, states, units, longest / SECOND, "redis", int(moment), revision
+            status == 1, states, int(granted), longest / SECOND, "redis", int(moment), revision
         )
 
 

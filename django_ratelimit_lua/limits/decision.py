@@ -108,22 +108,26 @@ class LimitState(NamedTuple):
 
     def later(self, seconds: float) -> LimitState:
         """The same refusal after this number of seconds."""
-        retry = None if self.retry_after is None else max(self.retry_after - seconds, 0.0)
-        reset, wait = max(self.reset_after - seconds, 0.0), max(self.wait - seconds, 0.0)
+        retry_after = self.retry_after
+        if retry_after is not None:
+            retry_after = max(retry_after - seconds, 0.0)
+        ban = self.ban
+        if ban is not None:
+            ban = ban.later()
         return LimitState(
             self.name,
             self.allowed,
             self.limit,
             self.used,
             self.remaining,
-            retry,
-            reset,
-            wait,
+            retry_after,
+            max(self.reset_after - seconds, 0.0),
+            max(self.wait - seconds, 0.0),
             self.mode,
             self.period,
             0,
             self.block,
-            None if self.ban is None else self.ban.later(),
+            ban,
         )
 
     def with_leased(self, units: int, seconds: float) -> LimitState:
@@ -133,10 +137,10 @@ class LimitState(NamedTuple):
             self.name,
             True,
             self.limit,
-            used,
+            max(self.used - units, 0),
             self.remaining + units,
             0.0,
-            reset,
+            max(self.reset_after - seconds, 0.0),
             0.0,
             self.mode,
             self.period,
@@ -154,7 +158,9 @@ class LimitState(NamedTuple):
     @property
     def banned_until(self) -> datetime | None:
         """When the ban in force ends, or None."""
-        return None if self.ban is None else self.ban.ends_at
+        if self.ban is None:
+            return None
+        return self.ban.ends_at
 
     @property
     def is_slots(self) -> bool:
@@ -237,12 +243,12 @@ class Decision(NamedTuple):
         """
         if self.allowed:
             return 0.0
-        waits = [state.retry_after for state in self.enforced]
-        return (
-            None
-            if None in waits
-            else max((wait for wait in waits if wait is not None), default=None)
-        )
+        longest = None
+        for state in self.enforced:
+            if state.retry_after is None:
+                return None
+            longest = max(longest or 0.0, state.retry_after)
+        return longest
 
     @property
     def banned_until(self) -> datetime | None:
@@ -264,17 +270,21 @@ class Decision(NamedTuple):
     def later(self, seconds: float, source: Source) -> Decision:
         """The same refusal after this number of seconds."""
         states = tuple([state.later(seconds) for state in self.limits])
-        wait, moment = max(self.wait - seconds, 0.0), self.moment + round(seconds * 1_000_000)
+        wait = max(self.wait - seconds, 0.0)
+        moment = self.moment + round(seconds * 1_000_000)
         return Decision(False, states, 0, wait, source, moment, self.revision)
 
     def merged(self, later: Decision) -> Decision:
         """What two decisions about one request amount to together."""
+        source = later.source
+        if self.source == "fallback":
+            source = "fallback"
         return Decision(
             allowed=self.allowed and later.allowed,
             limits=self.limits + later.limits,
             granted=max(self.granted, later.granted),
             wait=max(self.wait, later.wait),
-            source="fallback" if "fallback" in (self.source, later.source) else later.source,
+            source=source,
             moment=later.moment,
             revision=later.revision,
             moments={**(self.moments or {}), **(later.moments or {})} or None,

@@ -101,15 +101,15 @@ class Limit:
         for option, value in options.items():
             object.__setattr__(self, option, value)
         kind = algorithms.ALGORITHMS[self.algorithm]
-        max_wait_us = (
-            -1
-            if kind.waits_anyway and self.max_wait is None
-            else round((self.max_wait or 0) * SECOND)
-        )
+        max_wait_us = round((self.max_wait or 0) * SECOND)
+        if kind.waits_anyway and self.max_wait is None:
+            max_wait_us = -1
+        if not isinstance(rate, Rate):
+            rate = Rate.parse(rate)
         wants_more = kind.wants_more(self)
         ban = BanTerms.of(self, key_name)
         attributes = {
-            "rate": rate if isinstance(rate, Rate) else Rate.parse(rate),
+            "rate": rate,
             "key_part": key_name + b":" + kind.suffix,
             "max_wait_us": max_wait_us,
             "wants_more": wants_more,
@@ -121,10 +121,10 @@ class Limit:
             object.__setattr__(self, attribute, value)
         if self.rate.is_slots != kind.holds:
             raise other_rate(self.rate)
-        numbers = kind.numbers(self, 0)
-        object.__setattr__(
-            self, "packed", b"" if self.align in calendar.PERIODS else _NUMBERS.pack(*numbers)
-        )
+        packed = _NUMBERS.pack(*kind.numbers(self, 0))
+        if self.align in calendar.PERIODS:
+            packed = b""
+        object.__setattr__(self, "packed", packed)
 
     def __hash__(self) -> int:
         return hash((self.name, self.key_part))  # Of all that is compared, what mostly differs.
@@ -150,9 +150,8 @@ class Limit:
 
     def without_bans(self) -> Limit:
         """The same limit, with the same state, without bans."""
-        return _without_bans(
-            self
-        )  # Cached, because each request of a client that is never banned uses it.
+        # Cached, because each request of a client that is never banned uses it.
+        return _without_bans(self)
 
     def with_ban(self, terms: BanTerms) -> Limit:
         """The same limit, which bans by these terms."""
@@ -169,14 +168,19 @@ class Limit:
         if is_advising:
             options["mode"] = "enforce"
         limit = Limit(self.name, rate, counted_as=self.counted_as, **options)
-        limit = limit.advising() if is_advising else limit
-        return limit if self.ban is not None or limit.ban is None else limit.without_bans()
+        if is_advising:
+            limit = limit.advising()
+        if self.ban is None and limit.ban is not None:
+            limit = limit.without_bans()
+        return limit
 
     def renamed(self, name: str) -> Limit:
         """The same limit under another name, with a state of its own."""
         name, key_name = _named(name)
         key_part = key_name + b":" + algorithms.find(self.algorithm).suffix
-        ban = None if self.ban is None else BanTerms.of(self, key_name)
+        ban = self.ban
+        if ban is not None:
+            ban = BanTerms.of(self, key_name)
         return self._but(name=name, counted_as=name, key_part=key_part, ban=ban)
 
     def _but(self, **changes: object) -> Limit:
@@ -235,11 +239,9 @@ def shortened(name: str) -> str:
     >>> shortened("api"), len(shortened("x" * 1000))
     ('api', 500)
     """
-    return (
-        name
-        if len(name) <= _MAX_NAME_LENGTH
-        else name[: _MAX_NAME_LENGTH - 25] + "~" + _digest(name)
-    )
+    if len(name) <= _MAX_NAME_LENGTH:
+        return name
+    return name[: _MAX_NAME_LENGTH - 25] + "~" + _digest(name)
 
 
 def _digest(name: str) -> str:

@@ -24,7 +24,9 @@ _MAX_WAIT = Rate.MAX_US // SECOND
 
 class _Seconds(Number):
     def __call__(self, value: Any) -> float:
-        return super().__call__(value.total_seconds() if isinstance(value, timedelta) else value)
+        if isinstance(value, timedelta):
+            value = value.total_seconds()
+        return super().__call__(value)
 
 
 _seconds = _Seconds(_MAX_WAIT, "number of seconds", f" to {_MAX_WAIT}")
@@ -45,7 +47,9 @@ def _flag(value: Any) -> bool:
 
 
 def _joined(value: Any) -> str:
-    parts = value.split("+") if isinstance(value, str) else value
+    parts = value
+    if isinstance(value, str):
+        parts = value.split("+")
     if not isinstance(parts, (list, tuple)) or not all(
         isinstance(part, str) and part.strip() for part in parts
     ):
@@ -372,7 +376,9 @@ def refuse_unknown(
     for option in given:
         if option not in accepted:
             meant = get_close_matches(option, accepted, n=1)
-            hint = f"; did you mean {meant[0]!r}?" if meant else "."
+            hint = "."
+            if meant:
+                hint = f"; did you mean {meant[0]!r}?"
             raise LimitError(
                 f"{where}unknown option {option!r}{hint} Accepted are {', '.join(accepted)}", option
             )

@@ -48,7 +48,10 @@ class LimitError(ValueError):
     """The start of the message: the limit that is wrong."""
 
     def __init__(self, text: str, field: str = "", **params: Any) -> None:
-        super().__init__(text % params if params else text)
+        message = text
+        if params:
+            message = text % params
+        super().__init__(message)
         self.text = text
         self.field = field
         self.params = params
@@ -157,7 +160,9 @@ class Rate:
     def _parse_pair(cls, count: object, seconds: object) -> Rate:
         pair = (count, seconds)
         if isinstance(count, bool) or not isinstance(count, int):
-            several = "; several rates are a list" if isinstance(count, str) else ""
+            several = ""
+            if isinstance(count, str):
+                several = "; several rates are a list"
             raise LimitError(
                 f"Rate {pair!r}: the count must be a whole number, as in (100, 60){several}"
             )
@@ -200,7 +205,9 @@ def duration(value: str | timedelta) -> str:
     django_ratelimit_lua.limits.rate.LimitError: '10 m': write a number and a unit ...
     """
     try:
-        microseconds = time_us(value) if isinstance(value, (str, timedelta)) else 0
+        microseconds = 0
+        if isinstance(value, (str, timedelta)):
+            microseconds = time_us(value)
     except LimitError:
         microseconds = 0
     if microseconds < SECOND or microseconds % SECOND:

@@ -40,7 +40,9 @@ class Whole:
     def __call__(self, value: Any) -> int:
         is_whole = isinstance(value, int) and not isinstance(value, bool)
         if not is_whole or value < self.least or (self.most is not None and value > self.most):
-            to = "" if self.most is None else f" to {self.most}"
+            to = ""
+            if self.most is not None:
+                to = f" to {self.most}"
             raise ValueError(f"must be a {self.what} from {self.least}{to}{self.note}")
         return int(value)
 

@@ -46,7 +46,9 @@ class BoundedMap(Generic[K, V]):
     ) -> None:
         self.most = most
         self._most_bytes = most_bytes
-        self._heaviest = most_bytes // 100 if heaviest is None else heaviest
+        if heaviest is None:
+            heaviest = most_bytes // 100
+        self._heaviest = heaviest
         self._weigh = weigh
         self._labels_of = labels_of
         self.entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
@@ -69,7 +71,9 @@ class BoundedMap(Generic[K, V]):
     def get(self, key: K) -> V | None:
         """The value of a key."""
         entry = self.entries.get(key)
-        return None if entry is None else entry[0]
+        if entry is None:
+            return None
+        return entry[0]
 
     def put(self, key: K, value: V) -> None:
         """Keep something, as the latest."""
@@ -79,17 +83,19 @@ class BoundedMap(Generic[K, V]):
                 with suppress(KeyError):  # Others make room, too.
                     self.entries.popitem(last=False)
             return
-        weight = ENTRY_BYTES + (self._weigh(key, value) if self._weigh is not None else 0)
+        weight = ENTRY_BYTES
+        if self._weigh is not None:
+            weight += self._weigh(key, value)
         with self._lock:
             if weight > self._heaviest:
                 self._drop(key)
                 return
             before = self.entries.pop(key, None)
-            self._bytes -= before[1] if before is not None else 0
+            if before is not None:
+                self._bytes -= before[1]
             self.entries[key] = (value, weight)
             self._bytes += weight
-            if self._labels_of is not None:
-                self._label(key)
+            self._label(key)
             while len(self.entries) > self.most or self._bytes > self._most_bytes:
                 self._drop(next(iter(self.entries)))
 
@@ -106,24 +112,26 @@ class BoundedMap(Generic[K, V]):
 
     def clear(self) -> list[V]:
         with self._lock:
-            values = [
-                value for value, _ in list(self.entries.values())
-            ]  # While other threads put, which take no lock.
+            # A copy of them, as other threads put entries without a lock.
+            values = [value for value, _ in list(self.entries.values())]
             self.entries.clear()
             self._labelled.clear()
             self._bytes = 0
         return values
 
     def _label(self, key: K) -> None:
-        for label in self._labels_of(key) if self._labels_of is not None else ():
-            self._labelled.setdefault(label, set()).add(key)
+        if self._labels_of is not None:
+            for label in self._labels_of(key):
+                self._labelled.setdefault(label, set()).add(key)
 
     def _drop(self, key: K) -> V | None:
         entry = self.entries.pop(key, None)
         if entry is None:
             return None
         self._bytes -= entry[1]
-        for label in self._labels_of(key) if self._labels_of is not None else ():
+        if self._labels_of is None:
+            return entry[0]
+        for label in self._labels_of(key):
             keys = self._labelled.get(label, set())
             keys.discard(key)
             if not keys:

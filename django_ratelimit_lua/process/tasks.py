@@ -105,7 +105,9 @@ class Task:
         with self._lock:
             _hear_of_end()
             if not self.is_running and time.monotonic() - self._refused_at >= RETRY_SECONDS:
-                self.is_running, self._is_over, self.error = True, threading.Event(), None
+                self.is_running = True
+                self._is_over = threading.Event()
+                self.error = None
                 before = self._thread or self._stopped
                 self._thread = _start_thread(
                     self._run, f"ratelimit-{self.name}", self._is_over, before
@@ -121,7 +123,8 @@ class Task:
         Return the thread that comes to its end.
         """
         with self._lock:
-            thread, self._thread = self._thread, None
+            thread = self._thread
+            self._thread = None
             self._stopped = thread or self._stopped
             self._is_over.set()
             self.is_running = self._is_wanted = False
@@ -156,7 +159,9 @@ class Task:
             raise
 
     def _first_pause(self) -> float:
-        return self._delay() if callable(self._delay) else self._delay
+        if callable(self._delay):
+            return self._delay()
+        return self._delay
 
     def _do(self) -> float | None:
         try:
@@ -175,7 +180,8 @@ class Task:
             return RETRY_SECONDS
         if self.error is not None:
             logger.info("In the background, the task %r works again", self.name)
-        self.error, self.done_at = None, time.monotonic()
+        self.error = None
+        self.done_at = time.monotonic()
         return pause
 
 

@@ -1,5 +1,4 @@
-"""Connections to Redis: performs one call within one deadline, and flushes what a process has
-collected.
+"""Connections to Redis: perform one call within one deadline, and flush collected data.
 
 It sends commands over connections that django-redis configures, and routes them by Sentinel and
 hash slot. It imports the ground floor. It does not know requests, identities or rules: it gets
@@ -64,12 +63,12 @@ def get_store(background: bool = False) -> Store:
     after failures.
     """
     while True:
-        stores, store_key = _stores, (conf.USE_CACHE, background)
+        stores = _stores
+        store_key = (conf.USE_CACHE, background)
         store = stores.get(store_key)
         if store is None:
-            if (
-                threading.get_ident is not _get_ident
-            ):  # Greenlets would share locks, and block the whole process.
+            # Greenlets would share locks, and block the whole process.
+            if threading.get_ident is not _get_ident:
                 raise ImproperlyConfigured(
                     "gevent or eventlet patched the standard library after django_ratelimit_lua "
                     "was imported."
@@ -78,15 +77,17 @@ def get_store(background: bool = False) -> Store:
                     " from gevent import monkey; monkey.patch_all()"
                 )
             params = ConnectionParams.of(conf.USE_CACHE)
-            kind = ShardedStore if params.nodes else Store
-            new_store = kind(
-                params, PATIENCE if background else conf.TIMEOUT, background=background
-            )
+            kind = Store
+            if params.nodes:
+                kind = ShardedStore
+            timeout = conf.TIMEOUT
+            if background:
+                timeout = PATIENCE
+            new_store = kind(params, timeout, background=background)
             # Another thread may have been faster; all use the same.
             store = stores.setdefault(store_key, new_store)
-        if (
-            stores is _stores
-        ):  # Otherwise the settings have changed since, and it must not be cached.
+        # Otherwise the settings have changed since, and it must not be cached.
+        if stores is _stores:
             return store
 
 
@@ -95,10 +96,10 @@ def take_turn(key: bytes, seconds: float) -> bool:
 
     Return whether this process got it. Raises `StoreError`.
     """
-    store, lifetime = get_store(background=True), round(seconds * 1000)
-    if (
-        store.execute(b"PTTL", key) > lifetime
-    ):  # The server's clock was set back, so the lock would last too long.
+    store = get_store(background=True)
+    lifetime = round(seconds * 1000)
+    # If the server's clock was set back, the lock would last too long.
+    if store.execute(b"PTTL", key) > lifetime:
         store.execute(b"DEL", key)
     return bool(store.execute(b"SET", key, b"1", b"NX", b"PX", b"%d" % lifetime))
 
@@ -109,8 +110,9 @@ def store_at(url: str) -> Store:
 
 
 def rules_key() -> bytes:
-    """The key of the hash with the published rules: the revision, the snapshot, and the overrides
-    of each subject.
+    """Return the key of the hash with the published rules.
+
+    It has the revision, the snapshot, and the overrides of each subject.
     """
     return conf.CACHE_PREFIX + b"{rules}"
 
@@ -126,7 +128,8 @@ flusher.add(_close_idle)
 
 def _forget_stores() -> None:
     global _stores
-    forgotten, _stores = _stores, {}
+    forgotten = _stores
+    _stores = {}
     get_store.cache_clear()
     for store in list(forgotten.values()):  # Another thread may still add one.
         store.close()

@@ -1,5 +1,6 @@
-"""Connections for coroutines: one for each event loop, shared by all of its coroutines, and closed
-with the loop.
+"""Connections for coroutines: one for each event loop, shared by all of its coroutines.
+
+Each is closed with its loop.
 
 Commands that coroutines send in the same turn of the loop are written together. One task per
 connection reads the replies, in the order of the commands, so that a caller that is cancelled or
@@ -9,7 +10,6 @@ gives up disturbs no other.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
@@ -30,21 +30,15 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..limits.call import StaleRules
 from ..limits.program import Program
 from ..process.forks import leave_to_parent, renew_after_fork
-from .blocking import IDLE_SECONDS
-from .commands import (
-    Address,
-    Question,
-    Unreachable,
-    as_redis_error,
-    to_check_master,
-    to_find_master,
-)
+from .blocking import find_master
+from .commands import Question, Unreachable, as_redis_error, to_check_master
 from .connection_params import ConnectionParams
 from .patience import Patience, Pulse
 
 T = TypeVar("T")
 
-
+IDLE_SECONDS = 60.0
+"""A connection that was not used for this long is closed."""
 BATCH_SIZE = 32
 """Commands that are written together, so that the server begins while the loop gets to the other
 coroutines.
@@ -58,8 +52,7 @@ QUIET_SECONDS = 1.0
 
 
 class Countdown:
-    """Calls a function after `seconds` in which the event loop had time to listen, unless it is
-    cancelled.
+    """Call a function after `seconds` in which the event loop had time, unless it is cancelled.
 
     Each sign of life of `pulse` restarts the wait.
     """
@@ -88,7 +81,8 @@ class Countdown:
     def _fire(self) -> None:
         self._left -= 1
         if self._pulse.heard_at != self._heard_at:
-            self._heard_at, self._left = self._pulse.heard_at, STEPS
+            self._heard_at = self._pulse.heard_at
+            self._left = STEPS
         if self._left:
             self._due = max(self._due + self._step, self._loop.time())
             self._handle = self._loop.call_at(self._due, self._fire)
@@ -105,10 +99,6 @@ async def within(
 
     Raises `TimeoutError` of redis-py.
     """
-    if patience.is_over:
-        if asyncio.iscoroutine(awaitable):
-            awaitable.close()
-        raise RedisTimeoutError("no time is left to ask")
     future = asyncio.ensure_future(awaitable)
     is_late = False
 
@@ -116,14 +106,15 @@ async def within(
         nonlocal is_late
         is_late = future.cancel()
 
-    began, seconds = time.monotonic(), patience.left
+    began = time.monotonic()
+    seconds = patience.left
     timer = Countdown(future.get_loop(), seconds, give_up, pulse)
-    task = asyncio.current_task()
-    cancelled = 0 if task is None else task.cancelling()
+    task: Any = asyncio.current_task()
+    cancellations = task.cancelling()
     try:
         return await future
     except asyncio.CancelledError:
-        if not is_late or (task is not None and task.cancelling() > cancelled):
+        if not is_late or task.cancelling() > cancellations:
             raise  # The caller was cancelled.
         raise RedisTimeoutError("no answer within the deadline") from None
     finally:
@@ -140,15 +131,8 @@ class Link:
     seconds. Then all callers that wait get an error.
     """
 
-    def __init__(
-        self,
-        connection: Any,
-        pulse: Pulse,
-        timeout: float,
-        loop_ended: Callable[[], object] = lambda: None,
-    ) -> None:
+    def __init__(self, connection: Any, pulse: Pulse, timeout: float) -> None:
         self._connection = connection
-        self._loop_ended = loop_ended
         self._loop = asyncio.get_running_loop()
         self._server = pulse
         self._pulse = Pulse()
@@ -186,7 +170,8 @@ class Link:
 
     async def ask(self, question: Question, patience: Patience) -> Any:
         """See `blocking.Link.ask`."""
-        began, seconds = time.monotonic(), patience.left
+        began = time.monotonic()
+        seconds = patience.left
         try:
             try:
                 return await self._exchange(question, patience)
@@ -266,8 +251,9 @@ class Link:
                     raise InvalidResponse("a reply to no command")
                 question, future = self._waiting[0]
                 if question.ahead:
-                    ahead, reply = reply, await self._reply()
-                    reply = ahead if isinstance(ahead, ResponseError) else reply
+                    next_reply = await self._reply()
+                    if not isinstance(reply, ResponseError):
+                        reply = next_reply
                 self._used_at = self._pulse.heard_at = self._server.heard_at = time.monotonic()
                 self._settle(future, question, reply)
                 self._waiting.popleft()
@@ -276,7 +262,6 @@ class Link:
         except BaseException as error:
             self.close(error)
             if not isinstance(error, Exception):  # The end of the loop cancels its tasks.
-                self._loop_ended()
                 raise
 
     async def _reply(self) -> Any:
@@ -297,9 +282,9 @@ class Link:
         except (ResponseError, StaleRules) as error:
             if not future.done():
                 future.set_exception(error)
-        else:
-            if not future.done():
-                future.set_result(answer)
+            return
+        if not future.done():
+            future.set_result(answer)
 
     def close(self, error: BaseException | None = None) -> None:
         """Close it.
@@ -312,42 +297,32 @@ class Link:
         self._connection.abort()
         if self._watch is not None:
             self._watch.cancel()
-        futures = [future for _, future in (*self._waiting, *self._to_send)]
+        futures = [future for _, future in (*self._waiting, *self._to_send) if not future.done()]
         self._waiting.clear()
         self._to_send.clear()
+        if not isinstance(error, Exception):
+            error = RedisConnectionError("the loop ends")
         behind = f"the connection was closed before this was answered: {error}"
         for future in futures:
-            if not future.done():
-                with suppress(RuntimeError):  # The loop is closed.
-                    is_error = isinstance(error, Exception)
-                    future.set_exception(
-                        as_redis_error(error) if is_error else RedisConnectionError("the loop ends")
-                    )
-                    error = RedisConnectionError(behind)
+            with suppress(RuntimeError):  # The loop is closed.
+                future.set_exception(as_redis_error(error))
+            error = RedisConnectionError(behind)
 
     def _close_if_idle(self) -> None:
+        left = IDLE_SECONDS - (time.monotonic() - self._used_at)
+        if left <= 0 and not self._waiting:
+            self.close()
         if self.error is None:
-            left = IDLE_SECONDS - (time.monotonic() - self._used_at)
-            if left <= 0 and not self._waiting:
-                self.close()
-            else:
-                self._loop.call_later(max(left, 1.0), self._close_if_idle)
+            self._loop.call_later(max(left, 1.0), self._close_if_idle)
 
 
 class LoopConnections:
     """One event loop's connection to one server, and how it is made again."""
 
-    def __init__(
-        self,
-        params: ConnectionParams,
-        pulse: Pulse,
-        timeout: float,
-        loop_ended: Callable[[], object],
-    ) -> None:
+    def __init__(self, params: ConnectionParams, pulse: Pulse, timeout: float) -> None:
         self._params = params
         self._pulse = pulse
         self._timeout = timeout
-        self._loop_ended = loop_ended
         self._link: Link | None = None
         self._connecting: asyncio.Task[None] | None = None
 
@@ -357,9 +332,13 @@ class LoopConnections:
             self._link.close()
 
     def exchange(
-        self, question: Question, patience: Patience, check: Callable[[], None] = lambda: None
+        self, question: Question, patience: Patience, check: Callable[[], None]
     ) -> Awaitable[Any]:
-        """See `blocking.Connections.use`. `check` is called if another caller failed to connect."""
+        """Send a command and return the answer.
+
+        Raises `Unreachable` if nothing was sent, the errors of the question and of redis-py, and
+        what `check` raises, which is called if another caller failed to connect.
+        """
         link = self._link
         if link is None or not link.is_ready:
             return self._exchange_anew(question, patience, check)
@@ -393,76 +372,50 @@ class LoopConnections:
             self._connecting = None
 
     async def _connect(self, patience: Patience) -> Link:
-        if not self._params.sentinels:
-            return await self._opened(self._params, patience)
-        link = await self._opened(self._params.at(await self._master(patience)), patience)
-        try:
-            await link.ask(to_check_master(), patience)
-        except BaseException as error:
-            link.close(error)
-            raise
-        return link
-
-    async def _master(self, patience: Patience) -> Address:
-        for sentinel, share in patience.shares(self._params.sentinels):
-            with suppress(RedisError, OSError):
-                link = await self._opened(sentinel, share)
-                try:
-                    master: Address | None = await link.ask(
-                        to_find_master(self._params.service), share
-                    )
-                finally:
-                    link.close()
-                if master is not None:
-                    return master
-        raise Unreachable(f"no Sentinel knows the master of {self._params.service!r}")
-
-    async def _opened(self, params: ConnectionParams, patience: Patience) -> Link:
-        link = Link(params.async_connection(), self._pulse, self._timeout, self._loop_ended)
+        params = self._params
+        if params.sentinels:
+            try:
+                params = await asyncio.to_thread(find_master, params, patience)
+            except RuntimeError as error:
+                raise Unreachable(f"no thread can look for the master: {error}") from error
+        link = Link(params.async_connection(), self._pulse, self._timeout)
         try:
             await within(patience, link.open())
+            patience.was_answered()
+            if params.sentinels:
+                await link.ask(to_check_master(), patience)
         except BaseException as error:
             link.close(error)
             raise
-        patience.was_answered()
         return link
 
 
 class AsyncConnections:
-    """A process's connections to one server, for every event loop that it runs, in whichever
-    thread.
-    """
+    """A process's connections to one server, for every event loop, in any thread."""
 
     def __init__(self, params: ConnectionParams, pulse: Pulse, timeout: float) -> None:
         self._params = params
         self._pulse = pulse
         self._timeout = timeout
-        self._begin()
-        renew_after_fork(self._renew)
-
-    def _begin(self) -> None:
-        self._lock = threading.Lock()
         self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
+        renew_after_fork(self._renew)
 
     def _renew(self) -> None:
         # To close them would take them out of the selector, which a child shares with its parent.
         leave_to_parent(self._loops)
-        self._begin()
+        self._loops = {}
 
     def exchange(
-        self, question: Question, patience: Patience, check: Callable[[], None] = lambda: None
+        self, question: Question, patience: Patience, check: Callable[[], None]
     ) -> Awaitable[Any]:
+        """See `LoopConnections.exchange`."""
         loop = asyncio.get_running_loop()
         connections = self._loops.get(loop)
         if connections is None:
-            loops = self._loops
-            connections = LoopConnections(
-                self._params, self._pulse, self._timeout, lambda: loops.pop(loop, None)
-            )
-            with self._lock:
-                ended = [loops.pop(other, None) for other in list(loops) if other.is_closed()]
-                loops[loop] = connections
-            for old in ended:  # Their loops may have been closed in the middle of something.
-                if old is not None:
-                    old.close()
+            for other in list(self._loops):
+                if other.is_closed():  # Perhaps in the middle of something.
+                    with suppress(KeyError):  # Another thread was faster.
+                        self._loops.pop(other).close()
+            connections = LoopConnections(self._params, self._pulse, self._timeout)
+            self._loops[loop] = connections
         return connections.exchange(question, patience, check)

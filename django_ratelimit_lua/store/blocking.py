@@ -1,26 +1,19 @@
-"""Connections for threads: a LIFO of idle ones, each used by one exchange at a time.
-
-redis-py's own pool costs as much processor time as sending a command (`make bench`).
-"""
+"""Connections for threads, each used by one exchange at a time."""
 
 from __future__ import annotations
 
 import select
-import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..limits.call import StaleRules
 from ..limits.program import PROGRAM
-from ..process.forks import renew_after_fork
 from .commands import (
     Address,
     Question,
@@ -34,14 +27,10 @@ from .flusher import flusher
 from .patience import Patience, Pulse
 from .redis_py import Turn
 
-T = TypeVar("T")
-
 BATCH_SIZE = 32
 """Commands of a pipeline that are sent together, so that the server begins while the rest is
 encoded.
 """
-IDLE_SECONDS = 60.0
-"""A connection that was not used for this long is closed."""
 
 
 class Link:
@@ -92,7 +81,8 @@ class Link:
                 asked += batch
                 data = b"".join([question.command for question in batch])
                 self.connection.send_packed_command((data,), check_health=False)
-            answers, errors = [], []
+            answers = []
+            errors = []
             for question in asked:
                 try:
                     answers.append(
@@ -124,9 +114,9 @@ class Link:
 
     def close(self) -> None:
         """Close it. The next exchange connects again."""
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.disconnect()
+        if self.connection is not None:
+            self.connection.disconnect()
+        self.connection = None
 
     def _exchange(self, question: Question) -> Any:
         connection = self.connection
@@ -149,10 +139,8 @@ class Link:
 
     def _connect(self, patience: Patience) -> None:
         self.close()
-        params = self._params
         try:
-            if params.sentinels:
-                params = params.at(self._master(patience))
+            params = find_master(self._params, patience)
             self.connection = params.connection(self.turn)
             self.connection.connect()
             self._has_input = has_input(self.connection.deadline_socket.sock)
@@ -164,115 +152,29 @@ class Link:
         patience.was_answered()
         flusher.start()  # It closes the connection when it is idle.
 
-    def _master(self, patience: Patience) -> Address:
-        for sentinel, share in patience.shares(self._params.sentinels):
-            link = Link(sentinel, Pulse())
-            with suppress(RedisError, OSError), closing(link):
-                master: Address | None = link.ask(to_find_master(self._params.service), share)
-                if master is not None:
-                    return master
-        raise RedisConnectionError(f"no Sentinel knows the master of {self._params.service!r}")
+
+def find_master(params: ConnectionParams, patience: Patience) -> ConnectionParams:
+    """How to connect to the master that a Sentinel names; without Sentinels, the same.
+
+    Raises `Unreachable`.
+    """
+    if not params.sentinels:
+        return params
+    for sentinel, share in patience.shares(params.sentinels):
+        with suppress(RedisError, OSError), closing(Link(sentinel, Pulse())) as link:
+            master: Address | None = link.ask(to_find_master(params.service), share)
+            if master is not None:
+                return params.at(master)
+    raise Unreachable(f"no Sentinel knows the master of {params.service!r}")
 
 
 def has_input(sock: Any) -> Callable[[], object]:
-    """A function that returns whether there is something to read, without waiting and without
-    reading it.
-    """
-    pending = getattr(sock, "pending", None)  # TLS: what is decrypted already.
+    """Return a function that returns whether a socket has input, without waiting or reading."""
+    pending = getattr(sock, "pending", int)  # TLS: what is decrypted already.
     if not hasattr(select, "poll"):  # Windows, and greenlets of eventlet.
-        return lambda: (pending is not None and pending()) or select.select([sock], [], [], 0)[0]
+        return lambda: pending() or select.select([sock], [], [], 0)[0]
     poll = select.poll()
     poll.register(sock, select.POLLIN)
-    if pending is not None:
-        return lambda: pending() or poll.poll(0)
-    return partial(poll.poll, 0)
-
-
-class Connections:
-    """A process's connections to one server, for calls that block their thread."""
-
-    def __init__(self, params: ConnectionParams, pulse: Pulse) -> None:
-        self._params = params
-        self._pulse = pulse
-        self._begin()
-        renew_after_fork(self._renew)
-
-    def _renew(self) -> None:
-        for link in self._idle:
-            link.close()  # Only this process's copy; the parent's connection stays open.
-        self._begin()
-
-    def _begin(self) -> None:
-        # list.append and list.pop are atomic, so that the lock is needed only by threads that wait.
-        self._idle = [Link(self._params, self._pulse) for _ in range(self._params.max_connections)]
-        self._freed = threading.Condition()
-        self._waiting = 0
-
-    def close(self, unused_since: float = float("inf")) -> bool:
-        """Close the idle connections that were not used since a moment (monotonic).
-
-        Return whether others are left.
-        """
-        for link in self._idle[:]:
-            if link.connection is not None and link.used_at <= unused_since:
-                with suppress(ValueError):  # A thread has taken it.
-                    self._idle.remove(link)
-                    link.close()
-                    self._idle.insert(0, link)
-        idle = self._idle[:]
-        return len(idle) < self._params.max_connections or any(
-            link.connection is not None for link in idle
-        )
-
-    def use(
-        self,
-        ask: Callable[[Link, T, Patience], Any],
-        asked: T,
-        patience: Patience,
-        check: Callable[[], None] = lambda: None,
-    ) -> Any:
-        """Call a method of a connection that is free, and return its result.
-
-        Raises what the method raises, `TimeoutError` of redis-py if no connection gets free, and
-        what `check` raises, which is called after waiting for one.
-        """
-        try:
-            link = None if self._waiting else self._idle.pop()
-        except IndexError:
-            link = None
-        is_late = link is None
-        if link is None:
-            link = self._wait(patience)
-        try:
-            if is_late:
-                check()
-            return ask(link, asked, patience)
-        finally:
-            link.used_at = time.monotonic()
-            self._idle.append(link)
-            if self._waiting:
-                with self._freed:
-                    self._freed.notify()
-
-    def _wait(self, patience: Patience) -> Link:
-        """Wait for a connection. Each reply of the server to another thread restarts the wait."""
-        at_first = patience.left
-        with self._freed:
-            self._waiting += 1
-            try:
-                while True:
-                    with suppress(IndexError):
-                        return self._idle.pop()
-                    began, most = time.monotonic(), max(0.0, min(patience.left, patience.slice))
-                    self._freed.wait(most)
-                    patience.spend(began, most)
-                    if self._pulse.heard_at > began:
-                        patience.left = at_first - min(
-                            time.monotonic() - self._pulse.heard_at, most
-                        )
-                    elif not most:
-                        raise RedisTimeoutError(
-                            "no connection is free, and the server answers no other thread"
-                        )
-            finally:
-                self._waiting -= 1
+    if pending is int:
+        return partial(poll.poll, 0)
+    return lambda: pending() or poll.poll(0)

@@ -1,5 +1,6 @@
-"""A circuit breaker: after repeated failures no command is sent, so that an outage costs
-microseconds per request.
+"""A circuit breaker, so that an outage costs microseconds per request.
+
+After repeated failures no command is sent.
 
 The pattern is Nygard's ("Release It!", 2007): commands are sent while it is closed, and none while
 it is open, until a trial succeeds. A background thread makes the trials, so that no request pays
@@ -16,7 +17,8 @@ from ..process.tasks import Task
 
 FAILURES = 3
 """Failures in a row after which it opens."""
-FIRST_PAUSE, MAX_PAUSE = 0.25, 1.0
+FIRST_PAUSE = 0.25
+MAX_PAUSE = 1.0
 """Seconds between trials while it is open. Each pause is half as long again, with a jitter of a
 quarter.
 """
@@ -26,7 +28,8 @@ GROWTH = 1.5
 class Breaker:
     """Whether commands may be sent.
 
-    `answers`: makes a trial, and returns whether the server answered.
+    `answers`: makes a trial, and returns whether the server answered; `is_idle`: whether it never
+    opens.
 
     >>> breaker = Breaker(lambda: False)
     >>> for _ in range(FAILURES):
@@ -38,8 +41,9 @@ class Breaker:
     True
     """
 
-    def __init__(self, answers: Callable[[], bool]) -> None:
+    def __init__(self, answers: Callable[[], bool], *, is_idle: bool = False) -> None:
         self._answers = answers
+        self._is_idle = is_idle
         self.failures = 0
         """Failures in a row."""
         self.is_open = False
@@ -63,21 +67,25 @@ class Breaker:
     def failed(self) -> None:
         with self._lock:
             self.failures += 1
-            if self.failures < FAILURES or self.is_open:
+            if self.failures < FAILURES or self.is_open or self._is_idle:
                 return
-            self.is_open, self._pause = True, FIRST_PAUSE
+            self.is_open = True
+            self._pause = FIRST_PAUSE
         self._task.start()
 
     def succeeded(self) -> None:
         """Record an answer."""
         if self.failures:
             with self._lock:
-                self.failures, self.is_open = 0, False
+                self.failures = 0
+                self.is_open = False
 
     def _try(self) -> float | None:
         if self.is_open and self._answers():
             self.succeeded()
-        return self._next_pause() if self.is_open else None
+        if not self.is_open:
+            return None
+        return self._next_pause()
 
     def _next_pause(self) -> float:
         pause = self._pause * chance.uniform(0.75, 1.25)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
-from redis.crc import key_slot
 from redis.exceptions import (
     AskError,
     ClusterDownError,
@@ -40,8 +38,7 @@ _ASKING = command(b"ASKING")
 _WHERE = command(b"CLUSTER", b"SLOTS")
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """A step: send a command to a node, and return the answer."""
 
     address: Address
@@ -51,15 +48,6 @@ class Ask:
 
 Steps = Generator[Any, Any, Any]
 """Yields an `Ask`, or seconds to sleep. The driver sends the answer back, or throws the error."""
-
-
-def slot_of(key: bytes) -> int:
-    """The hash slot of a key.
-
-    >>> slot_of(b"rl:{abc}:login:sw") == slot_of(b"rl:{abc}:search:tb2")
-    True
-    """
-    return key_slot(key)
 
 
 class Cluster:
@@ -90,7 +78,9 @@ class Cluster:
 
     def master(self, slot: int) -> Address | None:
         """The node that has a hash slot, or None if none is known."""
-        return self._masters[slot] if self._masters else None
+        if not self._masters:
+            return None
+        return self._masters[slot]
 
     def exchange(self, slot: int, question: Question, patience: Patience) -> Steps:
         """Send a command to the node that has the hash slot.
@@ -100,21 +90,23 @@ class Cluster:
         A command that may have been carried out is not sent again. One that was redirected or could
         not be sent is.
         """
-        if self._is_due():
+        is_doubtful = bool(self._failing or self._is_moved)
+        if not self._masters or (is_doubtful and self._may_look()):
             yield from self.look(patience)
-        address, ahead = self._holder(slot), b""
+        address = self._holder(slot)
+        ahead = b""
         for _ in range(MAX_REDIRECTIONS):
             try:
-                answer = yield Ask(
-                    address, question._replace(ahead=ahead) if ahead else question, patience
-                )
+                answer = yield Ask(address, question._replace(ahead=ahead), patience)
             except (RedisError, OSError) as raised:
                 error = _with_kind(raised)
-                if isinstance(error, MovedError):  # A subclass of `AskError`.
-                    address, ahead = _redirected(error, address), b""
-                    self._move(slot, address)
-                elif isinstance(error, AskError):
-                    address, ahead = _redirected(error, address), _ASKING
+                if isinstance(error, AskError):
+                    address = (error.host or address[0], error.port)
+                    ahead = _ASKING
+                    if isinstance(error, MovedError):  # A subclass of `AskError`.
+                        ahead = b""
+                        self._masters[slot] = address
+                        self._is_moved = True
                 elif isinstance(error, TryAgainError) and patience.left > TRY_AGAIN:
                     patience.left -= TRY_AGAIN
                     yield TRY_AGAIN
@@ -125,7 +117,8 @@ class Cluster:
                     yield from self.look(patience)
                     if self._holder(slot) == address:
                         raise
-                    address, ahead = self._holder(slot), b""
+                    address = self._holder(slot)
+                    ahead = b""
                 else:
                     if not isinstance(error, ResponseError):
                         self._failing.add(address)
@@ -159,11 +152,6 @@ class Cluster:
         every = dict.fromkeys([*nodes, *self._first])
         return sorted(every, key=lambda address: address in self._failing)[:5]
 
-    def _is_due(self) -> bool:
-        if not self._masters:
-            return True
-        return bool(self._failing or self._is_moved) and self._may_look()
-
     def _may_look(self) -> bool:
         with self._lock:
             now = time.monotonic()
@@ -178,14 +166,15 @@ class Cluster:
         for first, last, *nodes in reply:
             if not 0 <= first <= last < SLOTS:
                 raise InvalidResponse(f"not hash slots: {first} to {last}")
-            addresses = [
-                (node[0].decode() if node[0] else source[0], int(node[1])) for node in nodes
-            ]
+            # A node whose host is not known is the one that was asked.
+            addresses = [((node[0] or b"").decode() or source[0], int(node[1])) for node in nodes]
             masters[first : last + 1] = [addresses[0]] * (last + 1 - first)
             others.update(addresses[1:])
         if masters == [None] * SLOTS:
             raise ResponseError(f"{source[0]}:{source[1]} has no hash slots")
-        self._masters, self._others, self._is_moved = masters, tuple(others), False
+        self._masters = masters
+        self._others = tuple(others)
+        self._is_moved = False
         self._failing &= self.masters
 
     def _holder(self, slot: int) -> Address:
@@ -193,10 +182,6 @@ class Cluster:
         if address is None:
             raise RedisConnectionError(f"no node of the cluster has slot {slot}")
         return address
-
-    def _move(self, slot: int, address: Address) -> None:
-        self._masters[slot] = address
-        self._is_moved = True
 
 
 _KINDS = {
@@ -208,8 +193,9 @@ _KINDS = {
 
 
 def _with_kind(error: Exception) -> Exception:
-    """The error as newer versions of redis-py raise it: before version 6, only its `RedisCluster`
-    knew these kinds.
+    """Return the error as newer versions of redis-py raise it.
+
+    Before version 6, only its `RedisCluster` had these types.
     """
     word, _, rest = str(error).partition(" ")
     if type(error) is ResponseError and word in _KINDS:
@@ -223,8 +209,3 @@ def _with_kind(error: Exception) -> Exception:
 def _is_without_node(error: Exception) -> bool:
     is_down = isinstance(error, ClusterDownError) and not isinstance(error, MasterDownError)
     return is_down or isinstance(error, Unreachable)
-
-
-def _redirected(error: AskError, by: Address) -> Address:
-    """The address in a redirection; without a host, that of the node that sent it."""
-    return error.host or by[0], error.port

@@ -15,18 +15,18 @@ from ..limits.program import PROGRAM, Program
 from ..process.forks import chance
 
 TOKEN_SIZE = 8
-DIGEST_SIZE = 32
-FORMS, MAX_LIMITS, MAX_UNITS = 256, 8, 10
-"""Size of the LRU cache of encoded commands; calls with more limits or units are not cached."""
+MAX_FORMS = 256
+"""Size of the LRU cache of encoded commands."""
+MAX_LIMITS = 8
+MAX_UNITS = 10
+"""Calls with more limits or units are not cached."""
 MAX_MOMENT_DIGITS = 18
 FOREVER = 2**63
 """Later than any moment."""
 
-_MOMENT = 8_888_888_888_888_888
-"""Stands for the time of a call in a cached command; it has as many digits."""
-_SLOT = b"\xff one of the slots \xff"
-"""Stands for a slot in a cached command; it is as long."""
-_AT_SLOT = Call._fields.index("slot") - 1
+_DIGEST = b"\xffdigest".ljust(32, b"\xff")
+_TOKEN = b"\xfftoken".ljust(TOKEN_SIZE, b"\xff")
+"""Stand for an identity and for the token in a cached command; they are as long."""
 _PART = b"$%d\r\n%b\r\n".__mod__
 
 Address = tuple[str, int]
@@ -37,11 +37,12 @@ class Unreachable(RedisConnectionError):  # noqa: N818 - named as redis-py names
 
 
 def command(*parts: bytes) -> bytes:
-    """One command as it is sent (RESP:
-    https://redis.io/docs/latest/develop/reference/protocol-spec/).
+    r"""Return one command as it is sent.
+
+    RESP: https://redis.io/docs/latest/develop/reference/protocol-spec/
 
     >>> command(b"GET", b"key")
-    b'*2\\r\\n$3\\r\\nGET\\r\\n$3\\r\\nkey\\r\\n'
+    b'*2\r\n$3\r\nGET\r\n$3\r\nkey\r\n'
     """
     return b"*%d\r\n%b" % (len(parts), _encoded(*parts))
 
@@ -69,47 +70,31 @@ class Question(NamedTuple):
     def with_source(self) -> Question:
         """The same by the source of the program, after which the server has it."""
         assert self.program is not None
-        by_digest, by_source = (
-            _encoded(b"EVALSHA", self.program.sha),
-            _encoded(b"EVAL", self.program.source),
-        )
+        by_digest = _encoded(b"EVALSHA", self.program.sha)
+        by_source = _encoded(b"EVAL", self.program.source)
         return self._replace(command=self.command.replace(by_digest, by_source, 1))
-
-    def answer(self, reply: Any) -> Any:
-        """What the reply means. Raises it if it is an error."""
-        if isinstance(reply, ResponseError):
-            raise reply
-        return self.read(reply)
 
 
 def to_decide(call: Call) -> Question:
     """Decide a call. The answer is the decision. Raises `StaleRules`."""
     token = chance.getrandbits(64).to_bytes(TOKEN_SIZE, "little")
+    is_usual = call.now is None and call.hit_at is None and not (call.slot or call.subjects)
+    is_usual = is_usual and len(call.charges) <= MAX_LIMITS
     limits: tuple[tuple[Limit, int, bool], ...] = ()
-    varying: tuple[bytes, ...] = ()
-    is_usual = call.hit_at is None and not call.subjects and len(call.charges) <= MAX_LIMITS
+    digests: tuple[bytes, ...] = ()
     bans: tuple[bytes, ...] = ()
     for limit, digest, cost, banned, reports in call.charges:
         limits += ((limit, cost, reports),)
-        varying += (digest,)
+        digests += (digest,)
         if limit.ban is not None and call.operation not in ("charge", "refund"):
             bans += (banned or digest,)
         is_usual = is_usual and cost <= MAX_UNITS
-    varying += bans
-    rest: tuple[Any, ...] = call[1:]
-    if call.slot:
-        rest = (*rest[:_AT_SLOT], _SLOT, *rest[_AT_SLOT + 1 :])
-    if is_usual and call.now is None:
-        form = _form(rest, limits)
-    elif is_usual and 0 <= (call.now or 0) <= _MOMENT:
-        form = _form((*rest[:2], _MOMENT, *rest[3:]), limits)
-        varying += (b"%016d" % (call.now or 0),)
-    else:
-        form = b""
-    if call.slot:
-        varying += (call.slot,) * sum(limit.holds for limit, _, _ in limits)
-    sent = form % (*varying, token) if form else _evalsha(call, token)
-    return Question(sent, partial(call.read, token=token), program=PROGRAM)
+    read = partial(call.read, token=token)
+    if is_usual:
+        form = _form(limits, call[1:])
+        if form:
+            return Question(form % (*digests, *bans, token), read, program=PROGRAM)
+    return Question(_evalsha(call, token), read, program=PROGRAM)
 
 
 def _evalsha(call: Call, token: bytes) -> bytes:
@@ -117,37 +102,26 @@ def _evalsha(call: Call, token: bytes) -> bytes:
     return command(b"EVALSHA", PROGRAM.sha, b"%d" % len(keys), *keys, *call.args(token))
 
 
-@lru_cache(maxsize=FORMS)
-def _form(rest: tuple[Any, ...], limits: tuple[tuple[Limit, int, bool], ...]) -> bytes:
-    """The command for calls that differ in their identities alone, with places for these and for
-    the token.
+@lru_cache(maxsize=MAX_FORMS)
+def _form(limits: Sequence[tuple[Limit, int, bool]], rest: tuple[Any, ...]) -> bytes:
+    """Return a command with places for the digests of identities and for the token.
 
-    Empty if more than that differs: with the moment, or because limits share a name. `rest`: the
-    fields of the call after its charges.
+    It is the same for calls that differ in their identities alone.
+
+    Empty if more than that differs. `rest`: the fields of the call after its charges.
     """
-    places = [bytes([number]) * DIGEST_SIZE for number in range(1, 2 * len(limits) + 1)]
-    charges = [
-        Charge(limit, place, cost, banned, reports)
-        for (limit, cost, reports), place, banned in zip(
-            limits, places, places[len(limits) :], strict=False
-        )
-    ]
-    call = Call(charges, *rest)
+    names = {limit.key_part for limit, _, _ in limits}
     varies = any(limit.wants_more or not limit.packed for limit, _, _ in limits)
-    if varies or len({limit.key_part for limit, _, _ in limits}) < len(limits):
+    if varies or len(names) < len(limits):
         return b""
-    form = (
-        _evalsha(call, bytes(TOKEN_SIZE))
-        .removesuffix(bytes(TOKEN_SIZE) + b"\r\n")
-        .replace(b"%", b"%%")
-    )
-    for place in (*places, b"%d" % _MOMENT):  # A limit without bans has no key for one.
-        form = form.replace(place, b"%b", 1)
-    form = form.replace(_SLOT, b"%b")  # One for each limit of slots.
-    return form + b"%b\r\n"
+    charges = [Charge(limit, _DIGEST, cost, reports=reports) for limit, cost, reports in limits]
+    form = _evalsha(Call(charges, *rest), _TOKEN)
+    return form.replace(b"%", b"%%").replace(_DIGEST, b"%b").replace(_TOKEN, b"%b")
 
 
-RULES, RESET, ANNEX = b"rules", b"reset", b"annex"
+RULES = b"rules"
+RESET = b"reset"
+ANNEX = b"annex"
 # A user who may not publish can still delete. The register, if there is one, lists all bans: these
 # leave it. If a server forbids TIME in scripts, the message has no moment.
 _DELETE = b"""local last = #KEYS - tonumber(ARGV[3])
@@ -160,21 +134,30 @@ if not time.err then
 end
 redis.pcall('PUBLISH', ARGV[1], message)
 return moment"""
+_TELL = b"redis.pcall('PUBLISH', ARGV[1], ARGV[2]) return 0"
 
 
-def to_delete(call: Call, channel: bytes) -> Question:
+def to_reset(call: Call, channel: bytes, keys: Sequence[bytes] = ()) -> Question:
     """Delete the counts and bans of a call's limits, and notify all processes.
 
-    The answer is the moment of it, in microseconds since 1970 by the clock of Redis.
+    An `unban` has lifted the bans: it only notifies, and counts stay. `keys`: only these of its
+    keys, without the register of bans.
+
+    The answer is the moment up to which units do not count any more, in microseconds since 1970 by
+    the clock of Redis.
     """
-    keys, registers = call.state_keys(), call.registers and bool(call.banning)
+    if call.operation == "unban":
+        message = [RESET, *dict.fromkeys(charge.ban_digest for charge in call.charges), b"@0"]
+        return Question(command(b"EVAL", _TELL, b"0", channel, b" ".join(message)), _whole_number)
+    registers = not keys and call.registers and bool(call.banning)
+    keys = list(keys or call.state_keys())
     if registers:
         keys.append(call.prefix + REGISTER)
     digests = dict.fromkeys(
         digest for charge in call.charges for digest in (charge.digest, charge.ban_digest)
     )
-    message = (channel, b" ".join([RESET, *digests]), b"%d" % registers)
-    parts = (b"EVAL", _DELETE, b"%d" % len(keys), *keys, *message)
+    arguments = (channel, b" ".join([RESET, *digests]), b"%d" % registers)
+    parts = (b"EVAL", _DELETE, b"%d" % len(keys), *keys, *arguments)
     return Question(command(*parts), lambda reply: _whole_number(reply) or FOREVER)
 
 
@@ -188,22 +171,10 @@ def read_reset(words: Iterable[bytes]) -> tuple[set[bytes], int]:
     digests = set(words)
     moments = {word for word in digests if word.startswith(b"@")}
     number = b"".join(moments)[1:]
-    is_known = number.isdigit() and len(number) <= MAX_MOMENT_DIGITS
-    return digests - moments, int(number) if is_known else FOREVER
-
-
-_TELL = b"redis.pcall('PUBLISH', ARGV[1], ARGV[2]) return 1"
-
-
-def to_tell_reset(call: Call, channel: bytes) -> Question:
-    """Notify all processes that cached refusals of a call's identities have ended.
-
-    Counts stay: they were counted after the moment 0.
-    """
-    message = b" ".join(
-        [RESET, *dict.fromkeys(charge.ban_digest for charge in call.charges), b"@0"]
-    )
-    return Question(command(b"EVAL", _TELL, b"0", channel, message), _whole_number)
+    moment = FOREVER
+    if number.isdigit() and len(number) <= MAX_MOMENT_DIGITS:
+        moment = int(number)
+    return digests - moments, moment
 
 
 def to_execute(*parts: bytes) -> Question:
@@ -215,7 +186,9 @@ def to_execute(*parts: bytes) -> Question:
             raise InvalidResponse(f"not the reply to HMGET: {reply!r:.80}")
         return reply
 
-    key = parts[3] if parts[0] == b"EVAL" else b"".join(parts[1:2])
+    key = b"".join(parts[1:2])
+    if parts[0] == b"EVAL":
+        key = parts[3]
     return Question(command(*parts), read, key)
 
 
@@ -238,7 +211,7 @@ def to_find_master(service: str) -> Question:
     """
 
     def read(reply: Any) -> Address | None:
-        return None if reply is None else (reply[0].decode(), int(reply[1]))
+        return reply and (reply[0].decode(), int(reply[1]))
 
     return Question(command(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", service.encode()), read)
 
@@ -256,6 +229,7 @@ def to_check_master() -> Question:
 
 
 def to_ping() -> Question:
+    """Send a PING."""
     return Question(command(b"PING"), lambda reply: reply)
 
 
@@ -268,8 +242,10 @@ def _whole_number(reply: Any) -> int:
 def as_redis_error(
     error: BaseException, kind: type[RedisConnectionError] = RedisConnectionError
 ) -> BaseException:
-    """The error to raise for one that ended an exchange: an error that redis-py does not know
-    becomes one of its own, because a reply that cannot be read is no answer.
+    """Return the error to raise for one that ended an exchange.
+
+    An error that is not redis-py's becomes one of its errors, because a reply that cannot be
+    read is no answer.
     """
     if not isinstance(error, Exception) or isinstance(error, StaleRules):
         return error

@@ -1,5 +1,6 @@
-"""How to connect, taken from a django-redis alias: its servers, credentials and TLS options, with
-our own deadline.
+"""How to connect: servers, credentials and TLS options of a django-redis alias.
+
+The deadline is our own.
 
 Only the options listed here are taken from the alias, so a new option of redis-py changes nothing.
 The cache's timeouts, retries, decoding and pool are right for the cache and stay as they are. A
@@ -15,6 +16,7 @@ from django.core.cache import InvalidCacheBackendError, caches
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache
 from django_redis.client import DefaultClient, SentinelClient
+from redis import ConnectionPool
 
 from . import redis_py
 from .commands import Address
@@ -81,17 +83,20 @@ class ConnectionParams:
         if it does not exist.
         """
         problem = why_unusable(name)
+        if problem and name not in caches.settings:
+            raise InvalidCacheBackendError(f"RATELIMIT_USE_CACHE: {problem}")
         if problem:
-            kind = ImproperlyConfigured if name in caches.settings else InvalidCacheBackendError
-            raise kind(f"RATELIMIT_USE_CACHE: {problem}")
+            raise ImproperlyConfigured(f"RATELIMIT_USE_CACHE: {problem}")
         client: DefaultClient = caches[name].client  # type: ignore[attr-defined]
         pools = redis_py.pools_of(client)
         service, watchers = redis_py.sentinel_pools_of(pools[0])
-        is_cluster = isinstance(client.connection_factory, ClusterConnectionFactory)
+        nodes: tuple[Address, ...] = ()
+        if isinstance(client.connection_factory, ClusterConnectionFactory):
+            nodes = tuple(_address(pool) for pool in pools)
         return replace(
             cls._of_pool(name, pools[0]),
             max_connections=min(pools[0].max_connections, MAX_CONNECTIONS),
-            nodes=tuple(_address(pool) for pool in pools) if is_cluster else (),
+            nodes=nodes,
             service=service,
             sentinels=tuple(cls._of_pool(name, pool) for pool in watchers),
         )
@@ -99,7 +104,7 @@ class ConnectionParams:
     @classmethod
     def of_url(cls, url: str) -> ConnectionParams:
         """Those of the server at a URL. Raises `ValueError`."""
-        return cls._of_pool(url, redis_py.pool_of_url(url))
+        return cls._of_pool(url, ConnectionPool.from_url(url))
 
     @classmethod
     def _of_pool(cls, name: str, pool: Any) -> ConnectionParams:

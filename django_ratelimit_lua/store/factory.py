@@ -12,8 +12,9 @@ from ..process.forks import leave_to_parent, renew_after_fork
 
 
 class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # django-redis 6 has no types
-    """Makes clients of `redis.cluster.RedisCluster`: `"CONNECTION_FACTORY"` in the `OPTIONS` of an
-    alias.
+    """Make clients of `redis.cluster.RedisCluster` for a cache.
+
+    It is the `"CONNECTION_FACTORY"` in the `OPTIONS` of an alias.
 
     `LOCATION` names one node or several. One of them has to answer, so that a process finds the
     others. All share user, password and TLS options. Each process keeps one client, as django-redis
@@ -65,8 +66,9 @@ def _renew() -> None:
 def _siblings(url: str) -> tuple[str, ...]:
     """The nodes that an alias names, if it names this one."""
     for config in settings.CACHES.values():
-        location = config.get("LOCATION", ())
-        urls = location.split(",") if isinstance(location, str) else list(location)
+        urls: Any = config.get("LOCATION", ())
+        if isinstance(urls, str):
+            urls = urls.split(",")
         if url in urls:
             return tuple(urls)
     return (url,)

@@ -57,9 +57,6 @@ class Failures:
         self._lock = Lock()
         self._counts: Counter[str] = Counter()
 
-    def __len__(self) -> int:
-        return len(self._counts)
-
     def add(self, kind: Kind) -> None:
         with self._lock:
             self._counts[kind] += 1
@@ -67,7 +64,8 @@ class Failures:
     def take(self) -> Counter[str]:
         """Return the counts since the last call."""
         with self._lock:
-            counts, self._counts = self._counts, Counter()
+            counts = self._counts
+            self._counts = Counter()
         return counts
 
 

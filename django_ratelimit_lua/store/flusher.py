@@ -19,8 +19,9 @@ The argument is None, or the time that is left if the process ends.
 
 
 class Flusher(Task):
-    """Calls each of its functions once a second, from `start` on, until none has more to write, and
-    once more when the process ends.
+    """Call each of its functions once a second, and once more when the process ends.
+
+    It runs from `start` on, until no function has more to write.
 
     A failure of one does not keep back the others.
     """
@@ -41,7 +42,10 @@ class Flusher(Task):
 
         Urgent ones are called first, as others may take seconds.
         """
-        self._flushes.insert(0 if is_urgent else len(self._flushes), flush)
+        if is_urgent:
+            self._flushes.insert(0, flush)
+        else:
+            self._flushes.append(flush)
 
     def _flush_all(self) -> float | None:
         error: Exception | None = None
@@ -53,7 +57,9 @@ class Flusher(Task):
                 error = raised
         if error is not None:
             raise error.with_traceback(None)  # The log reports it once, and the list of tasks.
-        return FLUSH_SECONDS if comes_again else None
+        if not comes_again:
+            return None
+        return FLUSH_SECONDS
 
     def _flush_last(self) -> None:
         patience = last_patience()

@@ -45,12 +45,14 @@ class Patience:
     def is_over(self) -> bool:
         return self.left <= 0.0
 
+    @property
+    def next_slice(self) -> float:
+        """The seconds that a wait may take."""
+        return max(0.0, min(self.left, self.slice))
+
     def spend(self, began: float, most: float) -> None:
-        """Count a wait that began at this moment (monotonic), but no more than `most` seconds of
-        it.
-        """
-        took = time.monotonic() - began
-        self.left -= most if took > most else took
+        """Count a wait that began at this moment (monotonic), for `most` seconds at most."""
+        self.left -= min(time.monotonic() - began, most)
 
     def was_answered(self) -> None:
         """Leave time for one more answer: Redis has answered, however late the caller read it."""
@@ -62,7 +64,8 @@ class Patience:
         Return whether it succeeded.
         """
         while True:
-            began, most = time.monotonic(), max(0.0, min(self.left, self.slice))
+            began = time.monotonic()
+            most = self.next_slice
             succeeded = attempt(most)
             self.spend(began, most)
             if succeeded or self.is_over:

@@ -1,5 +1,6 @@
-"""Everything that relies on the internals of redis-py and django-redis, tested with the oldest and
-newest of both.
+"""Everything that relies on the internals of redis-py and django-redis.
+
+It is tested with the oldest and the newest supported version of both.
 
 redis-py opens the connections (addresses, TLS, login) and reads the replies. Two of its private
 names are used: `_connect` of its connections, and `_writer` of its asyncio connections.
@@ -17,11 +18,7 @@ from typing import Any
 import redis.asyncio.connection as asynchronous
 import redis.connection as synchronous
 from django_redis.client import DefaultClient
-from redis.sentinel import (
-    SentinelConnectionPool,
-    SentinelManagedConnection,
-    SentinelManagedSSLConnection,
-)
+from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection
 
 from .factory import ClusterConnectionFactory
 from .patience import Patience
@@ -34,12 +31,7 @@ _TWINS: list[tuple[Any, Any]] = [
     (synchronous.UnixDomainSocketConnection, asynchronous.UnixDomainSocketConnection),
     (synchronous.Connection, asynchronous.Connection),
 ]
-_MANAGED: list[tuple[Any, Any]] = [
-    (SentinelManagedSSLConnection, synchronous.SSLConnection),
-    (SentinelManagedConnection, synchronous.Connection),
-]
 _BLOCKING_ONLY = {
-    "parser_class",
     "ssl_ocsp_context",
     "ssl_ocsp_expected_cert",
     "ssl_validate_ocsp",
@@ -54,9 +46,7 @@ _WOULD_BLOCK = (TimeoutError, BlockingIOError, ssl.SSLWantReadError, ssl.SSLWant
 
 
 class Turn:
-    """The exchange that a connection is used for at the moment: its patience, and the bytes
-    received so far.
-    """
+    """The exchange that a connection is used for: its patience, and the bytes received so far."""
 
     __slots__ = ("cpu", "patience", "received")
 
@@ -126,7 +116,9 @@ class DeadlineSocket:
             if patience.is_over:
                 raise TimeoutError("the reply came too slowly")
         while True:
-            timeout = max(0.0, min(patience.left, patience.slice)) if self._may_wait else 0.0
+            timeout = 0.0
+            if self._may_wait:
+                timeout = max(0.0, min(patience.left, patience.slice))
             if timeout != self._timeout:
                 self.sock.settimeout(timeout)
                 self._timeout = timeout
@@ -145,9 +137,7 @@ class DeadlineSocket:
 
 
 class BlockingConnection(synchronous.AbstractConnection):
-    """Mixed into a connection class of redis-py, so that all it does ends with the patience of its
-    turn.
-    """
+    """A mixin for connection classes of redis-py: everything ends with the patience of the turn."""
 
     turn = Turn()
     deadline_socket: DeadlineSocket
@@ -176,9 +166,7 @@ class BlockingConnection(synchronous.AbstractConnection):
 
 
 class AsyncConnection(asynchronous.AbstractConnection):
-    """Mixed into an asyncio connection class of redis-py, so that many callers can write without
-    waiting.
-    """
+    """A mixin for asyncio connection classes of redis-py: many callers write without waiting."""
 
     def write(self, data: bytes) -> None:
         """Hand over bytes to be sent; they are buffered if the server does not read them."""
@@ -217,13 +205,13 @@ def async_connection(kind: ConnectionClass, options: dict[str, Any]) -> Any:
     twin = next((twin for plain, twin in _TWINS if issubclass(kind, plain)), None)
     if twin is None:
         raise TypeError(f"{kind.__name__} has no asyncio counterpart")
-    parser = options.get("parser_class")
+    accepted = {name: value for name, value in options.items() if name not in _BLOCKING_ONLY}
+    parser = accepted.pop("parser_class", None)
     if parser is not None and not parser.__module__.startswith("redis."):
         raise TypeError(f"the parser {parser.__name__} has no asyncio counterpart")
-    refused = [name for name in sorted(_BLOCKING_ONLY - {"parser_class"}) if options.get(name)]
+    refused = sorted(name for name in _BLOCKING_ONLY if options.get(name))
     if refused:
         raise TypeError(f"asyncio connections do not support {', '.join(refused)}")
-    accepted = {name: value for name, value in options.items() if name not in _BLOCKING_ONLY}
     # The deadline is kept outside: a timeout costs redis-py's asyncio connections some µs in each
     # operation.
     timeouts = {"socket_timeout": None, "socket_connect_timeout": None}
@@ -237,8 +225,9 @@ def _without_library_name(connection: Any) -> Any:
 
 
 def pools_of(client: DefaultClient) -> list[Any]:
-    """The pools of an alias, for their options: one, or one for each node of a cluster that the
-    alias names.
+    """Return the pools of an alias, for their options.
+
+    There is one, or one for each node of a cluster that the alias names.
 
     They do not connect.
     """
@@ -251,15 +240,14 @@ def pools_of(client: DefaultClient) -> list[Any]:
     return [client.get_client(write=True).connection_pool]
 
 
-def pool_of_url(url: str) -> Any:
-    """A pool for the server at a URL. Raises `ValueError` if it is not the URL of a server."""
-    return synchronous.ConnectionPool.from_url(url)
-
-
 def class_of(pool: Any) -> ConnectionClass:
     """The class of a pool's connections, or the plain class if they are managed by Sentinel."""
     kind: ConnectionClass = pool.connection_class
-    return next((plain for managed, plain in _MANAGED if issubclass(kind, managed)), kind)
+    if not issubclass(kind, SentinelManagedConnection):
+        return kind
+    if issubclass(kind, synchronous.SSLConnection):
+        return synchronous.SSLConnection
+    return synchronous.Connection
 
 
 def sentinel_pools_of(pool: Any) -> tuple[str, list[Any]]:

@@ -6,10 +6,12 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..exceptions import StoreError
 from ..limits.call import Call
@@ -17,18 +19,17 @@ from ..limits.decision import Decision
 from ..limits.program import Program
 from ..process.forks import renew_after_fork
 from ..signals import store_down, store_up
-from .asynchronous import AsyncConnections
-from .blocking import IDLE_SECONDS, Connections, Link
+from .asynchronous import IDLE_SECONDS, AsyncConnections
+from .blocking import Link
 from .breaker import Breaker
 from .commands import (
     Address,
     Question,
     to_decide,
-    to_delete,
     to_execute,
     to_ping,
+    to_reset,
     to_run,
-    to_tell_reset,
 )
 from .connection_params import ConnectionParams
 from .failures import Paused, failures, kind_of
@@ -43,41 +44,78 @@ STEADY_SECONDS = 1.0
 """
 
 
+Asking = Callable[[Link, Any, Patience], Any]
+"""`Link.ask` or `Link.ask_all`."""
+
+
 class Node:
     """Exchanges commands with one server. After repeated failures it sends none for a moment.
 
     In the background it goes on.
+
+    Threads share a LIFO of connections, each used by one exchange at a time. redis-py's own pool
+    costs as much processor time as sending a command (`make bench`).
     """
 
     def __init__(self, params: ConnectionParams, timeout: float, *, background: bool) -> None:
-        self._pulse = Pulse()
+        self._params = params
         self._timeout = timeout
-        self._connections = Connections(params, self._pulse)
-        self._async_connections = AsyncConnections(params, self._pulse, timeout)
-        self._breaker = None if background else Breaker(self._answers)
+        self.pulse = Pulse()
+        self._async_connections = AsyncConnections(params, self.pulse, timeout)
+        self.breaker = Breaker(self._answers, is_idle=background)
+        self._begin()
+        renew_after_fork(self._renew)
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether nothing is asked at the moment."""
-        return self._breaker is not None and self._breaker.is_open
+    def _begin(self) -> None:
+        # list.append and list.pop are atomic, so that the lock is needed only by threads that wait.
+        self._idle = [Link(self._params, self.pulse) for _ in range(self._params.max_connections)]
+        self._freed = threading.Condition()
+        self._waiting = 0
 
-    @property
-    def heard_at(self) -> float:
-        """When it last answered a caller (monotonic)."""
-        return self._pulse.heard_at
+    def _renew(self) -> None:
+        for link in self._idle:
+            link.close()  # Only this process's copy; the parent's connection stays open.
+        self._begin()
 
-    def use(self, ask: Callable[[Link, Any, Patience], Any], asked: Any, patience: Patience) -> Any:
-        """Call a method of a free connection, and return its result. Raises what it raises."""
-        breaker = self._breaker
-        if breaker is not None and breaker.is_open:
+    def use(
+        self,
+        ask: Asking,
+        asked: Any,
+        patience: Patience,
+        *,
+        is_trial: bool = False,
+    ) -> Any:
+        """Call a method of a free connection, and return its result.
+
+        `is_trial`: whether it is sent after repeated failures as well.
+
+        Raises what the method raises, and `TimeoutError` of redis-py if no connection gets free.
+        """
+        if self.breaker.is_open and not is_trial:
             self._check()
         try:
-            answer = self._connections.use(ask, asked, patience, self._check)
+            if self._waiting:
+                link = self._wait(patience)
+            else:
+                try:
+                    link = self._idle.pop()
+                except IndexError:
+                    link = self._wait(patience)
+            try:
+                if self.breaker.is_open and not is_trial:  # Others failed while it waited.
+                    self._check()
+                answer = ask(link, asked, patience)
+            finally:
+                link.used_at = time.monotonic()
+                self._idle.append(link)
+                if self._waiting:
+                    with self._freed:
+                        self._freed.notify()
         except (RedisError, OSError) as error:
             self._note(error)
             raise
-        if breaker is not None and breaker.failures:
-            breaker.succeeded()
+        if self.breaker.failures:
+            self.breaker.succeeded()
         return answer
 
     async def aexchange(self, question: Question, patience: Patience) -> Any:
@@ -85,16 +123,15 @@ class Node:
 
         Raises what it and redis-py raise.
         """
-        breaker = self._breaker
-        if breaker is not None and breaker.is_open:
+        if self.breaker.is_open:
             self._check()
         try:
             answer = await self._async_connections.exchange(question, patience, self._check)
         except (RedisError, OSError) as error:
             self._note(error)
             raise
-        if breaker is not None and breaker.failures:
-            breaker.succeeded()
+        if self.breaker.failures:
+            self.breaker.succeeded()
         return answer
 
     def close(self) -> None:
@@ -102,38 +139,71 @@ class Node:
 
         Those of an event loop are closed with it.
         """
-        if self._breaker is not None:
-            self._breaker.succeeded()
-        self._connections.close()
+        self.breaker.succeeded()
+        self._close(unused_since=float("inf"))
 
     def close_idle(self) -> bool:
         """Close the connections that were not used for a while. Return whether others are open."""
-        return self._connections.close(unused_since=time.monotonic() - IDLE_SECONDS)
+        return self._close(unused_since=time.monotonic() - IDLE_SECONDS)
+
+    def _close(self, unused_since: float) -> bool:
+        for link in self._idle[:]:
+            if link.connection is not None and link.used_at <= unused_since:
+                with suppress(ValueError):  # A thread has taken it.
+                    self._idle.remove(link)
+                    link.close()
+                    self._idle.insert(0, link)
+        idle = self._idle[:]
+        return len(idle) < self._params.max_connections or any(
+            link.connection is not None for link in idle
+        )
+
+    def _wait(self, patience: Patience) -> Link:
+        """Wait for a connection. Each reply of the server to another thread restarts the wait."""
+        at_first = patience.left
+        with self._freed:
+            self._waiting += 1
+            try:
+                while True:
+                    with suppress(IndexError):
+                        return self._idle.pop()
+                    began = time.monotonic()
+                    most = patience.next_slice
+                    self._freed.wait(most)
+                    patience.spend(began, most)
+                    if self.pulse.heard_at > began:
+                        silence = time.monotonic() - self.pulse.heard_at
+                        patience.left = at_first - min(silence, most)
+                    elif not most:
+                        raise RedisTimeoutError(
+                            "no connection is free, and the server answers no other thread"
+                        )
+            finally:
+                self._waiting -= 1
 
     def _answers(self) -> bool:
         try:
-            self._connections.use(Link.ask, to_ping(), Patience(self._timeout))
+            self.use(Link.ask, to_ping(), Patience(self._timeout), is_trial=True)
         except (RedisError, OSError) as error:
             return isinstance(error, ResponseError)
         return True
 
     def _check(self) -> None:
-        if self._breaker is not None and not self._breaker.may_ask():
+        if not self.breaker.may_ask():
             raise Paused("Redis has failed repeatedly; it is tried again in a moment")
 
     def _note(self, error: Exception) -> None:
-        if self._breaker is None or isinstance(error, Paused):
-            return
         # A server that answers with an error costs no deadline, and may answer the next call.
         if isinstance(error, ResponseError):
-            self._breaker.succeeded()
-        else:
-            self._breaker.failed()
+            self.breaker.succeeded()
+        elif not isinstance(error, Paused):
+            self.breaker.failed()
 
 
 class Store:
-    """Performs calls on one server, or on the master that Sentinel names, each within `timeout`
-    seconds.
+    """Perform calls on one server, or on the master that Sentinel names.
+
+    Each call ends within `timeout` seconds.
 
     After repeated failures it sends nothing until the server answers again. A `background` store
     does not pause, and leaves it to its caller to report failures. The log and the signals report
@@ -164,12 +234,14 @@ class Store:
     @property
     def is_paused(self) -> bool:
         """Whether a server is not used at the moment, after repeated failures."""
-        return any(node.is_paused for node in list(self._nodes.values()))
+        return any(node.breaker.is_open for node in list(self._nodes.values()))
 
     @property
     def heard_at(self) -> float:
         """When a server last answered a caller in this process (monotonic)."""
-        return max((node.heard_at for node in list(self._nodes.values())), default=float("-inf"))
+        return max(
+            (node.pulse.heard_at for node in list(self._nodes.values())), default=float("-inf")
+        )
 
     def decide(self, call: Call, patience: Patience | None = None) -> Decision:
         """Decide a call within a patience, or within the timeout.
@@ -184,11 +256,12 @@ class Store:
 
         Raises `StoreError`. Then it is unknown how many of them were counted.
         """
-        return self._exchange_all(map(to_decide, calls)) if calls else []
+        decisions: list[Decision] = self._exchange(map(to_decide, calls), ask=Link.ask_all)
+        return decisions
 
     def delete_keys(self, keys: Sequence[bytes]) -> None:
-        for first in range(0, len(keys), MAX_KEYS):
-            self.execute(b"DEL", *keys[first : first + MAX_KEYS])
+        for places in self._portions(keys):
+            self.execute(b"DEL", *[keys[place] for place in places])
 
     def find_keys(self, begin: bytes, pattern: bytes = b"*") -> set[bytes]:
         """Return the keys on all masters that begin with this text and match the pattern after it.
@@ -223,34 +296,22 @@ class Store:
         Its messages are: new rules (`RULES <revision>`), resets (`RESET <digest> <digest> ...
         @<moment>`), and messages of an annex (`ANNEX <annex> <word> <word> ...`).
         """
-        return b"%bchanges:%d" % (
-            prefix,
-            self._params.database,
-        )  # A channel is the same in all databases.
+        # Redis has the same channels in all databases.
+        return b"%bchanges:%d" % (prefix, self._params.database)
 
-    def delete(self, call: Call) -> int:
-        """Delete the state of every limit of a call.
+    def reset(self, call: Call) -> int:
+        """Delete the state of every limit of a call, and notify all processes.
 
-        Return the moment, see `to_delete`. Raises `StoreError`.
+        After an `unban` the state is kept.
+
+        Return the moment, see `to_reset`. Raises `StoreError`.
         """
-        moment: int = self._exchange(to_delete(call, self.channel(call.prefix)))
+        moment: int = self._exchange(to_reset(call, self.channel(call.prefix)))
         return moment
 
-    async def adelete(self, call: Call) -> int:
-        """`delete`, without blocking the event loop."""
-        moment: int = await self._aexchange(to_delete(call, self.channel(call.prefix)))
-        return moment
-
-    def tell_reset(self, call: Call) -> None:
-        """Notify all processes that cached refusals of a call's identities have ended.
-
-        Raises `StoreError`.
-        """
-        self._exchange(to_tell_reset(call, self.channel(call.prefix)))
-
-    async def atell_reset(self, call: Call) -> None:
-        """`tell_reset`, without blocking the event loop."""
-        await self._aexchange(to_tell_reset(call, self.channel(call.prefix)))
+    def areset(self, call: Call) -> Coroutine[Any, Any, int]:
+        """`reset`, without blocking the event loop."""
+        return self._aexchange(to_reset(call, self.channel(call.prefix)))
 
     def execute(self, *parts: bytes, patience: Patience | None = None) -> Any:
         """The reply to any other command. Raises `StoreError`."""
@@ -267,16 +328,15 @@ class Store:
         reply: list[Any] = self._exchange(to_run(program, keys, arguments), patience)
         return reply
 
-    async def arun(
+    def arun(
         self,
         program: Program,
         keys: Sequence[bytes],
         arguments: Sequence[bytes],
         patience: Patience | None = None,
-    ) -> list[Any]:
+    ) -> Coroutine[Any, Any, list[Any]]:
         """`run`, without blocking the event loop."""
-        reply: list[Any] = await self._aexchange(to_run(program, keys, arguments), patience)
-        return reply
+        return self._aexchange(to_run(program, keys, arguments), patience)
 
     def execute_all(
         self, commands: Sequence[Sequence[bytes]], patience: Patience | None = None
@@ -285,9 +345,9 @@ class Store:
 
         Raises `StoreError` if one is an error.
         """
-        if not commands:
-            return []
-        return self._exchange_all([to_execute(*parts) for parts in commands], patience)
+        questions = [to_execute(*parts) for parts in commands]
+        replies: list[Any] = self._exchange(questions, patience, Link.ask_all)
+        return replies
 
     def run_each(
         self,
@@ -304,10 +364,8 @@ class Store:
         answers: list[int | None] = [None] * len(items)
         failing: set[Address | None] = set()  # A server that failed is not tried again.
         for places in self._portions([key for key, _ in items]):
-            keys, arguments = (
-                [items[place][0] for place in places],
-                [items[place][1] for place in places],
-            )
+            keys = [items[place][0] for place in places]
+            arguments = [items[place][1] for place in places]
             server = self._server_of(keys[0])
             if server in failing:
                 continue
@@ -340,34 +398,22 @@ class Store:
         others = [node.close_idle() for node in list(self._nodes.values())]
         return any(others)
 
-    def _exchange(self, question: Question, patience: Patience | None = None) -> Any:
+    def _exchange(
+        self, asked: Any, patience: Patience | None = None, ask: Asking = Link.ask
+    ) -> Any:
+        patience = self._patience(patience)
         node = self._nodes.get(None) or self._node_at(None)
-        if patience is None or patience.left <= 0.0:
-            patience = self._patience(patience)
         try:
-            answer = node.use(Link.ask, question, patience)
+            answer = node.use(ask, asked, patience)
         except (RedisError, OSError) as error:
             raise self._failed(error) from error
         if self._is_down:
             self._answered()
         return answer
 
-    def _exchange_all(
-        self, questions: Iterable[Question], patience: Patience | None = None
-    ) -> list[Any]:
-        try:
-            node = self._nodes.get(None) or self._node_at(None)
-            answers: list[Any] = node.use(Link.ask_all, questions, self._patience(patience))
-        except (RedisError, OSError) as error:
-            raise self._failed(error) from error
-        if self._is_down:
-            self._answered()
-        return answers
-
     async def _aexchange(self, question: Question, patience: Patience | None = None) -> Any:
+        patience = self._patience(patience)
         node = self._nodes.get(None) or self._node_at(None)
-        if patience is None or patience.left <= 0.0:
-            patience = self._patience(patience)
         try:
             answer = await node.aexchange(question, patience)
         except (RedisError, OSError) as error:
@@ -379,7 +425,9 @@ class Store:
     def _node_at(self, address: Address | None) -> Node:
         node = self._nodes.get(address)
         if node is None:
-            params = self._params if address is None else self._params.at(address)
+            params = self._params
+            if address is not None:
+                params = params.at(address)
             new_node = Node(params, self._timeout, background=self._is_background)
             node = self._nodes.setdefault(address, new_node)  # Another thread may have been faster.
         return node
@@ -389,7 +437,8 @@ class Store:
 
         That does not count as a failure of the server.
         """
-        patience = patience or Patience(self._timeout)
+        if patience is None:
+            return Patience(self._timeout)
         if patience.left <= 0.0:
             if not self._is_background:
                 failures.add("timeout")
@@ -407,14 +456,15 @@ class Store:
         store_up.send_robust(Store, alias=self._params.name)
 
     def _failed(self, error: Exception, node: Address | None = None) -> StoreError:
-        message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        message = f"{type(error).__name__}: {error}".removesuffix(": ")
         failure = StoreError(message)
         failure.was_answered = isinstance(error, ResponseError)
         if self._is_background:
             return failure
         failures.add(kind_of(error))
         with self._lock:
-            was_down, self._is_down = self._is_down, True
+            was_down = self._is_down
+            self._is_down = True
             self._failing.add(node)
             self._failed_at = time.monotonic()
             # After a pause the first answer is enough: a trial has shown that Redis is back.

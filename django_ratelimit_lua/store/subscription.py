@@ -20,10 +20,10 @@ from .connection_params import ConnectionParams
 from .patience import Patience, Pulse
 
 PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
-PING_SECONDS, SILENT_SECONDS = 0.5, 4.0
-"""Interval of PINGs, and the time without an answer to one after which the connection counts as
-dead.
-"""
+PING_SECONDS = 0.5
+"""Interval of PINGs."""
+SILENT_SECONDS = 4.0
+"""Time without an answer to a PING after which the connection counts as dead."""
 
 
 class Subscription:
@@ -59,9 +59,9 @@ class Subscription:
             while not self._is_open:
                 if patience.is_over:
                     raise RedisConnectionError("no answer to SUBSCRIBE")
-                began, most = time.monotonic(), patience.left
-                self._read(most)
-                patience.spend(began, most)
+                began = time.monotonic()
+                self._read(patience.left)
+                patience.spend(began, patience.left)
             sock = self._connection.deadline_socket.sock
             self._twin = socket.fromfd(sock.fileno(), sock.family, sock.type)
             self._twin.settimeout(0.0)
@@ -93,7 +93,8 @@ class Subscription:
         try:
             now = time.monotonic()
             if not self._is_pinged and now - self._pinged_at >= PING_SECONDS:
-                self._pinged_at, self._is_pinged = now, True
+                self._pinged_at = now
+                self._is_pinged = True
                 self._send(command(b"PING"))
             messages = self._read(min(seconds, PING_SECONDS))
             # By the time before it was read: this process may have stood still, and the answer be
@@ -111,9 +112,8 @@ class Subscription:
             self._twin.close()
 
     def __del__(self) -> None:
-        if (
-            self._twin is not None
-        ):  # Of one that was dropped, as after a fork. The link closes itself.
+        # Of one that was dropped, as after a fork. The link closes itself.
+        if self._twin is not None:
             self._twin.close()
 
     def hang_up(self) -> None:
@@ -161,8 +161,7 @@ class Subscription:
                     messages.append(message)
                 case [b"pong", *_]:
                     self._is_pinged = False
-                    if (
-                        self._hears_all
-                    ):  # The answer comes after all that was published before the PING.
+                    # The answer comes after all that was published before the PING.
+                    if self._hears_all:
                         self.heard_at = self._pinged_at
             seconds = 0.0

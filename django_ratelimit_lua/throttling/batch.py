@@ -38,15 +38,19 @@ class BatchDecision:
         decision = outcome.decision
         if decision.limits:
             attach_decision(plain(request), decision)
-        self.refusal = None if decision else refusal_of(plain(request), decision)
+        self.refusal = None
+        if not decision:
+            self.refusal = refusal_of(plain(request), decision)
         # With another clock, the wait is not in real seconds.
         if decision and decision.wait > 0 and planner.options["now"] is None:
             hold(outcome)
         decided = list(zip(outcome.planned, decision.limits, strict=False))
         self._states: list[tuple[type, States]] = []
         for throttle in throttles:
+            owners: list[Any] = [throttle]
             # A block without a rule has no owner. A throttle that applies all rules reports it.
-            owners = (throttle, None) if throttle.everywhere else (throttle,)
+            if throttle.everywhere:
+                owners.append(None)
             states = tuple(state for planned, state in decided if planned.owner in owners)
             self._states.append((type(throttle), states))
 
@@ -80,7 +84,9 @@ def decision_for(request: Any, view: Any, caller: SimpleRateThrottle) -> States:
     """
     state = request_state(request)
     batch: BatchDecision | None = state.throttles
-    states = None if batch is None else batch.take(caller)
+    states = None
+    if batch is not None:
+        states = batch.take(caller)
     if states is None:
         batch = state.throttles = BatchDecision(request, view, caller)
         states = batch.take(caller)

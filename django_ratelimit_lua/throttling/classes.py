@@ -1,5 +1,6 @@
-"""The throttle classes of Django REST framework, with the same names: to migrate, change the import
-line.
+"""The throttle classes of Django REST framework, with the same names.
+
+To migrate, change the import line.
 
 DRF calls the throttles of a view one by one. Those of this package are decided in one call, all or
 nothing: a request that one of them refuses costs the others nothing.
@@ -44,14 +45,17 @@ from .batch import decision_for
 
 
 def _constant(rate: Any) -> tuple[Rate, ...]:
-    """Return the rates of a throttle's declaration, without the invalid ones, which the throttle
-    reports.
+    """Return the valid rates of a throttle's declaration.
+
+    The throttle itself reports the invalid ones.
     """
+    declared = [rate]
+    if isinstance(rate, Mapping):
+        declared = list(rate.values())
     rates = []
-    for each in rate.values() if isinstance(rate, Mapping) else (rate,):
-        if each:
-            with suppress(LimitError):
-                rates.append(Rate.parse(each))
+    for each in filter(None, declared):
+        with suppress(LimitError):
+            rates.append(Rate.parse(each))
     return tuple(rates)
 
 
@@ -98,10 +102,11 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
                 "they count"
             )
         if isinstance(cls.scope, str):
-            # The rate may be in the settings.
-            place = f"{cls.__module__}.{cls.__qualname__}"
-            site = CallSite(THROTTLE, place, _constant(cls.rate), algorithm=cls.algorithm or "")
-            known_call_sites.add(cls.scope, site if cls.rate else None)
+            site = None  # The rate may be in the settings.
+            if cls.rate:
+                place = f"{cls.__module__}.{cls.__qualname__}"
+                site = CallSite(THROTTLE, place, _constant(cls.rate), algorithm=cls.algorithm or "")
+            known_call_sites.add(cls.scope, site)
 
     def __init__(self) -> None:
         if not self.rate:
@@ -117,22 +122,24 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
     def _by_method(self) -> Mapping[str, Any]:
         """Return the rates of a dict by the name of the method in capitals."""
         try:
-            return {
-                name if name == "*" else method_name(name): rate for name, rate in self.rate.items()
-            }
+            names = {name: method_name(name) for name in self.rate if name != "*"}
+            return {names.get(name, name): rate for name, rate in self.rate.items()}
         except LimitError as error:
             raise ImproperlyConfigured(
                 f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}"
             ) from None
 
     def _counts_as(self, method: str | None) -> str:
-        """Return the method whose rate applies to a request: GET for HEAD, which runs the same
-        view.
+        """Return the method whose rate applies to a request.
+
+        It is GET for HEAD, which runs the same view.
         """
         names = self._by_method()
         if method is not None and method in names:
             return method
-        return "GET" if method == "HEAD" and "GET" in names else "*"
+        if method == "HEAD" and "GET" in names:
+            return "GET"
+        return "*"
 
     def get_cache_key(self, request: Any, view: Any) -> str | None:
         """Return the identity to count, or None if the request is not limited."""
@@ -169,11 +176,14 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
                 f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}"
             ) from None
         whole, rest = divmod(parsed.period_us, SECOND)
-        return parsed.limit, parsed.period if rest else whole
+        if rest:
+            return parsed.limit, parsed.period
+        return parsed.limit, whole
 
     def get_ident(self, request: Any) -> str:
-        """Return the masked address of the client, by DRF's NUM_PROXIES if set, or
-        `RATELIMIT_TRUSTED_PROXIES`.
+        """Return the masked address of the client.
+
+        It depends on DRF's NUM_PROXIES if set, otherwise on `RATELIMIT_TRUSTED_PROXIES`.
         """
         if api_settings.NUM_PROXIES is not None:
             return str(address_as(super().get_ident(request), "NUM_PROXIES says so").network)
@@ -239,7 +249,9 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             return found
 
         clocks = [throttle.timer for throttle in throttles if throttle.timer is not time.time]
-        now = round(clocks[0]() * SECOND) if clocks else None
+        now = None
+        if clocks:
+            now = round(clocks[0]() * SECOND)
         has_blocks = any(throttle.everywhere for throttle in throttles)
         return RequestPlanner(
             plain(request),
@@ -264,13 +276,13 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             return Place((), self.name, charges, self)
         identity = str(self.key)
         key = Key(self.name, lambda group, request, user: identity)
-        cost = (lambda *_: self.get_cost(request, view)) if charge is None else charge.cost
-        limit = None if charge is None else charge.limit
-        template = LimitTemplate(key, (), cost)
-        if limit is not None:
+        if charge is None:
+            template = LimitTemplate(key, (), lambda *_: self.get_cost(request, view))
+        else:
+            limit = charge.limit
             counted = (((limit.rate.period_us, limit.algorithm), limit.counted_as),)
             template = LimitTemplate(
-                key, (limit.rate,), cost, {"algorithm": limit.algorithm}, counted=counted
+                key, (limit.rate,), charge.cost, {"algorithm": limit.algorithm}, counted=counted
             )
         call_site = Rule(template=template)
         replacement = ruleset.replacement_for(self.name, [call_site], plain(request))
@@ -296,8 +308,11 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         """Return its limits for requests to a view, of all methods."""
         if not self.rate:
             return []
+        methods: Any = (None,)
+        if isinstance(self.rate, Mapping):
+            methods = self._by_method()
         limits = []
-        for method in self._by_method() if isinstance(self.rate, Mapping) else (None,):
+        for method in methods:
             self._parse(method)
             if self.num_requests is not None and self.duration is not None:
                 limits.append(self._limit(method))
@@ -308,7 +323,9 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         if isinstance(self.rate, Mapping):
             name = f"{name}:{self._counts_as(method)}"
         requests = self.num_requests or 0
-        rate = Rate.parse((requests, self.duration)) if self.duration else Rate(requests, 0)
+        rate = Rate(requests, 0)
+        if self.duration:
+            rate = Rate.parse((requests, self.duration))
         return _limit(
             name, rate, throttle_algorithm(rate, self.algorithm), tuple(self.options.items())
         )
@@ -321,13 +338,17 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         if not states:
             return True
         refused = [state for state in states if state.refuses]
-        self.state = _latest(refused) if refused else states[0]
+        self.state = states[0]
         if not refused:
             return self.throttle_success()
+        self.state = _latest(refused)
         headers = getattr(view, "headers", None)
         if isinstance(headers, dict):  # DRF adds them to the response of any exception handler.
             refusal = _last_refusal(request)
-            headers |= {"Cache-Control": "no-store"} if refusal is None else refusal.headers()
+            if refusal is None:
+                headers["Cache-Control"] = "no-store"
+            else:
+                headers |= refusal.headers()
         return self.throttle_failure()
 
     def throttle_success(self) -> bool:
@@ -347,9 +368,10 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
 def _latest(refused: Sequence[LimitState]) -> LimitState:
     """Return the limit with the longest `retry_after`."""
-    return max(
-        refused, key=lambda state: float("inf") if state.retry_after is None else state.retry_after
-    )
+    for state in refused:
+        if state.retry_after is None:  # Never.
+            return state
+    return max(refused, key=lambda state: state.retry_after or 0.0)
 
 
 class AnonRateThrottle(SimpleRateThrottle):
@@ -371,8 +393,10 @@ class UserRateThrottle(SimpleRateThrottle):
 
     def get_cache_key(self, request: Any, view: Any) -> str | None:
         """Return the user, or the address."""
-        is_user = request.user and request.user.is_authenticated
-        ident = request.user.pk if is_user else self.get_ident(request)
+        if request.user and request.user.is_authenticated:
+            ident = request.user.pk
+        else:
+            ident = self.get_ident(request)
         return self.cache_format % {"scope": self.scope, "ident": ident}
 
 
@@ -402,19 +426,24 @@ class ScopedRateThrottle(UserRateThrottle):
 
     def limits_on(self, view: Any) -> list[Limit]:
         """Return the limits of the view's scope; none for a view without one."""
-        return super().limits_on(view) if self._has_scope(view) else []
+        if not self._has_scope(view):
+            return []
+        return super().limits_on(view)
 
     def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
         """Return the charges by the view's scope and by its rules.
 
         A view without a scope is not throttled.
         """
-        return super().place(request, view, ruleset) if self._has_scope(view) else Place(())
+        if not self._has_scope(view):
+            return Place(())
+        return super().place(request, view, ruleset)
 
 
 class RuleThrottle(SimpleRateThrottle):
-    """Applies the rules of the settings and of the admin to a view, with the user that DRF has
-    authenticated.
+    """Apply the rules of the settings and of the admin to a view.
+
+    Their user is the one that DRF has authenticated.
 
     It does for single views what `RateLimitMiddleware` does for all requests. Rules that the
     middleware has counted for a request are not counted again.
@@ -437,13 +466,13 @@ class RuleThrottle(SimpleRateThrottle):
 
 def _last_refusal(request: Any) -> Refusal | None:
     """Return the content of the last refusal by throttles, or None."""
-    batch = request_state(request).throttles
-    return None if batch is None else cast("Refusal | None", batch.refusal)
+    return cast("Refusal | None", getattr(request_state(request).throttles, "refusal", None))
 
 
 def exception_handler(exc: Exception, context: Any) -> Any:
-    """Handle exceptions for DRF's setting `EXCEPTION_HANDLER`: a `Ratelimited` becomes DRF's 429
-    instead of its 403.
+    """Handle exceptions: a `Ratelimited` becomes DRF's 429 instead of its 403.
+
+    This is for DRF's setting `EXCEPTION_HANDLER`.
 
     The body is DRF's. Its `detail` begins with the message of the rule that refuses, and it has the
     members `type`, `violated-policies` and `reference`, as in a problem document.
@@ -468,7 +497,9 @@ def exception_handler(exc: Exception, context: Any) -> Any:
         details = refusal = _last_refusal(request)
         # A view may have its own message.
         if refusal is not None and str(error.detail).startswith(str(Throttled.default_detail)):
-            wait = None if refusal.retry_after is None else error.wait
+            wait = error.wait
+            if refusal.retry_after is None:
+                wait = None
             error = Throttled(wait, _detail(refusal))
     if refusal is not None and refusal.is_forbidden:
         error = PermissionDenied(refusal.detail())
@@ -487,8 +518,9 @@ def exception_handler(exc: Exception, context: Any) -> Any:
 
 
 def _detail(refusal: Refusal) -> str | None:
-    """Return the replacement for DRF's "Request was throttled.", to which DRF adds the time to
-    wait.
+    """Return the replacement for DRF's "Request was throttled.".
+
+    DRF adds the time to wait.
     """
     if refusal.retry_after is None:
         return refusal.detail() or None

@@ -1,5 +1,6 @@
-"""Durations in words, in two forms: a sentence for a client that was refused, and numbers that an
-operator can compare.
+"""Durations in words.
+
+There are two forms: a sentence for a refused client, and numbers that an operator can compare.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from django.utils.translation import ngettext
 
 
 def in_time(seconds: int) -> str:
-    """The time from now in words, never too short: exact up to 90 seconds, then rounded up to
-    minutes, hours or days.
+    """Return the time from now in words, never too short.
+
+    It is exact up to 90 seconds, then rounded up to minutes, hours or days.
 
     >>> in_time(1), in_time(90), in_time(950), in_time(7200), in_time(200_000)
     ('in 1 second', 'in 90 seconds', 'in about 16 minutes', 'in about 2 hours', 'in about 3 days')
     """
     if seconds <= 90:
-        count, words = seconds, ngettext("in %(count)d second", "in %(count)d seconds", seconds)
+        count = seconds
+        words = ngettext("in %(count)d second", "in %(count)d seconds", seconds)
     elif seconds <= 90 * 60:
         count = -(-seconds // 60)
         words = ngettext("in about %(count)d minute", "in about %(count)d minutes", count)

@@ -95,9 +95,7 @@ def _policy(limits: Sequence[tuple[str, int, float, bool]]) -> tuple[str, list[s
 
 
 def _names(limits: Iterable[str]) -> list[str]:
-    """A name for each limit: the last part of what it is called by, in printable ASCII, and no two
-    the same.
-    """
+    """Return a unique name for each limit: the last part of its name, in printable ASCII."""
     names: list[str] = []
     for limit in limits:
         # A limit of a call site is named group:methods:key:rate. The module of the group is not

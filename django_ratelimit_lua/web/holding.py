@@ -104,8 +104,9 @@ def watched_method(request: Any, held: Held, method: Callable[..., Any]) -> Call
 
 
 async def release_left(request: Any, error: BaseException) -> None:
-    """Release what a request holds that is left by an exception: of one that is cancelled, behind
-    whatever runs on in its thread.
+    """Release what a request holds that ends with an exception.
+
+    For a cancelled request, that comes after the work that still runs in its thread.
     """
     if not request_state(request).held:
         return
@@ -153,7 +154,8 @@ def _release_when_closed(request: Any, of_request: list[Held]) -> None:
 
 
 def _release(of_request: list[Held]) -> None:
-    held, of_request[:] = of_request[:], []
+    held = of_request[:]
+    of_request.clear()
     if not held:
         return
     try:
@@ -171,8 +173,10 @@ def _release_each(held: list[Held]) -> None:
 
 def _finished(sender: Any, **kwargs: Any) -> None:
     """The end of a request. A response names its handler unless it replaced another response."""
-    context = _context() if sender is not None and _by_context else None
-    for of_request in _by_context.pop(context, ()) if context is not None else ():
+    context = _context()
+    if sender is None or context is None:
+        return
+    for of_request in _by_context.pop(context, ()):
         _release(of_request)
 
 

@@ -1,5 +1,6 @@
-"""The subjects that overrides may match, in a request or as given by a service, and the effect of
-overrides on charges.
+"""The subjects that overrides may match, and the effect of overrides on charges.
+
+A request has subjects, or a service names them.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ def override_kinds(
     `has_blocks`: or may block the request even if nothing is charged.
     """
     # An exemption lifts a block, also if nothing is charged.
-    names = [EVERY_RULE] if charges or (has_blocks and ruleset.blocks) else []
-    names += [planned.name for planned in charges]
+    names = [planned.name for planned in charges]
+    if charges or (has_blocks and ruleset.blocks):
+        names.insert(0, EVERY_RULE)
     return dict.fromkeys(kind for name in names for kind in ruleset.kinds.get(name, ()))
 
 
@@ -75,8 +77,10 @@ class Who(Protocol):
         """The full address, or None."""
 
     def fields(self, field: str) -> Sequence[Identity]:
-        """The identities by the value of a field: more than one if it can be read in more than one
-        way, none if it is missing.
+        """Return the identities by the value of a field.
+
+        There is more than one if the field can be read in more than one way, and none if it
+        is missing.
         """
 
 
@@ -101,7 +105,9 @@ class Sender:
 
     def user(self) -> str | None:
         user = self._user()
-        return str(user.pk) if user is not None and user.is_authenticated else None
+        if user is None or not user.is_authenticated:
+            return None
+        return str(user.pk)
 
     def address(self) -> Address | None:
         return client_address(self._request).address
@@ -120,9 +126,10 @@ def override_subjects(
     for kind in kinds:
         secrets = ruleset.secrets(kind)
         try:
-            digests = (
-                client_digests(charges, secrets) if kind == DIGEST else _digests(who, kind, secrets)
-            )
+            if kind == DIGEST:
+                digests = client_digests(charges, secrets)
+            else:
+                digests = _digests(who, kind, secrets)
         except REFUSED:
             raise
         except Exception as error:
@@ -139,14 +146,16 @@ def _digests(who: Who, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]
     """The client's subjects of one kind, one for each known secret."""
     if kind == USER:
         user = who.user()
-        identities: Sequence[Identity] = [] if user is None else [(USER, user)]
+        if user is None:
+            return []
+        identities: Sequence[Identity] = [(USER, user)]
     elif is_field(kind):
         identities = who.fields(kind)
     else:
         address = who.address()
-        networks = (
-            [] if address is None else [network_digest(address, kind, secret) for secret in secrets]
-        )
+        if address is None:
+            return []
+        networks = [network_digest(address, kind, secret) for secret in secrets]
         return [network for network in networks if network is not None]
     return [digest(identity, secret) for identity in identities for secret in secrets]
 
@@ -174,8 +183,10 @@ def client_digests(charges: Sequence[PlannedCharge], secrets: Sequence[str | byt
 
 
 def is_unknown(identity: Identity) -> bool:
-    """Whether an identity is shared: by all callers, by all requests for a path, or by all that
-    lack the value that the key reads.
+    """Return whether an identity is shared by callers that have nothing else in common.
+
+    It is that of all callers, of all requests for a path, or of all that lack the value that
+    the key reads.
 
     >>> is_unknown(("user", None)), is_unknown((("ip", "192.0.2.1"), ("path", "/")))
     (True, False)

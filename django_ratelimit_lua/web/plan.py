@@ -72,17 +72,21 @@ class Place:
         identity: Any,
         banned: Identity = None,
     ) -> None:
-        """Add the charges of a rule, with the numbers of a tier or its own: all of them, or none if
-        one raises.
+        """Add the charges of a rule, all of them, or none if one raises.
+
+        The numbers are those of a tier or its own.
         """
         subject = digest(identity)
-        ban_subject = b"" if banned is None else digest(banned)
+        ban_subject = b""
+        if banned is not None:
+            ban_subject = digest(banned)
         if numbers.key is None or numbers.key.functions:
             identity = own(identity)
         charges: list[PlannedCharge] = []
         taken = self._taken.copy()
         for rate in rates:
-            limit, ordinal = numbers.limit(name, rate), 1
+            limit = numbers.limit(name, rate)
+            ordinal = 1
             while (subject, limit.key_part) in taken:  # Each has a name of its own here.
                 ordinal += 1
                 limit = numbers.limit(name, rate, ordinal)
@@ -113,8 +117,9 @@ class Party(NamedTuple):
 
 
 class Planner:
-    """Plans one decision: the base of what each face feeds with its request, or with its identities
-    and limits.
+    """Plan one decision: the base class of each face's planner.
+
+    A face adds its request, or its identities and limits.
 
     A subclass gathers `charges` by the rules in force, and, if overrides may be about them, the
     same as `parties`.
@@ -187,7 +192,7 @@ class Planner:
         if not self.is_hit:
             return waits
         for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False):
-            rule_name = planned.rule.name if planned.rule is not None else ""
+            rule_name = getattr(planned.rule, "name", "")
             if rule_name and self.counted is not None:
                 self.counted.add(rule_name)
             if (
@@ -260,7 +265,9 @@ class RequestPlanner(Planner):
             # By newer rules, too, the call sites may stand as they are: then so does what was
             # gathered of them.
             is_gathered = rules is self._gathered
-            self._gathered = rules if rules is self._choose else None
+            self._gathered = None
+            if rules is self._choose:
+                self._gathered = rules
         if not is_gathered:
             charges: list[PlannedCharge] = []
             for place in places or ():
@@ -301,21 +308,29 @@ class RequestPlanner(Planner):
                 return
         rates: list[Rate] = []
         for rate in numbers.rates:
-            value = (yield from called(rate, name, request)) if callable(rate) else rate
+            value: Any = rate
+            if callable(rate):
+                value = yield from called(rate, name, request)
+            if value is not None and not isinstance(value, Rate):
+                value = Rate.parse(value)
             if value is not None:
-                rates.append(value if isinstance(value, Rate) else Rate.parse(value))
+                rates.append(value)
         if not rates:
             return
         if callable(cost):
             cost = whole_cost((yield from called(cost, name, request)), f"{name}: cost is")
+        if cost is None:
+            cost = 1
         identity = yield from self._read(key, name)
         banned: Identity = None
         if numbers.ban_key is not None:
             banned = yield from self._read(numbers.ban_key, name)
-        place.add(rule, name, numbers, rates, 1 if cost is None else cost, identity, banned)
+        place.add(rule, name, numbers, rates, cost, identity, banned)
 
     def _read(self, key: Key, name: str) -> Waiting[Any]:
-        user = (yield from self._user()) if key.needs_user else None
+        user = None
+        if key.needs_user:
+            user = yield from self._user()
         if key.needs_session:
             yield Wait(_nothing, partial(aload, self.request))
         identity: Any
@@ -348,10 +363,11 @@ class RequestPlanner(Planner):
         if numbers.has_group_tiers or "everyone" not in rule.audience:
             user = yield from self._user()
             is_about = _is_about(rule, user)
+            needs_groups = numbers.has_group_tiers
+            if not is_about:
+                needs_groups = _names_groups(rule)
             # The database is asked only if the user's groups matter.
-            if user.is_authenticated and (
-                numbers.has_group_tiers if is_about else _names_groups(rule)
-            ):
+            if user.is_authenticated and needs_groups:
                 names = yield from self._group_names(user)
             if not is_about and not any(f"group:{name}" in rule.audience for name in names):
                 return None
@@ -397,15 +413,20 @@ class RequestPlanner(Planner):
         for name in registered_keys().keys() & kinds:
             site_keys[name] = yield from _attempted(self._read(registered_keys()[name], ""))
         subjects = override_subjects(Sender(request, user, site_keys), ruleset, kinds, self.charges)
-        self.parties = [Party(self.charges, subjects, has_blocks)] if subjects else ()
+        self.parties = ()
+        if subjects:
+            self.parties = [Party(self.charges, subjects, has_blocks)]
 
     def _plan_bans(self, charges: list[PlannedCharge]) -> None:
-        """Apply the settings of bans to the charges: clients that are never banned, and offences
-        that are known only after the view.
+        """Apply the settings of bans to the charges.
+
+        Some clients are never banned, and some offences are known only after the view.
         """
         is_free = is_never_banned(self.request)
         for place, planned in enumerate(charges):
-            charge, rule, ban = planned.charge, planned.rule, planned.charge.limit.ban
+            charge = planned.charge
+            rule = planned.rule
+            ban = charge.limit.ban
             if ban is None:
                 continue
             if is_free:
@@ -415,8 +436,9 @@ class RequestPlanner(Planner):
             charges[place] = planned._replace(charge=charge)
 
     def _without_held(self, charges: Sequence[PlannedCharge]) -> list[PlannedCharge]:
-        """The same, without the slots that the request holds already: it is one request, however
-        often it is asked about.
+        """Return the charges without the slots that the request holds already.
+
+        It is one request, however often it is decided.
         """
         counters = {counter for held in self.state.held for counter in held.counters}
         return [
@@ -436,7 +458,9 @@ def is_never_banned(request: HttpRequest) -> bool:
     if not networks:
         return False
     address = client_address(request).address
-    return networks is PRIVATE if address is None else is_spared(address)
+    if address is None:
+        return networks is PRIVATE
+    return is_spared(address)
 
 
 def is_spared(address: Address) -> bool:
@@ -460,7 +484,9 @@ def _names_groups(rule: Rule) -> bool:
 
 
 async def _auser(request: HttpRequest) -> Any:
-    return await request.auser() if hasattr(request, "auser") else None
+    if not hasattr(request, "auser"):
+        return None
+    return await request.auser()
 
 
 def _attempted(waiting: Waiting[Any]) -> Waiting[Callable[[], Any]]:

@@ -15,6 +15,7 @@ import time
 from functools import lru_cache
 from typing import NamedTuple
 
+from django.utils.encoding import force_bytes
 from django.utils.translation import gettext as _
 
 from ..conf import conf
@@ -54,14 +55,16 @@ class Reference(NamedTuple):
         return self.is_of_limit(_BLOCK)
 
     def is_of_limit(self, name: str) -> bool:
-        """Whether the limit of that name may have refused: another name matches once in 65,536
-        times.
+        """Return whether the limit of that name may have refused.
+
+        Another name matches once in 65,536 times.
         """
         return _hash_of_limit(self.secret, name) == self.limit
 
     def is_of_place(self, name: str) -> bool:
-        """Whether a limit in the same place may have refused: of the same group, scope or rule, at
-        any rate.
+        """Return whether a limit in the same place may have refused.
+
+        The place is the group, scope or rule.
         """
         return _hash_of_limit(self.secret, name) >> 6 == self.limit >> 6
 
@@ -99,7 +102,8 @@ def open_reference(text: str) -> Reference:
         payload = number >> 24
         for secret in conf.KEY_SECRET:
             if _mac(secret, payload) == number & 0xFFFFFF:
-                limit, prefix = payload >> 32 & 0xFFFF, f"{payload & 0xFFFFFFFF:08x}"
+                limit = payload >> 32 & 0xFFFF
+                prefix = f"{payload & 0xFFFFFFFF:08x}"
                 return Reference(_text(number), _latest(payload >> 48), limit, prefix, secret)
     raise BadReferenceError(
         _(
@@ -123,8 +127,7 @@ def _latest(second: int) -> int:
 
 @lru_cache(maxsize=16)
 def _key(secret: str | bytes) -> bytes:
-    material = secret.encode() if isinstance(secret, str) else bytes(secret)
-    return hashlib.blake2b(material, digest_size=32, person=b"ratelimit-refer").digest()
+    return hashlib.blake2b(force_bytes(secret), digest_size=32, person=b"ratelimit-refer").digest()
 
 
 @lru_cache(maxsize=4096)

@@ -1,5 +1,6 @@
-"""The content of a refusal in words, numbers and a reference, the same in every format of the
-answer.
+"""The content of a refusal in words, numbers and a reference.
+
+It is the same in every format of the answer.
 """
 
 from __future__ import annotations
@@ -126,12 +127,18 @@ class Refusal(ErrorDetails):
     @property
     def status(self) -> int:
         """The status of the answer."""
-        return self.only_status or (403 if self.is_forbidden else 429)
+        if self.only_status:
+            return self.only_status
+        if self.is_forbidden:
+            return 403
+        return 429
 
     def when(self) -> str:
         """When to try again, or why not, in the language in force."""
+        if self.is_forbidden and self.message:
+            return ""
         if self.is_forbidden:
-            return "" if self.message else _("You are blocked.")
+            return _("You are blocked.")
         if self.banned_until:
             until = f"{self.decision.banned_until:%Y-%m-%d %H:%M:%S} UTC"
             words = {"until": until, "in_time": in_time(self.retry_after or 1)}
@@ -150,8 +157,10 @@ class Refusal(ErrorDetails):
 
         Empty without a ban, or if it is not disclosed.
         """
-        until = None if self.retry_after is None else self.decision.banned_until
-        return "" if until is None else until.isoformat().replace("+00:00", "Z")
+        until = self.decision.banned_until
+        if self.retry_after is None or until is None:
+            return ""
+        return until.isoformat().replace("+00:00", "Z")
 
     def begin(self) -> str:
         """The sentence that reports the refusal, in the current language.
@@ -160,20 +169,22 @@ class Refusal(ErrorDetails):
         """
         if self.is_forbidden:
             return ""
-        return (
-            _("Too many requests at the same time.")
-            if self.reason == "at once"
-            else _("Too many requests.")
-        )
+        if self.reason == "at once":
+            return _("Too many requests at the same time.")
+        return _("Too many requests.")
 
     def detail(self) -> str:
         """The message, and when to try again, or why not."""
-        message = self.message or (self.begin() if self.reason == "at once" else "")
+        message = self.message
+        if not message and self.reason == "at once":
+            message = self.begin()
         return " ".join(filter(None, (message, self.when())))
 
     def members(self) -> dict[str, object]:
-        """The members of a body for programs (RFC 9457): type, title and the names of the violated
-        policies as in draft-ietf-httpapi-ratelimit-headers-10, and the reference.
+        """Return the members of a body for programs (RFC 9457).
+
+        They are type, title, the reference, and the names of the violated policies as in
+        draft-ietf-httpapi-ratelimit-headers-10.
         """
         members: dict[str, object] = {}
         violated = violated_policies(self.decision)
@@ -198,17 +209,25 @@ class Refusal(ErrorDetails):
         return {"when": self.when(), **{name: getattr(self, name) for name in names}}
 
     def lines(self) -> list[str]:
-        reference = _("Reference: %s") % self.reference if self.reference else ""
         first = " ".join(filter(None, (self.begin(), self.message, self.when())))
-        return [first, *filter(None, (self.remedy, reference))]
+        lines = [first, *filter(None, (self.remedy,))]
+        if self.reference:
+            lines.append(_("Reference: %s") % self.reference)
+        return lines
 
     def headers(self) -> dict[str, str]:
-        return super().headers() | ({REFERENCE_HEADER: self.reference} if self.reference else {})
+        headers = dict(super().headers())
+        if self.reference:
+            headers[REFERENCE_HEADER] = self.reference
+        return headers
 
     def tell(self, error: Ratelimited) -> Ratelimited:
         """Add the details of a refusal to an exception, for its handler."""
-        error.message, error.when, error.reference = self.message, self.when(), self.reference
-        error.status, error.remedy = self.status, self.remedy
+        error.message = self.message
+        error.when = self.when()
+        error.reference = self.reference
+        error.status = self.status
+        error.remedy = self.remedy
         return error
 
 
@@ -221,12 +240,17 @@ def refusal_of(request: HttpRequest, decision: Decision) -> Refusal:
         rule, message = _rule_and_message(refused)
         blocks = [limit.block for limit in refused if limit.block is not None]
         is_forbidden = any(block.forbids for block in blocks)
-        seconds = None if is_forbidden else decision.retry_after
+        reason: Reason = "blocked"
+        retry_after = None
+        if not is_forbidden:
+            reason = _reason(refused)
+            if decision.retry_after is not None:
+                retry_after = max(1, math.ceil(decision.retry_after))
         refusal = state.refusal = Refusal(
             decision,
-            "blocked" if is_forbidden else _reason(refused),
+            reason,
             next((block.message for block in blocks if block.message), message),
-            None if seconds is None else max(1, math.ceil(seconds)),
+            retry_after,
             reference_of(decision),
             is_forbidden,
         )
@@ -241,9 +265,8 @@ def _rule_and_message(refused: Sequence[LimitState]) -> tuple[str | None, str]:
         return None, ""
     found = [ruleset.rule_of(state.name) for state in refused]
     rules = [rule for rule in found if rule is not None]
-    return (rules[0].name if rules else None), next(
-        (rule.message for rule in rules if rule.message), ""
-    )
+    name = next((rule.name for rule in rules), None)
+    return name, next((rule.message for rule in rules if rule.message), "")
 
 
 def _reason(refused: Sequence[LimitState]) -> Reason:
@@ -254,11 +277,15 @@ def _reason(refused: Sequence[LimitState]) -> Reason:
     ):
         return "banned"
     never = [state for state in refused if state.retry_after is None]
+    if not never and all(state.is_slots for state in refused):
+        return "at once"
     if not never:
-        return "at once" if all(state.is_slots for state in refused) else "wait"
+        return "wait"
     if any(state.is_block for state in never):
         return "blocked"
-    return "too large" if all(state.limit for state in never) else "unavailable"
+    if all(state.limit for state in never):
+        return "too large"
+    return "unavailable"
 
 
 @contextmanager

@@ -1,5 +1,7 @@
-"""One log record for the first refusal of an identity by a limit in a minute, sampled by limits in
-this process, so that a flood writes little, whether it comes from one client or many.
+"""Log the first refusal of an identity by a limit in a minute.
+
+Records are sampled by limits in this process, so that a flood writes little, whether it comes from
+one client or many.
 
 It needs no call to Redis. The next record about the same limit contains the number of skipped
 records.
@@ -30,7 +32,8 @@ FOR_ALL = Limit("records about all limits", "60/m", algorithm="token_bucket")
 """How many records a process writes."""
 AGAIN_SECONDS = 60.0
 """Seconds until another refusal of the same identity by the same limit is logged."""
-_MAX_LIMITS, _MAX_IDENTITIES = 1_000, 10_000
+_MAX_LIMITS = 1_000
+_MAX_IDENTITIES = 10_000
 _MAX_PATH_LENGTH = 200
 _SHOWN_BITS = {4: 24, 6: 48}
 """The prefix of an address in the log: it shows the origin, and does not identify the client."""
@@ -100,11 +103,10 @@ class RefusalLog:
         )
 
     def left_out(self, limit: str, identity: bytes, now: float) -> int | None:
-        """The number of skipped records about the limit before this one, for a record at this time
-        in seconds.
+        """Return the number of records about the limit that were skipped before this one.
 
-        None: skip this one, too. `identity`: the digest of the refused identity; empty if it is not
-        known.
+        None: skip this one, too. `now`: in seconds; `identity`: the digest of the refused identity,
+        empty if it is not known.
         """
         with self._lock:
             tally = self._by_limit.get(limit)
@@ -123,7 +125,8 @@ class RefusalLog:
                 bucket.take(now, 1)
             if identity:
                 self._written.put((limit, identity), now)
-            left_out, tally.left_out = tally.left_out, 0
+            left_out = tally.left_out
+            tally.left_out = 0
             return left_out
 
 
@@ -136,9 +139,8 @@ class _Tally:
 
 
 def _bucket(limit: Limit) -> Bucket:
-    return Bucket(
-        limit, ProcessShare(0, 1, 1)
-    )  # The whole limit, because no other process shares it.
+    # The whole limit, because no other process shares it.
+    return Bucket(limit, ProcessShare(0, 1, 1))
 
 
 def _masked_address(request: HttpRequest) -> str:

@@ -1,5 +1,6 @@
-"""A remedy for staff that a rule has locked out of the admin: the command that switches the rule
-off.
+"""A remedy for staff that a rule has locked out of the admin.
+
+It is the command that switches the rule off.
 """
 
 from __future__ import annotations

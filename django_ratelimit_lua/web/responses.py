@@ -46,8 +46,10 @@ def projects_page(name: str) -> Any:
 
 @lru_cache(maxsize=2)
 def our_page(name: str, folder: Path) -> Any:
-    """The page of this package, whatever the project's templates are made with, and whether or not
-    it is an installed app.
+    """Return the page of this package.
+
+    It is found with any template engine of the project, and if the package is not an installed
+    app.
     """
     engine = DjangoTemplates(
         {"NAME": __name__, "DIRS": [folder], "APP_DIRS": False, "OPTIONS": {"debug": False}}
@@ -58,10 +60,11 @@ def our_page(name: str, folder: Path) -> Any:
 def _rendered(template: Any, request: HttpRequest, context: Mapping[str, Any]) -> str:
     """A page, with what every page needs."""
     nonce = getattr(request, "csp_nonce", None)  # Of django-csp; Django's own, from 6.0 on:
-    nonce = getattr(request, "_csp_nonce", None) if nonce is None else nonce
-    text: str = template.render(
-        {**context, "csp_nonce": "" if nonce is None else str(nonce)}, request
-    )
+    if nonce is None:
+        nonce = getattr(request, "_csp_nonce", None)
+    if nonce is None:  # A nonce that was not used yet is false.
+        nonce = ""
+    text: str = template.render({**context, "csp_nonce": str(nonce)}, request)
     return text
 
 
@@ -69,48 +72,49 @@ def asked_for(request: HttpRequest) -> Literal["problem", "page", "text"]:
     """The form of the answer, by what the client accepts."""
     accept = request.META.get("HTTP_ACCEPT", "")
     # More is not needed, and a refusal must not cost more than the request.
-    return (
-        _preferred(accept)
-        if len(accept) <= MAX_ACCEPT_LENGTH and accept.count(",") < MAX_TYPES
-        else "text"
-    )
+    if len(accept) > MAX_ACCEPT_LENGTH or accept.count(",") >= MAX_TYPES:
+        return "text"
+    return _preferred(accept)
 
 
 @lru_cache(maxsize=256)
 def _preferred(accept: str) -> Literal["problem", "page", "text"]:
     request = HttpRequest()
-    request.META = {"HTTP_ACCEPT": accept} if accept else {}
+    if accept:
+        request.META = {"HTTP_ACCEPT": accept}
     preferred = request.get_preferred_type([_HTML, _TEXT, *_JSON])
     if preferred in _JSON:
         return "problem"
     # Browsers name it. A client that accepts anything is a program.
-    return "page" if preferred == _HTML and _HTML in accept.lower() else "text"
+    if preferred == _HTML and _HTML in accept.lower():
+        return "page"
+    return "text"
 
 
 def compose(request: HttpRequest, details: ErrorDetails) -> Waiting[HttpResponse]:
-    """Compose an answer in the form that the client accepts: a problem document for JSON, the
-    project's page, or else a page of ours for browsers and plain text for others.
+    """Compose an answer in the form that the client accepts.
+
+    It is a problem document for JSON, the project's page, our page for browsers, or plain text.
     """
     form = asked_for(request)
-    template = None if form == "problem" else projects_page(details.page)
-    if template is None:
-        response = _made(
-            request,
-            details,
-            form,
-            our_page(details.page, details.folder) if form == "page" else None,
-        )
-    else:  # It may ask a database.
+    template = None
+    if form != "problem":
+        template = projects_page(details.page)
+    if template is not None:  # It may ask a database.
         make = partial(_made, request, details, form, template)
         response = yield Wait(make, sync_to_async(make))
-    return _finished(response, details)
+        return _finished(response, details)
+    if form == "page":
+        template = our_page(details.page, details.folder)
+    return _finished(_made(request, details, form, template), details)
 
 
 def brief_refusal(
     request: HttpRequest, decision: Decision, style: str | None = None, *, only_status: int = 0
 ) -> HttpResponse:
-    """The answer to a blocked request of another server: a problem document or plain text, by what
-    the client accepts.
+    """Return the answer to a blocked request of another server.
+
+    It is a problem document or plain text, by what the client accepts.
 
     Nothing of the project's makes it, as its pages are not that server's. `style`: see
     `add_headers`; `only_status`: see `Refusal`.
@@ -153,13 +157,13 @@ def _refuse(request: HttpRequest, decision: Decision) -> Waiting[HttpResponse]:
         with language_of(request):
             error = refusal.tell(Ratelimited(decision))
         is_async = iscoroutinefunction(view) or iscoroutinefunction(getattr(view, "__call__", None))  # noqa: B004
-        answer = yield Wait(
-            partial(view, request, error),
-            partial(view if is_async else sync_to_async(view), request, error),
-        )
-        response = _finished(
-            (yield awaited(answer)) if inspect.isawaitable(answer) else answer, refusal
-        )
+        awaitable = view
+        if not is_async:
+            awaitable = sync_to_async(view)
+        answer = yield Wait(partial(view, request, error), partial(awaitable, request, error))
+        if inspect.isawaitable(answer):
+            answer = yield awaited(answer)
+        response = _finished(answer, refusal)
     add_headers(response, decision)
     return response
 
@@ -186,12 +190,13 @@ def attach_decision(request: Any, decision: Decision) -> Decision:
     is_limited = not decision.allowed
     for state in decision.limits:
         is_limited = is_limited or (state.mode == "advise" and not state.allowed)
-    request = vars(request).get(
-        "_request", request
-    )  # DRF's finds it there, and so does the middleware.
+    # DRF's request finds it there, and so does the middleware.
+    request = vars(request).get("_request", request)
     request.limited = is_limited or getattr(request, "limited", False)
     earlier = getattr(request, "ratelimit", None)
-    request.ratelimit = earlier.merged(decision) if isinstance(earlier, Decision) else decision
+    request.ratelimit = decision
+    if isinstance(earlier, Decision):
+        request.ratelimit = earlier.merged(decision)
     return decision
 
 

@@ -21,8 +21,9 @@ from ..limits.call import whole_cost
 def settle(
     request: HttpRequest, response: Any, outcome: Outcome, held: Held | None = None
 ) -> Waiting[None]:
-    """Settle the charges of a decision by the response, or by the exception that was raised
-    instead, which may be the one that stopped the view: `CancelledError`, `KeyboardInterrupt`,
+    """Settle the charges of a decision by the response, or by the exception that was raised.
+
+    That exception may be the one that stopped the view: `CancelledError`, `KeyboardInterrupt`,
     `SystemExit`, `GeneratorExit`.
 
     An exception releases the `held` slots. Otherwise they are released when the response is closed.
@@ -31,10 +32,14 @@ def settle(
         yield from held.releasing()
     if outcome.decision.source == "fallback":
         return  # Nothing was taken that could be given back.
-    refunds, charges, resets, offences = [], [], [], []
+    refunds = []
+    charges = []
+    resets = []
+    offences = []
     charged = request_state(request).charged
     for decided in outcome.charges:
-        rule, charge = decided.planned.rule, decided.charge
+        rule = decided.planned.rule
+        charge = decided.charge
         if rule is None or charge.limit.holds:
             continue
         if rule.reset_if is not None and (yield from called(rule.reset_if, request, response)):

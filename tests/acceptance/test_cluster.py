@@ -614,7 +614,7 @@ def test_bans_hold_in_every_slot(cluster: Cluster) -> None:
     assert [own.ban("ada"), own.ban("bob"), *map(hit, names)]
     assert hit(names[0]).limits[0].ban.until
     own.reset("ada")
-    get_store().delete(build_call([Charge(limit, names[0], 1, address)], "peek"))
+    get_store().reset(build_call([Charge(limit, names[0], 1, address)], "peek"))
     assert own.hit("ada")
     assert not own.hit("bob")
     assert hit(names[0]).allowed
@@ -650,6 +650,6 @@ def test_a_reset_reaches_a_ban_in_another_slot(cluster: Cluster) -> None:
         charge = Charge(limit, digest(("name", number)), 1, digest(("ip", f"203.0.113.{number}")))
         decisions = [get_store().decide(build_call([charge])) for _ in range(3)]
         assert decisions[-1].limits[0].ban.until
-        get_store().delete(build_call([charge], "peek"))
+        get_store().reset(build_call([charge], "peek"))
         state = get_store().decide(build_call([charge], "peek")).limits[0]
         assert (state.used, state.ban) == (0, Ban())

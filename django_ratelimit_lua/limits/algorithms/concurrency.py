@@ -19,7 +19,8 @@ of a second.
 """
 QUEUE_PER_SLOT = 10
 """Default number of callers that may wait for each slot."""
-ID_SIZE, SLOT_SIZE = 16, 20
+ID_SIZE = 16
+SLOT_SIZE = 20
 _LASTS = Struct(">I")
 WAITS = b"w"
 """The suffix of the slot of a waiting caller."""
@@ -38,7 +39,9 @@ class Concurrency(Algorithm):
         slots = limit.rate.limit
         if slots > MAX_SLOTS:
             raise LimitError(_("At most %(most)d slots"), "rate", most=MAX_SLOTS)
-        queue = QUEUE_PER_SLOT * slots if limit.queue is None else limit.queue
+        queue = limit.queue
+        if queue is None:
+            queue = QUEUE_PER_SLOT * slots
         return (slots, 0, queue, 0, 0, 0, 0, 0)
 
 

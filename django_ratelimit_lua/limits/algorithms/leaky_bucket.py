@@ -32,7 +32,10 @@ class LeakyBucket(Algorithm):
     def capacity(self, rate: Rate, options: Mapping[str, Any]) -> int:
         """Return the number of callers that wait, and the one being served."""
         queue = options.get("queue")
-        return rate.limit if queue is None or not rate.limit else queue + 1
+        capacity = rate.limit
+        if queue is not None and rate.limit:
+            capacity = queue + 1
+        return capacity
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """Return the numbers of a token bucket of this capacity."""
@@ -44,4 +47,6 @@ class LeakyBucket(Algorithm):
 
     def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
         """A value, if any number may wait."""
-        return pack("<d", 1) if is_patient else b""
+        if is_patient:
+            return pack("<d", 1)
+        return b""

@@ -62,8 +62,9 @@ class TokenBucket(Algorithm):
         return limit.initial is not None
 
     def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
-        missing = 0 if limit.initial is None else _burst(limit) - limit.initial
-        return pack("<d", missing) if missing else b""
+        if limit.initial is None or limit.initial == _burst(limit):
+            return b""
+        return pack("<d", _burst(limit) - limit.initial)
 
     def lapse_us(self, limit: Limit) -> int:
         """A second, or as long as a tenth of the bucket takes to fill."""
@@ -73,7 +74,9 @@ class TokenBucket(Algorithm):
 
 
 def _burst(limit: Limit) -> int:
-    return limit.rate.limit if limit.burst is None or limit.rate.limit == 0 else limit.burst
+    if limit.burst is None or limit.rate.limit == 0:
+        return limit.rate.limit
+    return limit.burst
 
 
 def bucket_numbers(limit: Limit, capacity: int, option: str) -> Numbers:
@@ -107,7 +110,8 @@ def bucket_numbers(limit: Limit, capacity: int, option: str) -> Numbers:
 
 
 def _lowest_terms(rate: Rate) -> tuple[int, int]:
-    units, period = rate.limit or 1, rate.period_us
+    units = rate.limit or 1
+    period = rate.period_us
     shared = gcd(units, period)
     return units // shared, period // shared
 

@@ -43,7 +43,7 @@ def settled(
                 assert step.hit_at == (7 if step.operation == "refund" else None)
                 done.append((step.operation, step.charges[0].cost))
                 step = waiting.send(Decision(True, (STATE,)))
-            elif "delete" in str(step.blocking):
+            elif "reset" in str(step.blocking):
                 done.append(("forget", step.blocking.args[0].charges[0].cost))  # type: ignore[attr-defined]
                 step = waiting.send(None)
             else:
