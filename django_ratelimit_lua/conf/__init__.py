@@ -142,7 +142,7 @@ def _is_secret(value: object) -> bool:
 
 
 def token(value: Any) -> str:
-    """Return a secret token, or raise `ValueError`."""
+    """Return a token. Raises `ValueError` if it is too short or has other characters."""
     if isinstance(value, str) and _TOKEN.fullmatch(value):
         return value
     raise ValueError(
@@ -152,13 +152,14 @@ def token(value: Any) -> str:
 
 
 def tokens(value: Any) -> tuple[str, ...]:
-    """Return secret tokens, the current one first, or raise `ValueError`."""
-    given = value if isinstance(value, (list, tuple)) and value else [value]
-    return tuple([token(each) for each in given])
+    """Return one or more tokens. Raises `ValueError` if one is invalid."""
+    if not isinstance(value, (list, tuple)) or not value:
+        value = [value]
+    return tuple([token(each) for each in value])
 
 
 def header(value: Any) -> str:
-    """Return the name of a header, or raise `ValueError`."""
+    """Return the name of a header. Raises `ValueError` if it is not one."""
     if isinstance(value, str) and _HEADER.fullmatch(value):
         return value
     raise ValueError("must be the name of a header, such as 'X-Remote-User'")
@@ -240,7 +241,9 @@ def _never_ban(value: Any) -> tuple[Network, ...]:
 
 
 class Setting(Generic[T]):
-    """A setting: its default as a project would write it, its check, and its documentation.
+    """Describe one setting: its default, the check that reads it, and its documentation.
+
+    The default is as a project would write it.
 
     `check` returns the value as the package uses it, or raises `ValueError` with what would be
     right. `doc` is reStructuredText; `shown` replaces a default that is another setting's. No error

@@ -1,4 +1,7 @@
-"""Callables named by dotted paths: imported at their first use, and found by `manage.py check`."""
+"""Resolve callables that are named by a dotted path.
+
+They are imported when they are first used, and looked up by `manage.py check`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Callbacks for changed settings: the only receiver of Django's `setting_changed`."""
+"""Call functions when settings change, as `override_settings` changes them.
+
+This is the only receiver of Django's signal.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ _hearers: list[tuple[tuple[str, ...], Callable[[], object]]] = []
 
 
 def on_change(names: tuple[str, ...], hear: Callable[[], object]) -> None:
-    """Call a function whenever one of these settings has changed, in the order of registration.
+    """Call a function whenever one of these settings has changed.
+
+    Functions are called in the order of their registration.
 
     A name may end in a star: "RATELIMIT_*" are all of ours.
     """

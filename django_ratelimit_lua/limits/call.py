@@ -85,10 +85,10 @@ class Charge(NamedTuple):
 
 
 class Revision(NamedTuple):
-    """A revision of the rules: the number of changes, and the text that is compared.
+    """Identify a state of the rules: how often they had been changed, and the text to compare.
 
-    The text has a random tag after the number, because two histories of a database can have the
-    same number.
+    The text ends with a random tag, because two histories of a database can have the same
+    number.
 
     >>> Revision.of(7, "0123456789abcdef")
     Revision(number=7, text=b'7-0123456789abcdef')
@@ -129,7 +129,10 @@ class StaleRules(Exception):  # noqa: N818 - not an error: the caller learns and
 
 
 class Subject(NamedTuple):
-    """The digest of a subject of overrides, and the tag of its known overrides (empty: none)."""
+    """A subject that overrides may match: its digest, and the tag of its overrides.
+
+    The tag is that of the overrides that the caller has read; empty if it has read none.
+    """
 
     digest: bytes
     tag: bytes = b""

@@ -17,7 +17,11 @@ Mode = Literal["enforce", "advise", "shadow"]
 
 
 class Block(NamedTuple):
-    """The response of a block: `forbids` (403, without a retry time) or a 429; and its message."""
+    """The answer to a block: whether it forbids, and its message.
+
+    One that `forbids` is answered with 403, without a time to come back; others like any
+    refusal.
+    """
 
     forbids: bool = False
     message: str = ""
@@ -131,8 +135,10 @@ class LimitState(NamedTuple):
         )
 
     def with_leased(self, units: int, seconds: float) -> LimitState:
-        """Return the state after this number of seconds, for a process with unspent units."""
-        used, reset = max(self.used - units, 0), max(self.reset_after - seconds, 0.0)
+        """Return the state after this number of seconds, with units that a process has leased.
+
+        Those units are taken, but not spent.
+        """
         return LimitState(
             self.name,
             True,

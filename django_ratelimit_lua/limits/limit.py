@@ -145,8 +145,13 @@ class Limit:
         return self.kind.lapse_us(self) / SECOND
 
     def advising(self) -> Limit:
-        """Return the limit with the same state, which only advises unless it is in shadow mode."""
-        return self if self.mode == "shadow" else self._but(mode="advise")
+        """Return the same limit, with the same state, whose verdict only advises.
+
+        A limit in shadow mode stays as it is.
+        """
+        if self.mode == "shadow":
+            return self
+        return self._but(mode="advise")
 
     def without_bans(self) -> Limit:
         """The same limit, with the same state, without bans."""
@@ -221,9 +226,9 @@ def other_rate(rate: Rate) -> LimitError:
 
 
 def _named(name: str) -> tuple[str, bytes]:
-    """Return the name for decisions and caches, and its form in keys.
+    """Return the name in decisions and in caches, and its form in keys.
 
-    A long or unusual name is represented in keys by its beginning and a digest.
+    A short and plain name is its own form; another is its beginning and a digest.
     """
     if len(name) > _MAX_NAME_LENGTH:
         name = shortened(name)

@@ -1,4 +1,7 @@
-"""The options of a limit: one table for call sites, rules, the admin and the documentation."""
+"""The options of a limit: a table with one row for each.
+
+Call sites, rules, the admin and the documentation use it.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

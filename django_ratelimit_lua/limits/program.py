@@ -1,4 +1,7 @@
-"""The Lua program that decides calls, assembled from this room's and the algorithms' files."""
+"""The Lua program that decides calls.
+
+It is assembled from the `.lua` files of this room and of the algorithms.
+"""
 
 from __future__ import annotations
 

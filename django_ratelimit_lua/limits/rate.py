@@ -218,7 +218,7 @@ def duration(value: str | timedelta) -> str:
 def time_us(value: str | float | timedelta) -> int:
     """Return a duration in microseconds.
 
-    It is text such as "30s", "10m" or "500ms", a number of seconds, or a timedelta.
+    It is a text such as "30s", "10m" or "500ms", a number of seconds, or a timedelta.
 
     Raises `LimitError` if it is invalid, or not from one microsecond to ten years.
 

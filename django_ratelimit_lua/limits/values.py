@@ -72,8 +72,14 @@ class Number:
 
 
 def or_none(check: Check[T]) -> Check[T | None]:
-    """Return a check that accepts None as well."""
-    return lambda value: None if value is None else check(value)
+    """Return a check that also accepts None."""
+
+    def check_unless_none(value: Any) -> T | None:
+        if value is None:
+            return None
+        return check(value)
+
+    return check_unless_none
 
 
 def gettext_noop(text: str) -> str:

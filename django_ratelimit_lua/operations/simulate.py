@@ -76,7 +76,7 @@ def simulate(limits: Sequence[Limit], burst: int, flow: Rate | None, cost: int =
     name = uuid.uuid4().hex
     limits = [limit.renamed(f"preview:{name}:{number}") for number, limit in enumerate(limits)]
     sent = [_send(limits, at, count, cost) for at, count in moments]
-    get_store().delete(build_call([Charge(limit, digest("preview")) for limit in limits], "peek"))
+    get_store().reset(build_call([Charge(limit, digest("preview")) for limit in limits], "peek"))
     return Simulation(tuple(sent), *_totals(sent[:in_burst]), *_totals(sent[in_burst:]), seconds)
 
 

@@ -59,7 +59,10 @@ def _draw_anew() -> None:
 
 
 def leave_to_parent(*objects: object) -> None:
-    """Keep these objects unused in a child: to collect them would affect the parent."""
+    """Keep objects that a child must neither use nor release.
+
+    Their end would touch what the parent still uses.
+    """
     _of_parent.extend(objects)
 
 

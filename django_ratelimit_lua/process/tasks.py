@@ -266,7 +266,9 @@ def _start_thread(
 
 
 def _hear_of_end() -> None:
-    """Register the finalizer in children of multiprocessing, which end without `atexit`.
+    """Register the finalizer in children of multiprocessing.
+
+    They end by `os._exit`, without Python's `atexit`.
 
     Not before a task starts: such a child drops earlier registrations when it begins.
     """

@@ -66,7 +66,7 @@ class Algorithm:
         return rate.limit
 
     def expires_at(self, limit: Limit, moment: int) -> int:
-        """Return the moment in microseconds until which a first hit at this moment counts."""
+        """Return the latest moment at which a first hit still counts, in microseconds."""
         return moment + limit.rate.period_us
 
     def wants_more(self, limit: Limit) -> bool:

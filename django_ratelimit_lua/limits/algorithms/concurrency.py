@@ -46,9 +46,9 @@ class Concurrency(Algorithm):
 
 
 def new_slot(seconds: float) -> bytes:
-    """Return a random slot, which lasts for this number of seconds unless it is renewed.
+    """Return a slot that cannot be guessed: 16 random bytes, and the milliseconds that it lasts.
 
-    It consists of 16 random bytes and the milliseconds.
+    It lasts for `seconds` unless it is renewed.
 
     >>> len(new_slot(10.0)), new_slot(10.0) == new_slot(10.0)
     (20, False)

@@ -16,7 +16,7 @@ MAX_LOG_LENGTH = 100_000
 
 
 class SlidingLog(Algorithm):
-    """The exact moments of all hits of the last period."""
+    """Counts the units of the last period exactly: their moments are stored."""
 
     name = "sliding_log"
     label = _("sliding log: the same, exact to the microsecond")

@@ -15,7 +15,7 @@ DEFAULT_SEGMENTS = 10
 
 
 class SlidingWindow(Algorithm):
-    """Counts by segment, each until its last hit is a period old."""
+    """Counts the units of the last period in segments."""
 
     name = "sliding_window"
     label = _("sliding window: never over the limit in any period")
