@@ -70,7 +70,7 @@ class BanForm(forms.Form):
         label=gettext_lazy("Value of the field"),
         required=False,
         max_length=500,
-        help_text=gettext_lazy("Where the limit counts by a form field, a header or the like."),
+        help_text=gettext_lazy("If the limit counts by a form field, a header or similar."),
     )
     length = forms.TypedChoiceField(
         label=gettext_lazy("How long"), required=False, choices=LENGTHS, empty_value=None
@@ -158,7 +158,9 @@ class BanPage(ActionPage):
 
     def _block(self, request: HttpRequest, active: ActiveBan) -> dict[str, Any]:
         if active.identity in own_digests(request):
-            messages.error(request, _("This includes yourself: you would lock yourself out."))
+            messages.error(
+                request, _("This includes your own account: you would lock yourself out.")
+            )
             return {}
         rule = RateLimitRule.objects.named(active.rule).first()
         placeholders = _placeholders(request, active)

@@ -99,5 +99,5 @@ def with_warnings(request: HttpRequest, response: Any) -> Any:
     """Return the response, with a warning if saved changes are not live."""
     is_saved = request.method == "POST" and getattr(response, "status_code", 0) == 302
     if is_saved and triggers.unpublished:
-        messages.warning(request, _("Saved, but not live yet: %s") % triggers.unpublished)
+        messages.warning(request, _("Saved, but not published yet: %s") % triggers.unpublished)
     return response

@@ -359,7 +359,7 @@ class OverrideForm(AskingForm):
                 )
             self.instance.set_value(given["value"])
         if given.get("duration") and given.get("ends") and "ends" in self.changed_data:
-            self.add_error("duration", _("There is an end below as well. Choose one of the two."))
+            self.add_error("duration", _("Choose either a duration or an end time."))
         elif given.get("duration"):
             start = given.get("starts") or timezone.now()
             with suppress(OverflowError):  # The model reports the end of the calendar.
@@ -394,7 +394,9 @@ class OverrideForm(AskingForm):
             )
             raise ValidationError(problem % {"texts": ", ".join(wrong)[:300]})
         if len(networks) > 1 and self.instance.pk is not None:
-            raise ValidationError(_("This override is for one network. Add a new one for several."))
+            raise ValidationError(
+                _("An override is for one network. Add further networks as new overrides.")
+            )
         if len(networks) > self.MAX_NETWORKS:
             raise ValidationError(
                 _("Enter at most %(number)d networks at once.") % {"number": self.MAX_NETWORKS}
@@ -412,7 +414,9 @@ class OverrideForm(AskingForm):
         own = {"user": [self.request.user], "client_digest": own_digests(self.request)}
         for name, values in own.items():
             if given.get(name) in values:
-                self.add_error(name, _("This includes yourself: you would lock yourself out."))
+                self.add_error(
+                    name, _("This includes your own account: you would lock yourself out.")
+                )
 
 
 def own_proxy(request: Any) -> str | None:

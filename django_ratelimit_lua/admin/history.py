@@ -143,7 +143,7 @@ def restore(change: RateLimitChange) -> RateLimitRule:
     rule, tiers = build_rule(change.after or change.before or {})
     with transaction.atomic(router.db_for_write(RateLimitRule)):
         if RateLimitRule.objects.filter(name=rule.name).exclude(pk=change.object_id or 0).exists():
-            problem = _("another rule has this name now; rename or delete it first")
+            problem = _("another rule has this name; rename or delete it first")
             raise RuleError(repr(rule.name), "name", str(problem))
         return save_rule(rule, tiers, change.object_id)
 

@@ -67,10 +67,10 @@ def save_override(
     """
     (existing,) = add([override])
     if existing is not override:
-        messages.info(request, _("The same override is there already, so none was added."))
+        messages.info(request, _("The same override is already present, so none was added."))
     messages.success(request, DONE[override.effect] % placeholders)
     if triggers.unpublished:
-        messages.warning(request, _("Saved, but not live yet: %s") % triggers.unpublished)
+        messages.warning(request, _("Saved, but not published yet: %s") % triggers.unpublished)
     return existing is override
 
 
@@ -187,10 +187,10 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         subject = _subjects(form, found).get(kind)
         if subject is None:
             raise ValidationError(
-                _("Enter who it is: a user, an address, or a field and its value.")
+                _("Enter the client: a user, an address, or a field and its value.")
             )
         if action == "block" and _is_oneself(request, subject):
-            raise ValidationError(_("This includes yourself: you would lock yourself out."))
+            raise ValidationError(_("This includes your own account: you would lock yourself out."))
         is_unnamed = subject.field or subject.digest
         label = request.POST.get("label", "").strip() if is_unnamed else ""
         seconds = int(duration or 0) or None
@@ -229,7 +229,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         ending = {str(override.pk): override for override in overrides if override is not None}
         if target not in ending:
             messages.warning(
-                request, _("This has ended already, or this request does not meet it any more.")
+                request, _("This has already ended, or no longer applies to this request.")
             )
             return
         ended = end([ending[target]])
@@ -354,8 +354,8 @@ def _reason(limit: ExplainedLimit) -> str:
     kind = limit.charge.limit.kind
     if state.is_slots and state.retry_after is not None:
         text = _(
-            "Refused by %(name)s: %(used)s of %(limit)s slots are in use; one may be free at "
-            "any moment."
+            "Refused by %(name)s: %(used)s of %(limit)s slots are in use; one may become free at "
+            "any time."
         )
     elif kind.is_bucket or kind.holds:  # Units drain continuously, so they have no beginning.
         text = _("Refused by %(name)s: %(used)s of %(limit)s used, frees up %(again)s.")

@@ -144,7 +144,7 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
         for column in columns:
             column.read(request, {limit.name: None for limit in limits})
         context = {
-            "title": _("What is there to limit"),
+            "title": _("All limits"),
             "limits": [
                 (
                     limit,
@@ -166,7 +166,7 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
             try:
                 taken_over(request.GET["settings"])
             except RuleError as error:
-                problem = _("This rule of the settings cannot be one of the admin: %(problem)s")
+                problem = _("This rule of the settings cannot be taken over: %(problem)s")
                 messages.warning(request, problem % {"problem": problem_text(error.problem)})
         filled = super().get_changeform_initial_data(request)
         values = copied(request)[0]

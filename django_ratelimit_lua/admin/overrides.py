@@ -58,7 +58,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
     change_list_template = "admin/django_ratelimit_lua/ratelimitoverride/change_list.html"
     fieldsets = (
         (
-            gettext_lazy("Who (fill in one of these)"),
+            gettext_lazy("Client (fill in one of these)"),
             {"fields": ("user", "network", ("field", "value"), "client_digest", "label")},
         ),
         (
@@ -93,7 +93,8 @@ class OverrideAdmin(Inspector, ActingAdmin):
             # One statement for Django's log, too: one for each row would outlast the request.
             LogEntry.objects.log_actions(request.user.pk, ending, CHANGE, _("Ended."))  # type: ignore[arg-type]
         messages.success(
-            request, _("%(number)d ended, from the next request on.") % {"number": len(ending)}
+            request,
+            _("%(number)d ended. This applies to the next request.") % {"number": len(ending)},
         )
 
     def get_urls(self) -> list[Any]:
@@ -181,7 +182,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
         added = [row for row in rows if row in saved]
         repeated = [str(other) for other in saved if other not in rows]
         if repeated:
-            text = _("The same is there already, so it was not added again: %(overrides)s.")
+            text = _("Already present, so not added again: %(overrides)s.")
             messages.warning(request, text % {"overrides": ", ".join(repeated)[:1000]})
         if len(rows) > 1:
             text = _("%(number)d overrides were added, one for each network.")

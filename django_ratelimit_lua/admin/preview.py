@@ -54,8 +54,8 @@ def previewed(posted: Any) -> dict[str, Any]:
         if any(limit.holds for limit in limits):
             return {
                 "hint": _(
-                    "There is no preview of so many at once: what it does depends on how long "
-                    "requests take."
+                    "There is no preview of a concurrency limit: it depends on the duration of "
+                    "requests."
                 )
             }
         first = limits[0].rate
@@ -77,7 +77,7 @@ def previewed(posted: Any) -> dict[str, Any]:
         return {"problems": [_("Redis is unavailable: %s") % error]}
     left_out = notes(given)
     if simulation.seconds < max(limit.rate.period for limit in limits):
-        left_out.append(_("The preview ends before the longest period does."))
+        left_out.append(_("The preview is shorter than the longest period."))
     return {"plot": plot(simulation).svg(), "words": words(simulation), "notes": left_out}
 
 
@@ -95,11 +95,11 @@ def notes(given: dict[str, Any]) -> list[str]:
         left_out.append(_("The rule is off. The preview shows what it would do."))
     if given.get("lease"):
         left_out.append(
-            _("The preview leaves out the lease: a process may refuse while others hold units.")
+            _("The preview ignores the lease: a process may refuse while others hold units.")
         )
     if given.get("split"):
         left_out.append(
-            _("The preview leaves out the split: each process has only a share of what is shown.")
+            _("The preview ignores the split: each process has only a share of the limit.")
         )
     return left_out
 
@@ -134,12 +134,12 @@ def words(simulation: Simulation) -> str:
     parts = []
     if simulation.burst:
         parts.append(
-            _("Of %(sent)d at once, %(granted)d are allowed.")
+            _("Of %(sent)d requests at once, %(granted)d are allowed.")
             % {"sent": simulation.burst, "granted": simulation.burst_granted}
         )
     if simulation.flow_sent:
         parts.append(
-            _("Of %(sent)d that follow steadily, %(granted)d are allowed.")
+            _("Of %(sent)d requests at a steady rate, %(granted)d are allowed.")
             % {"sent": simulation.flow_sent, "granted": simulation.flow_granted}
         )
     longest = max((hit.wait for hit in simulation.sent if hit.granted), default=0.0)

@@ -114,7 +114,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             {
                 "classes": ("collapse",),
                 "description": gettext_lazy(
-                    "A client that offends too often is refused for a time. For example: after 10 "
+                    "A client with too many offences is refused for a time. For example: after 10 "
                     "offences within 10m, "
                     "ban for 10m,1h,1d: the second ban is for an hour, each further one for a day."
                 ),
@@ -266,7 +266,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
                 rule.switch(mode)
                 self.log_change(request, rule, [{"changed": {"fields": [str(_("mode"))]}}])
         messages.success(
-            request, _("%(mode)s: applies from the next request on.") % {"mode": MODES[mode]}
+            request, _("%(mode)s: applies to the next request.") % {"mode": MODES[mode]}
         )
 
     def changelist_view(

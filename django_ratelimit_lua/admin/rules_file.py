@@ -122,12 +122,15 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         elif given["revision"] != revision:
             messages.warning(
                 request,
-                _("The rules were changed meanwhile. Nothing was done: see what would change now."),
+                _(
+                    "The rules were changed in the meantime. Nothing was saved: review the changes "
+                    "again."
+                ),
             )
         elif (deleted or to_confirm) and not given["intended"]:
             messages.error(
                 request,
-                _("Nothing was done: tick the box if the warnings and deletions are intended."),
+                _("Nothing was saved: tick the box if the warnings and deletions are intended."),
             )
         else:
             permissions = [
@@ -163,8 +166,8 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.success(request, _("The file changes nothing."))
         if names:
             text = ngettext(
-                "%(number)d rule is that of the file: it applies from the next request on.",
-                "%(number)d rules are those of the file: they apply from the next request on.",
+                "%(number)d rule is now as in the file. It applies to the next request.",
+                "%(number)d rules are now as in the file. They apply to the next request.",
                 len(names),
             )
             messages.success(request, text % {"number": len(names)})

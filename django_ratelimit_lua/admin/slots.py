@@ -61,8 +61,8 @@ class SlotPage(ActionPage):
             messages.info(request, _("This slot is no longer held."))
             return {}
         text = _(
-            "Released: %(what)s, of %(limit)s. The work that held it goes on, and another client "
-            "may take the slot."
+            "Released: %(what)s, of %(limit)s. The work continues, and another client may take "
+            "the slot."
         )
         placeholders = {"what": _what(request, holder), "limit": holder.limit}
         messages.success(request, text % placeholders)

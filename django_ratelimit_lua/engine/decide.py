@@ -275,7 +275,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
         if call is not None and call.slot and call.operation == "hit":
             yield from settling(error, _releasing_asked(call))
         raise
-    raise AssertionError("the last attempt is not fenced")  # pragma: no cover
+    raise AssertionError("the last attempt does not check the revision")  # pragma: no cover
 
 
 def _releasing_asked(call: Call) -> Waiting[None]:

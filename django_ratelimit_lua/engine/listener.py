@@ -173,7 +173,7 @@ class Listener:
             return  # It is being stopped.
         if not self._is_polling:
             logger.info(
-                "Changes of rules are asked for, twice a second, as they cannot be heard of: %s",
+                "The channel for changed rules is unavailable; rules are polled twice a second: %s",
                 error,
             )
         self._is_polling = True
@@ -193,12 +193,12 @@ class Listener:
         ):
             self._pause = FIRST_PAUSE
             self._is_polling = False
-            logger.info("Changes of rules are heard of again")
+            logger.info("The channel for changed rules is available again")
         try:
             is_current = provider.compare_with_published(loads=now >= self._load_at)
         # Until then decisions check by themselves, and report the problem.
         except Exception as error:
-            logger.debug("It cannot be asked whether the rules are current: %s", error)
+            logger.debug("The revision of the rules cannot be read: %s", error)
             return
         self._is_outdated = False
         if is_current:

@@ -174,9 +174,7 @@ async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
     if cancelled is None:
         return task.result()
     if not task.cancelled() and task.exception() is not None:
-        logger.error(
-            "What a cancelled request owes could not be settled", exc_info=task.exception()
-        )
+        logger.error("A cancelled request could not be settled", exc_info=task.exception())
     raise cancelled
 
 
@@ -211,4 +209,4 @@ def unmasked(error: BaseException) -> Iterator[None]:
     except Exception:
         if isinstance(error, Exception):
             raise
-        logger.exception("What an interrupted request owes could not be settled")
+        logger.exception("An interrupted request could not be settled")

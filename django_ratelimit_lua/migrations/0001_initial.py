@@ -119,7 +119,7 @@ class Migration(migrations.Migration):
                 ('burst', models.BigIntegerField(blank=True, help_text='Token bucket: requests allowed at once. Empty: the limit.', null=True, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(1000000000000)], verbose_name='burst')),
                 ('network', models.CharField(blank=True, help_text='For example 203.0.113.9 or 2001:db8::/48.', max_length=49, verbose_name='address or network')),
                 ('field', models.CharField(blank=True, help_text='The field or key that identifies the client: header:X-API-Key, post:username, or a key of this site such as tenant. Only the digest of its value is stored.', max_length=200, verbose_name='field')),
-                ('label', models.CharField(blank=True, help_text='A name for this client, because the value is not stored.', max_length=200, verbose_name='label')),
+                ('label', models.CharField(blank=True, help_text='A label for this client, because the value is not stored.', max_length=200, verbose_name='label')),
                 ('client_digest', models.CharField(blank=True, db_default='', default='', help_text='For a client with a hidden name: 32 hexadecimal digits. Such an override ends within 30 days.', max_length=32, verbose_name='digest of a client')),
                 ('kind', models.CharField(editable=False, max_length=200, verbose_name='kind')),
                 ('subject', models.CharField(db_index=True, editable=False, max_length=32, verbose_name='digest')),

@@ -118,7 +118,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         _("label"),
         max_length=200,
         blank=True,
-        help_text=_("A name for this client, because the value is not stored."),
+        help_text=_("A label for this client, because the value is not stored."),
     )
     client_digest = models.CharField(
         _("digest of a client"),

@@ -237,7 +237,7 @@ def ban_client(
     assert banning.limit is not None
     charge = Charge(banning.limit, digest(identity))
     if charge.digest.decode() in spared:
-        raise ValidationError(_("This includes yourself: you would lock yourself out."))
+        raise ValidationError(_("This includes your own account: you would lock yourself out."))
     name = banning.limit.name
     if banning.rule is not None:
         name = banning.rule.name

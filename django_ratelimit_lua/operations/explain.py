@@ -203,7 +203,7 @@ class _Explainer:
                 if own := [mark for mark in marks if mark.annex == extension.name]:
                     self.found.findings += extension.inspect(own, has_handler)
         for name in here.unknown:
-            text = _("Unknown: whether the view calls %(name)s, and meets the limits in it.")
+            text = _("Unknown: whether the view calls %(name)s, which has limits.")
             self._note(text, name=name)
         self.found.unknown = here.unknown
         self.found.other_methods = _other_methods(view, method)

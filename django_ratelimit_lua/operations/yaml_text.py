@@ -35,7 +35,7 @@ def read_items(text: str, source: str) -> Iterator[tuple[int, Any]]:
         loader = yaml.SafeLoader(text)
         node: Any = loader.get_single_node()
         if node is None:  # Probably a truncated file, and not the wish to delete every rule.
-            raise RuleError(source, "yaml", "is empty; write [] where there are to be no rules")
+            raise RuleError(source, "yaml", "is empty; write [] for no rules")
         if not isinstance(node, yaml.SequenceNode):
             raise RuleError(source, "yaml", "must be a list of rules, each a mapping with a name")
         _check(node)

@@ -169,8 +169,7 @@ class Task:
         except Exception as error:
             if self.error is None:
                 logger.warning(
-                    "In the background, the task %r fails, and is tried again: %s: %s. Meanwhile "
-                    "%s",
+                    "The background task %r failed and is retried: %s: %s. Until then %s",
                     self.name,
                     type(error).__name__,
                     error,
@@ -179,7 +178,7 @@ class Task:
             self.error = error
             return RETRY_SECONDS
         if self.error is not None:
-            logger.info("In the background, the task %r works again", self.name)
+            logger.info("The background task %r works again", self.name)
         self.error = None
         self.done_at = time.monotonic()
         return pause

@@ -242,7 +242,7 @@ def _sweep(using: str) -> None:
     try:
         sweep(using)
     except DatabaseError as error:  # The rules are published. The next publication removes it.
-        logger.warning("What has ended is still in the database: %s", error)
+        logger.warning("Ended overrides could not be deleted: %s", error)
 
 
 def _has_to_rise(row: Risen, published: Published, rebuild: bool) -> bool:
@@ -413,9 +413,7 @@ def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
         try:
             digests = together[0].digests()
         except ValueError as error:  # A row was edited by hand.
-            logger.error(
-                "Skipped: the override of row %d cannot be understood: %s", together[0].pk, error
-            )
+            logger.error("Skipped: the override of row %d is invalid: %s", together[0].pk, error)
             continue
         for digest in digests:
             yield digest.encode(), written
@@ -436,7 +434,7 @@ def _override(row: RateLimitOverride) -> list[Override]:
     try:
         return [row.override()]
     except LimitError as error:
-        logger.error("Skipped: the override of row %d cannot be understood: %s", row.pk, error)
+        logger.error("Skipped: the override of row %d is invalid: %s", row.pk, error)
         return []
 
 

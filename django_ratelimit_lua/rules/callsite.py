@@ -102,7 +102,7 @@ def rate_text(rate: Any) -> str:
         return str(rate)
     if rate is None:
         return _("no limit")
-    return _("what a function says")
+    return _("a function")
 
 
 class KnownCallSites:
@@ -260,10 +260,7 @@ def call_site(
                 f"{name} is {function!r}: must be a callable (request, response or exception)"
             )
         if is_of_slots:
-            raise LimitError(
-                f"{name} is for rates: a slot is released when the response is closed, whatever "
-                "came of it"
-            )
+            raise LimitError(f"{name} is for rates: a slot is released when the response is closed")
     if group is not None:
         known_call_sites.add(group)
     assert template.key is not None

@@ -149,7 +149,7 @@ def where(given: Declared) -> str:
     if audience != "everyone":
         known = {
             "authenticated": _("logged-in users"),
-            "anonymous": _("visitors who are not logged in"),
+            "anonymous": _("visitors without a login"),
         }
         # A group may be called like an audience, and is not the same.
         words = []

@@ -67,7 +67,7 @@ def method_name(name: object) -> str:
     >>> method_name("PSOT")
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.limits.rate.LimitError: 'PSOT' is no HTTP method; did you mean ...
+    django_ratelimit_lua.limits.rate.LimitError: 'PSOT' is not an HTTP method; did you mean ...
     """
     upper = str(name).upper()
     if upper in METHODS:
@@ -76,7 +76,7 @@ def method_name(name: object) -> str:
     for meant in get_close_matches(upper, METHODS, n=1):
         hint = f"; did you mean {meant!r}?"
     raise LimitError(
-        f"{name!r} is no HTTP method{hint} Known are {', '.join(sorted(METHODS))}", "method"
+        f"{name!r} is not an HTTP method{hint} Known are {', '.join(sorted(METHODS))}", "method"
     )
 
 

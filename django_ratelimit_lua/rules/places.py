@@ -60,10 +60,7 @@ def place_problems(rule: Rule) -> list[str]:
     if rule.template is None or rule.group is None:
         return found
     if rule.group not in known_call_sites:
-        text = _(
-            "No limit in the code has the name “%(name)s”, as far as it is imported here: the "
-            "rule does nothing."
-        )
+        text = _("No imported limit has the name “%(name)s”: the rule does nothing.")
         text %= {"name": rule.group}
         meant = meant_by(rule.group)
         if meant:

@@ -401,7 +401,7 @@ def take_back(prefix: bytes) -> None:
         if keys:
             get_store(background=True).execute(b"DEL", *keys)
     except StoreError as error:
-        logger.warning("What a test has published is still in Redis: %s", error)
+        logger.warning("Rules published by a test are still in Redis: %s", error)
 
 
 def _may_be_wrong(snapshot: Mapping[str, Any], ruleset: Ruleset | None) -> bool:
@@ -441,7 +441,7 @@ def _fetch(patience: Patience) -> tuple[Mapping[str, Any], UnreadableError | Non
         if _unread != (rules_key(), number):
             _unread = (rules_key(), number)
             logger.error(
-                "The rules in Redis cannot be read, the last that could be go on: %s", unread
+                "The rules in Redis cannot be read; the last valid rules stay in force: %s", unread
             )
     owner = snapshot.get("database", "")
     if (owner == database and not problems.owner) or note_owner(owner):

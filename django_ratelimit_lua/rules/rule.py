@@ -341,7 +341,7 @@ class _Reader:
             methods = None
             if not any(map(given.get, ("path", "route", *PLACES))):
                 text = _(
-                    "An exemption needs a path or a route; otherwise everything would be exempt."
+                    "An exemption needs a path or a route; otherwise all requests would be exempt."
                 )
                 self.problems.append(RuleError(self.where, "exempt", LimitError(text)))
         else:
@@ -499,7 +499,7 @@ class _Reader:
                 raise LimitError(text, one=str(periods[rate.period_us]), other_rate=str(rate))
         if self.plain and len(rates) > 1 and 0 in periods:
             raise LimitError(
-                _("A limit of so many at once stands alone. Make another rule for rates.")
+                _("A concurrency limit cannot be combined. Add another rule for rates.")
             )
         return compiled
 

@@ -60,7 +60,8 @@ def compile_rules(given: Sequence[Mapping[str, Any]]) -> tuple[Rule, ...]:
     )
     if twice:
         raise ImproperlyConfigured(
-            f"RATELIMIT_RULES: two rules are called {', '.join(twice)}; a name is a count"
+            f"RATELIMIT_RULES: two rules have the name {', '.join(twice)}; rules of one name "
+            "would share a count"
         )
     return rules
 

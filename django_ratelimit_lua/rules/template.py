@@ -163,7 +163,7 @@ class LimitTemplate:
         template = cls(count_by, rates, compile_cost(cost), declared)
         if declared.get("ban_after") and count_by and count_by.name == ALL_CALLERS:
             text = _(
-                "A limit for everybody together cannot ban: the ban would refuse every client."
+                "A limit for all clients together cannot ban: the ban would refuse every client."
             )
             raise LimitError(text, "ban_after")
         # Errors in the options apply to every rate: raise them now, not at the first request.

@@ -203,7 +203,7 @@ class Link:
         if self.error is not None:
             raise RedisConnectionError(f"the connection was closed: {self.error}")
         if patience.is_over:
-            raise RedisTimeoutError("no time is left to ask")
+            raise RedisTimeoutError("the deadline has passed")
         future: asyncio.Future[Any] = self._loop.create_future()
         is_busy = bool(self._waiting or self._to_send)
         self._to_send.append((question, future))
@@ -301,7 +301,7 @@ class Link:
         self._waiting.clear()
         self._to_send.clear()
         if not isinstance(error, Exception):
-            error = RedisConnectionError("the loop ends")
+            error = RedisConnectionError("the event loop ends")
         behind = f"the connection was closed before this was answered: {error}"
         for future in futures:
             with suppress(RuntimeError):  # The loop is closed.

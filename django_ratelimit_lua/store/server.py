@@ -176,7 +176,7 @@ class Node:
                         patience.left = at_first - min(silence, most)
                     elif not most:
                         raise RedisTimeoutError(
-                            "no connection is free, and the server answers no other thread"
+                            "no connection is free, and the server does not respond"
                         )
             finally:
                 self._waiting -= 1
@@ -190,7 +190,7 @@ class Node:
 
     def _check(self) -> None:
         if not self.breaker.may_ask():
-            raise Paused("Redis has failed repeatedly; it is tried again in a moment")
+            raise Paused("Redis has failed repeatedly; it is paused for a moment")
 
     def _note(self, error: Exception) -> None:
         # A server that answers with an error costs no deadline, and may answer the next call.
@@ -442,7 +442,7 @@ class Store:
         if patience.left <= 0.0:
             if not self._is_background:
                 failures.add("timeout")
-            raise StoreError("no time is left to ask Redis")
+            raise StoreError("the deadline has passed before Redis was called")
         return patience
 
     def _answered(self, node: Address | None = None) -> None:
@@ -452,7 +452,7 @@ class Store:
             if not self._is_down or self._failing or not is_steady:
                 return
             self._is_down = False
-        logger.info("Redis of cache %r answers again", self._params.name)
+        logger.info("Redis of cache %r is available again", self._params.name)
         store_up.send_robust(Store, alias=self._params.name)
 
     def _failed(self, error: Exception, node: Address | None = None) -> StoreError:

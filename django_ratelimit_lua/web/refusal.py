@@ -146,7 +146,7 @@ class Refusal(ErrorDetails):
         if self.retry_after is not None:
             return _("Try again %(in_time)s.") % {"in_time": in_time(self.retry_after)}
         return {
-            "blocked": _("You are blocked. Waiting does not change that."),
+            "blocked": _("You are blocked."),
             "unavailable": _("This is not available."),
             "too large": _("This request is larger than the limit allows."),
         }.get(self.reason, "")

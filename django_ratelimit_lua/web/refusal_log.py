@@ -78,7 +78,7 @@ class RefusalLog:
         logger.warning(
             "Refused by %(limit)s (rule: %(rule)s): %(method)s %(path)s of %(client)s, identity "
             "%(identity)s, "
-            "reference %(reference)s; left out before: %(left_out)s",
+            "reference %(reference)s; records dropped before: %(left_out)s",
             details,
             extra=details,
         )
@@ -96,8 +96,8 @@ class RefusalLog:
             "left_out": left_out,
         }
         logger.warning(
-            "Wrong token for the gateway from %(client)s, digest %(token)s; left out before: "
-            "%(left_out)s",
+            "Wrong token for the gateway from %(client)s, digest %(token)s; records dropped "
+            "before: %(left_out)s",
             details,
             extra=details,
         )

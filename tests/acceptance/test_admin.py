@@ -157,7 +157,7 @@ def test_tiers_are_given_in_the_rules_form(operator: Client) -> None:
         ({}, ""),
     ],
 )
-def test_what_a_rule_does_not_do_is_said_once_it_is_saved(
+def test_a_saved_rule_shows_its_notices(
     fields: dict[str, Any], notice: str, operator: Client
 ) -> None:
     """It refuses and admits nobody, so nothing has to be confirmed."""
@@ -261,7 +261,7 @@ def test_the_preview_shows_what_the_rule_would_do(
         ({"split": "equal"}, "leaves out the split"),
     ],
 )
-def test_the_preview_says_what_it_leaves_out(
+def test_the_preview_lists_what_it_leaves_out(
     fields: dict[str, Any], note: str, operator: Client
 ) -> None:
     """Mode, lease and split are not played through."""
@@ -283,9 +283,7 @@ def test_the_preview_says_what_it_leaves_out(
 @pytest.mark.parametrize(
     "algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"]
 )
-def test_the_preview_counts_who_is_refused_where_the_rule_does(
-    operator: Client, algorithm: str
-) -> None:
+def test_the_preview_counts_refusals_as_the_rule_does(operator: Client, algorithm: str) -> None:
     """Who goes on knocking stays outside in the preview as on the site; what is exempt is shown as
     that.
     """
@@ -437,7 +435,7 @@ def test_an_override_that_makes_no_sense_is_refused(
         ({"network": "203.0.113.9", "effect": "limit", "limit": "many"}, "Enter a whole number"),
     ],
 )
-def test_what_was_entered_wrongly_is_not_said_to_be_missing(
+def test_an_invalid_value_is_not_reported_as_missing(
     fields: dict[str, Any], problem: str, operator: Client
 ) -> None:
     """One mistake, one message."""
@@ -568,7 +566,7 @@ def test_the_inspector_knows_users_headers_and_call_sites(operator: Client) -> N
     assert operator.post(url, {**asked, "action": "explode"}).status_code == 403
 
 
-def test_history_tells_and_goes_back(operator: Client) -> None:
+def test_history_shows_and_restores_changes(operator: Client) -> None:
     """What changed, by whom, old and new; an earlier version restored, a deleted rule too."""
     operator.post(f"{RULES}add/", given(path="/ok", key="ip", limit=5))
     rule = RateLimitRule.objects.get()
@@ -667,7 +665,7 @@ def test_pages_offer_only_what_may_be_done(permissions: tuple[str, ...]) -> None
     assert restorable is (restored == 302) is ({"add", "change"} <= set(permissions))
 
 
-def test_the_inspector_links_only_to_what_may_be_seen_and_says_what_it_cannot_see(
+def test_the_inspector_links_only_to_visible_pages_and_lists_what_it_cannot_evaluate(
     settings: Any,
 ) -> None:
     """Who sees rules alone gets no link to overrides; a function that finds addresses is named."""
@@ -754,7 +752,7 @@ def test_the_admin_works_while_redis_is_away(
     )
 
 
-def test_a_save_that_is_not_live_says_so(
+def test_a_save_that_is_not_published_is_reported(
     operator: Client, settings: Any, prefix: str, direct: redis.Redis
 ) -> None:
     """Redis is away; or another database owns the prefix, whose rules are not ours."""

@@ -121,11 +121,11 @@ def act(operator: Client, action: str, **more: str) -> Any:
     return operator.post(BANS, {"action": f"{action}:{active.key.decode()}", **more}, follow=True)
 
 
-def test_the_page_says_who_and_why(operator: Client) -> None:
+def test_the_page_shows_the_client_and_the_reason(operator: Client) -> None:
     """By which limit, until when, what the next one would be, and the offences with path and user
     agent.
     """
-    assert "Nobody is banned." in text_of(operator.get(BANS))
+    assert "No client is banned." in text_of(operator.get(BANS))
     attack()
     text = text_of(operator.get(BANS))
     assert "1 ban is in force." in text
@@ -140,7 +140,7 @@ def test_unbanning_holds_at_once(operator: Client) -> None:
     assert attack().status_code == 429
     page = act(operator, "lift")
     assert "is lifted." in text_of(page)
-    assert "Nobody is banned." in text_of(page)
+    assert "No client is banned." in text_of(page)
     attack(times=2)
     (active,) = active_bans()
     assert active.ban.times == 2
@@ -190,7 +190,7 @@ def test_a_ban_becomes_a_block_of_the_same_client_for_a_time(
     assert attack("/both/", times=1, username="ada", address=OFFICE).status_code == 200
 
 
-def test_a_block_of_who_is_banned_by_another_key_is_of_that(operator: Client) -> None:
+def test_a_block_of_a_client_banned_by_another_key_uses_that_key(operator: Client) -> None:
     """Whoever offends as one of several users of an address: the address is banned, and then
     blocked.
     """
@@ -202,7 +202,7 @@ def test_a_block_of_who_is_banned_by_another_key_is_of_that(operator: Client) ->
 
 
 @pytest.mark.parametrize("shows", ["plain", "masked"])
-def test_a_block_of_who_is_banned_neither_shows_nor_keeps_a_secret(
+def test_a_block_of_a_banned_client_shows_and_stores_no_secret(
     settings: Any, shows: str, direct: redis.Redis, prefix: str
 ) -> None:
     """What a client sends in a field is blocked, and stands nowhere: not on the pages of who may
@@ -249,7 +249,7 @@ def test_a_limit_of_a_long_name_bans_and_blocks(operator: Client) -> None:
     assert "banned-by-long" in RateLimitOverride.objects.get().reason
 
 
-def test_somebody_is_banned_by_hand(operator: Client) -> None:
+def test_an_operator_bans_a_client_by_hand(operator: Client) -> None:
     """By a limit that bans, with a reason; a user by name, an address, or both with a field."""
     ada = User.objects.create_user("ada")
     page = operator.post(
@@ -290,7 +290,7 @@ def test_somebody_is_banned_by_hand(operator: Client) -> None:
         assert "This includes yourself" in text_of(operator.post(BANS, {"action": "add", **own}))
 
 
-def test_who_may_not_sees_less(operator: Client) -> None:
+def test_a_user_without_permission_sees_less(operator: Client) -> None:
     """Buttons, names and evidence are shown by permission; whatever is sent, nothing is done
     without it.
     """
@@ -311,7 +311,7 @@ def test_who_may_not_sees_less(operator: Client) -> None:
     assert len(active_bans()) == 1
 
 
-def test_the_masked_are_told_apart(operator: Client, settings: Any) -> None:
+def test_masked_clients_can_be_distinguished(operator: Client, settings: Any) -> None:
     """Two addresses of one network: by a part of the digest, on the page and in the history, which
     names who it was to those who may see names, and says what was forgotten.
     """
@@ -336,7 +336,7 @@ def test_the_masked_are_told_apart(operator: Client, settings: Any) -> None:
         assert "203.0.113" not in other
 
 
-def test_what_has_ended_is_said_to_have(operator: Client) -> None:
+def test_ended_items_are_marked(operator: Client) -> None:
     """Two operators, one ban; and a key that is none."""
     attack()
     (active,) = active_bans()
@@ -393,7 +393,7 @@ def test_it_speaks_german(operator: Client) -> None:
         assert words not in text, words
 
 
-def test_without_redis_the_page_says_so(operator: Client, settings: Any) -> None:
+def test_without_redis_the_page_reports_it(operator: Client, settings: Any) -> None:
     """And nothing is done."""
     settings.CACHES = {
         "default": {

@@ -209,7 +209,7 @@ def signs_in(demo: str, name: str, password: str) -> int:
     return 302 if "sessionid" in {cookie.name for cookie in cookies} else 200
 
 
-def test_a_customer_who_is_locked_out_at_login_is_let_in(browser: Any, demo: str) -> None:
+def test_an_operator_unlocks_a_customer_at_the_login(browser: Any, demo: str) -> None:
     """From the admin's index in five presses: what refuses is found by the path alone, and the
     right password works.
     """
@@ -387,7 +387,7 @@ def test_the_form_of_a_rule_speaks_in_words(browser: Any, demo: str) -> None:
     assert complaints(browser) == []
 
 
-def test_a_preview_of_who_is_logged_out_says_so(browser: Any, demo: str) -> None:
+def test_a_preview_for_logged_out_users_is_labelled(browser: Any, demo: str) -> None:
     """It is not the page that one logs in at; what was typed is still there."""
     log_in(browser, demo)
     browser.get(f"{demo}{RULES}add/")
@@ -415,7 +415,7 @@ def test_slots_have_no_preview(browser: Any, demo: str) -> None:
         assert preview.is_displayed() == is_shown
 
 
-def test_the_form_of_a_rule_has_its_fields_beside_the_preview(browser: Any, demo: str) -> None:
+def test_the_form_of_a_rule_shows_its_fields_next_to_the_preview(browser: Any, demo: str) -> None:
     """At 1280 pixels: none is under it, the label is above what is wide, limit, period and unit
     make one line, and what an algorithm does not take is hidden with its help.
     """
@@ -728,7 +728,7 @@ def test_the_page_of_all_limits_breaks_no_word(browser: Any, places: Any) -> Non
         assert row.value_of_css_property("display") == ("block" if width < 500 else "table-row")
 
 
-def test_an_empty_list_says_what_to_do_first(browser: Any, places: Any) -> None:
+def test_an_empty_list_shows_the_first_step(browser: Any, places: Any) -> None:
     """With a link that leads there; what a search does not find is told apart from it."""
     address, _printed = places(EMPTY)
     sign_in(browser, address)

@@ -65,7 +65,7 @@ def test_a_file_is_applied_when_what_it_changes_was_confirmed(operator: Client) 
     assert RateLimitChange.objects.all()[0].by == "grace"
 
 
-def test_rules_that_a_file_lacks_are_deleted_only_where_that_is_ticked(operator: Client) -> None:
+def test_rules_missing_in_a_file_are_deleted_only_if_confirmed(operator: Client) -> None:
     """By somebody who may."""
     text = export()
     cut = text[: text.index("- name: other")]
@@ -133,7 +133,7 @@ def test_what_was_seen_is_what_is_done(operator: Client) -> None:
         ("- {name: <b>, key: id, rate: 5/m, path: /}", ["&lt;b&gt;"]),
     ],
 )
-def test_all_that_is_wrong_with_a_file_is_said_and_nothing_done(
+def test_all_errors_of_a_file_are_reported_and_nothing_is_imported(
     text: str | bytes, problems: list[str], operator: Client
 ) -> None:
     """With the lines."""
@@ -145,7 +145,7 @@ def test_all_that_is_wrong_with_a_file_is_said_and_nothing_done(
     assert export() == before
 
 
-def test_who_may_only_look_may_download() -> None:
+def test_a_user_with_view_permission_may_download() -> None:
     """And not upload; who may see no rules gets nothing."""
     looks, nobody = staff("view_ratelimitrule", name="looks"), staff(name="nobody")
     assert looks.get(f"{FILE}rules.yaml").content.decode() == export()

@@ -525,7 +525,7 @@ def test_a_header_that_is_too_long_is_an_error(operator: Client) -> None:
     assert not RateLimitOverride.objects.exists()
 
 
-def test_the_preview_tells_what_is_wrong(operator: Client) -> None:
+def test_the_preview_explains_errors(operator: Client) -> None:
     """A cost that cannot be; one that is only large is shown as what it is: nothing goes."""
     form = given(
         path="/ok",
@@ -546,7 +546,7 @@ def test_the_preview_tells_what_is_wrong(operator: Client) -> None:
     )
 
 
-def test_a_version_whose_name_is_taken_is_not_restored(operator: Client) -> None:
+def test_a_version_with_a_taken_name_is_not_restored(operator: Client) -> None:
     """It says so, and overwrites nobody else's rule; a deleted rule comes back as the row that it
     was.
     """
@@ -628,7 +628,7 @@ def test_a_tier_that_its_rule_cannot_have_is_refused_by_the_form(operator: Clien
     )
 
 
-def test_who_may_not_edit_tiers_cannot_contradict_them(operator: Client) -> None:
+def test_a_user_without_permission_on_tiers_cannot_contradict_them(operator: Client) -> None:
     """Then the rule is held against the tiers that it has."""
     one = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=5, unit="m")
     RateLimitTier.objects.create(rule=one, group="pro", limit=50, unit="m")

@@ -42,7 +42,7 @@ def blocked(client: Client, **headers: str) -> Any:
     return response
 
 
-def test_a_program_is_told_in_plain_text_when_to_come_back(client: Client) -> None:
+def test_a_program_gets_the_retry_time_in_plain_text(client: Client) -> None:
     """In words, with the reference."""
     response = blocked(client)
     assert response["Content-Type"] == "text/plain; charset=utf-8"
@@ -56,7 +56,7 @@ def test_a_program_is_told_in_plain_text_when_to_come_back(client: Client) -> No
 @pytest.mark.parametrize(
     "accept", ["application/json", "application/problem+json", "application/json, text/html;q=0.5"]
 )
-def test_who_asks_for_json_gets_a_problem_document(accept: str, client: Client) -> None:
+def test_a_client_that_accepts_json_gets_a_problem_document(accept: str, client: Client) -> None:
     """RFC 9457, of the type that the IETF's draft has for quotas, with the names of the
     policies."""
     response = blocked(client, accept=accept)
@@ -98,7 +98,7 @@ def test_a_browser_gets_a_page(accept: str, client: Client) -> None:
 
 
 @pytest.mark.parametrize("accept", ["*/*", "image/png", "text/plain", "text/*"])
-def test_who_asks_for_neither_gets_plain_text(accept: str, client: Client) -> None:
+def test_other_clients_get_plain_text(accept: str, client: Client) -> None:
     """curl, and whatever takes anything."""
     assert blocked(client, accept=accept)["Content-Type"].startswith("text/plain")
 
@@ -151,7 +151,7 @@ def test_the_documentation_has_the_hash_of_the_style(client: Client) -> None:
     assert f"'sha256-{digest}'" in (Path(__file__).parents[2] / "docs" / "refused.rst").read_text()
 
 
-def test_what_a_rule_says_is_escaped(client: Client, settings: Any) -> None:
+def test_texts_of_a_rule_are_escaped(client: Client, settings: Any) -> None:
     """And its lines stay lines."""
     message = "Too many searches.\nAsk <sales@example.org>."
     settings.MIDDLEWARE = [LIMITS]
@@ -165,7 +165,7 @@ def test_what_a_rule_says_is_escaped(client: Client, settings: Any) -> None:
 @pytest.mark.parametrize(
     "middleware", [[LOCALE, LIMITS], [LIMITS, LOCALE]], ids=["in front", "behind"]
 )
-def test_a_client_is_told_in_its_language(
+def test_a_client_gets_the_message_in_its_language(
     middleware: list[str], client: Client, settings: Any
 ) -> None:
     """Wherever `LocaleMiddleware` stands, and whoever was answered before."""
@@ -262,7 +262,7 @@ def test_the_view_setting_replaces_it(client: Client, settings: Any) -> None:
     assert responses[-1]["Retry-After"]
 
 
-def test_the_view_setting_is_told_what_to_say(client: Client, settings: Any) -> None:
+def test_the_view_setting_receives_the_refusal(client: Client, settings: Any) -> None:
     """The rule's message, when to try again in the client's language, and the reference."""
     settings.MIDDLEWARE = [LIMITS, LOCALE]
     settings.RATELIMIT_RULES = [
@@ -285,7 +285,7 @@ def test_the_view_setting_is_told_what_to_say(client: Client, settings: Any) -> 
     assert response[REFERENCE]
 
 
-def test_an_exception_of_the_projects_is_told_too(rf: RequestFactory, settings: Any) -> None:
+def test_an_exception_of_the_project_is_reported(rf: RequestFactory, settings: Any) -> None:
     """Where it is a `Ratelimited`; it still has it in another process. A rule without a message
     leaves its text.
     """
@@ -316,7 +316,7 @@ def test_an_exception_of_the_projects_is_told_too(rf: RequestFactory, settings: 
         (["5/m", "100/h"], 6, "This request is larger than the limit allows."),
     ],
 )
-def test_who_can_never_come_back_is_told_why(
+def test_a_request_that_can_never_pass_gets_the_reason(
     rate: Any, cost: int, detail: str, rf: RequestFactory
 ) -> None:
     """What is too large is too large; where nothing is let in, size is not the reason."""
@@ -327,7 +327,9 @@ def test_who_can_never_come_back_is_told_why(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("has_rule", [True, False])
-def test_who_is_blocked_for_good_is_told_so(has_rule: bool, client: Client, settings: Any) -> None:
+def test_a_permanent_block_is_described_as_such(
+    has_rule: bool, client: Client, settings: Any
+) -> None:
     """And no quota is named; who is blocked for a time is told when it ends."""
     settings.MIDDLEWARE = [LIMITS]
     settings.RATELIMIT_HEADERS = "draft-10"
@@ -338,7 +340,7 @@ def test_who_is_blocked_for_good_is_told_so(has_rule: bool, client: Client, sett
     block = RateLimitOverride.objects.create(network="127.0.0.0/8", effect="block")
     response = client.get("/plain", headers={"accept": "application/json"})
     body = response.json()
-    said = "You are blocked. Waiting does not change that."
+    said = "You are blocked."
     assert body == {
         "type": "about:blank",
         "title": "Too Many Requests",

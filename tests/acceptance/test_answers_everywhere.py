@@ -245,7 +245,7 @@ def test_drf_answers_429_too(kind: str, settings: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 @pytest.mark.parametrize("where", ["/drf/throttled", "/drf/deep"])
-def test_drfs_body_says_what_a_problem_document_says(where: str, kind: str) -> None:
+def test_the_body_of_drf_has_the_members_of_a_problem_document(where: str, kind: str) -> None:
     """Beside its own detail: the type, which policies were violated, and the reference."""
     response = last(where, kind)
     body = response.json()
@@ -279,7 +279,7 @@ def test_the_message_of_a_rule_is_in_every_answer(kind: str, settings: Any) -> N
         assert response.json()["detail"].startswith("Ask sales. Expected available in 3")
 
 
-def test_what_can_never_be_is_said_in_drf_too(settings: Any) -> None:
+def test_an_impossible_request_is_reported_in_drf_as_well(settings: Any) -> None:
     """A limit of 0 names no time."""
     settings.RATELIMIT_RULES = [
         {"name": "refusing", "group": "refusing", "rate": "0/h", "message": "Closed."}
@@ -365,7 +365,7 @@ def test_what_can_never_be_allowed_names_no_time() -> None:
 
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
-def test_what_the_view_says_of_storing_stays(kind: str, settings: Any) -> None:
+def test_the_cache_headers_of_the_view_stay(kind: str, settings: Any) -> None:
     """`Cache-Control` and `Retry-After` of `RATELIMIT_VIEW` are its own."""
 
     def own(request: HttpRequest, exception: Ratelimited) -> HttpResponse:

@@ -250,7 +250,7 @@ def test_a_rule_that_is_accepted_can_be_applied(
         ),
     ],
 )
-def test_what_cannot_be_applied_is_refused_where_it_is_written(
+def test_an_option_that_cannot_be_applied_is_an_error_at_its_definition(
     fields: dict[str, Any], problem: str
 ) -> None:
     """By the model, and so by every form."""

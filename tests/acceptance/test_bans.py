@@ -46,7 +46,7 @@ def login(**options: Any) -> RateLimiter:
     return RateLimiter("login", "2/h", **{"ban_after": 3, "ban_for": "10m", **options})
 
 
-def test_who_is_refused_too_often_is_banned() -> None:
+def test_a_client_refused_too_often_is_banned() -> None:
     """Also where the limit has room again; the decision says until when."""
     limiter = login()
     decisions = [limiter.hit("ada") for _ in range(6)]
@@ -72,7 +72,7 @@ def test_a_refusal_is_an_offence_each_time_and_a_ban_is_remembered() -> None:
     assert [counted.hit("bob").source for _ in range(4)] == ["redis"] * 3 + ["deny-cache"]
 
 
-def test_offences_that_code_tells_of() -> None:
+def test_offences_that_code_reports() -> None:
     """Of whatever it finds; they take nothing."""
     limiter = login(ban_on="reported")
     assert limiter.offend("ada")
@@ -110,7 +110,7 @@ def test_a_ban_by_hand_and_its_end() -> None:
         RateLimiter("free", "5/m").ban("ada")
 
 
-def test_what_is_reset_begins_anew() -> None:
+def test_a_reset_starts_again() -> None:
     """Count, ban and how often there was one."""
     limiter = login()
     for _ in range(5):
@@ -154,9 +154,7 @@ def test_each_attempt_at_a_view_may_be_an_offence(rf: RequestFactory) -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_view_may_say_what_is_an_offence(
-    is_async: bool, rf: RequestFactory, told: list[Any]
-) -> None:
+def test_a_view_may_report_an_offence(is_async: bool, rf: RequestFactory, told: list[Any]) -> None:
     """By its answer: only wrong passwords count, and towards a ban."""
 
     def is_wrong(request: HttpRequest, response: Any) -> bool:
@@ -212,7 +210,7 @@ def test_a_success_clears_the_count_and_no_offence(rf: RequestFactory) -> None:
     assert asked == [401, 200, 401, 200, 401, 429]
 
 
-def test_who_earns_a_ban_is_told_once(told: list[dict[str, Any]], caplog: Any) -> None:
+def test_the_signal_of_a_ban_is_sent_once(told: list[dict[str, Any]], caplog: Any) -> None:
     """A hundred threads are refused at once: one signal, one record, with the numbers."""
     limiter = login(ban_after=10)
     with (
@@ -238,7 +236,7 @@ def test_who_earns_a_ban_is_told_once(told: list[dict[str, Any]], caplog: Any) -
     assert record.getMessage().startswith(f"Banned by login (rule: None) until {ban.ends_at}")
 
 
-def test_in_shadow_mode_nobody_is_told(told: list[Any], caplog: Any) -> None:
+def test_shadow_mode_sends_no_signal(told: list[Any], caplog: Any) -> None:
     """Nor refused; what would be is in the decision."""
     limiter = login(mode="shadow")
     assert all(limiter.hit("ada") for _ in range(8))
@@ -247,7 +245,7 @@ def test_in_shadow_mode_nobody_is_told(told: list[Any], caplog: Any) -> None:
     assert not [record for record in caplog.records if record.name == "django_ratelimit_lua.banned"]
 
 
-def test_the_answer_says_until_when(rf: RequestFactory) -> None:
+def test_the_response_shows_the_end(rf: RequestFactory) -> None:
     """As a problem document of a type of its own, as text, as a page, and in German; `Retry-After`
     is the ban's end.
     """
@@ -277,7 +275,7 @@ def test_the_answer_says_until_when(rf: RequestFactory) -> None:
         assert "UTC gebannt." in ask("text/plain").content.decode()
 
 
-def test_headers_say_that_nothing_is_left(rf: RequestFactory, settings: Any) -> None:
+def test_headers_show_zero_remaining(rf: RequestFactory, settings: Any) -> None:
     """While a ban lasts, whatever the limit under it says."""
     settings.RATELIMIT_HEADERS = "draft-10"
 
@@ -314,7 +312,7 @@ def test_throttles_ban(rf: RequestFactory, settings: Any) -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_ban_may_be_wider_than_who_is_counted(
+def test_a_ban_may_cover_more_clients_than_the_limit_counts(
     is_async: bool, rf: RequestFactory, told: list[dict[str, Any]]
 ) -> None:
     """Offences of all names that an address tries add up, and the ban is of the address; others
@@ -356,7 +354,7 @@ def test_a_ban_may_be_wider_than_who_is_counted(
         (7, "write a key such as"),
     ],
 )
-def test_whom_a_ban_is_of_is_a_key(wrong: Any, message: str) -> None:
+def test_a_ban_key_is_a_key(wrong: Any, message: str) -> None:
     """What is none is an error where it is written; so is one where there is no request to read it
     from.
     """
@@ -444,7 +442,7 @@ def own(settings: Any) -> Iterator[Server]:
 
 @pytest.mark.parametrize("clock", ["redis", "client"])
 @pytest.mark.parametrize("policy", ["open", "local", "closed"])
-def test_an_outage_lets_nobody_in_who_is_known_to_be_banned(
+def test_an_outage_admits_no_client_with_a_known_ban(
     policy: Any, clock: str, own: Server, settings: Any
 ) -> None:
     """Until the ban's end, by whichever clock; nobody earns one meanwhile, and others go by the
@@ -469,7 +467,7 @@ def test_an_outage_lets_nobody_in_who_is_known_to_be_banned(
             change("ada")
 
 
-def test_a_ban_that_refuses_nobody_leaves_the_other_limits_in_force_in_an_outage(
+def test_an_advisory_ban_leaves_the_other_limits_in_force_in_an_outage(
     own: Server,
 ) -> None:
     """Whom a limit in shadow mode would ban is counted by the others, as with Redis; and who looks

@@ -179,7 +179,7 @@ def test_a_reset_ends_the_bans_of_one_alone() -> None:
     assert left.key in build_call(limiter._counts("bob").charges, "peek").ban_keys()
 
 
-def test_a_ban_that_refuses_nobody_is_said_to() -> None:
+def test_an_advisory_ban_is_reported_as_one() -> None:
     """Of a limit in shadow mode, and of whom it is; where that is enforced again, it holds."""
     rule = RateLimitRule.objects.create(
         name="login", rate="1/h", key="ip", mode="shadow", ban_after=1, ban_for="10m", group="login"
@@ -255,7 +255,7 @@ def test_a_ban_of_a_limit_that_is_gone_can_be_lifted(direct: redis.Redis) -> Non
     assert (state.until, state.times) == (0, 1)
 
 
-def test_somebody_is_banned_from_a_terminal() -> None:
+def test_an_operator_bans_a_client_from_a_terminal() -> None:
     """Whoever a request is counted for, with a reason; for as long as is said, or as the next ban
     would be.
     """
@@ -288,7 +288,7 @@ def test_somebody_is_banned_from_a_terminal() -> None:
         said("add", *described, "--limit", "another")
 
 
-def test_the_list_goes_by_limits_as_they_are_now() -> None:
+def test_the_list_uses_the_current_limits() -> None:
     """A ban that an edit has ended is not listed, nor one whose state is gone, or is none
     of ours."""
     rule = RateLimitRule.objects.create(
@@ -305,9 +305,7 @@ def test_the_list_goes_by_limits_as_they_are_now() -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 44, None])
-def test_what_somebody_has_written_there_is_left_out(
-    damage: bytes | None, direct: redis.Redis
-) -> None:
+def test_foreign_entries_are_left_out(damage: bytes | None, direct: redis.Redis) -> None:
     """The others are listed."""
     visit(times=4)
     RateLimiter("mail", "1/h", ban_after=1, ban_for="1m").ban("ada")
@@ -321,7 +319,7 @@ def test_what_somebody_has_written_there_is_left_out(
     assert active_bans()[0].who == []
 
 
-def test_the_inspector_says_who_banned() -> None:
+def test_the_inspector_names_the_author_of_a_ban() -> None:
     """In one sentence, with when it ends, and the offences that have earned it."""
     visit(times=4)
     (met,) = explain(build_request("/login", "GET", ADDRESS, None)).met
@@ -376,7 +374,7 @@ def test_resetting_keeps_the_register_of_the_others() -> None:
     assert len(active_bans()) == 1
 
 
-def test_a_form_says_which_length_of_a_ban_is_wrong() -> None:
+def test_a_form_names_the_invalid_duration_of_a_ban() -> None:
     """And what would be right; neither more than eight."""
     rule = RateLimitRule(
         name="api", path="/", key="ip", rate="2/h", ban_after=2, ban_for="10m,soon, 1d,0s"

@@ -59,7 +59,7 @@ def test_rules_and_overrides_of_the_database_hold(policy: str, begin: Any) -> No
     assert get(times=3, REMOTE_ADDR="203.0.113.9") == [200] * 3
 
 
-def test_commands_say_that_redis_could_not_be_asked(begin: Any) -> None:
+def test_commands_report_that_redis_is_unavailable(begin: Any) -> None:
     """And still show the rules of the database."""
     rule()
     assert "Redis" not in said("list") + said("explain", "--path", "/ok")
@@ -133,7 +133,7 @@ def test_when_redis_is_back_its_rules_and_overrides_hold(begin: Any, settings: A
     assert Client().get("/ok").status_code == 200
 
 
-def test_commands_say_what_is_saved_and_not_live(begin: Any, tmp_path: Path) -> None:
+def test_commands_report_saved_rules_that_are_not_published(begin: Any, tmp_path: Path) -> None:
     """What was done is told as done; that nobody goes by it yet, beside it."""
     rule()
     file = tmp_path / "rules.yaml"

@@ -46,7 +46,7 @@ def missing(limits: int) -> Any:
 @pytest.mark.usefixtures(
     "quiet"
 )  # Round trips are counted by the server: nobody else may make any.
-def test_who_is_not_installed_or_refuses_is_said_to() -> None:
+def test_missing_or_refused_extensions_are_reported() -> None:
     """Its row says why, and the others are measured."""
     limiters = [
         ours("fixed_window"),

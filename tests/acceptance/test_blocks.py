@@ -83,7 +83,7 @@ def test_a_block_answers_403_without_a_time_to_come_back(operator: Client) -> No
     assert visits(address="203.0.113.10") == [200]
 
 
-def test_a_403_without_a_message_says_what_it_is(operator: Client) -> None:
+def test_a_403_without_a_message_has_a_default_text(operator: Client) -> None:
     """Or what the rule has to say that the block stands in the place of."""
     RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", limit=5, unit="h", message="Slower, please."

@@ -89,9 +89,7 @@ def test_a_form_is_refused_if_the_rule_was_changed_while_it_was_open(
     assert (rule.limit, rule.description, rule.methods) == (70, "Mine.", ["GET"])
 
 
-def test_a_form_that_nobody_has_interfered_with_is_saved(
-    operator: Client, rule: RateLimitRule
-) -> None:
+def test_a_form_without_concurrent_changes_is_saved(operator: Client, rule: RateLimitRule) -> None:
     """Also with lines as browsers send them."""
     url = f"{RULES}{rule.pk}/change/"
     answer = operator.post(url, {**page_of(operator, rule), "limit": 70})
@@ -100,7 +98,7 @@ def test_a_form_that_nobody_has_interfered_with_is_saved(
     assert rule.limit == 70
 
 
-def test_a_tier_that_was_changed_meanwhile_is_kept(
+def test_a_tier_changed_by_another_user_is_kept(
     operator: Client, other: Client, rule: RateLimitRule
 ) -> None:
     """Tiers are a part of the rule's form."""

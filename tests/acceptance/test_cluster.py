@@ -222,7 +222,7 @@ def test_a_crowd_on_two_slots_is_never_admitted_beyond_the_tighter_one(cluster: 
 
 
 @pytest.mark.usefixtures("quiet")  # It counts what the masters are asked.
-def test_a_refused_hit_takes_nothing_and_every_limit_is_told(cluster: Cluster) -> None:
+def test_a_refused_hit_takes_nothing_and_reports_every_limit(cluster: Cluster) -> None:
     """Slots are asked in the order of the call. What was taken before the one that refuses is given
     back; behind it the others only look, so that the numbers are those of all limits.
     """
@@ -520,7 +520,7 @@ def test_a_process_starts_where_some_nodes_are_dead(mortal: Cluster, settings: A
         get_store().execute(b"GET", b"anything")
 
 
-def test_what_is_no_cluster_is_said(settings: Any) -> None:
+def test_a_server_that_is_not_a_cluster_is_reported(settings: Any) -> None:
     """Another database than 0, a Unix socket; and a single server behind the factory is a failure
     like any other.
     """
@@ -622,7 +622,7 @@ def test_bans_hold_in_every_slot(cluster: Cluster) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_ban_that_refuses_nobody_counts_nothing_in_every_slot(cluster: Cluster) -> None:
+def test_an_advisory_ban_counts_nothing_in_any_hash_slot(cluster: Cluster) -> None:
     """As on one server: who would be banned, by a limit in shadow mode, is let through and not
     counted by it, and by the others as ever.
     """

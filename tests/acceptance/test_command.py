@@ -70,7 +70,7 @@ def said(*arguments: Any) -> str:
     return output.getvalue()
 
 
-def test_list_shows_what_applies_and_where_it_comes_from() -> None:
+def test_list_shows_rules_and_their_origin() -> None:
     """In order, the admin's in the place of the settings'; what is skipped too."""
     RateLimitRule.objects.create(
         name="site", path="/", key="user_or_ip", limit=5, order=3, mode="shadow"
@@ -83,7 +83,7 @@ def test_list_shows_what_applies_and_where_it_comes_from() -> None:
     assert "2 rules; revision 2" in text
 
 
-def test_explain_says_what_a_request_would_meet(settings: Any) -> None:
+def test_explain_lists_the_limits_of_a_request(settings: Any) -> None:
     """Rules, call sites, overrides, their state; exemptions and blocks; counting nothing."""
     User.objects.create(username="ada")
     Client(REMOTE_ADDR="203.0.113.9").get("/search")
@@ -196,7 +196,7 @@ def test_a_file_that_makes_no_sense_changes_nothing(
         said("check", str(tmp_path / "nowhere.yaml"))
 
 
-def test_an_import_deletes_rules_only_where_that_is_said(tmp_path: Path) -> None:
+def test_an_import_deletes_rules_only_with_the_option(tmp_path: Path) -> None:
     """A file that was cut off, or is empty, lacks rules as well: nothing is changed by it, and the
     rules are named.
     """
@@ -222,7 +222,7 @@ def test_an_import_deletes_rules_only_where_that_is_said(tmp_path: Path) -> None
     assert RateLimitRule.objects.get().limit == 400
 
 
-def test_an_import_surprises_only_where_that_is_said(tmp_path: Path) -> None:
+def test_an_import_asks_for_confirmation_unless_the_option_is_given(tmp_path: Path) -> None:
     """The warnings name the rules; what a rule does already is not asked again, and a notice is
     only shown.
     """
@@ -468,7 +468,7 @@ def test_an_audience_in_a_list_is_that_audience(name: str) -> None:
         ("{}", "Rules: must be a list of rules"),
     ],
 )
-def test_what_a_file_says_wrongly_is_told_with_line_rule_and_field(text: str, problem: str) -> None:
+def test_errors_of_a_file_have_the_line_the_rule_and_the_field(text: str, problem: str) -> None:
     """And writes nothing."""
     with pytest.raises(RuleError, match=re.compile(problem, re.DOTALL)):
         apply(text)
@@ -506,7 +506,7 @@ def test_ten_thousand_rules_are_checked_in_time_that_grows_with_them(monkeypatch
     assert time.process_time() - before < 5
 
 
-def test_explain_says_what_it_cannot_look_at(settings: Any) -> None:
+def test_explain_lists_what_it_cannot_evaluate(settings: Any) -> None:
     """An address that is none is an error; a function that finds addresses may not see the one that
     is given.
     """

@@ -121,7 +121,7 @@ WIDE = "is a large part of the whole internet"
         ({"network": "10.0.0.0/8", "effect": "limit", "limit": 3}, WIDE),
     ],
 )
-def test_an_override_that_hardly_anybody_means_is_asked_about(
+def test_an_unlikely_override_needs_a_confirmation(
     fields: dict[str, Any], problem: str, operator: Client
 ) -> None:
     """Also for an hour; then it can be meant."""
@@ -196,7 +196,7 @@ def test_a_rule_that_is_looser_than_one_of_the_settings_is_asked_about(
 
 
 @pytest.mark.parametrize("words", [{"algorithm": "fixed_window"}, {}])
-def test_counts_that_start_again_are_said(words: dict[str, str], operator: Client) -> None:
+def test_counts_that_restart_are_reported(words: dict[str, str], operator: Client) -> None:
     """When a rule comes in the place of the code, and when it is changed; in a form and
     in a file."""
     site = CallSite.of(
@@ -236,7 +236,7 @@ def test_what_is_confirmed_of_an_override_are_the_warnings_that_were_shown(
 
 
 @pytest.mark.parametrize("hidden", ["\u200b", "\u202e", "\u2028", "\x07", "\ufeff"])
-def test_a_name_has_no_characters_that_nobody_sees(hidden: str, operator: Client) -> None:
+def test_a_name_has_no_invisible_characters(hidden: str, operator: Client) -> None:
     """By them two rules could look the same; the error says which they are."""
     answer = operator.post(f"{RULES}add/", given(name=f"a{hidden}b", path="/ok", key="ip", limit=5))
     assert "Enter it without spaces around it, and without invisible characters." in errors(answer)

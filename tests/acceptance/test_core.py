@@ -18,7 +18,7 @@ def view(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
-def test_usage_counts_and_says_when_it_changes(rf: RequestFactory) -> None:
+def test_usage_counts_and_has_the_reset_time(rf: RequestFactory) -> None:
     """With `increment` each call counts; the refused one shows as one more than the limit."""
     usages = [
         get_usage(rf.get("/"), group="g", key="ip", rate="2/h", increment=True) for _ in range(3)
@@ -50,7 +50,7 @@ def test_the_count_is_the_decorators(rf: RequestFactory) -> None:
     assert get_usage(rf.post("/"), fn=view, key="ip", rate="2/h")["count"] == 0
 
 
-def test_where_no_limit_applies_there_is_no_usage(rf: RequestFactory, settings: Any) -> None:
+def test_there_is_no_usage_without_a_limit(rf: RequestFactory, settings: Any) -> None:
     """No rate, another method, or switched off."""
     assert get_usage(rf.get("/"), group="g", key="ip", rate=None) is None
     assert get_usage(rf.get("/"), group="g", key="ip", rate=lambda group, request: None) is None

@@ -49,7 +49,7 @@ def test_each_hit_is_given_with_its_request(decisions: list[Any], rf: RequestFac
     assert no_state is None
 
 
-def test_whoever_waits_for_a_slot_is_counted_once(decisions: list[Any]) -> None:
+def test_a_call_that_waits_for_a_slot_is_counted_once(decisions: list[Any]) -> None:
     """However often the queue is asked; with the time that the waiting took."""
     exports = RateLimiter("exports", "1", algorithm="concurrency")
     with exports.slot():

@@ -107,7 +107,7 @@ def test_it_ends_after_a_second(direct: redis.Redis, settings: Any) -> None:
     assert soon.hit("x").allowed
 
 
-def test_what_it_tells_is_never_too_early() -> None:
+def test_the_reported_time_is_never_too_early() -> None:
     """Whoever waits as long as a repeated refusal says is let through."""
     limiter = RateLimiter("x", "5/s", algorithm="token_bucket", burst=1)
     for _ in range(10):

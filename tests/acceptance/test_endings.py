@@ -235,7 +235,7 @@ def test_without_threads_nothing_fails_and_redis_is_found_again(
         time.sleep(0.1)
 
 
-def test_what_runs_beside_requests_ends_and_begins_anew(direct: redis.Redis) -> None:
+def test_background_tasks_end_and_restart(direct: redis.Redis) -> None:
     """No thread is left, and no connection that hears of changes; the next decision starts what it
     needs.
     """
@@ -258,7 +258,7 @@ def test_what_runs_beside_requests_ends_and_begins_anew(direct: redis.Redis) -> 
         assert not listener.is_listening
 
 
-def test_a_server_that_runs_an_endless_script_ends_all_the_same() -> None:
+def test_a_server_with_an_endless_script_can_be_stopped() -> None:
     """It takes no signal that asks; nothing of it stays behind a test that was stopped."""
     server = Server().start()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:

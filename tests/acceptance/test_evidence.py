@@ -84,7 +84,7 @@ def written() -> None:
     assert evidence_notes.write(Patience(PATIENCE))
 
 
-def test_the_last_offences_are_kept_beside_the_ban(direct: redis.Redis, prefix: str) -> None:
+def test_the_last_offences_are_stored_with_the_ban(direct: redis.Redis, prefix: str) -> None:
     """Which paths and which user agents, the earliest first; neither what was allowed nor what the
     ban refused.
     """
@@ -174,7 +174,7 @@ def test_ten_are_kept_whichever_process_saw_them(direct: redis.Redis, prefix: st
     assert direct.hlen(evidence_key(key)) == MAX_OFFENCES
 
 
-def test_what_clients_send_harms_nobody_who_reads_it(direct: redis.Redis, prefix: str) -> None:
+def test_text_of_clients_is_safe_for_readers(direct: redis.Redis, prefix: str) -> None:
     """It is cut, and what cannot be printed is escaped; a key of another type is none."""
     view = login(ban_after=50)
     for _ in range(2):
@@ -280,7 +280,7 @@ def test_the_command_shows_evidence(capsys: pytest.CaptureFixture[str]) -> None:
     assert [offence["path"] for offence in found["last"]] == ["/login/2", "/login/3", "/login/4"]
 
 
-def test_a_limiter_tells_when_alone(direct: redis.Redis, prefix: str) -> None:
+def test_a_limiter_reports_its_own_retry_time(direct: redis.Redis, prefix: str) -> None:
     """Where there is no request, evidence says when."""
     limiter = RateLimiter("mail", "0/s", ban_after=2, ban_for="1m")
     for _ in range(2):

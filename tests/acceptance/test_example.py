@@ -58,7 +58,7 @@ def told(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_a_port_that_cannot_be_had_is_said_before_anything_is_started() -> None:
+def test_a_busy_port_is_reported_before_anything_starts() -> None:
     """In one line, with the way out; no address is shown that leads nowhere."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -75,7 +75,7 @@ def test_a_port_that_cannot_be_had_is_said_before_anything_is_started() -> None:
             assert found.stderr == f"PORT={port} cannot be used: {why}. {way_out}\n"
 
 
-def test_the_demo_says_what_it_goes_by() -> None:
+def test_the_demo_shows_its_limits() -> None:
     """With --help, which starts nothing; and an argument that it does not know is an error."""
     found = told("--help")
     assert (found.returncode, found.stderr) == (0, "")
@@ -86,7 +86,7 @@ def test_the_demo_says_what_it_goes_by() -> None:
     assert "unrecognized arguments: --port 8001" in found.stderr
 
 
-def test_a_block_that_says_403_is_one_in_the_demo(tmp_path: Path) -> None:
+def test_a_block_with_status_403_works_in_the_demo(tmp_path: Path) -> None:
     """Its own answer has the status that the block has, and no time to come back; in the reader's
     language.
     """
@@ -201,7 +201,7 @@ def test_a_visitor_sees_which_address_counts_and_why(
     screenshot(browser, f"address-{size[0]}")
 
 
-def test_the_browsable_api_works_and_tells_what_is_left(browser: Any, demo: str) -> None:
+def test_the_browsable_api_works_and_shows_the_remaining_units(browser: Any, demo: str) -> None:
     """A page for people, and the headers of throttles and rules together."""
     browser.get(demo)
     forget(browser)

@@ -337,7 +337,7 @@ def test_what_is_explained_is_what_is_counted(name: str) -> None:
 
 
 @pytest.mark.parametrize("has_middleware", [True, False])
-def test_rules_are_explained_where_they_are_applied(has_middleware: bool, settings: Any) -> None:
+def test_rules_are_explained_only_if_they_apply(has_middleware: bool, settings: Any) -> None:
     """By the middleware or by a throttle; where nobody applies them, that is said."""
     settings.MIDDLEWARE = (
         ["django_ratelimit_lua.middleware.RateLimitMiddleware"] if has_middleware else []
@@ -359,7 +359,7 @@ def test_rules_are_explained_where_they_are_applied(has_middleware: bool, settin
         reset(explain(build_request(f"/{place}/", address=ADDRESS)))
 
 
-def test_a_rule_in_the_place_of_a_call_site_is_explained() -> None:
+def test_a_rule_that_replaces_a_call_site_is_explained() -> None:
     """The group that the rule names is the one that the running view counts under."""
     name = f"{__name__}.OnClass.dispatch"
     assert [stack.group for stack in on_view(OnClass.as_view(), "GET").stacks] == [name]
@@ -372,7 +372,7 @@ def test_a_rule_in_the_place_of_a_call_site_is_explained() -> None:
     assert [change.name for change in RateLimitChange.objects.filter(kind="identity")] == [name]
 
 
-def test_who_is_logged_in_by_the_view_is_found_out_as_the_view_does() -> None:
+def test_a_user_authenticated_by_the_view_is_found_the_same_way() -> None:
     """By the headers that its authentication reads; or the user that was entered."""
     ada = User.objects.create(username="ada")
     statuses = [
@@ -452,7 +452,7 @@ urlpatterns += [
 ]
 
 
-def test_a_request_that_the_site_itself_refuses_is_told() -> None:
+def test_a_request_that_the_site_refuses_is_reported() -> None:
     """What a key raises, of which Django makes an answer, is no failure of the page; nor is too
     long a header.
     """
@@ -477,7 +477,7 @@ def test_throttles_of_ones_own_are_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["closed", "gated"])
-def test_limits_behind_a_login_are_met_by_who_is_logged_in(name: str, settings: Any) -> None:
+def test_limits_behind_a_login_apply_to_signed_in_users(name: str, settings: Any) -> None:
     """For nobody else, real requests lead to the login form, and what is explained says so."""
     settings.MIDDLEWARE = [
         "django.contrib.sessions.middleware.SessionMiddleware",
@@ -495,7 +495,7 @@ def test_limits_behind_a_login_are_met_by_who_is_logged_in(name: str, settings: 
     assert explanation.notes[0].endswith("Enter a user to see them.")
 
 
-def test_a_limit_that_only_tells_the_view_refuses_nobody() -> None:
+def test_an_advisory_limit_never_refuses() -> None:
     """It is shown as one over its limit that does not refuse."""
     assert [Client(REMOTE_ADDR=ADDRESS).get("/advice/").status_code for _ in range(3)] == [200] * 3
     explanation = explain(build_request("/advice/", address=ADDRESS))

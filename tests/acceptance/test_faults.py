@@ -205,7 +205,7 @@ def test_a_restarted_server_is_used_again(own: Server, caplog: pytest.LogCapture
     ]
 
 
-def test_who_hears_of_no_changes_says_so_once_and_once_that_it_hears_again(
+def test_a_lost_channel_is_logged_once_and_its_return_once(
     own: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as it has gone well for a while."""
@@ -217,7 +217,7 @@ def test_who_hears_of_no_changes_says_so_once_and_once_that_it_hears_again(
         until(lambda: not listener.is_listening, "it hears nothing")
         own.start()
         until(
-            lambda: "Changes of rules are heard of again" in caplog.messages,
+            lambda: "The channel for changed rules is available again" in caplog.messages,
             "it says that it hears again",
         )
     said = [
@@ -225,7 +225,10 @@ def test_who_hears_of_no_changes_says_so_once_and_once_that_it_hears_again(
         for message in caplog.messages
         if message.startswith("Changes of rules")
     ]
-    assert said == ["Changes of rules are asked for", "Changes of rules are heard of again"]
+    assert said == [
+        "Changes of rules are asked for",
+        "The channel for changed rules is available again",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -268,7 +271,7 @@ def test_an_outage_soon_costs_nothing(kind: str, own: Server, settings: Any) -> 
     assert not get_store().is_paused
 
 
-def test_who_answers_with_an_error_is_asked_again(own: Server) -> None:
+def test_a_server_that_answers_with_an_error_is_asked_again(own: Server) -> None:
     """A full server costs no deadline, so nobody stops asking."""
     limiter = RateLimiter("x", "100/m")
     with redis.Redis.from_url(own.url) as direct:
@@ -279,7 +282,7 @@ def test_who_answers_with_an_error_is_asked_again(own: Server) -> None:
         assert limiter.hit("x").source == "redis"
 
 
-def test_an_open_breaker_is_tried_by_nobody_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_breaker_is_not_probed_by_waiting_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread of its own tries, until it succeeds; who asks is told at once that it may not."""
     threads: set[int] = set()
     answers = iter([False] * 12 + [True])
@@ -359,7 +362,7 @@ def test_an_error_reply_is_decided_by_the_policy(own: Server) -> None:
 
 
 @pytest.mark.usefixtures("nobody")
-def test_a_reset_that_fails_says_so() -> None:
+def test_a_failed_reset_is_reported() -> None:
     """Nobody should believe that an identity was cleared when it was not."""
     limiter = RateLimiter("x", "1/m")
     with pytest.raises(StoreError):
@@ -472,7 +475,7 @@ def test_over_a_unix_socket_with_a_password(settings: Any, tmp_path: Any) -> Non
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.django_db(transaction=True)
-def test_a_slow_database_keeps_nobody_waiting(
+def test_a_slow_database_delays_no_request(
     kind: str, own: Server, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis was emptied, and the rules have to be published again: who finds out waits no longer

@@ -114,7 +114,7 @@ with slots.slot("ada") as held:
 
 
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
-def test_a_process_that_is_patched_too_late_is_told_so(library: str, prefix: str) -> None:
+def test_patching_a_process_too_late_is_an_error(library: str, prefix: str) -> None:
     """Instead of standing still: its locks were made for threads."""
     pytest.importorskip(library)
     patch = PATCH if library == "gevent" else "import eventlet; eventlet.monkey_patch()\n"

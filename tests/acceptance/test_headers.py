@@ -18,7 +18,7 @@ def ok(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
 
 
-def test_unless_asked_for_there_are_none(client: Client) -> None:
+def test_there_are_none_by_default(client: Client) -> None:
     """Only `Retry-After`, on a 429."""
     for _ in range(3):
         response = client.get("/plain")
@@ -39,7 +39,7 @@ def test_draft_10_names_every_policy(rf: RequestFactory, settings: Any) -> None:
         )
 
 
-def test_x_headers_tell_the_nearest_limit(rf: RequestFactory, settings: Any) -> None:
+def test_x_headers_show_the_nearest_limit(rf: RequestFactory, settings: Any) -> None:
     """The one with the least left."""
     settings.RATELIMIT_HEADERS = "x"
     view = ratelimit(key="ip", rate=["2/m", "500/h"], algorithm="fixed_window")(ok)

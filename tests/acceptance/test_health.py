@@ -22,7 +22,7 @@ AT_TIMES = {"breaker", "errand"}
 """The tasks that are shown only while they run."""
 
 
-def test_health_tells_that_limits_can_be_decided(direct: redis.Redis, prefix: str) -> None:
+def test_health_reports_that_limits_can_be_decided(direct: redis.Redis, prefix: str) -> None:
     """By a decision, which counts nothing."""
     found = health()
     assert (found.ok, found.error, found.revision, found.is_paused) == (True, None, 0, False)
@@ -31,7 +31,7 @@ def test_health_tells_that_limits_can_be_decided(direct: redis.Redis, prefix: st
     assert direct.keys(f"{prefix}*") == []
 
 
-def test_health_tells_what_is_wrong(settings: Any) -> None:
+def test_health_reports_problems(settings: Any) -> None:
     """Within the deadline, and that asking is paused; the command exits with 1."""
     settings.CACHES = {
         "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
@@ -45,7 +45,7 @@ def test_health_tells_what_is_wrong(settings: Any) -> None:
         call_command("ratelimit", "health")
 
 
-def test_the_command_says_how_it_is() -> None:
+def test_the_command_shows_the_state() -> None:
     """In one line; and then what the process does in the background, with the same words for all of
     it.
     """
@@ -63,7 +63,7 @@ def test_the_command_says_how_it_is() -> None:
     assert all(task.endswith(")") for task in tasks)
 
 
-def test_everything_that_runs_beside_requests_is_in_the_list() -> None:
+def test_every_background_task_is_listed() -> None:
     """Whatever is made of a task has a name there; and what fails says why."""
     task = Task("heartbeat", lambda: 1 / 0)
     task.start()
@@ -80,7 +80,7 @@ def test_everything_that_runs_beside_requests_is_in_the_list() -> None:
     del task
 
 
-def test_a_task_goes_on_for_who_starts_it_while_it_ends() -> None:
+def test_a_task_restarts_if_it_is_started_while_it_ends() -> None:
     """Whoever has something to do for it starts it afterwards; it is done, and by one thread."""
     left, done = [3], []
     threads = set()
@@ -102,7 +102,7 @@ def test_a_task_goes_on_for_who_starts_it_while_it_ends() -> None:
     assert (done, len(threads)) == ([3, 2, 1, 0], 1)
 
 
-def test_a_task_that_fails_says_so_once_and_once_that_it_works_again(
+def test_a_failing_task_is_logged_once_and_its_recovery_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Whatever it fails of, and however often; with what holds meanwhile."""

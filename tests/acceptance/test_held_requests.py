@@ -109,7 +109,7 @@ def test_a_slot_is_held_until_the_response_is_closed(
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_who_comes_while_all_are_held_is_refused(slots: SlotsInUse, face: str) -> None:
+def test_a_client_is_refused_while_all_slots_are_held(slots: SlotsInUse, face: str) -> None:
     """N may be open at once, by every face; the next is refused, holds nothing, and gets in when
     one is closed.
     """
@@ -167,7 +167,7 @@ def test_a_body_that_breaks_off_releases_its_slot(slots: SlotsInUse, face: str) 
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_response_that_nobody_closes_holds_its_slot_no_longer_than_it_is_there(
+def test_a_response_that_is_never_closed_holds_its_slot_while_it_exists(
     slots: SlotsInUse, face: str, settings: Any
 ) -> None:
     """With the response goes what it holds: the background releases it."""
@@ -502,7 +502,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("accept", ANSWERS)
-def test_who_is_refused_is_told_why(slots: SlotsInUse, accept: str, settings: Any) -> None:
+def test_a_refused_client_gets_the_reason(slots: SlotsInUse, accept: str, settings: Any) -> None:
     """Too many at the same time: in each form of the answer, with a guess when to try again."""
     settings.RATELIMIT_HEADERS = "draft-10"
 
@@ -524,7 +524,7 @@ def test_who_is_refused_is_told_why(slots: SlotsInUse, accept: str, settings: An
     first.close()
 
 
-def test_a_throttle_that_is_refused_says_why(slots: SlotsInUse) -> None:
+def test_a_refused_throttle_gives_the_reason(slots: SlotsInUse) -> None:
     """In DRF's words, of our handler; a rate of the other kind is named with its scope."""
     bodies = [begin("/drf/plain/?who=ada") for _ in range(N)]
     status, refused = begin("/drf/plain/?who=ada")

@@ -73,7 +73,7 @@ def test_an_edit_reads_again_only_the_rule_that_changed() -> None:
     ).by_name.keys() == after.by_name.keys() - {"rule 1"}
 
 
-def test_the_old_rules_go_on_until_so_many_new_ones_are_there(
+def test_the_old_rules_stay_until_all_new_ones_are_there(
     direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request waits for as long as leaves it time to decide; the new rules hold as soon as a
@@ -141,7 +141,7 @@ def test_a_process_that_is_forked_while_it_loads_loads_itself(
     may_end.set()
 
 
-def test_where_no_thread_can_be_started_who_asks_reads_itself(
+def test_without_threads_the_caller_reads_by_itself(
     direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old rules do not go on for good."""

@@ -103,7 +103,7 @@ def test_a_locked_out_customer_is_let_in(operator: Client) -> None:
     """
     assert [post() for _ in range(3)] == [200, 200, 429]
     page = shown(operator, {"path": "/posted/", "address": ADDRESS})
-    assert "More limits are met here by: POST" in page
+    assert "More limits apply to: POST" in page
     page = shown(operator, {"path": "/posted/", "address": ADDRESS, "as": "POST"})
     assert "would be allowed, as far as it is entered" in page
     assert "form field username" in page
@@ -217,7 +217,7 @@ def test_what_is_about_everybody_has_to_be_confirmed(operator: Client) -> None:
     assert "“::/1” is a large part of the whole" in page
 
 
-def test_who_the_refusing_limit_counts_is_chosen_already(operator: Client) -> None:
+def test_the_client_of_the_refusing_limit_is_preselected(operator: Client) -> None:
     """Two quick clicks free one customer, and not the whole office."""
     description = {**POSTED, "post": "username=ada"}
     assert (
@@ -246,7 +246,7 @@ def test_a_value_that_is_not_kept_may_have_a_label(operator: Client) -> None:
     )
 
 
-def test_nobody_blocks_themselves(operator: Client) -> None:
+def test_an_operator_cannot_block_their_own_address(operator: Client) -> None:
     """By user, by address, or by a network around it."""
     description = {"path": "/ok/", "user": "grace", "address": "198.51.100.0/24"}
     for subject in ("user", "address"):
@@ -276,7 +276,7 @@ def test_of_a_network_its_first_address_is_looked_at(operator: Client) -> None:
         ({"path": "nowhere"}, "A path begins with /."),
     ],
 )
-def test_what_no_request_can_be_is_told_at_its_field(
+def test_an_impossible_request_is_an_error_of_its_field(
     entered: dict[str, str], said: str, operator: Client
 ) -> None:
     """And no page fails."""
@@ -380,7 +380,7 @@ def test_of_a_network_all_overrides_are_shown_that_are_about_it(operator: Client
         ([("203.0.113.128/25", "block")], None),
     ],
 )
-def test_that_all_of_a_network_is_blocked_is_said_where_requests_are_refused(
+def test_a_blocked_network_is_shown_at_refused_requests(
     overrides: list[tuple[str, Any]], blocked_by: str | None, operator: Client
 ) -> None:
     """By what goes before the others, where a rule is."""
@@ -393,7 +393,7 @@ def test_that_all_of_a_network_is_blocked_is_said_where_requests_are_refused(
     assert (post(address="203.0.113.1") == 429) is (blocked_by is not None)
 
 
-def test_it_says_in_a_sentence_why(operator: Client) -> None:
+def test_the_reason_is_a_sentence(operator: Client) -> None:
     """How much is used, since when, and when it frees up."""
     RateLimitRule.objects.create(
         name="hourly",

@@ -29,7 +29,7 @@ async def aok(request: HttpRequest, **kwargs: Any) -> HttpResponse:
     return HttpResponse("ok")
 
 
-def test_a_user_key_without_users_says_what_to_add(rf: RequestFactory) -> None:
+def test_a_user_key_without_authentication_names_the_middleware(rf: RequestFactory) -> None:
     """Both kinds of view name the middleware."""
     with pytest.raises(ImproperlyConfigured, match="AuthenticationMiddleware"):
         ratelimit(key="user", rate="5/m")(ok)(rf.get("/"))
@@ -37,7 +37,7 @@ def test_a_user_key_without_users_says_what_to_add(rf: RequestFactory) -> None:
         asyncio.run(ratelimit(key="user", rate="5/m")(aok)(rf.get("/")))
 
 
-def test_an_identity_that_is_none_is_refused(rf: RequestFactory) -> None:
+def test_an_invalid_identity_is_refused(rf: RequestFactory) -> None:
     """A model instance, say, whose text might change with every request."""
     with pytest.raises(TypeError, match="primary key"):
         ratelimit(key=lambda group, request: object(), rate="5/m")(ok)(rf.get("/"))

@@ -77,7 +77,7 @@ def test_a_hot_key_costs_few_calls(algorithm: str, calls: Any) -> None:
         assert limiter.peek("x").limits[0].used == 20_000
 
 
-def test_who_comes_now_and_then_is_not_leased(calls: Any) -> None:
+def test_rare_clients_get_no_lease(calls: Any) -> None:
     """Where a batch would not pay, every hit is asked for, and nothing is held."""
     limiter = window()
     for _ in range(4):
@@ -119,7 +119,7 @@ def test_numbers_are_those_of_all(direct: redis.Redis) -> None:
     assert limiter.peek("x").limits[0].used == 3000
 
 
-def test_units_go_back_when_nobody_comes(calls: Any) -> None:
+def test_unused_units_go_back(calls: Any) -> None:
     """Within half a second or so, by themselves."""
     limiter = window("100000/h")
     sources(limiter, 3000)
@@ -169,7 +169,7 @@ def test_several_limits_with_a_lease_are_all_or_nothing() -> None:
     assert [state.used for state in limiter.peek("x").limits] == [5000, 5000]
 
 
-def test_beside_a_limit_without(rf: Any) -> None:
+def test_a_leased_limit_works_with_an_unleased_one(rf: Any) -> None:
     """A view with both: the other limit is asked for each request, and a refusal costs the leased
     one nothing.
     """
@@ -245,7 +245,7 @@ def test_a_late_message_takes_no_units_that_still_count(
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket"])
-def test_a_leased_view_whose_units_go_back_uses_nothing(algorithm: str) -> None:
+def test_a_leased_view_that_returns_its_units_uses_none(algorithm: str) -> None:
     """With `count_if`, whichever units were spent: in the end nothing is used."""
 
     @ratelimit(

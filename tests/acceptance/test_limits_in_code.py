@@ -111,7 +111,7 @@ def test_a_rule_of_the_settings_is_taken_over_with_everything(operator: Client) 
     assert "settings=everything" not in operator.get(LIMITS).content.decode()
 
 
-def test_what_cannot_be_taken_over_says_so(operator: Client, settings: Any) -> None:
+def test_a_limit_that_cannot_be_taken_over_is_reported(operator: Client, settings: Any) -> None:
     """A rule that names code, or one that is not there."""
     settings.RATELIMIT_RULES = [
         {"name": "code", "path": "/", "key": f"{__name__}.looks", "rate": "5/m"}
@@ -121,7 +121,7 @@ def test_what_cannot_be_taken_over_says_so(operator: Client, settings: Any) -> N
     assert "there is no rule" in operator.get(f"{RULES}add/?settings=nothing").content.decode()
 
 
-def test_a_rule_begins_as_what_the_code_says(operator: Client) -> None:
+def test_a_new_rule_starts_with_the_values_of_the_call_site(operator: Client) -> None:
     """In its place with all its rates, so that nothing has to be confirmed; or beside it with its
     key.
     """

@@ -63,7 +63,7 @@ def test_each_process_admits_its_share(algorithm: str, own: Server) -> None:
     assert admitted(limiter, 10, "somebody else") == 10
 
 
-def test_a_share_begins_with_what_redis_said_last(own: Server) -> None:
+def test_a_local_share_starts_with_the_last_state_in_redis(own: Server) -> None:
     """Of 60 used by all, a quarter are this process's."""
     limiter = RateLimiter("x", "100/h")
     for _ in range(60):
@@ -99,7 +99,7 @@ def test_when_redis_is_back_it_decides_again(own: Server, monkeypatch: pytest.Mo
     )
 
 
-def test_until_the_others_are_back_too_each_goes_by_both(
+def test_until_the_others_are_back_each_uses_both_counts(
     own: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A share that is used up stays so for a moment, whatever Redis has heard; what Redis refuses
@@ -267,7 +267,7 @@ def test_no_history_of_outages_admits_more_than_the_limit(
         assert sum(total) > 200
 
 
-def test_an_idle_process_tells_without_a_request(own: Server, settings: Any) -> None:
+def test_an_idle_process_writes_without_a_request(own: Server, settings: Any) -> None:
     """A thread tells as soon as Redis is back; an error about one identity drops none of the
     others.
     """
@@ -334,7 +334,7 @@ def test_processes_that_are_cut_off_together_admit_about_the_limit() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "token_bucket"])
-def test_redis_is_told_what_was_admitted_meanwhile(algorithm: str, own: Server) -> None:
+def test_redis_receives_what_was_admitted_in_the_outage(algorithm: str, own: Server) -> None:
     """So that an outage that loses nothing admits no more than the limit; what was given back is
     not told.
     """
@@ -349,7 +349,7 @@ def test_redis_is_told_what_was_admitted_meanwhile(algorithm: str, own: Server) 
     until(lambda: limiter.peek("x").limits[0].used == 6, "it is told", 5)
 
 
-def test_where_redis_comes_back_empty_no_more_is_admitted() -> None:
+def test_an_emptied_redis_admits_no_more() -> None:
     """Also where one process is told, heard of and asked before the other is: shares are what they
     were.
     """

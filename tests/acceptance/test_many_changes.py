@@ -183,7 +183,7 @@ def test_too_many_to_note_are_one_line_of_history() -> None:
     assert get(REMOTE_ADDR="10.0.3.7") == [200]
 
 
-def test_history_of_a_deletion_says_what_there_was() -> None:
+def test_the_history_of_a_deletion_has_the_old_values() -> None:
     """A rule with its tiers, what it took along, and a tier that went alone; whatever part of them
     was read.
     """
@@ -276,7 +276,7 @@ def test_other_models_of_the_site_are_left_alone() -> None:
             assert signal.has_listeners(model) == issubclass(model, AuditedModel), (model, signal)
 
 
-def test_a_migration_that_nobody_told_of_is_published() -> None:
+def test_a_migration_without_a_signal_is_published() -> None:
     """What a migration does with its own historical models holds when all migrations are done."""
     rule("search", path="", limit=50)
     historical = (

@@ -124,7 +124,7 @@ def asked(where: str, methods: list[str], kind: str) -> list[int]:
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("where", EVERYWHERE)
 @pytest.mark.parametrize("first", ["get", "head"])
-def test_who_counts_get_counts_head(where: str, kind: str, first: str) -> None:
+def test_a_limit_on_get_counts_head(where: str, kind: str, first: str) -> None:
     """One count for both, in decorators, rules and throttles, whichever comes first: the view runs
     twice of four.
     """
@@ -175,7 +175,7 @@ def test_django_ratelimits_functions_count_head_with_get(rf: RequestFactory) -> 
     assert usage["count"] == 2
 
 
-def test_a_limit_on_get_is_named_as_ever(rf: RequestFactory) -> None:
+def test_a_limit_on_get_keeps_its_name(rf: RequestFactory) -> None:
     """By GET, so that what is counted stays counted."""
     request = rf.head("/")
     ratelimit("named", "ip", "2/m", "GET")(ok)(request)

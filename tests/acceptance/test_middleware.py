@@ -129,7 +129,7 @@ def test_one_name_is_counted_once(settings: Any) -> None:
     assert responses[0].content == b"['search']"
 
 
-def test_rules_whose_names_meet_are_counts_of_their_own(settings: Any) -> None:
+def test_rules_with_colliding_names_have_separate_counts(settings: Any) -> None:
     """A rule called as another's rate is: no key stands twice in one call."""
     settings.RATELIMIT_RULES = [
         {"name": "all", "path": "/", "key": "ip", "rate": ["3/m", "30/h"]},

@@ -48,7 +48,7 @@ def zone_at_noon() -> str:
 
 @pytest.mark.parametrize("align", list(RATES))
 @pytest.mark.parametrize("seconds", WRONG)
-def test_a_calendar_limit_admits_n_whatever_the_clocks_of_hosts_say(
+def test_a_calendar_limit_admits_n_whatever_the_clocks_of_hosts_are(
     align: str, seconds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if only the wrong host asks; and no client is refused for longer than one window."""
@@ -87,7 +87,7 @@ def test_a_calendar_limit_admits_n_whatever_the_clocks_of_hosts_say(
 
 @pytest.mark.parametrize("align", list(RATES))
 @pytest.mark.parametrize("days", [100, 365, 15_000])
-def test_a_server_clock_that_was_far_ahead_locks_nobody_out_of_a_calendar_limit(
+def test_a_server_clock_that_was_far_ahead_locks_no_client_out_of_a_calendar_limit(
     align: str, days: int
 ) -> None:
     """What was counted stays counted in the window that is current when the clock is
@@ -151,7 +151,7 @@ def test_a_process_that_died_before_the_clock_was_set_back_is_not_counted(
     assert abs(float(direct.get(began).split()[0]) - time.time()) < 60
 
 
-def test_slots_of_a_host_whose_clock_is_hours_behind_are_listed(
+def test_slots_of_a_host_with_a_late_clock_are_listed(
     settings: Any, direct: redis.Redis, prefix: str
 ) -> None:
     """Processes that have ended are not, however young they are."""

@@ -52,7 +52,7 @@ def test_a_rule_is_live_on_the_next_request() -> None:
     assert get() == [429]
 
 
-def test_overrides_begin_and_end_when_they_say() -> None:
+def test_overrides_begin_and_end_on_time() -> None:
     """By the clock of Redis, whatever the zone of the site is."""
     now, hour = timezone.now(), datetime.timedelta(hours=1)
     for number, (starts, ends) in enumerate(

@@ -209,7 +209,7 @@ def test_a_network_is_blocked_for_an_hour(site: Site, hand_for: Callable[[str], 
     assert site.ask("/", source="127.0.5.4").status == 200
 
 
-def test_a_reference_tells_what_refused(site: Site, hand_for: Callable[[str], Hand]) -> None:
+def test_a_reference_shows_the_refusing_limit(site: Site, hand_for: Callable[[str], Hand]) -> None:
     """Read aloud by who was refused: the limit that refused."""
     visitor = "127.0.6.6"
     answers = [

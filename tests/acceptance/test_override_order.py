@@ -143,7 +143,7 @@ def test_of_any_two_overrides_the_one_that_docs_name_counts() -> None:
                 assert found.decision.allowed is not refuses, (place, pair)
 
 
-def test_a_block_for_all_goes_on_for_the_rules_that_nothing_else_is_said_of() -> None:
+def test_a_block_for_all_rules_applies_to_rules_without_an_override_of_their_own() -> None:
     """Of two rules, an override for one lifts a block for all only there; so the request is
     refused.
     """

@@ -147,7 +147,7 @@ def test_a_block_of_a_digest_holds_for_every_limit_of_a_request_that_counts_that
     assert limiter.hit("acme")  # A RateLimiter obeys no overrides.
 
 
-def test_a_digest_that_all_share_who_lack_something_is_nobodys() -> None:
+def test_the_digest_of_a_missing_value_identifies_no_client() -> None:
     """All visitors would be blocked by it. So it is with all who visit a path."""
     RateLimitRule.objects.create(name="rule", path="/rule/", key="all", limit=1000, unit="h")
     RateLimitRule.objects.create(name="path", path="/free/", key="path", limit=1000, unit="h")
@@ -177,7 +177,7 @@ def test_an_exemption_of_a_digest_goes_before_a_block_of_the_user_and_of_the_net
     assert ada.get("/free/").status_code == 429
 
 
-def test_a_digest_and_a_user_who_has_it_are_two_subjects() -> None:
+def test_a_digest_and_a_user_with_that_digest_are_two_subjects() -> None:
     """What is published about one is not published in the place of the other, one by one or all
     anew.
     """
@@ -234,7 +234,7 @@ def test_a_row_that_names_several_subjects_is_not_saved() -> None:
     assert row.named() == ["network"]
 
 
-def test_the_value_of_another_subject_is_none() -> None:
+def test_the_value_of_another_subject_is_not_used() -> None:
     """A row that is moved to a field, or to another field, has no value until one is set."""
     row = RateLimitOverride.objects.create(network=ADDRESS, effect="block")
     for field in ("get:q", "get:r"):
@@ -344,7 +344,7 @@ def test_a_form_names_one_subject(
     assert problem is None or problem in errors(answer)
 
 
-def test_a_form_keeps_no_value_and_refuses_to_overwrite_what_was_changed_meanwhile(
+def test_a_form_stores_no_value_and_refuses_to_overwrite_newer_changes(
     operator: Client,
 ) -> None:
     """Which another operator did while it was open: also where that was the value alone."""
@@ -375,7 +375,7 @@ def test_a_form_keeps_no_value_and_refuses_to_overwrite_what_was_changed_meanwhi
 ASKED = {"path": "/login/", "method": "POST", "address": ADDRESS, "post": "username=ada"}
 
 
-def test_the_inspector_acts_on_whom_the_limit_counts_by_the_digest(operator: Client) -> None:
+def test_the_inspector_acts_on_the_counted_client_by_its_digest(operator: Client) -> None:
     """The customer who is locked out at the login is let in with one button, and nobody else."""
     for name in ("ada", "bob"):
         assert [post("/login/", username=name) for _ in range(3)] == [200, 200, 429]
@@ -436,7 +436,7 @@ def test_the_inspector_acts_on_whom_the_limit_counts_by_the_digest(operator: Cli
         ("all", {"address": ADDRESS}, None),
     ],
 )
-def test_whom_a_key_counts(
+def test_what_a_key_counts(
     key: str, asked: dict[str, str], whom: str | None, operator: Client
 ) -> None:
     """Unless it was entered by itself, is several addresses, or all who visit the path."""

@@ -174,7 +174,7 @@ def test_a_prefix_belongs_to_one_database(
     until(lambda: here("ask()") == {"site": 1001}, "the first site keeps its rules", 5)
 
 
-def test_a_site_whose_database_cannot_be_read_goes_by_what_is_published(
+def test_a_site_without_its_database_uses_the_published_rules(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
     """And by its own as soon as it can, if that turns out to be another's."""

@@ -136,7 +136,7 @@ def edits(workers: list[Worker], number: int = 5) -> list[float]:
     ]
 
 
-def test_requests_that_no_rule_concerns_ask_nobody(start: Start, direct: redis.Redis) -> None:
+def test_requests_without_a_rule_make_no_round_trip(start: Start, direct: redis.Redis) -> None:
     """No matter how many: where no rule is, where one is for another path, and where somebody else
     is blocked.
     """
@@ -162,9 +162,7 @@ def test_requests_that_no_rule_concerns_ask_nobody(start: Start, direct: redis.R
         assert commands.get("cmdstat_hget", {"calls": 0})["calls"] < 100
 
 
-def test_where_nothing_is_heard_changes_hold_within_a_second(
-    start: Start, direct: redis.Redis
-) -> None:
+def test_without_messages_changes_apply_within_a_second(start: Start, direct: redis.Redis) -> None:
     """The listeners' connections are cut, and cannot be made again; when they can, milliseconds are
     enough again.
     """
@@ -215,7 +213,7 @@ def test_a_connection_that_dies_without_a_word_is_believed_for_a_second(start: S
         assert median(edits(workers)) < SOON
 
 
-def test_who_stood_still_repeats_nothing_that_was_ended_meanwhile(start: Start) -> None:
+def test_a_resumed_process_repeats_no_ended_state(start: Start) -> None:
     """A process that was stopped while others went on; and one whose threads have no turn, as uWSGI
     runs Python.
     """
@@ -239,7 +237,7 @@ def test_who_stood_still_repeats_nothing_that_was_ended_meanwhile(start: Start) 
     assert median(found) < SOON
 
 
-def test_nobody_goes_by_what_is_remembered_while_the_listener_waits_for_its_turn(
+def test_cached_decisions_are_not_used_while_the_listener_waits_for_its_turn(
     start: Start,
 ) -> None:
     """Behind the threads of requests, which keep it waiting: who was refused, who spends a lease,
@@ -261,7 +259,7 @@ def test_nobody_goes_by_what_is_remembered_while_the_listener_waits_for_its_turn
     assert median(found) < SOON
 
 
-def test_who_has_no_requests_reads_new_rules_at_a_moment_by_chance(start: Start) -> None:
+def test_an_idle_process_loads_new_rules_at_a_random_moment(start: Start) -> None:
     """All processes hear of them at once, and do not read them at once; whoever is asked obeys them
     already.
     """
@@ -337,7 +335,7 @@ def test_a_child_hears_by_itself(start: Start) -> None:
 
 
 @pytest.mark.parametrize("right", ["resetchannels", "-publish"])
-def test_who_may_not_use_channels_asks_once_a_second(right: str, start: Start) -> None:
+def test_a_redis_user_without_channels_polls_once_a_second(right: str, start: Start) -> None:
     """A user of Redis without any channel, or who can only hear: saving works, and holds within the
     second.
     """
@@ -376,7 +374,7 @@ def test_it_hears_again_when_redis_was_restarted(start: Start) -> None:
 
 
 @pytest.mark.parametrize(("path", "met", "asks"), [("/", {"site": 5000}, 100), ("/other", {}, 5)])
-def test_what_nobody_can_put_back_is_not_asked_for_by_every_request(
+def test_missing_data_is_not_requested_by_every_request(
     path: str, met: Any, asks: int, start: Start, direct: redis.Redis, database: Path, prefix: str
 ) -> None:
     """Redis is emptied while the database is away: each process goes on by what it knows, blocks
@@ -491,7 +489,7 @@ def test_in_a_cluster_it_is_pushed_from_node_to_node(start: Start) -> None:
         assert max(found) < AT_LAST
 
 
-def test_a_node_that_is_told_nothing_by_the_others_costs_a_second(start: Start) -> None:
+def test_an_isolated_node_costs_a_second(start: Start) -> None:
     """In a cluster, nodes pass on what is published. One that the others have forgotten answers as
     ever, and hears nothing of it: changes hold within the second for who listens there, whatever
     the deny cache may do else.

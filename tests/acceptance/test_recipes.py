@@ -47,7 +47,7 @@ def recipe(page: str, name: str) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("method", ["get", "head", "options"])
 @pytest.mark.django_db
-def test_who_looks_at_a_login_form_keeps_nobody_out(
+def test_viewing_a_login_form_locks_no_client_out(
     page: str, view: str, field: str, method: str, settings: Any
 ) -> None:
     """Sixty look at the form, from one address and from many: nobody is refused, neither they nor
@@ -71,7 +71,7 @@ def test_who_looks_at_a_login_form_keeps_nobody_out(
     assert status("post", "192.0.2.1", **{field: "ada", "password": "guess"}) == 200
 
 
-def test_who_owns_a_name_spelled_alike_gains_no_more_than_the_address_has(settings: Any) -> None:
+def test_similar_user_names_gain_no_more_than_the_address_has(settings: Any) -> None:
     """Logging in as ADA clears the failures at ada from that address, as the page says, but no
     other limit: thirty guesses in all; without `reset_if`, five.
     """
@@ -175,7 +175,7 @@ def test_odd_rows_run_out_as_others_do() -> None:
 @pytest.mark.parametrize(
     "cost", [-1, -(10**40), 0.5, 1.0, "1", None, True, MAX_COST + 1, [], float("nan")]
 )
-def test_a_cost_that_is_none_is_the_developers_error_and_no_free_pass(cost: Any) -> None:
+def test_an_invalid_cost_is_an_error_of_the_developer_and_no_free_pass(cost: Any) -> None:
     """Of a callable, of a throttle and of a view: nothing is served, and the message says what is
     right.
     """

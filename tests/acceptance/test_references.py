@@ -190,7 +190,7 @@ def test_a_rule_is_found_as_it_is_now() -> None:
     assert "unknown limit: it was removed" in explained(reference)
 
 
-def test_a_call_site_whose_rate_was_changed_is_found_in_its_place() -> None:
+def test_a_call_site_with_a_changed_rate_is_found() -> None:
     """What stands there now, and that it is not the one."""
     earlier = ratelimit("search", "ip", lambda group, request: "1/w")(ok)
     answers = [earlier(RequestFactory().get("/")) for _ in range(2)]
@@ -312,7 +312,7 @@ def test_the_inspector_opens_it_and_acts_on_the_request() -> None:
 
 
 @pytest.mark.usefixtures("admin_site")
-def test_the_inspector_says_what_is_wrong_with_a_reference() -> None:
+def test_the_inspector_explains_an_invalid_reference() -> None:
     """Or that what refused is not there any more."""
     client = desk("view_ratelimitoverride")
     assert "A reference has 20 letters and digits, and this has 5" in page(client, "ABCDE")
@@ -327,12 +327,12 @@ def test_the_inspector_says_what_is_wrong_with_a_reference() -> None:
     reference = Client(REMOTE_ADDR="203.0.113.9").get("/plain")[HEADER]
     assert f"ratelimitoverride/{block.pk}/change/" in page(client, reference)
     block.delete()
-    assert "That block is not there any more." in page(client, reference)
+    assert "That block no longer exists." in page(client, reference)
 
 
 @pytest.mark.usefixtures("admin_site")
 @pytest.mark.parametrize("is_block", [True, False])
-def test_the_inspector_compares_who_it_was(is_block: bool) -> None:
+def test_the_inspector_compares_the_client(is_block: bool) -> None:
     """Of whom one has in mind: who is counted as the refused one was, or met by the same block. No
     digest is shown.
     """

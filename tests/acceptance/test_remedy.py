@@ -30,7 +30,7 @@ def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("accept", ["text/html", "*/*"])
-def test_the_command_that_is_told_switches_the_rule_off(accept: str, operator: Client) -> None:
+def test_the_suggested_command_switches_the_rule_off(accept: str, operator: Client) -> None:
     """On every page of the admin, as it is written there."""
     answer = operator.get(RULES, headers={"accept": accept})
     assert answer.status_code == 429
@@ -41,7 +41,7 @@ def test_the_command_that_is_told_switches_the_rule_off(accept: str, operator: C
     assert operator.get(RULES).status_code == 200
 
 
-def test_nobody_else_is_told(operator: Client, django_assert_num_queries: Any) -> None:
+def test_other_users_get_no_hint(operator: Client, django_assert_num_queries: Any) -> None:
     """Neither on other pages, nor strangers, nor who is no staff; strangers are not even looked
     for.
     """
@@ -54,7 +54,7 @@ def test_nobody_else_is_told(operator: Client, django_assert_num_queries: Any) -
         assert stranger.get("/admin/login/").status_code == 429
 
 
-def test_a_coroutine_tells_the_same_and_a_rule_of_the_settings_is_named(
+def test_coroutines_report_the_same_and_name_a_rule_of_the_settings(
     operator: Client, settings: Any
 ) -> None:
     """There is no command for that one."""

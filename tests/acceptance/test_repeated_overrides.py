@@ -111,7 +111,7 @@ def test_a_button_and_a_command_that_are_repeated_add_one(operator: Client) -> N
             for _ in range(2)
         ]:
             assert "for 1 hour" in page
-        assert "The same override is there already, so none was added." in page
+        assert "The same override is already present, so none was added." in page
     assert RateLimitOverride.objects.count() == 2
     assert "203.0.113.10 is blocked until" in said("block", "--ip", "203.0.113.10")
     number = RateLimitOverride.objects.get(network="203.0.113.10").pk

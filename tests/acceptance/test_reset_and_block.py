@@ -77,7 +77,7 @@ def test_what_is_reset_lets_the_real_request_go(name: str) -> None:
     assert {change.by for change in RateLimitChange.objects.all()} == {"ratelimit reset"}
 
 
-def test_a_reset_that_removed_nothing_says_so() -> None:
+def test_a_reset_without_effect_is_reported() -> None:
     """And what would find more: a field that is missing, another method."""
     text = said("reset", "--path", "/posted/", "--method", "POST", "--ip", ADDRESS)
     assert "Nothing was reset: its count under tests.acceptance" in text
@@ -172,7 +172,7 @@ def test_a_block_of_a_large_part_of_the_internet_is_confirmed(settings: Any) -> 
     assert "0.0.0.0/0 is blocked until" in said("block", "--ip", "0.0.0.0/0", "--confirm")
 
 
-def test_a_block_by_one_rule_refuses_where_that_applies() -> None:
+def test_a_block_for_one_rule_refuses_only_its_requests() -> None:
     """And nowhere else."""
     RateLimitRule.objects.create(name="site", path="/ok/", key="ip", limit=100, unit="h")
     assert "is blocked by the rule site until" in said("block", "--ip", ADDRESS, "--rule", "site")
@@ -181,7 +181,7 @@ def test_a_block_by_one_rule_refuses_where_that_applies() -> None:
         said("block", "--ip", ADDRESS, "--rule", "nothing")
 
 
-def test_unblock_says_what_it_did_not_end() -> None:
+def test_unblock_lists_what_it_did_not_end() -> None:
     """Where no block is about them; and the blocked networks that an address is in."""
     said("block", "--ip", "203.0.112.0/20")
     text = said("unblock", "--ip", ADDRESS)
@@ -209,7 +209,7 @@ def test_unblock_says_what_it_did_not_end() -> None:
         (("reset", "--field", "a=1", "--json", "b=2"), "either form fields or JSON fields"),
     ],
 )
-def test_what_is_wrong_is_told(arguments: tuple[str, ...], problem: str) -> None:
+def test_errors_are_explained(arguments: tuple[str, ...], problem: str) -> None:
     """With what would be right, and nothing is done."""
     with pytest.raises(CommandError, match=problem):
         said(*arguments)

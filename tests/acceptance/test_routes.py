@@ -242,7 +242,7 @@ def test_a_foreseen_view_is_decided_once(settings: Any, monkeypatch: pytest.Monk
     assert len(calls) == 1
 
 
-def test_a_converter_that_says_404_is_a_404(settings: Any) -> None:
+def test_a_converter_that_raises_404_is_a_404(settings: Any) -> None:
     """As Django takes it; rules by path count it."""
     settings.RATELIMIT_RULES = [
         {"name": "x", "route": "plain", "key": "ip", "rate": "9/h"},

@@ -41,7 +41,7 @@ site = test_admin.site
     ],
 )
 @pytest.mark.parametrize("name", ["search", "other"])
-def test_a_limit_that_is_none_is_an_error_of_its_field(
+def test_an_invalid_limit_is_an_error_of_its_field(
     name: str, fields: dict[str, Any], field: str, operator: Client
 ) -> None:
     """Also in the place of a call site, where it would be compared with what the code says."""
@@ -72,14 +72,14 @@ def test_a_limit_that_is_none_is_an_error_of_its_field(
         ("5/y", "Rate '5/y': write N/unit without spaces, such as 100/m, 10/15m or 5/second"),
     ],
 )
-def test_a_further_limit_that_is_none_says_why(text: str, problem: str, operator: Client) -> None:
+def test_an_invalid_further_limit_is_explained(text: str, problem: str, operator: Client) -> None:
     """For each reason there is."""
     answer = operator.post(f"{RULES}add/", given(path="/ok", key="ip", limit=5, more_rates=text))
     (found,) = answer.context["adminform"].form.errors["more_rates"]
     assert found.startswith(problem)
 
 
-def test_a_tier_that_was_deleted_meanwhile_is_said_to_be(operator: Client) -> None:
+def test_a_tier_deleted_by_another_user_is_reported(operator: Client) -> None:
     """And not that its hidden id is no valid choice."""
     Group.objects.create(name="pro")
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=5)
@@ -97,7 +97,7 @@ def test_a_tier_that_was_deleted_meanwhile_is_said_to_be(operator: Client) -> No
     assert "Tiers were deleted while you were editing: pro." in page
 
 
-def test_the_browser_is_told_which_limits_there_are(operator: Client) -> None:
+def test_the_browser_gets_the_list_of_limits(operator: Client) -> None:
     """And not which numbers the database can store."""
     widget = operator.get(f"{RULES}add/").context["adminform"].form.fields["limit"].widget
     assert (widget.attrs["min"], widget.attrs["max"]) == (0, 10**12)
@@ -195,7 +195,7 @@ def test_the_browser_is_told_which_limits_there_are(operator: Client) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_of_its_field(
+def test_errors_name_their_field(
     fields: dict[str, Any], field: str, problem: str, operator: Client
 ) -> None:
     """With the labels of the form; a duration says how long it may be."""
@@ -208,7 +208,7 @@ def test_what_is_wrong_is_said_of_its_field(
     assert not RateLimitRule.objects.exists()
 
 
-def test_everything_that_is_wrong_is_said_at_once(operator: Client) -> None:
+def test_all_errors_are_reported_together(operator: Client) -> None:
     """Each at its field, and in the language of the operator."""
     form = given(path="ok", key="id", limit=2, burst=5)
     answer = operator.post(f"{RULES}add/", form)

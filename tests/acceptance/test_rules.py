@@ -450,7 +450,7 @@ def test_requests_that_meet_no_rule_go_unasked(
 
 
 @pytest.mark.usefixtures("quiet")  # It counts what Redis is asked.
-def test_who_is_blocked_without_a_rule_is_asked_about_once(direct: redis.Redis) -> None:
+def test_a_blocked_client_without_a_rule_is_looked_up_once(direct: redis.Redis) -> None:
     """What is known to be written about an address holds as long as the revision does."""
     block = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     assert get("/other", 3) == [200] * 3
@@ -551,9 +551,7 @@ KEPT = pytest.mark.parametrize("taking", [take_from_view, take_from_limiter])
 @pytest.mark.parametrize(
     "algorithm", ["sliding_window", "token_bucket", "fixed_window", "sliding_log"]
 )
-def test_a_rule_in_the_place_of_a_call_site_goes_on_with_its_count(
-    algorithm: str, taking: Any
-) -> None:
+def test_a_rule_that_replaces_a_call_site_continues_its_count(algorithm: str, taking: Any) -> None:
     """Lowering a limit gives nothing to a client that has used it up; the code goes on with the
     count of the rule.
     """
@@ -613,7 +611,7 @@ def test_a_rule_by_another_algorithm_or_key_counts_for_itself() -> None:
     assert not take(51).allowed
 
 
-def test_a_rule_stands_beside_a_call_site() -> None:
+def test_a_rule_applies_in_addition_to_a_call_site() -> None:
     """`group`: both are decided in one call."""
     rule("search daily", path="", group="search", limit=9, unit="d")
     assert Client().get("/search").content == b"search:*:ip:100/m=100,search daily=9"
@@ -689,7 +687,7 @@ def test_chosen_groups_are_an_audience() -> None:
     assert as_user(bob).content == b""
 
 
-def test_what_an_override_says_of_an_address() -> None:
+def test_overrides_about_an_address_apply() -> None:
     """Another limit, an exemption, a block; the narrower network goes before the wider."""
     one = rule(limit=1)
     other = "198.51.100.7"
@@ -703,11 +701,9 @@ def test_what_an_override_says_of_an_address() -> None:
     assert get(times=1, REMOTE_ADDR="2001:db8:1::1") == [429]
     blocked = Client(REMOTE_ADDR="203.0.113.10").get("/ok")
     assert (blocked.status_code, "Retry-After" in blocked.headers) == (429, False)
-    assert blocked.content.startswith(
-        b"Too many requests. You are blocked. Waiting does not change that.\n"
-    )
+    assert blocked.content.startswith(b"Too many requests. You are blocked.\n")
     as_json = Client(REMOTE_ADDR="203.0.113.10").get("/ok", headers={"Accept": "application/json"})
-    assert as_json.json()["detail"] == "You are blocked. Waiting does not change that."
+    assert as_json.json()["detail"] == "You are blocked."
 
 
 def test_an_override_holds_for_the_next_request_and_ends_by_itself() -> None:
@@ -757,7 +753,7 @@ def test_a_block_counts_nothing() -> None:
     assert get(times=3) == [200, 200, 429]
 
 
-def test_what_an_override_says_of_a_user_and_of_the_value_of_a_header(
+def test_overrides_about_a_user_and_about_a_header_combine(
     direct: redis.Redis, prefix: str
 ) -> None:
     """The value is kept as a digest, and nowhere in clear."""
@@ -864,7 +860,7 @@ def test_shadow_never_refuses(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", ["open", "closed"])
-def test_what_a_store_failure_means_is_the_rules_to_say(policy: str, settings: Any) -> None:
+def test_each_rule_has_its_policy_for_store_failures(policy: str, settings: Any) -> None:
     """Whatever the settings say."""
     settings.RATELIMIT_ON_STORE_ERROR = {"open": "closed", "closed": "open"}[policy]
     rule("search", path="", on_store_error=policy)
@@ -879,7 +875,7 @@ def test_what_a_store_failure_means_is_the_rules_to_say(policy: str, settings: A
     assert get("/search") == [{"open": 200, "closed": 429}[policy]]
 
 
-def test_who_is_refused_reads_the_rules_message() -> None:
+def test_a_refused_client_gets_the_rules_message() -> None:
     """In the page and in the problem document."""
     rule(limit=0, message="Come back tomorrow.")
     assert b"Come back tomorrow." in Client().get("/ok").content
@@ -889,7 +885,7 @@ def test_who_is_refused_reads_the_rules_message() -> None:
     )
 
 
-def test_history_says_what_changed_and_by_whom() -> None:
+def test_history_records_the_change_and_its_author() -> None:
     """Old and new, for rules and overrides."""
     with acting("ada"):
         one = rule(limit=100)
@@ -904,7 +900,7 @@ def test_history_says_what_changed_and_by_whom() -> None:
     assert (changes[1].before["rate"], changes[1].after["rate"]) == ("100/h", "50/h")
 
 
-def test_two_who_save_at_once_both_are_heard() -> None:
+def test_two_concurrent_saves_are_both_published() -> None:
     """In threads of their own, many times."""
     rules = [rule(f"rule {number}", path=f"/{number}", limit=1000) for number in range(2)]
 
@@ -934,7 +930,9 @@ def test_two_who_save_at_once_both_are_heard() -> None:
     }
 
 
-def test_who_only_lost_the_turn_has_published_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_process_that_lost_its_turn_has_published_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """One of all processes compares what is published with the database: the others have not seen
     that it is there.
     """
@@ -954,7 +952,7 @@ def test_who_only_lost_the_turn_has_published_nothing(caplog: pytest.LogCaptureF
     assert "published again" in caplog.text
 
 
-def test_who_publishes_in_a_transaction_waits_for_no_request() -> None:
+def test_publishing_in_a_transaction_waits_for_no_request() -> None:
     """Nor for the database that one waits for."""
     rule()
     may_end = threading.Event()

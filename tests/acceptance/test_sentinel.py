@@ -54,7 +54,7 @@ def test_decisions_follow_the_master(watched: Watched) -> None:
     assert asyncio.run(ahit()).limits[0].used == 5
 
 
-def test_who_is_banned_stays_so_through_a_failover(watched: Watched) -> None:
+def test_a_ban_survives_a_failover(watched: Watched) -> None:
     """While there is no master by what this process knows, and afterwards by what the new one has
     heard, to the same moment; who was let in meanwhile is let in still, and a ban is lifted there.
     """

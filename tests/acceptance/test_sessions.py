@@ -144,9 +144,7 @@ def test_a_session_that_exists_has_a_count_of_its_own(
 
 
 @pytest.mark.parametrize("url", ["/visits", "/avisits"])
-def test_a_visitor_whose_session_changes_with_every_request_is_limited(
-    url: str, backend: str
-) -> None:
+def test_a_visitor_with_a_new_session_per_request_is_limited(url: str, backend: str) -> None:
     """One who keeps the cookies, and one who drops them or brings back the oldest."""
     newest: Any = None
     codes = []
@@ -159,7 +157,7 @@ def test_a_visitor_whose_session_changes_with_every_request_is_limited(
     assert [get(url, None, "192.0.2.8").status_code for _ in range(3)] == [200, 200, 429]
 
 
-def test_a_session_that_was_flushed_is_none(backend: str, rf: RequestFactory) -> None:
+def test_a_flushed_session_does_not_identify_a_client(backend: str, rf: RequestFactory) -> None:
     """Nor is one that is empty, or that an earlier middleware has begun for whoever comes
     without."""
     from importlib import import_module

@@ -53,7 +53,7 @@ def asked(times: int = 1, where: str = "/finds", **extra: Any) -> list[int]:
     return [client.get(where, **extra).status_code for _ in range(times)]
 
 
-def test_all_rates_of_a_rule_hold_in_the_place_of_a_call_site(operator: Client) -> None:
+def test_all_rates_of_a_rule_replace_those_of_a_call_site(operator: Client) -> None:
     """The one that is full refuses, whichever it is."""
     operator.post(f"{RULES}add/", given(name="finds", limit=100, unit="s", more_rates="500/h\n3/d"))
     rule = RateLimitRule.objects.get()
@@ -112,9 +112,7 @@ def of_pages(group: str, request: HttpRequest) -> str | None:
 @pytest.mark.parametrize(
     "rates", [[of_pages, "3/h"], ["3/h", of_pages], [of_pages, lambda group, request: "3/h"]]
 )
-def test_what_a_function_says_takes_no_count_of_another_rate(
-    rates: list[Any], settings: Any
-) -> None:
+def test_a_rate_of_a_function_has_a_count_of_its_own(rates: list[Any], settings: Any) -> None:
     """Also for the same period, and whether or not it says anything of a request: 3 an hour are
     never more.
     """
@@ -192,7 +190,7 @@ def test_rates_that_make_no_sense_together_are_refused(rates: Any, problem: str)
     assert "more_rates" in raised.value.message_dict
 
 
-def test_a_line_that_is_no_rate_is_said_in_the_words_of_the_form(operator: Client) -> None:
+def test_an_invalid_rate_line_is_explained_in_the_forms_words(operator: Client) -> None:
     """Which line, and what would be right; the lines stay as they were typed."""
     answer = operator.post(
         f"{RULES}add/", given(path="/ok", key="ip", limit=1, more_rates="500/h\nmany")
@@ -245,7 +243,7 @@ def test_what_keeps_the_limits_of_the_code_needs_no_confirmation(
     assert answer.status_code == 302, errors(answer)
 
 
-def test_while_a_name_is_typed_the_form_says_what_it_takes_the_place_of(operator: Client) -> None:
+def test_the_form_shows_what_a_name_replaces_while_it_is_typed(operator: Client) -> None:
     """The rates, who is counted and where that stands; a slip of the finger is asked about."""
     url = f"{RULES}call-site/"
     page = operator.get(url, {"name": "finds"}).content.decode()

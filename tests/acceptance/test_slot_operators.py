@@ -57,7 +57,7 @@ def id_of(what: str) -> str:
     return next(holder.id for holder in slots_held() if what in holder.what)
 
 
-def test_the_page_lists_who_holds_slots(held: tuple[RateLimiter, RateLimiter]) -> None:
+def test_the_page_lists_the_holders_of_slots(held: tuple[RateLimiter, RateLimiter]) -> None:
     """What for, of which limit, whose, how many of how many, since when and in which process; by
     rule, if asked.
     """
@@ -90,7 +90,7 @@ def test_the_page_lists_who_holds_slots(held: tuple[RateLimiter, RateLimiter]) -
     )
 
 
-def test_whose_they_are_is_for_those_who_may_see_identities(
+def test_names_need_the_permission_to_see_identities(
     held: tuple[RateLimiter, RateLimiter],
 ) -> None:
     """Others see a part of the digest, and of paths the first part; who may not see rules sees
@@ -166,7 +166,7 @@ def _assert_nobody_holds(client: Client, slot: str) -> None:
         call_command("ratelimit", "slots", "release", slot)
 
 
-def test_no_slots_and_no_redis_are_said(settings: Any) -> None:
+def test_an_empty_list_and_an_outage_are_shown(settings: Any) -> None:
     """An empty page says what gives slots; one without Redis says that, and nothing of slots."""
     ada = staff("view_ratelimitrule", name="ada")
     assert "No slot is held." in ada.get(HERE).content.decode()

@@ -117,13 +117,13 @@ def test_what_contradicts_itself_is_refused_at_its_field(
 
 
 @SITE
-def test_slots_of_the_code_are_slots_of_the_rule_in_its_place(ada: Client) -> None:
+def test_slots_of_a_call_site_are_slots_of_the_rule_that_replaces_it(ada: Client) -> None:
     """By the same key, they go on to be counted, so nothing is asked."""
     form = FORM | {"name": "slow exports", "path": ""}
     assert ada.post(f"{RULE}add/", form).status_code == 302
 
 
-def test_the_form_asks_for_no_period_of_so_many_at_once(browser: Any, demo: str) -> None:
+def test_the_form_has_no_period_for_concurrency_limits(browser: Any, demo: str) -> None:
     """The unit and the algorithm go together, whichever is chosen, and the period is hidden
     meanwhile.
     """

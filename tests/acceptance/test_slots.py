@@ -40,7 +40,7 @@ def used(limiter: RateLimiter, identity: Any = "ada") -> int:
     return limiter.peek(identity).limits[-1].used
 
 
-def test_never_more_than_so_many_at_once() -> None:
+def test_never_more_than_the_limit_at_once() -> None:
     """The next is refused, says which limit refused and when to come back at the latest, and finds
     a slot as soon as one is released.
     """
@@ -217,7 +217,7 @@ class Generator:
         Generator,
     ],
 )
-def test_slot_refuses_functions_whose_work_begins_after_the_call(made: Any) -> None:
+def test_slot_refuses_functions_that_work_after_the_call(made: Any) -> None:
     """When they are decorated."""
     with pytest.raises(LimitError, match=r"returns before its work is done, .* use `with limiter"):
         exports().slot(key=lambda: "ada")(made)
@@ -235,7 +235,7 @@ def test_slot_refuses_functions_whose_work_begins_after_the_call(made: Any) -> N
         lambda: StreamingHttpResponse(generator()),
     ],
 )
-def test_slot_refuses_results_whose_work_begins_after_the_call(made: Any) -> None:
+def test_slot_refuses_results_that_work_after_the_call(made: Any) -> None:
     """When the call returns: the slot is released, and the result is closed."""
     limiter = exports("1")
     decorated = limiter.slot(made)
@@ -308,7 +308,7 @@ def test_slots_and_rates_are_one_call() -> None:
     assert used(limiter) == 0
 
 
-def test_what_takes_a_slot_that_nobody_could_release_is_an_error() -> None:
+def test_a_slot_that_could_not_be_released_is_an_error() -> None:
     """It says what would be right."""
     limiter = exports()
     for call in (
@@ -342,7 +342,7 @@ def test_a_limit_of_slots_is_written_as_such(rate: str, options: Any, says: str)
         RateLimiter("exports", rate, **options)
 
 
-def test_who_waits_is_served_in_the_order_of_arrival() -> None:
+def test_waiting_calls_are_served_in_order_of_arrival() -> None:
     """Threads that came one after the other."""
     limiter, order = exports("1"), []
 
@@ -362,7 +362,7 @@ def test_who_waits_is_served_in_the_order_of_arrival() -> None:
     assert (used(limiter), waiting(limiter)) == (0, 0)
 
 
-def test_who_does_not_wait_any_more_is_not_waited_for() -> None:
+def test_a_call_that_gave_up_is_not_waited_for() -> None:
     """A cancelled coroutine, and one whose time is over, leave the queue at once; what is refused
     says so.
     """
@@ -440,7 +440,7 @@ def test_a_release_ends_no_refusal_of_another_limit() -> None:
     until(is_remembered, "the refusal is remembered")
 
 
-def test_who_waits_asks_about_ten_times_a_second(direct: redis.Redis) -> None:
+def test_a_waiting_call_retries_ten_times_a_second(direct: redis.Redis) -> None:
     """However long it waits."""
     limiter = exports("1")
     with limiter.slot("ada"):
@@ -482,7 +482,7 @@ def test_a_rule_takes_the_place_of_the_number() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_redis_has_lost_goes_by_the_rule_as_it_is_now(direct: redis.Redis) -> None:
+def test_lost_state_uses_the_current_rule(direct: redis.Redis) -> None:
     """A number that was lowered while slots were held is that by which they are taken again; and
     the list says it.
     """
@@ -524,14 +524,14 @@ def test_what_redis_has_lost_goes_by_the_rule_as_it_is_now(direct: redis.Redis) 
         ),
     ],
 )
-def test_a_form_says_what_does_not_fit(values: Any, field: str, says: str) -> None:
+def test_a_form_explains_invalid_combinations(values: Any, field: str, says: str) -> None:
     """In the words of the form."""
     with pytest.raises(ValidationError) as raised:
         RateLimitRule(name="x", group="exports", **values).full_clean()
     assert any(says in message for message in raised.value.message_dict[field])
 
 
-def test_without_threads_slots_are_renewed_by_who_takes_and_releases(
+def test_without_threads_slots_are_renewed_when_slots_are_taken_and_released(
     monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     """Where no thread can be started: each call does for the others what is due."""

@@ -128,9 +128,7 @@ def test_a_process_that_ends_has_released_its_slots(
     assert used(limiter) == 0
 
 
-def test_a_process_that_was_stopped_is_told_what_it_has_lost(
-    prefix: str, limiter: RateLimiter
-) -> None:
+def test_a_stopped_process_learns_what_it_has_lost(prefix: str, limiter: RateLimiter) -> None:
     """Others have its slot meanwhile; it does not come back where there is no room, and does where
     there is.
     """
@@ -252,7 +250,7 @@ def test_garbage_that_holds_a_slot_waits_for_no_lock(limiter: RateLimiter) -> No
     ends(lambda: used(limiter) == 0, "it is released")
 
 
-def test_who_is_cut_off_loses_the_slot_and_is_told(
+def test_an_isolated_process_loses_the_slot_and_is_notified(
     limiter: RateLimiter, settings: Any, prefix: str
 ) -> None:
     """Without an answer from Redis: by the time its slot lasts. What it comes back to is decided by
@@ -274,7 +272,7 @@ def test_who_is_cut_off_loses_the_slot_and_is_told(
             assert process("lost") == [False]
 
 
-def test_what_redis_has_lost_is_taken_again_where_there_is_room(
+def test_lost_slots_are_taken_again_if_there_is_room(
     limiter: RateLimiter, lost: list[dict[str, Any]], settings: Any
 ) -> None:
     """What runs counts again within a renewal, and never beyond the limit."""
@@ -316,7 +314,7 @@ def test_a_slow_receiver_keeps_no_renewal_waiting(limiter: RateLimiter) -> None:
         slot_lost.disconnect(hear)
 
 
-def test_operators_see_who_holds_slots_and_end_one(prefix: str, limiter: RateLimiter) -> None:
+def test_operators_list_slots_and_end_one(prefix: str, limiter: RateLimiter) -> None:
     """All processes' that are held for longer than a renewal; one that was ended is free at once
     and is not taken again, and whoever held it is told.
     """
@@ -342,7 +340,7 @@ def test_operators_see_who_holds_slots_and_end_one(prefix: str, limiter: RateLim
         ends(lambda: get_store().execute(b"EXISTS", _key(_LIST)) == 0, "nor is its process")
 
 
-def test_an_operator_ends_a_slot_where_scripts_are_told_no_time(settings: Any) -> None:
+def test_an_operator_ends_a_slot_on_a_server_without_time_in_scripts(settings: Any) -> None:
     """With `RATELIMIT_CLOCK = "client"`."""
     settings.RATELIMIT_CLOCK = "client"
     with Server() as server, redis.Redis(port=server.port) as direct:
@@ -672,7 +670,7 @@ def test_what_runs_at_once_through_an_outage_that_loses_everything() -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_slots_go_by_the_share_until_all_were_renewed(
+def test_slots_use_the_share_until_all_were_renewed(
     limiter: RateLimiter, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that has noticed no outage tells of what it holds with its next renewal, and not
@@ -696,7 +694,7 @@ def test_slots_go_by_the_share_until_all_were_renewed(
 
 
 @pytest.mark.parametrize("policy", ["open", "closed"])
-def test_without_redis_the_policy_says_what_a_slot_is(
+def test_without_redis_the_policy_decides_about_slots(
     policy: str, limiter: RateLimiter, settings: Any
 ) -> None:
     """Open: everybody runs, and holds nothing. Closed: nobody does; who waits goes on waiting."""
@@ -715,7 +713,7 @@ def test_without_redis_the_policy_says_what_a_slot_is(
         assert time.monotonic() - began >= 0.3
 
 
-def test_a_slot_that_nobody_heard_of_is_released(limiter: RateLimiter, settings: Any) -> None:
+def test_a_slot_without_a_listener_is_released(limiter: RateLimiter, settings: Any) -> None:
     """Redis gave it, and its answer was lost: it is free as soon as Redis can be told so, and not
     only when it ends.
     """

@@ -69,7 +69,7 @@ def test_the_page_lists_processes_and_their_parts() -> None:
     assert "Processes" in ada.get("/admin/").content.decode()
 
 
-def test_the_page_says_so_where_redis_is_away(settings: Any) -> None:
+def test_the_page_reports_that_redis_is_unavailable(settings: Any) -> None:
     """It is shown without processes, and with the reason."""
     ada = staff("view_ratelimitrule", name="ada")
     settings.CACHES = {
@@ -158,7 +158,7 @@ def test_an_error_names_the_entry_and_the_right_form(weights: str, entry: str) -
     assert repr(entry) in str(error_of_code.value)
 
 
-def test_a_limit_that_begins_to_be_used_in_an_outage_goes_by_the_share_of_all_processes(
+def test_a_limit_first_used_in_an_outage_uses_the_share_of_all_processes(
     settings: Any,
 ) -> None:
     """Also a process that was idle is counted there: a share is one of all processes'."""

@@ -88,7 +88,7 @@ def test_coroutines_partial_hits_refunds_and_resets() -> None:
 
 
 @pytest.mark.usefixtures("three")
-def test_beside_other_limits_it_is_all_or_nothing(rf: Any) -> None:
+def test_several_limits_are_all_or_nothing(rf: Any) -> None:
     """What the other refuses costs the part nothing, and the other way round."""
 
     @ratelimit("split", key="ip", rate="90/h", split="equal")
@@ -313,7 +313,7 @@ def test_heartbeats_go_on_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("quiet")
-def test_fewer_processes_are_not_believed_before_each_could_say_that_it_lives(
+def test_a_smaller_number_of_processes_counts_only_after_a_full_heartbeat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where the register was lost, or nobody could be heard of, parts stay as they were for a

@@ -130,7 +130,7 @@ def test_many_that_end_at_once_are_swept_together(
     assert get() == [200]
 
 
-def test_history_is_kept_for_as_long_as_the_settings_say(clock: Clock, settings: Any) -> None:
+def test_history_is_kept_for_the_configured_days(clock: Clock, settings: Any) -> None:
     """A year if they say nothing, for good with None; sweeping is no change, and costs a few
     statements.
     """

@@ -117,7 +117,7 @@ def test_fixtures(ratelimit_clock: Any, override_ratelimits: Any, ratelimit_serv
         assert direct.ping()
 
 
-def test_switched_off_a_view_asks_nobody(client: Client, settings: Any) -> None:
+def test_a_disabled_view_makes_no_call(client: Client, settings: Any) -> None:
     """`RATELIMIT_ENABLE = False` costs a view nothing: not even a look at the cache."""
     settings.CACHES = {}
     with override_ratelimits(enabled=False):

@@ -108,7 +108,7 @@ def test_a_rule_named_like_a_scope_takes_its_place() -> None:
 @pytest.mark.parametrize(
     "rate", ["20/h", {"GET": "20/h", "*": "9/h"}], ids=["one rate", "by method"]
 )
-def test_a_throttle_and_a_rule_in_its_place_go_on_with_the_same_count(rate: Any) -> None:
+def test_a_throttle_and_the_rule_that_replaces_it_share_a_count(rate: Any) -> None:
     """In both directions."""
     limited = view(
         type("Kept", (UserRateThrottle,), {"scope": "burst", "rate": rate}), throttle_cost=6
@@ -131,7 +131,7 @@ def test_a_scope_without_a_rate_is_limited_by_a_rule() -> None:
     assert [ask(limited), ask(limited), ask(limited, user="ada")] == [["anon=1"], 429, []]
 
 
-def test_rules_of_scopes_keep_what_a_view_says() -> None:
+def test_rules_of_scopes_keep_the_options_of_a_view() -> None:
     """`throttle_scope` and `throttle_cost`."""
     rule("uploads", limit=5)
     limited = view(Scoped, throttle_scope="uploads", throttle_cost=2)
@@ -139,7 +139,7 @@ def test_rules_of_scopes_keep_what_a_view_says() -> None:
     assert ask(view(Scoped)) == []
 
 
-def test_a_rule_stands_beside_a_scope() -> None:
+def test_a_rule_applies_in_addition_to_a_scope() -> None:
     """In one call, told apart."""
     rule("burst daily", group="burst", key="ip", limit=1, unit="d")
     limited = view(Burst)

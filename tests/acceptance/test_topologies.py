@@ -211,9 +211,7 @@ def test_a_missing_right_is_a_failure_like_any_other(command: str, least: redis.
 
 
 @pytest.mark.engine
-def test_a_server_without_time_in_scripts_resets_all_the_same(
-    least: redis.Redis, settings: Any
-) -> None:
+def test_a_server_without_time_in_scripts_can_reset(least: redis.Redis, settings: Any) -> None:
     """With the clock of the client, as for hits; the message about it then has no moment."""
     settings.RATELIMIT_CLOCK = "client"
     least.execute_command("ACL", "SETUSER", "limiter", "-time")

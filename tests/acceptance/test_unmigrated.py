@@ -57,7 +57,7 @@ def get() -> int:
     return Client().get("/ok").status_code
 
 
-def test_it_is_said_once_and_not_tried_for_ever(
+def test_it_is_logged_once_and_not_retried_for_ever(
     unmigrated: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Requests go by the rules of the settings; after `migrate`, the next edit holds, and health is
@@ -79,7 +79,7 @@ def test_it_is_said_once_and_not_tried_for_ever(
     assert health().problems == ()
 
 
-def test_another_process_that_migrates_is_heard_of(
+def test_the_migration_of_another_process_is_noticed(
     unmigrated: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its first edit."""

@@ -357,7 +357,7 @@ def test_an_older_process_reports_that_no_newer_one_publishes_its_edit(
 
 
 @pytest.mark.parametrize("knows_rules", [False, True])
-def test_what_an_older_version_has_published_is_published_anew_before_it_is_gone_by(
+def test_rules_of_an_older_version_are_republished_before_use(
     knows_rules: bool, older_newer: tuple[Worker, Worker], published: Published
 ) -> None:
     """Where Redis was emptied, nothing tells an older version that there is a newer one."""

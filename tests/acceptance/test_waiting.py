@@ -90,7 +90,7 @@ def test_a_cancelled_turn_is_its_own(algorithm: str, times: int) -> None:
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_nobody_is_served_twice_in_a_period_when_others_give_up(algorithm: str) -> None:
+def test_no_client_is_served_twice_in_a_period_when_others_give_up(algorithm: str) -> None:
     """Twelve wait at five a second, every second one gives up: the others leave in their own
     turns."""
     limiter = RateLimiter(
@@ -384,7 +384,7 @@ def test_a_throttle_holds_its_requests() -> None:
     assert time.monotonic() - started >= 0.39
 
 
-def test_acquire_waits_as_long_as_it_is_told() -> None:
+def test_acquire_waits_for_its_timeout() -> None:
     """Whose turn comes within the timeout gets it, however many wait; a queue that was given is a
     bound anyway.
     """
@@ -416,7 +416,7 @@ def test_acquire_waits_as_long_as_it_is_told() -> None:
 
 
 @pytest.mark.parametrize("kind", ["threads", "coroutines"])
-def test_of_twelve_callers_those_get_their_turn_who_can(kind: str) -> None:
+def test_of_twelve_callers_those_that_can_get_their_turn(kind: str) -> None:
     """`acquire(timeout=2)` at four a second: nine turns are within two seconds, and nobody is
     refused one of them.
     """

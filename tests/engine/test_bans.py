@@ -97,7 +97,7 @@ def test_refusals_earn_bans_of_the_lengths_of_the_list() -> None:
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_a_ban_says_exactly_when_it_helps_to_come_again(algorithm: str) -> None:
+def test_the_retry_after_of_a_ban_is_exact(algorithm: str) -> None:
     """Refused one microsecond before, allowed at it: whatever the limit under it is."""
     options: dict[str, Any] = {"queue": 1, "max_wait": 0} if algorithm == "leaky_bucket" else {}
     limit = Limit("login", "1/3s", algorithm=algorithm, ban_after=2, ban_for="7s", **options)
@@ -208,7 +208,7 @@ def test_only_what_is_reported_may_be_an_offence() -> None:
     assert ban_of(ask(START + 1, "offend", 7).limits[0]) == ban.later()
 
 
-def test_a_ban_by_hand_is_as_long_as_it_is_told() -> None:
+def test_a_manual_ban_lasts_for_the_given_duration() -> None:
     """Also longer than earned ones can be; without a length, it is as the next that is earned would
     be.
     """
@@ -280,7 +280,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("state", [*GARBAGE, None], ids=repr)
-def test_a_foreign_state_bans_nobody(state: bytes | None, direct: redis.Redis) -> None:
+def test_a_foreign_state_bans_no_client(state: bytes | None, direct: redis.Redis) -> None:
     """Also a key of another type; and bans are earned over it."""
     ask = Asker(banning())
     key = ask.keys()[1]

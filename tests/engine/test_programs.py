@@ -84,9 +84,7 @@ def test_foreign_states_are_cleared(
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_a_foreign_state_beside_others_is_cleared_alone(
-    algorithm: str, direct: redis.Redis
-) -> None:
+def test_only_a_foreign_state_is_cleared(algorithm: str, direct: redis.Redis) -> None:
     """The others are charged once."""
     limits = [
         Limit(f"l{number}", "5/h", algorithm=name)
@@ -101,7 +99,7 @@ def test_a_foreign_state_beside_others_is_cleared_alone(
 
 
 @pytest.mark.parametrize("operation", ["hit", "peek", "refund", "partial"])
-def test_a_foreign_state_beside_others_changes_no_answer(
+def test_a_foreign_state_among_others_changes_no_result(
     operation: str, direct: redis.Redis
 ) -> None:
     """The others are answered and kept as if the key had not been there, also those of new
@@ -173,7 +171,7 @@ def test_a_bucket_that_was_kept_as_doubles_starts_afresh(
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_stale_rules_are_told_by_every_program(algorithm: str, direct: redis.Redis) -> None:
+def test_every_program_reports_stale_rules(algorithm: str, direct: redis.Redis) -> None:
     """The fence is the same text: an old revision and unknown overrides decide nothing, the current
     ones do.
     """

@@ -193,7 +193,7 @@ def test_a_sliding_window_is_kept_in_200_bytes(direct: redis.Redis) -> None:
         ("month", "UTC", "2/30d", 31 * 86400),
     ],
 )
-def test_calendar_windows_begin_where_the_calendar_says(
+def test_calendar_windows_begin_at_the_calendar_boundaries(
     align: str, zone: str, rate: str, seconds: int
 ) -> None:
     """A day is a local day (25 hours when summer time ends), a week begins on Monday, a month on
@@ -278,7 +278,7 @@ def test_partial_takes_what_there_is() -> None:
     assert not ask(START, 8, partial=True)
 
 
-def test_a_cost_that_never_fits_is_told_so() -> None:
+def test_a_cost_that_never_fits_is_refused_with_a_reason() -> None:
     """More than a limit could ever hold is refused without a time to come back."""
     for algorithm in BY_RATE:
         decision = Asker(Limit("never", "5/h", algorithm=algorithm))(START, 6)
@@ -413,7 +413,7 @@ def test_a_refund_too_late_gives_back_nothing(algorithm: str) -> None:
     assert ask(later, 1, "refund", hit_at=START).limits[0].used == 2
 
 
-def test_windows_that_an_edit_makes_one_end_when_it_was_told() -> None:
+def test_merged_windows_end_at_the_announced_time() -> None:
     """A hit that was reserved in the next window, and then a longer period: refused until the
     retry, allowed at it.
     """
@@ -429,7 +429,7 @@ def test_windows_that_an_edit_makes_one_end_when_it_was_told() -> None:
     assert ask(START + 71_000_000)
 
 
-def test_a_debt_is_granted_at_once_and_paid_by_those_who_come_later() -> None:
+def test_a_debt_is_granted_at_once_and_delays_later_calls() -> None:
     """A token bucket that owes no more than it holds grants any cost; the next hit waits until the
     debt is paid, and so does the next debt, for as long as it takes until no more is owed than the
     bucket holds.

@@ -136,7 +136,7 @@ def test_what_is_kept_keeps_the_promise(
 @pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
 @EXAMPLES
 @given(rate=st.sampled_from(RATES), burst=st.sampled_from([None, 1, 4]), script=scripts)
-def test_who_gives_everything_back_is_refused_for_what_is_in_flight_only(
+def test_only_units_in_flight_count_after_a_full_return(
     algorithm: str, rate: str, burst: Any, script: Any
 ) -> None:
     """Where every hit is given back, however late and in whatever order, nobody is refused while
@@ -225,7 +225,7 @@ def test_the_latest_are_given_back_exactly_however_many_came_before(rate: str) -
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 @pytest.mark.parametrize("order", ["first", "last", "middle"])
-def test_turns_given_back_are_nobody_elses(algorithm: str, order: str) -> None:
+def test_returned_turns_belong_to_no_other_call(algorithm: str, order: str) -> None:
     """Of many who wait one gives its turn back: the others keep theirs, and whoever comes next gets
     none of them.
     """
@@ -246,7 +246,7 @@ def test_turns_given_back_are_nobody_elses(algorithm: str, order: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_when_all_who_wait_give_up_nobody_waits(algorithm: str) -> None:
+def test_when_all_waiting_calls_give_up_the_queue_is_empty(algorithm: str) -> None:
     """In the order they came, or any other: then it is as if none of them had come."""
     for order in (1, -1):
         ask = Asker(
@@ -308,7 +308,7 @@ def test_a_hit_of_a_later_clock_is_found_again() -> None:
         assert ask(START + 5_000, "peek").limits[0].used == 1, algorithm
 
 
-def test_who_goes_before_others_that_wait_gives_back_all_the_same() -> None:
+def test_an_earlier_call_returns_its_turn_although_others_wait() -> None:
     """Whose place was given back may be taken by who comes later, and is given back again."""
     ask = Asker(Limit("before", "1/h", algorithm="token_bucket", burst=6, max_wait=36_000.0))
     costs = [2, 2, 3, 1, 2]
@@ -403,7 +403,7 @@ def out_of_order(burst: int = 6) -> tuple[Asker, Taken, Taken]:
     return ask, taken[-1], early
 
 
-def test_who_went_before_gives_back_his_own() -> None:
+def test_an_earlier_call_returns_its_own_units() -> None:
     """Not what is reserved later: that still counts as late as it was reserved, and nobody goes
     instead.
     """
@@ -414,7 +414,7 @@ def test_who_went_before_gives_back_his_own() -> None:
     assert ask(START, "peek").limits[0].used == 0
 
 
-def test_an_edit_forgets_nobody_who_went_before() -> None:
+def test_an_edit_keeps_earlier_counts() -> None:
     """Who gives back what was reserved before an edit gives it back, also where it was reserved
     before others.
     """
@@ -426,7 +426,7 @@ def test_an_edit_forgets_nobody_who_went_before() -> None:
     assert (state.used, state.reset_after) == (0, 0.0)
 
 
-def test_who_came_later_counts_after_an_edit_as_before() -> None:
+def test_later_clients_count_after_an_edit_as_before() -> None:
     """What was taken early and is given back after an edit does not take what was taken late along
     with it.
     """

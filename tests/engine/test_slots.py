@@ -265,7 +265,7 @@ def test_that_was_enough() -> None:
     assert min(performed.values()) > examples(100), performed
 
 
-def test_nobody_overtakes_who_waits() -> None:
+def test_no_call_overtakes_a_waiting_one() -> None:
     """A slot that is free is for the first of those that wait; a second one for the next, whoever
     asks first.
     """

@@ -102,7 +102,7 @@ def test_threads(count: int, policy: str, settings: Any) -> None:
 
 @pytest.mark.usefixtures("shipped")
 @pytest.mark.parametrize(("others_are_answered", "left"), [(True, 0.1), (False, 0.05)])
-def test_who_waits_for_the_rules_to_be_loaded(others_are_answered: bool, left: float) -> None:
+def test_calls_that_wait_for_the_rules(others_are_answered: bool, left: float) -> None:
     """All the threads of a process that has just started do, and whoever loads them comes late to
     everything. That is waiting for Redis only while it answers nobody.
     """

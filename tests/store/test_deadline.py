@@ -256,7 +256,7 @@ def test_threads_that_have_to_wait_for_the_interpreter_are_no_outage(settings: A
         store.close()
 
 
-def test_who_is_cancelled_is_cancelled(settings: Any) -> None:
+def test_a_cancelled_call_is_cancelled(settings: Any) -> None:
     """While it waits for a connection, for its making or for an answer: and nobody else is told
     that answer, nor is a connection lost.
     """

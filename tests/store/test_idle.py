@@ -77,7 +77,7 @@ def test_an_event_loop_gives_an_idle_connection_back(
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_connection_that_the_server_closed_meanwhile_costs_no_decision(
+def test_a_connection_that_the_server_has_closed_costs_no_decision(
     kind: str, own: redis.Redis
 ) -> None:
     """As with the setting `timeout` of Redis, or a firewall that ends idle connections."""

@@ -79,7 +79,7 @@ def test_a_foreign_key_is_cleared_in_its_turn(
     assert [decision.limits[0].used for decision in decisions] == [1, 2]
 
 
-def test_keys_are_kept_for_as_long_as_a_call_says(
+def test_keys_live_as_long_as_the_call_requires(
     store: Store, prefix: str, direct: redis.Redis
 ) -> None:
     """Beyond what they are worth by its own time; and deleted by their names."""

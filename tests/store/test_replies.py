@@ -203,7 +203,7 @@ def check_answers(outcomes: list[tuple[Call, Any]]) -> None:
 
 @pytest.mark.parametrize("chaos", [1, 2], indirect=True)
 @pytest.mark.parametrize("kind", KINDS)
-def test_threads_are_told_their_own_answers_or_none(chaos: Chaos, kind: str, settings: Any) -> None:
+def test_threads_get_their_own_reply_or_an_error(chaos: Chaos, kind: str, settings: Any) -> None:
     """Whatever a server does: each answer has the numbers of the identity that asked, anything else
     is a StoreError; and when the server is well again, so is everybody.
     """
@@ -227,9 +227,7 @@ def test_threads_are_told_their_own_answers_or_none(chaos: Chaos, kind: str, set
 
 @pytest.mark.parametrize("chaos", [3, 4], indirect=True)
 @pytest.mark.parametrize("kind", KINDS)
-def test_coroutines_are_told_their_own_answers_or_none(
-    chaos: Chaos, kind: str, settings: Any
-) -> None:
+def test_coroutines_get_their_own_reply_or_an_error(chaos: Chaos, kind: str, settings: Any) -> None:
     """The same on an event loop, where some are cancelled in the middle of it."""
     store = store_of(settings, chaos.server.port, kind)
 
@@ -320,7 +318,7 @@ def test_a_second_reply_is_never_the_answer_to_the_next_command(kind: str, setti
         store.close()
 
 
-def test_rules_are_stale_only_for_who_asked_about_them() -> None:
+def test_rules_are_stale_only_for_calls_that_use_them() -> None:
     """A revision, or what is written about subjects, is an answer only to a call that sent some, in
     number and kind.
     """
@@ -356,7 +354,7 @@ def test_rules_are_stale_only_for_who_asked_about_them() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_script_that_may_not_be_loaded_leaves_nobody_behind(kind: str, settings: Any) -> None:
+def test_a_script_that_cannot_be_loaded_leaves_no_caller_waiting(kind: str, settings: Any) -> None:
     """EVAL is refused by an ACL and granted later. Meanwhile and afterwards each call has its own
     answer, on one connection.
     """
@@ -391,7 +389,7 @@ def test_a_script_that_may_not_be_loaded_leaves_nobody_behind(kind: str, setting
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_refused_asking_leaves_nobody_behind(kind: str, settings: Any) -> None:
+def test_a_refused_request_leaves_no_slot_behind(kind: str, settings: Any) -> None:
     """In a cluster whose slot moves, ASKING is refused by an ACL: nobody is told what
     another was."""
     with clusters.cluster(replicas=False) as found:
@@ -440,7 +438,7 @@ def test_a_refused_asking_leaves_nobody_behind(kind: str, settings: Any) -> None
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_busy_server_leaves_nobody_behind(kind: str, settings: Any) -> None:
+def test_a_busy_server_serves_every_client(kind: str, settings: Any) -> None:
     """A script that never ends makes every answer an error; when it is killed, each has his own
     again.
     """

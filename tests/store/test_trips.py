@@ -124,7 +124,7 @@ def test_replies_that_come_in_pieces_are_matched(settings: Any) -> None:
         store.close()
 
 
-def test_an_error_is_told_to_whom_it_is_about(held: Holding, store: Store) -> None:
+def test_an_error_reaches_the_call_that_caused_it(held: Holding, store: Store) -> None:
     """Those before it and behind it are answered, on the same connection."""
     (key,) = call(7).keys()
     held.errors[key] = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
@@ -136,9 +136,7 @@ def test_an_error_is_told_to_whom_it_is_about(held: Holding, store: Store) -> No
     assert held.server.connected == 1
 
 
-def test_a_reply_that_is_none_leaves_those_behind_it_without_an_answer(
-    held: Holding, store: Store
-) -> None:
+def test_an_invalid_reply_fails_the_calls_behind_it(held: Holding, store: Store) -> None:
     """Those before it have theirs. Nobody behind it is told anything; what is asked next goes
     another way.
     """
@@ -166,7 +164,7 @@ def test_a_reply_that_is_none_leaves_those_behind_it_without_an_answer(
 
 
 @pytest.mark.parametrize("moment", [0, 0.05], ids=["before it is sent", "when it is sent"])
-def test_who_is_cancelled_disturbs_nobody(moment: float, held: Holding, store: Store) -> None:
+def test_a_cancelled_call_disturbs_no_other(moment: float, held: Holding, store: Store) -> None:
     """His reply is read and dropped; what was not sent yet is not sent at all."""
 
     async def turns() -> None:
@@ -216,7 +214,7 @@ def test_each_has_a_deadline_of_his_own(held: Holding, store: Store) -> None:
     assert held.server.connected == 2
 
 
-def test_who_waits_behind_others_waits_as_long_as_there_are_answers(settings: Any) -> None:
+def test_a_call_behind_others_waits_while_replies_arrive(settings: Any) -> None:
     """Twenty answers of 20 ms each are no silence of 100 ms; the deadline is for a server that says
     nothing.
     """
@@ -226,7 +224,7 @@ def test_who_waits_behind_others_waits_as_long_as_there_are_answers(settings: An
         store.close()
 
 
-def test_who_waits_behind_a_broken_connection_is_told_so_in_a_line(settings: Any) -> None:
+def test_calls_behind_a_broken_connection_get_a_short_error(settings: Any) -> None:
     """However many they are."""
 
     def hang_up(*_: object) -> None:
@@ -293,7 +291,7 @@ def test_a_program_that_is_unknown_is_loaded_once_for_all(settings: Any) -> None
         store.close()
 
 
-def test_what_a_server_says_before_it_hangs_up_is_the_answer(settings: Any) -> None:
+def test_a_reply_before_a_disconnect_counts(settings: Any) -> None:
     """As one does that has too many clients."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

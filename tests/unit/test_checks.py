@@ -73,7 +73,7 @@ def test_a_good_project_has_nothing_to_hear() -> None:
         ("VIEW", 7, "must be callable"),
     ],
 )
-def test_a_bad_setting_is_an_error_that_says_what_is_right(
+def test_a_bad_setting_is_an_error_that_shows_a_valid_value(
     name: str, value: Any, right: str, settings: Any
 ) -> None:
     """At `check`, and where it is used."""
@@ -198,7 +198,7 @@ def test_a_throttle_rate_that_means_nothing_is_an_error(settings: Any) -> None:
         ({"RATELIMIT_IP_META_KEY": "HTTP_X_REAL_IP"}, None),
     ],
 )
-def test_a_deployment_says_whether_a_proxy_stands_before_it(
+def test_a_deployment_check_asks_for_the_proxy_setting(
     given: dict[str, Any], said: str | None, settings: Any
 ) -> None:
     """`check --deploy` warns where nothing is said; 0 is an answer. The plain `check` is silent."""
@@ -639,7 +639,7 @@ def test_a_dotted_path_of_a_rule_is_an_error_in_whatever_order_checks_run(
     assert "nowhere" in message.msg
 
 
-def test_a_process_that_only_checks_is_told_of_a_rules_path_that_leads_nowhere(
+def test_the_check_reports_a_rule_with_an_unknown_path(
     tmp_path: Path,
 ) -> None:
     """`manage.py check` in a process of its own, in Django's own order; for a cost, too."""
@@ -764,7 +764,7 @@ def test_settings_of_drf_that_mean_nothing_make_no_check_raise(drf: Any, setting
         list(check_throttles())
 
 
-def test_a_process_that_only_checks_is_told_of_a_scope_without_a_rate(tmp_path: Path) -> None:
+def test_the_check_reports_a_scope_without_a_rate(tmp_path: Path) -> None:
     """`manage.py check` in a process of its own: a class of the settings whose scope is left out of
     the rates, once.
     """

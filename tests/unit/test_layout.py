@@ -119,7 +119,7 @@ LUA = sorted({algorithm.lua_name for algorithm in program.ALGORITHMS.values()})
 
 
 @pytest.mark.parametrize("name", LUA)
-def test_an_algorithms_header_says_what_it_keeps(name: str) -> None:
+def test_the_header_of_an_algorithm_documents_its_state(name: str) -> None:
     """Record, state and promise; and the numbers that the record lists are those that the code
     names, in that order, in its first line, and uses.
     """
@@ -140,7 +140,7 @@ def test_an_algorithms_header_says_what_it_keeps(name: str) -> None:
     assert not re.search(r"(?<![\w.])[a-f](?![\w(])", rest)
 
 
-def test_the_programs_header_says_what_it_is_given() -> None:
+def test_the_header_of_the_program_documents_its_arguments() -> None:
     """Every ARGV that is read is explained, and the record and the reply have as many numbers as it
     says.
     """
@@ -240,7 +240,7 @@ def test_no_function_is_left_that_only_tests_use() -> None:
                 assert used[node.name] > 1, f"{path.relative_to(ROOT)}: {node.name}"
 
 
-def test_every_test_says_what_it_promises() -> None:
+def test_every_test_has_a_docstring() -> None:
     """One sentence of docstring each."""
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.parse(path.read_text()).body:
@@ -268,7 +268,7 @@ def test_a_compiled_translation_is_used(catalogue: Path) -> None:
 
 
 @pytest.mark.parametrize("room", sorted(set(ROOMS) - {"templatetags", "contrib"}))
-def test_a_room_says_what_it_is_for_and_what_it_does_not_know(room: str) -> None:
+def test_a_room_describes_its_purpose_and_its_limits(room: str) -> None:
     """At the top of its folder: in a summary and three sentences."""
     summary, rest = (
         ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())) or ""
@@ -290,6 +290,6 @@ def test_an_annex_can_be_learnt_from_its_tests(name: str) -> None:
     assert list((ROOT / "tests" / "contrib" / name).glob("test_*.py"))
 
 
-def test_there_are_no_tests_of_rooms_that_are_none() -> None:
+def test_every_folder_of_tests_has_a_room() -> None:
     """What has moved has taken its tests along."""
     assert {path.parent.name for path in (ROOT / "tests" / "unit").glob("*/*.py")} == set(ROOMS)

@@ -70,7 +70,7 @@ words = st.text(st.characters(categories=["Ll", "Nd"], include_characters="_"), 
         st.sampled_from(["brust", "bursts", "algoritm", "max_wiat", "methods", "raet", "Burst"]),
     )
 )
-def test_an_option_that_nobody_knows_is_named(option: str) -> None:
+def test_an_unknown_option_is_named(option: str) -> None:
     """By decorator, `RateLimiter`, `Limit`, throttle and rule alike: which it is, and which there
     are.
     """
@@ -96,7 +96,7 @@ def test_an_option_that_nobody_knows_is_named(option: str) -> None:
     ("wrong", "meant"),
     [("brust", "burst"), ("algoritm", "algorithm"), ("max_wiat", "max_wait"), ("modes", "mode")],
 )
-def test_what_may_have_been_meant_is_said(wrong: str, meant: str) -> None:
+def test_unknown_names_get_a_suggestion(wrong: str, meant: str) -> None:
     """The nearest of the names there are; a decorator's own arguments are among them."""
     for way in (
         lambda: ratelimit(key="ip", rate="5/m", **{wrong: 5}),
@@ -110,7 +110,7 @@ def test_what_may_have_been_meant_is_said(wrong: str, meant: str) -> None:
         ratelimit(key="ip", rate="5/m", countif=len)  # type: ignore[call-arg]
 
 
-def test_a_plain_method_is_told_of_method_decorator() -> None:
+def test_the_error_for_a_plain_method_names_method_decorator() -> None:
     """When it is decorated, where its first argument is `self`; else at the first call, under both
     drivers.
     """
@@ -138,7 +138,7 @@ def test_a_plain_method_is_told_of_method_decorator() -> None:
         asyncio.run(AlsoOdd.as_view()(request))
 
 
-def test_a_function_without_a_request_is_told_of_limiters() -> None:
+def test_the_error_for_a_function_without_a_request_names_rate_limiters() -> None:
     """At the first call, under both drivers, whatever its fallback."""
 
     @ratelimit(key=lambda *_: "all", rate="5/m", fallback="later")
@@ -156,7 +156,7 @@ def test_a_function_without_a_request_is_told_of_limiters() -> None:
             called()
 
 
-def test_a_class_is_told_of_method_decorator() -> None:
+def test_the_error_for_a_class_names_method_decorator() -> None:
     """And of `dispatch`."""
     with pytest.raises(
         LimitError, match=r"@method_decorator\(ratelimit\(\.\.\.\), name='dispatch'\) on Whole"
@@ -240,7 +240,7 @@ def test_the_text_of_the_exception() -> None:
 
 
 @pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded"])
-def test_a_proxy_that_nobody_trusts_is_said_once(
+def test_an_untrusted_proxy_is_logged_once(
     header: str, rf: RequestFactory, caplog: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     """In the log, whatever the threads; not a word of what the header holds; and none where
@@ -299,15 +299,13 @@ def test_a_proxy_that_nobody_trusts_is_said_once(
         ),
     ],
 )
-def test_what_is_wrong_is_said_when_the_decorator_is_written(
-    arguments: dict[str, Any], message: str
-) -> None:
+def test_errors_are_raised_by_the_decorator(arguments: dict[str, Any], message: str) -> None:
     """Not at the first request."""
     with pytest.raises(LimitError, match=message):
         ratelimit(**arguments)
 
 
-def test_what_is_wrong_is_said_when_it_is_made() -> None:
+def test_errors_are_raised_at_construction() -> None:
     """Not at the first hit."""
     for arguments in (["x", "5/month"], ["x", []], ["", "5/m"], ["x", ["5/m", "5/m"]]):
         with pytest.raises(LimitError):

@@ -31,9 +31,9 @@ from .rows import BreakerError, thresholds
 
 FORCE = "ratelimit_breakers.force_breaker"
 REASONS = {
-    "failure_ratio": gettext_lazy("too large a part of the calls failed"),
+    "failure_ratio": gettext_lazy("the failure ratio was too high"),
     "failures": gettext_lazy("too many calls failed"),
-    "slow_ratio": gettext_lazy("too large a part of the calls was slow"),
+    "slow_ratio": gettext_lazy("the slow call ratio was too high"),
     "probe": gettext_lazy("a probe failed"),
 }
 
@@ -45,9 +45,9 @@ class ForceForm(forms.Form):
         label=gettext_lazy("Force"),
         widget=forms.RadioSelect,
         choices=(
-            ("open", gettext_lazy("Open: it is not asked")),
-            ("closed", gettext_lazy("Closed: it is asked, whatever happens")),
-            ("auto", gettext_lazy("Automatic: by its own state")),
+            ("open", gettext_lazy("Open: calls are stopped")),
+            ("closed", gettext_lazy("Closed: calls are allowed")),
+            ("auto", gettext_lazy("Automatic: its own state applies")),
         ),
     )
     period = forms.ChoiceField(
@@ -60,7 +60,7 @@ class ForceForm(forms.Form):
             ("6h", gettext_lazy("6 hours")),
             ("1d", gettext_lazy("1 day")),
             ("7d", gettext_lazy("7 days")),
-            ("", gettext_lazy("until it is taken back")),
+            ("", gettext_lazy("until it is reset")),
         ),
     )
     until = forms.DateTimeField(
@@ -129,7 +129,7 @@ class BreakerAdmin(ActingAdmin):
                 )
             },
         ),
-        (gettext_lazy("How it comes back"), {"fields": (("open_for", "open_max"), "probes")}),
+        (gettext_lazy("Recovery"), {"fields": (("open_for", "open_max"), "probes")}),
     )
 
     class Media:
@@ -217,7 +217,9 @@ class BreakerAdmin(ActingAdmin):
         except ValidationError as error:
             form.add_error(None, error)
             return False
-        messages.success(request, f"{words} {_('This holds everywhere within milliseconds.')}")
+        messages.success(
+            request, f"{words} {_('It applies in every process within milliseconds.')}"
+        )
         return True
 
 

@@ -43,7 +43,7 @@ def circuit(
         found = CircuitBreaker(found, **options)
     elif options:
         raise BreakerError(
-            found.name, "", f"has its options already: {', '.join(options)} cannot be said here"
+            found.name, "", f"already has its options: {', '.join(options)} cannot be set here"
         )
     of_view = fallback
     if of_view is NO_FALLBACK:

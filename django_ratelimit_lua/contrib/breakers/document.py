@@ -66,10 +66,7 @@ def notices(name: str) -> list[str]:
     known = in_code()
     if name in known:
         return []
-    text = _(
-        "No breaker in the code has this name, as far as it is imported here or was called "
-        "lately: it would do nothing."
-    )
+    text = _("No imported or recently used breaker has this name: the row would do nothing.")
     if meant := meant_by(name, known):
         text += " " + _("Did you mean “%(name)s”?") % {"name": meant}
     return [text]
@@ -78,8 +75,8 @@ def notices(name: str) -> list[str]:
 def applied(number: int) -> str:
     """Return the message of the admin about a number of saved rows."""
     text = ngettext(
-        "%(number)d breaker is that of the file: it holds everywhere within milliseconds.",
-        "%(number)d breakers are those of the file: they hold everywhere within milliseconds.",
+        "%(number)d breaker is now as in the file.",
+        "%(number)d breakers are now as in the file.",
         number,
     )
     return text % {"number": number}

@@ -22,9 +22,9 @@ SEE = [
 """Users with one of these see the page of a breaker."""
 
 OUTCOMES: dict[Instead, Any] = {
-    "503": gettext_lazy("a call that it stops is answered 503"),
-    "fallback": gettext_lazy("its fallback answers a call that it stops"),
-    "raises": gettext_lazy("a call that it stops raises CircuitOpen"),
+    "503": gettext_lazy("a stopped call gets a 503"),
+    "fallback": gettext_lazy("a stopped call gets the fallback"),
+    "raises": gettext_lazy("a stopped call raises CircuitOpen"),
 }
 
 

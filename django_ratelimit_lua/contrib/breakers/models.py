@@ -27,8 +27,8 @@ class RateLimitBreaker(AuditedModel):
     class Forced(models.TextChoices):
         """What an operator may force."""
 
-        OPEN = "open", _("open: nothing is asked")
-        CLOSED = "closed", _("closed: everything is asked")
+        OPEN = "open", _("open: calls are stopped")
+        CLOSED = "closed", _("closed: calls are allowed")
 
     name = models.CharField(
         _("name"),
@@ -37,69 +37,70 @@ class RateLimitBreaker(AuditedModel):
         help_text=_("The name of a CircuitBreaker in the code."),
     )
     description = models.TextField(
-        _("description"), blank=True, help_text=_("For colleagues: why these numbers.")
+        _("description"), blank=True, help_text=_("A note about these values.")
     )
     failure_ratio = models.FloatField(
-        _("ratio of failures"),
+        _("failure ratio"),
         null=True,
         blank=True,
         help_text=_(
-            "It opens when so many of the calls fail: 0.5 is half of them. Empty: as in the code."
+            "The ratio of failed calls at which it opens: 0.5 is half. Empty: as in the code."
         ),
     )
     failures = models.PositiveIntegerField(
         _("failures"),
         null=True,
         blank=True,
-        help_text=_(
-            "It opens at so many failures, however many calls there were. Empty: as in the code."
-        ),
+        help_text=_("The number of failures at which it opens. Empty: as in the code."),
     )
     slow = models.CharField(
-        _("slow from"),
+        _("slow after"),
         max_length=20,
         blank=True,
-        help_text=_("A call that takes so long is slow, for example 2s. Empty: as in the code."),
+        help_text=_(
+            "The duration from which a call is slow, for example 2s. Empty: as in the code."
+        ),
     )
     slow_ratio = models.FloatField(
-        _("ratio of slow calls"),
+        _("slow call ratio"),
         null=True,
         blank=True,
-        help_text=_("It opens when so many of the calls are slow. Empty: as in the code."),
+        help_text=_("The slow call ratio at which it opens. Empty: as in the code."),
     )
     minimum = models.PositiveIntegerField(
-        _("least calls"),
+        _("minimum calls"),
         null=True,
         blank=True,
-        help_text=_("Ratios count from so many calls on. Empty: as in the code."),
+        help_text=_("Minimum number of calls before a ratio is evaluated. Empty: as in the code."),
     )
     window = models.CharField(
         _("window"),
         max_length=20,
         blank=True,
-        help_text=_("Calls of so long are judged, for example 30s. Empty: as in the code."),
+        help_text=_("The window that is evaluated, for example 30s. Empty: as in the code."),
     )
     open_for = models.CharField(
         _("open for"),
         max_length=20,
         blank=True,
         help_text=_(
-            "So long nothing is asked, for example 10s; then it is tried. Empty: as in the code."
+            "How long calls are stopped before a trial call, for example 10s. Empty: as in the "
+            "code."
         ),
     )
     open_max = models.CharField(
-        _("longest pause"),
+        _("maximum pause"),
         max_length=20,
         blank=True,
         help_text=_(
-            "Where it fails again, it is open twice as long, up to this. Empty: as in the code."
+            "Each failed trial doubles the pause, up to this maximum. Empty: as in the code."
         ),
     )
     probes = models.PositiveIntegerField(
         _("probes"),
         null=True,
         blank=True,
-        help_text=_("So many calls at a time try whether it is well again. Empty: as in the code."),
+        help_text=_("The number of concurrent trial calls. Empty: as in the code."),
     )
     forced = models.CharField(
         _("forced"), max_length=8, blank=True, choices=Forced.choices, editable=False

@@ -29,11 +29,11 @@ from .rows import BreakerError, Thresholds, thresholds
 PATIENCE = 2.0
 """Maximum time for all commands to Redis for one page, in seconds."""
 WORDS = {
-    None: gettext_lazy("its own state is not known, as Redis does not answer"),
+    None: gettext_lazy("its own state is unknown, because Redis is unavailable"),
     "closed": gettext_lazy("closed"),
     "open": gettext_lazy("open since %(since)s, next probe in %(time)s"),
     "half-open": gettext_lazy(
-        "half-open since %(since)s, %(probes)s of %(most)s probes on their way"
+        "half-open since %(since)s, %(probes)s of %(most)s trial calls running"
     ),
     "ramp": gettext_lazy("recovering since %(since)s, %(share)s of the calls are let through"),
 }
@@ -94,7 +94,7 @@ class BreakerState:
         """The forced state in words; empty: none."""
         if self.row is None or not self.forced:
             return ""
-        until = _("until it is taken back")
+        until = _("until it is reset")
         if self.row.until is not None:
             until = _("until %s") % moment_words(self.row.until)
         text = _("forced closed %s")
@@ -197,7 +197,7 @@ def force(
     with transaction.atomic(router.db_for_write(RateLimitBreaker)):
         row = RateLimitBreaker.objects.filter(name=name).first() or RateLimitBreaker(name=name)
         if until is not None and until <= timezone.now():
-            raise ValidationError({"until": _("Enter a moment in the future.")})
+            raise ValidationError({"until": _("Enter a time in the future.")})
         row.forced = how
         row.until = until
         row.why = why

@@ -170,7 +170,7 @@ def thresholds(name: str, given: Mapping[str, Any], base: Thresholds | None = No
     opens_if_slow = found.slow_us and found.slow_ppm
     if not (found.failure_ppm or found.failures or opens_if_slow):
         raise BreakerError(
-            name, "", "would never open: say failure_ratio, failures, or slow and slow_ratio"
+            name, "", "would never open: set failure_ratio, failures, or slow and slow_ratio"
         )
     return found
 

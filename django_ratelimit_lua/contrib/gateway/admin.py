@@ -28,7 +28,7 @@ def revoke(modeladmin: Any, request: HttpRequest, queryset: Any) -> None:
         client.is_active = False
         client.save(update_fields=["is_active"])
         modeladmin.log_change(request, client, [{"changed": {"fields": [str(_("active"))]}}])
-    messages.success(request, _("Revoked, from the next request on."))
+    messages.success(request, _("Revoked. This applies to the next request."))
 
 
 @admin.register(RateLimitClient)
@@ -42,7 +42,7 @@ class ClientAdmin(ActingAdmin):
     readonly_fields = ("used",)
     actions = (revoke,)
 
-    @admin.display(description=gettext_lazy("may ask"))
+    @admin.display(description=gettext_lazy("may use"))
     def may_ask(self, client: RateLimitClient) -> SafeString:
         """Return the names of limits, one per line."""
         return format_html_join(mark_safe("<br>"), "{}", ((name,) for name in client.names()))

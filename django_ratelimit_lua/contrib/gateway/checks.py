@@ -26,15 +26,13 @@ NO_GRPC = Problem(Warning, "W017", "Install django-ratelimit-lua[grpc].")
 NO_GATEWAY = Problem(
     Error,
     "E019",
-    "Set RATELIMIT_GATEWAY_SECRET, and RATELIMIT_TRUSTED_PROXIES to the networks the proxy asks "
-    "from.",
+    "Set RATELIMIT_GATEWAY_SECRET, and RATELIMIT_TRUSTED_PROXIES to the networks of the proxy.",
 )
 NOT_FOR_PROXIES = Problem(
     Info,
     "I020",
-    "Count by the address, a header or a cookie; who is logged in, RATELIMIT_GATEWAY_USER_HEADER "
-    "can say; slots are "
-    "for Envoy over gRPC, and for services that ask themselves.",
+    "Count by the address, a header or a cookie. RATELIMIT_GATEWAY_USER_HEADER reports the user. "
+    "Slots are only for Envoy over gRPC and for services.",
 )
 
 
@@ -46,7 +44,7 @@ def check_gateway(**kwargs: Any) -> Iterator[CheckMessage]:
             settings.GATEWAY_SECRET is None or not conf.TRUSTED_PROXIES
         ):
             yield NO_GATEWAY.message(
-                "The gateway answers 403 to every proxy, as it can believe none."
+                "The gateway answers 403 to every proxy, because it trusts none."
             )
         rules = settings_rules()
         described = ", ".join(
@@ -83,5 +81,5 @@ def _not_for_proxies(rules: Iterable[Rule]) -> Iterator[CheckMessage]:
         if what:
             why = f"it does not know {what}"
             yield NOT_FOR_PROXIES.message(
-                f"The rule {rule.name!r} does not apply to what a proxy asks about: {why}."
+                f"The rule {rule.name!r} does not apply to requests from a proxy: {why}."
             )

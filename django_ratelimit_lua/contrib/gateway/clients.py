@@ -9,7 +9,7 @@ class Client(NamedTuple):
     """A service that may use limits of these names.
 
     - `limits`: the names; a star at the end matches any rest;
-    - `may_refund`: whether it may give units back.
+    - `may_refund`: whether it may refund units.
     """
 
     name: str

@@ -50,7 +50,7 @@ async def answer_decide(method: str, meta: Meta, body: bytes, gone: Gone | None 
     """
     try:
         if method != "POST":
-            raise ProblemError(405, "Ask by POST.", Allow="POST")
+            raise ProblemError(405, "Use POST.", Allow="POST")
         scheme, _, token = str(meta.get("HTTP_AUTHORIZATION", "")).partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise unauthorised()

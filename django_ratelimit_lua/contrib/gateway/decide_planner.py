@@ -93,26 +93,25 @@ class DecidePlanner(Planner):
             raise unauthorised()
         operation = self._request.operation
         if operation == "refund" and not client.may_refund:
-            raise ProblemError(403, f"{client.name} may not give units back.")
+            raise ProblemError(403, f"{client.name} is not allowed to refund units.")
         for charge in self._request.charges:
             if not client.may_ask(charge.limit):
-                detail = f"{client.name} may not ask about the limit {charge.limit!r}."
+                detail = f"{client.name} is not allowed to use the limit {charge.limit!r}."
                 raise ProblemError(403, detail)
         self.take([self._party(charge, ruleset) for charge in self._request.charges])
         charges = [planned.charge for planned in self.charges]
         slots = [charge.limit.name for charge in charges if charge.limit.holds]
         if operation in ("slot", "release") and not slots:
-            raise ProblemError(422, "None of these limits has slots.")
+            raise ProblemError(422, "None of these limits is a concurrency limit.")
         if slots and self.operation == "hit" and operation != "slot":
             raise ProblemError(
                 422,
-                f"The limit {slots[0]!r} has slots: take one with slot, give it back with release.",
+                f"The limit {slots[0]!r} has slots: use the operations slot and release.",
             )
         if len({(charge.digest, charge.limit.key_part) for charge in charges}) < len(charges):
             raise ProblemError(
                 422,
-                "A limit and an identity stand twice: add up the costs, or ask with "
-                "together=false.",
+                "A limit and an identity occur twice: add the costs, or use together=false.",
             )
 
     def _party(self, requested: RequestedCharge, ruleset: Ruleset) -> Party:

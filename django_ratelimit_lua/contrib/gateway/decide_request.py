@@ -62,7 +62,7 @@ def read_decide_request(body: bytes) -> DecideRequest:
     try:
         given = _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
     except (ValueError, RecursionError) as error:
-        raise ProblemError(400, f"The body is no JSON: {str(error)[:200]}") from None
+        raise ProblemError(400, f"The body is not JSON: {str(error)[:200]}") from None
     schema = schema_of("Question")
     check(given, schema)
     operation = given.get("operation", "hit")
@@ -79,8 +79,8 @@ def read_decide_request(body: bytes) -> DecideRequest:
     shares = {(charge.partial, charge.cost) for charge in charges}
     if together and len(shares) > 1 and any(charge.partial for charge in charges):
         refuse(
-            "Charges that are partial together take the same units: give each the same cost and "
-            "partial=true, or ask with together=false."
+            "Partial charges take the same units: give each the same cost and partial=true, or "
+            "use together=false."
         )
     slot = b""
     if operation == "release":
@@ -150,12 +150,12 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object. A repeated name is refused, as another reader might use its other value."""
     members = dict(pairs)
     if len(members) < len(pairs):
-        raise ValueError("a name stands twice in an object")
+        raise ValueError("a name occurs twice in an object")
     return members
 
 
 def _refuse_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_number, object_pairs_hook=_members)

@@ -152,14 +152,14 @@ def read_described_request(meta: Meta) -> DescribedRequest:
     if dialect.is_url:
         url = _URL.fullmatch(uri)
         if url is None:
-            raise BadRequest(f"{dialect.uri} is no URL")
+            raise BadRequest(f"{dialect.uri} is not a URL")
         host, uri = url.groups()
     absolute = _ABSOLUTE.match(uri)
     if absolute:
         uri = uri[absolute.end() :] or "/"
     is_uri = uri.startswith(("/", "?", "*")) and len(uri) <= MAX_URI_LENGTH
     if not _METHOD.fullmatch(method) or not is_uri:
-        raise BadRequest(f"{dialect.method} or {dialect.uri} is no method or URI")
+        raise BadRequest(f"{dialect.method} or {dialect.uri} is not a method or URI")
     path, _mark, query = uri.partition("?")
     try:
         paths = readings(path)
@@ -212,7 +212,8 @@ def _get_required(meta: Meta, header: str) -> str:
     value: str | None = meta.get(_key(header))
     if value is None:
         raise BadRequest(
-            f"{header} is missing, by which {gateway_settings.GATEWAY_DIALECT} describes a request"
+            f"{header} is missing, with which {gateway_settings.GATEWAY_DIALECT} describes a "
+            "request"
         )
     return value
 

@@ -102,9 +102,7 @@ class DescriptorPattern(NamedTuple):
                     _("%(entry)r: write key=value, key=text* or, for any value, key"), entry=text
                 )
             if (key, value) == CHARGE:
-                problem = _(
-                    "%(entry)r is for Envoy's configuration: it says that units were used already"
-                )
+                problem = _("%(entry)r is an option of Envoy: units that were already used")
                 raise LimitError(problem, entry=text)
             pairs.append((key, ValuePattern(value or ANY)))
         domain = ValuePattern(ANY)
@@ -245,7 +243,7 @@ def check_rule(rule: Rule, keys: Collection[str]) -> None:
     template = rule.template
     if template is None:
         return
-    functions = "a function knows only requests of Django's; of descriptors, write a number"
+    functions = "a function needs a Django request; for descriptors, write a number"
     if callable(template.cost):
         raise LimitError(f"cost: {functions}", "cost")
     if any(map(callable, template.rates)):

@@ -42,7 +42,6 @@ class GatewayExtension(Extension):
     def notices(self, rule: Any) -> Iterable[str]:
         if what := lacking(rule):
             text = _(
-                "Requests that a proxy asks about are not limited by this rule: the proxy does "
-                "not know %(what)s."
+                "This rule does not limit requests from a proxy: the proxy does not know %(what)s."
             )
             yield text % {"what": what}

@@ -38,27 +38,27 @@ class RateLimitClient(AuditedModel):
     CHANGE_KIND = "client"
 
     name = models.CharField(
-        _("name"), max_length=200, unique=True, help_text=_("The service that asks.")
+        _("name"), max_length=200, unique=True, help_text=_("The name of the service.")
     )
     limits = models.TextField(
-        _("may ask"),
+        _("may use"),
         help_text=_(
-            "Names of rules and limits, one per line. A star at the end is any rest: mail* or a "
-            "single *."
+            "Names of rules and limits, one per line. A star at the end matches any text: mail* "
+            "or a single *."
         ),
     )
     may_refund = models.BooleanField(
-        _("may give units back"),
+        _("may refund units"),
         default=False,
         db_default=False,
         help_text=_(
-            "By the operation refund. It can lift every limit that the service may ask about."
+            "With the operation refund, which can undo every limit that the service may use."
         ),
     )
     is_active = models.BooleanField(
         _("active"),
         default=True,
-        help_text=_("Not active: its token is refused, from the next request on."),
+        help_text=_("If not active, its token is refused from the next request on."),
     )
     digest = models.CharField(_("digest of the token"), max_length=64, unique=True, editable=False)
     created_at = models.DateTimeField(_("created at"), auto_now_add=True)
@@ -100,7 +100,7 @@ class RateLimitClient(AuditedModel):
         """Raises `ValidationError` that names the field."""
         for name in self.names():
             if not _NAME.fullmatch(name):
-                problem = _("A star stands only at the end: %(name)s.") % {"name": name[:100]}
+                problem = _("A star is only allowed at the end: %(name)s.") % {"name": name[:100]}
                 raise ValidationError({"limits": problem})
 
     @classmethod

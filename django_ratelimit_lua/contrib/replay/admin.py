@@ -36,7 +36,7 @@ class LogForm(forms.Form):
     log = forms.FileField(
         label=gettext_lazy("Access log"),
         help_text=gettext_lazy(
-            "From nginx, Apache, Caddy, gunicorn or AWS, also gzipped; at most 64 MiB."
+            "From nginx, Apache, Caddy, gunicorn or AWS, optionally gzipped; at most 64 MiB."
         ),
     )
 
@@ -79,7 +79,7 @@ class ReplayPage(Page):
         rule = get_object_or_404(RateLimitRule, pk=pk)
         form = LogForm(request.POST or None, request.FILES or None)
         context: dict[str, Any] = {
-            "title": _("Try “%(rule)s” on a log") % {"rule": rule.name},
+            "title": _("Replay a log with “%(rule)s”") % {"rule": rule.name},
             "opts": RateLimitRule._meta,
             "rule": rule,
             "form": form,
@@ -116,4 +116,4 @@ def replay_rule(rule: RateLimitRule, file: Any) -> dict[str, Any]:
     return {"found": found, "counted": counted, "plot": plot}
 
 
-register_page("Replay", gettext_lazy("Try on a log"), ReplayPage, "ratelimit_replay")
+register_page("Replay", gettext_lazy("Replay a log"), ReplayPage, "ratelimit_replay")

@@ -25,7 +25,7 @@ class ReplayExtension(Extension):
             return ()
         if not request.user.has_perm("django_ratelimit_lua.change_ratelimitrule"):
             return ()
-        return [(gettext("Try on a log"), reverse("admin:ratelimit_replay_replay", args=[rule.pk]))]
+        return [(gettext("Replay a log"), reverse("admin:ratelimit_replay_replay", args=[rule.pk]))]
 
 
 class ReplayConfig(AppConfig):

@@ -447,6 +447,8 @@ def format_of(sample: Sequence[str], name: str | None = None) -> LogFormat:
         expected = f"any format that is known ({', '.join(FORMATS)})"
         if name:
             expected = f"the format {name}"
-        raise UnknownFormatError(f"no line is of {expected}; the first is {excerpt(sample[0])!r}")
+        raise UnknownFormatError(
+            f"no line has the format {expected}; the first line is {excerpt(sample[0])!r}"
+        )
     knows = {what for what in _MAYBE if any(getattr(line, what) is not None for line in lines)}
     return best._replace(knows=frozenset(knows))

@@ -69,7 +69,7 @@ class LinePlanner:
                 self.notes += left_out(rule)
         if ruleset.kinds:
             self.notes.append(
-                _("overrides are not looked at: exemptions, blocks, and limits of single users")
+                _("overrides are ignored: exemptions, blocks, and limits of single users")
             )
         if callable(conf.IP_META_KEY):
             self.notes.append(
@@ -99,12 +99,7 @@ class LinePlanner:
         """
         notes = list(self.notes)
         if self._has_names:
-            notes.append(
-                _(
-                    "addresses: the log has names in their place; each stands for an address of "
-                    "its own"
-                )
-            )
+            notes.append(_("addresses: the log has host names; each counts as one address"))
         if "forwarded" in self._knows and self._trusted is None:
             notes.append(
                 _(
@@ -113,7 +108,7 @@ class LinePlanner:
                 )
             )
         if not named and any(rule.needs_user for rule in self.ruleset.rules):
-            notes.append(_("users: no line names one, so everybody counts as not logged in"))
+            notes.append(_("users: no line names one, so all clients count as not logged in"))
         return notes
 
     def _charge(self, rule: Rule, line: LogLine, request: LoggedRequest) -> LineCharge | None:
@@ -144,7 +139,7 @@ class LinePlanner:
 def words_of(identity: Any, line: LogLine, request: LoggedRequest) -> str:
     """Return an identity in words: an address as in the log, if it is a name there."""
     if identity is None:
-        return _("everybody together")
+        return _("all clients together")
     if isinstance(identity, tuple) and identity and isinstance(identity[0], tuple):
         return " + ".join(words_of(part, line, request) for part in identity)
     kind = ""
@@ -162,13 +157,13 @@ def why_unseen(rule: Rule, knows: frozenset[str]) -> str:
     """Return why a rule cannot be replayed from a log with these values; empty: it can."""
     template = rule.template
     if rule.group is not None:
-        return _(
-            "it applies at call sites of %(name)s, which are inside views; a log does not run them"
-        ) % {"name": rule.group}
+        return _("it applies at call sites of %(name)s inside views; a log does not run views") % {
+            "name": rule.group
+        }
     if template is None:
         return ""
     if any(isinstance(rate, Rate) and rate.is_slots for rate in template.rates):
-        return _("it limits how many run at once; how long requests took, a log does not tell")
+        return _("it limits concurrency; a log does not have the duration of requests")
     names = [name_of(value) for value in (*template.rates, template.cost) if callable(value)]
     if template.key is not None:
         for part in template.key.name.split("+"):
@@ -176,11 +171,11 @@ def why_unseen(rule: Rule, knows: frozenset[str]) -> str:
                 return reason
         names += template.key.functions
     if names:
-        text = _("it goes by %(names)s, which may ask more of a request than a log knows")
+        text = _("it uses %(names)s, which may need more of a request than a log contains")
         return text % {"names": ", ".join(names)}
     groups = [name for name in rule.audience if name.startswith("group:") or name == "staff"]
     if groups:
-        text = _("it is for %(names)s; a log does not know who that is")
+        text = _("it is for %(names)s; a log does not contain them")
         return text % {"names": ", ".join(groups)}
     return ""
 
@@ -204,12 +199,9 @@ def left_out(rule: Rule) -> list[str]:
     notes = []
     if template.tiers:
         groups = ", ".join(group for group, _template in template.tiers)
-        text = _(
-            "%(rule)s: its tiers (%(groups)s) are not looked at; a log does not know who is in a "
-            "group"
-        )
+        text = _("%(rule)s: its tiers (%(groups)s) are ignored; a log does not contain groups")
         notes.append(text % {"rule": rule.name, "groups": groups})
-    text = _("%(rule)s: its %(option)s is not looked at; every line is decided by the whole count")
+    text = _("%(rule)s: its %(option)s is ignored; every line uses the shared count")
     for option in ("lease", "split"):
         if template.options.get(option):
             notes.append(text % {"rule": rule.name, "option": option})

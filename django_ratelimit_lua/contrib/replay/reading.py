@@ -153,13 +153,10 @@ class Log:
                 yield number, text
                 is_rest = not line.endswith(b"\n")
         except EOFError:
-            text = _("the file is cut after line %(lines)d, as one is that is still being written")
+            text = _("the file ends in the middle of line %(lines)d; it may still be written")
             self._end = text % {"lines": number}
         except (zlib.error, gzip.BadGzipFile) as error:
-            text = _(
-                "the file is damaged after line %(lines)d (%(damage)s); what follows is not "
-                "looked at"
-            )
+            text = _("the file is damaged after line %(lines)d (%(damage)s); the rest is ignored")
             self._end = text % {"lines": number, "damage": error}
 
     def lines(self, reading: Reading) -> Iterator[LogLine]:

@@ -74,7 +74,7 @@ COLUMNS = {
     "refused": gettext_lazy("refused"),
     "share": gettext_lazy("share refused"),
     "people": gettext_lazy("clients refused"),
-    "p95": gettext_lazy("95 of 100 decided within"),
+    "p95": gettext_lazy("95th percentile decision time"),
 }
 OTHERS = {
     "changes": gettext_lazy("changes"),
@@ -157,8 +157,8 @@ class StatisticsPages(Page):
             if what.kind == "gone" and name not in known_names():
                 status = 404
                 error = _(
-                    "Nothing of this name has been counted in the last ninety days, and no rule "
-                    "or limit has it."
+                    "No rule or limit has this name, and nothing was counted for it in the last "
+                    "90 days."
                 )
             else:
                 page = one(name, period)

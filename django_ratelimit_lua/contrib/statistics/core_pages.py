@@ -72,7 +72,7 @@ def rehearsal(rule: RateLimitRule) -> str:
     try:
         numbers = shadow_numbers(rule.declared())
     except StoreError:
-        return _("Redis is unavailable: what the rule would have refused is not known.")
+        return _("Redis is unavailable: the count of refusals is unknown.")
     if not numbers.seen:
         return _("This version of the rule has seen no request in shadow mode yet.")
     return _(

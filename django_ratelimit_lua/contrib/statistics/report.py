@@ -673,7 +673,7 @@ def pattern(refused: int, people: int) -> str:
         return ""
     each = refused / people
     if each >= 20:
-        return _("few, very often: rather programs")
+        return _("few clients, many refusals: probably bots")
     if people >= 10 and each <= 3:
-        return _("many, a few times each: rather customers")
+        return _("many clients, few refusals each: probably customers")
     return ""

@@ -68,7 +68,7 @@ class Telemetry:
             if not self._has_failed:
                 self._has_failed = True
                 logger.warning(
-                    "OpenTelemetry is not told of decisions: %s: %s", type(error).__name__, error
+                    "OpenTelemetry does not receive decisions: %s: %s", type(error).__name__, error
                 )
 
     def _known(self, name: str) -> str:

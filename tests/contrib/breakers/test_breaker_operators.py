@@ -104,7 +104,7 @@ def test_it_is_forced_and_ends_by_itself(payments: Callable[..., str]) -> None:
     until(lambda: pays(payments, "open"))
 
 
-def test_the_code_is_told_what_is_forced(payments: Callable[..., str]) -> None:
+def test_the_code_sees_the_forced_state(payments: Callable[..., str]) -> None:
     """As long as it lasts, and beside the state that the breaker has by itself."""
     breaker = CircuitBreaker("payments", minimum=10, open_for="30s")
     assert (breaker.forced, breaker.state) == ("", "closed")
@@ -157,10 +157,12 @@ def test_what_operators_do_is_in_the_history(
     client.force_login(superuser)
     page = client.get("/admin/django_ratelimit_lua/ratelimitchange/").content.decode()
     assert "the bank is down" in page
-    assert "open: nothing is asked" in page
+    assert "open: calls are stopped" in page
 
 
-def test_the_history_tells_two_moments_of_one_minute_apart(payments: Callable[..., str]) -> None:
+def test_the_history_shows_two_moments_of_one_minute_with_seconds(
+    payments: Callable[..., str],
+) -> None:
     """With seconds."""
     ends = datetime.datetime(2037, 5, 6, 14, 5, 10, tzinfo=datetime.UTC)
     force("payments", "open", until=ends)
@@ -195,12 +197,12 @@ def test_forcing_by_the_admin(payments: Callable[..., str], operator: Client) ->
     late = operator.post(
         f"{HERE}one/?name=payments", {"how": "open", "until": "2001-01-01T12:00"}
     ).content.decode()
-    assert "Enter a moment in the future." in late
+    assert "Enter a time in the future." in late
     assert not RateLimitBreaker.objects.exists()
     response = operator.post(
         f"{HERE}one/?name=payments", {"how": "open", "period": "1d"}, follow=True
     )
-    assert "This holds everywhere within milliseconds." in response.content.decode()
+    assert "It applies in every process within milliseconds." in response.content.decode()
     row = RateLimitBreaker.objects.get()
     assert row.forced == "open"
     assert abs((row.until - timezone.now()).total_seconds() - 86_400) < 60
@@ -209,7 +211,7 @@ def test_forcing_by_the_admin(payments: Callable[..., str], operator: Client) ->
     until(lambda: pays(payments, "paid"))
 
 
-def test_who_may_not_force_only_looks(payments: Callable[..., str]) -> None:
+def test_a_user_without_permission_to_force_can_only_view(payments: Callable[..., str]) -> None:
     """Viewing, changing thresholds and forcing are permissions of their own."""
     user = User.objects.create_user("viewer", is_staff=True)
     user.user_permissions.add(Permission.objects.get(codename="view_ratelimitbreaker"))
@@ -237,7 +239,7 @@ def test_thresholds_in_the_admin_are_checked(
     assert RateLimitBreaker.objects.get().thresholds() == {"window": "1m"}
 
 
-def test_all_that_is_wrong_with_thresholds_is_said_at_once(
+def test_all_errors_of_thresholds_are_reported_together(
     payments: Callable[..., str], admin_client: Client
 ) -> None:
     """Each at its field."""
@@ -252,7 +254,7 @@ def test_all_that_is_wrong_with_thresholds_is_said_at_once(
     assert set(form.errors) == set(wrong)
 
 
-def test_what_is_wrong_is_said_in_the_language_of_who_fills_it_in(
+def test_errors_are_in_the_language_of_the_operator(
     payments: Callable[..., str], admin_client: Client
 ) -> None:
     """Each field's problem, in German as well."""
@@ -292,7 +294,7 @@ def test_thresholds_that_contradict_the_code_are_refused(
     )
 
 
-def test_the_form_shows_what_the_code_says(
+def test_the_form_shows_the_values_of_the_code(
     payments: Callable[..., str], admin_client: Client
 ) -> None:
     """As what applies if a field is empty; and the names of the breakers there are."""
@@ -323,7 +325,7 @@ def test_a_breaker_has_one_row(payments: Callable[..., str], admin_client: Clien
     assert RateLimitBreaker.objects.get().thresholds() == {"failures": 7}
 
 
-def test_the_form_says_that_no_code_has_a_breaker(
+def test_the_form_warns_about_a_breaker_without_code(
     payments: Callable[..., str], admin_client: Client
 ) -> None:
     """Once it is saved, with the one that may be meant."""
@@ -346,7 +348,7 @@ def test_the_command_lists_and_forces(payments: Callable[..., str]) -> None:
     )
     until(lambda: pays(payments, "forced"))
     assert RateLimitChange.objects.latest("pk").by == "ratelimit breakers open"
-    assert "forced closed until it is taken back" in run("close", "payments", "--for-good")
+    assert "forced closed until it is reset" in run("close", "payments", "--for-good")
     assert "forced" not in run("auto", "payments")
     until(lambda: pays(payments, "paid"))
     for wrong in (
@@ -422,7 +424,7 @@ def test_a_wrong_type_in_a_file_is_refused_at_its_field(wrong: str, said: str) -
         rules_yaml.load(f"\n- breaker: payments\n  {wrong}\n")
 
 
-def test_all_that_is_wrong_with_a_breaker_in_a_file_is_said() -> None:
+def test_all_errors_of_a_breaker_in_a_file_are_reported() -> None:
     """Unknown words as well; a time may be a number of seconds, as in the code."""
     with pytest.raises(RuleError) as raised:
         rules_yaml.load(
@@ -486,7 +488,7 @@ def test_a_breaker_that_no_code_has_is_a_notice(
     assert said("import", str(file)).endswith("2 breakers changed\n")
 
 
-def test_a_file_in_the_admin_says_so_too(
+def test_an_upload_in_the_admin_shows_the_same_warning(
     payments: Callable[..., str], admin_client: Client
 ) -> None:
     """And says how many rules and how many breakers it has changed."""
@@ -619,21 +621,21 @@ def test_a_request_is_explained_by_the_breakers_of_its_view(client: Client) -> N
         client.get("/checkout/?who=ada&fails=")
     assert client.get("/checkout/?who=ada").status_code == 503
     told = explained()
-    pattern = r"breaker checkout: open since \d\d:\d\d, next probe in \d+ s; a call that it stops is answered 503\n"  # noqa: E501
+    pattern = (
+        r"breaker checkout: open since \d\d:\d\d, next probe in \d+ s; a stopped call gets a 503\n"
+    )
     assert re.search(pattern, told), told
     assert told.endswith("The next request like this would be stopped by a breaker.\n")
     assert client.get("/shop/?who=ada").content == b"recommended"
-    assert "; its fallback answers a call that it stops\n" in explained("/shop/?who=ada")
+    assert "; a stopped call gets the fallback\n" in explained("/shop/?who=ada")
     force("checkout", "closed")
     until(lambda: client.get("/checkout/?who=ada").status_code == 200)
     told = explained()
-    assert (
-        "breaker checkout: forced closed until it is taken back; its own state: open since" in told
-    )
+    assert "breaker checkout: forced closed until it is reset; its own state: open since" in told
     assert "would be allowed" in told
     force("checkout", "open", until=timezone.now() + datetime.timedelta(days=400))
     assert re.search(
-        r"checkout: forced open until \d+ \w+ \d{4}, \d\d:\d\d; .*; a call that it stops is answered 503\n",  # noqa: E501
+        r"checkout: forced open until \d+ \w+ \d{4}, \d\d:\d\d; .*; a stopped call gets a 503\n",
         explained(),
     )
 
@@ -653,8 +655,8 @@ def test_the_inspector_shows_the_breakers_of_a_view(client: Client) -> None:
     page = client.get(inspector, asked).content.decode()
     assert "The next request like this would be stopped by a breaker" in page
     assert (
-        "checkout: forced open until it is taken back; its own state: closed; a call that it "
-        "stops is answered 503" in page
+        "checkout: forced open until it is reset; its own state: closed; a stopped call gets a "
+        "503" in page
     )
     viewer = User.objects.create_user("viewer", is_staff=True)
     viewer.user_permissions.add(Permission.objects.get(codename="view_ratelimitrule"))

@@ -117,7 +117,7 @@ def test_calls_that_hang_in_many_processes_count_together(start: Start) -> None:
         worker.kill()
 
 
-def test_exactly_so_many_probes_at_once_across_processes(start: Start) -> None:
+def test_exactly_the_number_of_probes_runs_across_processes(start: Start) -> None:
     """Eight processes ask all the time, while a service hangs that is being probed: three calls
     reach it.
     """
@@ -240,7 +240,7 @@ def test_a_child_of_a_fork_counts_for_itself(start: Start) -> None:
     assert all(failures == 5 for _, _, _, failures, _ in with_numbers)
 
 
-def test_a_child_of_a_fork_has_none_of_its_parents_calls(start: Start) -> None:
+def test_a_forked_child_has_no_calls_of_its_parent(start: Start) -> None:
     """The parent counts those that hang."""
     (worker,) = start(1, "pay(slow='1m')")
     worker("threading.Thread(target=pay, kwargs={'seconds': 30}, daemon=True).start()")
@@ -275,7 +275,7 @@ def test_without_redis_a_probe_that_hangs_keeps_its_place(start: Start) -> None:
         until(lambda: worker("pay() and state()") == "closed")
 
 
-def test_a_process_that_ends_tells_what_it_counted(start: Start) -> None:
+def test_a_process_that_ends_writes_its_counts(start: Start) -> None:
     """The last second is not lost."""
     first, other = start(2, "pay(minimum=1000)")
     first("[pay('failed') for _ in range(7)]")

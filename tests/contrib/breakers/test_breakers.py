@@ -461,7 +461,7 @@ def _stopped(pay: Callable[[], Any], cancelled: type[BaseException]) -> bool:
         (lambda answer: answer.nothing, 5, False),
     ],
 )
-def test_what_is_a_failure_is_said_by_type_status_or_callable(
+def test_failures_are_defined_by_type_status_or_callable(
     service: Service, failure: Any, does: Any, is_failure: bool
 ) -> None:
     """By default exceptions, but none that answers a client, and answers of 500 or more."""
@@ -775,7 +775,7 @@ def test_what_a_view_lets_out_becomes_503() -> None:
     assert (answer.status_code, answer["Retry-After"]) == (503, "3")
 
 
-def test_a_closed_breaker_asks_nobody_on_the_way(
+def test_a_closed_breaker_calls_no_server(
     service: Service, direct: redis.Redis, quiet: None
 ) -> None:
     """Any number of calls, between two flushes; and these are one script a second."""
@@ -801,7 +801,7 @@ def test_a_site_that_is_switched_off_has_no_breakers(service: Service, settings:
     assert breaker.state == "closed"
 
 
-def test_where_no_thread_can_run_the_calls_do_it(
+def test_without_threads_the_calls_do_the_work(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They tell once a second, and at once what opens it."""
@@ -854,7 +854,7 @@ def test_a_cluster_keeps_each_breaker_in_one_slot(service: Service, settings: An
         ({"failure": ()}, "nothing would be"),
     ],
 )
-def test_what_cannot_be_meant_is_said_at_once(options: dict[str, Any], words: str) -> None:
+def test_a_meaningless_declaration_is_an_error_at_once(options: dict[str, Any], words: str) -> None:
     """By the name of the breaker and the argument."""
     with pytest.raises(LimitError, match=f"^Breaker 'odd'.*{words}"):
         CircuitBreaker("odd", **options)

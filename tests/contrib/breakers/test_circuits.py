@@ -121,7 +121,7 @@ STEPS = st.lists(
 
 @hypothesis_settings(max_examples=examples(150))
 @given(by=BY, steps=STEPS, chance=st.integers(0, 999))
-def test_the_program_and_the_model_say_the_same(by: Thresholds, steps: list, chance: int) -> None:
+def test_the_program_and_the_model_agree(by: Thresholds, steps: list, chance: int) -> None:
     """States, counts, slots of probes, ramps and pauses, to the microsecond, whatever is told,
     asked and retuned.
     """
@@ -207,7 +207,7 @@ def opened(script: Script, by: Thresholds, now: int = BEGIN) -> Answer:
     return answer
 
 
-def test_half_open_has_so_many_slots_and_never_sticks(script: Script) -> None:
+def test_half_open_has_its_number_of_probes_and_never_sticks(script: Script) -> None:
     """Of many who ask, as many get a slot as there are probes; slots whose processes are gone end
     by themselves, and others get them.
     """
@@ -265,7 +265,7 @@ def test_recovery_is_a_ramp(script: Script) -> None:
     assert [event.name for event in answer.events] == ["closed"]
 
 
-def test_who_fails_again_waits_longer_up_to_a_bound(script: Script) -> None:
+def test_repeated_failures_wait_longer_up_to_a_maximum(script: Script) -> None:
     """Twice as long each time, at most `open_max`, and from the beginning once it has closed."""
     by, now, waits = Thresholds(probes=1, open_us=10 * SECOND, open_max_us=35 * SECOND), BEGIN, []
     answer = opened(script, by)
@@ -356,7 +356,7 @@ def test_pauses_do_not_end_at_once(script: Script) -> None:
     assert 10 * SECOND < answer.wait < 11 * SECOND
 
 
-def test_a_key_that_nobody_needs_goes_away(script: Script, direct: redis.Redis) -> None:
+def test_an_unused_key_is_removed(script: Script, direct: redis.Redis) -> None:
     """A closed breaker's; one that is open stays until it has been probed, or nobody has asked
     about it for a week.
     """

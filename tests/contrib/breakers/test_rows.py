@@ -28,7 +28,7 @@ def test_what_is_declared_is_read_again() -> None:
         assert thresholds("x", declared) == by
 
 
-def test_a_row_says_some_and_the_code_the_rest() -> None:
+def test_a_row_sets_some_thresholds_and_the_code_the_others() -> None:
     """What a row leaves out stays as it is in the code; the longest pause is never shorter than the
     first.
     """

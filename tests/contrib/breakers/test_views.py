@@ -87,28 +87,28 @@ SINCE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
         (
             {"state": "open", "seconds": 8.0},
             False,
-            "probe in 8.0 s; a call that it stops raises CircuitOpen",
+            "probe in 8.0 s; a stopped call raises CircuitOpen",
         ),
         ({"state": "open"}, True, "the next call is a probe"),
         (
             {"state": "half-open", "probes": 3},
             False,
-            "on their way; a call that it stops raises CircuitOpen",
+            "on their way; a stopped call raises CircuitOpen",
         ),
         (
             {"state": "half-open", "probes": 1},
             None,
-            "on their way; a call that it stops raises CircuitOpen",
+            "on their way; a stopped call raises CircuitOpen",
         ),
         (
             {"state": "ramp", "share": 25},
             None,
-            "let through; a call that it stops raises CircuitOpen",
+            "let through; a stopped call raises CircuitOpen",
         ),
-        ({}, None, "Redis does not answer; a call that it stops raises CircuitOpen"),
+        ({}, None, "Redis does not answer; a stopped call raises CircuitOpen"),
     ],
 )
-def test_a_breaker_says_what_it_would_do(state: Any, passes: bool | None, words: str) -> None:
+def test_a_breaker_reports_what_it_would_do(state: Any, passes: bool | None, words: str) -> None:
     """By its state and by what is forced; what chance or other calls decide is not foretold."""
     known = BreakerState("payments", Thresholds(), **{"row": None, "since": SINCE, **state})
     explained = ExplainedBreaker(known, "raises")

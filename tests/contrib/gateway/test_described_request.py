@@ -22,7 +22,7 @@ from django_ratelimit_lua.identity.request_values import LINES
         ("envoy", 2, "::ffff:203.0.113.9", "::ffff:203.0.113.9"),
     ],
 )
-def test_the_address_is_whom_trusted_proxies_name(
+def test_the_address_is_the_one_that_trusted_proxies_report(
     settings: Any, dialect: str, trusted: Any, chain: str, address: str
 ) -> None:
     """Of a list, the last that is no proxy; else the one there is, also where that is in the

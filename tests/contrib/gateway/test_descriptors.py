@@ -139,7 +139,7 @@ def test_no_pattern_takes_long() -> None:
         ({"key": "app.key"}, "key"),
     ],
 )
-def test_what_is_wrong_is_said_of_its_field(words: dict[str, Any], field: str) -> None:
+def test_errors_name_their_field(words: dict[str, Any], field: str) -> None:
     """Also where it is counted by what no entry has; and a rule for paths needs a key as ever."""
     with pytest.raises(RuleError) as raised:
         compile_rule({**LOGIN, **words})
@@ -164,7 +164,7 @@ def test_an_entry_is_read_that_is_called_like_the_key(key: Any, entries: list[st
     assert rule.extra["descriptor"] == DescriptorPattern.parse(entries)
 
 
-def test_a_rule_says_which_descriptors_it_is_for() -> None:
+def test_a_rule_lists_its_descriptors() -> None:
     """In its sentence."""
     assert (
         reading(LOGIN)

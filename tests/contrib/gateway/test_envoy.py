@@ -182,7 +182,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield found
 
 
-def test_who_is_over_a_limit_is_refused(site: Site) -> None:
+def test_a_client_over_the_limit_is_refused(site: Site) -> None:
     """With 429, what is left, when to come again, the reference and the rule's message; the service
     is not asked.
     """

@@ -74,7 +74,7 @@ def left(*descriptors: Any) -> list[int]:
     return [status.limit_remaining for status in ask(*looks).statuses]
 
 
-def test_a_status_says_what_is_left(settings: Any) -> None:
+def test_a_status_shows_the_remaining_units(settings: Any) -> None:
     """The limit, its unit, what remains and when it is unused again; in the order of the
     descriptors.
     """
@@ -93,7 +93,7 @@ def test_a_status_says_what_is_left(settings: Any) -> None:
     assert (odd.current_limit.requests_per_unit, odd.current_limit.unit) == (9, 0)
 
 
-def test_a_refusal_says_when_to_come_again(settings: Any) -> None:
+def test_a_refusal_has_the_retry_time(settings: Any) -> None:
     """As headers, with the reference of other refusals; and as a body, with what the rule has to
     say.
     """
@@ -217,14 +217,14 @@ def test_domains_and_values_count_apart(settings: Any) -> None:
         (({"entries": [LOGIN, ADA]}, hits(2)), 3),
     ],
 )
-def test_hits_are_taken_as_they_are_said(said: Any, taken: int, settings: Any) -> None:
+def test_hits_are_read_as_given(said: Any, taken: int, settings: Any) -> None:
     """Of the descriptor, where it says so: then 0 takes nothing, and looks."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "100/h"}]
     assert code(*said) == OK
     assert left() == [100 - taken]
 
 
-def test_hits_of_a_question_are_for_all_that_say_none(settings: Any) -> None:
+def test_the_hits_of_a_request_apply_to_descriptors_without_hits(settings: Any) -> None:
     """There, 0 is 1; and the cost of a rule is for each hit."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "100/h", "cost": 2}]
     for number, remaining in ((0, 98), (5, 88)):
@@ -258,7 +258,7 @@ def test_what_was_used_already_is_charged_and_never_refused(settings: Any) -> No
     assert code(after) == OK
 
 
-def test_shadow_mode_counts_and_refuses_nobody(settings: Any) -> None:
+def test_shadow_mode_counts_and_never_refuses(settings: Any) -> None:
     """What would be left is told."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "mode": "shadow"}]
     assert [code([LOGIN, ADA]) for _ in range(5)] == [OK] * 5
@@ -396,7 +396,7 @@ def test_a_user_counts_as_in_a_view(settings: Any) -> None:
     ]
 
 
-def test_no_header_says_where_a_client_is(settings: Any) -> None:
+def test_no_header_reveals_the_address_of_a_client(settings: Any) -> None:
     """But Envoy, which has seen it."""
     settings.RATELIMIT_TRUSTED_PROXIES = ["203.0.113.0/24"]
     entries = ["header:x-forwarded-for", "remote_address"]
@@ -427,7 +427,7 @@ def test_a_rule_that_cannot_be_applied_is_left_out(
         )
 
 
-def test_receivers_hear_of_refusals(settings: Any) -> None:
+def test_receivers_get_refusals(settings: Any) -> None:
     """With a request that has what the descriptor says."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "0/h"}]
     heard: list[Any] = []
@@ -444,7 +444,7 @@ def test_receivers_hear_of_refusals(settings: Any) -> None:
     assert heard[0]["request"].META["REMOTE_ADDR"] == "203.0.113.9"
 
 
-def test_who_has_to_wait_is_held(settings: Any) -> None:
+def test_a_request_that_must_wait_is_held(settings: Any) -> None:
     """As in a view: a leaky bucket answers when it is the client's turn."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "10/s", "algorithm": "leaky_bucket"}]
 
@@ -534,7 +534,7 @@ def test_slots_are_taken_by_hits_alone(more: dict[str, Any], settings: Any) -> N
     assert code(lease_of(held)) == OK
 
 
-def test_a_slot_nobody_gives_back_ends_by_itself(
+def test_a_slot_that_is_not_released_expires(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a minute, of which the test waits for half a second."""
@@ -582,7 +582,7 @@ def test_a_slot_is_confirmed_without_redis(settings: Any) -> None:
         assert code([("x-ratelimit-confirm", lease)]) == OK
 
 
-def test_who_goes_away_while_it_is_decided_holds_nothing(
+def test_a_client_that_leaves_during_the_decision_holds_nothing(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Envoy does when it has waited long enough."""
@@ -640,7 +640,7 @@ def test_switched_off_everything_goes(settings: Any) -> None:
         (question([LOGIN] * (MAX_ENTRIES + 1)), "entries"),
     ],
 )
-def test_what_makes_no_sense_is_said(data: bytes, problem: str) -> None:
+def test_contradictions_are_errors(data: bytes, problem: str) -> None:
     """It is a mistake of who configures Envoy."""
     with pytest.raises(QuestionError, match=problem):
         read_question(data)

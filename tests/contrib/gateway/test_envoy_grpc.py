@@ -163,7 +163,7 @@ def test_health_follows_redis(tmp_path: Path) -> None:
         until(lambda: client.code(LOGIN) == OK)
 
 
-def test_who_has_asked_is_answered_before_it_stops(tmp_path: Path) -> None:
+def test_pending_calls_are_answered_before_it_stops(tmp_path: Path) -> None:
     """Also where the answer is held; then all processes are gone."""
     with Gateway(tmp_path, RULES, processes=2) as gateway, ThreadPoolExecutor(4) as pool:
         with gateway.client() as client:
@@ -251,7 +251,7 @@ def test_what_goes_wrong_inside_is_a_status_without_words(
     assert "a secret of the site" in caplog.text
 
 
-def test_what_cannot_be_done_is_said(
+def test_impossible_actions_are_errors(
     tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the command: the extra is missing, TLS is half told, a file is not there, a number is

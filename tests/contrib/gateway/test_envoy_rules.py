@@ -74,7 +74,7 @@ def test_a_rule_for_descriptors_is_made_changed_and_restored_by_form(operator: C
         ),
     ],
 )
-def test_what_is_wrong_is_said_at_its_field(
+def test_errors_are_shown_at_their_field(
     fields: dict[str, Any], problem: str, operator: Client, settings: Any
 ) -> None:
     """In the operator's language."""

@@ -80,7 +80,7 @@ def check(request: pytest.FixtureRequest, settings: Any) -> Check:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_every_dialect_says_method_address_and_path(
+def test_every_dialect_has_a_method_an_address_and_a_path(
     check: Check, settings: Any, dialect: str
 ) -> None:
     """By its own headers; and the answer to each says what is left."""
@@ -146,7 +146,7 @@ def test_only_a_trusted_proxy_with_the_secret_is_believed(
 
 
 @pytest.mark.parametrize("application", [alone, check_view], ids=["alone", "view"])
-def test_a_header_with_underscores_is_none_that_a_proxy_writes(
+def test_a_header_with_underscores_is_not_a_header_of_a_proxy(
     settings: Any, application: Any
 ) -> None:
     """Proxies pass it on. Older releases of Django make one of both, as `META` has it here."""
@@ -274,7 +274,7 @@ def test_health_is_whether_redis_answers(settings: Any, application: Any) -> Non
     assert ask(application, "/ratelimit/health", []).status == 503
 
 
-def test_what_a_proxy_does_not_say_is_its_mistake(check: Check) -> None:
+def test_a_missing_header_of_a_proxy_is_an_error_of_the_proxy(check: Check) -> None:
     """400, with the name of the header; so is what no server would take."""
     assert check("no path").status == 400
     assert check(method="NO METHOD").status == 400
@@ -436,7 +436,7 @@ def test_rules_that_need_what_no_proxy_knows_do_not_apply(check: Check, settings
     assert check(Accept="application/json").json()["violated-policies"] == ["known"]
 
 
-def test_a_user_is_whom_the_proxy_names(check: Check, settings: Any) -> None:
+def test_the_user_is_the_one_that_the_proxy_reports(check: Check, settings: Any) -> None:
     """By primary key, and so counted as one with Django's views; groups and staff are of the
     database; who has none is nobody.
     """
@@ -570,7 +570,7 @@ def test_requests_of_one_moment_share_trips(settings: Any, direct: Redis) -> Non
     assert asyncio.run(trips()) <= 4
 
 
-def test_what_is_wrong_is_said_by_the_system_check(settings: Any, no_others: None) -> None:
+def test_errors_are_reported_by_the_system_check(settings: Any, no_others: None) -> None:
     """A proxy that cannot be believed; and rules that do not apply to what it asks about, those of
     the admin with `--database`.
     """
@@ -585,7 +585,7 @@ def test_what_is_wrong_is_said_by_the_system_check(settings: Any, no_others: Non
         messages = run_checks(tags=["caches", "database"], databases=["default"])
         return sorted((message.id.rpartition(".")[2], message.msg) for message in messages)
 
-    text = "The rule {!r} does not apply to what a proxy asks about: it does not know {}."
+    text = "The rule {!r} does not apply to requests from a proxy: it does not know {}."
     assert found() == [
         ("I020", text.format("mine", "who is logged in")),
         ("I020", text.format("slots", "when the request is over")),
@@ -594,13 +594,13 @@ def test_what_is_wrong_is_said_by_the_system_check(settings: Any, no_others: Non
     settings.RATELIMIT_GATEWAY_USER_HEADER = "X-Auth-User"
     assert [problem for problem in found() if "mine" in problem[1]] == []
     settings.RATELIMIT_GATEWAY_SECRET = None
-    assert ("E019", "The gateway answers 403 to every proxy, as it can believe none.") in found()
+    assert ("E019", "The gateway answers 403 to every proxy, because it trusts none.") in found()
     settings.RATELIMIT_GATEWAY_SECRET = "short"
     assert "E001" in dict(found())
     assert "short" not in str(found())
 
 
-def test_the_form_of_a_rule_says_what_proxies_do_not_know(settings: Any) -> None:
+def test_the_form_of_a_rule_lists_what_proxies_do_not_know(settings: Any) -> None:
     """When it is saved and whenever it is looked at; nothing, where no proxy asks."""
     settings.ROOT_URLCONF = "tests.acceptance.test_admin"
     settings.MIDDLEWARE = [

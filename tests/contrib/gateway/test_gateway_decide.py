@@ -209,7 +209,7 @@ def test_a_turn_is_reserved_or_waited_for(decide: Decide) -> None:
     ]
 
 
-def test_what_only_advises_makes_nobody_wait(decide: Decide) -> None:
+def test_an_advisory_limit_delays_no_request(decide: Decide) -> None:
     """A service that sleeps for as long as it is told does not do so for a limit in shadow mode."""
     for operation in ("hit", "hit", "peek", "reserve"):
         told = {"operation": operation, **({"timeout": 60} if operation == "reserve" else {})}
@@ -217,7 +217,7 @@ def test_what_only_advises_makes_nobody_wait(decide: Decide) -> None:
         assert (decision["allowed"], decision["wait"]) == (True, 0)
 
 
-def test_who_goes_away_gives_the_turn_back(token: str) -> None:
+def test_a_cancelled_call_returns_its_turn(token: str) -> None:
     """Nobody waits behind one that is not there any more."""
     turns = RateLimiter("turns", "5/s")
 
@@ -276,7 +276,7 @@ def test_slots_are_held_until_they_are_released(decide: Decide) -> None:
     assert decide(MAIL, operation="release", slot=other).status == 422
 
 
-def test_who_goes_away_while_it_is_decided_holds_no_slot(
+def test_a_client_that_leaves_during_the_decision_holds_no_slot(
     token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Django cancels a view whose client has gone: nobody has heard by what it would be
@@ -381,7 +381,7 @@ def test_a_body_is_read_no_further_than_it_counts(settings: Any) -> None:
     assert body.tell() <= decide_request.MAX_BYTES + 1
 
 
-def test_a_rule_that_is_off_or_in_shadow_refuses_nobody(decide: Decide) -> None:
+def test_a_rule_that_is_off_or_in_shadow_mode_never_refuses(decide: Decide) -> None:
     """As in requests."""
     for name in ("off", "shadow"):
         assert decide({"limit": name, "identity": 1}).json()["allowed"]
@@ -402,7 +402,7 @@ def test_a_token_opens_what_its_client_may_ask(decide: Decide) -> None:
     forbidden = decide(MAIL, {"limit": "turns", "identity": 1}, token=token)
     assert (
         forbidden.status,
-        "few may not ask about the limit 'turns'" in forbidden.json()["detail"],
+        "few is not allowed to use the limit 'turns'" in forbidden.json()["detail"],
     ) == (403, True)
     assert (
         decide(
@@ -445,7 +445,10 @@ def test_units_are_given_back_by_clients_that_may(decide: Decide) -> None:
     client.save()
     assert decide({**MAIL, "cost": 3}, token=token).json()["allowed"]
     refused = decide(MAIL, operation="refund", token=token)
-    assert (refused.status, refused.json()["detail"]) == (403, "asking may not give units back.")
+    assert (refused.status, refused.json()["detail"]) == (
+        403,
+        "asking is not allowed to refund units.",
+    )
     assert not decide(MAIL, operation="peek", token=token).json()["allowed"]
     client.may_refund = True
     client.save()
@@ -624,7 +627,7 @@ def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said(decide: Decide, body: bytes, status: int, detail: str) -> None:
+def test_errors_are_reported(decide: Decide, body: bytes, status: int, detail: str) -> None:
     """As a problem document with the part that is wrong; nothing is counted."""
     answer = decide(body=body)
     assert answer.status == status

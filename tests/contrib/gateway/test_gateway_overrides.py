@@ -219,7 +219,7 @@ def test_an_override_is_one_for_requests_and_for_services(
     assert [verdicts(decide(charge))[0], request()] == [True, 200]
 
 
-def test_who_is_named_by_several_words_is_met_by_the_most_particular(
+def test_of_several_names_the_narrowest_override_applies(
     decide: Decide, orders: RateLimitRule, ada: User
 ) -> None:
     """In the order that docs/rules.rst has: the digest of all of it, a user, a value, an address,
@@ -244,7 +244,7 @@ def test_who_is_named_by_several_words_is_met_by_the_most_particular(
     assert verdicts(decide({**charge, "identity": {"ip": "203.0.113.8"}})) == (False, [False])
 
 
-def test_a_block_says_what_is_answered(decide: Decide, orders: RateLimitRule, ada: User) -> None:
+def test_a_block_defines_the_response(decide: Decide, orders: RateLimitRule, ada: User) -> None:
     """The status, the text for who is blocked, and when it ends; with 403, no time is told."""
     row = override(user=ada, effect="block", message="Write to abuse@example.org.")
     refused = decide(ORDER).json()["decisions"][0]
@@ -269,7 +269,7 @@ def test_a_block_says_what_is_answered(decide: Decide, orders: RateLimitRule, ad
     assert "block" not in decide({**ORDER, "identity": {"user": 8}}).json()["decisions"][0]
 
 
-def test_who_is_blocked_takes_nothing_of_others(
+def test_a_blocked_client_takes_nothing_from_others(
     decide: Decide, orders: RateLimitRule, ada: User
 ) -> None:
     """All or nothing; each for itself, only the blocked one is refused."""
@@ -286,7 +286,7 @@ def test_who_is_blocked_takes_nothing_of_others(
         assert verdicts(decide(ORDER, operation=operation, **more)) == (False, [False])
 
 
-def test_nothing_is_counted_for_who_is_exempt(
+def test_nothing_is_counted_for_an_exempt_client(
     decide: Decide, orders: RateLimitRule, ada: User
 ) -> None:
     """Beside others, whose limits hold; and nothing is given back of what was not taken."""
@@ -323,7 +323,7 @@ def test_what_was_taken_before_a_block_is_given_back(
     assert decide(ORDER, operation="peek").json()["decisions"][0]["remaining"] == 1
 
 
-def test_a_turn_goes_by_other_numbers(decide: Decide, ada: User) -> None:
+def test_a_turn_uses_other_numbers(decide: Decide, ada: User) -> None:
     """reserve and acquire wait as long as the override's rate says."""
     rule = RateLimitRule.objects.create(
         name="turns", path="/turns/", key="user", limit=1, unit="h", algorithm="leaky_bucket"
@@ -341,7 +341,7 @@ def test_a_turn_goes_by_other_numbers(decide: Decide, ada: User) -> None:
     ).json()["allowed"]
 
 
-def test_a_slot_is_given_back_whatever_is_said_meanwhile(decide: Decide, ada: User) -> None:
+def test_a_slot_is_released_whatever_arrives_in_between(decide: Decide, ada: User) -> None:
     """By who is blocked or exempt by then; who is exempt holds none, and one who is blocked gets
     none.
     """
@@ -364,7 +364,7 @@ def test_a_slot_is_given_back_whatever_is_said_meanwhile(decide: Decide, ada: Us
     assert [slot is not None for slot in slots] == [True, True, False]
 
 
-def test_who_names_nobody_has_no_overrides(
+def test_an_unnamed_client_has_no_overrides(
     decide: Decide, orders: RateLimitRule, ada: User
 ) -> None:
     """Text, numbers and lists are whatever a service makes of them, and no word of a key; nor have
@@ -459,7 +459,7 @@ def test_an_override_begins_and_ends_by_its_times(
 
 
 @pytest.mark.usefixtures("quiet")
-def test_who_has_none_costs_what_it_did(
+def test_a_missing_value_costs_the_same(
     token: str,
     orders: RateLimitRule,
     ada: User,

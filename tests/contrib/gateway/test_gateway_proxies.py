@@ -94,7 +94,7 @@ def proxied(
         yield Proxied(proxy, port, site)
 
 
-def test_requests_go_on_until_the_limit_and_say_what_is_left(proxied: Proxied) -> None:
+def test_requests_pass_until_the_limit_and_show_the_remaining_units(proxied: Proxied) -> None:
     """Then the client is told 429, when to come back, and why, as text or as a problem document.
     What a proxy cannot know (a body, a session, a route of Django's) makes a rule not apply.
     """
@@ -178,7 +178,7 @@ def test_nothing_is_gained_by_headers_that_proxies_write(proxied: Proxied) -> No
     assert smuggled.status == 429
 
 
-def test_rules_go_by_all_that_a_proxy_knows(proxied: Proxied) -> None:
+def test_rules_use_all_values_that_a_proxy_reports(proxied: Proxied) -> None:
     """The method, a header, a cookie, the query, the host."""
     port = proxied.port
     posts = [
@@ -295,7 +295,7 @@ def test_a_request_without_a_host_is_one(proxied: Proxied) -> None:
     assert statuses == [200, 429, 429]
 
 
-def test_what_is_no_request_is_said_in_one_way(proxied: Proxied) -> None:
+def test_invalid_requests_have_one_error(proxied: Proxied) -> None:
     """The answer is a 4xx, of one kind of content."""
     status, answer = say(proxied.port, f"{'M' * 40} / HTTP/1.1", "Host: a", "Connection: close")
     assert 400 <= status < 500
@@ -320,7 +320,7 @@ def test_what_is_sent_twice_is_no_count_of_its_own(proxied: Proxied) -> None:
 
 
 @pytest.mark.alone
-def test_exactly_so_many_go_through(proxied: Proxied) -> None:
+def test_exactly_the_limit_is_admitted(proxied: Proxied) -> None:
     """However many clients ask at one time."""
     assert rush(proxied.port, "/rush/", REQUESTS) == {200: GO_THROUGH, 429: REQUESTS - GO_THROUGH}
 
@@ -415,7 +415,7 @@ def test_the_demo_puts_nginx_in_front_of_a_service() -> None:
 
 
 @pytest.mark.parametrize("proxy", [needs(proxy) for proxy in PROXIES])
-def test_a_user_is_whom_the_proxy_names(proxy: str, tmp_path: Path) -> None:
+def test_the_user_is_the_one_that_the_proxy_reports(proxy: str, tmp_path: Path) -> None:
     """In the proxy's own words, whatever the client says: nginx after it has asked for a password,
     Traefik by another middleware, the others by a text of the configuration.
     """

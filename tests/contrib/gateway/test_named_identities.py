@@ -63,7 +63,7 @@ KINDS = [
         ({"session": "7", "path": "/", "route": "x"}, {}),
     ],
 )
-def test_who_is_named_is_who_a_request_is_of(
+def test_named_identities_are_those_of_a_request(
     rf: RequestFactory, named: dict[str, str], sent: dict[str, Any]
 ) -> None:
     """Of every kind of subject the same digests."""
@@ -75,7 +75,7 @@ def test_who_is_named_is_who_a_request_is_of(
     assert of_request or "session" in named or "nowhere" in named.values()
 
 
-def test_what_is_no_key_names_nobody() -> None:
+def test_an_invalid_key_identifies_no_client() -> None:
     """It is said which are."""
     for key in ("id", "header", "header:", "IP", "user_or_ip", "exact:ip"):
         with pytest.raises(LimitError, match=r"unknown key .*; use ip, user"):

@@ -35,13 +35,13 @@ def test_the_documentation_shows_what_is_printed(proxy: str) -> None:
     assert (FOLDER / FILES[proxy]).read_text() == printed(proxy)
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_parts_are_named() -> None:
     """The setting, the URL, or what is wrong with an address; and which dialect the site has."""
     assert 'Set RATELIMIT_GATEWAY_DIALECT = "nginx": it is None.' in told("nginx")
     for options, problem in (
         (
             {"upstream": "nowhere"},
-            "'nowhere' is no address; write host:port, such as 127.0.0.1:8000.",
+            "'nowhere' is not an address; write host:port, such as 127.0.0.1:8000.",
         ),
         ({"gateway": "a:b"}, "'a:b' is no address"),
         ({"gateway": ":8000"}, "':8000' is no address"),

@@ -148,7 +148,7 @@ def test_of_a_line_without_an_end_only_the_beginning_is_shown(
     assert text.count("aä") == 39
 
 
-def test_only_who_may_change_a_rule_may_try_it(rule: RateLimitRule) -> None:
+def test_replay_needs_the_permission_to_change_rules(rule: RateLimitRule) -> None:
     """Nobody else sends a log, and nobody makes somebody else send one."""
     viewer = staff("view_ratelimitrule", name="viewer")
     assert viewer.get(f"{REPLAY}{rule.pk}/").status_code == 403
@@ -165,7 +165,7 @@ def test_only_who_may_change_a_rule_may_try_it(rule: RateLimitRule) -> None:
     assert tried(changer, rule, **{"X-CSRFToken": token[1]}).status_code == 200
 
 
-def test_what_a_log_cannot_know_is_said(operator: Client, site: None) -> None:
+def test_the_limits_of_a_log_are_listed(operator: Client, site: None) -> None:
     """A rule by a field of a form, one that is off, one that meets nothing."""
     by_form = RateLimitRule.objects.create(
         name="form", path="/", key="post:name", limit=4, unit="m"

@@ -167,7 +167,7 @@ def test_the_log_of_1_july_1995_comes_to_the_numbers_that_are_known(
     limit=st.integers(1, 12),
     cost=st.integers(1, 2),
 )
-def test_the_curve_says_what_the_program_would_have_decided(
+def test_the_curve_matches_the_program(
     options: dict[str, Any], hits: list[tuple[int, str]], limit: int, cost: int
 ) -> None:
     """For any limit, not only for the one that is replayed."""
@@ -260,7 +260,7 @@ def test_a_key_outlives_its_worth_by_what_a_replay_may_come_behind(
     assert found.tallies["r"].refused == 3
 
 
-def test_a_replay_that_came_too_far_behind_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_that_fell_behind_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rather than numbers that are too small; a log that was written more slowly than it is
     replayed is none.
     """
@@ -276,9 +276,7 @@ def test_a_replay_that_came_too_far_behind_says_so(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("spread", [True, False])
 @pytest.mark.parametrize("rule_path", ["/", "/nowhere"])
-def test_a_replay_that_is_ended_tells_of_the_lines_that_were_looked_at(
-    spread: bool, rule_path: str
-) -> None:
+def test_an_interrupted_replay_reports_the_lines_it_has_read(spread: bool, rule_path: str) -> None:
     """Not of those that were read ahead: each number is of the lines that were decided."""
     lines = access(*[(number / 50, f"192.0.2.{number % 40}", "/") for number in range(30_000)])
     heard: list[int] = []
@@ -305,7 +303,7 @@ def test_a_replay_that_is_ended_tells_of_the_lines_that_were_looked_at(
     ["", "broken", '192.0.2.1 - - [22/Nov/2026:00:00:00 +0000] "-" 400 0 "-" "-"'],
     ids=["empty", "broken", "none"],
 )
-def test_whoever_has_waited_enough_is_heard_whatever_lines_there_are(line: str) -> None:
+def test_a_call_that_waited_long_enough_is_decided_whatever_queues_exist(line: str) -> None:
     """Also where none is decided; nothing of them is counted twice."""
     log = access((1, "192.0.2.1", "/")) + f"\n{line}" * 60_000
     heard: list[Any] = []
@@ -423,7 +421,7 @@ def test_routes_are_those_of_the_site() -> None:
     assert len(found.tallies["kwarg"].identities) == 3
 
 
-def test_what_the_log_says_of_429_is_compared() -> None:
+def test_the_429s_of_the_log_are_compared() -> None:
     """Refused then, refused now, and both."""
     log = (
         access((1, "192.0.2.1", "/"), (2, "192.0.2.1", "/"))
@@ -509,7 +507,7 @@ def test_the_rules_that_apply_are_replayed_or_those_of_a_file(tmp_path: Path) ->
     assert (found["refused"], found["notes"]) == (0, [])
 
 
-def test_what_makes_numbers_doubtful_is_said(tmp_path: Path) -> None:
+def test_doubtful_numbers_are_marked(tmp_path: Path) -> None:
     """Names in the place of addresses, users that no line names, proxies that nobody trusts."""
     log = tmp_path / "log"
     log.write_text(
@@ -546,7 +544,7 @@ def test_what_makes_numbers_doubtful_is_said(tmp_path: Path) -> None:
         (["LOG", "--rate", "5/m", "--redis", "redis://127.0.0.1:1/0"], "refused"),
     ],
 )
-def test_what_is_wrong_is_said(arguments: list[str], problem: str, tmp_path: Path) -> None:
+def test_errors_are_reported(arguments: list[str], problem: str, tmp_path: Path) -> None:
     """In one line, which names it."""
     log = tmp_path / "log"
     log.write_text(access((1, "192.0.2.1", "/")))
@@ -564,7 +562,7 @@ def test_a_replay_without_urls_asks_for_them(settings: Any) -> None:
         command("access.log", "--rate", "5/m")
 
 
-def test_mistakes_in_a_file_of_rules_are_said_with_its_name(tmp_path: Path) -> None:
+def test_errors_of_a_rules_file_name_the_file(tmp_path: Path) -> None:
     """And with the line."""
     log, rules = tmp_path / "log", tmp_path / "new-rules.yaml"
     log.write_text(access((1, "192.0.2.1", "/")))
@@ -749,7 +747,7 @@ def test_a_curve_is_drawn_into_a_file(tmp_path: Path) -> None:
         command(str(log), "--rules", str(rules), "--redis", url(), "--plot", str(plot))
 
 
-def test_a_curve_that_cannot_be_drawn_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_curve_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leaky bucket makes requests wait; of a log that has more at once than may be kept, all else
     is counted.
     """

@@ -139,7 +139,7 @@ def test_what_sites_add_to_the_combined_format_is_found(
     assert (found.forwarded, found.host) == expected
 
 
-def test_the_virtual_host_in_front_is_told_by_the_first_lines() -> None:
+def test_a_leading_virtual_host_is_detected_by_the_first_lines() -> None:
     """A user's name with a space is not taken for one."""
     plain = '192.0.2.1 - ada lovelace [01/Jul/1995:00:00:01 -0400] "GET / HTTP/1.0" 200 62'
     form = format_of([plain])
@@ -373,7 +373,7 @@ def test_a_line_takes_time_by_its_length(piece: str) -> None:
 
 
 @given(st.lists(ANY_TEXT, min_size=1))
-def test_a_format_is_told_or_an_error_says_so(sample: list[str]) -> None:
+def test_a_log_format_is_detected_or_an_error_asks_for_it(sample: list[str]) -> None:
     """Nothing else comes of any text."""
     with suppress(UnknownFormatError):
         form = format_of(sample)
@@ -405,7 +405,7 @@ def held_open(name: str, data: bytes) -> tuple[Log, io.BytesIO]:
         "\0" * 300_000,
     ],
 )
-def test_whoever_waits_is_asked_whatever_lines_there_are(one: str) -> None:
+def test_a_waiting_call_is_retried_whatever_queues_exist(one: str) -> None:
     """After some ten thousand lines or some MiB, and what is raised then ends the reading."""
     count = 35_000 if len(one) < 1000 else reading_module.SAMPLE + 20 * 2**20 // len(one)
     log, file = held_open(
@@ -510,7 +510,7 @@ def test_nothing_long_is_kept_for_later() -> None:
 
 
 @pytest.mark.parametrize("year", [1970, 2199, 2200, 9899, 9999])
-def test_times_of_the_last_years_are_none(year: int) -> None:
+def test_times_of_past_years_are_not_accepted(year: int) -> None:
     """Calendars have windows before and behind every time that is read."""
     texts = (
         COMBINED.replace("22/Nov/2026", f"31/Dec/{year}"),
@@ -563,7 +563,7 @@ def test_broken_lines_are_counted_and_the_first_are_shown(tmp_path: Path) -> Non
     ]
 
 
-def test_a_gzipped_log_is_read_up_to_where_it_is_cut_or_damaged() -> None:
+def test_a_gzipped_log_is_read_up_to_the_damage() -> None:
     """Its lines before stay, also where only the first or none is whole; what is behind it is no
     broken line.
     """
@@ -721,7 +721,7 @@ def slow_curve(moments: list[int], limit: int, period: int) -> int:
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.sampled_from("ab"))))
-def test_one_pass_tells_what_every_limit_would_have_refused(hits: list[tuple[int, str]]) -> None:
+def test_one_pass_computes_the_refusals_of_every_limit(hits: list[tuple[int, str]]) -> None:
     """Requests and identities, exactly, for every N at once."""
     hits.sort()
     counter = RefusalCounter(Limit("x", "5/m", algorithm="sliding_log"))
@@ -760,7 +760,7 @@ def test_a_curve_does_not_grow_with_lines(options: dict[str, Any]) -> None:
     hits=st.lists(st.tuples(st.integers(1, 40), st.sampled_from("aab")), max_size=200),
     algorithm=st.sampled_from(["sliding_log", "sliding_window", "fixed_window"]),
 )
-def test_a_curve_is_the_same_where_it_has_had_to_make_room(
+def test_a_curve_is_the_same_after_it_has_dropped_entries(
     hits: list[tuple[int, str]], algorithm: str
 ) -> None:
     """As long as it does not say that there is none."""
@@ -779,7 +779,7 @@ def test_a_curve_is_the_same_where_it_has_had_to_make_room(
     assert small.curve().points() == large.curve().points()
 
 
-def test_a_curve_that_would_take_too_much_memory_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_curve_that_needs_too_much_memory_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where more count at once than may be kept, of one identity or of all; not where as many have
     ended.
     """

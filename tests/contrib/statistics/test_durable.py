@@ -88,7 +88,7 @@ def rows(name: str) -> list[tuple[int, int]]:
     return list(found.values_list("allowed", "refused"))
 
 
-def test_rules_and_limiters_say_what_is_kept(moved: Callable[[float], None]) -> None:
+def test_rules_and_limiters_declare_what_is_durable(moved: Callable[[float], None]) -> None:
     """Of those every hour that Redis has, with all its columns; of others none."""
     RateLimitRule.objects.create(name="kept", path="/ok", key="ip", limit=3, unit="h", extra=KEPT)
     RateLimitRule.objects.create(name="not", path="/ok", key="ip", limit=3, unit="h")
@@ -457,7 +457,9 @@ def test_names_to_keep_are_few_and_forgotten(
     assert keep_hours() == 3
 
 
-def test_a_limiter_that_says_so_no_more_is_written_until_then(direct: Any, prefix: str) -> None:
+def test_a_limiter_that_is_no_longer_durable_is_written_until_then(
+    direct: Any, prefix: str
+) -> None:
     """And names that no database takes are refused at once."""
     RateLimiter("mail.ended", "5/h", durable=True).hit("ada")
     assert keep_hours() == 1
@@ -559,7 +561,7 @@ def test_the_command_shows_and_prunes(settings: Any) -> None:
         command("history", "prune", "--older", "soon")
 
 
-def test_the_command_tells_what_is_missing(direct: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_names_what_is_missing(direct: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """What was dropped in the last seven days (UTC)."""
     today = int(time.time()) // DAY
     RateLimiter("mail.missing", "2/h").hit("ada")

@@ -104,7 +104,7 @@ def decisions(found: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], floa
     }
 
 
-def test_metrics_say_how_many_are_banned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_have_the_number_of_bans(monkeypatch: pytest.MonkeyPatch) -> None:
     """By limit, those in force; what a ban that was lifted was is none, and many limits are told
     together.
     """
@@ -124,7 +124,7 @@ def test_metrics_say_how_many_are_banned(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found["other"] == 1
 
 
-def test_metrics_leave_out_bans_that_refuse_nobody() -> None:
+def test_metrics_leave_out_advisory_bans() -> None:
     """Of a rule or a limit of the code in shadow mode; where it is enforced again, they
     are told."""
     rule = RateLimitRule.objects.create(
@@ -153,7 +153,7 @@ def test_metrics_leave_out_bans_that_refuse_nobody() -> None:
     assert told() == {"loud": 1, "watched": 1}
 
 
-def test_metrics_say_what_was_decided() -> None:
+def test_metrics_count_decisions() -> None:
     """By rule, mode and result; the units that were taken and wanted; how long it took; the rules
     in force.
     """
@@ -278,7 +278,7 @@ def test_there_is_room_again_when_a_name_is_not_used(
     assert decisions(scraped()) == {("enforce", "allowed", "new"): 1}
 
 
-def test_nothing_of_a_request_is_told() -> None:
+def test_no_data_of_a_request_is_reported() -> None:
     """No address, user, path or value of a field, whoever is counted and whatever is refused."""
 
     @ratelimit(group="login", key=("ip", "get:name"), rate="1/h")
@@ -307,7 +307,7 @@ def ask(user: Any = None, method: str = "get", **headers: str) -> HttpResponse:
     return metrics(request)
 
 
-def test_nobody_reads_metrics_who_may_not(settings: Any) -> None:
+def test_metrics_need_a_permission(settings: Any) -> None:
     """Unless a token is set and said, it takes somebody who may view rules; and nothing can be
     written.
     """
@@ -352,7 +352,7 @@ def test_the_default_registry_has_them_on_request() -> None:
     assert "python_info" in text
 
 
-def test_while_redis_is_away_only_that_is_told(settings: Any) -> None:
+def test_without_redis_only_the_outage_is_reported(settings: Any) -> None:
     """Counters are left out rather than falling to nothing; what failed is told by kind when Redis
     is back.
     """
@@ -546,7 +546,7 @@ def test_prometheus_reads_the_whole_site_from_any_process(workers: int, promethe
 
 
 @needs_prometheus
-def test_promtool_finds_nothing_to_say_about_the_metrics(workers: int) -> None:
+def test_promtool_accepts_the_metrics(workers: int) -> None:
     """Names, types and help are as they should be."""
     get(workers, "/search/?who=ada")
     status, text = get(workers, "/ratelimit/metrics", Authorization=f"Bearer {TOKEN}")

@@ -66,7 +66,7 @@ def test_another_version_begins_afresh() -> None:
     assert shadow_numbers(one.declared()).refused == 2
 
 
-def test_a_limiter_in_whose_place_a_rule_stands_counts_too() -> None:
+def test_a_limiter_that_a_rule_replaces_counts_as_well() -> None:
     """By its identities."""
     one = rule(name="shadow.parcels", path="", key="", limit=1)
     assert [parcels.hit(who).allowed for who in ("ada", "ada", "grace")] == [True] * 3

@@ -190,7 +190,7 @@ def test_a_request_counts_once_whenever_its_decisions_are_written(
     assert total("", day()).counts.total() == len(results)
 
 
-def test_high_water_marks_say_how_much_identities_wanted() -> None:
+def test_high_water_marks_record_what_identities_wanted() -> None:
     """Who was refused wanted one more than there was; requests are known by how much they found
     used.
     """
@@ -210,7 +210,7 @@ def test_high_water_marks_say_how_much_identities_wanted() -> None:
     assert histogram.time_within(0.95) is not None
 
 
-def test_who_used_most_and_who_was_refused_most_are_known(settings: Any) -> None:
+def test_the_clients_with_most_uses_and_most_refusals_are_known(settings: Any) -> None:
     """By names that are masked, unless the settings say otherwise."""
 
     @ratelimit(group="stats.who", key=("ip", "get:name"), rate="2/h")
@@ -257,7 +257,7 @@ def test_every_way_in_and_every_way_out_is_counted() -> None:
     assert counts("block") == {"b": 1}
 
 
-def test_what_a_policy_decides_is_told_apart(settings: Any) -> None:
+def test_decisions_of_a_policy_are_counted_separately(settings: Any) -> None:
     """Open, closed and local are three things; while Redis is away, nothing is lost of what was
     counted.
     """
@@ -412,7 +412,7 @@ def test_long_identities_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert top("stats.long", day(), "used")[0].name == [("", "xx…")]
 
 
-def test_a_decision_that_nobody_can_count_raises_nothing() -> None:
+def test_a_decision_that_cannot_be_counted_raises_nothing() -> None:
     """As one that was made while everything was switched off in the middle of it."""
     planned = [PlannedCharge(Charge(Limit("stats.none", "5/h"), digest("x")), "stats.none")]
     recorder.add(planned, Decision(True), 0.001)

@@ -119,7 +119,7 @@ def loaded(
 
 
 @pytest.mark.alone
-def test_what_is_read_is_what_the_clients_were_told(database: Path, prefix: str) -> None:
+def test_the_statistics_match_what_clients_received(database: Path, prefix: str) -> None:
     """To the unit, by hours and by minutes: four processes, several limiters, requests, refusals,
     the deny cache and shadow mode, while one of the processes stands still for a moment.
     """
@@ -272,9 +272,7 @@ def test_a_server_without_memory_is_written_to_later(settings: Any) -> None:
         stop(20)
 
 
-def test_a_user_who_may_not_write_statistics_decides_all_the_same(
-    settings: Any, prefix: str
-) -> None:
+def test_a_redis_user_without_rights_on_statistics_can_decide(settings: Any, prefix: str) -> None:
     """What cannot be written is kept up to a bound; and where only a part may not be written, the
     rest is.
     """
@@ -304,7 +302,7 @@ def test_a_user_who_may_not_write_statistics_decides_all_the_same(
 
 
 @pytest.mark.parametrize("missing", ["hincrby", "pfadd"])
-def test_what_cannot_be_written_is_told(
+def test_unwritable_files_are_reported(
     missing: str,
     settings: Any,
     prefix: str,
@@ -498,7 +496,7 @@ def test_each_hour_has_whole_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sorted(sizes) == [writing.SMALL_CAPACITY, *[writing.CAPACITY] * 3]
 
 
-def test_lists_of_whom_are_there_once(direct: Any, prefix: str) -> None:
+def test_lists_of_clients_appear_once(direct: Any, prefix: str) -> None:
     """However many rules are counted at one time, and however often they are written."""
     limiters = [RateLimiter(f"many.{number}", "2/h") for number in range(130)]
     for _ in range(3):
@@ -523,7 +521,7 @@ def test_lists_of_workers_that_have_ended_stay() -> None:
     assert [(one.times, one.error) for one in used] == [(4, 0), *[(1, 0)] * 5]
 
 
-def test_memory_is_bounded_whoever_comes(direct: Any, prefix: str) -> None:
+def test_memory_is_bounded_for_any_clients(direct: Any, prefix: str) -> None:
     """Ever new identities, of several rules: what the process and Redis keep of them comes to an
     end.
     """
@@ -599,7 +597,7 @@ def crowd(name: str, whose: str, people: int, at: float) -> Tables:
     return tables
 
 
-def test_marks_in_redis_are_bounded_whoever_writes(direct: Any, prefix: str) -> None:
+def test_marks_in_redis_are_bounded_for_any_input(direct: Any, prefix: str) -> None:
     """Several processes, more rules than one has summaries for, the last writing of an hour: no set
     has more members than it may, but for those of one script; and how many people there were is
     known all the same.

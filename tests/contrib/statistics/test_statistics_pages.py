@@ -80,7 +80,7 @@ def row(client: Client, name: str) -> Any:
     return next(row for row in told(client)["rows"] if row["name"] == name)
 
 
-def test_the_pages_tell_what_was_decided_to_the_unit(operator: Client) -> None:
+def test_the_pages_show_exact_counts(operator: Client) -> None:
     """Of real requests: allowed, refused, would be refused, blocked; each once, in every period,
     and in their sum.
     """
@@ -128,7 +128,7 @@ def test_the_pages_count_a_request_once(operator: Client) -> None:
     assert (found["site"]["allowed"], found["site"]["refused"]) == (5, 45)
 
 
-def test_the_pages_tell_bans_from_other_refusals(operator: Client) -> None:
+def test_the_pages_distinguish_bans_from_other_refusals(operator: Client) -> None:
     """Of what was refused: how much a ban did, on the overview, on the page of the rule and for
     machines.
     """
@@ -148,7 +148,7 @@ def test_the_pages_tell_bans_from_other_refusals(operator: Client) -> None:
     assert [each["banned"] for each in json.loads(out.getvalue())["rows"]] == [7]
 
 
-def test_a_page_says_what_its_json_says(operator: Client) -> None:
+def test_a_page_shows_what_its_json_contains(operator: Client) -> None:
     """The numbers of both are the same."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     visits(5, "203.0.113.1")
@@ -175,7 +175,7 @@ def test_a_page_says_what_its_json_says(operator: Client) -> None:
     assert "203.0.113.0/24" in page
 
 
-def test_who_was_refused_is_shown_to_those_who_may_see_it() -> None:
+def test_refused_clients_are_shown_to_permitted_users() -> None:
     """Seeing rules is enough for the numbers; names take a permission of their own, in JSON as
     well.
     """
@@ -247,7 +247,7 @@ def test_the_curve_is_what_would_have_been_refused(operator: Client) -> None:
     )
 
 
-def test_a_curve_of_several_limits_says_so(operator: Client) -> None:
+def test_a_curve_of_several_limits_is_labelled(operator: Client) -> None:
     """If the limit was another one for a part of the time, the curve is as if today's had applied
     to all; what was refused may be any part of what is above it.
     """
@@ -269,7 +269,7 @@ def test_a_curve_of_several_limits_says_so(operator: Client) -> None:
     assert who(operator, "90d") == who(operator, "day") == [3, 3]
 
 
-def test_a_bucket_with_tiers_says_why_the_curve_is_another(operator: Client) -> None:
+def test_a_bucket_with_tiers_explains_the_difference_of_the_curve(operator: Client) -> None:
     """Who has a tier is in the curve with what they asked of theirs: more than was refused, which
     is said.
     """
@@ -352,7 +352,7 @@ def test_a_curve_names_why_requests_met_other_limits(
     assert "tiers" in others()
 
 
-def test_a_curve_knows_what_the_code_said_before_a_rule_took_its_place(operator: Client) -> None:
+def test_a_curve_includes_counts_of_the_call_site_that_a_rule_replaced(operator: Client) -> None:
     """And after it: what was refused by the other limit is not what this one would have."""
     limiter = RateLimiter("of.code", "3/h", algorithm="fixed_window")
     assert [limiter.hit("ada").allowed for _ in range(6)].count(False) == 3
@@ -382,7 +382,7 @@ def test_a_curve_knows_overrides_of_all_rules(operator: Client) -> None:
         assert told(operator, ONE, name=name)["curves"][0]["others"] == ["overrides"]
 
 
-def test_in_shadow_mode_nobody_is_said_to_be_refused(operator: Client) -> None:
+def test_shadow_mode_reports_no_refusal(operator: Client) -> None:
     """But that they would be, everywhere on the page."""
     RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", limit=1, unit="h", mode="shadow"
@@ -401,7 +401,7 @@ def test_json_of_no_name_is_that_of_all(operator: Client) -> None:
     assert answer.headers["Content-Type"] == "application/json"
 
 
-def test_a_curve_beside_others_says_so(operator: Client) -> None:
+def test_a_curve_notes_that_other_limits_apply(operator: Client) -> None:
     """What the other limit refused is not what this one would have."""
     limiter = RateLimiter("of.both", ["2/h", "100/d"])
     assert [limiter.hit("ada").allowed for _ in range(5)].count(False) == 3
@@ -482,7 +482,7 @@ def fine(request: HttpRequest) -> HttpResponse:
     return HttpResponse("fine")
 
 
-def test_what_can_be_done_about_somebody_is_beside_them(operator: Client) -> None:
+def test_each_client_has_its_actions_in_the_row(operator: Client) -> None:
     """The links lead to forms in which they stand already; of a network, it is said that all of it
     is meant.
     """
@@ -519,9 +519,7 @@ def inspected(operator: Client, name: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("shows", ["masked", "plain", "off"])
-def test_inspect_is_about_exactly_the_client_beside_it(
-    operator: Client, settings: Any, shows: str
-) -> None:
+def test_inspect_links_to_exactly_that_client(operator: Client, settings: Any, shows: str) -> None:
     """Whatever is shown of the client: its own counts, the verdict that it meets, and a reset of
     these alone.
     """
@@ -554,7 +552,7 @@ def test_inspect_finds_clients_of_a_limiter(operator: Client) -> None:
     assert "cannot be examined" in text(operator, url.replace("name=mail", "name=elsewhere"))
 
 
-def test_inspect_goes_by_overrides_about_the_client(operator: Client) -> None:
+def test_inspect_uses_the_overrides_of_the_client(operator: Client) -> None:
     """About a user, another limit, an exemption and a block hold in the verdict."""
     user = User.objects.create_user("ada")
     RateLimitRule.objects.create(
@@ -579,7 +577,7 @@ def test_inspect_goes_by_overrides_about_the_client(operator: Client) -> None:
     assert ada.get("/ok").status_code == 200
 
 
-def test_a_client_whose_name_is_hidden_is_exempt_or_blocked_by_its_digest(
+def test_a_client_with_a_hidden_name_is_exempt_or_blocked_by_its_digest(
     operator: Client, settings: Any
 ) -> None:
     """The links fill in the digest and a day, and the form is saved as it is."""
@@ -629,7 +627,7 @@ def test_changes_are_marks_on_the_time_axis(operator: Client) -> None:
     assert '<g class="mark">' in text(operator, ONE, name="site", period="week")
 
 
-def test_without_redis_the_pages_open_and_say_so(operator: Client, settings: Any) -> None:
+def test_without_redis_the_pages_open_and_report_it(operator: Client, settings: Any) -> None:
     """On both pages, and as JSON with the reason."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
     settings.CACHES = {
@@ -738,7 +736,7 @@ def test_lists_show_the_last_day_and_lead_to_its_page(operator: Client) -> None:
     assert "Last day: 1 refused, 2 allowed" in page
 
 
-def test_lists_are_there_without_redis_and_lead_only_those_who_may_see(
+def test_lists_work_without_redis_and_link_only_for_permitted_users(
     operator: Client,
     settings: Any,
 ) -> None:
@@ -812,13 +810,13 @@ def test_now_is_now(operator: Client) -> None:
         assert at <= timezone.now() < until + datetime.timedelta(minutes=1)
 
 
-def test_users_of_the_sample_are_nobody() -> None:
+def test_sample_users_match_no_account() -> None:
     """Neither those of the demo, nor whoever comes next."""
     api = next(place for place in sample.PLACES if place.by == "user")
     assert min(int(sample._client(api, who)) for who in range(2500)) > 1_000_000_000
 
 
-def test_what_reaches_further_back_says_since_when(
+def test_longer_counts_show_their_start(
     operator: Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

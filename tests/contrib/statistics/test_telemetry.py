@@ -81,7 +81,7 @@ def collected() -> dict[tuple[str, ...], int]:
     return {key: count for key, count in news.items() if count}
 
 
-def test_requests_and_durations_are_told_by_rule_and_result() -> None:
+def test_requests_and_durations_are_reported_by_rule_and_result() -> None:
     """Whoever decides, in a coroutine as well; a peek is no request. Times are in seconds, in
     buckets of our own.
     """
@@ -104,7 +104,7 @@ def test_requests_and_durations_are_told_by_rule_and_result() -> None:
     assert 0 < point.sum < 60
 
 
-def test_shadow_blocks_and_exemptions_are_told() -> None:
+def test_shadow_refusals_blocks_and_exemptions_are_reported() -> None:
     """As they are counted; nothing of the request is."""
     RateLimitRule.objects.create(name="otel.site", path="/ok", key="ip", limit=2, unit="h")
     RateLimitRule.objects.create(
@@ -171,7 +171,7 @@ def test_a_decision_is_a_span_of_the_request(kind: str) -> None:
     assert second["ratelimit.result"] == "refused"
 
 
-def test_rules_that_are_made_up_are_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_made_up_rule_names_are_reported_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond as many as metrics tell apart."""
     monkeypatch.setattr(telling, "MAX_LABELS", 2)
     for number in range(5):
@@ -183,7 +183,7 @@ def test_rules_that_are_made_up_are_told_as_one(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_child_tells_its_own(tmp_path: Any) -> None:
+def test_a_child_process_reports_its_own_counts(tmp_path: Any) -> None:
     """Its instruments are made after the fork, of the provider that it has then."""
     limiter = RateLimiter("otel.fork", "9/h")
     limiter.hit("ada")
@@ -212,7 +212,7 @@ def test_a_child_tells_its_own(tmp_path: Any) -> None:
     assert collected()["ratelimit.decisions", "enforce", "allowed", "otel.fork"] == 1
 
 
-def test_switched_off_nothing_is_told(settings: Any) -> None:
+def test_disabled_telemetry_reports_nothing(settings: Any) -> None:
     """Nor made."""
     settings.RATELIMIT_OPENTELEMETRY = False
     RateLimiter("otel.off", "9/h").hit("ada")
@@ -220,9 +220,7 @@ def test_switched_off_nothing_is_told(settings: Any) -> None:
     assert collected() == {}
 
 
-def test_without_the_package_a_hit_is_decided_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_without_the_package_a_hit_is_decided(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """And the log says so, once."""
     monkeypatch.setitem(sys.modules, "opentelemetry.metrics", None)  # As where it is not installed.
     limiter = RateLimiter("otel.none", "2/h")
@@ -230,5 +228,5 @@ def test_without_the_package_a_hit_is_decided_all_the_same(
         assert [limiter.hit("ada").allowed for _ in range(3)] == [True, True, False]
     (record,) = caplog.records
     assert record.getMessage().startswith(
-        "OpenTelemetry is not told of decisions: ModuleNotFoundError"
+        "OpenTelemetry does not receive decisions: ModuleNotFoundError"
     )

@@ -22,7 +22,7 @@ def test_the_lines_begin_and_end_at_the_edges() -> None:
     }
 
 
-def test_who_is_held_is_allowed_when_the_turn_comes() -> None:
+def test_a_held_request_is_allowed_when_its_turn_comes() -> None:
     """The line of the allowed rises then, not when they were sent."""
     assert f"H{plot(HELD).x(0.5):g}V{plot(HELD).y(0.5):g}" in lines(HELD)["line passed"]
 
@@ -53,7 +53,7 @@ def test_the_same_in_words() -> None:
     assert words(Simulation((), 0, 0, 0, 0, 60.0)) == "No requests."
 
 
-def test_what_the_preview_leaves_out_is_said() -> None:
+def test_the_preview_lists_omissions() -> None:
     """Shadow mode, leases and splits change what processes do, not what the limit says."""
     assert notes({}) == []
     assert len(notes({"mode": "shadow", "lease": 5, "split": "equal"})) == 3

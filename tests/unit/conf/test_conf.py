@@ -34,7 +34,7 @@ def test_every_setting_has_a_default(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_says_what_it_means(name: str) -> None:
+def test_a_setting_is_documented(name: str) -> None:
     """For the page that is made of it."""
     row = SETTINGS[name]
     assert row.name == name
@@ -99,7 +99,7 @@ def test_the_secrets_of_the_site_are_those_of_digests(settings: Any) -> None:
             _ = conf.KEY_SECRET
 
 
-def test_a_socket_is_trusted_where_it_is_named(settings: Any) -> None:
+def test_a_configured_socket_is_trusted(settings: Any) -> None:
     """Beside networks; by a number of proxies, nothing is said of it."""
     for given, trusts in ((None, False), (1, False), (["10.0.0.0/8"], False), (["unix"], True)):
         settings.RATELIMIT_TRUSTED_PROXIES = given

@@ -126,7 +126,7 @@ def test_stale_rules_are_loaded_and_planned_by_again() -> None:
     assert outcome.decision.revision == 4
 
 
-def test_rules_that_nobody_has_newer_ones_of_hold() -> None:
+def test_the_newest_rules_known_to_any_process_apply() -> None:
     """Where loading changes nothing, the next call does not ask again whether they are the current
     ones.
     """
@@ -184,7 +184,7 @@ def test_both_drivers_do_the_same() -> None:
 
 
 @pytest.mark.parametrize("counts_denied", [False, True])
-def test_who_is_refused_has_nothing_to_give_back(counts_denied: bool) -> None:
+def test_a_refused_call_has_nothing_to_return(counts_denied: bool) -> None:
     """A limit that allows took nothing where another one refused; unless it counts
     whoever comes."""
     planner, refusing = Planner(), Charge(Limit("full", "5/h"), digest("ada"))

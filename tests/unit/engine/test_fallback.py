@@ -38,7 +38,7 @@ def hit(*limits: Limit) -> Call:
     return Call([Charge(limit, WHO) for limit in limits])
 
 
-def test_each_limit_goes_by_its_own_policy(here: FallbackLimiter) -> None:
+def test_each_limit_uses_its_own_policy(here: FallbackLimiter) -> None:
     """A share of its own, everything, or nothing; and one that is closed refuses for all
     of them."""
     shared = [here.decide(hit(SHARED)) for _ in range(4)]
@@ -51,7 +51,7 @@ def test_each_limit_goes_by_its_own_policy(here: FallbackLimiter) -> None:
     assert here.decide(Call([Charge(other, WHO)], "peek")).limits[0].used == 0
 
 
-def test_a_share_begins_with_what_redis_said_last_unless_that_was_reset(
+def test_a_local_share_starts_with_the_last_state_in_redis_unless_it_was_reset(
     here: FallbackLimiter,
 ) -> None:
     """A quarter of the four units that all have used is this process's."""
@@ -107,7 +107,7 @@ def test_just_after_an_outage_both_have_to_allow(
     assert not here.is_recovering
 
 
-def test_whoever_is_owed_is_decided_by_both_until_redis_was_told(
+def test_an_owed_counter_is_decided_by_both_until_redis_has_the_units(
     here: FallbackLimiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often it is looked whether all have come back, and whatever failed meanwhile."""

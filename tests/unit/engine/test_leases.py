@@ -93,7 +93,7 @@ def test_units_are_spent_for_a_second_and_then_go_back(clock: Clock) -> None:
     assert lease.is_empty
 
 
-def test_what_nobody_comes_for_goes_back_and_so_does_what_is_too_little(clock: Clock) -> None:
+def test_abandoned_and_insufficient_units_go_back(clock: Clock) -> None:
     """After a quarter of a second; or at once, where a hit needs more than there is; or where all
     is asked back.
     """
@@ -204,7 +204,7 @@ def hold(call: Call, units: int) -> Lease:
     return lease
 
 
-def test_a_hit_that_is_leased_asks_nobody(clock: Clock) -> None:
+def test_a_leased_hit_calls_no_server(clock: Clock) -> None:
     """And says where its unit is from; a peek takes none."""
     call = Call([Charge(WINDOW, WHO)])
     lease = hold(call, 10)
@@ -216,9 +216,7 @@ def test_a_hit_that_is_leased_asks_nobody(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["refused", "away"])
-def test_beside_a_limit_that_does_not_allow_the_leased_unit_stays(
-    clock: Clock, outcome: str
-) -> None:
+def test_a_refusal_by_another_limit_keeps_the_leased_unit(clock: Clock, outcome: str) -> None:
     """Redis is asked about the other limit alone; where it refuses, or cannot be asked, nothing was
     spent here.
     """
@@ -293,7 +291,7 @@ def test_a_message_about_a_reset_without_a_moment_ends_all(message: bytes, momen
     assert read_reset(message.split(b" ")) == ({b"x", b"y"}, moment)
 
 
-def test_who_comes_in_the_same_moment_shares_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_calls_share_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one thread has taken ahead, the others spend: nobody is refused for units that nobody
     else may spend.
     """

@@ -45,7 +45,7 @@ def test_addresses(address: str, network: str | None, rf: RequestFactory) -> Non
     assert client_address(rf.get("/", REMOTE_ADDR=address)).network == network
 
 
-def test_masks_and_where_the_address_is(rf: RequestFactory, settings: Any) -> None:
+def test_masks_and_the_source_of_the_address(rf: RequestFactory, settings: Any) -> None:
     """django-ratelimit's settings mean the same."""
     request = rf.get("/", REMOTE_ADDR="192.0.2.7", HTTP_X_REAL_IP="2001:db8:1:2::9")
     settings.RATELIMIT_IPV4_MASK = 24
@@ -90,7 +90,7 @@ def test_a_missing_value_is_not_the_empty_one(key: str, rf: RequestFactory) -> N
 
 @pytest.mark.parametrize("key", ["get:q", "post:q", "header:q", "data:q"])
 @pytest.mark.parametrize("value", ["", " ", "\t\u3000"])
-def test_an_empty_value_buys_no_count_beside_the_missing_one(
+def test_an_empty_value_shares_the_count_of_a_missing_one(
     key: str, value: str, rf: RequestFactory
 ) -> None:
     """Nor does one of which nothing is left."""
@@ -144,7 +144,7 @@ def test_a_stream_that_was_read_is_not_a_failure(rf: RequestFactory) -> None:
         assert identity(key, request) == ("ip", "127.0.0.1")
 
 
-def test_where_a_request_goes(rf: RequestFactory) -> None:
+def test_the_path_of_a_request(rf: RequestFactory) -> None:
     """Path, route and the route's arguments."""
     request = rf.get("/things/7/")
     assert identity(("path", "route", "kwarg:pk"), request) == (

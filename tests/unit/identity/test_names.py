@@ -43,7 +43,7 @@ IDENTITIES = st.recursive(
         ("a\x00b", [("", "a\ufffd…")], [("", "a\ufffdb")]),
     ],
 )
-def test_identities_are_shown_as_the_settings_say(
+def test_identities_are_shown_as_configured(
     identity: Any, masked: Any, plain: Any, settings: Any
 ) -> None:
     """Whoever has a session's key or a cookie is that person, so these are never shown whole."""

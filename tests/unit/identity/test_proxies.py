@@ -251,12 +251,12 @@ def test_what_honest_proxies_write(header: str | None, peer: str, expected: str 
         ),
     ],
 )
-def test_it_is_said_why_it_is_this_address(header: str | None, why: str) -> None:
+def test_the_reason_for_this_address_is_shown(header: str | None, why: str) -> None:
     """A header that a proxy sent is not said to be missing, whatever stands in it."""
     assert found(header).why == why
 
 
-def test_a_socket_is_trusted_only_if_it_is_said(settings: Any) -> None:
+def test_a_socket_is_trusted_only_if_it_is_configured(settings: Any) -> None:
     """An empty REMOTE_ADDR is somebody's."""
     settings.RATELIMIT_TRUSTED_PROXIES = ["10.0.0.0/8"]
     assert address(CLIENT, "") is None
@@ -264,14 +264,14 @@ def test_a_socket_is_trusted_only_if_it_is_said(settings: Any) -> None:
     assert address(CLIENT, "") == CLIENT
 
 
-def test_fewer_entries_than_proxies_is_somebody_who_came_past_them(settings: Any) -> None:
+def test_fewer_entries_than_proxies_means_a_client_that_bypassed_them(settings: Any) -> None:
     """Then the header may be anybody's, and the peer counts."""
     settings.RATELIMIT_TRUSTED_PROXIES = 3
     assert address(f"{SPOOFED}, {SPOOFED}", CLIENT) == CLIENT
     assert address(None, CLIENT) == CLIENT
 
 
-def test_only_so_many_hops_are_followed() -> None:
+def test_only_a_few_redirections_are_followed() -> None:
     """Thousands of trusted entries cost a bounded time."""
     assert address(",".join([SPOOFED] + ["10.0.0.9"] * 3000)) == "10.0.0.9"
     assert len(list(entries(",".join(["10.0.0.9"] * 3000), "x-forwarded-for"))) == 32

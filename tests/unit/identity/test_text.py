@@ -186,7 +186,7 @@ def test_overrides_meet_the_same_spellings_as_keys(field: str, pair: tuple[str, 
 
 
 @pytest.mark.parametrize("key", ["exact:header:X-API-Key", ["ip", "exact:post:name"]])
-def test_rules_may_say_exact(key: Any) -> None:
+def test_rules_may_use_exact(key: Any) -> None:
     """In the settings, in the admin and in YAML."""
     rule = compile_rule({"name": "n", "path": "/", "key": key, "rate": "1/m"}, plain=True)
     assert rule.key is not None

@@ -92,7 +92,7 @@ def test_what_contradicts_itself_is_an_error(
     assert error.value.field == field
 
 
-def test_a_lease_bans_nobody() -> None:
+def test_a_lease_bans_no_client() -> None:
     """What is decided without Redis earns no ban."""
     with pytest.raises(LimitError, match="lease and ban_after contradict each other"):
         Limit("login", "50/m", algorithm="token_bucket", lease=10, ban_after=5, ban_for="1h")

@@ -186,7 +186,7 @@ def test_names_are_bounded_in_keys() -> None:
     assert all(len(part) < 70 and b"{" not in part and b"\n" not in part for part in parts)
 
 
-def test_a_limit_compares_by_what_it_says() -> None:
+def test_limits_are_equal_if_their_declarations_are() -> None:
     """And shows it."""
     assert Limit("x", "60/m", algorithm="gcra") == Limit("x", (60, 60), algorithm="token_bucket")
     assert "'x'" in repr(Limit("x", "5/m"))

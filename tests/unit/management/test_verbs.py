@@ -36,7 +36,7 @@ from django_ratelimit_lua.management.verbs.rules import _words
         ),
     ],
 )
-def test_a_limit_is_told_in_one_line(state: LimitState, words: str) -> None:
+def test_a_limit_is_described_in_one_line(state: LimitState, words: str) -> None:
     """What is used, what is left, and what the next request would hear."""
     assert _words(state) == words
 
@@ -51,7 +51,7 @@ def test_a_limit_is_told_in_one_line(state: LimitState, words: str) -> None:
         (["check", "missing.yaml"], "missing.yaml"),
     ],
 )
-def test_arguments_that_make_no_sense_are_said_before_anything_is_done(
+def test_invalid_arguments_are_errors_before_anything_is_done(
     arguments: list[str], problem: str
 ) -> None:
     """Nothing is asked of Redis or the database."""
@@ -77,7 +77,7 @@ def test_without_a_verb_all_verbs_are_printed(capsys: pytest.CaptureFixture[str]
         (["rules", "mode", "api", "on"], "invalid choice: 'on'"),
     ],
 )
-def test_a_misspelt_verb_says_which_was_meant(arguments: list[str], problem: str) -> None:
+def test_a_misspelt_verb_gets_a_suggestion(arguments: list[str], problem: str) -> None:
     """A verb that is like none, or a mode that there is not, says which there are."""
     with pytest.raises(CommandError, match=re.escape(problem)):
         call_command("ratelimit", *arguments)

@@ -44,7 +44,7 @@ def test_an_override_about_nothing_is_refused() -> None:
         ({"client_digest": "0f" * 16}, "digest", ("digest", "0f" * 16), ""),
     ],
 )
-def test_whom_it_is_about_is_kept_in_one_spelling(
+def test_the_subject_is_stored_in_one_spelling(
     fields: Any, kind: str, identity: Any, text: str
 ) -> None:
     """With the kind and the digest by which requests find it; preparing it again changes
@@ -84,7 +84,7 @@ def test_of_the_value_of_a_field_only_the_digest_is_kept() -> None:
         ({"network": "203.0.113.9", "ends": MONDAY.replace(year=9999)}, "ends"),
     ],
 )
-def test_what_makes_no_sense_is_said_of_its_field(fields: Any, wrong: str | None) -> None:
+def test_contradictions_are_errors_of_their_field(fields: Any, wrong: str | None) -> None:
     """By `clean`, so by forms as well."""
     override = RateLimitOverride(**{"effect": "block", **fields})
     if wrong is None:

@@ -68,7 +68,9 @@ def test_a_rate_that_the_form_cannot_show_is_refused(written: Any) -> None:
         ({"burst": 0}, "burst"),
     ],
 )
-def test_what_no_database_takes_is_said_of_its_field(fields: dict[str, Any], wrong: str) -> None:
+def test_a_value_that_no_database_stores_is_an_error_of_its_field(
+    fields: dict[str, Any], wrong: str
+) -> None:
     """Before it is asked."""
     rule = RateLimitRule(**{"name": "api", "limit": 5, **fields})
     with pytest.raises(ValidationError) as raised:

@@ -140,13 +140,13 @@ def test_routes_are_known_by_their_names_with_namespaces() -> None:
     assert route_names() == {"v1:things"}
 
 
-def test_a_name_that_is_nearly_one_of_the_code_is_told() -> None:
+def test_a_name_close_to_a_call_site_gets_a_suggestion() -> None:
     """What may be meant; nothing where it is one, or like none."""
     assert [meant_by(name) for name in ("serach", "search", "orders", "")] == ["search", "", "", ""]
 
 
 @pytest.mark.django_db
-def test_of_changes_only_what_is_new_is_told(settings: Any) -> None:
+def test_only_new_problems_of_changes_are_reported(settings: Any) -> None:
     """Paths that the same file exempts are exempt, and those whose rule it deletes are not."""
     settings.ROOT_URLCONF = "tests.acceptance.test_admin"
     text = (

@@ -64,7 +64,7 @@ def test_a_rule_comes_with_its_tiers() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "is empty; write [] where there are to be no rules"),
+        ("", "is empty; write [] for no rules"),
         ("name: api", "must be a list of rules"),
         ("- name: api\n  name: b", "Rules, line 2: not YAML: 'name' is given twice"),
         ("- tiers: [{rate: 1/m}, {rate: 2/m}, {rate: 1/s, rate: 2/s}]", "'rate' is given twice"),
@@ -87,7 +87,7 @@ def test_a_rule_comes_with_its_tiers() -> None:
         ("#" * (MAX_TEXT_LENGTH + 1), "more than"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(text: str, problem: str) -> None:
+def test_errors_have_their_line(text: str, problem: str) -> None:
     """Which rule, where, and what would be right; never a traceback."""
     with pytest.raises(RuleError) as raised:
         load(text)
@@ -109,7 +109,7 @@ def test_what_is_wrong_is_said_with_its_line(text: str, problem: str) -> None:
         ("rate: 5/m, algorithm: fixed_window, align: dusk, time_zone: UTC", ["align"]),
         (
             "rate: 5/moon, order: first, method: GTE",
-            ["order is 'first'", "'GTE' is no HTTP method", "Rate '5/moon'"],
+            ["order is 'first'", "'GTE' is not an HTTP method", "Rate '5/moon'"],
         ),
         (
             "rate: 5/m, tiers: [{group: a, rate: x}, {group: b, rate: 1/s, burst: 5}]",
@@ -117,9 +117,7 @@ def test_what_is_wrong_is_said_with_its_line(text: str, problem: str) -> None:
         ),
     ],
 )
-def test_all_that_is_wrong_is_said_and_nothing_that_only_follows_from_it(
-    text: str, problems: list[str]
-) -> None:
+def test_all_errors_are_reported_without_consequential_ones(text: str, problems: list[str]) -> None:
     """Each mistake once."""
     with pytest.raises(RuleError) as raised:
         load(f"- {{name: a, path: /, key: ip, {text}}}")
@@ -130,7 +128,7 @@ def test_all_that_is_wrong_is_said_and_nothing_that_only_follows_from_it(
     assert len(raised.value.each) == len(problems)
 
 
-def test_a_word_that_there_is_not_is_said_with_the_one_that_may_be_meant() -> None:
+def test_an_unknown_word_gets_a_suggestion() -> None:
     """And nothing of what lacks because of it."""
     with pytest.raises(RuleError) as raised:
         load(

@@ -36,7 +36,7 @@ def test_a_child_renews_what_its_parent_registered_once_and_whatever_else_fails(
     assert (broken.times, renewed.times, called) == (0, 0, [])
 
 
-def test_who_is_gone_is_not_kept_to_be_renewed() -> None:
+def test_a_collected_holder_is_not_renewed() -> None:
     """Stores and breakers come and go with settings."""
     renewed = Renewed()
     gone = weakref.ref(renewed)
@@ -45,7 +45,7 @@ def test_who_is_gone_is_not_kept_to_be_renewed() -> None:
     assert gone() is None
 
 
-def test_who_seeds_pythons_random_numbers_does_not_seed_ours() -> None:
+def test_seeding_python_does_not_seed_our_random_numbers() -> None:
     """Two calls never have the same token because a test has seeded `random`; nor do a parent and
     its child.
     """

@@ -71,7 +71,7 @@ def test_what_a_last_step_starts_is_stopped_as_well(made: set[Task]) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "ratelimit-publishing"]
 
 
-def test_a_process_that_ends_stops_its_tasks_before_it_says_its_last() -> None:
+def test_a_process_that_ends_stops_its_tasks_before_the_last_flush() -> None:
     """So nothing is begun after a goodbye."""
     begun, seen = threading.Event(), []
 
@@ -117,7 +117,7 @@ def test_an_errand_returns_what_comes_of_it() -> None:
     assert done.result(SOON) == 3.0
 
 
-def test_an_errand_that_will_not_be_done_keeps_nobody_waiting(
+def test_an_errand_that_will_not_run_blocks_no_caller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If the process ends before it begins, or no thread can be started."""
@@ -145,9 +145,7 @@ def test_an_errand_that_will_not_be_done_keeps_nobody_waiting(
 
 
 @pytest.mark.parametrize("errs", [False, True], ids=["stops", "cannot be stopped"])
-def test_a_process_says_its_last_whatever_happens(
-    errs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_flushes_before_it_ends(errs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a task is made while the others are looked at, or where one cannot be stopped."""
     said = []
 

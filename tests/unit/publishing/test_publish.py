@@ -30,7 +30,7 @@ def rule(name: str, **fields: Any) -> RateLimitRule:
     )
 
 
-def test_a_snapshot_has_all_that_a_process_goes_by() -> None:
+def test_a_snapshot_contains_all_rules_of_a_process() -> None:
     """Rules in the words they are declared in, with their rows; kinds of subjects by rule; and
     which of them blocks that need no rule are about.
     """
@@ -58,7 +58,7 @@ def test_a_snapshot_has_all_that_a_process_goes_by() -> None:
     assert (ruleset.by_name["api"].pk, ruleset.blocks, ruleset.problems) == (api.pk, ["ip4/32"], [])
 
 
-def test_all_that_is_said_of_one_subject_is_one_record() -> None:
+def test_all_overrides_of_one_subject_are_one_record() -> None:
     """Under its digest; of who is not spoken of, there is none."""
     api = rule("api")
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
@@ -72,7 +72,7 @@ def test_all_that_is_said_of_one_subject_is_one_record() -> None:
     ]
 
 
-def test_what_was_digested_with_another_key_is_told(settings: Any) -> None:
+def test_values_digested_with_another_key_are_reported(settings: Any) -> None:
     """Of values of fields there is only the digest, so somebody has to know how many there are."""
     override = RateLimitOverride(field="post:name", effect="block")
     override.set_value("ada")
@@ -83,7 +83,7 @@ def test_what_was_digested_with_another_key_is_told(settings: Any) -> None:
     assert values_by_key("default") == {before: 1}
 
 
-def test_a_transaction_of_a_test_is_none() -> None:
+def test_the_transaction_of_a_test_case_is_not_waited_for() -> None:
     """What it has done nobody else can see, so its own thread has to publish; one that is begun
     within it is one.
     """

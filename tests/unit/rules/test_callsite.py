@@ -47,7 +47,7 @@ class Heir(OnClass):
     pass
 
 
-def test_a_view_is_named_by_where_it_is_written() -> None:
+def test_a_view_is_named_by_its_module_and_function() -> None:
     """A class by itself, so that those who inherit a method count apart; a partial by its function;
     a bound method by the class of its object; a lambda by its line, too.
     """
@@ -63,7 +63,7 @@ def test_a_view_is_named_by_where_it_is_written() -> None:
         assert group_of(method) == f"{here}.Heir.get"
     one, other = (lambda request: None), (lambda request: None)
     assert group_of(one).startswith(
-        f"{here}.test_a_view_is_named_by_where_it_is_written.<locals>.<lambda>:"
+        f"{here}.test_a_view_is_named_by_its_module_and_function.<locals>.<lambda>:"
     )
     assert group_of(one) == group_of(other), "on one line"
 

@@ -38,29 +38,29 @@ def test_a_name_that_is_no_method_is_refused_everywhere(name: str) -> None:
         ratelimit(key="ip", rate="5/m", method=name)
         return
     for method in (name, ["GET", name]):
-        with pytest.raises(LimitError, match="is no HTTP method") as caught:
+        with pytest.raises(LimitError, match="is not an HTTP method") as caught:
             ratelimit(key="ip", rate="5/m", method=method)
         assert caught.value.field == "method"
-        with pytest.raises(LimitError, match="is no HTTP method"):
+        with pytest.raises(LimitError, match="is not an HTTP method"):
             is_ratelimited(RequestFactory().get("/"), "g", None, "ip", "5/m", method)
         if name:
-            with pytest.raises(RuleError, match=r"is no HTTP method|must be text in one line"):
+            with pytest.raises(RuleError, match=r"is not an HTTP method|must be text in one line"):
                 compile_rule({"name": "x", "key": "ip", "rate": "5/m", "method": method})
     if name != "*":
-        with pytest.raises(ImproperlyConfigured, match="is no HTTP method"):
+        with pytest.raises(ImproperlyConfigured, match="is not an HTTP method"):
             type("Wrong", (ByMethod,), {"rate": {name: "5/m"}})()
 
 
-def test_a_misspelt_method_is_told_what_was_meant(settings: Any) -> None:
+def test_a_misspelt_method_gets_a_suggestion(settings: Any) -> None:
     """Also by `check`, for DRF's rates."""
-    with pytest.raises(LimitError, match="'PSOT' is no HTTP method; did you mean 'POST'"):
+    with pytest.raises(LimitError, match="'PSOT' is not an HTTP method; did you mean 'POST'"):
         ratelimit(key="ip", rate="5/m", method="PSOT")
     settings.REST_FRAMEWORK = {
         "DEFAULT_THROTTLE_CLASSES": ["django_ratelimit_lua.throttling.AnonRateThrottle"],
         "DEFAULT_THROTTLE_RATES": {"anon": {"PSOT": "5/m"}},
     }
     messages = [message.msg for message in run_checks(tags=["caches"])]
-    assert any("'PSOT' is no HTTP method" in message for message in messages), messages
+    assert any("'PSOT' is not an HTTP method" in message for message in messages), messages
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_misspelt_method_is_told_what_was_meant(settings: Any) -> None:
         ({"PROPFIND"}, {"PROPFIND"}, "PROPFIND"),
     ],
 )
-def test_who_names_get_means_head_as_well(given: Any, methods: set[str] | None, label: str) -> None:
+def test_get_includes_head(given: Any, methods: set[str] | None, label: str) -> None:
     """The label, which counts are named by, says GET alone."""
     assert parse_methods(given) == methods
     assert methods_label(parse_methods(given)) == label

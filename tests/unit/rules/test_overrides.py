@@ -37,7 +37,7 @@ def known(**by_kind: list[Override]) -> KnownOverrides:
     )
 
 
-def test_a_record_says_what_was_written() -> None:
+def test_a_record_describes_what_was_written() -> None:
     """All of it, behind a tag that is another for other overrides."""
     assert read_record(write_record(ROWS)) == ROWS
     forbidding = (Override(4, None, "block", block=Block(True, "Write to us.")),)
@@ -117,7 +117,7 @@ def test_other_numbers_are_for_algorithms_that_take_them() -> None:
     assert Override(1, None, "limit", Rate(10**6, 1_000_000)).limit(log) is log
 
 
-def test_a_process_knows_what_it_was_told() -> None:
+def test_a_process_knows_the_overrides_it_received() -> None:
     """By digest; whose record is gone is nobody again, and goes with an empty tag."""
     cache, ref = OverrideCache(), SubjectRef("user", b"u")
     assert not cache.get_many([ref])

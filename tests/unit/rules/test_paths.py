@@ -88,7 +88,7 @@ rules = st.lists(st.lists(patterns, max_size=3), max_size=6).map(
 
 
 @given(rules, st.lists(st.text("/ab", max_size=6).map("/".__add__), max_size=5))
-def test_an_index_finds_what_each_rule_says_itself(rules: list[Rule], paths: list[str]) -> None:
+def test_the_index_matches_what_each_rule_matches(rules: list[Rule], paths: list[str]) -> None:
     """In their order, and once each; also when it is asked again and remembers."""
     index = PathIndex(rules)
     for path in [*paths, *paths]:

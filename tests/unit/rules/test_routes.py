@@ -97,7 +97,7 @@ def test_views_can_be_exempt_from_rules(where: str, is_one: bool, rf: RequestFac
     assert is_exempt(rf.get(where)) is is_one
 
 
-def test_where_no_view_is_exempt_nobody_looks_where_a_path_leads(
+def test_without_exempt_views_no_path_is_resolved(
     rf: RequestFactory, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     """The URLconf is gone through once, not resolved for each request."""

@@ -26,7 +26,7 @@ def limit_name(rule: Rule, group: str = "app.view") -> str:
     return rule.template.limit(rule.name_at(group), rule.template.rates[0]).name  # type: ignore[arg-type]
 
 
-def test_a_rule_is_what_it_says() -> None:
+def test_a_rule_is_compiled_as_declared() -> None:
     """When it applies stands in the rule; how much and for whom in its template."""
     rule = declared(
         method=["GET", "post"],
@@ -73,7 +73,7 @@ def test_a_rule_is_what_it_says() -> None:
         ({"description": 5}, "description"),
     ],
 )
-def test_what_is_wrong_is_said_of_its_field(words: dict[str, Any], field: str) -> None:
+def test_errors_name_their_field(words: dict[str, Any], field: str) -> None:
     """Which rule, which field, and what would be right."""
     with pytest.raises(RuleError, match="RATELIMIT_RULES: rule 'api'") as raised:
         declared(**words)
@@ -128,7 +128,7 @@ def test_a_rule_keeps_its_count_when_its_rate_is_changed() -> None:
     assert declared(tiers=tiers).limit_names() == ["api", "api:s"]
 
 
-def test_a_rule_in_the_place_of_call_sites_asks_them_for_what_only_they_can_know() -> None:
+def test_a_rule_that_replaces_call_sites_uses_their_key_and_cost() -> None:
     """Key, methods and cost unless it names them; and always whether they block, and what the
     outcome means.
     """
@@ -241,6 +241,6 @@ def test_when_a_rule_applies(words: dict[str, Any], path: str, applies: bool) ->
         (["user", "ip"], "anonymous", False),
     ],
 )
-def test_who_counts_all_strangers_as_one(key: Any, audience: str, lumps: bool) -> None:
+def test_keys_that_count_all_strangers_together(key: Any, audience: str, lumps: bool) -> None:
     """A rule by user alone that meets people without one."""
     assert declared(key=key, audience=audience).lumps_strangers is lumps

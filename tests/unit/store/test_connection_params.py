@@ -85,7 +85,7 @@ def test_an_option_of_tls_is_never_left_out(settings: Any) -> None:
     assert {"ssl_check_hostname", "ssl_ciphers"} <= ConnectionParams.of("default").options.keys()
 
 
-def test_options_that_the_connection_does_not_take_are_told_at_once(settings: Any) -> None:
+def test_unsupported_connection_options_are_reported_at_once(settings: Any) -> None:
     """By the system check, not by the first request."""
     use(settings, "redis://127.0.0.1:4/0", ssl_ca_certs="ca.pem")
     assert "ssl_ca_certs" in why_unusable("default")

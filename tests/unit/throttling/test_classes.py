@@ -163,7 +163,7 @@ def test_a_rate_may_be_one_for_each_method() -> None:
     }
 
 
-def test_a_view_says_what_its_requests_cost() -> None:
+def test_a_view_sets_the_cost_of_its_requests() -> None:
     """One number, or one for each action; 1 where it says nothing of that one."""
     costs = {"list": 10}
     for view, cost in (
@@ -177,7 +177,7 @@ def test_a_view_says_what_its_requests_cost() -> None:
         throttle().get_cost(request(), SimpleNamespace(throttle_cost=-1))
 
 
-def test_a_rule_of_its_scope_stands_in_the_place_of_its_rate() -> None:
+def test_a_rule_named_by_a_scope_replaces_its_rate() -> None:
     """One whose group is the scope stands beside it; one that is off lifts it."""
     rule, beside = (
         {"name": name, "group": "anon", "key": "ip", "rate": "7/h"} for name in ("anon", "beside")

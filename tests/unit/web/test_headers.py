@@ -41,7 +41,7 @@ def test_names_are_escaped_and_kept_apart(settings: Any) -> None:
     assert parsed == ['say "hi"', "back\\slash", "gr__e", "search", "search-2", "__X"]
 
 
-def test_a_fallback_tells_nothing(settings: Any) -> None:
+def test_a_fallback_reports_nothing(settings: Any) -> None:
     """Numbers that nobody counted are not shown."""
     settings.RATELIMIT_HEADERS = "x"
     response = HttpResponse()

@@ -86,7 +86,7 @@ def test_an_override_counts_from_its_start_to_its_end() -> None:
         assert apply_overrides(charges, known(override), NO_RULES, True) == (charges, [])
 
 
-def test_an_override_for_one_rule_says_nothing_of_another() -> None:
+def test_an_override_for_one_rule_does_not_affect_another() -> None:
     """Rules are known by their rows; a limit at a call site has none."""
     rules = Ruleset(
         (), {"revision": 0, "rules": [{"id": 7, "name": "x", "key": "ip", "rate": "5/h"}]}
@@ -106,7 +106,7 @@ KINDS = Ruleset(
 )
 
 
-def test_only_those_are_looked_for_of_whom_something_may_be_said() -> None:
+def test_only_visible_clients_are_looked_up() -> None:
     """By the names of what is charged; and blocks that need no rule, where a face stands for all
     rules.
     """
@@ -140,7 +140,7 @@ def test_the_subjects_of_a_request(rf: RequestFactory) -> None:
     )
 
 
-def test_the_digests_of_clients_are_of_whom_the_charges_count_and_would_ban(settings: Any) -> None:
+def test_the_digests_of_clients_are_those_that_charges_count_and_would_ban(settings: Any) -> None:
     """Under each key that is known; what all callers share, or all who lack something, is no
     client's.
     """
@@ -164,7 +164,7 @@ def test_the_digests_of_clients_are_of_whom_the_charges_count_and_would_ban(sett
         assert subjects(nobody) == []
 
 
-def test_who_cannot_be_found_out_is_left_out_and_said_once(rf: RequestFactory, caplog: Any) -> None:
+def test_unknown_clients_are_left_out_and_logged_once(rf: RequestFactory, caplog: Any) -> None:
     """A database that is away: overrides by the other kinds are found all the same; a refusal of
     Django's is one.
     """

@@ -148,7 +148,7 @@ def test_both_ways_to_gather_come_to_the_same(key: Any, rate: Any, cost: Any) ->
         (["group:a"], STRANGER, False, 0),
     ],
 )
-def test_groups_are_asked_for_only_where_they_decide(
+def test_groups_are_loaded_only_if_they_matter(
     kind: str, audience: list[str], who: Any, is_met: bool, asks: int
 ) -> None:
     """A rule is about the user or not, and the database is asked at most once, and only if it
@@ -243,7 +243,7 @@ def test_a_rule_is_charged_whole_or_not_at_all(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_place_that_needs_what_the_site_does_not_have_says_so(kind: str) -> None:
+def test_a_place_that_needs_a_missing_app_is_explained(kind: str) -> None:
     """A user where no middleware sets one, and an identity that is none: both are the developer's
     to mend.
     """
@@ -323,7 +323,7 @@ def test_what_stands_in_several_places_is_charged_in_their_order() -> None:
     ]
 
 
-def test_an_exempt_request_is_charged_nothing_and_blocked_by_nobody() -> None:
+def test_an_exempt_request_is_neither_charged_nor_blocked() -> None:
     """Where no place is named for it; not even a block for all rules is looked for."""
     planner = RequestPlanner(asked_by(), lambda ruleset: None, has_blocks=True)
     gather(planner, WITH_BLOCKS)
@@ -343,7 +343,7 @@ def test_a_rule_is_counted_once_for_a_request() -> None:
     assert gathered([rule], "sync", request) == []
 
 
-def test_receivers_hear_of_who_is_refused() -> None:
+def test_receivers_get_the_refused_client() -> None:
     """Of each limit that refuses a hit; not of a peek, and not where Redis could not be asked."""
     heard: list[Any] = []
 
@@ -391,7 +391,7 @@ WITH_BLOCKS = Ruleset(
 
 
 @pytest.mark.parametrize("mode", ["enforce", "shadow"])
-def test_who_is_blocked_is_looked_up_and_not_counted(mode: str) -> None:
+def test_a_blocked_client_is_looked_up_and_not_counted(mode: str) -> None:
     """The call peeks, with the block's subject, so that it is found out if the block has ended; a
     shadow limit's block refuses nobody, so the other limits count.
     """

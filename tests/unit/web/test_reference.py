@@ -132,7 +132,7 @@ def test_another_site_cannot_make_or_verify_it(settings: Any) -> None:
     assert open_reference(text).secret == before
 
 
-def test_without_who_there_is_none() -> None:
+def test_without_a_client_there_is_no_link() -> None:
     """As of a `Ratelimited` that is raised by hand."""
     assert reference_of(Decision(False)) == ""
     assert reference_of(refused(who=b"")) == ""

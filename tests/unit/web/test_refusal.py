@@ -50,7 +50,7 @@ def test_the_reason_is_what_stands_longest(
     assert bool(refusal.when()) == (reason != "unknown")
 
 
-def test_the_same_decision_is_told_once(rf: RequestFactory, caplog: Any) -> None:
+def test_a_decision_is_reported_once(rf: RequestFactory, caplog: Any) -> None:
     """However often it is asked: one record, one reference."""
     request, decision = rf.get("/"), Decision(False, (WAIT,))
     assert refusal_of(request, decision) is refusal_of(request, decision)
@@ -77,7 +77,7 @@ def test_a_time_in_words_is_never_too_short(seconds: int) -> None:
         (129_600, "in etwa 36 Stunden"),
     ],
 )
-def test_a_time_is_told_in_german(seconds: int, german: str) -> None:
+def test_a_time_is_formatted_in_german(seconds: int, german: str) -> None:
     """One and several."""
     with translation.override("de"):
         assert in_time(seconds) == german

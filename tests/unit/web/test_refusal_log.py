@@ -31,7 +31,7 @@ def write(
         refusal_log.write(rf.get(path, **meta), refused(name, identity), "api", "7ZK4M")
 
 
-def test_a_record_says_what_refused_whom_and_where(caplog: Any) -> None:
+def test_a_log_record_has_the_limit_the_client_and_the_path(caplog: Any) -> None:
     """In its text, and each part by itself; of the address and the digest, no more than tells where
     it comes from.
     """
@@ -93,7 +93,7 @@ def test_a_client_is_written_once_a_minute() -> None:
     assert [refusal_log.left_out("search", b"", 1062.0) for _ in range(3)] == [1, 0, 0]
 
 
-def test_who_was_left_out_in_a_flood_is_written_when_there_is_room() -> None:
+def test_clients_dropped_in_a_flood_are_written_later() -> None:
     """What counts is what was written."""
     for client in range(FOR_EACH.rate.limit):
         refusal_log.left_out("search", b"%032x" % client, 1000.0)
@@ -111,7 +111,7 @@ def test_a_flood_writes_little(caplog: Any) -> None:
     assert caplog.records[-1].limit == "login"
 
 
-def test_what_was_left_out_is_said_with_the_next() -> None:
+def test_omissions_are_logged_with_the_next_record() -> None:
     """Ten at once and then ten a minute; what was left out of others is said of them."""
     said = [refusal_log.left_out("search", b"%032x" % client, 1000.0) for client in range(5000)]
     assert said == [0] * 10 + [None] * 4990
@@ -128,7 +128,7 @@ def test_names_that_are_made_up_write_little_too() -> None:
     assert said == [0] * FOR_ALL.rate.limit + [None] * (3000 - FOR_ALL.rate.limit)
 
 
-def test_who_does_not_listen_has_nothing_left_out(caplog: Any) -> None:
+def test_without_receivers_nothing_is_left_out(caplog: Any) -> None:
     """Where the level says that nobody wants to know, nothing is counted."""
     logger = logging.getLogger("django_ratelimit_lua.refused")
     with caplog.at_level(logging.ERROR, logger.name):

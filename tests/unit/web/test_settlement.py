@@ -83,7 +83,7 @@ def seven(request: HttpRequest, outcome: Any) -> int:
         ({"reset_if": yes, "count_if": no, "cost_after": seven}, [("forget", 2)]),
     ],
 )
-def test_what_the_call_site_says_is_done(says: dict[str, Any], done: Any) -> None:
+def test_the_options_of_the_call_site_apply(says: dict[str, Any], done: Any) -> None:
     """Units are given back by the moment they count from; what is forgotten needs nothing given
     back.
     """
@@ -94,7 +94,7 @@ def test_what_the_call_site_says_is_done(says: dict[str, Any], done: Any) -> Non
         assert settled(outcome(**says)) == done
 
 
-def test_who_took_nothing_gives_nothing_back() -> None:
+def test_a_call_that_took_nothing_returns_nothing() -> None:
     """A refused hit has no token; where Redis could not be asked, nobody is asked about the outcome
     either.
     """

@@ -89,5 +89,5 @@ def _reap(started: dict[int, float]) -> None:
         code = os.waitstatus_to_exitcode(status)
         if seconds < MIN_SECONDS:
             _stop(started)
-            raise ProcessEndedError(f"a process ended as soon as it had begun, with {code}")
-        logger.error("A process of the gateway has ended with %s, and is begun again", code)
+            raise ProcessEndedError(f"a process ended at its start, with {code}")
+        logger.error("A process of the gateway has ended with %s, and is restarted", code)

@@ -92,7 +92,7 @@ async def _should_rate_limit(data: bytes, context: Any) -> bytes:
     except SlotEndedError as error:
         await context.abort(grpc.StatusCode.ABORTED, str(error))
     except Exception:
-        logger.exception("A question of Envoy's could not be answered")
+        logger.exception("A request of Envoy could not be answered")
         await context.abort(grpc.StatusCode.INTERNAL, "this could not be decided")
     raise AssertionError("abort raises")  # pragma: no cover
 

@@ -111,4 +111,4 @@ def _address(text: str) -> dict[str, str]:
     with suppress(ValueError):
         if parts.hostname and parts.port and parts.netloc == text and "@" not in text:
             return {"all": text, "host": parts.hostname, "port": str(parts.port)}
-    raise ValueError(f"{text!r} is no address; write host:port, such as 127.0.0.1:8000")
+    raise ValueError(f"{text!r} is not an address; write host:port, such as 127.0.0.1:8000")

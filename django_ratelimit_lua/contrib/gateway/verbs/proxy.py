@@ -76,7 +76,7 @@ def print_proxy(command: Printer, options: dict[str, Any]) -> None:
         path = _check_path(command, options)
         port = 8000
     elif options["user"]:
-        raise CommandError("Over gRPC, a descriptor says who the user is.")
+        raise CommandError("Over gRPC, a descriptor contains the user.")
     try:
         text = configuration(
             proxy,

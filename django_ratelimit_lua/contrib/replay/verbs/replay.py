@@ -105,7 +105,7 @@ def replay(command: Printer, options: dict[str, Any]) -> None:
     except (UnreadableLogError, ReplayTooSlowError, StoreError) as error:
         raise CommandError(str(error)) from error
     except KeyboardInterrupt:
-        raise CommandError("interrupted; what was counted is deleted", returncode=130) from None
+        raise CommandError("interrupted; the counts are deleted", returncode=130) from None
     if plot is not None:
         _draw(plot, replayed)
     if options["json"]:
@@ -123,8 +123,7 @@ def _draw(file: str, replayed: Replayed) -> None:
         text = drawn[0].svg(is_file=True)
     else:
         raise CommandError(
-            f"--plot {file!r}: an SVG is of one curve, and there are {len(drawn)}; name a .html "
-            "file"
+            f"--plot {file!r}: an SVG has one curve, and there are {len(drawn)}; name a .html file"
         )
     try:
         Path(file).write_text(text, encoding="utf-8")
@@ -137,7 +136,7 @@ def _ruleset(options: dict[str, Any]) -> Ruleset:
     rates = options["rate"]
     file = options["rules"]
     if rates and file:
-        raise CommandError("--rate and --rules: name either, not both")
+        raise CommandError("use either --rate or --rules")
     given = {name: options[name] for name in ("key", "algorithm", "burst")}
     given = {name: value for name, value in given.items() if value is not None}
     if rates:
@@ -145,7 +144,7 @@ def _ruleset(options: dict[str, Any]) -> Ruleset:
         rule = {"name": "rate", "path": "/", "rate": rates, **given}
         return Ruleset([compile_rule(rule, plain=True, where="--rate")])
     for name in given:
-        raise CommandError(f"--{name} says more of --rate, which is missing: --rate 60/m")
+        raise CommandError(f"--{name} is an option of --rate, which is missing: --rate 60/m")
     if file is None:
         return provider.reload()
     where = file
