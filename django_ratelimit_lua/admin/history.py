@@ -70,6 +70,10 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
         values = [
             _value(name, columns.get(own), side.get(name)) for side in (before, after) if side
         ]
+        if name in MOMENTS and len(set(values)) < len(values):  # Within one minute.
+            values = [
+                f"{value}:{str(moment)[17:19]}" for value, moment in zip(values, both, strict=True)
+            ]
         lines.append(f"{capfirst(str(labels.get(own, own)))}: {' → '.join(values)}")
     return lines
 
