@@ -40,6 +40,8 @@ from ..limits.program import Program, source
 from ..limits.rate import SECOND
 from ..process.forks import renew_after_fork
 from ..process.tasks import Errand, Task
+from ..rules import provider
+from ..rules.callsite import limits_of
 from ..signals import slot_lost
 from ..store import PATIENCE, Patience, get_store, last_patience
 
@@ -81,6 +83,7 @@ class HeldSlot:
       any text;
     - `since`: seconds since 1970; `held_at`, `renewed_at`: since when it is held, and when it was
       renewed (monotonic); `ends_at`: when it ends unless it is renewed;
+    - `rule`: the rule that sets the number of slots, if known; empty: the number stays;
     - `is_local`: this process gave it while Redis was unavailable, and Redis does not have it yet;
     - `is_late`: it may have ended in Redis, which was unavailable, and that was reported;
     - `is_lost`: it has ended while it was held.
@@ -92,6 +95,7 @@ class HeldSlot:
     identity: Name = field(default_factory=list)
     what: str = ""
     is_local: bool = False
+    rule: str = ""
     since: float = field(default_factory=time.time)
     held_at: float = field(default_factory=time.monotonic)
     renewed_at: float = field(default_factory=time.monotonic)
@@ -116,9 +120,20 @@ class HeldSlot:
         """By what operators name it."""
         return _id_of(self.slot, self.redis_key)
 
+    @property
+    def most(self) -> int:
+        """How many there are by now."""
+        limit = self.charge.limit
+        ruleset = provider.in_force()
+        if ruleset is not None and self.rule in ruleset.by_name:
+            for now in limits_of(ruleset.by_name[self.rule]):
+                if now.key_part == limit.key_part:
+                    return now.rate.limit
+        return limit.rate.limit
+
     def record(self) -> bytes:
         """The argument of the program for it."""
-        return _NUMBERS.pack(self.charge.limit.rate.limit, self.charge.cost) + self.slot
+        return _NUMBERS.pack(self.most, self.charge.cost) + self.slot
 
     def holder(self) -> Holder:
         """This process, as operators are shown it."""
@@ -126,7 +141,7 @@ class HeldSlot:
             self.id,
             self.charge.limit.name,
             self.charge.cost,
-            self.charge.limit.rate.limit,
+            self.most,
             tuple(self.identity),
             self.charge.digest.decode(),
             self.since,
