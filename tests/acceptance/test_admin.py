@@ -151,7 +151,7 @@ def test_tiers_are_given_in_the_rules_form(operator: Client) -> None:
     ("fields", "notice"),
     [
         ({"route": "nowhere"}, "No URL pattern has the name “nowhere”"),
-        ({"path": "", "name": "nothing"}, "No limit in the code has the name “nothing”"),
+        ({"path": "", "name": "nothing"}, "No imported limit has the name “nothing”"),
         ({"group": "searhc"}, "Did you mean “search”?"),
         ({"key": "user"}, "All clients that are not logged in share one count"),
         ({}, ""),

@@ -398,10 +398,9 @@ def test_a_rule_that_counts_all_strangers_as_one_is_a_warning(
     [
         (
             {},
-            "No limit in the code has the name “nobody's”, as far as it is imported here: the "
-            "rule does nothing.",
+            "No imported limit has the name “nobody's”: the rule does nothing.",
         ),
-        ({"group": "serch"}, "No limit in the code has the name “serch”"),
+        ({"group": "serch"}, "No imported limit has the name “serch”"),
         ({"route": "nowhere"}, "No URL pattern has the name “nowhere”: the rule matches nothing."),
         (
             {"route": "nowhere", "exempt": True, "rate": None},

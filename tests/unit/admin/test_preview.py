@@ -45,7 +45,7 @@ def test_ticks_are_in_a_unit_that_people_read() -> None:
 
 def test_the_same_in_words() -> None:
     """A burst, what follows, and the longest wait."""
-    assert words(BURST) == "Of 10 at once, 5 are allowed."
+    assert words(BURST) == "Of 10 requests at once, 5 are allowed."
     assert words(HELD) == (
         "Of 2 at once, 2 are allowed. Of 2 that follow steadily, 0 are allowed. The longest wait "
         "is 30 s."

@@ -83,7 +83,7 @@ def test_what_refuses_or_admits_everybody_has_to_be_confirmed(
         ({}, ""),
         ({"route": "v1:things"}, ""),
         ({"route": "things"}, "No URL pattern has the name “things”"),
-        ({"path": ""}, "No limit in the code has the name “api”"),
+        ({"path": ""}, "No imported limit has the name “api”"),
         ({"group": "serach"}, "Did you mean “search”?"),
         ({"key": "user"}, "All clients that are not logged in share one count."),
         ({"key": "user+path", "audience": "anonymous"}, "All clients that are not logged in"),

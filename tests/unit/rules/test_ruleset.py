@@ -51,7 +51,7 @@ def test_a_request_meets_the_rules_of_its_path_in_their_order() -> None:
 
 def test_two_rules_of_one_name_are_an_error() -> None:
     """A name is a count."""
-    with pytest.raises(ImproperlyConfigured, match="two rules are called twice"):
+    with pytest.raises(ImproperlyConfigured, match="two rules have the name twice"):
         ruleset({"name": "twice"}, {"name": "twice"})
 
 

@@ -41,7 +41,7 @@ def test_a_log_record_has_the_limit_the_client_and_the_path(caplog: Any) -> None
     assert record.getMessage() == (
         "Refused by search:*:ip:10/s (rule: api): GET /search/ of 203.0.113.0/24, identity "
         "01234567, reference 7ZK4M; "
-        "left out before: 0"
+        "records dropped before: 0"
     )
     parts = ("limit", "rule", "client", "identity", "reference", "method", "path", "left_out")
     assert [getattr(record, part) for part in parts] == [
