@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
+from functools import partial
 from typing import Any, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -131,8 +132,15 @@ class Link:
     seconds. Then all callers that wait get an error.
     """
 
-    def __init__(self, connection: Any, pulse: Pulse, timeout: float) -> None:
+    def __init__(
+        self,
+        connection: Any,
+        pulse: Pulse,
+        timeout: float,
+        loop_ended: Callable[[], object] = lambda: None,
+    ) -> None:
         self._connection = connection
+        self._loop_ended = loop_ended
         self._loop = asyncio.get_running_loop()
         self._server = pulse
         self._pulse = Pulse()
@@ -262,6 +270,7 @@ class Link:
         except BaseException as error:
             self.close(error)
             if not isinstance(error, Exception):  # The end of the loop cancels its tasks.
+                self._loop_ended()
                 raise
 
     async def _reply(self) -> Any:
@@ -319,10 +328,17 @@ class Link:
 class LoopConnections:
     """One event loop's connection to one server, and how it is made again."""
 
-    def __init__(self, params: ConnectionParams, pulse: Pulse, timeout: float) -> None:
+    def __init__(
+        self,
+        params: ConnectionParams,
+        pulse: Pulse,
+        timeout: float,
+        loop_ended: Callable[[], object],
+    ) -> None:
         self._params = params
         self._pulse = pulse
         self._timeout = timeout
+        self._loop_ended = loop_ended
         self._link: Link | None = None
         self._connecting: asyncio.Task[None] | None = None
 
@@ -378,7 +394,7 @@ class LoopConnections:
                 params = await asyncio.to_thread(find_master, params, patience)
             except RuntimeError as error:
                 raise Unreachable(f"no thread can look for the master: {error}") from error
-        link = Link(params.async_connection(), self._pulse, self._timeout)
+        link = Link(params.async_connection(), self._pulse, self._timeout, self._loop_ended)
         try:
             await within(patience, link.open())
             patience.was_answered()
@@ -416,6 +432,8 @@ class AsyncConnections:
                 if other.is_closed():  # Perhaps in the middle of something.
                     with suppress(KeyError):  # Another thread was faster.
                         self._loops.pop(other).close()
-            connections = LoopConnections(self._params, self._pulse, self._timeout)
+            # A loop that has ended is dropped at once: it may refer to its last requests.
+            loop_ended = partial(self._loops.pop, loop, None)
+            connections = LoopConnections(self._params, self._pulse, self._timeout, loop_ended)
             self._loops[loop] = connections
         return connections.exchange(question, patience, check)

@@ -217,7 +217,7 @@ def test_the_preview_shows_what_the_rule_would_do(
         f"{RULES}preview/", {**form, "preview_burst": 50, "preview_flow": 30, "preview_unit": "m"}
     )
     assert (
-        "Of 50 at once, 20 are allowed. Of 90 that follow steadily, 90 are allowed."
+        "Of 50 requests at once, 20 are allowed. Of 90 requests at a steady rate, 90 are allowed."
         in page.content.decode()
     )
     assert page.content.count(b'<path class="line') == 2
@@ -257,8 +257,8 @@ def test_the_preview_shows_what_the_rule_would_do(
         ({}, ""),
         ({"mode": "shadow"}, "it does not refuse"),
         ({"mode": "off"}, "The rule is off"),
-        ({"lease": 5}, "leaves out the lease"),
-        ({"split": "equal"}, "leaves out the split"),
+        ({"lease": 5}, "ignores the lease"),
+        ({"split": "equal"}, "ignores the split"),
     ],
 )
 def test_the_preview_lists_what_it_leaves_out(
@@ -275,7 +275,7 @@ def test_the_preview_lists_what_it_leaves_out(
         preview_flow=0,
     )
     page = operator.post(f"{RULES}preview/", {**form, **fields}).content.decode()
-    assert "Of 5 at once, 3 are allowed." in page
+    assert "Of 5 requests at once, 3 are allowed." in page
     assert page.count('<p class="ratelimit-note">') == len(fields)
     assert note in page
 
@@ -300,7 +300,7 @@ def test_the_preview_counts_refusals_as_the_rule_does(operator: Client, algorith
 
     def goes(**more: Any) -> int:
         page = operator.post(f"{RULES}preview/", {**form, **more}).content.decode()
-        found = re.search(r"Of 90 that follow steadily, (\d+) are allowed", page)
+        found = re.search(r"Of 90 requests at a steady rate, (\d+) are allowed", page)
         assert found is not None, page
         return int(found[1])
 
@@ -760,7 +760,7 @@ def test_a_save_that_is_not_published_is_reported(
     form = given(limit=2, key="ip", path="/ok", groups=[], methods=[])
     settings.CACHES = {"default": {**working["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
     saved = operator.post(url, form, follow=True)
-    assert "Saved, but not live yet: " in saved.content.decode()
+    assert "Saved, but not published yet: " in saved.content.decode()
     settings.CACHES = working
     saved = operator.post(url, {**form, "name": "second"}, follow=True)
     assert "not live yet" not in saved.content.decode()
@@ -768,7 +768,7 @@ def test_a_save_that_is_not_published_is_reported(
     direct.hset(f"{prefix}{{rules}}", mapping={**theirs, "rules": json.dumps(theirs)})
     saved = operator.post(url, {**form, "name": "third"}, follow=True)
     page = saved.content.decode()
-    assert "Saved, but not live yet: RATELIMIT_CACHE_PREFIX" in page
+    assert "Saved, but not published yet: RATELIMIT_CACHE_PREFIX" in page
     assert "Set RATELIMIT_CACHE_PREFIX to another value for each site" in page
     assert [Client().get("/ok").status_code for _ in range(3)] == [200, 200, 429]
     assert "belongs to the database another" in health().problems[0]

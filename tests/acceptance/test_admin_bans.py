@@ -287,7 +287,9 @@ def test_an_operator_bans_a_client_by_hand(operator: Client) -> None:
     names = re.findall(r'<option value="([^"]+)"', page.content.decode())
     for limit in (name for name in names if "by-user" in name or "as-both" in name):
         own = {"limit": limit, "user": "grace", "address": OPERATOR, "why": "by mistake"}
-        assert "This includes yourself" in text_of(operator.post(BANS, {"action": "add", **own}))
+        assert "This includes your own account" in text_of(
+            operator.post(BANS, {"action": "add", **own})
+        )
 
 
 def test_a_user_without_permission_sees_less(operator: Client) -> None:

@@ -49,7 +49,7 @@ def test_what_is_downloaded_changes_nothing_when_it_is_uploaded(operator: Client
     assert f'href="{FILE}rules.yaml"' in operator.get(FILE).content.decode()
     assert f'href="{FILE}"' in operator.get(RULES).content.decode()
     assert (
-        "Nothing: the rules are those of the file"
+        "Nothing: the rules are the same as in the file"
         in looked_at(operator, answer.content).content.decode()
     )
 
@@ -60,7 +60,7 @@ def test_a_file_is_applied_when_what_it_changes_was_confirmed(operator: Client) 
     page = looked_at(operator, export().replace("5/h", "1/h"))
     assert "rate: 5/h → 1/h" in page.content.decode()
     assert visits(2) == [200, 200]
-    assert "it applies from the next request on" in confirmed(operator, page).content.decode()
+    assert "It applies to the next request" in confirmed(operator, page).content.decode()
     assert visits() == [429]
     assert RateLimitChange.objects.all()[0].by == "grace"
 
@@ -80,7 +80,7 @@ def test_rules_missing_in_a_file_are_deleted_only_if_confirmed(operator: Client)
         "view_ratelimitrule", "add_ratelimitrule", "change_ratelimitrule", name="changes"
     )
     theirs = looked_at(may_change, cut)
-    assert "You may not delete rules" in theirs.content.decode()
+    assert "you do not have the permission to delete rules" in theirs.content.decode()
     assert confirmed(may_change, theirs, intended="on").status_code == 403
     assert export() == text
     confirmed(operator, page, intended="on")
@@ -111,7 +111,7 @@ def test_what_was_seen_is_what_is_done(operator: Client) -> None:
     page = looked_at(operator, export().replace("5/h", "1/h"))
     RateLimitRule.objects.filter(name="other").update(limit=8)
     answer = confirmed(operator, page)
-    assert "The rules were changed meanwhile" in answer.content.decode()
+    assert "The rules were changed in the meantime" in answer.content.decode()
     assert "rate: 8/h → 7/h" in answer.content.decode()
     assert "rate: 5/h" in export()
     confirmed(operator, answer)

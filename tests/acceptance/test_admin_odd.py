@@ -541,7 +541,7 @@ def test_the_preview_explains_errors(operator: Client) -> None:
             "Cost: " in operator.post(f"{RULES}preview/", {**form, "cost": cost}).content.decode()
         )
     assert (
-        "Of 1000 at once, 0 are allowed."
+        "Of 1000 requests at once, 0 are allowed."
         in operator.post(f"{RULES}preview/", {**form, "cost": 2**53}).content.decode()
     )
 
@@ -555,10 +555,10 @@ def test_a_version_with_a_taken_name_is_not_restored(operator: Client) -> None:
     RateLimitRule.objects.filter(pk=one.pk).update(name="second")
     other = RateLimitRule.objects.create(name="first", path="/other", key="ip", limit=7)
     page = operator.post(f"{RULES}restore/{first.pk}/", follow=True).content.decode()
-    assert "another rule has this name now" in page
+    assert "another rule has this name" in page
     one.delete()
     page = operator.post(f"{RULES}restore/{first.pk}/", follow=True).content.decode()
-    assert "another rule has this name now" in page
+    assert "another rule has this name" in page
     assert [rule.limit for rule in RateLimitRule.objects.all()] == [7]
     other.delete()
     operator.post(f"{RULES}restore/{first.pk}/")

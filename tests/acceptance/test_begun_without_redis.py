@@ -144,11 +144,11 @@ def test_commands_report_saved_rules_that_are_not_published(begin: Any, tmp_path
     begin()
     for command in (("mode", "site", "off"), ("import", str(file))):
         text = said(*command)
-        assert "Saved, but not live yet: " in text, command
+        assert "Saved, but not published yet: " in text, command
     assert "1 rule changed" in text
     assert RateLimitRule.objects.get().limit == 3
     before = RateLimitRevision.read("default").database
     text = said("new-id")
     assert RateLimitRevision.read("default").database != before
     assert f"the database now has the id {RateLimitRevision.read('default').database}" in text
-    assert "Saved, but not live yet: " in text
+    assert "Saved, but not published yet: " in text

@@ -177,4 +177,4 @@ def test_an_override_that_is_there_stays_for_one_network(operator: Client) -> No
     answer = operator.post(
         f"{OVERRIDES}{row.pk}/change/", {**FORM, "network": "203.0.113.9 203.0.113.10"}
     )
-    assert "Add a new one for several" in errors(answer)
+    assert "Add further networks as new overrides" in errors(answer)

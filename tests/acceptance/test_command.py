@@ -174,7 +174,7 @@ def test_export_and_import_go_round(tmp_path: Path, settings: Any) -> None:
         ("- {name: x, key: ip, rate: [1/s, 2], path: /}", "or a list of rates"),
         (
             "- {name: x, key: ip, rate: 1/s, path: /}\n- {name: x, key: ip, rate: 1/s, path: /}",
-            "two rules are called x",
+            "two rules have the name x",
         ),
         ("- {name: x, key: ip, rate: 1/s, path: /, tiers: [{rate: 1/s}]}", "tier"),
         ("- {name: x, key: ip, rate: 1/s, path: /, order: first}", "order is 'first'"),

@@ -175,7 +175,7 @@ def test_a_duration_and_an_end_contradict_each_other(operator: Client) -> None:
         "duration": "3600",
     }
     answer = operator.post(f"{OVERRIDES}add/", {**form, "ends_0": "2099-01-01", "ends_1": "00:00"})
-    assert "There is an end below as well" in errors(answer)
+    assert "Choose either a duration or an end time" in errors(answer)
     assert not RateLimitOverride.objects.exists()
 
 

@@ -413,7 +413,7 @@ def test_a_placement_that_is_not_seen_is_unknown() -> None:
     """Never "no limit": by the function, the command and, in what the code limits, by its name."""
     explanation = explain(build_request("/hides/", address=ADDRESS))
     assert (explanation.met, explanation.unknown) == ([], ["OnMethod.get"])
-    note = "Unknown: whether the view calls OnMethod.get, and meets the limits in it."
+    note = "Unknown: whether the view calls OnMethod.get, which has limits."
     assert explanation.notes == [note]
     out = io.StringIO()
     call_command("ratelimit", "rules", "explain", "--path", "/hides/", stdout=out)

@@ -201,7 +201,7 @@ def test_a_restarted_server_is_used_again(own: Server, caplog: pytest.LogCapture
     messages = [message for message in caplog.messages if message.startswith("Redis of cache")]
     assert [message.split(":")[0] for message in messages] == [
         "Redis of cache 'default' cannot decide limits",
-        "Redis of cache 'default' answers again",
+        "Redis of cache 'default' is available again",
     ]
 
 
@@ -226,7 +226,7 @@ def test_a_lost_channel_is_logged_once_and_its_return_once(
         if message.startswith("Changes of rules")
     ]
     assert said == [
-        "Changes of rules are asked for",
+        "The channel for changed rules is unavailable",
         "The channel for changed rules is available again",
     ]
 

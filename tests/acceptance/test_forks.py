@@ -282,11 +282,7 @@ def test_nothing_of_a_process_is_older_than_the_process(own: Server) -> None:
         old = {
             id(found) for _, found in before
         }  # They are all held on to, so no other object has their place.
-        found = "\n".join(
-            way
-            for way, found in of_a_process(*more)
-            if id(found) in old and "forks._of_parent" not in way  # It is kept, and never used.
-        )
+        found = "\n".join(way for way, found in of_a_process(*more) if id(found) in old)
         os.write(writing, found.encode())
 
     codes = ended([child_of(look)])

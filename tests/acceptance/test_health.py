@@ -124,8 +124,8 @@ def test_a_failing_task_is_logged_once_and_its_recovery_once(
     said = [(record.levelname, record.getMessage()) for record in caplog.records]
     fails, works = "the task 'leases' fails, and is tried again", "the task 'leases' works again"
     assert said == [
-        ("WARNING", f"In the background, {fails}: ValueError: first. Meanwhile the sun shines"),
+        ("WARNING", f"In the background, {fails}: ValueError: first. Until then the sun shines"),
         ("INFO", f"In the background, {works}"),
-        ("WARNING", f"In the background, {fails}: OSError: third. Meanwhile the sun shines"),
+        ("WARNING", f"In the background, {fails}: OSError: third. Until then the sun shines"),
         ("INFO", f"In the background, {works}"),
     ]

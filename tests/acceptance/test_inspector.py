@@ -92,7 +92,7 @@ def test_what_was_used_up_is_shown_and_what_is_reset_goes(name: str, operator: C
 def test_a_limit_that_is_not_seen_is_unknown(operator: Client) -> None:
     """The page never says that there is none."""
     page = shown(operator, {"path": "/hides/", "address": ADDRESS})
-    assert f"{ALLOWED}, as far as is known" in page
+    assert f"{ALLOWED}, as far as known" in page
     assert "Unknown: whether the view calls OnMethod.get" in page
     assert "No rule applies." not in page
 
@@ -105,7 +105,7 @@ def test_a_locked_out_customer_is_let_in(operator: Client) -> None:
     page = shown(operator, {"path": "/posted/", "address": ADDRESS})
     assert "More limits apply to: POST" in page
     page = shown(operator, {"path": "/posted/", "address": ADDRESS, "as": "POST"})
-    assert "would be allowed, as far as it is entered" in page
+    assert "would be allowed, as far as entered" in page
     assert "form field username" in page
     assert "Nothing was reset: for this request, nothing is counted" in pressed(
         operator, POSTED, action="reset"
@@ -195,7 +195,7 @@ def test_blocks_and_exemptions_for_good_are_confirmed(operator: Client) -> None:
     assert "Ended: 203.0.113.0/24." in page
     assert ALLOWED in page
     assert post() == 200
-    assert "has ended already" in pressed(operator, description, action=f"end:{override.pk}")
+    assert "has already ended" in pressed(operator, description, action=f"end:{override.pk}")
     pressed(operator, description, **block, duration="")
     assert RateLimitOverride.objects.lasting().get().ends is None
     pressed(operator, description, action="exempt", subject="address", duration="", confirm="yes")
@@ -259,7 +259,7 @@ def test_of_a_network_its_first_address_is_looked_at(operator: Client) -> None:
     """And the page says so."""
     assert [post(address="203.0.113.0") for _ in range(3)] == [200, 200, 429]
     page = shown(operator, {**POSTED, "address": "203.0.113.0/24", "post": "username=ada"})
-    assert "Of 203.0.113.0/24, its first address is looked at: 203.0.113.0." in page
+    assert "Shown for 203.0.113.0, the first address of 203.0.113.0/24." in page
     assert REFUSED in page
 
 
@@ -356,10 +356,10 @@ def test_of_a_network_all_overrides_are_shown_that_are_about_it(operator: Client
         network="203.0.113.8", effect="block", ends=timezone.now()
     )
     page = shown(operator, NETWORK)
-    assert "its first address is looked at: 203.0.113.0" in page
+    assert "Shown for 203.0.113.0, the first address of 203.0.113.0/24" in page
     told = [
         "About a larger network: 203.0.112.0/20",
-        "All of 203.0.113.0/24 is blocked, except",
+        "203.0.113.0/24 is blocked, unless",
         "About a part of it: 203.0.113.9",
     ]
     assert [words for words in told if words not in page] == []
@@ -388,7 +388,7 @@ def test_a_blocked_network_is_shown_at_refused_requests(
     for network, effect in overrides:
         RateLimitOverride.objects.create(network=network, effect=effect)
     page = shown(operator, NETWORK)
-    found = re.search(r"All of 203.0.113.0/24 is blocked, [^:]*: (\S+)", page)
+    found = re.search(r"203.0.113.0/24 is blocked, [^:]*: (\S+)", page)
     assert (found and found[1]) == blocked_by
     assert (post(address="203.0.113.1") == 429) is (blocked_by is not None)
 

@@ -86,7 +86,7 @@ def test_the_page_has_all_that_is_limited(operator: Client) -> None:
     assert f"4 per second per key in the code, in {__name__}, line " in page
     assert "90 per minute and 900 per hour per address and path, in RATELIMIT_RULES" in page
     assert re.search(r"replaced by <a [^>]*>looks</a>: 3 per second and 500 per hour", page)
-    assert re.search(r"beside it <a [^>]*>slower</a>", page)
+    assert re.search(r"in addition <a [^>]*>slower</a>", page)
     assert f'href="{LIMITS}"' in operator.get(RULES).content.decode()
     assert (
         "parcels in code" in operator.get(f"{RULES}add/").content.decode()
@@ -117,7 +117,7 @@ def test_a_limit_that_cannot_be_taken_over_is_reported(operator: Client, setting
         {"name": "code", "path": "/", "key": f"{__name__}.looks", "rate": "5/m"}
     ]
     page = operator.get(f"{RULES}add/?settings=code").content.decode()
-    assert "This rule of the settings cannot be one of the admin" in page
+    assert "This rule of the settings cannot be taken over" in page
     assert "there is no rule" in operator.get(f"{RULES}add/?settings=nothing").content.decode()
 
 

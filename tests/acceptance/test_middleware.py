@@ -316,7 +316,7 @@ def test_switched_off_no_rule_applies(settings: Any) -> None:
         ({"key": "ip"}, "needs a name"),
         ({"name": "x", "keys": "ip"}, "unknown keys; known are name, description"),
         ({"name": "x", "key": "ip"}, "needs a limit"),
-        ({"name": "x", "exempt": True}, "everything would be exempt"),
+        ({"name": "x", "exempt": True}, "all requests would be exempt"),
         ({"name": "x", "path": "/", "rate": "5/m"}, "Choose what to count by"),
         ({"name": "x", "key": "ip", "rate": "5/month"}, "write N/unit"),
         ({"name": "x", "key": "me", "rate": "5/m"}, "Unknown key"),
@@ -344,7 +344,7 @@ def test_rules_as_a_whole(settings: Any, no_others: None) -> None:
     with pytest.raises(ImproperlyConfigured, match="list of rules"):
         compile_rules({"name": "x"})
     rule = {"name": "x", "path": "/", "key": "user", "rate": "5/m"}
-    with pytest.raises(ImproperlyConfigured, match="two rules are called x"):
+    with pytest.raises(ImproperlyConfigured, match="two rules have the name x"):
         compile_rules([rule, rule])
     settings.RATELIMIT_RULES = [rule]
     assert [found.id for found in run_checks(tags=["caches"])] == ["django_ratelimit_lua.E005"]

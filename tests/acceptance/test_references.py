@@ -322,7 +322,7 @@ def test_the_inspector_explains_an_invalid_reference() -> None:
     )
     reference = refused("/plain")
     rule.delete()
-    assert "The limit is not known here" in page(client, reference)
+    assert "This limit is unknown" in page(client, reference)
     block = RateLimitOverride.objects.create(network="203.0.113.0/24", effect="block")
     reference = Client(REMOTE_ADDR="203.0.113.9").get("/plain")[HEADER]
     assert f"ratelimitoverride/{block.pk}/change/" in page(client, reference)

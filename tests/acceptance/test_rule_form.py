@@ -181,7 +181,7 @@ def test_the_browser_gets_the_list_of_limits(operator: Client) -> None:
         (
             {"ban_after": 5, "ban_for": "1h", "key": "all"},
             "ban_after",
-            "A limit for everybody together cannot ban",
+            "A limit for all clients together cannot ban",
         ),
         (
             {"unit": "x"},

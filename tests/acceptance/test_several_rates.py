@@ -247,7 +247,7 @@ def test_the_form_shows_what_a_name_replaces_while_it_is_typed(operator: Client)
     """The rates, who is counted and where that stands; a slip of the finger is asked about."""
     url = f"{RULES}call-site/"
     page = operator.get(url, {"name": "finds"}).content.decode()
-    assert "Takes the place of what the code says" in page
+    assert "Replaces the limits in the code" in page
     assert f"10 per second and 500 per hour per address, in {__name__}.finds" in page
     page = operator.get(url, {"name": f"{__name__}.Entrance.dispatch"}).content.decode()
     assert "5 per 15 minutes per address and post:name" in page
@@ -271,7 +271,10 @@ def test_the_preview_plays_all_rates_through(operator: Client) -> None:
         f"{RULES}preview/", {**form, "preview_burst": 20, "preview_flow": 1, "preview_unit": "s"}
     )
     text = page.content.decode()
-    assert "Of 20 at once, 4 are allowed. Of 180 that follow steadily, 23 are allowed." in text
+    assert (
+        "Of 20 requests at once, 4 are allowed. Of 180 requests at a steady rate, 23 are allowed."
+        in text
+    )
     fast = operator.post(
         f"{RULES}preview/", {**form, "preview_burst": 20, "preview_flow": 60, "preview_unit": "s"}
     )

@@ -520,7 +520,7 @@ def test_lost_state_uses_the_current_rule(direct: redis.Redis) -> None:
         (
             {"limit": 5, "unit": "x", "algorithm": "concurrency", "more_rates": ["5/m"]},
             "more_rates",
-            "stands alone",
+            "cannot be combined",
         ),
     ],
 )

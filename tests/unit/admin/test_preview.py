@@ -47,7 +47,8 @@ def test_the_same_in_words() -> None:
     """A burst, what follows, and the longest wait."""
     assert words(BURST) == "Of 10 requests at once, 5 are allowed."
     assert words(HELD) == (
-        "Of 2 at once, 2 are allowed. Of 2 that follow steadily, 0 are allowed. The longest wait "
+        "Of 2 requests at once, 2 are allowed. Of 2 requests at a steady rate, 0 are allowed. The "
+        "longest wait "
         "is 30 s."
     )
     assert words(Simulation((), 0, 0, 0, 0, 60.0)) == "No requests."
