@@ -212,6 +212,8 @@ class Writer:
             tables: The counts.
             failures: How often Redis has failed requests, by kind.
         """
+        if not tables.kinds and not failures:
+            return
         totals = (TOTALS, HOURS_KEPT)
         site = self._of(SITE)
         for kind, number in failures.items():
@@ -370,7 +372,7 @@ class Writer:
             if failures >= MAX_FAILURES or time.monotonic() - began > ROUND_SECONDS:
                 break
             try:
-                while batch := self._next_batch(name):
+                while (batch := self._next_batch(name)) is not None:
                     arguments = batch.arguments(name, self._process)
                     for problem in store.run(WRITE, *arguments, patience):
                         self.error = StoreError(problem.decode(errors="replace"))
