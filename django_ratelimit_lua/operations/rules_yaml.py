@@ -176,7 +176,7 @@ def load(text: str, source: str = "Rules") -> list[Item]:
             item = _item(given, where)
             first = lines.setdefault((item.word, item.name), line)
             if first != line:
-                text = f"two {item.word}s are called {item.name}; the other is on line {first}"
+                text = f"two {item.word}s have the name {item.name}; the other is on line {first}"
                 raise RuleError(where, "name", text)
             loaded.append(item)
         except RuleError as error:

@@ -230,7 +230,7 @@ def test_the_preview_shows_what_the_rule_would_do(
         "preview_flow": 0,
     }
     page = operator.post(f"{RULES}preview/", leaky).content.decode()
-    assert "Of 10 at once, 5 are allowed." in page
+    assert "Of 10 requests at once, 5 are allowed." in page
     assert "The longest wait is 4 s." in page
     wrong = operator.post(f"{RULES}preview/", {**form, "algorithm": "sliding_log"}).content.decode()
     assert "sliding log has no option “Burst”" in wrong
@@ -239,7 +239,7 @@ def test_the_preview_shows_what_the_rule_would_do(
     assert "ratelimit-problems" not in untouched
     huge = {**form, "limit": 1_000_000, "burst": "", "preview_burst": 2000, "preview_flow": 100000}
     assert (
-        "Of 2000 at once, 2000 are allowed."
+        "Of 2000 requests at once, 2000 are allowed."
         in operator.post(f"{RULES}preview/", huge).content.decode()
     )
     assert (

@@ -273,7 +273,7 @@ def test_check_reports_every_problem(tmp_path: Path, settings: Any) -> None:
         "line 5: 5 is not a rule",
         "line 6: rule 'b': A rule needs a limit",
         "has no option burst",
-        "two rules are called good",
+        "two rules have the name good",
     ]
     assert [problem for problem in wrong if not any(problem in line for line in lines)] == [], lines
     settings.RATELIMIT_RULES = [
@@ -500,7 +500,7 @@ def test_ten_thousand_rules_are_checked_in_time_that_grows_with_them(monkeypatch
     before = time.process_time()
     with pytest.raises(
         RuleError,
-        match=r"line 9999: two rules are called rule 0; the other is on line 0\n.* rule 1;",
+        match=r"line 9999: two rules have the name rule 0; the other is on line 0\n.* rule 1;",
     ):
         load("")
     assert time.process_time() - before < 5

@@ -221,9 +221,9 @@ def test_a_lost_channel_is_logged_once_and_its_return_once(
             "it says that it hears again",
         )
     said = [
-        message.split(",")[0]
+        message.split(";")[0]
         for message in caplog.messages
-        if message.startswith("Changes of rules")
+        if message.startswith("The channel for")
     ]
     assert said == [
         "The channel for changed rules is unavailable",

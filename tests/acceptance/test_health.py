@@ -122,10 +122,11 @@ def test_a_failing_task_is_logged_once_and_its_recovery_once(
         assert time.monotonic() < end
         time.sleep(0.01)
     said = [(record.levelname, record.getMessage()) for record in caplog.records]
-    fails, works = "the task 'leases' fails, and is tried again", "the task 'leases' works again"
+    fails = "The background task 'leases' failed and is retried"
+    works = "The background task 'leases' works again"
     assert said == [
-        ("WARNING", f"In the background, {fails}: ValueError: first. Until then the sun shines"),
-        ("INFO", f"In the background, {works}"),
-        ("WARNING", f"In the background, {fails}: OSError: third. Until then the sun shines"),
-        ("INFO", f"In the background, {works}"),
+        ("WARNING", f"{fails}: ValueError: first. Until then the sun shines"),
+        ("INFO", works),
+        ("WARNING", f"{fails}: OSError: third. Until then the sun shines"),
+        ("INFO", works),
     ]

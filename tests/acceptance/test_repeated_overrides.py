@@ -32,7 +32,7 @@ def test_a_form_that_is_sent_twice_adds_one(operator: Client) -> None:
         in operator.post(f"{OVERRIDES}add/", FORM, follow=True).content.decode()
     )
     page = operator.post(f"{OVERRIDES}add/", FORM, follow=True).content.decode()
-    assert f"The same is there already, so it was not added again: {ADDRESS}." in page
+    assert f"Already present, so not added again: {ADDRESS}." in page
     assert "was added successfully" not in page
     assert (
         RateLimitOverride.objects.count()

@@ -256,7 +256,10 @@ def test_the_form_shows_what_a_name_replaces_while_it_is_typed(operator: Client)
     answer = operator.post(f"{RULES}add/", given(name="findz", limit=3, key="ip"), follow=True)
     assert "Did you mean “finds”?" in answer.content.decode()
     rule = RateLimitRule.objects.create(name="finds", limit=3, unit="s", more_rates=["500/h"])
-    assert "Takes the place of" in operator.get(f"{RULES}{rule.pk}/change/").content.decode()
+    assert (
+        "Replaces the limits in the code"
+        in operator.get(f"{RULES}{rule.pk}/change/").content.decode()
+    )
     stranger = Client()
     stranger.force_login(User.objects.create_user("nobody", is_staff=True))
     assert stranger.get(url, {"name": "finds"}).status_code == 403
@@ -278,4 +281,4 @@ def test_the_preview_plays_all_rates_through(operator: Client) -> None:
     fast = operator.post(
         f"{RULES}preview/", {**form, "preview_burst": 20, "preview_flow": 60, "preview_unit": "s"}
     )
-    assert "ends before the longest period" in fast.content.decode()
+    assert "is shorter than the longest period" in fast.content.decode()

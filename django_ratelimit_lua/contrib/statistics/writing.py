@@ -261,7 +261,7 @@ class Writer:
             for pending in pendings:
                 self._count(pending, result, at, number)
                 if letter:
-                    pending.add(*_in_hour(b"S" + letter, at), number)
+                    pending.add(*_in_hour(b"S%b" % letter, at), number)
                     for bucket in details:
                         pending.add(bucket, took, number)
             if used >= 0:

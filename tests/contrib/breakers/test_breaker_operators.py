@@ -330,7 +330,7 @@ def test_the_form_warns_about_a_breaker_without_code(
 ) -> None:
     """Once it is saved, with the one that may be meant."""
     page = admin_client.post(f"{HERE}add/", {"name": "payment", "failures": "7"}, follow=True)
-    assert "it would do nothing. Did you mean “payments”?" in page.content.decode()
+    assert "the row would do nothing. Did you mean “payments”?" in page.content.decode()
     assert RateLimitBreaker.objects.exists()
 
 
@@ -481,7 +481,8 @@ def test_a_breaker_that_no_code_has_is_a_notice(
     file.write_text("- breaker: payment\n  failures: 7\n")
     told = said("import", str(file))
     assert re.search(
-        "breaker payment: No breaker in the code has this name.*Did you mean “payments”", told
+        "breaker payment: No imported or recently used breaker has this name.*Did you mean “payments”",
+        told,
     )
     assert "1 breaker changed" in told
     file.write_text("- breaker: payment\n  failures: 8\n- breaker: payments\n  failures: 8\n")
@@ -495,7 +496,7 @@ def test_an_upload_in_the_admin_shows_the_same_warning(
     file = "/admin/django_ratelimit_lua/ratelimitrule/file/"
     text = FILE.replace("payments", "payment")
     page = admin_client.post(file, {"file": SimpleUploadedFile("rules.yaml", text.encode())})
-    assert "No breaker in the code has this name" in page.content.decode()
+    assert "No imported or recently used breaker has this name" in page.content.decode()
     values = {name: page.context["form"].initial[name] for name in ("text", "revision")} | {
         "confirm": "yes"
     }

@@ -93,19 +93,19 @@ SINCE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
         (
             {"state": "half-open", "probes": 3},
             False,
-            "on their way; a stopped call raises CircuitOpen",
+            "trial calls running; a stopped call raises CircuitOpen",
         ),
         (
             {"state": "half-open", "probes": 1},
             None,
-            "on their way; a stopped call raises CircuitOpen",
+            "trial calls running; a stopped call raises CircuitOpen",
         ),
         (
             {"state": "ramp", "share": 25},
             None,
             "let through; a stopped call raises CircuitOpen",
         ),
-        ({}, None, "Redis does not answer; a stopped call raises CircuitOpen"),
+        ({}, None, "Redis is unavailable; a stopped call raises CircuitOpen"),
     ],
 )
 def test_a_breaker_reports_what_it_would_do(state: Any, passes: bool | None, words: str) -> None:

@@ -629,7 +629,7 @@ def test_switched_off_everything_goes(settings: Any) -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"\xff", "no RateLimitRequest"),
+        (b"\xff", "not a RateLimitRequest"),
         (b"", "domain"),
         (question(domain="edge"), "0 descriptors"),
         (question([LOGIN], domain=""), "domain"),

@@ -43,7 +43,7 @@ def test_missing_parts_are_named() -> None:
             {"upstream": "nowhere"},
             "'nowhere' is not an address; write host:port, such as 127.0.0.1:8000.",
         ),
-        ({"gateway": "a:b"}, "'a:b' is no address"),
+        ({"gateway": "a:b"}, "'a:b' is not an address"),
         ({"gateway": ":8000"}, "':8000' is no address"),
         ({"upstream": "a@b:80"}, "'a@b:80' is no address"),
         ({"listen": "127.0.0.1:80/x"}, "'127.0.0.1:80/x' is no address"),
@@ -153,7 +153,7 @@ def test_envoy_over_grpc_needs_no_url_and_no_secret(settings: Any) -> None:
     assert "failure_mode_deny: false" in opened
     assert yaml.safe_load(closed)
     for options, problem in (
-        ({"gateway": "a:b"}, "'a:b' is no address"),
+        ({"gateway": "a:b"}, "'a:b' is not an address"),
         ({"user": "x"}, "a descriptor says"),
     ):
         with pytest.raises(CommandError, match=problem):

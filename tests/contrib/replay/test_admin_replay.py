@@ -83,7 +83,7 @@ def test_a_packed_log_is_tried_too_and_its_file_is_deleted(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 10
     assert "refused 18 (60 %)" in shown(tried(operator, rule, gzip.compress(LOG.encode())))
-    assert "no line is of any format" in shown(tried(operator, rule, b"nonsense\n" * 10))
+    assert "no line has the format any" in shown(tried(operator, rule, b"nonsense\n" * 10))
     assert glob.glob(f"{tmp_path}/*") == []
 
 
@@ -95,7 +95,7 @@ def test_a_packed_log_that_is_cut_is_tried_as_far_as_it_goes(
     text = shown(tried(operator, rule, gzip.compress(log.encode())[:-3000]))
     assert re.search(r"requests that the rule meets [1-9]", text)
     assert re.search(
-        r"Note: access.log: the file is cut after line [1-9]\d*, as one is that is still being",
+        r"Note: access.log: the file ends in the middle of line [1-9]\d*; it may still be",
         text,
     )
 
@@ -142,7 +142,7 @@ def test_of_a_line_without_an_end_only_the_beginning_is_shown(
     """As the one that is no log, and as one broken line of a log; … stands for the rest."""
     endless = "aä" * 2_500_000
     text = shown(tried(operator, rule, endless))
-    assert re.search(r"the first is &#x27;(aä){39}a…&#x27;", text)
+    assert re.search(r"the first line is &#x27;(aä){39}a…&#x27;", text)
     text = shown(tried(operator, rule, f"{LOG}{endless}\n"))
     assert re.search(r"line 32: (aä){39}a…", text)
     assert text.count("aä") == 39

@@ -480,7 +480,7 @@ def test_a_log_that_is_cut_does_not_keep_the_others_from_being_replayed(tmp_path
     assert sorted(
         note.removeprefix(str(tmp_path)).partition(" after")[0] for note in found["notes"]
     ) == [
-        "/begun.gz: the file is cut",
+        "/begun.gz: the file ends",
         "/cut.gz: the file is cut",
         "/damaged.gz: the file is damaged",
     ]
@@ -535,7 +535,7 @@ def test_doubtful_numbers_are_marked(tmp_path: Path) -> None:
         (["LOG", "--rate", "5/m", "--key", "id"], "Unknown key"),
         (["LOG", "--rate", "5/m", "--burst", "3"], "no option burst"),
         (["LOG", "--key", "ip"], "--rate"),
-        (["LOG", "--rate", "5/m", "--rules", "x.yaml"], "not both"),
+        (["LOG", "--rate", "5/m", "--rules", "x.yaml"], "either --rate or --rules"),
         (["LOG", "--rules", "x.yaml"], "x.yaml"),
         (["LOG", "--rate", "5/m", "--format", "json"], "format json"),
         (["LOG", "--rate", "5/m", "--trusted-proxies", "x"], "--trusted-proxies"),
@@ -743,7 +743,7 @@ def test_a_curve_is_drawn_into_a_file(tmp_path: Path) -> None:
     rules.write_text(
         "".join(f"- {{name: r{number}, path: /, key: ip, rate: 2/m}}\n" for number in range(2))
     )
-    with pytest.raises(CommandError, match="an SVG is of one curve, and there are 2"):
+    with pytest.raises(CommandError, match="an SVG has one curve, and there are 2"):
         command(str(log), "--rules", str(rules), "--redis", url(), "--plot", str(plot))
 
 

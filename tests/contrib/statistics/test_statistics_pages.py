@@ -697,7 +697,7 @@ def test_whatever_is_asked_has_an_answer(operator: Client) -> None:
     assert operator.get(ONE).status_code == 302
     response = operator.get(ONE, {"name": "never <b>"})
     assert response.status_code == 404
-    assert "Nothing of this name has been counted" in response.content.decode()
+    assert "No rule or limit has this name, and nothing was counted" in response.content.decode()
     assert "never <b>" not in response.content.decode()
     response = operator.get(ONE, {"name": "never", "format": "json"})
     assert response.status_code == 404

@@ -80,7 +80,7 @@ def test_a_rule_comes_with_its_tiers() -> None:
         ("- {name: a, path: /, key: app.key, rate: 5/m}", "rule 'a'"),
         (
             "- {name: a, path: /, key: ip, rate: 5/m}\n" * 2,
-            "Rules, line 2: two rules are called a; the other is on line 1",
+            "Rules, line 2: two rules have the name a; the other is on line 1",
         ),
         ("- 2026-99-99", "not YAML"),
         ("- \x01", "not YAML"),
