@@ -250,7 +250,7 @@ def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str)
         preview_flow="0",
     )
     WebDriverWait(browser, 20).until(
-        lambda page: "Of 10 at once, 3 are allowed." in previewed(page)
+        lambda page: "Of 10 requests at once, 3 are allowed." in previewed(page)
     )
     screenshot(browser, "admin-preview")
     press(browser, "[name=_save]")
@@ -308,7 +308,7 @@ def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str)
     assert "Would have refused: " in browser.find_element("class name", "ratelimit-judged").text
     press(browser, ".submit-row [type=submit]")
     assert (
-        "Enforce: applies from the next request on."
+        "Enforce: applies to the next request."
         in browser.find_element("css selector", ".messagelist").text
     )
     browser.get(f"{demo}{RULES}")

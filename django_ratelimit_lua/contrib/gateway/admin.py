@@ -49,8 +49,10 @@ class ClientAdmin(ActingAdmin):
 
     @admin.display(description=gettext_lazy("last used"), ordering="last_used")
     def used(self, client: RateLimitClient) -> Any:
-        """When it last asked, to the minute."""
-        return client.last_used and moment_element(client.last_used)
+        """Return when it was last used, to the minute."""
+        if client.last_used is None:
+            return "—"
+        return moment_element(client.last_used)
 
     def get_urls(self) -> list[Any]:
         """Add the URL that makes another token to Django's."""

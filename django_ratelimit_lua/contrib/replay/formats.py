@@ -444,11 +444,11 @@ def format_of(sample: Sequence[str], name: str | None = None) -> LogFormat:
                 best = candidate
                 lines = read
     if best is None:
-        expected = f"any format that is known ({', '.join(FORMATS)})"
+        expected = f"a known format ({', '.join(FORMATS)})"
         if name:
             expected = f"the format {name}"
         raise UnknownFormatError(
-            f"no line has the format {expected}; the first line is {excerpt(sample[0])!r}"
+            f"no line has {expected}; the first line is {excerpt(sample[0])!r}"
         )
     knows = {what for what in _MAYBE if any(getattr(line, what) is not None for line in lines)}
     return best._replace(knows=frozenset(knows))

@@ -481,7 +481,8 @@ def test_a_breaker_that_no_code_has_is_a_notice(
     file.write_text("- breaker: payment\n  failures: 7\n")
     told = said("import", str(file))
     assert re.search(
-        "breaker payment: No imported or recently used breaker has this name.*Did you mean “payments”",
+        "breaker payment: No imported or recently used breaker has this name.*Did you mean "
+        "“payments”",
         told,
     )
     assert "1 breaker changed" in told
@@ -501,8 +502,8 @@ def test_an_upload_in_the_admin_shows_the_same_warning(
         "confirm": "yes"
     }
     done = admin_client.post(file, values, follow=True).content.decode()
-    assert "1 rule is that of the file" in done
-    assert "1 breaker is that of the file" in done
+    assert "1 rule is now as in the file" in done
+    assert "1 breaker is now as in the file" in done
 
 
 def scraped() -> dict[tuple[str, ...], float]:

@@ -613,7 +613,10 @@ def test_the_form_of_a_rule_lists_what_proxies_do_not_know(settings: Any) -> Non
     )
     client = Client()
     client.force_login(User.objects.create_superuser("root"))
-    words = "This rule does not limit requests from a proxy: the proxy does not know the session, fields of the body."
+    words = (
+        "This rule does not limit requests from a proxy: the proxy does not know the session, "
+        "fields of the body."
+    )
     page = f"/admin/django_ratelimit_lua/ratelimitrule/{rule.pk}/change/"
     assert words in client.get(page).content.decode()
     settings.RATELIMIT_GATEWAY_DIALECT = None

@@ -44,9 +44,9 @@ def test_missing_parts_are_named() -> None:
             "'nowhere' is not an address; write host:port, such as 127.0.0.1:8000.",
         ),
         ({"gateway": "a:b"}, "'a:b' is not an address"),
-        ({"gateway": ":8000"}, "':8000' is no address"),
-        ({"upstream": "a@b:80"}, "'a@b:80' is no address"),
-        ({"listen": "127.0.0.1:80/x"}, "'127.0.0.1:80/x' is no address"),
+        ({"gateway": ":8000"}, "':8000' is not an address"),
+        ({"upstream": "a@b:80"}, "'a@b:80' is not an address"),
+        ({"listen": "127.0.0.1:80/x"}, "'127.0.0.1:80/x' is not an address"),
         ({"user": "$remote_user"}, "Set RATELIMIT_GATEWAY_USER_HEADER"),
     ):
         with pytest.raises(CommandError, match=problem.replace("/", "[/]")):
@@ -154,7 +154,7 @@ def test_envoy_over_grpc_needs_no_url_and_no_secret(settings: Any) -> None:
     assert yaml.safe_load(closed)
     for options, problem in (
         ({"gateway": "a:b"}, "'a:b' is not an address"),
-        ({"user": "x"}, "a descriptor says"),
+        ({"user": "x"}, "a descriptor contains"),
     ):
         with pytest.raises(CommandError, match=problem):
             told(GRPC, **options)

@@ -83,7 +83,7 @@ def test_a_packed_log_is_tried_too_and_its_file_is_deleted(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 10
     assert "refused 18 (60 %)" in shown(tried(operator, rule, gzip.compress(LOG.encode())))
-    assert "no line has the format any" in shown(tried(operator, rule, b"nonsense\n" * 10))
+    assert "no line has a known format" in shown(tried(operator, rule, b"nonsense\n" * 10))
     assert glob.glob(f"{tmp_path}/*") == []
 
 

@@ -584,8 +584,8 @@ def test_a_gzipped_log_is_read_up_to_the_damage() -> None:
         assert 0 < len(lines) < 3000
         assert lines == whole[: len(lines)]
         assert found.broken == 0
-        assert f"access.log.gz: the file is cut after line {len(lines)}," in found.ended[0]
-    assert "the file is cut after line 0," in read(packed[:12])[1].ended[0]
+        assert f"access.log.gz: the file ends in the middle of line {len(lines)};" in found.ended[0]
+    assert "the file ends in the middle of line 0;" in read(packed[:12])[1].ended[0]
     half = len(packed) // 2
     lines, found = read(packed[:half] + b"\xff" * 64 + packed[half + 64 :])
     assert 0 < len(lines) < 3000

@@ -188,7 +188,7 @@ def test_one_process_at_a_time_writes_also_after_an_outage(tmp_path: Path, prefi
 
         def failed() -> bool:
             return work() and any(
-                "'hours' fails" in line for worker in (one, other) for line in worker("said")
+                "'hours' failed" in line for worker in (one, other) for line in worker("said")
             )
 
         until(failed, "it is tried")

@@ -701,7 +701,7 @@ def test_whatever_is_asked_has_an_answer(operator: Client) -> None:
     assert "never <b>" not in response.content.decode()
     response = operator.get(ONE, {"name": "never", "format": "json"})
     assert response.status_code == 404
-    assert "no rule or limit has it" in response.json()["error"]
+    assert "nothing was counted for it" in response.json()["error"]
     RateLimitRule.objects.create(name="unused", path="/nowhere", key="ip", limit=1)
     assert "No requests in this time." in text(operator, ONE, name="unused")
     assert urlencode({"name": "site"}) in "name=site"

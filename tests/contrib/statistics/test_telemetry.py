@@ -85,7 +85,7 @@ def test_requests_and_durations_are_reported_by_rule_and_result() -> None:
     """Whoever decides, in a coroutine as well; a peek is no request. Times are in seconds, in
     buckets of our own.
     """
-    assert listener.wait(10)  # As it begins to listen, it forgets what was refused.
+    assert listener.wait(30)  # As it begins to listen, it forgets what was refused.
     mail = RateLimiter("otel.mail", "3/h")
     for _ in range(3):
         mail.hit("ada")
