@@ -775,7 +775,7 @@ def test_a_token_is_shown_once_in_the_admin(settings: Any) -> None:
     assert not shop.is_active
     history = browser.get("/admin/django_ratelimit_lua/ratelimitchange/").content.decode()
     assert "May use" in history
-    assert "May give units back" in history
+    assert "May refund units" in history
     assert RateLimitChange.objects.filter(kind="client", by="root").count() == 4
     browser.force_login(User.objects.create_user("nobody", is_staff=True))
     assert browser.get(pages).status_code == 403
