@@ -372,7 +372,7 @@ class OverrideForm(AskingForm):
         return given
 
     def _update_errors(self, errors: ValidationError) -> None:
-        # Without a valid subject, the model would report that there is none.
+        # Without a valid subject, the model would report that it is missing.
         if not self.errors.keys() & {"user", "network", "field", "client_digest"}:
             super()._update_errors(errors)
 

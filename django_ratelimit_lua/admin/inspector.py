@@ -176,7 +176,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
     def _override(
         self, request: HttpRequest, form: RequestForm, found: Explanation, action: Any, target: str
     ) -> dict[str, Any] | None:
-        """Add an override. Raises `ValidationError` if there can be none."""
+        """Add an override. Raises `ValidationError` if it is invalid."""
         kind = request.POST.get("subject", "")
         duration = request.POST.get("duration", HOUR)
         if duration not in HOW_LONG:

@@ -145,7 +145,7 @@ class Limit:
         return self.kind.lapse_us(self) / SECOND
 
     def advising(self) -> Limit:
-        """Return the same limit, with the same state, whose verdict only advises.
+        """Return the same limit, with the same state, which only advises.
 
         A limit in shadow mode stays as it is.
         """

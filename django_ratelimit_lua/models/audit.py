@@ -101,7 +101,7 @@ class AuditedQuerySet(models.QuerySet[M]):
     delete.queryset_only = True  # type: ignore[attr-defined]
 
     def bulk_create(self, objs: Iterable[M], batch_size: int | None = None) -> list[M]:  # type: ignore[override]
-        """Create rows, without the options for conflicts, whose effect cannot be recorded."""
+        """Create rows, without options for conflicts, because their effect cannot be recorded."""
         rows = list(objs)
         for row in rows:
             row.prepare()

@@ -166,7 +166,7 @@ class Cluster:
         for first, last, *nodes in reply:
             if not 0 <= first <= last < SLOTS:
                 raise InvalidResponse(f"not hash slots: {first} to {last}")
-            # A node whose host is not known is the one that was asked.
+            # A node without a known host is the one that was asked.
             addresses = [((node[0] or b"").decode() or source[0], int(node[1])) for node in nodes]
             masters[first : last + 1] = [addresses[0]] * (last + 1 - first)
             others.update(addresses[1:])

@@ -1,4 +1,4 @@
-"""The answer in place of a view whose breaker is open: 503, with the time of the next attempt."""
+"""The response if the breaker of a view is open: 503, with the time of the next attempt."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ class Replayed:
         first: The moment of the first line, or None; `last` is that of the last.
         met: Lines that rules matched.
         refused: Lines that were refused.
-        refused_then: Lines whose status was 429.
-        refused_both: Lines that were refused, and whose status was 429.
+        refused_then: Lines with the status 429.
+        refused_both: Lines with the status 429 that were refused.
         named: Lines that name a user.
         is_cut: Whether the replay ended before its logs did.
     """
@@ -103,7 +103,7 @@ def replay(
     The counts on the server are deleted at the end, also after an error.
 
     Args:
-        trusted: The proxies whose `X-Forwarded-For` is used, as in `RATELIMIT_TRUSTED_PROXIES`.
+        trusted: The trusted proxies, as in `RATELIMIT_TRUSTED_PROXIES`.
         spread: Whether lines of one second get different moments in it.
         draws: Whether to count the refusal curves, too.
         on_progress: Receives the progress, with each batch of lines and while a batch is read. If

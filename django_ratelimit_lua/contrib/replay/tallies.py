@@ -62,8 +62,8 @@ class Tally:
 
     Attributes:
         refused: Lines that it refused by its own verdict; `held` are those that it delayed.
-        refused_then: Lines whose status was 429.
-        refused_both: Lines that it refused, and whose status was 429.
+        refused_then: Lines with the status 429.
+        refused_both: Lines with the status 429 that it refused.
         identities: The digests of identities; `key_parts` are those of its limits.
         banned: The digests of identities that may be banned; `ban_parts` are those of its bans.
     """

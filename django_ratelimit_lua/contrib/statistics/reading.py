@@ -286,7 +286,7 @@ def marks(name: str, period_us: int, span: Span) -> Marks:
 def refused_people(names: Sequence[str], span: Span) -> dict[str, int]:
     """Return about how many identities were refused, in whole hours or days.
 
-    They are counted by a HyperLogLog, whose standard error is 0.8 %.
+    They are counted by a HyperLogLog with a standard error of 0.8 %.
     """
     suffixes = [b"refused:" + suffix for suffix, _ in span.by_hours]
     if not suffixes:

@@ -100,7 +100,7 @@ class Person:
 
 @dataclass(slots=True)
 class Tables:
-    """The counts from one moment on (`began`, in seconds since 1970; 0: there are none).
+    """The counts from one moment on (`began`, in seconds since 1970; 0: no counts).
 
     `people`: by name, period and digest; `corrections`: by minute since 1970 and result, what is
     added to the requests of the whole site, as `kinds` have a request once for each of its

@@ -665,7 +665,7 @@ def _p95(histograms: Detail) -> float | None:
 
 
 def pattern(refused: int, people: int) -> str:
-    """Return the pattern of refusals in words; empty if there is none.
+    """Return the pattern of refusals in words; or an empty text.
 
     A few clients with many refusals each are probably bots, many with a few each customers.
     """

@@ -58,7 +58,7 @@ now and then.
 TOP = 100
 """Clients that each process writes of those that used most, and of those that were refused most."""
 MAX_SUMMARIES = 50
-"""Number of names whose clients a process counts in full summaries, of up to half a megabyte each.
+"""Number of names with a full summary of clients in a process, of up to half a megabyte each.
 """
 SMALL_CAPACITY = 64
 """Of the summaries of the others."""
