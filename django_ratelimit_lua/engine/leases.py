@@ -15,6 +15,7 @@ Deciding is written as generators that yield calls and receive their decisions.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -22,8 +23,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-
-from asgiref.sync import sync_to_async
 
 from ..conf.changes import on_change
 from ..exceptions import StoreError
@@ -460,7 +459,8 @@ def _join_splits(call: Call, patience: Patience) -> Generator[Wait, None, None]:
         register = heartbeat.use(call.charges[place].limit)
         if register is not None:
             join = partial(heartbeat.join, register, patience)
-            yield Wait(join, sync_to_async(join))
+            # A thread of this loop: that of sync_to_async would be lost in a forked process.
+            yield Wait(join, partial(asyncio.to_thread, join))
 
 
 def _decide_splits(call: Call, here: LocalPart) -> bool:

@@ -763,7 +763,7 @@ def test_a_save_that_is_not_published_is_reported(
     assert "Saved, but not published yet: " in saved.content.decode()
     settings.CACHES = working
     saved = operator.post(url, {**form, "name": "second"}, follow=True)
-    assert "not live yet" not in saved.content.decode()
+    assert "not published yet" not in saved.content.decode()
     theirs = {"database": "another", "revision": f"99-{'0' * 16}"}
     direct.hset(f"{prefix}{{rules}}", mapping={**theirs, "rules": json.dumps(theirs)})
     saved = operator.post(url, {**form, "name": "third"}, follow=True)

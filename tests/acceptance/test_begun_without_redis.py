@@ -138,7 +138,7 @@ def test_commands_report_saved_rules_that_are_not_published(begin: Any, tmp_path
     rule()
     file = tmp_path / "rules.yaml"
     file.write_text(said("export").replace("2/h", "3/h"))
-    assert "not live" not in said("mode", "site", "shadow") + said(
+    assert "not published" not in said("mode", "site", "shadow") + said(
         "mode", "site", "enforce", "--confirm"
     )
     begin()

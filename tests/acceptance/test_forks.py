@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio.connection
+from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
@@ -201,6 +202,7 @@ def test_whatever_lock_is_held_a_child_decides(own: Server, settings: Any) -> No
     """
     limit_exceeded.connect(refuse)
     everything("x")()
+    asyncio.run(sync_to_async(int)())  # Its thread is only in this process, for good.
     held, over = threading.Event(), threading.Event()
     locks = [
         found for _, found in of_a_process() if isinstance(found, (*LOCKS, threading.Condition))

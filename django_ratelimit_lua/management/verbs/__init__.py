@@ -29,7 +29,8 @@ class Printer(BaseCommand):
         why = why or triggers.unpublished
         if why:
             self.warn(
-                f"Saved, but not live yet: {why.rstrip('.')}. When that is resolved, processes "
+                f"Saved, but not published yet: {why.rstrip('.')}. When that is resolved, "
+                "processes "
                 "that serve requests publish it within about ten seconds; `manage.py ratelimit "
                 "rules publish` does it at once."
             )
