@@ -32,7 +32,7 @@ def finish_at_shutdown(application: Application) -> Application:
 
     Returns:
         The application with a clean end. It must be the one that the server runs, not one that
-        another application includes.
+            another application includes.
     """
 
     @wraps(application, updated=())

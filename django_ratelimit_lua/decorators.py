@@ -48,35 +48,32 @@ class _Ratelimit:
     would have to wait for more than five seconds.
 
     Args:
-        group: The name of the count. Default: the view's module and name. key: What to count by:
-        all (every client together), ip, user, user_or_ip, get:NAME, post:NAME, header:NAME,
-            cookie:NAME, a callable (group, request), its dotted path, or a tuple of these. Values
-            that clients write are normalized (case, spaces, Unicode); with the prefix exact: they
-            are not.
+        group: The name of the count. Default: the view's module and name.
+        key: What to count by: all (every client together), ip, user, user_or_ip, get:NAME,
+            post:NAME, header:NAME, cookie:NAME, a callable (group, request), its dotted path, or a
+            tuple of these. Values that clients write are normalized (case, spaces, Unicode); with
+            the prefix exact: they are not.
         rate: "N/[k]unit", (count, seconds), a callable (group, request), its dotted path, or None
             for no limit. A plain number such as "5" is a maximum of concurrent requests, each until
             its response is closed. A list of these is decided together, all or nothing.
         method: ALL, UNSAFE, or the methods to count. GET includes HEAD, which runs the same view.
         block: Answer 429 if the request is over the limit. Otherwise only set `request.limited`,
-        and let the view
-            decide.
+            and let the view decide.
         cost: The units that a request takes, a callable (group, request), or its dotted path.
         count_if: A function of the request and its response (or the exception that it raised). If
-        it returns false,
-            the units are refunded.
-        reset_if: The same. If it returns true, the count of the identity is reset. cost_after: The
-        same. It returns the number of units to charge in addition. fallback: A view that answers
-        refused requests instead of the 429, with the same arguments. On a function that
-            is not a view but has a request as its first argument: a value or a callable. Of several
-            decorators on one view, the outermost with a fallback applies.
-        durable: Keep hourly statistics in the database, for `RATELIMIT_HISTORY_DAYS`. **options:
-        The options of `Limit`: algorithm, burst, initial, queue, segments, align, time_zone,
-        max_wait,
-            count_denied, mode.
+            it returns false, the units are refunded.
+        reset_if: The same. If it returns true, the count of the identity is reset.
+        cost_after: The same. It returns the number of units to charge in addition.
+        fallback: A view that answers refused requests instead of the 429, with the same arguments.
+            On a function that is not a view but has a request as its first argument: a value or a
+            callable. Of several decorators on one view, the outermost with a fallback applies.
+        durable: Keep hourly statistics in the database, for `RATELIMIT_HISTORY_DAYS`.
+        **options: The options of `Limit`: algorithm, burst, initial, queue, segments, align,
+            time_zone, max_wait, count_denied, mode.
 
     Raises:
         LimitError: An argument is invalid. It is raised when the module is imported, not by the
-        first request.
+            first request.
     """
 
     ALL = ALL

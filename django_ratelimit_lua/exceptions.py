@@ -25,9 +25,9 @@ class Ratelimited(PermissionDenied):
     django_ratelimit_lua.exceptions.Ratelimited: Five exports a day are enough.
 
     Attributes:
-        decision: The decision, with the limit that refused and `retry_after`. message: The message
-        of the rule, or the text of the exception. GraphQL servers send it to clients. It is empty
-            for `RATELIMIT_VIEW` if the rule has no message.
+        decision: The decision, with the limit that refused and `retry_after`.
+        message: The message of the rule, or the text of the exception. GraphQL servers send it to
+            clients. It is empty for `RATELIMIT_VIEW` if the rule has no message.
         when: When to try again, in the client's language. Like `reference`, it is set for
             `RATELIMIT_VIEW` and `RATELIMIT_EXCEPTION_CLASS`, and may be empty.
         reference: A code by which support finds the limit that refused.

@@ -78,9 +78,8 @@ class RateLimiter:
     Args:
         name: The name of the count. The rate is not part of it, so a changed rate keeps the count.
         rate: See `Rate.parse`. A list of rates is decided together, all or nothing: the rate with
-        the longest period
-            counts under the name alone, the others under the name and their period. A plain number
-            is a number of slots; see `slot`.
+            the longest period counts under the name alone, the others under the name and their
+            period. A plain number is a number of slots; see `slot`.
         durable: Keep hourly statistics in the database, for `RATELIMIT_HISTORY_DAYS`.
         **options: The options of `Limit`. `algorithm` defaults to `RATELIMIT_ALGORITHM`.
 
@@ -214,18 +213,19 @@ class RateLimiter:
         0
 
         Args:
-            identity: The client that holds the slot. key: For a decorator: a function that returns
-            the identity from the arguments of a call. cost: The number of slots. Rates in the same
-            limiter are charged as much. timeout: The maximum number of seconds to wait for a slot
-            (None: no maximum). Callers wait in a queue, first
-                come first served; the option `queue` bounds it (default: ten for each slot).
+            identity: The client that holds the slot.
+            key: For a decorator: a function that returns the identity from the arguments of a call.
+            cost: The number of slots. Rates in the same limiter are charged as much.
+            timeout: The maximum number of seconds to wait for a slot (None: no maximum). Callers
+                wait in a queue, first come first served; the option `queue` bounds it (default: ten
+                for each slot).
             what: A description of the work for operators. For a decorator, the default is the name
-            of the function.
+                of the function.
 
         Returns:
             A context manager, or a decorator. `with` returns an object with the `decision` and
-            `is_lost`: whether the slot expired while it was held, which the signal `slot_lost`
-            reports as well.
+                `is_lost`: whether the slot expired while it was held, which the signal `slot_lost`
+                reports as well.
 
         Raises:
             Ratelimited: No slot is free; `retry_after` of its decision is an estimate.
@@ -363,17 +363,18 @@ class RateLimiter:
         while it waits gives the turn back.
 
         Args:
-            identity: The client that is counted. cost: The number of units. timeout: The maximum
-            number of seconds to wait (None: no maximum). It replaces the option `max_wait`. If the
-                turn would come later, nothing is taken, and the decision is a refusal whose `wait`
-                is the time that it would have taken. The `queue` of a leaky bucket bounds the
-                number of waiting callers only if it is set.
+            identity: The client that is counted.
+            cost: The number of units.
+            timeout: The maximum number of seconds to wait (None: no maximum). It replaces the
+                option `max_wait`. If the turn would come later, nothing is taken, and the decision
+                is a refusal whose `wait` is the time that it would have taken. The `queue` of a
+                leaky bucket bounds the number of waiting callers only if it is set.
             debt: For a token bucket: grant any cost as soon as earlier debts are paid. Later
                 callers wait until this debt is paid.
 
         Raises:
             LimitError: `debt` is used with another algorithm, or with a cost that cannot be
-            represented exactly.
+                represented exactly.
 
         >>> reports = RateLimiter("reports", "10/s", algorithm="token_bucket")
         >>> reports.acquire("ada", 50, debt=True).wait

@@ -55,17 +55,20 @@ class Key:
     >>> tenant = Key("tenant", lambda request: request.get_host().partition(".")[0], label="tenant")
 
     Attributes:
-        name: Its name at call sites, in rules and in files. read: For a key in `RATELIMIT_KEYS`: a
-        function `read(request)`, or `read(request, user)` with `needs_user`.
-            It returns text, an integer, a UUID, or None if the request has no value. The `read` of
-            other keys is called with the group of the call site, the request and the user, and
-            returns an identity.
-        label: Its name for operators. mask: A function that shortens a value for pages on which
-        identities are masked. Default: the first letters. needs_user: Whether it needs
-        `request.user`. blocks: Whether it may block, for example by a query. Then it runs in a
-        thread under `async def`. known_to_proxies: Whether it can be read from a request that only
-        has a method, a host, a path, headers and an
-            address, such as those that proxies send to the gateway and those in access logs.
+        name: Its name at call sites, in rules and in files.
+        read: For a key in `RATELIMIT_KEYS`: a function `read(request)`, or `read(request, user)`
+            with `needs_user`. It returns text, an integer, a UUID, or None if the request has no
+            value. The `read` of other keys is called with the group of the call site, the request
+            and the user, and returns an identity.
+        label: Its name for operators.
+        mask: A function that shortens a value for pages on which identities are masked. Default:
+            the first letters.
+        needs_user: Whether it needs `request.user`.
+        blocks: Whether it may block, for example by a query. Then it runs in a thread under `async
+            def`.
+        known_to_proxies: Whether it can be read from a request that only has a method, a host, a
+            path, headers and an address, such as those that proxies send to the gateway and those
+            in access logs.
         needs_session: Whether it needs `request.session`.
         needs_route: Whether it needs the resolved URL pattern.
         needs_body: Whether it reads the body.

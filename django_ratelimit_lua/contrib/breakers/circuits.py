@@ -473,7 +473,7 @@ class Circuit:
             by.minimum,
             by.failures or 0,
             by.failure_ppm or 0,
-            by.slow_ppm or 0,
+            (by.slow_us and by.slow_ppm) or 0,
             chance.randrange(MAX_JITTER),
         ]
         arguments = [

@@ -124,7 +124,7 @@ class Thresholds:
             return ""
         if self.failure_ppm is not None and failures * PPM >= self.failure_ppm * total:
             return "failure_ratio"
-        if self.slow_ppm is not None and slow * PPM >= self.slow_ppm * total:
+        if self.slow_us and self.slow_ppm is not None and slow * PPM >= self.slow_ppm * total:
             return "slow_ratio"
         return ""
 

@@ -26,12 +26,14 @@ class Algorithm:
     """An algorithm. Its Lua is in a file of the same name.
 
     Attributes:
-        name: Its name in options and files. label: Its name in the admin. suffix: The end of its
-        keys. options: The options that it takes in addition to the general ones. waits_anyway:
-        Whether hits wait for their turn, also without `max_wait`. holds: Whether units are held
-        until they are released. Its rate is a number of slots. is_bucket: Whether the units drain
-        at the rate, instead of expiring one period later. A process counts its
-            share of a limit in the same way.
+        name: Its name in options and files.
+        label: Its name in the admin.
+        suffix: The end of its keys.
+        options: The options that it takes in addition to the general ones.
+        waits_anyway: Whether hits wait for their turn, also without `max_wait`.
+        holds: Whether units are held until they are released. Its rate is a number of slots.
+        is_bucket: Whether the units drain at the rate, instead of expiring one period later. A
+            process counts its share of a limit in the same way.
         allows_debt: Whether a hit may take more than there is, so that later hits wait.
         ends_together: Whether all units of a window expire together.
         is_exact: Whether a unit counts until exactly `expires_at`, or at the latest until then.
