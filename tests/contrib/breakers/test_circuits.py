@@ -61,7 +61,7 @@ class Script:
             by.minimum,
             by.failures or 0,
             by.failure_ppm or 0,
-            by.slow_ppm or 0,
+            (by.slow_us and by.slow_ppm) or 0,
             chance,
         ]
         reply = self._server.eval(
