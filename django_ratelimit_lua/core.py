@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol, TypedDict, TypeVar, cast
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
@@ -92,9 +92,8 @@ def get_usage(
     if not conf.ENABLE or rate is None:
         return None
     rule = call_site(group, key, rate, method, 1, {})
-    planner = RequestPlanner(request, [rule], group or group_of(fn), "peek")
-    if increment:
-        planner = RequestPlanner(request, [rule], group or group_of(fn))
+    operation: Literal["hit", "peek"] = "hit" if increment else "peek"
+    planner = RequestPlanner(request, [rule], group or group_of(fn), operation)
     decision = decide(planner).decision
     if not decision.limits:
         return None
