@@ -33,8 +33,9 @@ URLENCODED = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 MAX_BYTES = 64 * 1024
 """The largest body that is looked at."""
-SLOW = ("idna", "punycode")
-"""Charsets that decode in quadratic time: 64 KiB take a third of a second."""
+NOT_DECODED = ("idna", "punycode", "unicode-escape")
+"""The first two decode in quadratic time: 64 KiB take a third of a second. The last is Python's
+own, and warns of escapes that it does not know, which raises where warnings are errors."""
 
 
 class _Unread(Enum):
@@ -210,7 +211,8 @@ def _is_decoded(charset: str) -> bool:
     gigabytes.
     """
     try:
-        return "".encode(charset) is not None and codecs.lookup(charset).name not in SLOW
+        name = codecs.lookup(charset).name
+        return "".encode(charset) is not None and name not in NOT_DECODED
     except (LookupError, ValueError):  # A `UnicodeError` is a `ValueError`.
         return False
 

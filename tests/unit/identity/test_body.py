@@ -118,6 +118,7 @@ def bodies(draw: Any) -> tuple[str, bytes]:
 @example(sent=("utf-7", utf_7("bob", 5)), kind="application/json")
 @example(sent=("utf-8", b'{"name": "ada"}\xc3'), kind="application/json")
 @example(sent=("unicode_escape", b"name=%5Cx61da"), kind=FORM)
+@example(sent=("unicode_escape", b'{"name": "\\\xff"}'), kind="application/*")
 @example(sent=("koi8-r", '{"name": "m\u00fcller"}'.encode()), kind="application/json")
 @example(sent=("utf-8", b'{"name": "ada"}'), kind="application/*")
 @given(sent=bodies(), kind=st.sampled_from(KINDS))
