@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any
 
 from django.apps import AppConfig
 from django.db.models.signals import post_migrate
@@ -40,7 +39,7 @@ def _answer_in_drf() -> None:
         DEFAULTS["EXCEPTION_HANDLER"] = "django_ratelimit_lua.throttling.exception_handler"
 
 
-def _migrated(using: str, plan: Any = (), **kwargs: Any) -> None:
+def _migrated(using: str, plan: object = (), **kwargs: object) -> None:
     """Publish changes of rules by migrations, also if they removed the tables."""
     from .publishing import triggers
 

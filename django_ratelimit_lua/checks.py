@@ -121,7 +121,7 @@ EARLIER_KEY = Problem(
 
 
 @register(Tags.caches)
-def check_settings(**kwargs: Any) -> Iterator[CheckMessage]:
+def check_settings(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that all settings are valid, and that no setting is misspelt."""
     problems: dict[str, None] = {}
     for name, setting in SETTINGS.items():
@@ -143,7 +143,7 @@ def check_settings(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 @register(Tags.caches)
-def check_tenants(**kwargs: Any) -> Iterator[CheckMessage]:
+def check_tenants(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that the tables are in the schema that all tenants share."""
     apps = getattr(settings, "TENANT_APPS", None)
     if not isinstance(apps, (list, tuple, set, frozenset)):
@@ -156,7 +156,7 @@ def check_tenants(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 @register(Tags.caches)
-def check_cache(**kwargs: Any) -> Iterator[CheckMessage]:
+def check_cache(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that the cache alias is a django-redis cache with a supported client."""
     with suppress(ImproperlyConfigured):  # `check_settings` reports it.
         problem = why_unusable(conf.USE_CACHE)
@@ -165,7 +165,7 @@ def check_cache(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 @register(Tags.caches)
-def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
+def check_rules(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that every rule in `RATELIMIT_RULES` is valid, and that the middleware applies them."""
     wrong = settings_problems()
     if wrong:
@@ -226,7 +226,7 @@ def _one_for_all(subject: str, otherwise: str) -> CheckMessage:
 
 
 @register(Tags.urls)
-def check_views(**kwargs: Any) -> Iterator[CheckMessage]:
+def check_views(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that no public view counts all clients without a signed-in user as one.
 
     Also check that the sessions exist that rules use.
@@ -249,11 +249,11 @@ def check_views(**kwargs: Any) -> Iterator[CheckMessage]:
         yield from _no_session(name)
 
 
-def _all_views() -> list[Any]:
+def _all_views() -> list[Callable[..., object]]:
     return [pattern.callback for pattern, _space in url_patterns()]
 
 
-def _limited(view: Any) -> Iterator[tuple[Sequence[Rule], bool]]:
+def _limited(view: object) -> Iterator[tuple[Sequence[Rule], bool]]:
     """Yield the call sites of a view, and whether they are decided before a login is required."""
     # A DRF view checks permissions before its methods. It is assumed that they require a login.
     has_permissions = hasattr(getattr(view, "view_class", None), "permission_classes")
@@ -263,7 +263,7 @@ def _limited(view: Any) -> Iterator[tuple[Sequence[Rule], bool]]:
 
 
 @register(Tags.caches)
-def check_throttle_rates(**kwargs: Any) -> Iterator[CheckMessage]:
+def check_throttle_rates(**kwargs: object) -> Iterator[CheckMessage]:
     """Check the rates in DRF's settings, if throttles of this package use them."""
     return (BAD_THROTTLE_RATE.message(problem) for _, problem in _bad_throttle_rates())
 
@@ -280,7 +280,7 @@ def _default_throttles() -> Sequence[Any]:
     return _drf("DEFAULT_THROTTLE_CLASSES", list, tuple) or ()
 
 
-def _bad_throttle_rates() -> Iterator[tuple[Any, str]]:
+def _bad_throttle_rates() -> Iterator[tuple[object, str]]:
     """Yield each scope with an invalid rate in DRF's settings, and the problem."""
     ours = [path for path in _default_throttles() if str(path).startswith("django_ratelimit_lua.")]
     if not ours:
@@ -303,9 +303,9 @@ def _bad_throttle_rates() -> Iterator[tuple[Any, str]]:
 
 
 @register(Tags.urls)
-def check_throttles(**kwargs: Any) -> Iterator[CheckMessage]:
+def check_throttles(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that all throttles of this package have a rate, in DRF's settings or on a view."""
-    throttles: dict[tuple[Any, Any], None] = {}
+    throttles: dict[tuple[object, object], None] = {}
     for path in _default_throttles():
         with suppress(ImproperlyConfigured):  # DRF reports it when it imports the first view.
             throttle = path
@@ -325,7 +325,7 @@ def check_throttles(**kwargs: Any) -> Iterator[CheckMessage]:
     return (BAD_THROTTLE.message(f"{problem}.") for problem in sorted(problems - {""}))
 
 
-def _throttle_problem(throttle: Any, scope: Any, bad_scopes: Collection[Any]) -> str:
+def _throttle_problem(throttle: object, scope: object, bad_scopes: Collection[object]) -> str:
     """Return the problem of a throttle of this package.
 
     Empty if it works, or if its scope was reported.
@@ -358,7 +358,7 @@ def _throttle_problem(throttle: Any, scope: Any, bad_scopes: Collection[Any]) ->
 
 
 @register(Tags.caches)
-def check_paths(**kwargs: Any) -> Iterator[CheckMessage]:
+def check_paths(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that all functions given by a dotted path can be imported."""
     _all_views()  # Importing the views registers the paths that they use.
     with suppress(ImproperlyConfigured):  # `check_rules` reports it.
@@ -371,7 +371,7 @@ def check_paths(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 @register(Tags.caches)
-def check_limiters(**kwargs: Any) -> Iterator[CheckMessage]:
+def check_limiters(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that `RateLimiter`s of one name, which share a count, have the same limits."""
     _all_views()  # Importing the views registers their limiters.
     for name in known_call_sites.names():
@@ -385,7 +385,7 @@ def check_limiters(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 @register(Tags.caches, deploy=True)
-def check_proxies(**kwargs: Any) -> Iterator[CheckMessage]:
+def check_proxies(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that the proxy setting is present: clients behind an untrusted proxy share a count."""
     with suppress(ImproperlyConfigured):  # `check_settings` reports it.
         if conf.TRUSTED_PROXIES is None and conf.IP_META_KEY is None:
@@ -401,7 +401,7 @@ def check_proxies(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 @register(Tags.caches)
-def check_bans(**kwargs: Any) -> Iterator[CheckMessage]:
+def check_bans(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that no first ban is shorter than the window in which its offences count."""
     for limit in _banning_limits():
         if limit.ban is not None and limit.ban.lengths_us[0] < limit.ban.window_us:
@@ -426,7 +426,7 @@ def _banning_limits() -> list[Limit]:
 
 
 @register(Tags.caches)
-def check_script_name(**kwargs: Any) -> Iterator[CheckMessage]:
+def check_script_name(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that no path of a rule begins with `FORCE_SCRIPT_NAME`, which rules do not match."""
     script = str(settings.FORCE_SCRIPT_NAME or "").rstrip("/")
     if not script:
@@ -446,7 +446,9 @@ def check_script_name(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 @register(Tags.database)
-def check_annexes(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
+def check_annexes(
+    databases: Sequence[str] | None = None, **kwargs: object
+) -> Iterator[CheckMessage]:
     """Check that no rule of the admin has values of an annex that is not installed.
 
     With `manage.py check --database default`, as `check_published`.
@@ -474,7 +476,7 @@ def check_annexes(databases: Sequence[str] | None = None, **kwargs: Any) -> Iter
 
 @register(Tags.database)
 def check_published(
-    databases: Sequence[str] | None = None, **kwargs: Any
+    databases: Sequence[str] | None = None, **kwargs: object
 ) -> Iterator[CheckMessage]:
     """Check that the rules of the admin are valid and published, and that overrides use known keys.
 

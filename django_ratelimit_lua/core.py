@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, TypedDict, TypeVar, cast
+from typing import Literal, Protocol, TypedDict, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
@@ -49,7 +49,7 @@ class UsageFunction(Protocol[Answer]):
         self,
         request: HttpRequest,
         group: str | None = None,
-        fn: Callable[..., Any] | None = None,
+        fn: Callable[..., object] | None = None,
         key: KeyLike | None = None,
         rate: RateLike = None,
         method: str | list[str] | tuple[str, ...] | None = ALL,
@@ -68,7 +68,7 @@ def _with_methods(function: Callable[..., Answer]) -> UsageFunction[Answer]:
 def get_usage(
     request: HttpRequest,
     group: str | None = None,
-    fn: Callable[..., Any] | None = None,
+    fn: Callable[..., object] | None = None,
     key: KeyLike | None = None,
     rate: RateLike = None,
     method: str | list[str] | tuple[str, ...] | None = ALL,
@@ -114,7 +114,7 @@ def get_usage(
 def is_ratelimited(
     request: HttpRequest,
     group: str | None = None,
-    fn: Callable[..., Any] | None = None,
+    fn: Callable[..., object] | None = None,
     key: KeyLike | None = None,
     rate: RateLike = None,
     method: str | list[str] | tuple[str, ...] | None = ALL,

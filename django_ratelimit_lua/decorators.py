@@ -33,7 +33,7 @@ from .web.responses import (
 )
 from .web.settlement import settle
 
-View = TypeVar("View", bound=Callable[..., Any])
+View = TypeVar("View", bound=Callable[..., object])
 
 
 class _Ratelimit:
@@ -91,7 +91,7 @@ class _Ratelimit:
         count_if: Outcome | None = None,
         reset_if: Outcome | None = None,
         cost_after: Outcome | None = None,
-        fallback: Any = NO_FALLBACK,
+        fallback: object = NO_FALLBACK,
         durable: bool = False,
         **options: Unpack[Options],
     ) -> Callable[[View], View]:
@@ -124,7 +124,7 @@ class _Ratelimit:
 ratelimit = _Ratelimit()
 
 
-def is_async(view: Any) -> bool:
+def is_async(view: object) -> bool:
     """Return whether a call of the view returns a coroutine.
 
     `View.dispatch` of a class with async handlers does.
@@ -140,7 +140,7 @@ def is_async(view: Any) -> bool:
     )
 
 
-def _check_function(view: Callable[..., Any]) -> None:
+def _check_function(view: Callable[..., object]) -> None:
     """Raise `LimitError` for a class and for a method: its first argument is not a request."""
     if isinstance(view, type):
         remedy = f"@method_decorator(ratelimit(...), name='dispatch') on {view.__name__}"
@@ -154,7 +154,7 @@ def _check_function(view: Callable[..., Any]) -> None:
         raise _on_method(view)
 
 
-def _on_method(view: Callable[..., Any]) -> LimitError:
+def _on_method(view: Callable[..., object]) -> LimitError:
     name = getattr(view, "__qualname__", repr(view))
     return LimitError(
         f"@ratelimit on {name}: its first argument is not a request. On a method, use "
@@ -164,8 +164,8 @@ def _on_method(view: Callable[..., Any]) -> LimitError:
 
 
 def _checked(
-    view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bool
-) -> Callable[..., Any]:
+    view: Callable[..., Any], rule: Rule, fallback: object, *, durable: bool
+) -> Callable[..., object]:
     # Directly above another @ratelimit, one function decides both, in one call.
     _check_function(view)
     below = stack_of(view)
@@ -187,7 +187,7 @@ def _checked(
     settles = any(rule.settles for rule in rules)
 
     @functools.wraps(view)
-    def checker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    def checker(request: HttpRequest, *args: object, **kwargs: object) -> object:
         if not hasattr(request, "META"):
             raise _on_method(view)
         outcome = decide(RequestPlanner(request, rules, group))
@@ -216,7 +216,7 @@ def _checked(
         return add_ratelimit_headers(request, response)
 
     @functools.wraps(view)
-    async def achecker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    async def achecker(request: HttpRequest, *args: object, **kwargs: object) -> object:
         if not hasattr(request, "META"):
             raise _on_method(view)
         outcome = await adecide(RequestPlanner(request, rules, group))
@@ -250,11 +250,11 @@ def _checked(
             response = watch_body(request, response)
         return add_ratelimit_headers(request, response)
 
-    wrapper: Any = achecker if is_async(checked) else checker
+    wrapper: Callable[..., object] = achecker if is_async(checked) else checker
     return register(Stack(wrapper, checked, rules, group, fallback))
 
 
-def in_thread(fallback: Any) -> Any:
+def in_thread(fallback: object) -> Any:
     """Return the fallback for a coroutine function.
 
     A plain callable may block, so it runs in a thread.

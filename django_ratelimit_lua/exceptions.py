@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.core.exceptions import PermissionDenied
 
 from .limits.decision import Decision
@@ -50,9 +48,9 @@ class Ratelimited(PermissionDenied):
             self.message = str(decision or _message(self.decision))
         super().__init__(self.message)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # The constructor of a subclass may accept a decision only.
-        argument: Any = str(self)
+        argument: Decision | str = str(self)
         if self.decision.limits:
             argument = self.decision
         return type(self), (argument,), vars(self)

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from django.db.models import Model, QuerySet
+    from django.forms import Field
+    from django.http import HttpRequest
+    from django.utils.functional import Promise
 
 ANNEXES = ("statistics", "breakers", "replay", "gateway")
 SETTINGS_OF_ANNEXES = {
@@ -57,9 +65,9 @@ class RuleField(NamedTuple):
 
     name: str
     label: Any
-    form_field: Callable[[], Any]
-    clean: Callable[[Any], Any]
-    compile: Callable[[Any], Any] = lambda value: value
+    form_field: Callable[[], Field]
+    clean: Callable[[object], object]
+    compile: Callable[[Any], object] = lambda value: value
     check: Callable[[Any], None] = lambda rule: None
     describe: Callable[[Any], str] = lambda value: ""
 
@@ -82,9 +90,9 @@ class Document(NamedTuple):
     """
 
     word: str
-    stored: Callable[[], Mapping[str, Mapping[str, Any]]]
-    build: Callable[[Mapping[str, Any], str], Mapping[str, Any]]
-    save: Callable[[str, Mapping[str, Any] | None], None]
+    stored: Callable[[], Mapping[str, Mapping[str, object]]]
+    build: Callable[[Mapping[str, object], str], Mapping[str, object]]
+    save: Callable[[str, Mapping[str, object] | None], None]
     notices: Callable[[str], list[str]]
     applied: Callable[[int], str]
     permissions: Sequence[str]
@@ -128,8 +136,8 @@ class Column(NamedTuple):
     """
 
     name: str
-    heading: Any
-    cells: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+    heading: str | Promise
+    cells: Callable[[HttpRequest, Mapping[str, Any]], Mapping[str, object]]
 
 
 class Extension:
@@ -154,13 +162,13 @@ class Extension:
     documents: Sequence[Document] = ()
     """Its rows in the rules' YAML file."""
 
-    def snapshot(self, using: str) -> Any:
+    def snapshot(self, using: str) -> object:
         """Its part of the published snapshot, as JSON, from this database, or None.
 
         A process without the annex leaves the published part as it is.
         """
 
-    def load(self, part: Any, before: Any, problems: list[str]) -> Any:
+    def load(self, part: Any, before: Any, problems: list[str]) -> object:
         """Compile its part (None: nothing is published), once per revision.
 
         `before`: what it compiled for the revision before, or None; `problems`: where to add what
@@ -216,11 +224,11 @@ class Extension:
         """Sentences about a compiled rule, which its form shows and saving it reports."""
         return ()
 
-    def links(self, request: Any, rule: Any) -> Iterable[tuple[str, str]]:
+    def links(self, request: HttpRequest, rule: Any) -> Iterable[tuple[str, str]]:
         """Links, as (label, URL), on the form of a rule."""
         return ()
 
-    def limit_url(self, request: Any, name: str) -> str:
+    def limit_url(self, request: HttpRequest, name: str) -> str:
         """The URL of its page about the limit of this name, or an empty text."""
         return ""
 
@@ -242,7 +250,7 @@ class Extension:
         One process calls it every ten seconds while requests arrive.
         """
 
-    def outdated(self, using: str, before: Any) -> Mapping[str, Any]:
+    def outdated(self, using: str, before: datetime) -> Mapping[str, QuerySet[Model]]:
         """Return its rows from before this moment, as ordered query sets, by their name.
 
         `RATELIMIT_HISTORY_DAYS` and `manage.py ratelimit history prune` delete them.

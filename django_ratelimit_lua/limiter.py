@@ -147,7 +147,7 @@ class RateLimiter:
         self._known = (ref(ruleset), limits, rule)
         return limits, rule
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave out the rules: another process has its own."""
         return {**self.__dict__, "_known": None}
 
@@ -167,7 +167,7 @@ class RateLimiter:
         ]
 
     def _plan(
-        self, operation: Operation, identity: Identity, cost: int, **options: Any
+        self, operation: Operation, identity: Identity, cost: int, **options: object
     ) -> _HitPlanner:
         return _HitPlanner(self, operation, identity, cost, options)
 
@@ -187,7 +187,7 @@ class RateLimiter:
 
     def slot(
         self,
-        identity: Identity | Callable[..., Any] = None,
+        identity: Identity | Callable[..., object] = None,
         *,
         key: Callable[..., Identity] | None = None,
         cost: int = 1,
@@ -421,7 +421,7 @@ class RateLimiter:
         key: Callable[..., Identity] | None = None,
         cost: int | Callable[..., int] = 1,
         timeout: float | timedelta | None = 0,
-        fallback: Any = NO_FALLBACK,
+        fallback: object = NO_FALLBACK,
     ) -> Callable[[F], F]: ...
 
     def __call__(
@@ -431,7 +431,7 @@ class RateLimiter:
         key: Callable[..., Identity] | None = None,
         cost: int | Callable[..., int] = 1,
         timeout: float | timedelta | None = 0,
-        fallback: Any = NO_FALLBACK,
+        fallback: object = NO_FALLBACK,
     ) -> Any:
         """Decorate a function, plain or `async def`, so that it runs only if a hit is allowed.
 
@@ -469,7 +469,7 @@ class RateLimiter:
         if problem := async_mismatch(fallback, is_async=_is_async(function)):
             raise LimitError(f"RateLimiter {self.name!r}: fallback {problem}", "fallback")
 
-        def arguments(*args: Any, **kwargs: Any) -> tuple[Identity, int]:
+        def arguments(*args: object, **kwargs: object) -> tuple[Identity, int]:
             identity: Identity = None
             units = cost
             if key is not None:
@@ -479,14 +479,14 @@ class RateLimiter:
             return identity, units
 
         @functools.wraps(function)
-        def limited(*args: Any, **kwargs: Any) -> Any:
+        def limited(*args: object, **kwargs: object) -> object:
             decision = self.acquire(*arguments(*args, **kwargs), timeout=timeout)
             if not decision:
                 return fall_back(fallback, Ratelimited(decision), *args, **kwargs)
             return function(*args, **kwargs)
 
         @functools.wraps(function)
-        async def alimited(*args: Any, **kwargs: Any) -> Any:
+        async def alimited(*args: object, **kwargs: object) -> object:
             decision = await self.aacquire(*arguments(*args, **kwargs), timeout=timeout)
             if not decision:
                 return await afall_back(fallback, Ratelimited(decision), *args, **kwargs)
@@ -601,19 +601,19 @@ class Slot:
             if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
                 raise self._returns_early(name)
 
-        def slot(*args: Any, **kwargs: Any) -> Slot:
+        def slot(*args: object, **kwargs: object) -> Slot:
             identity = self._identity
             if self._key is not None:
                 identity = self._key(*args, **kwargs)
             return Slot(self._limiter, identity, None, self._cost, self._timeout, what)
 
         @functools.wraps(function)
-        def holding(*args: Any, **kwargs: Any) -> Any:
+        def holding(*args: object, **kwargs: object) -> object:
             with slot(*args, **kwargs):
                 return self._checked(name, function(*args, **kwargs))
 
         @functools.wraps(function)
-        async def aholding(*args: Any, **kwargs: Any) -> Any:
+        async def aholding(*args: object, **kwargs: object) -> object:
             async with slot(*args, **kwargs):
                 return self._checked(name, await function(*args, **kwargs))
 
@@ -621,7 +621,7 @@ class Slot:
             return cast(F, aholding)
         return cast(F, holding)
 
-    def _checked(self, name: str, result: Any) -> Any:
+    def _checked(self, name: str, result: Any) -> object:
         """Return the result of a call.
 
         Raises `LimitError` if its work begins only after the slot is released.
@@ -642,14 +642,14 @@ class Slot:
         return LimitError(f"RateLimiter {self._limiter.name!r}: {problem}; {remedy}")
 
 
-def _called_by(function: Callable[..., Any]) -> Callable[..., Any]:
+def _called_by(function: Callable[..., object]) -> Callable[..., object]:
     """Return the function inside a `functools.partial`."""
     while isinstance(function, functools.partial):
         function = function.func
     return function
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
+def _is_async(function: Callable[..., object]) -> bool:
     """Return whether a call returns a coroutine; also for an object with an async `__call__`."""
     called = _called_by(function)
     return iscoroutinefunction(called) or iscoroutinefunction(type(called).__call__)
@@ -664,7 +664,7 @@ class _HitPlanner(Planner):
         operation: Operation,
         identity: Identity,
         cost: int,
-        options: dict[str, Any],
+        options: dict[str, object],
     ) -> None:
         # Without super(), which costs time in every hit.
         self.is_hit = operation == "hit"

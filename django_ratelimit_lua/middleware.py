@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponseBase
+from django.template.response import SimpleTemplateResponse
 
 from .conf import conf
 from .engine.decide import adecide, decide
@@ -80,14 +81,16 @@ class RateLimitMiddleware:
                 raise
         return self._with_headers(request, response)
 
-    def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
+    def process_view(
+        self, request: HttpRequest, view: object, args: object, kwargs: object
+    ) -> HttpResponseBase | Awaitable[HttpResponseBase | None] | None:
         """Apply the rules that need the user or the session, and those of an unexpected view."""
         if not _waits(request):
             return None
         return self._refused(request, _later)
 
     async def _aprocess_view(
-        self, request: HttpRequest, view: Any, args: Any, kwargs: Any
+        self, request: HttpRequest, view: object, args: object, kwargs: object
     ) -> HttpResponseBase | None:
         if not _waits(request):
             return None
@@ -140,7 +143,7 @@ class RateLimitMiddleware:
         if request_state(request).held:
             watch_body(request, response)
         if hasattr(request, "ratelimit"):
-            return cast(HttpResponseBase, add_ratelimit_headers(request, response))
+            return add_ratelimit_headers(request, response)
         return response
 
 
@@ -151,7 +154,7 @@ def _rendered(response: HttpResponseBase) -> HttpResponseBase:
     """
     if getattr(response, "is_rendered", True):
         return response
-    return cast(HttpResponseBase, cast(Any, response).render())
+    return cast(SimpleTemplateResponse, response).render()
 
 
 async def _arendered(response: HttpResponseBase) -> HttpResponseBase:

@@ -134,7 +134,7 @@ def _values(
     return tuple(dict.fromkeys(values))
 
 
-def _readings(request: HttpRequest, kind: str) -> list[Any]:
+def _readings(request: HttpRequest, kind: str) -> Sequence[object]:
     """What parsers make of a body, parsed once for all keys that name a field of it."""
     charset = request.encoding or settings.DEFAULT_CHARSET
     readings = request_state(request).readings
@@ -186,7 +186,7 @@ def _length(request: HttpRequest) -> int:
         return 0  # As in Django, which then reads no more than that.
 
 
-def _parsed(request: HttpRequest, body: bytes, kind: str, charset: str) -> list[Any]:
+def _parsed(request: HttpRequest, body: bytes, kind: str, charset: str) -> Sequence[object]:
     """The results of parsing a small body: with the charset that it names, and without.
 
     A parser that refuses JSON is not in the list.
@@ -217,7 +217,7 @@ def _is_decoded(charset: str) -> bool:
         return False
 
 
-def _json(body: bytes, charset: str | None) -> list[Any]:
+def _json(body: bytes, charset: str | None) -> list[object]:
     """A Django view calls `json.loads`, which detects the charset.
 
     DRF uses the one that is named, and ignores a character that is cut off at the end, as readers
@@ -229,7 +229,7 @@ def _json(body: bytes, charset: str | None) -> list[Any]:
     if charset is not None:
         with suppress(ValueError):
             texts.append(codecs.getreader(charset)(io.BytesIO(body)).read())
-    readings: list[Any] = []
+    readings: list[object] = []
     for text in dict.fromkeys(texts):
         with suppress(ValueError, RecursionError):
             readings.append(json.loads(text))
@@ -238,14 +238,14 @@ def _json(body: bytes, charset: str | None) -> list[Any]:
     return readings
 
 
-def _urlencoded(body: bytes, charset: str) -> Any:
+def _urlencoded(body: bytes, charset: str) -> QueryDict | Unread:
     try:
         return QueryDict(body, encoding=charset)
     except (SuspiciousOperation, ValueError):
         return UNREAD  # Django refuses it when the view reads it.
 
 
-def _multipart(request: HttpRequest, body: bytes, charset: str) -> Any:
+def _multipart(request: HttpRequest, body: bytes, charset: str) -> QueryDict | Unread:
     try:
         # Without upload handlers: files in it are passed over, and kept nowhere.
         return MultiPartParser(request.META, io.BytesIO(body), [], charset).parse()[0]
@@ -253,14 +253,14 @@ def _multipart(request: HttpRequest, body: bytes, charset: str) -> Any:
         return UNREAD
 
 
-def _text(fields: Any, name: str) -> str | None:
+def _text(fields: QueryDict, name: str) -> str | None:
     value = fields.get(name)
     if value is None:
         return None
     return str(value)
 
 
-def _at(value: Any, path: str) -> str | Unread | None:
+def _at(value: object, path: str) -> str | Unread | None:
     for name in path.split("."):
         if not isinstance(value, dict) or name not in value:
             return None

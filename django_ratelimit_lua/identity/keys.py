@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from inspect import iscoroutinefunction, signature
-from typing import Any, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 from uuid import UUID
 
 from django.core.exceptions import ImproperlyConfigured
@@ -38,6 +38,9 @@ from .request_values import cookie_values, header_values, query_values
 from .routes import known_match, resolved
 from .session import session_key
 from .text import normalised
+
+if TYPE_CHECKING:
+    from django.contrib.auth.models import AnonymousUser, User
 
 KeyFunction = Callable[[str, HttpRequest], Identity | Awaitable[Identity]]
 KeyLike = Union[str, KeyFunction, Sequence["KeyLike"]]  # noqa: UP007
@@ -78,7 +81,7 @@ class Key:
 
     name: str
     read: Callable[..., Any]
-    label: Any = ""
+    label: str | Promise = ""
     mask: Callable[[str], str] | None = None
     needs_user: bool = False
     blocks: bool = False
@@ -97,34 +100,34 @@ def _kwarg(request: HttpRequest, name: str) -> Values:
     return (str(match.kwargs[name]),)
 
 
-def _user(group: str, request: HttpRequest, user: Any) -> Identity:
+def _user(group: str, request: HttpRequest, user: User | AnonymousUser) -> Identity:
     if not user.is_authenticated:
         return ("user", None)
     return ("user", str(user.pk))
 
 
-def _ip(group: str, request: HttpRequest, user: Any) -> Identity:
+def _ip(group: str, request: HttpRequest, user: object) -> Identity:
     return ("ip", client_address(request).network)
 
 
-def _session(group: str, request: HttpRequest, user: Any) -> Identity:
+def _session(group: str, request: HttpRequest, user: object) -> Identity:
     key = session_key(request)
     if key is None:
         return _ip(group, request, user)
     return ("session", key)
 
 
-def _user_or_ip(group: str, request: HttpRequest, user: Any) -> Identity:
+def _user_or_ip(group: str, request: HttpRequest, user: User | AnonymousUser) -> Identity:
     if not user.is_authenticated:
         return _ip(group, request, user)
     return _user(group, request, user)
 
 
-def _path(group: str, request: HttpRequest, user: Any) -> Identity:
+def _path(group: str, request: HttpRequest, user: object) -> Identity:
     return ("path", request.path_info)
 
 
-def _route(group: str, request: HttpRequest, user: Any) -> Identity:
+def _route(group: str, request: HttpRequest, user: object) -> Identity:
     return ("route", getattr(known_match(request), "route", None))
 
 
@@ -202,11 +205,11 @@ def _registered(name: str, source: Any) -> Key:
         )
     _check_function(setting, key)
 
-    def read(group: str, request: HttpRequest, user: Any) -> Any:
+    def read(group: str, request: HttpRequest, user: object) -> Identity:
         given = request_state(request).key_values
         if name in given:
             return registered_identity(name, given[name])
-        arguments = [request]
+        arguments: list[object] = [request]
         if key.needs_user:
             arguments.append(user)
         return registered_identity(name, key.read(*arguments))
@@ -234,7 +237,7 @@ def _check_function(setting: str, key: Key) -> None:
         raise ImproperlyConfigured(f"{setting}: {name_of(key.read)} must accept ({form})") from None
 
 
-def registered_identity(name: str, value: Any) -> tuple[str, str | None]:
+def registered_identity(name: str, value: object) -> tuple[str, str | None]:
     """Return the identity for a value of a registered key.
 
     Raises `LimitError` for a value of another type.
@@ -288,7 +291,7 @@ def field_identity(field: str, value: str | None) -> tuple[str | None, ...]:
 def _field(field: str, kind: str, name: str) -> Key:
     get = FIELDS[kind].read
 
-    def read(group: str, request: HttpRequest, user: Any) -> Identity:
+    def read(group: str, request: HttpRequest, user: object) -> Identity:
         value = agreed(get(request, name))
         if value is UNREAD:
             return _ip(group, request, user)
@@ -335,7 +338,7 @@ def read_fields(field: str, request: HttpRequest) -> list[tuple[str | None, ...]
     return known_identities(*identities)
 
 
-def known_identities(*identities: Any) -> list[tuple[str | None, ...]]:
+def known_identities(*identities: tuple[str | None, ...]) -> list[tuple[str | None, ...]]:
     """Return the identities that have a value."""
     return [identity for identity in identities if identity[-1] is not None]
 
@@ -357,19 +360,19 @@ def label_of(name: str) -> str:
     return str(key.label)
 
 
-def _function_key(function: Callable[..., Any], name: str) -> Key:
-    def read(group: str, request: HttpRequest, user: Any) -> Any:
+def _function_key(function: Callable[..., object], name: str) -> Key:
+    def read(group: str, request: HttpRequest, user: object) -> object:
         return function(group, request)
 
     return Key(name, read, name, known_to_proxies=True, functions=(name,))
 
 
-async def _gathered(values: list[Any]) -> tuple[Any, ...]:
+async def _gathered(values: list[object]) -> tuple[object, ...]:
     return tuple([await value if isinstance(value, Awaitable) else value for value in values])
 
 
 def _joined(keys: tuple[Key, ...]) -> Key:
-    def read(group: str, request: HttpRequest, user: Any) -> Any:
+    def read(group: str, request: HttpRequest, user: object) -> object:
         values = [key.read(group, request, user) for key in keys]
         if any(isinstance(value, Awaitable) for value in values):
             return _gathered(values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Any
+from collections.abc import Sequence
 
 from ..conf import conf
 from . import Identity
@@ -46,7 +46,7 @@ def name_words(name: str, most: int = 60) -> str:
     return f"{text[: most - 1 - last]}…{text[-last:]}"
 
 
-def is_short(identity: Any) -> bool:
+def is_short(identity: object) -> bool:
     """Whether an identity is of text and numbers that are short, and stays what it is.
 
     >>> (
@@ -105,7 +105,7 @@ def original(identity: Identity) -> Identity:
     return identity
 
 
-def _parts(identity: Any, *, is_masked: bool) -> Name:
+def _parts(identity: object, *, is_masked: bool) -> Name:
     if not isinstance(identity, (tuple, list)):
         return [("", _value(identity, is_masked=is_masked))]
     if identity and isinstance(identity[0], str):
@@ -136,8 +136,8 @@ def _parts(identity: Any, *, is_masked: bool) -> Name:
     return [part for item in identity[:MAX_PARTS] for part in _parts(item, is_masked=is_masked)]
 
 
-def _flat(values: Any) -> list[Any]:
-    found: list[Any] = []
+def _flat(values: Sequence[object]) -> list[object]:
+    found: list[object] = []
     for value in values[:MAX_PARTS]:
         if isinstance(value, (tuple, list)):
             found += _flat(value)
@@ -146,14 +146,14 @@ def _flat(values: Any) -> list[Any]:
     return found[:MAX_PARTS]
 
 
-def _registered(name: str, value: Any, *, is_masked: bool) -> str:
+def _registered(name: str, value: str | None, *, is_masked: bool) -> str:
     mask = registered_keys()[name].mask
     if is_masked and mask is not None and value is not None:
         return _value(mask(value), is_masked=False)
     return _value(value, is_masked=is_masked)
 
 
-def _path(value: Any, *, is_masked: bool) -> str:
+def _path(value: object, *, is_masked: bool) -> str:
     """Further parts of a path may be a secret, as in a link for a new password."""
     first, _, more = str(value).removeprefix("/").partition("/")
     if is_masked and more:
@@ -161,7 +161,7 @@ def _path(value: Any, *, is_masked: bool) -> str:
     return _value(value, is_masked=False)
 
 
-def _address(value: Any, *, is_masked: bool) -> str:
+def _address(value: object, *, is_masked: bool) -> str:
     try:
         network = ipaddress.ip_network(str(value), strict=False)
     except ValueError:
@@ -175,7 +175,7 @@ def _address(value: Any, *, is_masked: bool) -> str:
     return str(network)
 
 
-def _value(value: Any, *, is_masked: bool) -> str:
+def _value(value: object, *, is_masked: bool) -> str:
     if value is None:
         return NOTHING
     if isinstance(value, (bytes, bytearray, memoryview)):

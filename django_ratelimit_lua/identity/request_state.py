@@ -7,6 +7,7 @@ which there is one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,22 +36,22 @@ class RequestState:
     waits: bool = False
     throttles: Any = None
     held: list[Any] = field(default_factory=list)
-    groups: tuple[Any, frozenset[str]] = (None, frozenset())
-    key_values: dict[str, Any] = field(default_factory=dict)
+    groups: tuple[object, frozenset[str]] = (None, frozenset())
+    key_values: dict[str, object] = field(default_factory=dict)
     looked_ahead: bool = False
     ahead: ResolverMatch | None = None
-    readings: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
+    readings: dict[tuple[str, str], Sequence[object]] = field(default_factory=dict)
     refusal: Any = None
     count: Any = None
 
 
-def plain(request: Any) -> Any:
+def plain(request: object) -> Any:
     """Return Django's request, which a request of Django REST framework wraps."""
     # Not by getattr: an object that makes up its attributes, as a mock does, wraps nothing.
     return getattr(request, "__dict__", {}).get("_request", request)
 
 
-def request_state(request: Any) -> RequestState:
+def request_state(request: object) -> RequestState:
     """The data of a request, the same for the middleware, a Django view and a DRF view."""
     # DRF's own tests call throttles with an empty dict.
     attributes = getattr(request, "__dict__", {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..engine.decide import decide
 from ..engine.waiting import hold
@@ -13,6 +13,9 @@ from ..web.refusal import Refusal, refusal_of
 from ..web.responses import attach_decision
 
 if TYPE_CHECKING:
+    from rest_framework.request import Request
+    from rest_framework.views import APIView
+
     from .classes import SimpleRateThrottle
 
 States = tuple[LimitState, ...]
@@ -26,7 +29,7 @@ class BatchDecision:
 
     refusal: Refusal | None
 
-    def __init__(self, request: Any, view: Any, caller: SimpleRateThrottle) -> None:
+    def __init__(self, request: Request, view: APIView, caller: SimpleRateThrottle) -> None:
         throttles = self._together(view, caller)
         planner = caller.planner(throttles, request, view)
         outcome = decide(planner)
@@ -47,7 +50,7 @@ class BatchDecision:
         decided = list(zip(outcome.planned, decision.limits, strict=False))
         self._states: list[tuple[type, States]] = []
         for throttle in throttles:
-            owners: list[Any] = [throttle]
+            owners: list[object] = [throttle]
             # A block without a rule has no owner. A throttle that applies all rules reports it.
             if throttle.everywhere:
                 owners.append(None)
@@ -55,7 +58,7 @@ class BatchDecision:
             self._states.append((type(throttle), states))
 
     @staticmethod
-    def _together(view: Any, caller: SimpleRateThrottle) -> list[SimpleRateThrottle]:
+    def _together(view: APIView, caller: SimpleRateThrottle) -> list[SimpleRateThrottle]:
         """Return the throttles of the view that are decided together, including the caller."""
         if not caller.is_decided_together or not hasattr(view, "get_throttles"):
             return [caller]
@@ -77,7 +80,7 @@ class BatchDecision:
         return None
 
 
-def decision_for(request: Any, view: Any, caller: SimpleRateThrottle) -> States:
+def decision_for(request: Request, view: APIView, caller: SimpleRateThrottle) -> States:
     """Return the states for a throttle, from an earlier decision or from a new one.
 
     Empty if it counts nothing.

@@ -9,10 +9,10 @@ nothing: a request that one of them refuses costs the others nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
@@ -42,6 +42,11 @@ from ..web.headers import add_headers
 from ..web.plan import OnError, Place, RequestPlanner
 from ..web.refusal import ErrorDetails, Refusal, details_of, refusal_of
 from .batch import decision_for
+
+if TYPE_CHECKING:
+    from rest_framework.request import Request
+    from rest_framework.response import Response
+    from rest_framework.views import APIView
 
 
 def _constant(rate: Any) -> tuple[Rate, ...]:
@@ -82,10 +87,10 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         ImproperlyConfigured: The scope has no rate, or the rate is invalid.
     """
 
-    timer: Any = time.time
+    timer: Callable[[], float] = time.time
     cache_format = "throttle_%(scope)s_%(ident)s"
     scope: str | None = None
-    THROTTLE_RATES: Mapping[str, Any] = api_settings.DEFAULT_THROTTLE_RATES
+    THROTTLE_RATES: Mapping[str, object] = api_settings.DEFAULT_THROTTLE_RATES
     algorithm: str | None = None
     options: ClassVar[Options] = {}
     rate: Any = None
@@ -93,7 +98,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
     state: LimitState | None = None
     everywhere = False
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         refuse_unknown(cls.options, where=f"Throttle {cls.__name__}: ")
         if cls.options.get("ban_key"):
@@ -119,7 +124,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             rate = self._by_method().get(self._counts_as(method))
         self.num_requests, self.duration = self.parse_rate(rate)
 
-    def _by_method(self) -> Mapping[str, Any]:
+    def _by_method(self) -> Mapping[str, object]:
         """Return the rates of a dict by the name of the method in capitals."""
         try:
             names = {name: method_name(name) for name in self.rate if name != "*"}
@@ -141,7 +146,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             return "GET"
         return "*"
 
-    def get_cache_key(self, request: Any, view: Any) -> str | None:
+    def get_cache_key(self, request: Request, view: APIView) -> str | None:
         """Return the identity to count, or None if the request is not limited."""
         raise NotImplementedError(f"{type(self).__name__}.get_cache_key() must be overridden")
 
@@ -180,7 +185,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             return parsed.limit, parsed.period
         return parsed.limit, whole
 
-    def get_ident(self, request: Any) -> str:
+    def get_ident(self, request: Request) -> str:
         """Return the masked address of the client.
 
         It depends on DRF's NUM_PROXIES if set, otherwise on `RATELIMIT_TRUSTED_PROXIES`.
@@ -189,7 +194,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             return str(address_as(super().get_ident(request), "NUM_PROXIES says so").network)
         return str(client_address(plain(request)).network)
 
-    def get_cost(self, request: Any, view: Any) -> int:
+    def get_cost(self, request: Request, view: APIView) -> int:
         """Return the cost of a request: the view's `throttle_cost`, by action if it is a dict.
 
         Default: 1.
@@ -199,7 +204,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             cost = cost.get(getattr(view, "action", None), 1)
         return whole_cost(cost, f"throttle_cost of {type(view).__name__} is")
 
-    def prepare(self, request: Any, view: Any) -> Charge | None:
+    def prepare(self, request: Request, view: APIView) -> Charge | None:
         """Return the charge of this throttle for a request, or None."""
         if isinstance(self.rate, Mapping):
             self._parse(request.method)
@@ -227,8 +232,8 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
     @staticmethod
     def planner(
         throttles: Sequence[SimpleRateThrottle],
-        request: Any,
-        view: Any,
+        request: Request,
+        view: APIView,
         operation: Operation = "hit",
         on_error: OnError | None = None,
     ) -> RequestPlanner:
@@ -262,7 +267,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             has_blocks=has_blocks,
         )
 
-    def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
+    def place(self, request: Request, view: APIView, ruleset: Ruleset) -> Place:
         """Return its charges by the rules in force."""
         charge = self.prepare(request, view)
         if charge is None and self.name in ruleset.site_names and self.num_requests is None:
@@ -292,7 +297,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             rules = [*replacement, *rules]
         return Place(rules, self.name, charges, self)
 
-    def _identity(self, request: Any) -> Identity:
+    def _identity(self, request: Request) -> Identity:
         """Return the identity of the key, with the user or the address if DRF's format shows it."""
         idents = [("ip", self.get_ident(request))]
         user = getattr(request, "user", None)
@@ -304,11 +309,11 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
                     return own(self.key, (kind, ident))
         return own(self.key)
 
-    def limits_on(self, view: Any) -> list[Limit]:
+    def limits_on(self, view: APIView) -> list[Limit]:
         """Return its limits for requests to a view, of all methods."""
         if not self.rate:
             return []
-        methods: Any = (None,)
+        methods: Iterable[str | None] = (None,)
         if isinstance(self.rate, Mapping):
             methods = self._by_method()
         limits = []
@@ -330,7 +335,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             name, rate, throttle_algorithm(rate, self.algorithm), tuple(self.options.items())
         )
 
-    def allow_request(self, request: Any, view: Any) -> bool:
+    def allow_request(self, request: Request, view: APIView) -> bool:
         """Return whether the request is allowed, by one decision for all throttles of the view."""
         if not conf.ENABLE:
             return True
@@ -379,7 +384,7 @@ class AnonRateThrottle(SimpleRateThrottle):
 
     scope = "anon"
 
-    def get_cache_key(self, request: Any, view: Any) -> str | None:
+    def get_cache_key(self, request: Request, view: APIView) -> str | None:
         """Return the address, or None if a user is signed in."""
         if request.user and request.user.is_authenticated:
             return None
@@ -391,7 +396,7 @@ class UserRateThrottle(SimpleRateThrottle):
 
     scope: str | None = "user"
 
-    def get_cache_key(self, request: Any, view: Any) -> str | None:
+    def get_cache_key(self, request: Request, view: APIView) -> str | None:
         """Return the user, or the address."""
         if request.user and request.user.is_authenticated:
             ident = request.user.pk
@@ -411,26 +416,26 @@ class ScopedRateThrottle(UserRateThrottle):
         self.num_requests = self.duration = None
         self.rate = ()
 
-    def _has_scope(self, view: Any) -> bool:
+    def _has_scope(self, view: APIView) -> bool:
         self.scope = getattr(view, self.scope_attr, None)
         if self.scope:
             self.rate = self.get_rate()
         return bool(self.scope)
 
-    def prepare(self, request: Any, view: Any) -> Charge | None:
+    def prepare(self, request: Request, view: APIView) -> Charge | None:
         """Return the charge by the view's scope. A view without one is not throttled."""
         if not self._has_scope(view):
             return None
         self._parse(request.method)
         return super().prepare(request, view)
 
-    def limits_on(self, view: Any) -> list[Limit]:
+    def limits_on(self, view: APIView) -> list[Limit]:
         """Return the limits of the view's scope; none for a view without one."""
         if not self._has_scope(view):
             return []
         return super().limits_on(view)
 
-    def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
+    def place(self, request: Request, view: APIView, ruleset: Ruleset) -> Place:
         """Return the charges by the view's scope and by its rules.
 
         A view without a scope is not throttled.
@@ -456,7 +461,7 @@ class RuleThrottle(SimpleRateThrottle):
     def __init__(self) -> None:
         self.num_requests = self.duration = None
 
-    def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
+    def place(self, request: Request, view: APIView, ruleset: Ruleset) -> Place:
         """Return the charges of the rules that apply to the request."""
         rules = ruleset.matching(plain(request))
         if any(rule.template is None for rule in rules):  # An exemption.
@@ -464,12 +469,12 @@ class RuleThrottle(SimpleRateThrottle):
         return Place(rules, owner=self)
 
 
-def _last_refusal(request: Any) -> Refusal | None:
+def _last_refusal(request: object) -> Refusal | None:
     """Return the content of the last refusal by throttles, or None."""
     return cast("Refusal | None", getattr(request_state(request).throttles, "refusal", None))
 
 
-def exception_handler(exc: Exception, context: Any) -> Any:
+def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response | None:
     """Handle exceptions: a `Ratelimited` becomes DRF's 429 instead of its 403.
 
     This is for DRF's setting `EXCEPTION_HANDLER`.

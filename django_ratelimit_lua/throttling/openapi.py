@@ -10,7 +10,7 @@ from typing import Any
 
 from .classes import SimpleRateThrottle
 
-RESPONSE: dict[str, Any] = {
+RESPONSE: dict[str, object] = {
     "description": "Too many requests",
     "headers": {
         "Retry-After": {
@@ -38,7 +38,9 @@ RESPONSE: dict[str, Any] = {
 }
 
 
-def show_429(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
+def show_429(
+    result: dict[str, Any], generator: Any, request: object, public: bool
+) -> dict[str, Any]:
     """Add the response to each operation with one of these throttles on its view."""
     for path, _, method, view in generator._get_paths_and_endpoints():
         operation = result["paths"].get(path, {}).get(method.lower())

@@ -20,7 +20,7 @@ import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial, wraps
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import SyncToAsync, sync_to_async
 from django.core.signals import request_finished
@@ -33,6 +33,8 @@ from ..engine.run import Waiting, run
 from ..engine.waiting import in_thread, settled, to_the_end, unmasked
 from ..identity.request_state import plain, request_state
 
+P = ParamSpec("P")
+R = TypeVar("R")
 MAX_PATH_LENGTH = 180
 """Letters of a path that operators are shown."""
 
@@ -70,14 +72,14 @@ def hold_slots(request: Any, outcome: Outcome) -> Held | None:
     return held
 
 
-def releasing(request: Any) -> Waiting[None]:
+def releasing(request: object) -> Waiting[None]:
     """Release all that a request holds."""
     of_request = request_state(request).held
     while of_request:
         yield from of_request.pop().releasing()
 
 
-def watch_body(request: Any, response: Any) -> Any:
+def watch_body(request: object, response: R) -> R:
     """The response. If its body raises, it releases the slots of the request."""
     if isinstance(response, StreamingHttpResponse) and not isinstance(response, FileResponse):
         watched = _awatched if response.is_async else _watched
@@ -85,7 +87,7 @@ def watch_body(request: Any, response: Any) -> Any:
     return response
 
 
-def watched_method(request: Any, held: Held, method: Callable[..., Any]) -> Callable[..., Any]:
+def watched_method(request: object, held: Held, method: Callable[P, R]) -> Callable[P, R]:
     """A method that makes a response.
 
     If it raises, also an exception that never becomes a response, such as `SystemExit`, the slots
@@ -93,7 +95,7 @@ def watched_method(request: Any, held: Held, method: Callable[..., Any]) -> Call
     """
 
     @wraps(method)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return watch_body(request, method(*args, **kwargs))
         except BaseException:
@@ -103,7 +105,7 @@ def watched_method(request: Any, held: Held, method: Callable[..., Any]) -> Call
     return called
 
 
-async def release_left(request: Any, error: BaseException) -> None:
+async def release_left(request: object, error: BaseException) -> None:
     """Release what a request holds that ends with an exception.
 
     For a cancelled request, that comes after the work that still runs in its thread.
@@ -117,7 +119,7 @@ async def release_left(request: Any, error: BaseException) -> None:
         await settled(error, releasing(request))
 
 
-def _watched(request: Any, content: Iterator[bytes]) -> Iterator[bytes]:
+def _watched(request: object, content: Iterator[bytes]) -> Iterator[bytes]:
     try:
         yield from content
     except Exception:
@@ -125,7 +127,7 @@ def _watched(request: Any, content: Iterator[bytes]) -> Iterator[bytes]:
         raise
 
 
-async def _awatched(request: Any, content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _awatched(request: object, content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     try:
         async for part in content:
             yield part
@@ -171,7 +173,7 @@ def _release_each(held: list[Held]) -> None:
         each.release()
 
 
-def _finished(sender: Any, **kwargs: Any) -> None:
+def _finished(sender: object, **kwargs: object) -> None:
     """The end of a request. A response names its handler unless it replaced another response."""
     context = _context()
     if sender is None or context is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.http import Http404, HttpRequest
@@ -34,6 +34,9 @@ from ..rules.overrides import (
     network_digest,
 )
 from ..rules.ruleset import EVERY_RULE, Ruleset
+
+if TYPE_CHECKING:
+    from django.contrib.auth.models import AnonymousUser, User
 
 logger = logging.getLogger("django_ratelimit_lua")
 EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -96,8 +99,8 @@ class Sender:
     def __init__(
         self,
         request: HttpRequest,
-        user: Callable[[], Any],
-        site_keys: Mapping[str, Callable[[], Any]] = EMPTY,
+        user: Callable[[], User | AnonymousUser | None],
+        site_keys: Mapping[str, Callable[[], tuple[str | None, ...]]] = EMPTY,
     ) -> None:
         self._request = request
         self._user = user

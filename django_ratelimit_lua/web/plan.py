@@ -7,9 +7,9 @@ that are functions. Planning never waits.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
@@ -35,6 +35,10 @@ from ..rules.template import LimitTemplate
 from ..signals import limit_exceeded
 from .overrides import NOTHING, REFUSED, Sender, apply_overrides, override_kinds, override_subjects
 
+if TYPE_CHECKING:
+    from django.contrib.auth.models import AnonymousUser, User
+
+T = TypeVar("T")
 Choose = Callable[[Ruleset], "Sequence[Place] | None"]
 OnError = Callable[[str, Exception], None]
 
@@ -69,7 +73,7 @@ class Place:
         numbers: LimitTemplate,
         rates: Sequence[Rate],
         cost: int,
-        identity: Any,
+        identity: Identity,
         banned: Identity = None,
     ) -> None:
         """Add the charges of a rule, all of them, or none if one raises.
@@ -345,9 +349,9 @@ class RequestPlanner(Planner):
             identity = yield awaited(identity)
         return identity
 
-    def _user(self) -> Waiting[Any]:
+    def _user(self) -> Waiting[User | AnonymousUser]:
         """The request's user. Raises `ImproperlyConfigured` if no middleware sets one."""
-        user = yield Wait(
+        user: User | AnonymousUser | None = yield Wait(
             partial(getattr, self.request, "user", None), partial(_auser, self.request)
         )
         if user is None:
@@ -377,7 +381,7 @@ class RequestPlanner(Planner):
                 names |= {f"{key.name}:{identity[-1]}"}
         return next((tier for name, tier in numbers.tiers if name in names), numbers)
 
-    def _group_names(self, user: Any) -> Waiting[frozenset[str]]:
+    def _group_names(self, user: User | AnonymousUser) -> Waiting[frozenset[str]]:
         if self.state.groups[0] is not user:
             found: Collection[str] = ()
             if hasattr(user, "groups"):
@@ -406,7 +410,7 @@ class RequestPlanner(Planner):
     def _find_subjects(self, ruleset: Ruleset, has_blocks: bool) -> Waiting[None]:
         request = self.request
         kinds = override_kinds(ruleset, self.charges, has_blocks)
-        user: Callable[[], Any] = _nothing
+        user: Callable[[], User | AnonymousUser | None] = _nothing
         if hasattr(request, "user") and USER in kinds:
             user = yield from _attempted(self._user())
         site_keys = {}
@@ -470,7 +474,7 @@ def is_spared(address: Address) -> bool:
     )
 
 
-def _is_about(rule: Rule, user: Any) -> bool:
+def _is_about(rule: Rule, user: User | AnonymousUser) -> bool:
     """Whether a user is of a rule's audience, whatever the user's groups are."""
     if "everyone" in rule.audience:
         return True
@@ -483,13 +487,13 @@ def _names_groups(rule: Rule) -> bool:
     return any(audience.startswith("group:") for audience in rule.audience)
 
 
-async def _auser(request: HttpRequest) -> Any:
+async def _auser(request: HttpRequest) -> object:
     if not hasattr(request, "auser"):
         return None
     return await request.auser()
 
 
-def _attempted(waiting: Waiting[Any]) -> Waiting[Callable[[], Any]]:
+def _attempted(waiting: Waiting[T]) -> Waiting[Callable[[], T]]:
     """Return a function that returns the result, or raises the error."""
     try:
         result = yield from waiting
@@ -502,7 +506,7 @@ def _raise(error: Exception) -> NoReturn:
     raise error
 
 
-async def _alist(names: Any) -> list[str]:
+async def _alist(names: AsyncIterable[str]) -> list[str]:
     return [name async for name in names]
 
 

@@ -305,5 +305,5 @@ def language_of(request: HttpRequest) -> Iterator[None]:
 
 @lru_cache(maxsize=8)
 def _chooses_language(middleware: tuple[str, ...]) -> bool:
-    classes: list[Any] = [import_string(path) for path in middleware]
+    classes: list[object] = [import_string(path) for path in middleware]
     return any(isinstance(cls, type) and issubclass(cls, LocaleMiddleware) for cls in classes)

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.template import TemplateDoesNotExist, loader
-from django.template.backends.django import DjangoTemplates
+from django.template.backends.django import DjangoTemplates, Template
 
 from ..conf import conf
 from ..engine.run import Wait, Waiting, arun, awaited, run
@@ -32,6 +32,7 @@ MAX_ACCEPT_LENGTH = 1024
 MAX_TYPES = 32
 """Types in an `Accept` header that are looked at; one with more is answered with plain text."""
 _OURS = "django_ratelimit_lua"
+R = TypeVar("R")
 
 
 def projects_page(name: str) -> Any:
@@ -45,7 +46,7 @@ def projects_page(name: str) -> Any:
 
 
 @lru_cache(maxsize=2)
-def our_page(name: str, folder: Path) -> Any:
+def our_page(name: str, folder: Path) -> Template:
     """Return the page of this package.
 
     It is found with any template engine of the project, and if the package is not an installed
@@ -57,7 +58,7 @@ def our_page(name: str, folder: Path) -> Any:
     return engine.get_template(f"{_OURS}/{name}")
 
 
-def _rendered(template: Any, request: HttpRequest, context: Mapping[str, Any]) -> str:
+def _rendered(template: Any, request: HttpRequest, context: Mapping[str, object]) -> str:
     """A page, with what every page needs."""
     nonce = getattr(request, "csp_nonce", None)  # Of django-csp; Django's own, from 6.0 on:
     if nonce is None:
@@ -139,7 +140,7 @@ def _made(request: HttpRequest, details: ErrorDetails, form: str, template: Any)
     return HttpResponse(body, status=details.status, content_type=kind)
 
 
-def _finished(response: Any, details: ErrorDetails) -> HttpResponse:
+def _finished(response: object, details: ErrorDetails) -> HttpResponse:
     if not isinstance(response, HttpResponseBase):
         raise TypeError(f"RATELIMIT_VIEW returned {response!r}: it must return an HttpResponse")
     for name, value in details.headers().items():
@@ -178,7 +179,7 @@ def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
     return run(_refuse(request, decision))
 
 
-def add_ratelimit_headers(request: Any, response: Any) -> Any:
+def add_ratelimit_headers(request: Any, response: R) -> R:
     """The view's answer, with rate-limit headers."""
     if conf.HEADERS is not None and isinstance(response, HttpResponseBase):
         add_headers(response, request.ratelimit)

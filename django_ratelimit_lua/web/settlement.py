@@ -7,8 +7,6 @@ unit stays counted until it expires.
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.http import HttpRequest
 
 from ..engine.decide import Outcome, answered, build_call, forgetting, offending, refunding
@@ -19,7 +17,7 @@ from ..limits.call import whole_cost
 
 
 def settle(
-    request: HttpRequest, response: Any, outcome: Outcome, held: Held | None = None
+    request: HttpRequest, response: object, outcome: Outcome, held: Held | None = None
 ) -> Waiting[None]:
     """Settle the charges of a decision by the response, or by the exception that was raised.
 

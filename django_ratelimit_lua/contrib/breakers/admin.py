@@ -147,18 +147,18 @@ class BreakerAdmin(ActingAdmin):
         """Return whether the user may force breakers."""
         return bool(request.user.has_perm(FORCE))
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return super().has_view_permission(request, obj) or self.has_force_permission(request)
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         return super().has_module_permission(request) or self.has_force_permission(request)
 
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+    def save_model(self, request: HttpRequest, obj: Any, form: object, change: bool) -> None:
         super().save_model(request, obj, form, change)
         for notice in notices(obj.name):
             messages.warning(request, notice)
 
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+    def changelist_view(self, request: HttpRequest, extra_context: object = None) -> HttpResponse:
         """Show all breakers, as they are now."""
         if not self.has_view_permission(request):
             raise PermissionDenied

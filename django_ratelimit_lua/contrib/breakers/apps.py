@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
 from ...extension import Document, Extension, Finding, Metric, register
+from ...rules.stacks import Mark
 from .circuits import circuits
 from .exceptions import CircuitOpen
 from .gauges import METRICS
@@ -28,13 +28,16 @@ class BreakersExtension(Extension):
 
         return (DOCUMENT,)
 
-    def snapshot(self, using: str) -> list[dict[str, Any]]:
+    def snapshot(self, using: str) -> list[dict[str, object]]:
         from .models import RateLimitBreaker
 
         return [row.published() for row in RateLimitBreaker.objects.using(using)]
 
     def load(
-        self, part: Any, before: Mapping[str, BreakerRow] | None, problems: list[str]
+        self,
+        part: Iterable[Mapping[str, object]] | None,
+        before: Mapping[str, BreakerRow] | None,
+        problems: list[str],
     ) -> Mapping[str, BreakerRow]:
         return read_rows(part or (), problems)
 
@@ -47,7 +50,7 @@ class BreakersExtension(Extension):
     def is_urgent(self) -> bool:
         return circuits.in_use()  # An operator may have forced one of them.
 
-    def inspect(self, marks: Sequence[Any], has_handler: bool) -> Iterable[Finding]:
+    def inspect(self, marks: Sequence[Mark], has_handler: bool) -> Iterable[Finding]:
         from .inspection import inspect
 
         return inspect(marks, has_handler)

@@ -54,7 +54,7 @@ Instead = Literal["503", "fallback", "raises"]
 
 
 def mark(
-    guard: Callable[..., Any], breaker: CircuitBreaker, fallback: Any, instead: Instead
+    guard: Callable[..., object], breaker: CircuitBreaker, fallback: object, instead: Instead
 ) -> Callable[..., Any]:
     """Register that a breaker guards a function, for the inspector.
 
@@ -121,7 +121,7 @@ class CircuitBreaker:
         open_max: Time | None = None,
         probes: int = 3,
         failure: Failure = None,
-        fallback: Any = NO_FALLBACK,
+        fallback: object = NO_FALLBACK,
     ) -> None:
         if apps.ready and not is_installed("breakers"):
             raise ImproperlyConfigured(f"{install('breakers')}, to use circuit breakers.")
@@ -173,7 +173,9 @@ class CircuitBreaker:
     @overload
     def call(self, /) -> Call: ...
 
-    def call(self, function: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any) -> Any:
+    def call(
+        self, function: Callable[..., object] | None = None, /, *args: object, **kwargs: object
+    ) -> Any:
         """Call a function through the breaker, with these arguments, as if it were decorated.
 
         Await the result of a coroutine function. Without a function, return one call as a context
@@ -213,7 +215,7 @@ class CircuitBreaker:
         return cast(F, mark(guard, self, self.fallback, "raises"))
 
     def guarded(
-        self, function: Callable[..., Any], instead: Callable[..., Any]
+        self, function: Callable[..., object], instead: Callable[..., object]
     ) -> Callable[..., Any]:
         """Return the function, called through the breaker.
 
@@ -222,7 +224,7 @@ class CircuitBreaker:
         """
 
         @wraps(function)
-        def guard(*args: Any, **kwargs: Any) -> Any:
+        def guard(*args: object, **kwargs: object) -> Any:
             call = Call(self)
             try:
                 with call:
@@ -237,12 +239,12 @@ class CircuitBreaker:
         return guard
 
     def aguarded(
-        self, function: Callable[..., Awaitable[Any]], instead: Callable[..., Awaitable[Any]]
+        self, function: Callable[..., Awaitable[object]], instead: Callable[..., Awaitable[object]]
     ) -> Callable[..., Awaitable[Any]]:
         """Return `guarded` for a coroutine function."""
 
         @wraps(function)
-        async def guard(*args: Any, **kwargs: Any) -> Any:
+        async def guard(*args: object, **kwargs: object) -> Any:
             call = Call(self)
             try:
                 async with call:
@@ -266,7 +268,7 @@ class Call:
         self._failed: bool | None = False
         self.is_admitted = False
 
-    def judge(self, answer: Any) -> None:
+    def judge(self, answer: object) -> None:
         """Judge an answer, such as a response, by the breaker's `failure`."""
         self._failed = self._is_failure(answer)
 
@@ -323,7 +325,7 @@ def _judge(name: str, failure: Failure) -> Callable[[Any], bool | None]:
         raise BreakerError(name, "failure", "is empty: nothing would be a failure")
     kinds: tuple[type[BaseException], ...] = ()
     statuses: list[range] = []
-    functions: list[Callable[[Any], Any]] = []
+    functions: list[Callable[[object], object]] = []
     for part in parts:
         if isinstance(part, type) and issubclass(part, BaseException):
             kinds += (part,)
@@ -339,7 +341,7 @@ def _judge(name: str, failure: Failure) -> Callable[[Any], bool | None]:
             )
             raise BreakerError(name, "failure", f"is {part!r}: must be {right}")
 
-    def judge(answer: Any) -> bool | None:
+    def judge(answer: object) -> bool | None:
         if isinstance(answer, kinds):
             return True
         if isinstance(answer, NO_EVIDENCE):
@@ -361,7 +363,7 @@ def _judge(name: str, failure: Failure) -> Callable[[Any], bool | None]:
     return judge
 
 
-def _by_default(answer: Any) -> bool | None:
+def _by_default(answer: object) -> bool | None:
     if isinstance(answer, NO_EVIDENCE):
         return None
     if isinstance(answer, ANSWERED):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from django.core.checks import CheckMessage, Tags, Warning, register
 
@@ -15,7 +14,7 @@ TWO_BREAKERS = Problem(Warning, "W021", "Make one CircuitBreaker, and use it in 
 
 
 @register(Tags.caches)
-def check_breakers(**kwargs: Any) -> Iterator[CheckMessage]:
+def check_breakers(**kwargs: object) -> Iterator[CheckMessage]:
     """Report breakers that are declared twice with different thresholds."""
     list(url_patterns())  # Imports the views, which declare breakers.
     for name, circuit in sorted(circuits.by_name.items()):

@@ -19,7 +19,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 
 
 def circuit(
-    breaker: str | CircuitBreaker, *, fallback: Any = NO_FALLBACK, **options: Any
+    breaker: str | CircuitBreaker, *, fallback: object = NO_FALLBACK, **options: Any
 ) -> Callable[[View], View]:
     """Answer 503, or the fallback, in place of a view while its breaker is open.
 
@@ -51,12 +51,14 @@ def circuit(
     if of_view is not NO_FALLBACK and not callable(of_view):
         raise BreakerError(found.name, "fallback", f"is {of_view!r}: on a view, it must be a view")
 
-    def instead(error: CircuitOpen, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    def instead(error: CircuitOpen, request: HttpRequest, *args: object, **kwargs: object) -> Any:
         if of_view is NO_FALLBACK:
             return reduced_capacity(plain(request), error)
         return of_view(request, *args, **kwargs)
 
-    async def ainstead(error: CircuitOpen, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    async def ainstead(
+        error: CircuitOpen, request: HttpRequest, *args: object, **kwargs: object
+    ) -> Any:
         if of_view is NO_FALLBACK:
             return await areduced_capacity(plain(request), error)
         return await in_thread(of_view)(request, *args, **kwargs)
@@ -72,7 +74,7 @@ def circuit(
         if problem := async_mismatch(of_view, is_async=is_async(view)):
             raise BreakerError(found.name, "fallback", problem)
         if is_async(view):
-            guard: Callable[..., Any] = found.aguarded(view, ainstead)
+            guard: Callable[..., object] = found.aguarded(view, ainstead)
         else:
             guard = found.guarded(view, instead)
         return cast(View, mark(guard, found, of_view, "503"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlencode
 
 from django.utils.translation import gettext as _
@@ -21,7 +20,7 @@ SEE = [
 ]
 """Users with one of these see the page of a breaker."""
 
-OUTCOMES: dict[Instead, Any] = {
+OUTCOMES: dict[Instead, object] = {
     "503": gettext_lazy("a stopped call gets a 503"),
     "fallback": gettext_lazy("a stopped call gets the fallback"),
     "raises": gettext_lazy("a stopped call raises CircuitOpen"),

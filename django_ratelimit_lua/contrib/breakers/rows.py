@@ -57,7 +57,7 @@ TUNED = tuple(_ATTRIBUTES)
 class BreakerError(LimitError):
     """An invalid breaker: `field` is wrong, and `params` may contain its `value`."""
 
-    def __init__(self, name: str, field: str, text: str, **params: Any) -> None:
+    def __init__(self, name: str, field: str, text: str, **params: object) -> None:
         super().__init__(text, field, **params)
         self.where = f"Breaker {name!r}: "
         if "value" in params:
@@ -145,7 +145,9 @@ class Thresholds:
         return values
 
 
-def thresholds(name: str, given: Mapping[str, Any], base: Thresholds | None = None) -> Thresholds:
+def thresholds(
+    name: str, given: Mapping[str, object], base: Thresholds | None = None
+) -> Thresholds:
     """Return the given thresholds over those of a base.
 
     Raises:
@@ -229,7 +231,7 @@ class BreakerRow:
     """A row of the admin: some thresholds of a breaker, and its forced state."""
 
     name: str
-    tuned: Mapping[str, Any]
+    tuned: Mapping[str, object]
     force: Force | None = None
 
     def forced(self, now_us: int) -> Force | None:
@@ -243,7 +245,7 @@ class BreakerRow:
         return thresholds(self.name, self.tuned, base)
 
 
-def row_problems(given: Mapping[str, Any]) -> Iterator[BreakerError]:
+def row_problems(given: Mapping[str, object]) -> Iterator[BreakerError]:
     """Yield all errors in the name and the thresholds of a row.
 
     >>> row = {"name": "x", "failures": 1.5, "probes": True, "window": "1m"}

@@ -6,10 +6,11 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
-from django.urls import path
+from django.urls import URLPattern, path
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
@@ -22,7 +23,9 @@ from .models import RateLimitClient
 
 
 @admin.action(description=gettext_lazy("Revoke: their tokens are refused"), permissions=["change"])
-def revoke(modeladmin: Any, request: HttpRequest, queryset: Any) -> None:
+def revoke(
+    modeladmin: ActingAdmin, request: HttpRequest, queryset: QuerySet[RateLimitClient]
+) -> None:
     """Refuse their tokens, from the next request on."""
     for client in queryset.filter(is_active=True):
         client.is_active = False
@@ -48,25 +51,25 @@ class ClientAdmin(ActingAdmin):
         return format_html_join(mark_safe("<br>"), "{}", ((name,) for name in client.names()))
 
     @admin.display(description=gettext_lazy("last used"), ordering="last_used")
-    def used(self, client: RateLimitClient) -> Any:
+    def used(self, client: RateLimitClient) -> str:
         """Return when it was last used, to the minute."""
         if client.last_used is None:
             return "—"
         return moment_element(client.last_used)
 
-    def get_urls(self) -> list[Any]:
+    def get_urls(self) -> list[URLPattern]:
         """Add the URL that makes another token to Django's."""
         view = self.admin_site.admin_view(self.token_view)
         return [path("<int:pk>/token/", view, name="ratelimit_gateway_token"), *super().get_urls()]
 
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+    def save_model(self, request: HttpRequest, obj: Any, form: object, change: bool) -> None:
         """Save. A new client gets its token, which is shown on the next page and nowhere again."""
         if not change:
             obj.token = obj.new_token()
         super().save_model(request, obj, form, change)
 
     def response_add(
-        self, request: HttpRequest, obj: Any, post_url_continue: Any = None
+        self, request: HttpRequest, obj: Any, post_url_continue: object = None
     ) -> HttpResponse:
         """Its token, not behind a redirect: it is kept in no message."""
         return self._show(request, obj, obj.token)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import BadRequest, SuspiciousOperation
@@ -41,7 +40,7 @@ _AUDIENCES_OF_KEY = {EVERYONE, "anonymous", "authenticated"}
 """Audiences that the user's key decides alone."""
 
 
-async def answer_scope(scope: Mapping[str, Any]) -> Answer:
+async def answer_scope(scope: Mapping[str, object]) -> Answer:
     """`answer_check` for an ASGI scope; 431 if its headers are too large."""
     try:
         meta = meta_of(scope)

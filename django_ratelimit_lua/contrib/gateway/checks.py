@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import Any
 
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
@@ -37,7 +36,7 @@ NOT_FOR_PROXIES = Problem(
 
 
 @register(Tags.caches)
-def check_gateway(**kwargs: Any) -> Iterator[CheckMessage]:
+def check_gateway(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that proxies can be trusted, that gRPC is there, and that settings rules apply."""
     with suppress(ImproperlyConfigured):  # The core's checks report it.
         if settings.GATEWAY_DIALECT is not None and (
@@ -58,7 +57,7 @@ def check_gateway(**kwargs: Any) -> Iterator[CheckMessage]:
 
 @register(Tags.database)
 def check_gateway_rules(
-    databases: Sequence[str] | None = None, **kwargs: Any
+    databases: Sequence[str] | None = None, **kwargs: object
 ) -> Iterator[CheckMessage]:
     """Check, with `--database`, that rules of the admin apply to requests of proxies."""
     using = primary()

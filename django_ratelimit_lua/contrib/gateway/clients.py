@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 
@@ -29,7 +30,7 @@ class Client(NamedTuple):
         )
 
 
-def read_clients(part: Any) -> dict[str, Client]:
+def read_clients(part: Iterable[Mapping[str, Any]]) -> dict[str, Client]:
     """Return the published clients, by the digest of the token."""
     return {
         each["digest"]: Client(each["name"], (*each["limits"],), each["may_refund"] is True)

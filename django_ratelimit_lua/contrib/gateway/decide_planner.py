@@ -39,7 +39,7 @@ class Caller(NamedTuple):
     """The service that asks: the digest of its token, and the `META` of its request."""
 
     client: str
-    meta: Mapping[str, Any]
+    meta: Mapping[str, object]
 
     @property
     def request(self) -> HttpRequest:

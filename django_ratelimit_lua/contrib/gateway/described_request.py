@@ -68,7 +68,7 @@ class DescribedRequest(WSGIRequest):
     readings: tuple[str, ...] = ()
     user: Any
 
-    def __init__(self, environ: dict[str, Any]) -> None:
+    def __init__(self, environ: dict[str, object]) -> None:
         super().__init__(environ)
         self.path = self.path_info  # FORCE_SCRIPT_NAME is for the URLs of this site.
 
@@ -166,7 +166,7 @@ def read_described_request(meta: Meta) -> DescribedRequest:
     except ValueError as error:
         raise BadRequest(f"{dialect.uri} has {error}") from None
     address = _address(meta, dialect)
-    environ: dict[str, Any] = {
+    environ: dict[str, object] = {
         name: value
         for name, value in meta.items()
         if name.startswith("HTTP_") and name not in _HIDDEN

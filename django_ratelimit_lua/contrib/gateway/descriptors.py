@@ -169,7 +169,7 @@ def _spelling(key: str) -> str:
 @lru_cache(maxsize=2)
 def _index(ruleset: Ruleset) -> Mapping[Any, Sequence[tuple[DescriptorPattern, Rule]]]:
     """Rules by the keys and the first value of their descriptors, the most specific first."""
-    index: dict[Any, list[tuple[DescriptorPattern, Rule]]] = {}
+    index: dict[object, list[tuple[DescriptorPattern, Rule]]] = {}
     for rule in ruleset.rules:
         pattern: DescriptorPattern | None = rule.extra.get(WORD)
         if pattern is not None and rule.mode != "off":
@@ -216,20 +216,20 @@ class EntriesField(forms.CharField):
             ),
         )
 
-    def prepare_value(self, value: Any) -> Any:
+    def prepare_value(self, value: object) -> object:
         if isinstance(value, list):
             return "\n".join(map(str, value))
         return value
 
-    def to_python(self, value: Any) -> Any:
+    def to_python(self, value: object) -> Any:
         lines = map(str.strip, (super().to_python(value) or "").splitlines())
         return list(filter(None, lines))
 
-    def has_changed(self, initial: Any, data: Any) -> bool:
+    def has_changed(self, initial: object, data: object) -> bool:
         return super().has_changed(initial or [], data)
 
 
-def _as_list(value: Any) -> list[str]:
+def _as_list(value: object) -> list[str]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, (list, tuple)) and all(isinstance(entry, str) for entry in value):
@@ -261,7 +261,7 @@ def _check(rule: Rule) -> None:
     check_rule(rule, rule.extra[WORD].keys)
 
 
-def _describe(value: Any) -> str:
+def _describe(value: list[str]) -> str:
     return gettext("for Envoy's descriptor %(entries)s") % {"entries": ", ".join(_as_list(value))}
 
 

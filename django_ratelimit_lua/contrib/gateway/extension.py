@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.utils.translation import gettext as _
 
 from ...extension import Extension
+from ...rules.rule import Rule
 from . import checks as checks
-from .clients import read_clients
+from .clients import Client, read_clients
 from .descriptors import DESCRIPTOR
 from .models import RateLimitClient
 from .proxy_rules import lacking
@@ -25,7 +26,7 @@ class GatewayExtension(Extension):
     )
     rule_fields = (DESCRIPTOR,)
 
-    def snapshot(self, using: str) -> Any:
+    def snapshot(self, using: str) -> list[dict[str, object]]:
         return [
             {
                 "name": client.name,
@@ -36,10 +37,12 @@ class GatewayExtension(Extension):
             for client in RateLimitClient.objects.using(using).filter(is_active=True)
         ]
 
-    def load(self, part: Any, before: Any, problems: list[str]) -> Any:
+    def load(
+        self, part: Iterable[Mapping[str, Any]] | None, before: object, problems: list[str]
+    ) -> dict[str, Client]:
         return read_clients(part or ())
 
-    def notices(self, rule: Any) -> Iterable[str]:
+    def notices(self, rule: Rule) -> Iterable[str]:
         if what := lacking(rule):
             text = _(
                 "This rule does not limit requests from a proxy: the proxy does not know %(what)s."

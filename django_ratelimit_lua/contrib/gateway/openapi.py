@@ -78,7 +78,7 @@ def _resolve(schema: Schema) -> Schema:
     return schema_of(schema["$ref"]) if "$ref" in schema else schema
 
 
-def _matches(value: Any, schema: Schema) -> bool:
+def _matches(value: object, schema: Schema) -> bool:
     """Return whether the type and the size of a value are right."""
     if "enum" in schema:
         return value in schema["enum"]
@@ -92,7 +92,7 @@ def _matches(value: Any, schema: Schema) -> bool:
     return bool(schema.get(low, size) <= size <= schema.get(high, size))
 
 
-def _check_members(members: Mapping[str, Any], schema: Schema, where: str) -> None:
+def _check_members(members: Mapping[str, object], schema: Schema, where: str) -> None:
     known = schema.get("properties", {})
     others = schema["additionalProperties"]
     names = f"known are {', '.join(sorted(known))}"

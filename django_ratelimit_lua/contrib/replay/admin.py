@@ -78,7 +78,7 @@ class ReplayPage(Page):
             raise PermissionDenied
         rule = get_object_or_404(RateLimitRule, pk=pk)
         form = LogForm(request.POST or None, request.FILES or None)
-        context: dict[str, Any] = {
+        context: dict[str, object] = {
             "title": _("Replay a log with “%(rule)s”") % {"rule": rule.name},
             "opts": RateLimitRule._meta,
             "rule": rule,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from django.apps import AppConfig
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ...extension import Extension, register
+
+if TYPE_CHECKING:
+    from ...models import RateLimitRule
 
 
 class ReplayExtension(Extension):
@@ -19,7 +23,7 @@ class ReplayExtension(Extension):
     name = "replay"
     verbs = ("django_ratelimit_lua.contrib.replay.verbs.replay",)
 
-    def links(self, request: Any, rule: Any) -> Iterable[tuple[str, str]]:
+    def links(self, request: HttpRequest, rule: RateLimitRule) -> Iterable[tuple[str, str]]:
         """Add the replay page to the form of a rule, for users who may change the rule."""
         if rule.exempt:
             return ()

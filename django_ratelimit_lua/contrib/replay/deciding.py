@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 from ...conf import conf
 from ...exceptions import StoreError
@@ -93,7 +92,7 @@ def replay(
     ruleset: Ruleset,
     store: Store,
     *,
-    trusted: Any = None,
+    trusted: object = None,
     spread: bool = True,
     draws: bool = False,
     on_progress: Callable[[Progress], bool | None] = lambda progress: None,

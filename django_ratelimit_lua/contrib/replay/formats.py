@@ -359,7 +359,7 @@ def json_object(text: str) -> LogLine | None:
     return _line(fields, len(text), headers)
 
 
-def _named(given: Mapping[str, Any]) -> dict[str, str]:
+def _named(given: Mapping[str, object]) -> dict[str, str]:
     """Return the fields that are present under any of their names."""
     fields: dict[str, str] = {}
     for field, names in _NAMES.items():

@@ -7,7 +7,7 @@ report names them with the reason.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.utils.translation import gettext as _
 
@@ -51,7 +51,7 @@ class LinePlanner:
         failed: By rule, to how many lines it could not be applied, and the first error.
     """
 
-    def __init__(self, ruleset: Ruleset, knows: frozenset[str], trusted: Any) -> None:
+    def __init__(self, ruleset: Ruleset, knows: frozenset[str], trusted: object) -> None:
         self.unseen: dict[str, str] = {}
         self.notes: list[str] = []
         self.failed: dict[str, tuple[int, str]] = {}
@@ -136,7 +136,7 @@ class LinePlanner:
         return LineCharge(rule, charges, words_of(identity, line, request))
 
 
-def words_of(identity: Any, line: LogLine, request: LoggedRequest) -> str:
+def words_of(identity: object, line: LogLine, request: LoggedRequest) -> str:
     """Return an identity in words: an address as in the log, if it is a name there."""
     if identity is None:
         return _("all clients together")

@@ -136,7 +136,7 @@ def as_text(replayed: Replayed) -> str:
     return render("ratelimit_replay/report.txt", {"found": found}).strip()
 
 
-def _printable(value: Any) -> Any:
+def _printable(value: object) -> Any:
     """Return a value without control characters, which a terminal would interpret."""
     if isinstance(value, str):
         return "".join(letter if letter.isprintable() else "\ufffd" for letter in value)

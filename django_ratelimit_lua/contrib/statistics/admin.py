@@ -58,7 +58,7 @@ from .space_saving import Estimate
 
 APP = "django_ratelimit_lua"
 # Translators: formats of Django's date filter
-PERIOD_WORDS: dict[str, tuple[Any, Any, int, Any]] = {
+PERIOD_WORDS: dict[str, tuple[object, Any, int, Any]] = {
     "hour": (gettext_lazy("last hour"), "H:i", 10, "H:i"),
     "day": (gettext_lazy("last day"), "H:i", 6, "H:i"),
     "week": (gettext_lazy("last week"), gettext_lazy("D j M, H:i"), 8, gettext_lazy("D j")),
@@ -169,7 +169,7 @@ class StatisticsPages(Page):
             error = str(raised)
         if request.GET.get("format") == "json":
             return _json(page or {**vars(what), "period": period, "error": error}, status)
-        context: dict[str, Any] = {
+        context: dict[str, object] = {
             "title": name_words(name, MAX_TITLE_LENGTH),
             "what": what,
             "period": period,
@@ -304,7 +304,7 @@ def _require_store(state: Health) -> None:
         raise StoreError(state.error)
 
 
-def _json(members: Any, status: int) -> JsonResponse:
+def _json(members: object, status: int) -> JsonResponse:
     response = JsonResponse(members, Encoder, safe=False, status=status)
     response.headers["Cache-Control"] = "private, no-store"
     return response

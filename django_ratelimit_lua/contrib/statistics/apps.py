@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from django.apps import AppConfig
+from django.db.models import Model, QuerySet
+from django.http import HttpRequest
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ...engine.decide import PlannedCharge
 from ...extension import Column, Extension, register
+from ...identity.request_state import RequestState
+from ...limits.decision import Decision
 from . import checks  # noqa: F401 - registers itself
 from .conf import settings
 from .forget import forget
@@ -18,8 +24,14 @@ from .recorder import recorder
 from .rule_field import DURABLE
 from .telemetry import telemetry
 
+if TYPE_CHECKING:
+    from ...models import RateLimitRule
+    from ...operations.explain import ExplainedLimit
 
-def _last_days(request: Any, rules: Mapping[str, Any]) -> Mapping[str, Any]:
+
+def _last_days(
+    request: HttpRequest, rules: Mapping[str, RateLimitRule | None]
+) -> Mapping[str, object]:
     from .core_pages import last_day_cells
 
     return last_day_cells(request, rules)
@@ -39,22 +51,22 @@ class StatisticsExtension(Extension):
     )
     verbs = ("django_ratelimit_lua.contrib.statistics.verbs.stats",)
 
-    def links(self, request: Any, rule: Any) -> Iterator[tuple[str, str]]:
+    def links(self, request: HttpRequest, rule: RateLimitRule) -> Iterator[tuple[str, str]]:
         url = self.limit_url(request, rule.name)
         if url:
             yield gettext("Statistics"), url
 
-    def limit_url(self, request: Any, name: str) -> str:
+    def limit_url(self, request: HttpRequest, name: str) -> str:
         from .core_pages import limit_url
 
         return limit_url(request, name)
 
-    def rehearsal(self, rule: Any) -> str:
+    def rehearsal(self, rule: RateLimitRule) -> str:
         from .core_pages import rehearsal
 
         return rehearsal(rule)
 
-    def history(self, met: Any) -> str:
+    def history(self, met: ExplainedLimit) -> str:
         from .core_pages import history_words
 
         return history_words(met)
@@ -65,7 +77,12 @@ class StatisticsExtension(Extension):
         return health_warnings()
 
     def on_decision(
-        self, planned: Any, decision: Any, seconds: float, exempt: Any, state: Any
+        self,
+        planned: Sequence[PlannedCharge],
+        decision: Decision,
+        seconds: float,
+        exempt: Sequence[PlannedCharge],
+        state: RequestState | None,
     ) -> None:
         recorder.add(planned, decision, seconds, exempt, state)
         if settings.OPENTELEMETRY:
@@ -85,7 +102,7 @@ class StatisticsExtension(Extension):
 
         look()
 
-    def outdated(self, using: str, before: Any) -> Mapping[str, Any]:
+    def outdated(self, using: str, before: datetime) -> Mapping[str, QuerySet[Model]]:
         from .hours import outdated_hours
 
         return {"hours of statistics": outdated_hours(using, before)}

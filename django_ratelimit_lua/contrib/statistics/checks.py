@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import Any
 
 from django.core.checks import CheckMessage, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
@@ -14,7 +13,7 @@ from .conf import settings
 
 
 @register(Tags.caches)
-def check_metrics(**kwargs: Any) -> Iterator[CheckMessage]:
+def check_metrics(**kwargs: object) -> Iterator[CheckMessage]:
     """Warn if a package is missing that the settings of metrics need."""
     with suppress(ImproperlyConfigured):  # The core's `check_settings` reports it.
         for is_used, module, extra, text in (

@@ -367,7 +367,7 @@ def totals(patience: Patience | None = None) -> Totals:
     return Totals(of_names, of_names.pop(SITE, Counter()), number)
 
 
-def shadow_numbers(given: Mapping[str, Any]) -> ShadowNumbers:
+def shadow_numbers(given: Mapping[str, object]) -> ShadowNumbers:
     """Return the requests of this version of a rule in shadow mode, in the last days with any."""
     key = key_of(str(given["name"]), b"version:" + version_of(given).encode())
     (counts,) = _hashes([key])
@@ -388,7 +388,7 @@ def _hours_of(suffix: bytes, patience: Patience | None = None) -> dict[str, int]
     }
 
 
-def _pairs(reply: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
+def _pairs(reply: Sequence[object]) -> Iterable[tuple[Any, Any]]:
     return zip(reply[::2], reply[1::2], strict=True)
 
 
@@ -441,7 +441,7 @@ def _hashes(keys: Sequence[bytes], patience: Patience | None = None) -> list[Cou
 def _ask(commands: Sequence[Sequence[bytes]], patience: Patience | None = None) -> list[Any]:
     recorder.flush(patience)
     store = get_store(background=True)
-    replies: list[Any] = []
+    replies: list[object] = []
     for at in range(0, len(commands), _AT_ONCE):
         replies += store.execute_all(commands[at : at + _AT_ONCE], patience)
     return replies

@@ -276,7 +276,7 @@ class Report(NamedLimit, Numbers):
 class Encoder(DjangoJSONEncoder):
     """Encode dataclasses: each field is a member, without an underscore at the end of its name."""
 
-    def default(self, o: Any) -> Any:
+    def default(self, o: object) -> Any:
         if isinstance(o, Curve):
             return curve_members(o)
         if isinstance(o, RateLimitChange):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django import forms
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
@@ -21,7 +19,7 @@ def _form_field() -> forms.Field:
     return forms.BooleanField(required=False, label=capfirst(LABEL), help_text=help_text)
 
 
-def _clean(value: Any) -> bool:
+def _clean(value: object) -> bool:
     if not isinstance(value, bool):
         raise LimitError("write true or false")
     return value

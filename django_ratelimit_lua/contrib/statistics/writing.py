@@ -106,10 +106,10 @@ class Pending:
     def arguments(self, name: str, process: bytes) -> tuple[list[bytes], list[bytes]]:
         """Return the keys and arguments of the script."""
         keys = [key_of(name, b"batch:" + process)]
-        arguments: list[Any] = [self.number, BATCH_KEPT, SAMPLE]
+        arguments: list[object] = [self.number, BATCH_KEPT, SAMPLE]
         for (command, (suffix, kept)), words in self.writes.items():
             keys.append(key_of(name, suffix))
-            pairs: Iterable[Sequence[Any]] = words.items()
+            pairs: Iterable[Sequence[object]] = words.items()
             if command == b"meet":
                 pairs = ((member,) for member in words)
             elif command == b"mark":

@@ -14,7 +14,7 @@ from ..operations import BreakerState, breaker, breakers, force, meant_by
 
 
 @verb("breakers list", "the circuit breakers, their states and numbers")
-def list_breakers(command: Printer, options: dict[str, Any]) -> None:
+def list_breakers(command: Printer, options: dict[str, object]) -> None:
     """Print the breakers."""
     for state in breakers():
         command.say(_line(state))

@@ -94,7 +94,7 @@ def print_proxy(command: Printer, options: dict[str, Any]) -> None:
     command.say(text)
 
 
-def _check_path(command: Printer, options: dict[str, Any]) -> str:
+def _check_path(command: Printer, options: dict[str, object]) -> str:
     """Return the path of `check`, if the settings are those of this proxy."""
     require_urlconf()
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from ....identity.names import name_words
 from ....management.verbs import Printer, argument, verb
@@ -20,7 +19,7 @@ _HEADS = ("allowed", "refused", "shadow", "blocked", "exempt", "policy", "failed
     "what was counted in the last 24 hours, by rule and call site",
     argument("--json", action="store_true", help="for machines"),
 )
-def show(command: Printer, options: dict[str, Any]) -> None:
+def show(command: Printer, options: dict[str, object]) -> None:
     """Print the last day, as a table or as JSON."""
     found = overview("-requests", size=MAX_NAMES + 1)  # And the further names, counted as one.
     rows = [row for row in found.rows if row.requests]
