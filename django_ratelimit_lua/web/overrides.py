@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.http import Http404, HttpRequest
@@ -34,9 +34,6 @@ from ..rules.overrides import (
     network_digest,
 )
 from ..rules.ruleset import EVERY_RULE, Ruleset
-
-if TYPE_CHECKING:
-    from django.contrib.auth.models import AnonymousUser, User
 
 logger = logging.getLogger("django_ratelimit_lua")
 EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -99,7 +96,7 @@ class Sender:
     def __init__(
         self,
         request: HttpRequest,
-        user: Callable[[], User | AnonymousUser | None],
+        user: Callable[[], Any],
         site_keys: Mapping[str, Callable[[], tuple[str | None, ...]]] = EMPTY,
     ) -> None:
         self._request = request

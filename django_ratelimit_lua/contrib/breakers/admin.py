@@ -12,7 +12,7 @@ from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import router, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import path, reverse
+from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
@@ -138,7 +138,7 @@ class BreakerAdmin(ActingAdmin):
         css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012
         js = ("django_ratelimit_lua/refresh.js",)
 
-    def get_urls(self) -> list[Any]:
+    def get_urls(self) -> list[URLPattern]:
         """Add the URL of the page of one breaker; its name is in the query."""
         view = self.admin_site.admin_view(self.one_view)
         return [path("one/", view, name="ratelimit_breakers_breaker"), *super().get_urls()]
@@ -153,7 +153,9 @@ class BreakerAdmin(ActingAdmin):
     def has_module_permission(self, request: HttpRequest) -> bool:
         return super().has_module_permission(request) or self.has_force_permission(request)
 
-    def save_model(self, request: HttpRequest, obj: Any, form: object, change: bool) -> None:
+    def save_model(
+        self, request: HttpRequest, obj: RateLimitBreaker, form: object, change: bool
+    ) -> None:
         super().save_model(request, obj, form, change)
         for notice in notices(obj.name):
             messages.warning(request, notice)
@@ -223,7 +225,7 @@ class BreakerAdmin(ActingAdmin):
         return True
 
 
-def _shown(state: BreakerState) -> dict[str, Any]:
+def _shown(state: BreakerState) -> dict[str, object]:
     """Return a breaker for a template."""
     by = state.by.declared()
     rules = []

@@ -36,7 +36,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 R = TypeVar("R")
 Time = str | float | timedelta
-Failure = Any
+Failure = object
 """Classes of exceptions, statuses, ranges of statuses, or a callable (answer or exception); or a
 tuple of these.
 """
@@ -55,7 +55,7 @@ Instead = Literal["503", "fallback", "raises"]
 
 def mark(
     guard: Callable[..., object], breaker: CircuitBreaker, fallback: object, instead: Instead
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """Register that a breaker guards a function, for the inspector.
 
     Args:
@@ -209,14 +209,16 @@ class CircuitBreaker:
         if problem := async_mismatch(self.fallback, is_async=is_async):
             raise BreakerError(self.name, "fallback", problem)
         if is_async:
-            guard = self.aguarded(function, partial(afall_back, self.fallback))
+            guard: Callable[..., object] = self.aguarded(
+                function, partial(afall_back, self.fallback)
+            )
         else:
             guard = self.guarded(function, partial(fall_back, self.fallback))
         return cast(F, mark(guard, self, self.fallback, "raises"))
 
     def guarded(
         self, function: Callable[..., object], instead: Callable[..., object]
-    ) -> Callable[..., Any]:
+    ) -> Callable[..., object]:
         """Return the function, called through the breaker.
 
         Args:
@@ -224,7 +226,7 @@ class CircuitBreaker:
         """
 
         @wraps(function)
-        def guard(*args: object, **kwargs: object) -> Any:
+        def guard(*args: object, **kwargs: object) -> object:
             call = Call(self)
             try:
                 with call:
@@ -240,11 +242,11 @@ class CircuitBreaker:
 
     def aguarded(
         self, function: Callable[..., Awaitable[object]], instead: Callable[..., Awaitable[object]]
-    ) -> Callable[..., Awaitable[Any]]:
+    ) -> Callable[..., Awaitable[object]]:
         """Return `guarded` for a coroutine function."""
 
         @wraps(function)
-        async def guard(*args: object, **kwargs: object) -> Any:
+        async def guard(*args: object, **kwargs: object) -> object:
             call = Call(self)
             try:
                 async with call:
@@ -305,7 +307,7 @@ class Call:
         if waiting is not None:
             await to_the_end(arun(waiting))
 
-    def _end(self, error: BaseException | None) -> Waiting[Any] | None:
+    def _end(self, error: BaseException | None) -> Waiting[object] | None:
         """Count the result. Return what has to be done at once, or None."""
         failed = self._failed
         if error is not None and not failed:
@@ -313,7 +315,7 @@ class Call:
         return self._circuit.end(self._ticket, self._number, self._began, failed)
 
 
-def _judge(name: str, failure: Failure) -> Callable[[Any], bool | None]:
+def _judge(name: str, failure: Failure) -> Callable[[object], bool | None]:
     """Return a function that returns whether an answer, or an exception, is a failure.
 
     The function returns None if it is no evidence about the resource.

@@ -324,7 +324,7 @@ class Circuit:
 
     def end(
         self, ticket: Ticket, number: int, began: float, failed: bool | None
-    ) -> Waiting[Any] | None:
+    ) -> Waiting[object] | None:
         """Count a call that has ended.
 
         Args:
@@ -346,7 +346,7 @@ class Circuit:
             return self._reporting()
         return None
 
-    def _end_probe(self, ticket: Ticket, failed: bool | None, slow: bool) -> Waiting[Any] | None:
+    def _end_probe(self, ticket: Ticket, failed: bool | None, slow: bool) -> Waiting[object] | None:
         self._probes.pop(ticket.probe, None)
         failure = Report("done", ticket.probe, "failed", ticket.era)
         if failed is None:

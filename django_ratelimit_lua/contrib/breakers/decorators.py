@@ -51,14 +51,16 @@ def circuit(
     if of_view is not NO_FALLBACK and not callable(of_view):
         raise BreakerError(found.name, "fallback", f"is {of_view!r}: on a view, it must be a view")
 
-    def instead(error: CircuitOpen, request: HttpRequest, *args: object, **kwargs: object) -> Any:
+    def instead(
+        error: CircuitOpen, request: HttpRequest, *args: object, **kwargs: object
+    ) -> object:
         if of_view is NO_FALLBACK:
             return reduced_capacity(plain(request), error)
         return of_view(request, *args, **kwargs)
 
     async def ainstead(
         error: CircuitOpen, request: HttpRequest, *args: object, **kwargs: object
-    ) -> Any:
+    ) -> object:
         if of_view is NO_FALLBACK:
             return await areduced_capacity(plain(request), error)
         return await in_thread(of_view)(request, *args, **kwargs)

@@ -12,9 +12,7 @@ URLs of `gateway.urls` and nothing else, under whatever path it is mounted. It n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
-from typing import Any
 
 import django
 from django.apps import apps
@@ -22,7 +20,7 @@ from django.apps import apps
 if not apps.ready:
     django.setup()  # Before anything is imported that knows the models.
 
-from ...asgi import finish_at_shutdown
+from ...asgi import Message, Receive, Send, finish_at_shutdown
 from .answer import Answer, ProblemError
 from .check import answer_scope
 from .decide import answer_decide
@@ -31,14 +29,11 @@ from .described_request import meta_of
 from .health import answer_health
 from .openapi import answer_openapi
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 BODY_SECONDS = 10
 
 
 @finish_at_shutdown
-async def application(scope: Scope, receive: Receive, send: Send) -> None:
+async def application(scope: Message, receive: Receive, send: Send) -> None:
     """Serve the gateway as an ASGI application (https://asgi.readthedocs.io/en/latest/specs/www.html)."""
     if scope["type"] == "http":
         await _send(await _answer(scope, receive), send)
@@ -49,7 +44,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "websocket.close"})
 
 
-async def _answer(scope: Scope, receive: Receive) -> Answer:
+async def _answer(scope: Message, receive: Receive) -> Answer:
     path = str(scope["path"])
     # First, as Envoy adds the path that it asks about.
     if path.endswith(("/check", "/check*")) or "/check/" in path:

@@ -29,7 +29,7 @@ from .models import RateLimitClient, token_digest
 
 NOTE_SECONDS = 60
 """How often each process records that a token was used."""
-Gone = Callable[[], Awaitable[Any]]
+Gone = Callable[[], Awaitable[object]]
 _HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store"}
 _noted: dict[str, float] = {}
 """When the use of a valid token was recorded, by its digest."""

@@ -217,7 +217,7 @@ class DecidePlanner(Planner):
         return answer
 
 
-def _numbers(states: Sequence[LimitState]) -> dict[str, Any]:
+def _numbers(states: Sequence[LimitState]) -> dict[str, object]:
     """Return the members about the limits of one charge."""
     decision = Decision(not any(state.refuses for state in states), tuple(states))
     numbers: dict[str, Any] = {

@@ -146,7 +146,7 @@ def _identity(given: Any, where: str, depth: int = 0) -> Identity:
     return tuple([_identity(part, where, depth + 1) for part in given])
 
 
-def _members(pairs: list[tuple[str, object]]) -> dict[str, Any]:
+def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return an object. A repeated name is refused, as another reader might use its other value."""
     members = dict(pairs)
     if len(members) < len(pairs):

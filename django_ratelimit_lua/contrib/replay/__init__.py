@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .deciding import Progress, Replayed, ReplayTooSlowError, replay
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["Log", "Progress", "ReplayTooSlowError", "Replayed", "UnreadableLogError", "replay"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a public name when it is first used.
 
     Django imports this package before its apps are ready.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from django import forms
 from django.core.exceptions import PermissionDenied
+from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
-from django.urls import path
+from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -40,7 +40,7 @@ class LogForm(forms.Form):
         ),
     )
 
-    def clean_log(self) -> Any:
+    def clean_log(self) -> object:
         """Reject a log that is too large for a page."""
         log = self.cleaned_data["log"]
         if log.size > MAX_BYTES:
@@ -69,7 +69,7 @@ class ReplayPage(Page):
         """No entry in the index, which knows no rule."""
         return False
 
-    def get_urls(self) -> list[Any]:
+    def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view(self.rule_view)
         return [path("<int:pk>/", view, name="ratelimit_replay_replay")]
 
@@ -94,7 +94,7 @@ class ReplayPage(Page):
         return page_response(self, request, "replay.html", context)
 
 
-def replay_rule(rule: RateLimitRule, file: Any) -> dict[str, Any]:
+def replay_rule(rule: RateLimitRule, file: UploadedFile[bytes]) -> dict[str, object]:
     """Return the values of the page for a rule's replay. Raises what `replay` raises."""
     ruleset = Ruleset([compile_rule({**rule.declared(), "mode": "enforce"}, plain=True)])
     ends = time.monotonic() + MAX_SECONDS

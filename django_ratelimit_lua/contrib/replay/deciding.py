@@ -18,6 +18,7 @@ from ...store import Store
 from .formats import LogLine
 from .planning import LineCharge, LinePlanner
 from .reading import Log, Reading, ordered
+from .requests import Trusted
 from .tallies import TOO_MANY, Tally
 
 BATCH = 256
@@ -92,7 +93,7 @@ def replay(
     ruleset: Ruleset,
     store: Store,
     *,
-    trusted: object = None,
+    trusted: Trusted = None,
     spread: bool = True,
     draws: bool = False,
     on_progress: Callable[[Progress], bool | None] = lambda progress: None,

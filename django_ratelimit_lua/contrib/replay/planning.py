@@ -24,7 +24,7 @@ from ...rules.ruleset import Ruleset
 from ...web.overrides import REFUSED
 from ...web.plan import Place
 from .formats import LogLine
-from .requests import LoggedRequest, client_of
+from .requests import LoggedRequest, Trusted, client_of
 
 _SEEN_IN_LOGS = {"user-agent": "agent", "referer": "referer", "host": "host"}
 _UNKNOWN = ("session", "post", "json", "data", "cookie")
@@ -51,7 +51,7 @@ class LinePlanner:
         failed: By rule, to how many lines it could not be applied, and the first error.
     """
 
-    def __init__(self, ruleset: Ruleset, knows: frozenset[str], trusted: object) -> None:
+    def __init__(self, ruleset: Ruleset, knows: frozenset[str], trusted: Trusted) -> None:
         self.unseen: dict[str, str] = {}
         self.notes: list[str] = []
         self.failed: dict[str, tuple[int, str]] = {}

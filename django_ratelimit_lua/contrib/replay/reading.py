@@ -102,7 +102,7 @@ class Log:
                 self.size = self._raw.seek(0, io.SEEK_END)
                 self._raw.seek(0)
             self._buffer = io.BufferedReader(self._raw, BUFFER)
-            self._file: Any = self._buffer
+            self._file: IO[bytes] | gzip.GzipFile = self._buffer
             if self._buffer.peek(2)[:2] == b"\x1f\x8b":
                 self._file = gzip.GzipFile(fileobj=self._buffer)
             self._texts = self._read()
@@ -130,7 +130,7 @@ class Log:
             if self._is_own:
                 raw.close()
 
-    def _opened(self, name: str) -> Any:
+    def _opened(self, name: str) -> IO[bytes]:
         if name != STDIN:
             self._is_own = True
             return open(name, "rb")

@@ -48,7 +48,7 @@ def as_json(replayed: Replayed) -> dict[str, Any]:
     }
 
 
-def _rule(tally: Tally) -> dict[str, Any]:
+def _rule(tally: Tally) -> dict[str, object]:
     busiest = None
     if tally.lines:
         busiest = {"from": _iso(tally.busiest.minute), "lines": tally.busiest.lines}
@@ -72,7 +72,7 @@ def _rule(tally: Tally) -> dict[str, Any]:
     }
 
 
-def _curve(curve: Curve | None) -> dict[str, Any] | None:
+def _curve(curve: Curve | None) -> dict[str, object] | None:
     if curve is None:
         return None
     return {

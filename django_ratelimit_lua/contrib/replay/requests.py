@@ -12,10 +12,13 @@ from django.http import HttpRequest, QueryDict
 from django.utils.encoding import repercent_broken_unicode
 from django.utils.functional import cached_property
 
-from ...conf import conf
+from ...conf import Network, conf
 from ...identity.address import believed
 from ...identity.forwarded import parse_address
 from .formats import LogLine
+
+Trusted = int | tuple[Network, ...] | None
+"""Proxies, as in `RATELIMIT_TRUSTED_PROXIES`."""
 
 
 class LoggedUser(NamedTuple):
@@ -42,7 +45,7 @@ class LoggedRequest(HttpRequest):
         self._address = address
 
     @cached_property
-    def META(self) -> dict[str, Any]:  # type: ignore[override]
+    def META(self) -> dict[str, str]:  # type: ignore[override]
         """The values of a WSGI environment."""
         line = self.line
         sent = {
@@ -82,7 +85,7 @@ def path_of(target: str) -> str:
     return repercent_broken_unicode(unquote_to_bytes(path)).decode()
 
 
-def client_of(line: LogLine, trusted: Any) -> str:
+def client_of(line: LogLine, trusted: Trusted) -> str:
     """Return the address of the client, by the values that trusted proxies have written.
 
     A name, which servers may log instead, gets an address of its own.

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect
-from django.urls import path, reverse
+from django.urls import URLPattern, path, reverse
 from django.utils import formats
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -103,7 +103,7 @@ class StatisticsPages(Page):
     def may_see(request: HttpRequest) -> bool:
         return bool(request.user.has_perm(VIEW_RULES))
 
-    def get_urls(self) -> list[Any]:
+    def get_urls(self) -> list[URLPattern]:
         """Return the URLs of the overview and of one name.
 
         The name is in the query, because names may contain slashes.
@@ -188,7 +188,7 @@ class StatisticsPages(Page):
             response.status_code = status
         return response
 
-    def _draw(self, request: HttpRequest, page: Report) -> dict[str, Any]:
+    def _draw(self, request: HttpRequest, page: Report) -> dict[str, object]:
         step_format = PERIOD_WORDS[page.period][1]
         moments = [formats.date_format(point.at, step_format) for point in page.points]
         changes = [
@@ -229,7 +229,7 @@ class StatisticsPages(Page):
 
     def _draw_curve(
         self, request: HttpRequest, place: int, curve: Curve, page: Report
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         points = curve.points()
         top = points[-1].limit
         per = period_words(Rate(1, curve.period_us))
@@ -410,13 +410,13 @@ def _point_words(point: CurvePoint, curve: Curve, per: str) -> str:
 
 def _client_rows(
     request: HttpRequest, clients: Sequence[Estimate], page: Report
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Return the rows of clients of a name, with what can be done about each."""
     parts = readable_parts(request, [client.name for client in clients])
     return [_client_row(*pair, page) for pair in zip(clients, parts, strict=True)]
 
 
-def _client_row(client: Estimate, parts: Sequence[ReadablePart], page: Report) -> dict[str, Any]:
+def _client_row(client: Estimate, parts: Sequence[ReadablePart], page: Report) -> dict[str, object]:
     # The digest is examined; the name is filled into the form, and not examined.
     inspect = {"name": readable(page.name), "digest": client.digest}
     by_user: dict[str, str] = {}

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock, RLock
-from typing import Any
 
 from ...conf import conf
 from ...engine.decide import PlannedCharge
@@ -24,6 +23,7 @@ from ...identity.request_state import RequestState
 from ...limits.decision import Decision, LimitState
 from ...limits.limit import shortened
 from ...process.forks import renew_after_fork
+from ...rules.rule import Rule
 from ...store import FLUSH_SECONDS, Patience, failures, flusher, get_store
 from .buckets import TIME_BOUNDS, units_bucket
 from .keys import MINUTE, OTHER
@@ -85,7 +85,7 @@ class Person:
         self._name: Name | None = None
         self.is_client = identity is not None
         # Only these have versions that are judged.
-        self.rule: Any = planned.rule if planned.charge.limit.mode == "shadow" else None
+        self.rule: Rule | None = planned.rule if planned.charge.limit.mode == "shadow" else None
         if not is_short(identity):  # It is kept for a second, and may be as long as a request.
             self._name = shown(identity)
             self._identity = None

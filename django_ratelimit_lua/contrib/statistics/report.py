@@ -276,7 +276,7 @@ class Report(NamedLimit, Numbers):
 class Encoder(DjangoJSONEncoder):
     """Encode dataclasses: each field is a member, without an underscore at the end of its name."""
 
-    def default(self, o: object) -> Any:
+    def default(self, o: object) -> object:
         if isinstance(o, Curve):
             return curve_members(o)
         if isinstance(o, RateLimitChange):
@@ -544,7 +544,7 @@ def _other_limits(what: NamedLimit, span: Span) -> list[str]:
     return [reason for reason, holds in reasons.items() if holds]
 
 
-def curve_members(curve: Curve) -> dict[str, Any]:
+def curve_members(curve: Curve) -> dict[str, object]:
     """Return the JSON of a refusal curve; the numbers of a point are written as [least, most]."""
     return {
         "period_seconds": curve.period_us / 1_000_000,

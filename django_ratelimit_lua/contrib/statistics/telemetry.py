@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...engine.decide import PlannedCharge
 from ...limits.decision import Decision
@@ -19,6 +19,10 @@ from ...version import __version__
 from .buckets import TIME_BOUNDS
 from .keys import MAX_LABELS, REST, readable
 from .results import LABELS, results_of
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Counter, Histogram
+    from opentelemetry.trace import Tracer
 
 logger = logging.getLogger("django_ratelimit_lua")
 
@@ -34,7 +38,7 @@ class Telemetry:
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
-        self._instruments: tuple[Any, Any, Any] | None = None
+        self._instruments: tuple[Counter, Histogram, Tracer] | None = None
         self._names: set[str] = set()
         self._has_failed = False
 
@@ -88,7 +92,7 @@ def _attributes(name: str, letter: str) -> dict[str, str]:
     return attributes
 
 
-def _make_instruments() -> tuple[Any, Any, Any]:
+def _make_instruments() -> tuple[Counter, Histogram, Tracer]:
     from opentelemetry.metrics import get_meter
     from opentelemetry.trace import get_tracer
 

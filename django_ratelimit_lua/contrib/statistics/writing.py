@@ -17,7 +17,7 @@ from ...exceptions import StoreError
 from ...limits import program
 from ...limits.limit import shortened
 from ...rules.callsite import known_call_sites
-from ...store import Patience, get_store
+from ...store import Patience, Store, get_store
 from .keys import (
     BATCH_KEPT,
     DAY,
@@ -106,10 +106,10 @@ class Pending:
     def arguments(self, name: str, process: bytes) -> tuple[list[bytes], list[bytes]]:
         """Return the keys and arguments of the script."""
         keys = [key_of(name, b"batch:" + process)]
-        arguments: list[object] = [self.number, BATCH_KEPT, SAMPLE]
+        arguments: list[bytes | int] = [self.number, BATCH_KEPT, SAMPLE]
         for (command, (suffix, kept)), words in self.writes.items():
             keys.append(key_of(name, suffix))
-            pairs: Iterable[Sequence[object]] = words.items()
+            pairs: Iterable[Sequence[Any]] = words.items()
             if command == b"meet":
                 pairs = ((member,) for member in words)
             elif command == b"mark":
@@ -119,7 +119,7 @@ class Pending:
         return keys, _encode(arguments)
 
 
-def _encode(arguments: Iterable[Any]) -> list[bytes]:
+def _encode(arguments: Iterable[bytes | int]) -> list[bytes]:
     return [part if isinstance(part, bytes) else b"%d" % part for part in arguments]
 
 
@@ -394,7 +394,7 @@ class Writer:
             batch.number = self._number
         return self._batches.get(name)
 
-    def _note_names(self, store: Any, patience: Patience | None) -> None:
+    def _note_names(self, store: Store, patience: Patience | None) -> None:
         """Note each name once an hour.
 
         Names for which there is no room are counted together.
@@ -405,7 +405,7 @@ class Writer:
         names = sorted(news, key=lambda name: (name not in durable, name == OTHER))
         if not names:
             return
-        arguments = [
+        arguments: list[bytes | int] = [
             int(time.time()) // HOUR,
             HOURS_KEPT // HOUR,
             MAX_NAMES,

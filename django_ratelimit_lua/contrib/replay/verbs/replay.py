@@ -29,6 +29,7 @@ from ..deciding import replay as replay_logs
 from ..formats import FORMATS
 from ..reading import Log, UnreadableLogError
 from ..report import as_json, as_text, page, plots
+from ..requests import Trusted
 
 REFRESH_SECONDS = 0.2
 
@@ -159,7 +160,7 @@ def _ruleset(options: dict[str, Any]) -> Ruleset:
     return Ruleset(compile_rules(declared_rules(text, where)))
 
 
-def _trusted(given: str | None) -> Any:
+def _trusted(given: str | None) -> Trusted:
     """Return the trusted proxies, as `RATELIMIT_TRUSTED_PROXIES` has them."""
     if given is None:
         return conf.TRUSTED_PROXIES
