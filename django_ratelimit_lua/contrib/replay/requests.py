@@ -12,12 +12,12 @@ from django.http import HttpRequest, QueryDict
 from django.utils.encoding import repercent_broken_unicode
 from django.utils.functional import cached_property
 
-from ...conf import Network, conf
+from ...conf import conf
 from ...identity.address import believed
 from ...identity.forwarded import parse_address
 from .formats import LogLine
 
-Trusted = int | tuple[Network, ...] | None
+Trusted = int | tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] | None
 """Proxies, as in `RATELIMIT_TRUSTED_PROXIES`."""
 
 
