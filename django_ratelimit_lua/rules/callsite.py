@@ -196,7 +196,8 @@ def losses(
     """The rates of call sites that a rule in their place does not keep.
 
     The rule has that key (empty: that of the first call site) and these rates. It counts by another
-    key, or has no rate that implies this one, as 3 a minute imply 500 an hour.
+    key, or has no rate of the same period, and none that implies this one, as 3 a minute imply 500
+    an hour.
     """
     return [
         (site, rate)
@@ -205,15 +206,20 @@ def losses(
         if isinstance(rate, Rate)
         and (
             site.key not in ("", key or sites[0].key)
-            or not any(_is_implied(rate, each) for each in rates if isinstance(each, Rate))
+            or not any(_is_kept(rate, each) for each in rates if isinstance(each, Rate))
         )
     ]
 
 
-def _is_implied(rate: Rate, by: Rate) -> bool:
-    """Whether the other rate implies this one. Slots imply no rate, and no rate implies slots."""
+def _is_kept(rate: Rate, by: Rate) -> bool:
+    """Whether the other rate is this one with another number, or implies it.
+
+    Slots imply no rate, and no rate implies slots.
+    """
     if rate.is_slots or by.is_slots:
-        return rate.is_slots and by.is_slots and by.limit <= rate.limit
+        return rate.is_slots and by.is_slots
+    if rate.period_us == by.period_us:
+        return True
     return by.limit * -(-rate.period_us // by.period_us) <= rate.limit
 
 
