@@ -96,7 +96,7 @@ def throttle_algorithm(rate: Rate, named: str | None) -> str:
     return named or "sliding_log"
 
 
-def rate_text(rate: Any) -> str:
+def rate_text(rate: object) -> str:
     """A rate of a call site, as rules write it."""
     if isinstance(rate, Rate):
         return str(rate)
@@ -191,7 +191,7 @@ def limits_of(rule: Rule) -> list[Limit]:
 
 
 def losses(
-    sites: Sequence[CallSite], key: str, rates: Sequence[Any]
+    sites: Sequence[CallSite], key: str, rates: Sequence[object]
 ) -> list[tuple[CallSite, Rate]]:
     """The rates of call sites that a rule in their place does not keep.
 
@@ -226,8 +226,8 @@ def _is_kept(rate: Rate, by: Rate) -> bool:
 def call_site(
     group: str | None,
     key: KeyLike | None,
-    rate: Any,
-    method: Any,
+    rate: object,
+    method: object,
     cost: CostLike,
     options: Options,
     *,
