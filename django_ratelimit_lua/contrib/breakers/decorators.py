@@ -45,7 +45,7 @@ def circuit(
         raise BreakerError(
             found.name, "", f"already has its options: {', '.join(options)} cannot be set here"
         )
-    of_view = fallback
+    of_view: Any = fallback
     if of_view is NO_FALLBACK:
         of_view = found.fallback
     if of_view is not NO_FALLBACK and not callable(of_view):
