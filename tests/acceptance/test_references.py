@@ -169,7 +169,7 @@ def test_a_client_is_examined_by_its_digest(where: str, place: str) -> None:
     stranger = explain_client("0" * 32, place)
     assert stranger.found.decision.allowed
     assert {met.state.used for met in stranger.found.met if met.state is not None} == {0}
-    assert [met.name for met in explain_client(digest, "elsewhere").found.met] == [refusing.name]
+    assert refusing.name in [met.name for met in explain_client(digest).found.met]
     assert explain_client("0" * 32).found.met == []
 
 
