@@ -131,7 +131,7 @@ class ClientPage(ActionPage):
             ],
             "url": client_url(digest, name, q=text),
             "override_url": override_url(request, digest, parts),
-            "inspect": urlencode(_described(parts)),
+            "inspect": urlencode(_described(entered or parts)),
             "ask": ask if ask in ("block", "exempt") else "",
             "durations": DURATIONS.items(),
             "hour": "3600",
@@ -222,6 +222,6 @@ def _slot_rows(request: HttpRequest, client: ExplainedClient) -> list[dict[str, 
 
 
 def _described(parts: Iterable[Part]) -> dict[str, str]:
-    """The fields of the inspector's form that describe a client."""
+    """The fields of the inspector's form that describe a client, without masked ones."""
     fields = {"ip": "address", "user": "user"}
-    return {fields.get(kind, kind): value for kind, value in parts if kind}
+    return {fields[kind]: value for kind, value in parts if kind in fields and "/" not in value}

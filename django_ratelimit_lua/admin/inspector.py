@@ -18,7 +18,7 @@ from ..conf import conf
 from ..exceptions import StoreError
 from ..extension import extensions
 from ..identity.forwarded import covers
-from ..identity.names import original
+from ..identity.names import Name, original
 from ..limits.ban import Ban
 from ..limits.decision import LimitState
 from ..models import RateLimitOverride, RateLimitRule
@@ -272,13 +272,13 @@ def _opened(request: HttpRequest, opened: OpenedReference) -> dict[str, object]:
     name = ""
     if len(names) == 1:
         (name,) = names
-    digests = {override.client_digest for override in opened.overrides} - {""}
+    known = {each.client_digest: Name() for each in opened.overrides if each.client_digest}
     try:
         if not opened.is_block:
-            digests |= known_clients(request, opened.digest_prefix, name).keys()
+            known |= known_clients(request, opened.digest_prefix, name)
     except StoreError as error:
         messages.warning(request, _("Redis is unavailable: %s") % error)
-    links = client_links(request, [(digest, []) for digest in sorted(digests)], name)
+    links = client_links(request, sorted(known.items()), name)
     return {"opened": opened, "clients": links}
 
 

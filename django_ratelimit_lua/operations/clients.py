@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from django.core.exceptions import ValidationError
 
@@ -88,12 +88,18 @@ def explain_client(digest: str, name: str = "", address: str = "") -> ExplainedC
     others = [found for place in limits.values() for found in place]
     examined = [*named, *others][:MAX_EXAMINED]
     counted = _counted(others[:MAX_EXAMINED], digest.encode())
-    planner = _ClientPlanner(digest.encode(), [*named, *counted][:MAX_LISTED])
+    listed = [*named, *counted][:MAX_LISTED]
+    planner = _ClientPlanner(digest.encode(), listed)
     outcome = decide(planner)
-    found = Explanation(outcome.decision, explained_limits(planner, outcome))
+    readings = {(each.place, each.limit.key_part): each.reading for each in listed}
+    met = [
+        replace(each, reading=readings[each.counted_as, each.charge.limit.key_part])
+        for each in explained_limits(planner, outcome)
+    ]
+    found = Explanation(outcome.decision, met)
     found.block = planner.block()
     bans = bans_by_key(
-        key for found in examined if found.limit.ban is not None for key in _ban_keys(found, digest)
+        key for each in examined if each.limit.ban is not None for key in _ban_keys(each, digest)
     )
     slots = [holder for holder in slots_held() if holder.digest == digest]
     names = [active.who for active in bans] + [list(holder.identity) for holder in slots]
@@ -118,11 +124,12 @@ def explain_client(digest: str, name: str = "", address: str = "") -> ExplainedC
 
 @dataclass(frozen=True, slots=True)
 class _PlacedLimit:
-    """A limit, the name that it is counted under, and its rule, if it has one."""
+    """A limit, the name that it is counted under, its rule, if it has one, and its sentence."""
 
     place: str
     limit: Limit
     rule: Rule | None
+    reading: str
 
     def planned(self, digest: bytes) -> PlannedCharge:
         return PlannedCharge(Charge(self.limit, digest), self.place, self.rule)
@@ -135,7 +142,9 @@ def _limits_by_place() -> dict[str, list[_PlacedLimit]]:
         is_off = each.rule is not None and each.rule.mode == "off"
         if each.limit is not None and not is_off:
             limits = places.setdefault(each.place, {})
-            limits.setdefault(each.limit.key_part, _PlacedLimit(each.place, each.limit, each.rule))
+            limits.setdefault(
+                each.limit.key_part, _PlacedLimit(each.place, each.limit, each.rule, each.reading)
+            )
     return {
         place: [each for each in limits.values() if each.rule is not None] or [*limits.values()]
         for place, limits in places.items()
@@ -155,8 +164,8 @@ def _counted(limits: Sequence[_PlacedLimit], digest: bytes) -> Iterator[_PlacedL
                 yield each
 
 
-def _ban_keys(found: _PlacedLimit, digest: str) -> Sequence[bytes]:
-    return build_call([Charge(found.limit, digest.encode())], "peek").ban_keys()
+def _ban_keys(each: _PlacedLimit, digest: str) -> Sequence[bytes]:
+    return build_call([Charge(each.limit, digest.encode())], "peek").ban_keys()
 
 
 def _offences(charges: Sequence[PlannedCharge], outcome: Outcome) -> tuple[Offence, ...]:

@@ -129,7 +129,7 @@ def client_records(request: HttpRequest, digest: str, name: str) -> dict[str, Cl
     return {
         digest: ClientRecord(
             next((one.name for hour in hours for one in hour[3:] if one and one.name), []),
-            _("Refused in the last 24 hours"),
+            _("The last 24 hours"),
             [_("limit"), _("hour"), _("refused"), _("units used")],
             [_hour_row(request, hour, is_shadow=hour.name in rehearsing) for hour in hours],
         )
