@@ -74,6 +74,8 @@ class ClientPage(ActionPage):
         else:
             inspector = reverse("admin:django_ratelimit_lua_inspect")
             return HttpResponseRedirect(f"{inspector}?{urlencode({'reference': reference})}")
+        if _IS_DIGEST(text.lower()):
+            return HttpResponseRedirect(client_url(text.lower()))
         rows = [
             {
                 "digest": found.digest,
@@ -86,18 +88,14 @@ class ClientPage(ActionPage):
             for digest, name in known_clients(request, text.lower()).items():
                 words = ", ".join(part.words for part in readable_parts(request, [name])[0])
                 rows.append({"digest": digest, "words": words, "url": client_url(digest)})
-        if _IS_DIGEST(text.lower()):
-            return HttpResponseRedirect(client_url(text.lower()))
         if len(rows) == 1:
             return HttpResponseRedirect(rows[0]["url"])
         return rows[:MAX_LISTED]
 
     def _client(self, request: HttpRequest, digest: str, text: str) -> dict[str, Any]:
         """Return the context for one client."""
-        name = request.GET.get("name", "")
-        entered = next((each.name for each in find_clients(text) if each.digest == digest), ())
-        field, address = override_subject(digest, entered)
-        client = explain_client(digest, name, address if field == "network" else "")
+        entered = _entered(digest, text)
+        client = _explain(request, digest, entered)
         records = [
             record
             for extension in extensions
@@ -118,7 +116,6 @@ class ClientPage(ActionPage):
             "parts": words,
             "lead": _lead(client, rows),
             "rows": rows,
-            "reset": True,
             "records": [
                 (record, [list(zip(record.headings, row, strict=True)) for row in record.rows])
                 for record in records
@@ -129,7 +126,7 @@ class ClientPage(ActionPage):
                 (active, moment_of(active.ban.since), active.key.decode(errors="replace"))
                 for active in client.bans
             ],
-            "url": client_url(digest, name, q=text),
+            "url": client_url(digest, request.GET.get("name", ""), q=text),
             "override_url": override_url(request, digest, parts),
             "inspect": urlencode(_described(entered or parts)),
             "ask": ask if ask in ("block", "exempt") else "",
@@ -152,9 +149,8 @@ class ClientPage(ActionPage):
         if action == "release" and may_see_rules(request):
             release(request, target)
             return {}
-        client = explain_client(
-            digest, request.GET.get("name", ""), _address_of(digest, request.GET.get("q", ""))
-        )
+        text = request.GET.get("q", "").strip()[:MAX_TEXT_LENGTH]
+        client = _explain(request, digest, _entered(digest, text))
         if action == "reset":
             reset_counts(self, request, client.found, target)
         elif action == "end":
@@ -190,10 +186,15 @@ class ClientPage(ActionPage):
             messages.success(request, _("Ended: %(override)s.") % {"override": override})
 
 
-def _address_of(digest: str, text: str) -> str:
-    entered = [each.name for each in find_clients(text[:MAX_TEXT_LENGTH]) if each.digest == digest]
-    field, value = override_subject(digest, next(iter(entered), ()))
-    return value if field == "network" else ""
+def _entered(digest: str, text: str) -> tuple[Part, ...]:
+    """The name of a client, if the search for this text finds it."""
+    return next((each.name for each in find_clients(text) if each.digest == digest), ())
+
+
+def _explain(request: HttpRequest, digest: str, name: Iterable[Part]) -> ExplainedClient:
+    field, value = override_subject(digest, name)
+    address = value if field == "network" else ""
+    return explain_client(digest, request.GET.get("name", ""), address)
 
 
 def _lead(client: ExplainedClient, rows: Sequence[dict[str, Any]]) -> tuple[str, str]:

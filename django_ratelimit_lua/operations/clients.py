@@ -26,13 +26,12 @@ from ..models import RateLimitOverride
 from ..rules.callsite import LIMITER, known_call_sites
 from ..rules.describe import key_label
 from ..rules.overrides import DIGEST, USER, SubjectRef, client_identity, is_field, override_cache
-from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..web.overrides import override_kinds
 from ..web.plan import Party, Planner
 from .bans import ActiveBan, active_bans, bans_by_key
 from .explain import Explanation, explained_limits
-from .reference import known_limits
+from .reference import KnownLimit, known_limits
 from .request_builder import identity_for
 from .slots import slots_held
 from .subjects import Subject
@@ -91,25 +90,25 @@ def explain_client(digest: str, name: str = "", address: str = "") -> ExplainedC
     listed = [*named, *counted][:MAX_LISTED]
     planner = _ClientPlanner(digest.encode(), listed)
     outcome = decide(planner)
-    readings = {(each.place, each.limit.key_part): each.reading for each in listed}
+    readings = {(known.place, limit.key_part): known.reading for known, limit in listed}
     met = [
         replace(each, reading=readings[each.counted_as, each.charge.limit.key_part])
         for each in explained_limits(planner, outcome)
     ]
     found = Explanation(outcome.decision, met)
-    found.block = planner.block()
-    bans = bans_by_key(
-        key for each in examined if each.limit.ban is not None for key in _ban_keys(each, digest)
-    )
+    strongest = planner.strongest()
+    banning = [Charge(limit, digest.encode()) for _known, limit in examined if limit.ban]
+    bans = bans_by_key(key for charge in banning for key in build_call([charge], "peek").ban_keys())
     slots = [holder for holder in slots_held() if holder.digest == digest]
     names = [active.who for active in bans] + [list(holder.identity) for holder in slots]
     overrides = overrides_of([digest])[digest]
     if address:
         about = Subject(address=address).network_overrides()
         overrides += [each.override for each in about if each.part != "part"]
-        whole = [each.override for each in about if each.blocks_all]
-        if found.block is None:
-            found.block = next(iter(whole), None)
+        if strongest is None:
+            strongest = next((each.override for each in about if each.blocks_all), None)
+    if strongest is not None and strongest.effect == "block":
+        found.block = strongest
     return ExplainedClient(
         digest,
         next(filter(None, names), []),
@@ -122,50 +121,35 @@ def explain_client(digest: str, name: str = "", address: str = "") -> ExplainedC
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _PlacedLimit:
-    """A limit, the name that it is counted under, its rule, if it has one, and its sentence."""
-
-    place: str
-    limit: Limit
-    rule: Rule | None
-    reading: str
-
-    def planned(self, digest: bytes) -> PlannedCharge:
-        return PlannedCharge(Charge(self.limit, digest), self.place, self.rule)
+_Place = tuple[KnownLimit, Limit]
 
 
-def _limits_by_place() -> dict[str, list[_PlacedLimit]]:
+def _limits_by_place() -> dict[str, list[_Place]]:
     """The limits that count under each name: those of the rule, if there is one, or of the code."""
-    places: dict[str, dict[bytes, _PlacedLimit]] = {}
-    for each in known_limits():  # Rules come first. A tier counts in the same place.
-        is_off = each.rule is not None and each.rule.mode == "off"
-        if each.limit is not None and not is_off:
-            limits = places.setdefault(each.place, {})
-            limits.setdefault(
-                each.limit.key_part, _PlacedLimit(each.place, each.limit, each.rule, each.reading)
-            )
+    places: dict[str, dict[bytes, _Place]] = {}
+    for known in known_limits():  # Rules come first. A tier counts in the same place.
+        is_off = known.rule is not None and known.rule.mode == "off"
+        if known.limit is not None and not is_off:
+            limits = places.setdefault(known.place, {})
+            limits.setdefault(known.limit.key_part, (known, known.limit))
     return {
-        place: [each for each in limits.values() if each.rule is not None] or [*limits.values()]
-        for place, limits in places.items()
+        name: [(known, limit) for known, limit in limits.values() if known.rule is not None]
+        or [*limits.values()]
+        for name, limits in places.items()
     }
 
 
-def _counted(limits: Sequence[_PlacedLimit], digest: bytes) -> Iterator[_PlacedLimit]:
+def _counted(limits: Sequence[_Place], digest: bytes) -> Iterator[_Place]:
     """Yield the limits that have counted something of a client, or ban it."""
     for start in range(0, len(limits), AT_ONCE):
         part = limits[start : start + AT_ONCE]
-        charges = [Charge(each.limit, digest) for each in part]
+        charges = [Charge(limit, digest) for _known, limit in part]
         decision = run(answered(build_call(charges, "peek")))
         if decision.source == "fallback":
             raise StoreError("Redis is unavailable")
-        for each, state in zip(part, decision.limits, strict=True):
+        for place, state in zip(part, decision.limits, strict=True):
             if state.used or state.reset_after or not state.allowed:
-                yield each
-
-
-def _ban_keys(each: _PlacedLimit, digest: str) -> Sequence[bytes]:
-    return build_call([Charge(each.limit, digest.encode())], "peek").ban_keys()
+                yield place
 
 
 def _offences(charges: Sequence[PlannedCharge], outcome: Outcome) -> tuple[Offence, ...]:
@@ -186,10 +170,12 @@ class _ClientPlanner(Planner):
 
     ignores_blocks = True
 
-    def __init__(self, digest: bytes, limits: Sequence[_PlacedLimit]) -> None:
+    def __init__(self, digest: bytes, limits: Sequence[_Place]) -> None:
         super().__init__("peek")
         self._digest = digest
-        self.charges = [each.planned(digest) for each in limits]
+        self.charges = [
+            PlannedCharge(Charge(limit, digest), known.place, known.rule) for known, limit in limits
+        ]
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
         # A RateLimiter uses no overrides.
@@ -210,12 +196,12 @@ class _ClientPlanner(Planner):
         self.parties = [Party(own, subjects, False), Party(rest, [], False)]
         return ()
 
-    def block(self) -> RateLimitOverride | None:
-        """The override that blocks the client, whatever the rule."""
+    def strongest(self) -> RateLimitOverride | None:
+        """The override about the client that applies whatever the rule."""
         if not self.parties:
             return None
         override = override_cache.get_many(self.parties[0].subjects).strongest_for(None, now_us())
-        if override is None or override.effect != "block":
+        if override is None:
             return None
         return RateLimitOverride.objects.filter(pk=override.pk).first()
 
@@ -285,6 +271,8 @@ def find_clients(text: str) -> list[FoundClient]:
             such as `ip+post:username`.
     """
     words = text.split()
+    if not words:
+        return []
     addresses = [word for word in words if parse_address(word) is not None]
     value = " ".join(word for word in words if word not in addresses)
     keys = dict.fromkeys(["user", "ip", *(known.key for known in known_limits() if known.key)])

@@ -141,6 +141,10 @@ def test_a_block_of_a_network_is_found_by_the_address(operator: Client) -> None:
     assert "Blocked" not in page(operator, client)
     assert "Blocked by an override, without end" in page(operator, client, q="203.0.113.1")
     assert "Blocked" not in page(operator, client, q="203.0.113.2")
+    exempt = RateLimitOverride.objects.create(user=None, network="203.0.113.1", effect="exempt")
+    assert "Blocked" not in page(operator, client, q="203.0.113.1")
+    assert statuses("/ok", 1, "203.0.113.1") == [200]
+    exempt.delete()
     url = f"{CLIENT}?{urlencode({'digest': client, 'q': '203.0.113.1'})}"
     operator.post(url, {"action": f"end:{block.pk}"})
     assert statuses("/ok", 1, "203.0.113.1") == [200]
