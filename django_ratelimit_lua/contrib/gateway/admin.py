@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy
 
 from ...admin.base import ActingAdmin
 from ...admin.times import moment_element
+from ...limits.algorithms import OF_SLOTS
 from ...models import RateLimitRule
 from ...models.audit import acting
 from .clients import Client
@@ -130,7 +131,7 @@ def _command(request: HttpRequest, client: RateLimitClient, token: str) -> str:
 def _limit(client: RateLimitClient) -> str:
     """Return the first limit that a client may use; of those with a star, the first rule."""
     names = [name for name in client.names() if not name.endswith("*")]
-    rates = RateLimitRule.objects.exclude(algorithm="concurrency").order_by("order", "name")
+    rates = RateLimitRule.objects.exclude(algorithm__in=OF_SLOTS).order_by("order", "name")
     asking = Client(client.name, tuple(client.names()))
     names += filter(asking.may_ask, rates.values_list("name", flat=True))
     return next(iter(names), "mail")
