@@ -131,7 +131,7 @@ def _command(request: HttpRequest, client: RateLimitClient, token: str) -> str:
 def _limit(client: RateLimitClient) -> str:
     """Return the first limit that a client may use; of those with a star, the first rule."""
     names = [name for name in client.names() if not name.endswith("*")]
-    rates = RateLimitRule.objects.exclude(algorithm__in=OF_SLOTS).order_by("order", "name")
+    rates = RateLimitRule.objects.exclude(algorithm=OF_SLOTS).order_by("order", "name")
     asking = Client(client.name, tuple(client.names()))
     names += filter(asking.may_ask, rates.values_list("name", flat=True))
     return next(iter(names), "mail")
