@@ -9,13 +9,16 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
+from ..engine.bans import MAX_ENTRIES
 from ..engine.evidence import Offence
 from ..exceptions import StoreError
 from ..extension import extensions
+from ..identity.forwarded import covers, parse_address
 from ..identity.names import Name
 from ..limits.rate import SECOND, LimitError
 from ..models import RateLimitRule
@@ -26,8 +29,8 @@ from ..operations.bans import (
     banning_limits,
     evidence_of_bans,
     lift_bans,
-    number_of_bans,
 )
+from ..operations.clients import find_clients, is_prefix
 from ..operations.formatting import moment_words
 from .client_links import client_links, client_url
 from .forms import own_digests
@@ -38,7 +41,8 @@ from .pages import ActionPage, page_response
 from .times import moment_of
 
 SHOWN = 100
-"""Bans on the page: those that began last."""
+"""Bans on a page."""
+MAX_SEARCH_LENGTH = 300
 LENGTHS = [
     ("", gettext_lazy("as long as the next ban")),
     ("10m", gettext_lazy("for 10 minutes")),
@@ -97,7 +101,8 @@ class BanPage(ActionPage):
 
     def view(self, request: HttpRequest, **context: object) -> HttpResponse:
         """The banned clients."""
-        context = {"form": BanForm(), "chosen": request.GET.get("rule", ""), **context}
+        filters = {"chosen": request.GET.get("rule", ""), "search": _search_text(request)}
+        context = {"form": BanForm(), **filters, **context}
         try:
             context |= self._found(request)
         except StoreError as error:
@@ -105,14 +110,9 @@ class BanPage(ActionPage):
         return page_response(self, request, "bans.html", context)
 
     def _found(self, request: HttpRequest) -> dict[str, object]:
-        chosen = request.GET.get("rule", "")
-        found = active_bans()
-        listed = [active for active in found if chosen in ("", active.rule, active.limit)]
-        listed.sort(key=lambda active: -active.ban.since)
-        number = len(listed)
-        if not chosen:
-            number = max(number, number_of_bans())
-        bans = listed[:SHOWN]
+        found = active_bans(MAX_ENTRIES)
+        page = Paginator(_listed(request, found), SHOWN).get_page(request.GET.get("p"))
+        bans = list(page)
         rules = RateLimitRule.objects.filter(name__in={active.rule for active in bans})
         pks = dict(rules.values_list("name", "pk"))
         evidences = evidence_of_bans(bans)
@@ -142,18 +142,29 @@ class BanPage(ActionPage):
         return {
             "rows": rows,
             "names": sorted({active.rule or active.limit for active in found}),
-            "more": number - len(rows),
-            "number": number,
+            "page": page,
+            "number": page.paginator.count,
         }
 
     def act(self, request: HttpRequest) -> dict[str, Any]:
-        """Lift a ban, or add one."""
+        """Lift a ban, those that were selected or all that are listed, or add one."""
         action, _colon, key = request.POST.get("action", "").partition(":")
         if action == "add":
             return self._add(request, BanForm(request.POST))
         if action not in LIFTED:
             raise PermissionDenied
-        lift(request, active_bans(), key, forget=action == "forget")
+        bans = active_bans(MAX_ENTRIES)
+        forget = action == "forget"
+        if key == "selected":
+            chosen = set(request.POST.getlist("ban"))
+            _lift_all(request, [active for active in bans if _key(active) in chosen], forget=forget)
+        elif key == "all":
+            listed = _listed(request, bans)
+            if listed and "confirmed" not in request.POST:
+                return {"pending": len(listed)}
+            _lift_all(request, listed, forget=forget)
+        else:
+            lift(request, bans, key, forget=forget)
         return {}
 
     def _add(self, request: HttpRequest, form: BanForm) -> dict[str, object]:
@@ -176,6 +187,54 @@ class BanPage(ActionPage):
 def _key(active: ActiveBan) -> str:
     """The key of a ban, as a button sends it."""
     return active.key.decode(errors="replace")
+
+
+def _search_text(request: HttpRequest) -> str:
+    return request.GET.get("q", "").strip()[:MAX_SEARCH_LENGTH]
+
+
+def _listed(request: HttpRequest, bans: Sequence[ActiveBan]) -> list[ActiveBan]:
+    """Return the bans of the list, as the query of the URL filters them: the latest first."""
+    chosen = request.GET.get("rule", "")
+    listed = [active for active in bans if chosen in ("", active.rule, active.limit)]
+    if text := _search_text(request):
+        listed = _search(listed, text, sees_names=request.user.has_perm(WHO))
+    return sorted(listed, key=lambda active: -active.ban.since)
+
+
+def _search(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> list[ActiveBan]:
+    """Return the bans of a client, by a limit or for a reason that a text names.
+
+    A client is found by its address, user, value or digest; for users who may see names also by
+    its network or a part of its name.
+    """
+    words = text.casefold()
+    digests = {client.digest for client in find_clients(text)}
+    found = []
+    for active in bans:
+        texts = [active.limit, active.rule]
+        is_found = active.identity in digests
+        if is_prefix(words):
+            is_found = is_found or active.identity.startswith(words)
+        if sees_names:
+            addresses = [value.partition("/")[0] for kind, value in active.who if kind == "ip"]
+            is_found = is_found or any(covers(text, address) for address in addresses)
+            texts.append(active.why)
+            if parse_address(text) is None:  # Otherwise 203.0.113.9 would find 203.0.113.99.
+                texts += [value for _kind, value in active.who]
+        if is_found or any(words in each.casefold() for each in texts):
+            found.append(active)
+    return found
+
+
+def _lift_all(request: HttpRequest, bans: Sequence[ActiveBan], *, forget: bool) -> None:
+    """Lift bans, and report how many."""
+    if not bans:
+        messages.warning(request, _("No ban that is in force was selected."))
+        return
+    lift_bans(bans, forget=forget)
+    text = ngettext("%(number)d ban is lifted.", "%(number)d bans are lifted.", len(bans))
+    messages.success(request, text % {"number": len(bans)})
 
 
 def lift(

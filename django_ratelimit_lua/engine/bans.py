@@ -118,7 +118,7 @@ def details_key(ban_key: bytes) -> bytes:
     """Return the key that describes a ban while it lasts.
 
     It holds a JSON object with `limit`, `rule` and `who`, the parts of the identity as
-    `RATELIMIT_SHOW_IDENTITIES` allows them.
+    `RATELIMIT_SHOW_IDENTITIES` allows them, but the whole address if it is "masked".
     """
     return ban_key + b":told"
 
@@ -145,7 +145,8 @@ def report_bans(
         if not ban.is_new:
             continue
         rule = None if each.rule is None else each.rule.name or None
-        who = shown(each.identity if each.banned is None else each.banned)
+        banned_identity = each.identity if each.banned is None else each.banned
+        who = shown(banned_identity, shows_address=True)
         description = json.dumps({"limit": state.name, "rule": rule, "who": who}).encode()
         write = partial(_write, call.prefix, key, ban, description)
         yield Wait(write, sync_to_async(write))

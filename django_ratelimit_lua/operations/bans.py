@@ -17,7 +17,7 @@ from ..engine.evidence import Offence, evidence_of
 from ..engine.run import run
 from ..identity import digest
 from ..identity.address import address_as
-from ..identity.names import Name, shown
+from ..identity.names import Name, masked, shown
 from ..limits.ban import Ban, BanTerms
 from ..limits.call import REGISTER, Charge
 from ..limits.limit import Limit
@@ -30,6 +30,8 @@ from .request_builder import identity_for
 
 MAX_ENTRIES = 1000
 """Default number of listed bans: those that end last."""
+AT_ONCE = 100
+"""Bans that are lifted by one call."""
 _KEY = re.compile(rb"\{([0-9a-f]{32})\}:(.+:ban)", re.DOTALL)
 
 
@@ -38,7 +40,8 @@ class ActiveBan:
     """A ban in force.
 
     - `limit`, `rule`: the names of the limit and its rule, if known; `identity`: the digest of the
-      banned identity, and `who` in words, as `RATELIMIT_SHOW_IDENTITIES` allows; empty: unknown;
+      banned identity, and `who` in words, as `RATELIMIT_SHOW_IDENTITIES` allows, but with the whole
+      address if it is "masked"; empty: unknown;
     - `ban`: its end, its offences and how often there was one; `why`: the reason of a ban by hand;
     - `key`: the key of the ban in Redis; `known`: the limit as it is now; None: unknown here.
     """
@@ -157,23 +160,30 @@ def lift_bans(bans: Sequence[ActiveBan], *, forget: bool = False) -> None:
     """
     lifted: list[ActiveBan] = []
     try:
-        for active in bans:
-            match = _KEY.search(active.key)
-            # By its key. If this process does not have the limit, earlier bans are still
-            # remembered.
-            limit = active.known or Limit("lifted", "1/s", ban_after=1, ban_for="3650d")
-            assert match is not None
-            assert limit.ban is not None
-            charge = Charge(limit.with_ban(replace(limit.ban, key_part=match[2])), match[1])
-            run(unbanning([PlannedCharge(charge, active.limit)], forget=forget))
-            lifted.append(active)
+        for start in range(0, len(bans), AT_ONCE):
+            part = bans[start : start + AT_ONCE]
+            run(unbanning([_unban(active) for active in part], forget=forget))
+            lifted += part
     finally:  # If Redis stops answering, some of them are lifted.
         if lifted:
-            after = history_names({active.identity: active.who for active in lifted})
+            after = history_names({active.identity: masked(active.who) for active in lifted})
             if forget:
                 after["forget"] = True
             names = [active.limit for active in lifted]
             record_change(RateLimitChange.Action.UNBANNED, names, after)
+
+
+def _unban(active: ActiveBan) -> PlannedCharge:
+    """Return the charge that lifts a ban, by its key.
+
+    If this process does not have the limit, earlier bans are still remembered.
+    """
+    match = _KEY.search(active.key)
+    limit = active.known or Limit("lifted", "1/s", ban_after=1, ban_for="3650d")
+    assert match is not None
+    assert limit.ban is not None
+    charge = Charge(limit.with_ban(replace(limit.ban, key_part=match[2])), match[1])
+    return PlannedCharge(charge, active.limit)
 
 
 def ban(charges: Sequence[PlannedCharge], length: str | None = None, why: str = "") -> list[Ban]:
