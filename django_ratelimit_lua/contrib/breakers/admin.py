@@ -217,9 +217,8 @@ class BreakerAdmin(ActingAdmin):
         except ValidationError as error:
             form.add_error(None, error)
             return False
-        messages.success(
-            request, f"{words} {_('It applies in every process within milliseconds.')}"
-        )
+        effect = _("It applies in every process within milliseconds.")
+        messages.success(request, f"{words} {effect}")
         return True
 
 
