@@ -132,17 +132,6 @@ def _details(text: bytes | None) -> tuple[str, str, Name]:
         return "", "", []
 
 
-def number_of_bans() -> int:
-    """Return how many bans are in force; of more than 10,000, those that end last.
-
-    Raises:
-        StoreError: Redis is unavailable.
-    """
-    lowest = b"(%d" % clock_of_bans()
-    counted = (b"ZCOUNT", conf.CACHE_PREFIX + REGISTER, lowest, b"+inf")
-    return int(get_store(background=True).execute(*counted))
-
-
 def evidence_of_bans(bans: Sequence[ActiveBan]) -> list[tuple[Offence, ...]]:
     """Return the last offences of each of these bans. Raises `StoreError`."""
     return evidence_of([(active.key, active.ban) for active in bans])

@@ -489,7 +489,10 @@ def test_it_speaks_german(operator: Client) -> None:
     """All of it."""
     attack()
     with translation.override("de"):
-        text = text_of(operator.get(BANS, headers={"accept-language": "de"}))
+        page = operator.get(BANS, headers={"accept-language": "de"})
+        # The list of limits has those of other tests in this process.
+        page.content = re.sub(rb'<select name="limit".*?</select>', b"", page.content, flags=re.S)
+        text = text_of(page)
     for words in ("1 Bann ist in Kraft.", "Bann aufheben", "2 Verstöße", "nächster Bann"):
         assert words in text, words
     for words in ("Unban", "offence", "since", "How long", "Reason"):
