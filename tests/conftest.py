@@ -24,6 +24,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from django_ratelimit_lua.conf import callables
+from django_ratelimit_lua.engine.bans import ban_log
 from django_ratelimit_lua.engine.fallback import fallback_limiter
 from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.extension import is_installed
@@ -242,6 +243,7 @@ def prefix(settings: Any) -> Iterator[str]:
 
         recorder.clear()
     refusal_log.clear()
+    ban_log.clear()
     fallback_limiter.clear()
 
 

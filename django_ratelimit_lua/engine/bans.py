@@ -32,6 +32,7 @@ from ..rules.provider import current, load
 from ..signals import banned
 from ..store import get_store
 from .evidence import evidence_notes, evidence_now
+from .log_sampler import LogSampler
 from .run import Wait
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def details_key(ban_key: bytes) -> bytes:
     """Return the key that describes a ban while it lasts.
 
     It holds a JSON object with `limit`, `rule` and `who`, the parts of the identity as
-    `RATELIMIT_SHOW_IDENTITIES` allows them.
+    `RATELIMIT_SHOW_IDENTITIES` allows them, but the whole address if it is "masked".
     """
     return ban_key + b":told"
 
@@ -144,38 +145,49 @@ def report_bans(
         if not ban.is_new:
             continue
         rule = None if each.rule is None else each.rule.name or None
-        who = shown(each.identity if each.banned is None else each.banned)
+        banned_identity = each.identity if each.banned is None else each.banned
+        who = shown(banned_identity, shows_address=True)
         description = json.dumps({"limit": state.name, "rule": rule, "who": who}).encode()
         write = partial(_write, call.prefix, key, ban, description)
         yield Wait(write, sync_to_async(write))
         if ban.by_hand or state.mode == "shadow":
             continue
-        identity = each.charge.ban_digest.decode()
-        details = {
-            "limit": state.name,
-            "rule": rule,
-            "identity": identity[:8],
-            "until": str(ban.ends_at),
-            "offences": ban.offences,
-            "times": ban.times,
-        }
-        logger.warning(
-            "Banned by %(limit)s (rule: %(rule)s) until %(until)s: identity %(identity)s, after "
-            "%(offences)s offences; ban number %(times)s",
-            details,
-            extra=details,
-        )
+        _log_ban(state.name, rule, each.charge.ban_digest, ban)
         if banned.receivers:
             arguments = {
                 "limit": state.name,
                 "rule": rule,
-                "identity": identity,
+                "identity": each.charge.ban_digest.decode(),
                 "mode": state.mode,
                 "decision": decision,
                 "request": request,
             }
             send = partial(_send, key, ban, arguments)
             yield Wait(send, sync_to_async(send))
+
+
+def _log_ban(limit: str, rule: str | None, identity: bytes, ban: Ban) -> None:
+    """Write one record, unless there were too many."""
+    if not logger.isEnabledFor(logging.WARNING):
+        return
+    left_out = ban_log.left_out(limit, identity)
+    if left_out is None:
+        return
+    details = {
+        "limit": limit,
+        "rule": rule,
+        "identity": identity[:8].decode(),
+        "until": str(ban.ends_at),
+        "offences": ban.offences,
+        "times": ban.times,
+        "left_out": left_out,
+    }
+    logger.warning(
+        "Banned by %(limit)s (rule: %(rule)s) until %(until)s: identity %(identity)s, offences: "
+        "%(offences)s, ban number %(times)s; records dropped before: %(left_out)s",
+        details,
+        extra=details,
+    )
 
 
 def _send(key: bytes, ban: Ban, arguments: Mapping[str, object]) -> None:
@@ -237,4 +249,5 @@ def bans_active() -> Counter[str]:
 
 
 known_bans = KnownBans()
+ban_log = LogSampler()
 on_change(("RATELIMIT_*", "CACHES", "SECRET_KEY"), known_bans.clear)

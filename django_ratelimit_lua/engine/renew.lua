@@ -1,10 +1,10 @@
 --[[
 What is done to slots that a process holds, whatever their limits: they are renewed, so that each ends so much later,
-taken again, or released.
+taken again, or released; or only looked at, which changes nothing.
 
 KEYS[i]         the slots of a limit, as limits/algorithms/concurrency.lua keeps them; once for each slot
 ARGV[1]         the time in microseconds; empty: this server's own clock
-ARGV[2]         what to do: renew, retake (those that have ended, where there is room for them) or release
+ARGV[2]         what to do: renew, retake (those that have ended, where there is room for them), release or look
 ARGV[2 + i]     which: the limit and how many units it holds, as two doubles, and the slot
 returns         for each slot 1: it is held (of one that was released: it was), 2: it was taken again, 0: it is not held
 ]]
@@ -25,6 +25,7 @@ local function act(key, limit, units, slot)
     for _, member in ipairs(members) do rcall('ZREM', key, member) end
     return is_held and 1 or 0
   end
+  if what == 'look' then return is_held and 1 or 0 end
   if not is_held then
     if what ~= 'retake' then return 0 end
     rcall('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', now))

@@ -510,9 +510,16 @@ def holders() -> list[Holder]:
     """Return the holders of slots of concurrency limits in all processes, the longest first.
 
     Only those are reported that have held one for longer than a quarter of
-    `RATELIMIT_SLOT_SECONDS`. Raises `StoreError`.
+    `RATELIMIT_SLOT_SECONDS`. Slots that have ended since are left out. Raises `StoreError`.
     """
-    return [holder for holder, _, _ in _listed()]
+    listed = _listed()
+    items = [(key, _record(holder, slot)) for holder, key, slot in listed]
+    answers = _run_program(b"look", items, Patience(PATIENCE))
+    return [holder for (holder, _, _), is_held in zip(listed, answers, strict=True) if is_held != 0]
+
+
+def _record(holder: Holder, slot: bytes) -> bytes:
+    return _NUMBERS.pack(holder.of, holder.units) + slot
 
 
 def end_slot(holder_id: str) -> Holder | None:
@@ -525,8 +532,8 @@ def end_slot(holder_id: str) -> Holder | None:
     for holder, key, slot in _listed():
         if holder.id == holder_id:
             _note_ended(holder_id)  # First: a process that finds the slot gone has to find out why.
-            record = _NUMBERS.pack(holder.of, holder.units) + slot
-            (was_held,) = _run_program(b"release", [(key, record)], Patience(PATIENCE))
+            items = [(key, _record(holder, slot))]
+            (was_held,) = _run_program(b"release", items, Patience(PATIENCE))
             if was_held is None:
                 raise StoreError("the slot could not be ended")
             return holder if was_held else None

@@ -63,11 +63,15 @@ def is_short(identity: object) -> bool:
     return identity is None or type(identity) is int
 
 
-def shown(identity: Identity) -> Name:
+def shown(identity: Identity, *, shows_address: bool = False) -> Name:
     """Return the parts of an identity that `RATELIMIT_SHOW_IDENTITIES` allows to show.
 
     "plain": as they are; "masked": addresses as networks (/24, /56), paths by their first part,
     and the first letters of other values; "off": none.
+
+    Args:
+        identity: The identity.
+        shows_address: Whether an address is shown as it is, also if the setting is "masked".
 
     Whatever the identity is, nothing is raised.
 
@@ -81,9 +85,20 @@ def shown(identity: Identity) -> Name:
     if conf.SHOW_IDENTITIES == "off":
         return []
     try:
-        return _parts(identity, is_masked=conf.SHOW_IDENTITIES == "masked")[:MAX_PARTS]
+        is_masked = conf.SHOW_IDENTITIES == "masked"
+        masks_address = is_masked and not shows_address
+        return _parts(identity, is_masked, masks_address)[:MAX_PARTS]
     except Exception:
         return [("", NOTHING)]
+
+
+def masked(name: Name) -> Name:
+    """Return a name with its addresses as `RATELIMIT_SHOW_IDENTITIES` allows to show them.
+
+    >>> masked([("ip", "203.0.113.9"), ("user", "7")])
+    [('ip', '203.0.113.0/24'), ('user', '7')]
+    """
+    return [part for each in name for part in (shown(each) if each[0] == "ip" else [each])]
 
 
 def own(identity: Identity, name: Identity = None) -> Identity:
@@ -105,17 +120,17 @@ def original(identity: Identity) -> Identity:
     return identity
 
 
-def _parts(identity: object, *, is_masked: bool) -> Name:
+def _parts(identity: object, is_masked: bool, masks_address: bool) -> Name:
     if not isinstance(identity, (tuple, list)):
         return [("", _value(identity, is_masked=is_masked))]
     if identity and isinstance(identity[0], str):
         kind, *rest = identity
         if kind == _OWN and len(rest) == 2:
-            return _parts(rest[1], is_masked=is_masked)
+            return _parts(rest[1], is_masked, masks_address)
         if kind == _OWN:
             return [("", _value(value, is_masked=is_masked)) for value in _flat(rest)]
         if len(rest) == 1 and kind == "ip":
-            return [(kind, _address(rest[0], is_masked=is_masked))]
+            return [(kind, _address(rest[0], is_masked=masks_address))]
         if len(rest) == 1 and kind in ("user", "route"):
             return [(kind, _value(rest[0], is_masked=False))]
         if len(rest) == 1 and kind == "path":
@@ -133,7 +148,8 @@ def _parts(identity: object, *, is_masked: bool) -> Name:
                     _value(rest[1], is_masked=is_masked or kind == "cookie"),
                 )
             ]
-    return [part for item in identity[:MAX_PARTS] for part in _parts(item, is_masked=is_masked)]
+    items = [_parts(item, is_masked, masks_address) for item in identity[:MAX_PARTS]]
+    return [part for parts in items for part in parts]
 
 
 def _flat(values: Sequence[object]) -> list[object]:

@@ -115,8 +115,8 @@ class Option:
       right;
     - `label`, `help`: in the admin and the documentation; `names`: the labels of the values of a
       choice;
-    - `words`: its words in a rule's sentence; `excludes`: options that contradict it; `needs`: the
-      option without which it has no effect;
+    - `words`: its words in a rule's sentence, and `singular` those for a value of 1; `excludes`:
+      options that contradict it; `needs`: the option without which it has no effect;
     - `is_general`: every algorithm takes it. The others are taken by the algorithms that name them.
     """
 
@@ -126,6 +126,7 @@ class Option:
     help: str
     names: Mapping[str, str] = field(default_factory=dict)
     words: str = ""
+    singular: str = ""
     excludes: Sequence[str] = ()
     needs: str = ""
     is_general: bool = False
@@ -307,6 +308,7 @@ class Options(TypedDict, total=False):
             _("ban after"),
             _("Offences that earn a ban. Empty: there are no bans."),
             words=_("banned for %(ban_for)s after %(ban_after)s offences"),
+            singular=_("banned for %(ban_for)s after an offence"),
             needs="ban_for",
             is_general=True,
         ),

@@ -24,6 +24,15 @@ def number_words(number: float) -> str:
     return formats.number_format(number, use_l10n=True, force_grouping=True)
 
 
+def count_words(number: int, noun: str) -> str:
+    """Return a number of things in English, as commands print it.
+
+    >>> count_words(1, "line"), count_words(1234, "line")
+    ('1 line', '1,234 lines')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def clients_words(number: int) -> str:
     """Return the number of clients, if it is not exact.
 

@@ -19,6 +19,7 @@ from ..models import RateLimitRule, RateLimitTier
 from ..models.audit import one_change
 from ..rules.describe import difference, reading
 from ..rules.rule import Declared, RuleError, compile_rule, refuse_absent
+from .formatting import count_words
 
 Built = tuple[RateLimitRule, list[RateLimitTier]]
 RULE = "rule"
@@ -256,7 +257,7 @@ def counted(words: Iterable[str]) -> str:
     ('1 rule and 2 breakers', '1 breaker', '0 rules')
     """
     numbers = Counter(sorted(words, key=lambda word: word != RULE)) or {RULE: 0}
-    return " and ".join(f"{number} {word}{'s' * (number != 1)}" for word, number in numbers.items())
+    return " and ".join(count_words(number, word) for word, number in numbers.items())
 
 
 def deletions(changes: Sequence[RuleChange]) -> list[str]:

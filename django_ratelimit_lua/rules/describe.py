@@ -114,9 +114,10 @@ def _sentence(given: Declared) -> str:
             words = _("%(rate)s for %(client)s")
         client = key_label(given.get("key"), "".join(places[:1]))
         parts.append(words % {"rate": rate, "client": client})
-    parts += [
-        _(row.words) % given for option, row in OPTIONS.items() if row.words and given.get(option)
-    ]
+    for option, row in OPTIONS.items():
+        if row.words and given.get(option):
+            words = row.singular if row.singular and given[option] == 1 else row.words
+            parts.append(_(words) % given)
     parts += [
         _("%(rate)s for %(group)s") % {**tier, "rate": rate_words(tier["rate"])}
         for tier in given.get("tiers") or ()

@@ -1,56 +1,26 @@
-"""Log the first refusal of an identity by a limit in a minute.
-
-Records are sampled by limits in this process, so that a flood writes little, whether it comes from
-one client or many.
-
-It needs no call to Redis. The next record about the same limit contains the number of skipped
-records.
-"""
+"""Log the first refusal of an identity by a limit in a minute, sampled by limits."""
 
 from __future__ import annotations
 
 import ipaddress
 import logging
-import time
 from contextlib import suppress
-from threading import Lock
 
 from django.http import HttpRequest
 
-from ..engine.counters import Bucket
-from ..engine.heartbeat import ProcessShare
+from ..engine.log_sampler import LogSampler
 from ..identity.address import client_address
 from ..limits.call import Charge
 from ..limits.decision import Decision
-from ..limits.limit import Limit
-from ..process.bounded_map import BoundedMap
-from ..process.forks import renew_after_fork
 
 logger = logging.getLogger("django_ratelimit_lua.refused")
-FOR_EACH = Limit("records about one limit", "10/m", algorithm="token_bucket")
-FOR_ALL = Limit("records about all limits", "60/m", algorithm="token_bucket")
-"""How many records a process writes."""
-AGAIN_SECONDS = 60.0
-"""Seconds until another refusal of the same identity by the same limit is logged."""
-_MAX_LIMITS = 1_000
-_MAX_IDENTITIES = 10_000
 _MAX_PATH_LENGTH = 200
 _SHOWN_BITS = {4: 24, 6: 48}
 """The prefix of an address in the log: it shows the origin, and does not identify the client."""
 
 
-class RefusalLog:
+class RefusalLog(LogSampler):
     """Writes records, and leaves some out."""
-
-    def __init__(self) -> None:
-        self.clear()
-        renew_after_fork(self.clear)
-
-    def clear(self) -> None:
-        self._lock = Lock()
-        self._for_all = _bucket(FOR_ALL)
-        self._by_limit: BoundedMap[str, _Tally] = BoundedMap(_MAX_LIMITS)
-        self._written: BoundedMap[tuple[str, bytes], float] = BoundedMap(_MAX_IDENTITIES)
 
     def write(
         self, request: HttpRequest, decision: Decision, rule: str | None, reference: str
@@ -59,7 +29,7 @@ class RefusalLog:
         if not logger.isEnabledFor(logging.WARNING):
             return
         limit = next(iter(decision.denied_by), "")
-        left_out = self.left_out(limit, decision.identity, time.monotonic())
+        left_out = self.left_out(limit, decision.identity)
         if left_out is None:
             return
         details = {
@@ -87,7 +57,7 @@ class RefusalLog:
         """Write one record about an unknown token at the gateway, unless there were too many."""
         if not logger.isEnabledFor(logging.WARNING):
             return
-        left_out = self.left_out(charge.limit.name, charge.digest, time.monotonic())
+        left_out = self.left_out(charge.limit.name, charge.digest)
         if left_out is None:
             return
         details = {
@@ -101,46 +71,6 @@ class RefusalLog:
             details,
             extra=details,
         )
-
-    def left_out(self, limit: str, identity: bytes, now: float) -> int | None:
-        """Return the number of records about the limit that were skipped before this one.
-
-        None: skip this one, too. `now`: in seconds; `identity`: the digest of the refused identity,
-        empty if it is not known.
-        """
-        with self._lock:
-            tally = self._by_limit.get(limit)
-            if tally is None:
-                tally = _Tally()
-                self._by_limit.put(limit, tally)
-            buckets = (tally.bucket, self._for_all)
-            written = self._written.get((limit, identity)) if identity else None
-            if written is not None and now - written < AGAIN_SECONDS:
-                tally.left_out += 1
-                return None
-            if any(bucket.retry_after(now, 1) for bucket in buckets):
-                tally.left_out += 1
-                return None
-            for bucket in buckets:
-                bucket.take(now, 1)
-            if identity:
-                self._written.put((limit, identity), now)
-            left_out = tally.left_out
-            tally.left_out = 0
-            return left_out
-
-
-class _Tally:
-    __slots__ = ("bucket", "left_out")
-
-    def __init__(self) -> None:
-        self.bucket = _bucket(FOR_EACH)
-        self.left_out = 0
-
-
-def _bucket(limit: Limit) -> Bucket:
-    # The whole limit, because no other process shares it.
-    return Bucket(limit, ProcessShare(0, 1, 1))
 
 
 def _masked_address(request: HttpRequest) -> str:

@@ -21,8 +21,10 @@ from django.utils import translation
 from rest_framework.views import APIView
 
 from django_ratelimit_lua import Decision, LimitError, RateLimiter, ratelimit
+from django_ratelimit_lua.engine.bans import ban_log
 from django_ratelimit_lua.engine.decide import answered, build_call
 from django_ratelimit_lua.engine.deny_cache import deny_cache
+from django_ratelimit_lua.engine.log_sampler import FOR_EACH
 from django_ratelimit_lua.engine.run import run
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
@@ -234,6 +236,19 @@ def test_the_signal_of_a_ban_is_sent_once(told: list[dict[str, Any]], caplog: An
     ]
     assert record.identity == heard["identity"][:8]
     assert record.getMessage().startswith(f"Banned by login (rule: None) until {ban.ends_at}")
+
+
+def test_a_flood_of_bans_writes_little_to_the_log(told: list[Any], caplog: Any) -> None:
+    """Each ban sends its signal; the record after the flood contains how many were left out."""
+    limiter = login(ban_after=1, ban_on="reported")
+    with caplog.at_level(logging.WARNING, "django_ratelimit_lua.banned"):
+        for number in range(100):
+            limiter.offend(f"client {number}")
+    assert len(told) == 100
+    written = [record for record in caplog.records if record.name == "django_ratelimit_lua.banned"]
+    assert len(written) == FOR_EACH.rate.limit == 10
+    later = time.monotonic() + 7  # By then there is room for one more.
+    assert ban_log.left_out("login", b"another", later) == 90
 
 
 def test_shadow_mode_sends_no_signal(told: list[Any], caplog: Any) -> None:

@@ -114,10 +114,10 @@ NAMES = (
 )
 DEFAULTS = {
     "conf/__init__.py": {"sliding_window"},
+    "engine/log_sampler.py": {"token_bucket"},
     "limits/options.py": {"sliding_window"},
     "rules/callsite.py": {"sliding_window", "sliding_log"},
     "store/sharded.py": {"fixed_window"},
-    "web/refusal_log.py": {"token_bucket"},
 }
 """The modules that choose an algorithm for a limit."""
 

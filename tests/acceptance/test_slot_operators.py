@@ -18,7 +18,7 @@ from django.urls import path
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.admin.history import changed_words
 from django_ratelimit_lua.conf import conf
-from django_ratelimit_lua.engine.slots import in_flight
+from django_ratelimit_lua.engine.slots import HeldSlots, in_flight
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.operations.slots import slots_held
 from django_ratelimit_lua.store import get_store
@@ -100,7 +100,7 @@ def test_names_need_the_permission_to_see_identities(
     assert "user, 7" not in page
     assert "GET /<wbr>exports/<wbr>…" in page
     assert "exports/7" not in page.replace("<wbr>", "")
-    assert "hidden (" in page
+    assert all(f"<code>{holder.digest[:12]}</code>" in page for holder in slots_held())
     assert staff("view_identities", name="bob").get(HERE).status_code == 403
     assert "Slots" in staff("view_ratelimitrule", name="eve").get("/admin/").content.decode()
 
@@ -158,11 +158,29 @@ def test_a_slot_is_released_once(direct: redis.Redis) -> None:
     assert RateLimitChange.objects.count() == 1
 
 
+def test_the_list_is_true_right_after_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the processes have reported last: neither the released slot is listed, nor one whose
+    work has ended. The page says before the click what a release does not do.
+    """
+    exports = RateLimiter("exports", "3", algorithm="concurrency")
+    ada = staff("view_ratelimitrule", "block_identity", name="ada")
+    with exports.slot("ada", what="GET /released/"), exports.slot("ada", what="GET /running/"):
+        with exports.slot("ada", what="GET /ended/"):
+            until(lambda: len(slots_held()) == 3, "they are told", 20)
+            page = ada.get(HERE).content.decode()
+            assert page.index("Release frees the slot only.") < page.index('name="release"')
+            monkeypatch.setattr(HeldSlots, "_report", lambda *arguments: None)
+            page = ada.post(HERE, {"release": id_of("/released/")}, follow=True).content.decode()
+            assert "2 slots are held" in page
+            assert 'aria-label="Release: GET /released/' not in page
+        assert [holder.what for holder in slots_held()] == ["GET /running/"]
+
+
 def _assert_nobody_holds(client: Client, slot: str) -> None:
     page = client.post(HERE, {"release": slot}, follow=True).content.decode()
     assert "This slot is no longer held." in page
     assert "Released: " not in page
-    with pytest.raises(CommandError, match="this slot is not held any more"):
+    with pytest.raises(CommandError, match="no held slot has an id that begins with"):
         call_command("ratelimit", "slots", "release", slot)
 
 
@@ -196,8 +214,8 @@ def test_the_command_lists_and_releases(held: tuple[RateLimiter, RateLimiter]) -
     assert exports.peek(("user", "7")).remaining == 3
     change = RateLimitChange.objects.get()
     assert (change.by, changed_words(change)[-1]) == ("ratelimit slots release", "stuck")
-    for odd in ("", "nothing"):
-        with pytest.raises(CommandError, match="slots have an id that begins with"):
+    for odd, problem in (("", "2 slots have an id"), ("nothing", "no held slot has an id")):
+        with pytest.raises(CommandError, match=f"{problem} that begins with"):
             call_command("ratelimit", "slots", "release", odd)
 
 

@@ -16,7 +16,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from ...admin.base import ActingAdmin, with_warnings
 from ...admin.pages import page_response
@@ -219,9 +219,8 @@ class BreakerAdmin(ActingAdmin):
         except ValidationError as error:
             form.add_error(None, error)
             return False
-        messages.success(
-            request, f"{words} {_('It applies in every process within milliseconds.')}"
-        )
+        effect = _("It applies in every process within milliseconds.")
+        messages.success(request, f"{words} {effect}")
         return True
 
 
@@ -232,7 +231,8 @@ def _shown(state: BreakerState) -> dict[str, object]:
     if by["failure_ratio"]:
         rules.append(_("%(share)s %% failures") % {"share": f"{by['failure_ratio'] * 100:g}"})
     if by["failures"]:
-        rules.append(_("%(number)s failures") % {"number": number_words(by["failures"])})
+        failures = ngettext("%(number)s failure", "%(number)s failures", by["failures"])
+        rules.append(failures % {"number": number_words(by["failures"])})
     if by["slow"] and by["slow_ratio"]:
         words = {"share": f"{by['slow_ratio'] * 100:g}", "time": by["slow"]}
         rules.append(_("%(share)s %% take %(time)s or longer") % words)
@@ -240,7 +240,7 @@ def _shown(state: BreakerState) -> dict[str, object]:
         "of": state,
         "by": by,
         "query": urlencode({"name": state.name}),
-        "is_ill": "open" in (state.state, state.forced),
+        "is_ill": state.in_force == "open",
         "rules": rules,
         "why": REASONS.get(state.why),
     }

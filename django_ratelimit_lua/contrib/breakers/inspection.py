@@ -49,9 +49,7 @@ class ExplainedBreaker:
     @property
     def words(self) -> str:
         """Its state, and its effect on a request, in one line."""
-        parts = [self.state.words]
-        if self.state.forced:
-            parts = [self.state.forced_words, _("its own state: %s") % self.state.words]
+        parts = self.state.lines
         if self.passes is not True:
             parts.append(str(OUTCOMES[self.instead]))
         return f"{self.state.name}: {'; '.join(parts)}"

@@ -102,6 +102,20 @@ class BreakerState:
             text = _("forced open %s")
         return text % until
 
+    @property
+    def lines(self) -> list[str]:
+        """The state in force in words; then its own state, if another is forced."""
+        if not self.forced:
+            return [self.words]
+        if self.state is None:
+            return [self.forced_words, self.words]
+        return [self.forced_words, _("its own state: %s") % self.words]
+
+    @property
+    def in_force(self) -> str | None:
+        """The forced state, or its own; None: unknown."""
+        return self.forced or self.state
+
 
 def breakers(only: Collection[str] | None = None) -> list[BreakerState]:
     """Return all breakers of the code of any process, and those of rows, by name.

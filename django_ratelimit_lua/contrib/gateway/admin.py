@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from typing import Any
 
 from django.contrib import admin, messages
@@ -10,7 +12,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
@@ -18,8 +20,18 @@ from django.utils.translation import gettext_lazy
 
 from ...admin.base import ActingAdmin
 from ...admin.times import moment_element
+from ...limits.algorithms import OF_SLOTS
+from ...models import RateLimitRule
 from ...models.audit import acting
+from .clients import Client
 from .models import RateLimitClient
+
+ALONE = "http://127.0.0.1:8001/ratelimit/decide"
+"""The URL in the example if the site has no URLs of the gateway, which then runs by itself."""
+EXAMPLE = """\
+curl {url} \\
+  --header {header} \\
+  --data {data}"""
 
 
 @admin.action(description=gettext_lazy("Revoke: their tokens are refused"), permissions=["change"])
@@ -93,7 +105,36 @@ class ClientAdmin(ActingAdmin):
             "media": self.media,
             "client": client,
             "token": token,
+            "url": _decide_url(request),
+            "command": _command(request, client, token),
         }
         request.current_app = self.admin_site.name
         template = "admin/ratelimit_gateway/ratelimitclient/token.html"
         return TemplateResponse(request, template, context, headers={"Cache-Control": "no-store"})
+
+
+def _decide_url(request: HttpRequest) -> str:
+    """Return the URL of `decide`; empty: the site does not serve it."""
+    try:
+        return request.build_absolute_uri(reverse("ratelimit-decide"))
+    except NoReverseMatch:
+        return ""
+
+
+def _command(request: HttpRequest, client: RateLimitClient, token: str) -> str:
+    """Return a command for a shell that takes a unit of a limit that the client may use."""
+    charge = {"limit": _limit(client), "identity": "example"}
+    return EXAMPLE.format(
+        url=shlex.quote(_decide_url(request) or ALONE),
+        header=shlex.quote(f"Authorization: Bearer {token}"),
+        data=shlex.quote(json.dumps({"charges": [charge]})),
+    )
+
+
+def _limit(client: RateLimitClient) -> str:
+    """Return the first limit that a client may use; of those with a star, the first rule."""
+    names = [name for name in client.names() if not name.endswith("*")]
+    rates = RateLimitRule.objects.exclude(algorithm=OF_SLOTS).order_by("order", "name")
+    asking = Client(client.name, tuple(client.names()))
+    names += filter(asking.may_ask, rates.values_list("name", flat=True))
+    return next(iter(names), "mail")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from ipaddress import ip_network
 from typing import Any
 from urllib.parse import urlencode
 
@@ -19,9 +17,9 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ...admin.client_links import client_links
 from ...admin.history import WHO, changed_words
-from ...admin.identities import ReadablePart, readable_parts
-from ...admin.inspector import may_inspect
+from ...admin.identities import readable_parts
 from ...admin.pages import VIEW_RULES, Page, page_response, register_page
 from ...admin.times import moment_element
 from ...conf import conf
@@ -162,8 +160,7 @@ class StatisticsPages(Page):
                 )
             else:
                 page = one(name, period)
-                if request.user.has_perm(WHO):
-                    page = replace(page, identities=identities(name, period))
+                page = replace(page, identities=_identities(request, name, period))
         except StoreError as raised:
             status = 503
             error = str(raised)
@@ -175,7 +172,6 @@ class StatisticsPages(Page):
             "period": period,
             "error": error,
             "is_unknown": status == 404,
-            "may_inspect": may_inspect(request),
             "periods": [
                 (key, words[0], _query(request, period=key)) for key, words in PERIOD_WORDS.items()
             ],
@@ -408,43 +404,30 @@ def _point_words(point: CurvePoint, curve: Curve, per: str) -> str:
     return f"{intro} {rest}" % values
 
 
+def _identities(request: HttpRequest, name: str, period: str) -> dict[str, list[Estimate]]:
+    """Return the top clients of a name, with their names if the user may see them."""
+    found = identities(name, period)
+    if not request.user.has_perm(WHO):
+        for client in [client for clients in found.values() for client in clients]:
+            client.name = []
+    return found
+
+
 def _client_rows(
     request: HttpRequest, clients: Sequence[Estimate], page: Report
 ) -> list[dict[str, object]]:
     """Return the rows of clients of a name, with what can be done about each."""
     parts = readable_parts(request, [client.name for client in clients])
-    return [_client_row(*pair, page) for pair in zip(clients, parts, strict=True)]
-
-
-def _client_row(client: Estimate, parts: Sequence[ReadablePart], page: Report) -> dict[str, object]:
-    # The digest is examined; the name is filled into the form, and not examined.
-    inspect = {"name": readable(page.name), "digest": client.digest}
-    by_user: dict[str, str] = {}
-    by_network: dict[str, str] = {}
-    for (kind, value), part in zip(client.name, parts, strict=True):
-        if part.is_known_user:
-            inspect["user"] = value
-            by_user = {"user": value}
-        elif kind == "ip":
-            with suppress(ValueError):
-                ip_network(value, strict=False)
-                inspect["address"] = value
-                by_network = {"network": value}
-    # An override names one subject: the user is narrower than the network.
-    subject = by_user or by_network or {"client_digest": client.digest, "duration": "86400"}
-    exempt = {**subject, "effect": "exempt"}
-    if page.rule is not None:
-        exempt["rule"] = str(page.rule)
-    digest = client.digest[:8]
-    return {
-        "parts": parts or [ReadablePart(_("hidden (%(digest)s)") % {"digest": digest})],
-        "words": ", ".join(part.words for part in parts) or digest,
-        "times": between_words(client.times - client.error, client.times),
-        "inspect": urlencode(inspect),
-        "exempt": urlencode(exempt),
-        "block": urlencode({**subject, "effect": "block"}),
-        "is_network": "/" in subject.get("network", ""),
-    }
+    named = [(client.digest, client.name) for client in clients]
+    links = client_links(request, named, page.name, page.rule)
+    return [
+        {
+            "parts": parts,
+            "times": between_words(client.times - client.error, client.times),
+            "links": links,
+        }
+        for client, parts, links in zip(clients, parts, links, strict=True)
+    ]
 
 
 register_page("Statistics", gettext_lazy("Statistics"), StatisticsPages, "ratelimit_statistics")

@@ -14,7 +14,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ...engine.decide import PlannedCharge
-from ...extension import Column, Extension, register
+from ...extension import ClientRecord, Column, Extension, register
 from ...identity.request_state import RequestState
 from ...limits.decision import Decision
 from . import checks  # noqa: F401 - registers itself
@@ -70,6 +70,11 @@ class StatisticsExtension(Extension):
         from .core_pages import history_words
 
         return history_words(met)
+
+    def client(self, request: HttpRequest, digest: str, name: str = "") -> Mapping[str, ClientRecord]:
+        from .core_pages import client_records
+
+        return client_records(request, digest, name)
 
     def health(self) -> Iterable[str]:
         from .core_pages import health_warnings

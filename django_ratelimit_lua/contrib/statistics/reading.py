@@ -277,7 +277,7 @@ def marks(name: str, period_us: int, span: Span) -> Marks:
     """
     keys = [key_of(name, b"marks:%d:%b" % (period_us, suffix)) for suffix, _ in span.by_hours]
     found: dict[bytes, int] = {}
-    for reply in _ask([(b"ZRANGE", key, b"0", b"-1", b"WITHSCORES") for key in keys]):
+    for reply in ask([(b"ZRANGE", key, b"0", b"-1", b"WITHSCORES") for key in keys]):
         for digest, mark in _pairs(reply):
             found[digest] = max(found.get(digest, 0), int(float(mark)))
     return Marks.of(found)
@@ -292,7 +292,7 @@ def refused_people(names: Sequence[str], span: Span) -> dict[str, int]:
     if not suffixes:
         return dict.fromkeys(names, 0)
     commands = [(b"PFCOUNT", *[key_of(name, suffix) for suffix in suffixes]) for name in names]
-    return dict(zip(names, _ask(commands), strict=True))
+    return dict(zip(names, ask(commands), strict=True))
 
 
 def people_refused(name: str, span: Span) -> int:
@@ -312,22 +312,26 @@ def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Es
         what: "refused" (or refusals that shadow mode would have made), or "used" (units).
         most: The maximum number of clients.
     """
+    hours_of_span = range(max(span.start // HOUR, span.end // HOUR - 24), -(-span.end // HOUR))
+    replies = ask([(b"HGETALL", key_of(name, b"top:%d" % hour)) for hour in hours_of_span])
+    return merged([written for reply in replies for written in reply[1::2]], what)[:most]
+
+
+def merged(lists: Iterable[bytes], what: str) -> list[Estimate]:
+    """Return the clients of several lists of `writing.Top`, those with most first."""
     found: dict[str, Estimate] = {}
     absent = 0
-    hours_of_span = range(max(span.start // HOUR, span.end // HOUR - 24), -(-span.end // HOUR))
-    for reply in _ask([(b"HGETALL", key_of(name, b"top:%d" % hour)) for hour in hours_of_span]):
-        for written in reply[1::2]:
-            least, clients = listed(written, what)
-            absent += least
-            for client in clients:
-                whole = found.setdefault(client.digest, Estimate(client.digest, 0, 0, client.name))
-                whole.times += client.times - least
-                whole.error += client.error - least
+    for written in lists:
+        least, clients = listed(written, what)
+        absent += least
+        for client in clients:
+            whole = found.setdefault(client.digest, Estimate(client.digest, 0, 0, client.name))
+            whole.times += client.times - least
+            whole.error += client.error - least
     for client in found.values():
         client.times += absent
         client.error += absent
-    order = sorted(found.values(), key=lambda one: (one.error - one.times, -one.times, one.digest))
-    return order[:most]
+    return sorted(found.values(), key=lambda one: (one.error - one.times, -one.times, one.digest))
 
 
 def listed(written: bytes, word: str) -> tuple[int, list[Estimate]]:
@@ -362,7 +366,7 @@ def totals(patience: Patience | None = None) -> Totals:
     names = [*_hours_of(b"names", patience), SITE]
     hashes = _hashes([key_of(name, TOTALS) for name in names], patience)
     of_names = {name: of for name, of in zip(names, hashes, strict=True) if of}
-    (revision,) = _ask([(b"HGET", rules_key(), b"revision")], patience)
+    (revision,) = ask([(b"HGET", rules_key(), b"revision")], patience)
     number = int((revision or b"0").partition(b"-")[0])
     return Totals(of_names, of_names.pop(SITE, Counter()), number)
 
@@ -371,7 +375,7 @@ def shadow_numbers(given: Mapping[str, object]) -> ShadowNumbers:
     """Return the requests of this version of a rule in shadow mode, in the last days with any."""
     key = key_of(str(given["name"]), b"version:" + version_of(given).encode())
     (counts,) = _hashes([key])
-    people, refused = _ask([(b"PFCOUNT", key + word) for word in (b":people", b":refused")])
+    people, refused = ask([(b"PFCOUNT", key + word) for word in (b":people", b":refused")])
     return ShadowNumbers(counts["seen"], counts["refused"], people, refused)
 
 
@@ -381,7 +385,7 @@ _AT_ONCE = 200
 
 def _hours_of(suffix: bytes, patience: Patience | None = None) -> dict[str, int]:
     """Return the names of a sorted set, and the hour of each, in seconds since 1970."""
-    (reply,) = _ask([(b"ZRANGE", site_key(suffix), b"0", b"-1", b"WITHSCORES")], patience)
+    (reply,) = ask([(b"ZRANGE", site_key(suffix), b"0", b"-1", b"WITHSCORES")], patience)
     return {
         name.decode("utf-8", "surrogatepass"): int(float(hour)) * HOUR
         for name, hour in _pairs(reply)
@@ -434,11 +438,12 @@ def by_step(span: Span, length: int, counted: Mapping[int, Counts]) -> list[Poin
 def _hashes(keys: Sequence[bytes], patience: Patience | None = None) -> list[Counts]:
     return [
         Counter({field.decode(): int(number) for field, number in _pairs(reply)})
-        for reply in _ask([(b"HGETALL", key) for key in keys], patience)
+        for reply in ask([(b"HGETALL", key) for key in keys], patience)
     ]
 
 
-def _ask(commands: Sequence[Sequence[bytes]], patience: Patience | None = None) -> list[Any]:
+def ask(commands: Sequence[Sequence[bytes]], patience: Patience | None = None) -> list[Any]:
+    """Return the replies to commands. What this process has counted is written first."""
     recorder.flush(patience)
     store = get_store(background=True)
     replies: list[object] = []

@@ -13,6 +13,7 @@ from ...identity.names import name_words
 from ...limits.rate import SECOND, LimitError
 from ...operations.bans import MAX_ENTRIES, ActiveBan, active_bans, ban, evidence_of_bans, lift_bans
 from ...operations.explain import explain
+from ...operations.formatting import count_words
 from ...web.durations import duration_words
 from ..arguments import add_request, described, format_moment
 from . import Printer, VerbOptions, argument, verb
@@ -161,7 +162,7 @@ def _line(active: ActiveBan) -> str:
     if made.by_hand:
         text += f": by an operator: {active.why}".removesuffix(": ")
     else:
-        text += f": {made.offences} offences"
+        text += f": {count_words(made.offences, 'offence')}"
     text += f", ban number {made.times}"
     if active.next_us is not None:
         text += f", the next for {duration_words(active.next_us / SECOND)}"

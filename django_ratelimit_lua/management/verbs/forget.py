@@ -8,6 +8,7 @@ import sys
 from django.core.management.base import CommandError
 
 from ...operations.forgetting import ForgottenIdentity, forget, single_address
+from ...operations.formatting import count_words
 from ..arguments import add_subject, subjects_of
 from . import Printer, VerbOptions, argument, verb
 
@@ -47,7 +48,7 @@ def _forget_identity(command: Printer, options: VerbOptions) -> None:
     with_overrides = options["overrides"]
     number = identity.overrides().count()
     if number and not with_overrides and sys.stdin is not None and sys.stdin.isatty():
-        answer = input(f"There are {number} overrides for it. Delete them as well? [y/N] ")
+        answer = input(f"Also delete {count_words(number, 'override')} for it? [y/N] ")
         with_overrides = answer.strip().lower() in ("y", "yes")
     forgotten = forget(identity, with_overrides=with_overrides)
     for kind, erased in forgotten.erased.items():

@@ -32,7 +32,9 @@ def _list_slots(command: Printer, options: VerbOptions) -> None:
 )
 def _release(command: Printer, options: VerbOptions) -> None:
     found = [holder for holder in slots_held() if holder.id.startswith(options["id"])]
-    if len({holder.id for holder in found}) != 1:
+    if not found:
+        raise CommandError(f"no held slot has an id that begins with {options['id']!r}")
+    if len({holder.id for holder in found}) > 1:
         raise CommandError(f"{len(found)} slots have an id that begins with {options['id']!r}")
     released = release_slot(found[0].id, options["why"])
     if released is None:

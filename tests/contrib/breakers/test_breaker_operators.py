@@ -181,11 +181,45 @@ def test_the_list_shows_all_breakers_and_how_they_are(
     until(lambda: breaker("payments").state == "open")
     page = operator.get(HERE).content.decode()
     assert "payments" in page
-    assert ">open since " in page
+    assert ">Open since " in page
     one = operator.get(f"{HERE}one/?name=payments").content.decode()
     assert "It opened because" in one
-    assert re.search(r"10 calls, 9 failures, 0 slow", one)
+    assert re.search(r"10 calls, 9 of them failed, 0 were slow\.", one)
     assert operator.get(f"{HERE}one/?name=nothing").status_code == 404
+
+
+def test_the_pages_begin_with_the_state_in_force(
+    payments: Callable[..., str], operator: Client
+) -> None:
+    """Forced, until when and why; the state that the breaker has by itself follows. So does the
+    command.
+    """
+    payments(fails=True)
+    until(lambda: breaker("payments").failures == 1)
+    one = f"{HERE}one/?name=payments"
+    for page in (HERE, one):
+        assert re.search(r'ratelimit-state on">Closed<', operator.get(page).content.decode())
+    operator.post(one, {"how": "open", "period": "1h", "why": "the bank is down"})
+    for page in (HERE, one):
+        text = operator.get(page).content.decode()
+        assert re.search(
+            r'ratelimit-state off"><strong>Forced open until .*?</strong></span>'
+            r'<div class="help">the bank is down</div><div class="help">Its own state: closed<',
+            text,
+        )
+        assert re.search("refusing|words refused", text)
+    assert re.search(
+        r"payments: forced open until .* \(the bank is down\); its own state: closed; 2 calls, "
+        r"1 failure, 0 slow\n",
+        run("list"),
+    )
+    for _ in range(9):
+        payments(fails=True)
+    force("payments", "closed")
+    for page in (HERE, one):
+        text = operator.get(page).content.decode()
+        assert 'ratelimit-state on"><strong>Forced closed until it is reset<' in text
+        assert not re.search("refusing|words refused", text)
 
 
 def test_forcing_by_the_admin(payments: Callable[..., str], operator: Client) -> None:

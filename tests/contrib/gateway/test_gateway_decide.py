@@ -5,9 +5,11 @@ each for itself.
 from __future__ import annotations
 
 import asyncio
+import html
 import io
 import json
 import re
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +39,7 @@ from django_ratelimit_lua.web.refusal_log import refusal_log
 from tests.contrib.gateway.asgi import aask, ask
 from tests.contrib.gateway.proxies import Answer
 from tests.examples import examples
+from tests.users import ADMIN_MIDDLEWARE
 
 EXAMPLES = examples(200)
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -751,7 +754,8 @@ def test_a_token_is_shown_once_in_the_admin(settings: Any) -> None:
     odd = browser.post(f"{pages}add/", {"name": "shop", "limits": "a*b", "is_active": "on"})
     assert "A star is only allowed at the end: a*b." in odd.content.decode()
     made = browser.post(f"{pages}add/", {"name": "shop", "limits": "mail*\nsms", "is_active": "on"})
-    (token,) = re.findall(r"rl_[\w-]{43}", made.content.decode())
+    token, in_command = re.findall(r"rl_[\w-]{43}", made.content.decode())
+    assert token == in_command
     assert "no-store" in made.headers["cache-control"]
     shop = RateLimitClient.objects.get()
     assert (shop.names(), token in str(vars(shop))) == (["mail*", "sms"], False)
@@ -765,7 +769,7 @@ def test_a_token_is_shown_once_in_the_admin(settings: Any) -> None:
         "Enter saves, and ends no token"
     )
     again = browser.post(f"{pages}{shop.pk}/token/")
-    (other,) = re.findall(r"rl_[\w-]{43}", again.content.decode())
+    other, _in_command = re.findall(r"rl_[\w-]{43}", again.content.decode())
     assert other != token
     assert browser.get(f"{pages}{shop.pk}/token/").status_code == 403
     saved = {"name": "shop", "limits": "sms", "may_refund": "on", "is_active": "on"}
@@ -780,3 +784,31 @@ def test_a_token_is_shown_once_in_the_admin(settings: Any) -> None:
     browser.force_login(User.objects.create_user("nobody", is_staff=True))
     assert browser.get(pages).status_code == 403
     assert browser.post(f"{pages}{shop.pk}/token/").status_code == 403
+
+
+def test_the_command_for_a_new_client_names_a_limit_that_it_may_use(settings: Any) -> None:
+    """Quoted for a shell; of names with a star, the first rule with a rate; without URLs of the
+    gateway, the address of its own server.
+    """
+    settings.ROOT_URLCONF = "tests.acceptance.test_admin"
+    settings.MIDDLEWARE = ADMIN_MIDDLEWARE
+    RateLimitRule.objects.create(
+        name="mail at once", limit=2, unit="x", algorithm="concurrency", key="user"
+    )
+    RateLimitRule.objects.create(name="mail of a day", limit=2, unit="d", key="user")
+    browser = Client()
+    browser.force_login(User.objects.create_superuser("root"))
+
+    def command(name: str, limits: str) -> list[str]:
+        sent = {"name": name, "limits": limits, "is_active": "on"}
+        page = browser.post("/admin/ratelimit_gateway/ratelimitclient/add/", sent)
+        text = re.search(r"<pre[^>]*>(.*?)</pre>", page.content.decode(), re.DOTALL)
+        assert text is not None
+        return shlex.split(html.unescape(text[1]))
+
+    words = command("shop", "sms*\nit's\nmail*")
+    assert words[:2] == ["curl", "http://127.0.0.1:8001/ratelimit/decide"]
+    assert json.loads(words[-1])["charges"] == [{"limit": "it's", "identity": "example"}]
+    words = command("mailer", "mail*")
+    assert json.loads(words[-1])["charges"][0]["limit"] == "mail of a day"
+    assert json.loads(command("none", "x*")[-1])["charges"][0]["limit"] == "mail"

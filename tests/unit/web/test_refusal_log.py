@@ -10,8 +10,9 @@ import pytest
 from django.test import RequestFactory
 
 from django_ratelimit_lua import Decision
+from django_ratelimit_lua.engine.log_sampler import FOR_ALL, FOR_EACH
 from django_ratelimit_lua.limits.decision import LimitState
-from django_ratelimit_lua.web.refusal_log import FOR_ALL, FOR_EACH, refusal_log
+from django_ratelimit_lua.web.refusal_log import refusal_log
 
 rf = RequestFactory()
 

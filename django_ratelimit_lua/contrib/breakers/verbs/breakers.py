@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from ....management.arguments import add_length, seconds_of
 from ....management.verbs import Argument, Printer, argument, verb
+from ....operations.formatting import count_words
 from ..operations import BreakerState, breaker, breakers, force, meant_by
 
 
@@ -51,11 +52,12 @@ _declare_force("auto", "", "go by its own state again")
 
 
 def _line(state: BreakerState) -> str:
-    words = [f"{state.name}: {state.words}"]
+    in_force, *own = state.lines
+    if state.forced and state.row is not None and state.row.why:
+        in_force += f" ({state.row.why})"
+    words = [f"{state.name}: {in_force}", *own]
     if state.state is not None:
-        words.append(f"{state.calls} calls, {state.failures} failures, {state.slow} slow")
-    if state.forced:
-        words.append(state.forced_words)
-        if state.row is not None and state.row.why:
-            words[-1] += f" ({state.row.why})"
+        calls = count_words(state.calls, "call")
+        failures = count_words(state.failures, "failure")
+        words.append(f"{calls}, {failures}, {state.slow} slow")
     return "; ".join(words)

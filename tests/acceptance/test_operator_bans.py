@@ -1,0 +1,144 @@
+"""What an operator does about bans and slots, in a real browser; real requests show its effect."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from selenium.webdriver.support.wait import WebDriverWait
+
+from tests.acceptance.test_admin_browser import complaints, fill
+from tests.acceptance.test_operator_tasks import SCREENS, Hand, Site
+from tests.demo import run_in, start
+
+PREPARED = """
+from django_ratelimit_lua.models import RateLimitRule
+RateLimitRule.objects.create(name="growing", path="/address/", key="ip", limit=1, unit="m")
+RateLimitRule.objects.create(
+    name="flood", path="/clock/", key="ip", limit=1, unit="m", ban_after=2, ban_for="10m"
+)
+RateLimitRule.objects.filter(name="reports at once").update(limit=3)
+"""
+ATTACKER = "127.0.9.9"
+MINUTE, HOUR, DAY = 60, 3600, 86_400
+
+
+@pytest.fixture(scope="module", params=SCREENS)
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    database = tmp_path_factory.mktemp("demo") / "db.sqlite3"
+    process, address, redis_url = start(
+        EXAMPLE_DATABASE=str(database), DJANGO_SETTINGS_MODULE="tests.long_reports_settings"
+    )
+    run_in(database, redis_url, PREPARED)
+    yield Site(address, *SCREENS[request.param])
+    process.terminate()
+    process.communicate(timeout=20)
+
+
+@pytest.fixture
+def hand_for(browser: Any, site: Site) -> Callable[[str], Hand]:
+    return lambda task: Hand(browser, site, task)
+
+
+def is_banned_for(site: Site, seconds: int) -> bool:
+    """Whether the attacker is banned for this time, after two requests at most."""
+    answers = [site.ask("/address/", source=ATTACKER) for _ in range(2)]
+    assert answers[-1].status == 429
+    return seconds - 30 < int(answers[-1].headers["Retry-After"]) <= seconds
+
+
+def test_bans_grow(site: Site, hand_for: Callable[[str], Hand]) -> None:
+    """The operator makes them 10 minutes, an hour and a day long. A client that offends again after
+    it was let in is banned for longer, unless earlier bans are forgotten.
+    """
+    assert site.ask("/address/", source=ATTACKER).status == 200
+    hand = hand_for("bans that grow")
+    hand.press(".model-ratelimitrule th a")
+    hand.press("growing")
+    folded = "//*[@name='ban_after']/ancestor::details[not(@open)]/summary"
+    for summary in hand.browser.find_elements("xpath", folded):
+        summary.click()
+    fill(hand.browser, ban_after="1", ban_for="10m,1h,1d")
+    hand.press("[name=_save]")
+    hand.press(".model-bans a" if site.width > 1000 else ".breadcrumbs a")
+    if site.width < 1000:
+        hand.press(".model-bans th a")
+    for length, then in ((10 * MINUTE, "1 h"), (HOUR, "1 d"), (DAY, "1 d")):
+        assert is_banned_for(site, length)
+        hand.browser.refresh()
+        assert ATTACKER in hand.text("#content-main tbody th")
+        assert then in hand.text("td.next")
+        last = "lift" if length < DAY else "forget"
+        hand.press(f"button[value^='{last}:']:not([value$='selected'])")
+        assert "is lifted" in hand.text(".messagelist")
+    assert is_banned_for(site, 10 * MINUTE)
+    assert complaints(hand.browser) == []
+
+
+def test_the_bans_of_a_network_are_lifted_together(
+    site: Site, hand_for: Callable[[str], Hand]
+) -> None:
+    """Found by a search among others; nobody else is let in."""
+    office = [f"127.0.11.{number}" for number in range(1, 5)]
+    for address in (*office, "127.0.12.1"):
+        assert site.statuses("/clock/", 3, address)[-1] == 429
+    hand = hand_for("lift the bans of a network")
+    hand.press(".model-bans th a")
+    fill(hand.browser, q="127.0.11.0/24")
+    hand.press("[role=search] button")
+    assert hand.text("#ratelimit-banned") == "4 bans are found."
+    hand.browser.find_element("css selector", "#content-main input[name=ban]").click()
+    hand.press("button[value='lift:selected']")
+    assert "1 ban is lifted." in hand.text(".messagelist")
+    hand.press("button[value='lift:all']")
+    assert hand.text(".ratelimit-confirm h2") == "Lift 3 bans?"
+    hand.press(".ratelimit-confirm button[value='lift:all']")
+    assert "3 bans are lifted." in hand.text(".messagelist")
+    waits = [int(site.ask("/clock/", source=each).headers["Retry-After"]) for each in office]
+    assert max(waits) <= MINUTE
+    banned = site.ask("/clock/", source="127.0.12.1")
+    assert int(banned.headers["Retry-After"]) > MINUTE
+    assert complaints(hand.browser) == []
+
+
+def test_one_of_three_at_once_is_ended(site: Site, hand_for: Callable[[str], Hand]) -> None:
+    """The page says first what that does not do. Its place is free at once, and the list is true;
+    the report goes on.
+    """
+    place = urlsplit(site.address)
+    with ExitStack() as stack:
+
+        def report() -> http.client.HTTPResponse:
+            connection = http.client.HTTPConnection(place.hostname or "", place.port)
+            stack.callback(connection.close)
+            connection.request("GET", "/report/")
+            return connection.getresponse()
+
+        running = [report() for _ in range(3)]
+        assert [each.status for each in running] == [200] * 3
+        assert report().status == 429
+        hand = hand_for("end one of three at once")
+        hand.press(".model-slots th a")
+
+        def are_listed(page: Any) -> bool:
+            page.refresh()
+            return len(page.find_elements("css selector", "#content-main tbody tr")) == 3
+
+        WebDriverWait(hand.browser, 20).until(are_listed)
+        assert "Release frees the slot only." in hand.text("#ratelimit-releasing")
+        hand.press("button[name=release]")
+        assert "Released: " in hand.text(".messagelist")
+        assert hand.text("#ratelimit-rows") == "2 slots are held"
+        admitted = report()
+        assert admitted.status == 200
+        assert report().status == 429
+        for each in (*running, admitted):  # All four go on.
+            lines = [each.readline() for _ in range(3)]
+            assert all(b" of 240 lines" in line for line in lines)
+        assert complaints(hand.browser) == []

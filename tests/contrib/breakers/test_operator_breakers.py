@@ -1,0 +1,53 @@
+"""An operator forces a breaker in a real browser, and real requests obey."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.acceptance.test_admin_browser import complaints, fill
+from tests.acceptance.test_operator_tasks import SCREENS, Hand, Site
+from tests.demo import start
+
+
+@pytest.fixture(scope="module", params=SCREENS)
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    database = tmp_path_factory.mktemp("demo") / "db.sqlite3"
+    process, address, _redis = start(EXAMPLE_DATABASE=str(database))
+    yield Site(address, *SCREENS[request.param])
+    process.terminate()
+    process.communicate(timeout=20)
+
+
+def pays(site: Site) -> list[int]:
+    """What three payments are answered."""
+    return [site.ask("/payments/pay/", "POST").status for _ in range(3)]
+
+
+def test_a_breaker_is_forced_open_and_let_go(site: Site, browser: Any) -> None:
+    """For ten minutes, with a reason. The list and the page begin with that; every payment is
+    stopped until the breaker is automatic again.
+    """
+    assert pays(site) == [200] * 3
+    hand = Hand(browser, site, "force a breaker")
+    hand.press(".model-ratelimitbreaker th a")
+    hand.press("payments")
+    browser.find_element("css selector", "[name=how][value=open]").click()
+    fill(browser, period="10m", why="the bank is down")
+    hand.press(".submit-row [type=submit]")
+    state = hand.text(".ratelimit-tiles > div")
+    assert state.splitlines()[1].startswith("Forced open until ")
+    assert state.splitlines()[2:] == ["the bank is down", "Its own state: closed"]
+    assert pays(site) == [503] * 3
+    hand.press(".breadcrumbs a[href$='/ratelimitbreaker/']")
+    assert "Forced open until " in hand.text("tr.refusing")
+    hand.press("payments")
+    browser.find_element("css selector", "[name=how][value=auto]").click()
+    hand.press(".submit-row [type=submit]")
+    assert hand.text(".ratelimit-tiles > div").splitlines()[1:] == ["Closed"]
+    assert pays(site) == [200] * 3
+    assert complaints(browser) == []

@@ -1,0 +1,63 @@
+"""An operator makes a client of the gateway in a real browser, and runs the command of the page."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.acceptance.test_admin_browser import complaints, fill
+from tests.acceptance.test_operator_tasks import SCREENS, Hand, Site
+from tests.demo import run_in, start
+
+PREPARED = """
+from django_ratelimit_lua.models import RateLimitRule
+RateLimitRule.objects.create(name="mail", group="mail", key="user", limit=3, unit="h")
+"""
+
+
+@pytest.fixture(scope="module", params=SCREENS)
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    database = tmp_path_factory.mktemp("demo") / "db.sqlite3"
+    process, address, redis_url = start(EXAMPLE_DATABASE=str(database))
+    run_in(database, redis_url, PREPARED)
+    yield Site(address, *SCREENS[request.param])
+    process.terminate()
+    process.communicate(timeout=20)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="NO CURL TEST: curl is not installed")
+def test_a_client_of_the_gateway_is_made_and_used_by_curl(site: Site, browser: object) -> None:
+    """The command of the page takes a unit; after three of them, the limit refuses. A client of
+    another limit gets nothing with it.
+    """
+    hand = Hand(browser, site, "make a client of the gateway")
+    hand.press(".model-ratelimitclient .addlink")
+    fill(hand.browser, name="shop", limits="mail")
+    hand.press("[name=_save]")
+    command = hand.text("pre.ratelimit-token")
+    assert complaints(hand.browser) == []
+    answers = [run(command) for _ in range(4)]
+    assert [answer["allowed"] for answer in answers] == [True, True, True, False]
+    assert [answer["decisions"][0]["remaining"] for answer in answers] == [2, 1, 0, 0]
+    assert run(command.replace('"mail"', '"api"'))["status"] == 403
+    assert hand.clicks == 2
+    hand.press("Done")
+    hand.press("shop")
+    token = command.partition("Bearer ")[2].partition("'")[0]
+    assert token.startswith("rl_")
+    assert token not in hand.browser.page_source
+
+
+def run(command: str) -> dict[str, object]:
+    """Run a command in a shell, as an operator would, and read the JSON that it prints."""
+    done = subprocess.run(
+        ["bash", "-c", f"{command} --silent"], capture_output=True, text=True, check=True
+    )
+    answer: dict[str, object] = json.loads(done.stdout)
+    return answer
