@@ -79,8 +79,8 @@ class OverrideAdmin(Inspector, ActingAdmin):
             gettext_lazy("Duration and reason"),
             {"fields": ("duration", ("starts", "ends"), "reason")},
         ),
-        (None, {"fields": (("created_by", "created"),)}),
-        (gettext_lazy("Confirm"), {"fields": ("confirm", "version")}),
+        (None, {"fields": (("created_by", "created"), "version")}),
+        (gettext_lazy("Confirm"), {"fields": ("confirm",)}),
     )
 
     @admin.action(description=gettext_lazy("End now"), permissions=["block"])

@@ -48,7 +48,8 @@ _BANS = tuple(option for option in OPTIONS if option.startswith("ban_"))
 _OF_ALGORITHMS = ("algorithm", "burst", "initial", "queue", "segments", "align", "time_zone")
 _PLACED = ("mode", "max_wait", *_OF_ALGORITHMS, *_BANS)
 """Options that have their places in the form; the others follow them."""
-_SCOPE = gettext_lazy("Scope")
+_CONDITIONS = gettext_lazy("Methods, audience and call site")
+_ADVANCED = gettext_lazy("Advanced")
 MAX_PROBLEMS = 5
 """Maximum number of problems of published rules on the list of rules."""
 _TOKEN = "csrfmiddlewaretoken"
@@ -66,6 +67,7 @@ class TierInline(admin.StackedInline):  # type: ignore[type-arg]
     form = TierForm
     formset = TierFormSet
     fields = ("group", ("limit", "period", "unit"), "more_rates", "burst")
+    classes = ("collapse",)
     verbose_name_plural = gettext_lazy(
         "tiers: other limits for Django groups or plans; the most generous one applies"
     )
@@ -93,7 +95,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     change_form_template = "admin/django_ratelimit_lua/ratelimitrule/change_form.html"
     object_history_template = "admin/django_ratelimit_lua/history.html"
     fieldsets = (
-        (None, {"fields": (("name", "mode"), "description", "dependents")}),
+        (None, {"fields": ("name",)}),
         (
             gettext_lazy("Limit"),
             {
@@ -102,16 +104,28 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
                     "limit is in units."
                 ),
                 "classes": ("ratelimit-limit",),
-                "fields": (
-                    ("limit", "period", "unit"),
-                    "more_rates",
-                    "key",
-                    *_OF_ALGORITHMS,
-                    "cost",
-                ),
+                "fields": (("limit", "period", "unit"), "more_rates", "key"),
             },
         ),
-        (_SCOPE, {"fields": ("path", "route", "methods", "audience", "groups", "exempt")}),
+        (gettext_lazy("Where it applies"), {"fields": ("path", "route")}),
+        (
+            _CONDITIONS,
+            {
+                "classes": ("collapse",),
+                "fields": ("methods", "audience", "groups", "exempt", "group"),
+            },
+        ),
+        (
+            gettext_lazy("Mode, description and message"),
+            {
+                "classes": ("collapse",),
+                "fields": ("mode", "description", "message", "order", "dependents"),
+            },
+        ),
+        (
+            gettext_lazy("Algorithm and cost"),
+            {"classes": ("collapse",), "fields": (*_OF_ALGORITHMS, "cost")},
+        ),
         (
             gettext_lazy("Bans"),
             {
@@ -125,13 +139,10 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             },
         ),
         (
-            gettext_lazy("Advanced"),
+            _ADVANCED,
             {
                 "classes": ("collapse",),
                 "fields": (
-                    "message",
-                    "group",
-                    "order",
                     "max_wait",
                     *(option for option in OPTIONS if option not in _PLACED),
                 ),
@@ -226,13 +237,13 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return type(form.__name__, (form,), {"has_tiers": has_tiers, "filled": filled})
 
     def get_fieldsets(self, request: HttpRequest, obj: object = None) -> Any:
-        """Add the fields of annexes to the scope."""
-        sections = super().get_fieldsets(request, obj)
+        """Add the fields of annexes: places to the conditions, others to the advanced ones."""
+        added: dict[object, list[str]] = {_CONDITIONS: [], _ADVANCED: []}
+        for word in rule_fields():
+            added[_CONDITIONS if word in PLACES else _ADVANCED].append(word)
         return [
-            (title, {**section, "fields": (*section["fields"], *rule_fields())})
-            if title == _SCOPE
-            else (title, section)
-            for title, section in sections
+            (title, {**section, "fields": (*section["fields"], *added.get(title, ()))})
+            for title, section in super().get_fieldsets(request, obj)
         ]
 
     def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:

@@ -66,8 +66,8 @@ def test_an_invalid_limit_is_an_error_of_its_field(
             f"Rate '{10**13}/h' is too large: at most 1000000000000 units in at most ten years.",
         ),
         (
-            "5 per m",
-            "Rate '5 per m': write N/unit without spaces, such as 100/m, 10/15m or 5/second",
+            "5 a minute",
+            "Rate '5 a minute': write N/unit without spaces, such as 100/m, 10/15m or 5/second",
         ),
         ("5/y", "Rate '5/y': write N/unit without spaces, such as 100/m, 10/15m or 5/second"),
     ],
