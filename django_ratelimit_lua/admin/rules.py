@@ -25,7 +25,7 @@ from ..extension import FIELDS_OF_ANNEXES, PLACES, extensions, rule_fields
 from ..limits.options import OPTIONS
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
 from ..models.audit import acting
-from ..operations.call_sites import call_sites_of, rule_words
+from ..operations.call_sites import SETTINGS, call_sites_of, rule_words
 from ..operations.confirmations import rehearsal
 from ..publishing.publish import primary, publish
 from ..rules.describe import reading
@@ -291,7 +291,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         self, request: HttpRequest, extra_context: dict[str, object] | None = None
     ) -> HttpResponse:
         context: dict[str, object] = {
-            "settings_rules": [(rule.name, reading(rule.given or {})) for rule in settings_rules()],
+            "settings_rules": _settings_rules(),
             "may_inspect": may_inspect(request),
         }
         try:
@@ -334,7 +334,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             "preview_form": PreviewForm(initial={"preview_unit": "m"}),
             "choices": choices(),
             "show_preview": IS_POPUP_VAR not in request.GET,
-            **_in_place_of(getattr(rule, "name", "")),
+            **self._in_place_of(request, getattr(rule, "name", "")),
         }
         if rule is not None:
             context["notices"] = _notices(rule)
@@ -366,8 +366,22 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return TemplateResponse(
             request,
             "admin/django_ratelimit_lua/ratelimitrule/call_site.html",
-            _in_place_of(request.GET.get("name", "").strip()),
+            self._in_place_of(request, request.GET.get("name", "").strip()),
         )
+
+    def _in_place_of(self, request: HttpRequest, name: str) -> dict[str, object]:
+        """The call sites of a name, or the one that may be meant, for a template."""
+        sites = call_sites_of(name)
+        is_new = not RateLimitRule.objects.named(name).exists()
+        in_code = [site for site in sites if site.kind != SETTINGS]
+        return {
+            "name": name,
+            "call_sites": sites,
+            "has_key": bool(in_code),
+            "has_several_keys": len({site.key for site in sites}) > 1,
+            "may_add": in_code == [*sites] and is_new and self.has_add_permission(request),
+            "meant": not sites and meant_by(name),
+        }
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:
         """Plot the effect of the rule in the form on a burst and a steady flow."""
@@ -429,11 +443,9 @@ def _notices(row: RateLimitRule) -> list[str]:
     return [text for extension in extensions for text in extension.notices(rule)]
 
 
-def _in_place_of(name: str) -> dict[str, object]:
-    """The call sites of a name, or the one that may be meant, for a template."""
-    sites = call_sites_of(name)
-    return {
-        "call_sites": sites,
-        "has_several_keys": len({site.key for site in sites}) > 1,
-        "meant": not sites and meant_by(name),
-    }
+def _settings_rules() -> list[tuple[str, str, int | None]]:
+    """The rules of the settings: names, sentences, and the rules that have taken them over."""
+    rules = settings_rules()
+    rows = RateLimitRule.objects.filter(name__in=[rule.name for rule in rules])
+    keys = dict(rows.values_list("name", "pk"))
+    return [(rule.name, reading(rule.given or {}), keys.get(rule.name)) for rule in rules]

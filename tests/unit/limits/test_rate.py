@@ -126,7 +126,7 @@ def test_a_rate_reads_back_what_it_writes(limit: int, times: int, unit: str) -> 
 def test_a_rate_is_read_as_the_summaries_of_rules_write_it(
     limit: int, times: int, unit: str
 ) -> None:
-    """"20 per minute", "5 per 15 minutes", and slots, "2 at once"."""
+    """ "20 per minute", "5 per 15 minutes", and slots, "2 at once"."""
     try:
         rate = Rate.parse(rate_text(limit, times, unit))
     except LimitError:
