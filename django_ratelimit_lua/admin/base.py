@@ -139,11 +139,10 @@ def _has_value(form: ModelForm[Model], name: str) -> bool:
     with suppress(FieldDoesNotExist):  # It is a field of an annex, or a method of the admin.
         field: Any = form.instance._meta.get_field(name)
         default = field.get_default()
-    if name in form.fields:
+    if form.is_bound and name in form.fields:
         return form.fields[name].has_changed(default, form[name].value())
-    # The form may only be viewed.
     value = form.initial.get(name, vars(form.instance).get(name))
-    return bool(value) and value != default
+    return value not in (default, None, "")
 
 
 def _audited(

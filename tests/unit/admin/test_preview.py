@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from django_ratelimit_lua.admin.preview import notes, plot, words
+from django_ratelimit_lua.operations.plot import labels, ticks
 from django_ratelimit_lua.operations.simulate import SimulatedHit, Simulation
 
 BURST = Simulation((SimulatedHit(0.0, 10, 5, 0.0),), 10, 5, 0, 0, 60.0)
@@ -59,3 +65,11 @@ def test_the_preview_lists_omissions() -> None:
     assert notes({}) == []
     assert len(notes({"mode": "shadow", "lease": 5, "split": "equal"})) == 3
     assert "off" in notes({"mode": "off"})[0]
+
+
+@given(st.integers(0, 10**9))
+def test_the_axis_has_whole_requests(number: int) -> None:
+    """However few or many: a part of a request is none."""
+    shown = labels(ticks(number))
+    assert all(re.fullmatch(r"[\d,]+", text) for _, text in shown)
+    assert len({text for _, text in shown}) == len(shown) <= 11
