@@ -567,8 +567,8 @@ def check_published(
     earlier = sum(by_key.values()) - lost
     if lost:
         yield LOST_VALUES.message(
-            f"{lost} overrides for values of fields match no client: the key of their digests was "
-            "removed."
+            f"Overrides for values of fields that match no client, because the key of their digests "
+            f"was removed: {lost}."
         )
     if len(kinds) > MAX_KINDS:
         yield MANY_KINDS.message(
@@ -578,5 +578,5 @@ def check_published(
         )
     if earlier:
         yield EARLIER_KEY.message(
-            f"{earlier} overrides for values of fields use an earlier secret key."
+            f"Overrides for values of fields that use an earlier secret key: {earlier}."
         )

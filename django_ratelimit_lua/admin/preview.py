@@ -134,12 +134,12 @@ def words(simulation: Simulation) -> str:
     parts = []
     if simulation.burst:
         parts.append(
-            _("Of %(sent)d requests at once, %(granted)d are allowed.")
+            _("Requests at once: %(granted)d of %(sent)d allowed.")
             % {"sent": simulation.burst, "granted": simulation.burst_granted}
         )
     if simulation.flow_sent:
         parts.append(
-            _("Of %(sent)d requests at a steady rate, %(granted)d are allowed.")
+            _("Steady requests: %(granted)d of %(sent)d allowed.")
             % {"sent": simulation.flow_sent, "granted": simulation.flow_granted}
         )
     longest = max((hit.wait for hit in simulation.sent if hit.granted), default=0.0)

@@ -258,7 +258,7 @@ def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str)
         preview_flow="0",
     )
     WebDriverWait(browser, 20).until(
-        lambda page: "Of 10 requests at once, 3 are allowed." in previewed(page)
+        lambda page: "Requests at once: 3 of 10 allowed." in previewed(page)
     )
     screenshot(browser, "admin-preview")
     press(browser, "[name=_save]")

@@ -274,10 +274,7 @@ def test_the_preview_plays_all_rates_through(operator: Client) -> None:
         f"{RULES}preview/", {**form, "preview_burst": 20, "preview_flow": 1, "preview_unit": "s"}
     )
     text = page.content.decode()
-    assert (
-        "Of 20 requests at once, 4 are allowed. Of 180 requests at a steady rate, 23 are allowed."
-        in text
-    )
+    assert "Requests at once: 4 of 20 allowed. Steady requests: 23 of 180 allowed." in text
     fast = operator.post(
         f"{RULES}preview/", {**form, "preview_burst": 20, "preview_flow": 60, "preview_unit": "s"}
     )

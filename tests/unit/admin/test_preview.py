@@ -51,9 +51,9 @@ def test_ticks_are_in_a_unit_that_people_read() -> None:
 
 def test_the_same_in_words() -> None:
     """A burst, what follows, and the longest wait."""
-    assert words(BURST) == "Of 10 requests at once, 5 are allowed."
+    assert words(BURST) == "Requests at once: 5 of 10 allowed."
     assert words(HELD) == (
-        "Of 2 requests at once, 2 are allowed. Of 2 requests at a steady rate, 0 are allowed. The "
+        "Requests at once: 2 of 2 allowed. Steady requests: 0 of 2 allowed. The "
         "longest wait "
         "is 30 s."
     )
