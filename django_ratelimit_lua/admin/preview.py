@@ -121,7 +121,7 @@ def plot(simulation: Simulation) -> Plot:
     units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
     unit, length = next((pair for pair in units if seconds >= 2 * pair[1]), ("ms", 0.001))
     across = [(part / 6, f"{seconds * part / 6 / length:.3g} {unit}") for part in range(7)]
-    drawn = Plot(_("Preview"), left=52, across=across, up=labels(scale))
+    drawn = Plot(_("Preview"), left=52, right=26, across=across, up=labels(scale))
     drawn.line("sent", line([(hit.at, hit.count) for hit in simulation.sent]))
     drawn.line(
         "passed", line([(hit.at + hit.wait, hit.granted) for hit in simulation.sent if hit.granted])

@@ -356,9 +356,22 @@ def test_the_form_of_a_rule_speaks_in_words(browser: Any, demo: str) -> None:
             if one.is_displayed()
         ]
 
+    def keys(number: int) -> list[str]:
+        options = parts("select")[number].find_elements("css selector", "option:enabled")
+        return [option.text for option in options]
+
+    # "As in the code" is valid only in the place of a limit of the code.
+    assert keys(0)[:2] == ["as in the code", "All clients together"]
+    fill(browser, path="/search/")
+    assert keys(0)[0] == "---------"
+    fill(browser, path="")
+    assert keys(0)[0] == "as in the code"
+    more = browser.find_element("css selector", ".ratelimit-key + .button")
+    assert not more.is_displayed()
     Select(parts("select")[0]).select_by_visible_text("Address")
     assert (key(), parts("input")) == ("ip", [])
-    browser.find_element("css selector", ".ratelimit-key + .button").click()
+    more.click()
+    assert {"as in the code", "All clients together", "Address"}.isdisjoint(keys(1))
     Select(parts("select")[1]).select_by_visible_text("Form field …")
     parts("input")[0].send_keys("username")
     assert key() == "ip+post:username"

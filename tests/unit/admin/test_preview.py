@@ -23,8 +23,8 @@ def test_the_lines_begin_and_end_at_the_edges() -> None:
     """What was sent goes up to the top, what was allowed to the half of it."""
     top, half, ground = (f"{plot(BURST).y(share):g}" for share in (1.0, 0.5, 0.0))
     assert lines(BURST) == {
-        "line sent": f"M52 {ground}H52V{top}H632",
-        "line passed": f"M52 {ground}H52V{half}H632",
+        "line sent": f"M52 {ground}H52V{top}H614",
+        "line passed": f"M52 {ground}H52V{half}H614",
     }
 
 
