@@ -567,7 +567,7 @@ def check_published(
     earlier = sum(by_key.values()) - lost
     if lost:
         yield LOST_VALUES.message(
-            f"Overrides for values of fields that match no client, because the key of their digests "
+            "Overrides for values of fields that match no client, because the key of their digests "
             f"was removed: {lost}."
         )
     if len(kinds) > MAX_KINDS:
