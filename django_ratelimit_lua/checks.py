@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -68,12 +69,7 @@ BAD_THROTTLE_RATE = Problem(
 BAD_THROTTLE = Problem(
     Error, "E007", "Name the scope in DRF's DEFAULT_THROTTLE_RATES, with None for no limit."
 )
-UNKNOWN_SETTING = Problem(
-    Warning,
-    "W025",
-    "Remove it or correct its name. Known are: "
-    f"{', '.join(sorted(f'RATELIMIT_{name}' for name in SETTINGS))}.",
-)
+UNKNOWN_SETTING = Problem(Warning, "W025", "{right}")
 UNUSED_RULES = Problem(Warning, "W026", f"Add '{MIDDLEWARE}' to MIDDLEWARE.")
 NO_PROXIES = Problem(
     Warning,
@@ -114,6 +110,18 @@ SETTING_OF_ANNEX = Problem(Warning, "W030", "{right}, or remove the setting.")
 BAD_ROW = Problem(
     Warning, "W031", "Correct it in the admin, or register the key in RATELIMIT_KEYS again."
 )
+NO_REDIS = Problem(
+    Warning,
+    "W032",
+    "Start Redis, or correct the LOCATION of the cache {alias!r}. Until then, limits apply as "
+    "RATELIMIT_ON_STORE_ERROR says.",
+)
+NO_RATE = Problem(
+    Warning,
+    "W033",
+    "Write a rate such as rate='100/m'. If only rules of the admin limit it, add the id of this "
+    "warning to SILENCED_SYSTEM_CHECKS.",
+)
 ABSENT_ANNEX = Problem(Warning, "W029", "{right}, or delete these values from RateLimitRule.extra.")
 EARLIER_KEY = Problem(
     Info, "I015", "Enter their values again before you remove the key from the fallbacks."
@@ -139,7 +147,17 @@ def check_settings(**kwargs: object) -> Iterator[CheckMessage]:
             text = f"{name} is a setting of an annex that is not installed."
             yield SETTING_OF_ANNEX.message(text, right=install(annex))
         elif word != name and word not in SETTINGS:
-            yield UNKNOWN_SETTING.message(f"{name} is not a setting of django_ratelimit_lua.")
+            text = f"{name} is not a setting of django_ratelimit_lua."
+            yield UNKNOWN_SETTING.message(text, right=_right_setting(word))
+
+
+def _right_setting(word: str) -> str:
+    """The setting that a misspelt one may mean; otherwise all of them."""
+    near = get_close_matches(word, SETTINGS, 1)
+    if near:
+        return f"Did you mean RATELIMIT_{near[0]}?"
+    names = ", ".join(sorted(f"RATELIMIT_{name}" for name in SETTINGS))
+    return f"Remove it or correct its name. Known are: {names}."
 
 
 @register(Tags.caches)
@@ -162,6 +180,16 @@ def check_cache(**kwargs: object) -> Iterator[CheckMessage]:
         problem = why_unusable(conf.USE_CACHE)
         if problem is not None:
             yield BAD_CACHE.message(f"RATELIMIT_USE_CACHE: {problem}.")
+
+
+@register(Tags.caches, deploy=True)
+def check_redis(**kwargs: object) -> Iterator[CheckMessage]:
+    """Check that Redis can be reached, with `manage.py check --deploy`."""
+    with suppress(ImproperlyConfigured):  # `check_cache` reports it.
+        try:
+            read_published()
+        except StoreError as error:
+            yield NO_REDIS.message(f"Redis is unavailable: {error}.", alias=conf.USE_CACHE)
 
 
 @register(Tags.caches)
@@ -229,8 +257,9 @@ def _one_for_all(subject: str, otherwise: str) -> CheckMessage:
 def check_views(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that no public view counts all clients without a signed-in user as one.
 
-    Also check that the sessions exist that rules use.
+    Also check that every `@ratelimit` has a rate, and that the sessions exist that rules use.
     """
+    yield from _no_rates()
     limited = [
         (f"@ratelimit on {group_of(view)}", is_open, rules)
         for view in _all_views()
@@ -247,6 +276,24 @@ def check_views(**kwargs: object) -> Iterator[CheckMessage]:
         name for name, _, rules in limited if any(rule.needs_session for rule in rules)
     ):
         yield from _no_session(name)
+
+
+def _no_rates() -> Iterator[CheckMessage]:
+    """Report decorators without a rate that no rule of the settings limits."""
+    named: set[str] = set()
+    with suppress(ImproperlyConfigured):  # `check_rules` reports it.
+        named = {rule.name for rule in settings_rules()}
+    stacks = (stack for view in _all_views() for stack in on_view(view).stacks)
+    names = {
+        rule.name_at(stack.group): stack.group
+        for stack in stacks
+        for rule in stack.rules
+        if rule.template is not None and set(rule.template.rates) == {None}
+    }
+    for name, group in names.items():
+        if name not in named:
+            text = f"@ratelimit on {group} has no rate: only a rule named {name!r} limits it."
+            yield NO_RATE.message(text)
 
 
 def _all_views() -> list[Callable[..., object]]:

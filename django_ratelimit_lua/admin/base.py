@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.utils import flatten
 from django.contrib.admin.widgets import AutocompleteSelect
-from django.core.exceptions import ValidationError
+from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.db.models import DateTimeField, ForeignKey, Model, QuerySet
-from django.forms import ModelChoiceField
+from django.forms import ModelChoiceField, ModelForm
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
@@ -92,6 +93,17 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                     initial[field.name] = within(field.to_python(text))
         return initial
 
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        """Open the folded sections that have values, and the tiers of a rule that has some."""
+        adminform = context["adminform"]
+        adminform.fieldsets = list(_shown_sections(adminform.form, adminform.fieldsets))
+        for inline in context["inline_admin_formsets"]:
+            if inline.formset.forms:
+                inline.classes = ""
+        return super().render_change_form(request, context, *args, **kwargs)
+
     def formfield_for_foreignkey(
         self, db_field: ForeignKey[Model, Model], request: HttpRequest, **kwargs: Any
     ) -> ModelChoiceField[Model] | None:
@@ -100,6 +112,37 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 "widget", Autocomplete(db_field, self.admin_site, using=kwargs.get("using"))
             )
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
+
+
+def _shown_sections(
+    form: ModelForm[Model], sections: Iterable[tuple[Any, dict[str, Any]]]
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield the sections of a form. Those with a value or an error are not folded.
+
+    “Confirm” is only there if a warning asks for it.
+    """
+    for title, section in sections:
+        names = flatten(section["fields"])
+        if names == ["confirm"] and not getattr(form, "asks", False):
+            continue
+        classes = set(section.get("classes", ()))
+        if "collapse" in classes and any(
+            name in form.errors or _has_value(form, name) for name in names
+        ):
+            classes.remove("collapse")
+        yield title, {**section, "classes": sorted(classes)}
+
+
+def _has_value(form: ModelForm[Model], name: str) -> bool:
+    """Whether a field has another value than that of a new row."""
+    default = None
+    with suppress(FieldDoesNotExist):  # It is a field of an annex, or a method of the admin.
+        field: Any = form.instance._meta.get_field(name)
+        default = field.get_default()
+    if form.is_bound and name in form.fields:
+        return form.fields[name].has_changed(default, form[name].value())
+    value = form.initial.get(name, vars(form.instance).get(name))
+    return value not in (default, None, "")
 
 
 def _audited(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from django.utils.text import capfirst
-from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..identity.keys import BUILT_IN, FIELDS, registered_keys
@@ -22,7 +21,6 @@ def choices() -> dict[str, object]:
     takes = {name: sorted(algorithm.options) for name, algorithm in algorithms.ALGORITHMS.items()}
     return {
         "keys": [
-            ("", _("as in the code")),
             *((key.name, capfirst(str(key.label))) for key in keys),
             *((f"{kind}:", capfirst(str(field.label) % "…")) for kind, field in FIELDS.items()),
         ],

@@ -77,9 +77,11 @@ class AskingForm(VersionedForm):
     confirm = forms.BooleanField(
         label=_("Confirm"),
         required=False,
-        help_text=_("Only needed if a warning asks for it."),
+        help_text=_("The warnings above are intended."),
         widget=forms.CheckboxInput(check_test=lambda value: False),
     )
+    asks = False
+    """Whether it shows warnings to confirm."""
 
     def ask(self, warnings: Sequence[tuple[str, str]], subject: Sequence[str] = ()) -> None:
         """Add the warnings as errors of their fields, unless they are confirmed.
@@ -92,6 +94,7 @@ class AskingForm(VersionedForm):
         confirmed = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
         if not warnings or self.data.get("confirm") == confirmed:
             return
+        self.asks = True
         self.fields["confirm"].widget.attrs["value"] = confirmed
         for field, text in warnings:
             problem = ValidationError([text, _("If this is intended, tick “Confirm” below.")])

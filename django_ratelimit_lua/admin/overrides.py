@@ -16,7 +16,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from ..models import RateLimitOverride
 from ..operations.subjects import add
@@ -79,8 +79,8 @@ class OverrideAdmin(Inspector, ActingAdmin):
             gettext_lazy("Duration and reason"),
             {"fields": ("duration", ("starts", "ends"), "reason")},
         ),
-        (None, {"fields": (("created_by", "created"),)}),
-        (gettext_lazy("Confirm"), {"fields": ("confirm", "version")}),
+        (None, {"fields": (("created_by", "created"), "version")}),
+        (gettext_lazy("Confirm"), {"fields": ("confirm",)}),
     )
 
     @admin.action(description=gettext_lazy("End now"), permissions=["block"])
@@ -187,7 +187,11 @@ class OverrideAdmin(Inspector, ActingAdmin):
             text = _("Already present, so not added again: %(overrides)s.")
             messages.warning(request, text % {"overrides": ", ".join(repeated)[:1000]})
         if len(rows) > 1:
-            text = _("%(number)d overrides were added, one for each network.")
+            text = ngettext(
+                "%(number)d override was added.",
+                "%(number)d overrides were added, one for each network.",
+                len(added),
+            )
             messages.info(request, text % {"number": len(added)})
         others = [row for row in added if row is not obj]
         LogEntry.objects.log_actions(request.user.pk, others, ADDITION, _("Added with others."))  # type: ignore[arg-type]

@@ -121,7 +121,7 @@ def plot(simulation: Simulation) -> Plot:
     units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
     unit, length = next((pair for pair in units if seconds >= 2 * pair[1]), ("ms", 0.001))
     across = [(part / 6, f"{seconds * part / 6 / length:.3g} {unit}") for part in range(7)]
-    drawn = Plot(_("Preview"), left=52, across=across, up=labels(scale))
+    drawn = Plot(_("Preview"), left=52, right=26, across=across, up=labels(scale))
     drawn.line("sent", line([(hit.at, hit.count) for hit in simulation.sent]))
     drawn.line(
         "passed", line([(hit.at + hit.wait, hit.granted) for hit in simulation.sent if hit.granted])
@@ -134,12 +134,12 @@ def words(simulation: Simulation) -> str:
     parts = []
     if simulation.burst:
         parts.append(
-            _("Of %(sent)d requests at once, %(granted)d are allowed.")
+            _("Requests at once: %(granted)d of %(sent)d allowed.")
             % {"sent": simulation.burst, "granted": simulation.burst_granted}
         )
     if simulation.flow_sent:
         parts.append(
-            _("Of %(sent)d requests at a steady rate, %(granted)d are allowed.")
+            _("Steady requests: %(granted)d of %(sent)d allowed.")
             % {"sent": simulation.flow_sent, "granted": simulation.flow_granted}
         )
     longest = max((hit.wait for hit in simulation.sent if hit.granted), default=0.0)

@@ -25,7 +25,7 @@ from ..extension import FIELDS_OF_ANNEXES, PLACES, extensions, rule_fields
 from ..limits.options import OPTIONS
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
 from ..models.audit import acting
-from ..operations.call_sites import call_sites_of, rule_words
+from ..operations.call_sites import SETTINGS, call_sites_of, rule_words
 from ..operations.confirmations import rehearsal
 from ..publishing.publish import primary, publish
 from ..rules.describe import reading
@@ -48,7 +48,8 @@ _BANS = tuple(option for option in OPTIONS if option.startswith("ban_"))
 _OF_ALGORITHMS = ("algorithm", "burst", "initial", "queue", "segments", "align", "time_zone")
 _PLACED = ("mode", "max_wait", *_OF_ALGORITHMS, *_BANS)
 """Options that have their places in the form; the others follow them."""
-_SCOPE = gettext_lazy("Scope")
+_CONDITIONS = gettext_lazy("Methods, audience and call site")
+_ADVANCED = gettext_lazy("Advanced")
 MAX_PROBLEMS = 5
 """Maximum number of problems of published rules on the list of rules."""
 _TOKEN = "csrfmiddlewaretoken"
@@ -66,6 +67,7 @@ class TierInline(admin.StackedInline):  # type: ignore[type-arg]
     form = TierForm
     formset = TierFormSet
     fields = ("group", ("limit", "period", "unit"), "more_rates", "burst")
+    classes = ("collapse",)
     verbose_name_plural = gettext_lazy(
         "tiers: other limits for Django groups or plans; the most generous one applies"
     )
@@ -93,7 +95,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     change_form_template = "admin/django_ratelimit_lua/ratelimitrule/change_form.html"
     object_history_template = "admin/django_ratelimit_lua/history.html"
     fieldsets = (
-        (None, {"fields": (("name", "mode"), "description", "dependents")}),
+        (None, {"fields": ("name",)}),
         (
             gettext_lazy("Limit"),
             {
@@ -102,16 +104,28 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
                     "limit is in units."
                 ),
                 "classes": ("ratelimit-limit",),
-                "fields": (
-                    ("limit", "period", "unit"),
-                    "more_rates",
-                    "key",
-                    *_OF_ALGORITHMS,
-                    "cost",
-                ),
+                "fields": (("limit", "period", "unit"), "more_rates", "key"),
             },
         ),
-        (_SCOPE, {"fields": ("path", "route", "methods", "audience", "groups", "exempt")}),
+        (gettext_lazy("Where it applies"), {"fields": ("path", "route")}),
+        (
+            _CONDITIONS,
+            {
+                "classes": ("collapse",),
+                "fields": ("methods", "audience", "groups", "exempt", "group"),
+            },
+        ),
+        (
+            gettext_lazy("Mode, description and message"),
+            {
+                "classes": ("collapse",),
+                "fields": ("mode", "description", "message", "order", "dependents"),
+            },
+        ),
+        (
+            gettext_lazy("Algorithm and cost"),
+            {"classes": ("collapse",), "fields": (*_OF_ALGORITHMS, "cost")},
+        ),
         (
             gettext_lazy("Bans"),
             {
@@ -125,13 +139,10 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             },
         ),
         (
-            gettext_lazy("Advanced"),
+            _ADVANCED,
             {
                 "classes": ("collapse",),
                 "fields": (
-                    "message",
-                    "group",
-                    "order",
                     "max_wait",
                     *(option for option in OPTIONS if option not in _PLACED),
                 ),
@@ -226,13 +237,13 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return type(form.__name__, (form,), {"has_tiers": has_tiers, "filled": filled})
 
     def get_fieldsets(self, request: HttpRequest, obj: object = None) -> Any:
-        """Add the fields of annexes to the scope."""
-        sections = super().get_fieldsets(request, obj)
+        """Add the fields of annexes: places to the conditions, others to the advanced ones."""
+        added: dict[object, list[str]] = {_CONDITIONS: [], _ADVANCED: []}
+        for word in rule_fields():
+            added[_CONDITIONS if word in PLACES else _ADVANCED].append(word)
         return [
-            (title, {**section, "fields": (*section["fields"], *rule_fields())})
-            if title == _SCOPE
-            else (title, section)
-            for title, section in sections
+            (title, {**section, "fields": (*section["fields"], *added.get(title, ()))})
+            for title, section in super().get_fieldsets(request, obj)
         ]
 
     def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:
@@ -280,7 +291,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         self, request: HttpRequest, extra_context: dict[str, object] | None = None
     ) -> HttpResponse:
         context: dict[str, object] = {
-            "settings_rules": [(rule.name, reading(rule.given or {})) for rule in settings_rules()],
+            "settings_rules": _settings_rules(),
             "may_inspect": may_inspect(request),
         }
         try:
@@ -323,7 +334,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             "preview_form": PreviewForm(initial={"preview_unit": "m"}),
             "choices": choices(),
             "show_preview": IS_POPUP_VAR not in request.GET,
-            **_in_place_of(getattr(rule, "name", "")),
+            **self._in_place_of(request, getattr(rule, "name", "")),
         }
         if rule is not None:
             context["notices"] = _notices(rule)
@@ -355,8 +366,22 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return TemplateResponse(
             request,
             "admin/django_ratelimit_lua/ratelimitrule/call_site.html",
-            _in_place_of(request.GET.get("name", "").strip()),
+            self._in_place_of(request, request.GET.get("name", "").strip()),
         )
+
+    def _in_place_of(self, request: HttpRequest, name: str) -> dict[str, object]:
+        """The call sites of a name, or the one that may be meant, for a template."""
+        sites = call_sites_of(name)
+        is_new = not RateLimitRule.objects.named(name).exists()
+        in_code = [site for site in sites if site.kind != SETTINGS]
+        return {
+            "name": name,
+            "call_sites": sites,
+            "has_key": bool(in_code),
+            "has_several_keys": len({site.key for site in sites}) > 1,
+            "may_add": in_code == [*sites] and is_new and self.has_add_permission(request),
+            "meant": not sites and meant_by(name),
+        }
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:
         """Plot the effect of the rule in the form on a burst and a steady flow."""
@@ -418,11 +443,9 @@ def _notices(row: RateLimitRule) -> list[str]:
     return [text for extension in extensions for text in extension.notices(rule)]
 
 
-def _in_place_of(name: str) -> dict[str, object]:
-    """The call sites of a name, or the one that may be meant, for a template."""
-    sites = call_sites_of(name)
-    return {
-        "call_sites": sites,
-        "has_several_keys": len({site.key for site in sites}) > 1,
-        "meant": not sites and meant_by(name),
-    }
+def _settings_rules() -> list[tuple[str, str, int | None]]:
+    """The rules of the settings: names, sentences, and the rules that have taken them over."""
+    rules = settings_rules()
+    rows = RateLimitRule.objects.filter(name__in=[rule.name for rule in rules])
+    keys = dict(rows.values_list("name", "pk"))
+    return [(rule.name, reading(rule.given or {}), keys.get(rule.name)) for rule in rules]

@@ -24,6 +24,8 @@ from ..rules.rule import RuleError
 from .pages import page_response
 from .versioned import Cleaned
 
+MAX_SHOWN = 200
+"""Maximum number of changes on the page. Those with warnings come first, then deletions."""
 MAX_VALUE = 2 * 1024 * 1024
 """Bytes of a file: it is sent again to be confirmed, and Django takes two and a half million in a
 form.
@@ -34,6 +36,16 @@ class FileForm(forms.Form):
     """A file to be looked at; then its text, to be confirmed."""
 
     file = forms.FileField(label=gettext_lazy("File"), required=False)
+    missing = forms.ChoiceField(
+        label=gettext_lazy("Rules that are not in the file"),
+        choices=(
+            ("keep", gettext_lazy("Merge: keep them")),
+            ("delete", gettext_lazy("Replace: delete them")),
+        ),
+        initial="keep",
+        required=False,
+        widget=forms.RadioSelect,
+    )
     text = forms.CharField(required=False, strip=False, widget=forms.HiddenInput)
     revision = forms.CharField(required=False, widget=forms.HiddenInput)
     intended = forms.BooleanField(
@@ -113,7 +125,8 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def _plan(self, request: HttpRequest, given: Cleaned, context: dict[str, object]) -> bool:
         revision = RateLimitRevision.read(primary()).text.decode()
-        changes = rules_yaml.plan(given["text"])
+        merge = given["missing"] != "delete"
+        changes = rules_yaml.plan(given["text"], merge=merge)
         to_confirm = changed_confirmations(changes)
         deleted = rules_yaml.deletions(changes)
         may_delete = self.has_delete_permission(request)
@@ -139,22 +152,33 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
             if (deleted and not may_delete) or not request.user.has_perms(permissions):
                 raise PermissionDenied
             with acting(request.user):
-                rules_yaml.apply(given["text"], delete=True)
+                rules_yaml.apply(given["text"], delete=not merge, merge=merge)
             self._log(request, changes)
             return True
         notices = changed_notices(changes)
+        first = sorted(
+            changes, key=lambda change: (change.label not in to_confirm, change.after is not None)
+        )
         context |= {
             "changes": [
                 {
                     "lines": change.words(),
                     "warnings": [*to_confirm.get(change.label, ()), *notices.get(change.label, ())],
                 }
-                for change in changes
+                for change in first[:MAX_SHOWN]
             ],
+            "number": len(changes),
+            "more": len(changes[MAX_SHOWN:]),
             "is_planned": True,
             "must_confirm": to_confirm or deleted,
             "may_apply": not deleted or may_delete,
-            "form": FileForm(initial={"text": given["text"], "revision": revision}),
+            "form": FileForm(
+                initial={
+                    "text": given["text"],
+                    "revision": revision,
+                    "missing": "keep" if merge else "delete",
+                }
+            ),
         }
         return False
 

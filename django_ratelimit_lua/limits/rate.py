@@ -20,14 +20,14 @@ _UNITS = {
     **dict.fromkeys(("d", "day", "days"), 86_400 * SECOND),
     **dict.fromkeys(("w", "week", "weeks"), 7 * 86_400 * SECOND),
 }
-_FORM = re.compile(r"([0-9]+)/([0-9]*)([a-z]+)")
-_SLOTS = re.compile(r"[0-9]{1,15}")
+_FORM = re.compile(r"([0-9]+)(?:/([0-9]*)| per (?:([0-9]+) )?)([a-z]+)")
+_SLOTS = re.compile(r"([0-9]{1,15})(?: at once)?")
 _TIME = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([a-z]+)")
 _BAD_RATE = _(
     "Rate %(rate)r: write N/unit without spaces, such as 100/m, 10/15m or 5/second (units: s, "
     "sec, second(s), m, min, "
-    "minute(s), h, hr, hour(s), d, day(s), w, week(s)); or a number alone, such as 5, for the "
-    "algorithm concurrency"
+    "minute(s), h, hr, hour(s), d, day(s), w, week(s)), or 10 per 15 minutes; or a number alone, "
+    "such as 5, for the algorithm concurrency"
 )
 _NO_PERIOD = _("Rate %(rate)r: the period must be greater than zero")
 _TOO_LARGE = _("Rate %(rate)r is too large: at most %(most)d units in at most ten years")
@@ -76,8 +76,8 @@ class Rate:
     Rate(limit=10, period_us=900000000)
     >>> Rate.parse((5, 0.5)).period
     0.5
-    >>> print(Rate.parse("100/minute"))
-    100/m
+    >>> print(Rate.parse("100/minute"), Rate.parse("10 per 15 minutes"))
+    100/m 10/15m
     >>> Rate.parse("5").is_slots
     True
     >>> Rate.parse("5/month")
@@ -122,9 +122,9 @@ class Rate:
 
     @classmethod
     def parse(cls, value: str | tuple[int, float | timedelta] | Rate) -> Rate:
-        """Read `"N/[k]unit"`, `(count, seconds)`, or `"N"` slots; the whole string must match.
+        """Read `"N/[k]unit"`, `"N per [k] unit"`, `(count, seconds)`, or `"N"` slots.
 
-        Raises `LimitError`.
+        The whole string must match. Raises `LimitError`.
         """
         if isinstance(value, cls):
             return value
@@ -134,12 +134,13 @@ class Rate:
             raise LimitError(
                 f"Rate {value!r} is neither text nor (count, seconds); write '100/m' or (100, 60)"
             )
-        if _SLOTS.fullmatch(value):
-            return cls._checked(value, int(value), 0)
+        if slots := _SLOTS.fullmatch(value):
+            return cls._checked(value, int(slots[1]), 0)
         match = _FORM.fullmatch(value)
-        if not match or match[3] not in _UNITS:
+        if not match or match[4] not in _UNITS:
             raise LimitError(_BAD_RATE, rate=value)
-        count, times, unit = match.groups()
+        count, unit = match[1], match[4]
+        times = match[2] or match[3] or ""
         if len(count) > 15 or len(times) > 15:
             raise LimitError(_TOO_LARGE, rate=value, most=cls.MAX_UNITS)
         period = int(times or 1) * _UNITS[unit]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -174,8 +175,8 @@ class RatesFields(RateFields):
 def written(rate: str | tuple[int, float] | Rate) -> str:
     """A rate as rules write it, in the unit that was meant. Raises `LimitError`.
 
-    >>> written("500/hour"), written("5/60s")
-    ('500/h', '5/60s')
+    >>> written("500/hour"), written("5/60s"), written("5 per 60 seconds")
+    ('500/h', '5/60s', '5/60s')
     """
     return rate_text(*_parts(rate))
 
@@ -224,12 +225,11 @@ def _parts(value: str | tuple[int, float] | Rate) -> tuple[int, int, str]:
     if rate.is_slots:
         return rate.limit, 1, RateFields.Unit.AT_ONCE
     text = value if isinstance(value, str) else str(rate)
-    count, _, rest = text.partition("/")
-    times = int(rest.rstrip("abcdefghijklmnopqrstuvwxyz") or 1)
+    times = int([*re.findall("[0-9]+", text), 1][1])
     unit = Rate(1, rate.period_us // times).per
     if unit not in RateFields.Unit.values:
         raise LimitError(
             f"Rate {value!r}: a rule's period is a whole number of seconds, minutes, hours, days "
             "or weeks"
         )
-    return int(count), times, unit
+    return rate.limit, times, unit

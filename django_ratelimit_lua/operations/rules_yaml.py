@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import NamedTuple
@@ -218,20 +218,21 @@ def declared_rules(text: str, source: str = "Rules") -> list[Declared]:
     return [item.declared for item in load(text, source) if item.word == RULE]
 
 
-def plan(text: str, source: str = "Rules") -> list[RuleChange]:
+def plan(text: str, source: str = "Rules", *, merge: bool = False) -> list[RuleChange]:
     """Return the changes that make the rules those of a text.
 
     Args:
         text: The YAML.
         source: As in `load`.
+        merge: Whether rules that are not in the text are kept.
 
     Raises:
         RuleError: As in `load`.
     """
-    return _plan(load(text, source))
+    return _plan(load(text, source), merge)
 
 
-def _plan(loaded: Sequence[Item]) -> list[RuleChange]:
+def _plan(loaded: Sequence[Item], merge: bool) -> list[RuleChange]:
     readers = {word: document.stored for word, document in documents().items()}
     changes = []
     for word, read in {RULE: _stored_rules, **readers}.items():
@@ -240,7 +241,7 @@ def _plan(loaded: Sequence[Item]) -> list[RuleChange]:
             before = read()
             changes += [
                 RuleChange(name, before.get(name), after.get(name), word)
-                for name in {**after, **before}
+                for name in (after if merge else {**after, **before})
                 if before.get(name) != after.get(name)
             ]
     return changes
@@ -260,17 +261,50 @@ def counted(words: Iterable[str]) -> str:
     return " and ".join(count_words(number, word) for word, number in numbers.items())
 
 
+def summary(changes: Sequence[RuleChange], auxiliary: str = "") -> str:
+    """Return how many rules and other items were added, changed and deleted, in words.
+
+    Args:
+        changes: The changes.
+        auxiliary: Words before each verb, if nothing was changed yet.
+
+    >>> added = RuleChange("api", None, {"name": "api"})
+    >>> summary([added]), summary([added], "would be "), summary([])
+    ('1 rule added', '1 rule would be added', '0 rules changed')
+    """
+    words: dict[str, list[str]] = {}
+    for change in changes:
+        action = "changed"
+        if change.before is None:
+            action = "added"
+        elif change.after is None:
+            action = "deleted"
+        words.setdefault(action, []).append(change.word)
+    actions = [action for action in ("added", "changed", "deleted") if action in words]
+    return ", ".join(
+        f"{counted(words.get(action, ()))} {auxiliary}{action}" for action in actions or ["changed"]
+    )
+
+
 def deletions(changes: Sequence[RuleChange]) -> list[str]:
     """Return the names of the rules and other items that would be deleted."""
     return [change.label for change in changes if change.after is None]
 
 
-def apply(text: str, *, delete: bool = False) -> list[RuleChange]:
+def apply(
+    text: str,
+    *,
+    delete: bool = False,
+    merge: bool = False,
+    on_progress: Callable[[int, int], None] = lambda saved, total: None,
+) -> list[RuleChange]:
     """Replace the rules by those of a text, all or nothing. Overrides stay with rules that stay.
 
     Args:
         text: The YAML.
         delete: Whether rules may be deleted: a truncated file lacks rules as well.
+        merge: Whether rules that are not in the text are kept.
+        on_progress: Called with the number of changes that are saved, and of all.
 
     Returns:
         The changes.
@@ -281,17 +315,18 @@ def apply(text: str, *, delete: bool = False) -> list[RuleChange]:
     with one_change(router.db_for_write(RateLimitRule)):
         loaded = load(text)
         built = {item.name: item.built for item in loaded if item.built is not None}
-        changes = _plan(loaded)
+        changes = _plan(loaded, merge)
         names = deletions(changes)
         if names and not delete:
             number = counted(change.word for change in changes if change.after is None)
             problem = (
                 f"the file lacks {number}, which would be deleted: "
-                f"{shorten(', '.join(names), 500)}. Nothing was changed; use --delete to delete "
-                "them"
+                f"{shorten(', '.join(names), 500)}. Nothing was changed; use --merge to keep "
+                "them, or --delete to delete them"
             )
             raise RuleError("Rules", "name", problem)
-        for change in changes:
+        for saved, change in enumerate(changes):
+            on_progress(saved, len(changes))
             if change.word != RULE:
                 documents()[change.word].save(change.name, change.after)
             elif change.after is None:

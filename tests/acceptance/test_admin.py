@@ -217,7 +217,7 @@ def test_the_preview_shows_what_the_rule_would_do(
         f"{RULES}preview/", {**form, "preview_burst": 50, "preview_flow": 30, "preview_unit": "m"}
     )
     assert (
-        "Of 50 requests at once, 20 are allowed. Of 90 requests at a steady rate, 90 are allowed."
+        "Requests at once: 20 of 50 allowed. Steady requests: 90 of 90 allowed."
         in page.content.decode()
     )
     assert page.content.count(b'<path class="line') == 2
@@ -230,7 +230,7 @@ def test_the_preview_shows_what_the_rule_would_do(
         "preview_flow": 0,
     }
     page = operator.post(f"{RULES}preview/", leaky).content.decode()
-    assert "Of 10 requests at once, 5 are allowed." in page
+    assert "Requests at once: 5 of 10 allowed." in page
     assert "The longest wait is 4 s." in page
     wrong = operator.post(f"{RULES}preview/", {**form, "algorithm": "sliding_log"}).content.decode()
     assert "sliding log has no option “Burst”" in wrong
@@ -239,7 +239,7 @@ def test_the_preview_shows_what_the_rule_would_do(
     assert "ratelimit-problems" not in untouched
     huge = {**form, "limit": 1_000_000, "burst": "", "preview_burst": 2000, "preview_flow": 100000}
     assert (
-        "Of 2000 requests at once, 2000 are allowed."
+        "Requests at once: 2000 of 2000 allowed."
         in operator.post(f"{RULES}preview/", huge).content.decode()
     )
     assert (
@@ -275,7 +275,7 @@ def test_the_preview_lists_what_it_leaves_out(
         preview_flow=0,
     )
     page = operator.post(f"{RULES}preview/", {**form, **fields}).content.decode()
-    assert "Of 5 requests at once, 3 are allowed." in page
+    assert "Requests at once: 3 of 5 allowed." in page
     assert page.count('<p class="ratelimit-note">') == len(fields)
     assert note in page
 
@@ -300,7 +300,7 @@ def test_the_preview_counts_refusals_as_the_rule_does(operator: Client, algorith
 
     def goes(**more: Any) -> int:
         page = operator.post(f"{RULES}preview/", {**form, **more}).content.decode()
-        found = re.search(r"Of 90 requests at a steady rate, (\d+) are allowed", page)
+        found = re.search(r"Steady requests: (\d+) of 90 allowed", page)
         assert found is not None, page
         return int(found[1])
 

@@ -18,6 +18,7 @@ import pytest
 from django.utils import translation
 from django.utils.translation import gettext
 from selenium.common.exceptions import WebDriverException
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
@@ -99,9 +100,10 @@ def press(browser: Any, selector: str) -> None:
 
 
 def fill(browser: Any, **fields: str) -> None:
-    """Fill in a form, by the names of its fields."""
+    """Fill in a form, by the names of its fields. Folded sections are opened for it."""
     for name, value in fields.items():
         field = browser.find_element("name", name)
+        browser.execute_script("arguments[0].closest('details')?.setAttribute('open', '')", field)
         browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", field)
         if field.tag_name == "select":
             Select(field).select_by_value(value)
@@ -155,6 +157,13 @@ def look(browser: Any, width: int, height: int, scheme: str = "light") -> None:
     browser.execute_script(
         "const still = new CSSStyleSheet(); still.replaceSync('* {transition: none !important}');"
         "document.adoptedStyleSheets = [still];"
+    )
+
+
+def unfold(browser: Any) -> None:
+    """Open all folded sections."""
+    browser.execute_script(
+        "document.querySelectorAll('details').forEach(each => { each.open = true })"
     )
 
 
@@ -252,7 +261,7 @@ def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str)
         preview_flow="0",
     )
     WebDriverWait(browser, 20).until(
-        lambda page: "Of 10 requests at once, 3 are allowed." in previewed(page)
+        lambda page: "Requests at once: 3 of 10 allowed." in previewed(page)
     )
     screenshot(browser, "admin-preview")
     press(browser, "[name=_save]")
@@ -350,14 +359,29 @@ def test_the_form_of_a_rule_speaks_in_words(browser: Any, demo: str) -> None:
             if one.is_displayed()
         ]
 
+    def keys(number: int) -> list[str]:
+        options = parts("select")[number].find_elements("css selector", "option:enabled")
+        return [option.text for option in options]
+
+    # "As in the code" is valid only in the place of a limit of the code.
+    assert keys(0)[:2] == ["as in the code", "All clients together"]
+    fill(browser, path="/search/")
+    assert keys(0)[0] == "---------"
+    browser.find_element("name", "path").send_keys(Keys.CONTROL, "a", Keys.DELETE)
+    assert keys(0)[0] == "as in the code"
+    more = browser.find_element("css selector", ".ratelimit-key + .button")
+    assert not more.is_displayed()
     Select(parts("select")[0]).select_by_visible_text("Address")
     assert (key(), parts("input")) == ("ip", [])
-    browser.find_element("css selector", ".ratelimit-key + .button").click()
+    more.click()
+    assert {"as in the code", "All clients together", "Address"}.isdisjoint(keys(1))
     Select(parts("select")[1]).select_by_visible_text("Form field …")
     parts("input")[0].send_keys("username")
     assert key() == "ip+post:username"
     parts("button")[0].click()
     assert key() == "post:username"
+
+    unfold(browser)
 
     def offered() -> list[str]:
         names = ("burst", "initial", "queue", "segments", "align", "time_zone", "groups")
@@ -418,33 +442,35 @@ def test_slots_have_no_preview(browser: Any, demo: str) -> None:
 
 
 def test_the_form_of_a_rule_shows_its_fields_next_to_the_preview(browser: Any, demo: str) -> None:
-    """At 1280 pixels: none is under it, the label is above what is wide, limit, period and unit
-    make one line, and what an algorithm does not take is hidden with its help.
+    """At 1280 pixels: none is under it, the label is above what is wide, and limit, period and unit
+    make one line. What an algorithm does not take is hidden with its help.
     """
     browser.set_window_size(1280, 1000)
     sign_in(browser, demo)
     browser.get(f"{demo}{RULES}add/")
     fields = "#content .ratelimit-columns > div :is(select, input:not([type=hidden]), textarea)"
+    shown = [
+        field for field in browser.find_elements("css selector", fields) if field.is_displayed()
+    ]
+    preview = browser.find_element("css selector", ".ratelimit-preview").rect["x"]
+    assert [
+        one.get_attribute("name") for one in shown if one.rect["x"] + one.rect["width"] > preview
+    ] == []
+    lines = {field.get_attribute("name"): field.rect["y"] for field in shown}
+    assert abs(lines["limit"] - lines["unit"]) < 5
+    label = browser.find_element("css selector", "label[for=id_more_rates]").rect
+    assert label["y"] + label["height"] <= lines["more_rates"]
     for algorithm in ("", "fixed_window", "token_bucket", "leaky_bucket", "sliding_log"):
         fill(browser, algorithm=algorithm)
-        shown = [
-            field for field in browser.find_elements("css selector", fields) if field.is_displayed()
-        ]
-        preview = browser.find_element("css selector", ".ratelimit-preview").rect["x"]
-        assert [
+        section = browser.find_element("css selector", "details:has(#id_algorithm)")
+        names = {
             one.get_attribute("name")
-            for one in shown
-            if one.rect["x"] + one.rect["width"] > preview
-        ] == []
-        lines = {field.get_attribute("name"): field.rect["y"] for field in shown}
-        assert abs(lines["limit"] - lines["unit"]) < 5
-        for name in ("algorithm", "cost"):
-            label = browser.find_element("css selector", f"label[for=id_{name}]").rect
-            assert label["y"] + label["height"] <= lines[name]
-        helps = browser.find_elements("css selector", ".ratelimit-columns > div .help[id]")
+            for one in section.find_elements("css selector", "select, input")
+            if one.is_displayed()
+        }
+        helps = section.find_elements("css selector", ".help[id]")
         told = {str(one.get_attribute("id"))[3:-9] for one in helps if one.is_displayed()}
-        options = {"burst", "initial", "queue", "segments", "align", "time_zone"}
-        assert told & options == set(lines) & options, algorithm
+        assert told == names, algorithm
     assert complaints(browser) == []
 
 

@@ -11,7 +11,7 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
-from django_ratelimit_lua.admin.rules_file import MAX_VALUE
+from django_ratelimit_lua.admin.rules_file import MAX_SHOWN, MAX_VALUE
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.operations.rules_yaml import export
 from tests.acceptance import test_admin
@@ -28,15 +28,15 @@ def rules(site: None) -> None:
         RateLimitRule.objects.create(name=name, path=f"/{name}", key="ip", limit=limit, unit="h")
 
 
-def looked_at(client: Client, text: str | bytes) -> Any:
+def looked_at(client: Client, text: str | bytes, missing: str = "delete") -> Any:
     file = SimpleUploadedFile("rules.yaml", text if isinstance(text, bytes) else text.encode())
-    return client.post(FILE, {"file": file})
+    return client.post(FILE, {"file": file, "missing": missing})
 
 
 def confirmed(client: Client, page: Any, **more: str) -> Any:
     """What the button of the page sends."""
     html = page.content.decode()
-    values = {name: page.context["form"].initial[name] for name in ("text", "revision")}
+    values = {name: page.context["form"].initial[name] for name in ("text", "revision", "missing")}
     assert 'name="confirm"' in html
     return client.post(FILE, {**values, "confirm": "yes", **more}, follow=True)
 
@@ -49,7 +49,7 @@ def test_what_is_downloaded_changes_nothing_when_it_is_uploaded(operator: Client
     assert f'href="{FILE}rules.yaml"' in operator.get(FILE).content.decode()
     assert f'href="{FILE}"' in operator.get(RULES).content.decode()
     assert (
-        "Nothing: the rules are the same as in the file"
+        "Nothing: the rules are already as in the file"
         in looked_at(operator, answer.content).content.decode()
     )
 
@@ -85,6 +85,40 @@ def test_rules_missing_in_a_file_are_deleted_only_if_confirmed(operator: Client)
     assert export() == text
     confirmed(operator, page, intended="on")
     assert export() == cut
+
+
+@pytest.mark.parametrize("missing", ["keep", ""])
+def test_a_file_is_merged_unless_rules_are_to_be_replaced(missing: str, operator: Client) -> None:
+    """Rules that the file does not name stay as they are, and need no permission to delete."""
+    rule = "- {name: third, path: /third, key: ip, rate: 3 per hour}"
+    may_change = staff(
+        "view_ratelimitrule", "add_ratelimitrule", "change_ratelimitrule", name="merges"
+    )
+    page = looked_at(may_change, rule, missing)
+    html = page.content.decode()
+    assert "1 change." in html
+    assert "+ third: 3 per hour per address, on /third" in html
+    assert "- other" not in html
+    assert "It applies to the next request" in confirmed(may_change, page).content.decode()
+    names = RateLimitRule.objects.order_by("name").values_list("name", flat=True)
+    assert list(names) == ["ok", "other", "third"]
+    again = looked_at(operator, rule, missing)
+    assert "the rules are already as in the file" in again.content.decode()
+    assert "- other: 7 per hour" in looked_at(operator, rule).content.decode()
+
+
+def test_a_long_file_shows_its_first_changes_and_the_number_of_all(operator: Client) -> None:
+    """Those with warnings first."""
+    lines = [f"- {{name: r{n}, path: /r{n}, key: ip, rate: 1/h}}" for n in range(MAX_SHOWN + 4)]
+    lines.append("- {name: wide, path: /wide, key: ip, rate: 0/h}")
+    page = looked_at(operator, "\n".join(lines), "keep")
+    html = page.content.decode()
+    assert f"{MAX_SHOWN + 5} changes." in html
+    assert "And 5 more changes." in html
+    assert html.count("<div>+ ") == MAX_SHOWN
+    assert html.index("+ wide") < html.index("+ r0")
+    answer = confirmed(operator, page, intended="on").content.decode()
+    assert f"{MAX_SHOWN + 5} rules are now as in the file." in answer
 
 
 def test_what_would_surprise_in_a_file_has_to_be_confirmed(operator: Client) -> None:

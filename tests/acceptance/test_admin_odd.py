@@ -541,7 +541,7 @@ def test_the_preview_explains_errors(operator: Client) -> None:
             "Cost: " in operator.post(f"{RULES}preview/", {**form, "cost": cost}).content.decode()
         )
     assert (
-        "Of 1000 requests at once, 0 are allowed."
+        "Requests at once: 0 of 1000 allowed."
         in operator.post(f"{RULES}preview/", {**form, "cost": 2**53}).content.decode()
     )
 

@@ -26,6 +26,8 @@ from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.management.verbs import rules as rules_verbs
+from django_ratelimit_lua.management.verbs.rules import MAX_LINES
 from django_ratelimit_lua.models import (
     RateLimitChange,
     RateLimitOverride,
@@ -135,7 +137,7 @@ def test_export_and_import_go_round(tmp_path: Path, settings: Any) -> None:
         "logged-in users",
         "+ tenants: 10 per minute per tenant, 30 per minute for plan:pro, on /orders/",
         "+ reports at once: 2 at once per address, on /report/",
-        "4 rules would be changed",
+        "4 rules would be added",
     ]
     assert not RateLimitRule.objects.exists()
     said("import", str(file))
@@ -211,15 +213,60 @@ def test_an_import_deletes_rules_only_with_the_option(tmp_path: Path) -> None:
     assert said("export") == whole
     dry = said("import", str(file), "--dry-run")
     assert "- second" in dry
-    assert "with --delete: second, third" in dry
+    assert (
+        "Not in the file: 2 rules. Use --merge to keep or --delete to delete: second, third" in dry
+    )
     for empty in ("", "\n# nothing\n", "[]"):
         file.write_text(empty)
         with pytest.raises(CommandError, match=r"is empty|would be deleted"):
             said("import", str(file))
     assert said("export") == whole
     file.write_text(cut)
-    assert "3 rules changed" in said("import", str(file), "--delete")
+    assert "1 rule changed, 2 rules deleted" in said("import", str(file), "--delete")
     assert RateLimitRule.objects.get().limit == 400
+
+
+def test_an_import_keeps_the_rules_that_the_file_does_not_name(tmp_path: Path) -> None:
+    """With --merge, which is not to be used with --delete."""
+    for name in ("first", "second"):
+        RateLimitRule.objects.create(name=name, path="/", key="user", limit=500)
+    file = tmp_path / "rules.yaml"
+    file.write_text(
+        "- {name: second, path: /, key: user, rate: 4 per minute}\n"
+        "- {name: third, path: /third, key: ip, rate: 5/m}\n"
+    )
+    with pytest.raises(CommandError, match="use --merge to keep them, or --delete to delete them"):
+        said("import", str(file))
+    with pytest.raises(CommandError, match="use one of them"):
+        said("import", str(file), "--merge", "--delete")
+    dry = said("import", str(file), "--merge", "--dry-run")
+    assert dry.splitlines()[-1] == "1 rule would be added, 1 rule would be changed"
+    assert "first" not in dry
+    text = said("import", str(file), "--merge")
+    assert text.splitlines()[-1] == "1 rule added, 1 rule changed"
+    rules = RateLimitRule.objects.order_by("name").values_list("name", "limit")
+    assert list(rules) == [("first", 500), ("second", 4), ("third", 5)]
+    assert said("import", str(file), "--merge") == "0 rules changed\n"
+
+
+def test_a_large_import_reports_its_progress_and_ends_in_a_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in a line for each rule, unless those are asked for."""
+    monkeypatch.setattr(rules_verbs, "PROGRESS_STEP", 40)
+    count = MAX_LINES + 50
+    rules = [{"name": f"r{n}", "path": f"/r{n}", "key": "ip", "rate": "0/m"} for n in range(count)]
+    file = tmp_path / "rules.yaml"
+    file.write_text(dump(rules))
+    for options, listed in (((), MAX_LINES), (("--all",), count)):
+        text = said("import", str(file), "--dry-run", *options)
+        assert text.count("\n+ r") == listed
+        assert text.count("A limit of 0") == listed
+        assert ("… and 50 more; --all lists them" in text) == (listed < count)
+    text = said("import", str(file), "--confirm")
+    assert f"40 of {count} saved\n80 of {count} saved\n" in text
+    assert text.count("\n+ r") == MAX_LINES
+    assert text.endswith(f"… and 50 more; --all lists them\n{count} rules added\n")
 
 
 def test_an_import_asks_for_confirmation_unless_the_option_is_given(tmp_path: Path) -> None:
@@ -488,7 +535,7 @@ def test_an_empty_file_deletes_no_rule(text: str, tmp_path: Path) -> None:
             said(command, str(file))
     assert RateLimitRule.objects.exists()
     file.write_text("[]\n")
-    assert "1 rule changed" in said("import", str(file), "--delete")
+    assert "1 rule deleted" in said("import", str(file), "--delete")
     assert said("export") == "[]\n"
 
 

@@ -109,6 +109,9 @@ def test_a_rule_of_the_settings_is_taken_over_with_everything(operator: Client) 
         "method": ["GET", "POST"],
     }
     assert "settings=everything" not in operator.get(LIMITS).content.decode()
+    page = operator.get(RULES).content.decode()
+    assert "settings=everything" not in page
+    assert re.search(rf'everything <a href="{RULES}\d+/change/">taken over</a>', page)
 
 
 def test_a_limit_that_cannot_be_taken_over_is_reported(operator: Client, settings: Any) -> None:

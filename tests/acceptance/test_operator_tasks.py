@@ -117,7 +117,11 @@ class Hand:
 
     def choose(self, name: str, value: str) -> None:
         """Choose in a list."""
-        Select(self.browser.find_element("name", name)).select_by_value(value)
+        self.choose_on(self.browser.find_element("name", name), value)
+
+    def choose_on(self, element: Any, value: str) -> None:
+        """The same, for an element."""
+        Select(element).select_by_value(value)
         self.clicks += 1
 
     def text(self, selector: str) -> str:

@@ -66,8 +66,8 @@ def test_an_invalid_limit_is_an_error_of_its_field(
             f"Rate '{10**13}/h' is too large: at most 1000000000000 units in at most ten years.",
         ),
         (
-            "5 per m",
-            "Rate '5 per m': write N/unit without spaces, such as 100/m, 10/15m or 5/second",
+            "5 a minute",
+            "Rate '5 a minute': write N/unit without spaces, such as 100/m, 10/15m or 5/second",
         ),
         ("5/y", "Rate '5/y': write N/unit without spaces, such as 100/m, 10/15m or 5/second"),
     ],
@@ -252,3 +252,122 @@ def test_what_is_confirmed_are_the_warnings_that_were_shown(operator: Client) ->
     assert "Every request of the site would be exempt" in errors(answer)
     assert not RateLimitRule.objects.exists()
     assert operator.post(add, {**form, "confirm": shown}).status_code == 302
+
+
+FOLDED = {
+    "Methods, audience and call site",
+    "Mode, description and message",
+    "Algorithm and cost",
+    "Bans",
+    "Advanced",
+}
+
+
+def folded(answer: Any) -> set[str]:
+    """The titles of the sections that are folded."""
+    return {str(each.name) for each in answer.context["adminform"] if each.is_collapsible}
+
+
+def tiers_are_folded(answer: Any) -> bool:
+    (inline,) = answer.context["inline_admin_formsets"]
+    return bool(inline.is_collapsible)
+
+
+def test_the_form_begins_with_name_limit_key_and_place(operator: Client) -> None:
+    """Everything else is folded, and nothing is there that is not asked for: no confirmation, and
+    no field of an annex that is not installed.
+    """
+    answer = operator.get(f"{RULES}add/")
+    sections = list(answer.context["adminform"])
+    open_fields = [
+        field.field.name
+        for section in sections
+        if not section.is_collapsible
+        for line in section
+        for field in line
+    ]
+    assert open_fields == [
+        *("name", "limit", "period", "unit", "more_rates", "key", "path", "route"),
+    ]
+    assert folded(answer) == FOLDED
+    assert tiers_are_folded(answer)
+    html = answer.content.decode()
+    assert 'name="confirm"' not in html
+    assert "Envoy" not in html
+    assert "descriptor" not in html
+
+
+@pytest.mark.parametrize(
+    ("fields", "opened"),
+    [
+        ({}, set()),
+        ({"mode": "shadow"}, {"Mode, description and message"}),
+        ({"description": "why"}, {"Mode, description and message"}),
+        ({"audience": "staff"}, {"Methods, audience and call site"}),
+        (
+            {"methods": ["GET"], "cost": 0},
+            {"Methods, audience and call site", "Algorithm and cost"},
+        ),
+        ({"ban_after": 5, "ban_for": "1h"}, {"Bans"}),
+        ({"count_denied": True}, {"Advanced"}),
+    ],
+)
+def test_a_section_with_a_value_is_open(
+    fields: dict[str, Any], opened: set[str], operator: Client
+) -> None:
+    """In the form of a rule, of its copy, and for users who may only view it."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=5, **fields)
+    looks = test_admin.staff("view_ratelimitrule", name="looks")
+    pages = (
+        operator.get(f"{RULES}{rule.pk}/change/"),
+        operator.get(f"{RULES}add/?copy={rule.pk}"),
+        looks.get(f"{RULES}{rule.pk}/change/"),
+    )
+    assert [folded(page) for page in pages] == [FOLDED - opened] * 3
+
+
+def test_a_section_with_an_error_is_open(operator: Client) -> None:
+    """So are values that were entered and not saved, and tiers."""
+    form = given(path="/ok", key="ip", limit=2, ban_after=5, description="typed", algorithm="x")
+    answer = operator.post(f"{RULES}add/", form)
+    assert folded(answer) == {"Methods, audience and call site", "Advanced"}
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=5)
+    rule.tiers.create(group="pro", limit=50)
+    assert not tiers_are_folded(operator.get(f"{RULES}{rule.pk}/change/"))
+
+
+def test_a_confirmation_is_shown_below_the_warning_that_asks_for_it(operator: Client) -> None:
+    """In the forms of rules and of overrides."""
+    overrides = RULES.replace("ratelimitrule", "ratelimitoverride")
+    forms = {
+        f"{RULES}add/": given(path="/zzz", key="ip", limit=0),
+        f"{overrides}add/": {"network": "0.0.0.0/4", "effect": "exempt"},
+    }
+    for url, form in forms.items():
+        assert 'name="confirm"' not in operator.get(url).content.decode()
+        html = operator.post(url, form).content.decode()
+        assert html.count('name="confirm"') == 1, url
+        assert html.index("tick “Confirm” below") < html.index('name="confirm"')
+        assert 'name="version"' in html
+
+
+def test_a_rate_is_entered_as_the_summaries_write_it(operator: Client) -> None:
+    """It is stored as rules write it."""
+    form = given(path="/ok", key="ip", limit=2, more_rates="20 per day\n5 per 15 minutes")
+    assert operator.post(f"{RULES}add/", form).status_code == 302
+    rule = RateLimitRule.objects.get()
+    assert rule.more_rates == ["20/d", "5/15m"]
+    assert "2 per hour and 20 per day and 5 per 15 minutes" in rule.reading()
+
+
+def test_a_name_of_the_code_offers_to_add_a_limit(operator: Client) -> None:
+    """Until a rule has the name; a rule of the settings can only be replaced."""
+    url = f"{RULES}call-site/"
+    page = operator.get(url, {"name": "search"}).content.decode()
+    assert "Replaces the limits in the code:" in page
+    assert "data-has-key" in page
+    assert f'<a href="{RULES}add/?beside=search">Add a limit</a>' in page
+    looks = test_admin.staff("view_ratelimitrule", name="looks")
+    assert "beside=search" not in looks.get(url, {"name": "search"}).content.decode()
+    RateLimitRule.objects.create(name="search", key="ip", limit=5)
+    assert "beside=search" not in operator.get(url, {"name": "search"}).content.decode()

@@ -217,7 +217,7 @@ class Frozen(SimpleRateThrottle):
     """Written against DRF: a frozen clock, its own key, its own rate format, and hooks."""
 
     scope = "frozen"
-    THROTTLE_RATES = {"frozen": "3 per minute"}  # noqa: RUF012 - as users write it
+    THROTTLE_RATES = {"frozen": "3 each minute"}  # noqa: RUF012 - as users write it
     moment = 1_000_000.0
     heard: list[str] = []  # noqa: RUF012
 

@@ -86,14 +86,72 @@ def test_a_bad_setting_is_an_error_that_shows_a_valid_value(
         getattr(conf, name)
 
 
-def test_a_misspelt_setting_is_a_warning(settings: Any) -> None:
-    """With the names there are."""
-    settings.RATELIMIT_TIMEOUTS = 1
-    ((identifier, message),) = found()
-    assert (identifier, message) == (
-        "W025",
-        "RATELIMIT_TIMEOUTS is not a setting of django_ratelimit_lua.",
-    )
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("TIMEOUTS", "Did you mean RATELIMIT_TIMEOUT?"),
+        ("TRUSTED_PROXY", "Did you mean RATELIMIT_TRUSTED_PROXIES?"),
+        ("FROBNICATE", "Remove it or correct its name. Known are: RATELIMIT_ALGORITHM, "),
+    ],
+)
+def test_a_misspelt_setting_is_a_warning(name: str, hint: str, settings: Any) -> None:
+    """With the setting that it resembles, and no other; if there is none, with all of them."""
+    setattr(settings, f"RATELIMIT_{name}", 1)
+    (warning,) = run_checks(tags=["caches"])
+    assert warning.id == "django_ratelimit_lua.W025"
+    assert warning.msg == f"RATELIMIT_{name} is not a setting of django_ratelimit_lua."
+    assert str(warning.hint).startswith(hint)
+    assert str(warning.hint) == hint or hint.endswith(" ")
+
+
+def test_a_deployment_check_reports_that_redis_cannot_be_reached(settings: Any) -> None:
+    """The plain `check` asks no server."""
+
+    def reported() -> list[str]:
+        messages = run_checks(tags=["caches"], include_deployment_checks=True)
+        return [message.msg for message in messages if message.id == "django_ratelimit_lua.W032"]
+
+    assert reported() == []
+    settings.CACHES = {"default": REDIS}
+    (text,) = reported()
+    assert text.startswith("Redis is unavailable: ")
+    assert found() == []
+
+
+@ratelimit(key="ip")
+def forgotten(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@ratelimit("named", "ip")
+@ratelimit("named", "ip", "5/m")
+@ratelimit("called", "ip", lambda group, request: None)
+def limited(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+def test_a_decorator_without_a_rate_is_a_warning(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless a rule of the settings has its name. A function may return a rate."""
+
+    def reported() -> list[str]:
+        messages = run_checks(tags=["urls"])
+        return [message.msg for message in messages if message.id == "django_ratelimit_lua.W033"]
+
+    module = ModuleType("urls_without_rates")
+    module.urlpatterns = [path("", forgotten), path("limited", limited)]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    settings.ROOT_URLCONF = module.__name__
+    name = f"{__name__}.forgotten"
+    assert reported() == [
+        f"@ratelimit on {name} has no rate: only a rule named {name!r} limits it.",
+        f"@ratelimit on {__name__}.limited has no rate: only a rule named 'named' limits it.",
+    ]
+    settings.RATELIMIT_RULES = [
+        {"name": each, "rate": "5/m", "group": each} for each in (name, "named")
+    ]
+    assert reported() == []
 
 
 @pytest.mark.parametrize(("name", "annex"), sorted(SETTINGS_OF_ANNEXES.items()))

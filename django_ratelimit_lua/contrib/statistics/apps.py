@@ -71,7 +71,9 @@ class StatisticsExtension(Extension):
 
         return history_words(met)
 
-    def client(self, request: HttpRequest, digest: str, name: str = "") -> Mapping[str, ClientRecord]:
+    def client(
+        self, request: HttpRequest, digest: str, name: str = ""
+    ) -> Mapping[str, ClientRecord]:
         from .core_pages import client_records
 
         return client_records(request, digest, name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 
 from django.core.management.base import CommandError
 from django.db import transaction
@@ -35,6 +37,9 @@ from ..arguments import (
 )
 from . import Printer, VerbOptions, argument, verb
 
+MAX_LINES = 50
+"""Maximum number of changes, and of warnings, that an import lists."""
+PROGRESS_STEP = 1000
 _COMPARED = {
     True: "The request is from the same client as the refused one.",
     False: "The request is from another client than the refused one.",
@@ -176,37 +181,60 @@ def _export(command: Printer, options: VerbOptions) -> None:
     "create and change the rules of the admin from a YAML file",
     argument("file", help="a file, or - for standard input"),
     argument("--dry-run", action="store_true", help="only show what would change"),
+    argument("--merge", action="store_true", help="keep rules that are not in the file"),
     argument("--delete", action="store_true", help="delete rules that are not in the file"),
     argument("--confirm", action="store_true", help="change the rules despite warnings"),
+    argument("--all", action="store_true", help=f"list all changes, not only {MAX_LINES}"),
 )
 def _import_rules(command: Printer, options: VerbOptions) -> None:
     file = options["file"]
     dry_run = options["dry_run"]
+    merge = options["merge"]
+    if merge and options["delete"]:
+        raise CommandError("--merge keeps the rules that --delete deletes: use one of them")
     require_urlconf()
     text = _read(file)
-    changes = rules_yaml.plan(text, _source(file))
-    warnings = _lines(changed_confirmations(changes))
+    changes = rules_yaml.plan(text, _source(file), merge=merge)
+    warnings = _some(_lines(changed_confirmations(changes)), options)
     if not dry_run:
         require_confirmation(options, warnings)
-    for line in [*warnings, *_lines(changed_notices(changes))]:
+    for line in [*warnings, *_some(_lines(changed_notices(changes)), options)]:
         command.warn(line)
     if not dry_run:
-        changes = rules_yaml.apply(text, delete=options["delete"])
-    for change in changes:
-        command.say("\n".join(change.words()))
-    action = "would be changed" if dry_run else "changed"
-    command.say(f"{rules_yaml.counted(change.word for change in changes)} {action}")
+        progress = functools.partial(_show_progress, command)
+        changes = rules_yaml.apply(
+            text, delete=options["delete"], merge=merge, on_progress=progress
+        )
+    for line in _some(["\n".join(change.words()) for change in changes], options):
+        command.say(line)
+    command.say(rules_yaml.summary(changes, "would be " if dry_run else ""))
     if not dry_run:
         if changes:
             command.warn_if_unpublished()
         return
     deleted = [change for change in changes if change.after is None]
     if deleted and not options["delete"]:
-        names = ", ".join(rules_yaml.deletions(deleted))
+        names = shorten(", ".join(rules_yaml.deletions(deleted)), 500)
         number = rules_yaml.counted(change.word for change in deleted)
-        command.warn(f"{number} would be deleted with --delete: {names}")
+        command.warn(
+            f"Not in the file: {number}. Use --merge to keep or --delete to delete: {names}"
+        )
     if warnings and not options["confirm"]:
         command.warn("Use --confirm to change the rules despite these warnings.")
+
+
+def _some(lines: list[str], options: VerbOptions) -> list[str]:
+    """Return the first lines, and how many more there are."""
+    if len(lines) <= MAX_LINES or options["all"]:
+        return lines
+    more = f"… and {len(lines) - MAX_LINES} more; --all lists them"
+    return [*lines[:MAX_LINES], more]
+
+
+def _show_progress(command: Printer, saved: int, total: int) -> None:
+    """Print the number of changes that are saved, if there are many."""
+    if saved and saved % PROGRESS_STEP == 0:
+        command.stderr.write(f"{saved} of {total} saved")
 
 
 def _lines(texts: Mapping[str, Sequence[str]]) -> list[str]:

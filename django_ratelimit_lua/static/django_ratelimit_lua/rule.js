@@ -15,7 +15,10 @@ document.addEventListener("DOMContentLoaded", () => {
         credentials: "same-origin", redirect: "manual",
       });
       const text = await answer.text();
-      if (number === latest && answer.ok) note.innerHTML = text;
+      if (number === latest && answer.ok) {
+        note.innerHTML = text;
+        note.dispatchEvent(new Event("shown"));
+      }
     };
     name.addEventListener("input", () => {
       clearTimeout(timer);
@@ -25,7 +28,8 @@ document.addEventListener("DOMContentLoaded", () => {
     if (name.dataset.focus) window.addEventListener("load", () => name.focus());  // Django focuses the first button.
   }
 
-  // Above the key: a choice in words that makes it.
+  // Above the key: a choice in words that makes it. Only valid keys are offered: that of the code if the rule replaces a limit there,
+  // "all callers" only alone, and nothing twice.
   const key = field("key"), part = document.getElementById("ratelimit-key-part");
   if (key && part) {
     const parts = document.createElement("div");
@@ -43,10 +47,21 @@ document.addEventListener("DOMContentLoaded", () => {
       key.value = texts.filter(Boolean).join("+");
       key.dispatchEvent(new Event("input", {bubbles: true}));
     };
-    const fit = (row) => {
-      const kind = row.querySelector("select").value;
-      row.querySelector("input").hidden = !(kind === "other" || kind.endsWith(":"));
-      row.querySelector("button").hidden = parts.children.length < 2;
+    const fit = () => {
+      const selects = [...parts.querySelectorAll("select")], isOnly = selects.length < 2;
+      const replaces = note?.querySelector("[data-has-key]") && !field("path")?.value.trim() && !field("route")?.value.trim();
+      for (const select of selects) {
+        const row = select.parentElement, others = selects.filter((each) => each !== select).map((each) => each.value);
+        row.querySelector("input").hidden = !(select.value === "other" || select.value.endsWith(":"));
+        row.querySelector("button").hidden = isOnly;
+        for (const option of select.options) {
+          const isOnlyAlone = ["", "all"].includes(option.value), canRepeat = option.value === "other" || option.value.endsWith(":");
+          option.hidden = option.disabled = !option.selected && ((!isOnly && isOnlyAlone) || (!canRepeat && others.includes(option.value)));
+        }
+        const blank = select.options[0];
+        blank.textContent = replaces ? blank.dataset.asInCode : "---------";
+      }
+      more.hidden = isOnly && ["", "all"].includes(selects[0]?.value);
     };
     const add = (text) => {
       const row = part.content.cloneNode(true).querySelector("div");
@@ -56,19 +71,22 @@ document.addEventListener("DOMContentLoaded", () => {
       select.value = kind;
       input.value = kind === "other" ? text : text.slice(kind.length);
       for (const kind of ["input", "change"]) {
-        row.addEventListener(kind, (event) => { event.stopPropagation(); fit(row); make(); });
+        row.addEventListener(kind, (event) => { event.stopPropagation(); fit(); make(); });
       }
-      row.querySelector("button").addEventListener("click", () => { row.remove(); [...parts.children].forEach(fit); make(); });
+      row.querySelector("button").addEventListener("click", () => { row.remove(); fit(); make(); });
       parts.append(row);
-      [...parts.children].forEach(fit);
+      fit();
       return row;
     };
     const read = () => {
       parts.replaceChildren();
       key.value.split("+").map((text) => text.trim()).forEach(add);
     };
-    more.addEventListener("click", () => add("ip").querySelector("select").focus() ?? make());
+    const next = () => [...parts.querySelectorAll("select")[0].options].find((option) => option.value && !option.disabled && !option.selected && option.value !== "all").value;
+    more.addEventListener("click", () => add(next()).querySelector("select").focus() ?? make());
     key.addEventListener("change", read);
+    note?.addEventListener("shown", fit);
+    for (const place of [field("path"), field("route")]) place?.addEventListener("input", fit);
     read();
   }
 

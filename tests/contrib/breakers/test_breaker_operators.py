@@ -494,15 +494,13 @@ def test_rules_and_breakers_are_counted_apart(payments: Callable[..., str], tmp_
     file = tmp_path / "rules.yaml"
     file.write_text(FILE)
     assert said("check", str(file)) == "1 rule and 1 breaker: no problem found\n"
-    assert said("import", str(file), "--dry-run").endswith(
-        "1 rule and 1 breaker would be changed\n"
-    )
-    assert said("import", str(file)).endswith("1 rule and 1 breaker changed\n")
+    assert said("import", str(file), "--dry-run").endswith("1 rule and 1 breaker would be added\n")
+    assert said("import", str(file)).endswith("1 rule and 1 breaker added\n")
     file.write_text("- breaker: payments\n  failures: 7\n")
     assert said("check", str(file)) == "1 breaker: no problem found\n"
     told = said("import", str(file), "--dry-run")
-    assert "1 rule and 1 breaker would be changed\n" in told
-    assert "1 rule would be deleted with --delete: api\n" in told
+    assert "1 breaker would be changed, 1 rule would be deleted\n" in told
+    assert "Not in the file: 1 rule. Use --merge to keep or --delete to delete: api\n" in told
     with pytest.raises(RuleError, match="the file lacks 1 rule, which would be deleted: api"):
         rules_yaml.apply(file.read_text())
 
@@ -519,9 +517,9 @@ def test_a_breaker_that_no_code_has_is_a_notice(
         "“payments”",
         told,
     )
-    assert "1 breaker changed" in told
+    assert "1 breaker added" in told
     file.write_text("- breaker: payment\n  failures: 8\n- breaker: payments\n  failures: 8\n")
-    assert said("import", str(file)).endswith("2 breakers changed\n")
+    assert said("import", str(file)).endswith("1 breaker added, 1 breaker changed\n")
 
 
 def test_an_upload_in_the_admin_shows_the_same_warning(

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from django_ratelimit_lua.admin.preview import notes, plot, words
+from django_ratelimit_lua.operations.plot import labels, ticks
 from django_ratelimit_lua.operations.simulate import SimulatedHit, Simulation
 
 BURST = Simulation((SimulatedHit(0.0, 10, 5, 0.0),), 10, 5, 0, 0, 60.0)
@@ -17,8 +23,8 @@ def test_the_lines_begin_and_end_at_the_edges() -> None:
     """What was sent goes up to the top, what was allowed to the half of it."""
     top, half, ground = (f"{plot(BURST).y(share):g}" for share in (1.0, 0.5, 0.0))
     assert lines(BURST) == {
-        "line sent": f"M52 {ground}H52V{top}H632",
-        "line passed": f"M52 {ground}H52V{half}H632",
+        "line sent": f"M52 {ground}H52V{top}H614",
+        "line passed": f"M52 {ground}H52V{half}H614",
     }
 
 
@@ -45,9 +51,9 @@ def test_ticks_are_in_a_unit_that_people_read() -> None:
 
 def test_the_same_in_words() -> None:
     """A burst, what follows, and the longest wait."""
-    assert words(BURST) == "Of 10 requests at once, 5 are allowed."
+    assert words(BURST) == "Requests at once: 5 of 10 allowed."
     assert words(HELD) == (
-        "Of 2 requests at once, 2 are allowed. Of 2 requests at a steady rate, 0 are allowed. The "
+        "Requests at once: 2 of 2 allowed. Steady requests: 0 of 2 allowed. The "
         "longest wait "
         "is 30 s."
     )
@@ -59,3 +65,11 @@ def test_the_preview_lists_omissions() -> None:
     assert notes({}) == []
     assert len(notes({"mode": "shadow", "lease": 5, "split": "equal"})) == 3
     assert "off" in notes({"mode": "off"})[0]
+
+
+@given(st.integers(0, 10**9))
+def test_the_axis_has_whole_requests(number: int) -> None:
+    """However few or many: a part of a request is none."""
+    shown = labels(ticks(number))
+    assert all(re.fullmatch(r"[\d,]+", text) for _, text in shown)
+    assert len({text for _, text in shown}) == len(shown) <= 11

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import Limit, LimitError, Rate
+from django_ratelimit_lua.models.rate_fields import rate_text
+from django_ratelimit_lua.rules.describe import rate_words
 
 SECOND = 1_000_000
 UNITS = {
@@ -72,6 +74,14 @@ def test_pairs_are_a_count_and_seconds(pair: Any, period: int) -> None:
         "5/99999999999999999999s",
         "1000000000001/s",
         "5/11000d",
+        "5 per",
+        "5 per month",
+        "5  per m",
+        "5 per15 m",
+        "5 per 0 minutes",
+        "5 per 15minutes",
+        "5/15 minutes",
+        "five at once",
     ],
 )
 def test_whatever_does_not_match_whole_is_an_error_that_names_it(text: str) -> None:
@@ -110,6 +120,18 @@ def test_a_rate_reads_back_what_it_writes(limit: int, times: int, unit: str) -> 
     except LimitError:
         return
     assert Rate.parse(str(rate)) == rate
+
+
+@given(st.integers(0, 10**12), st.integers(1, 10**6), st.sampled_from(["x", *"smhdw"]))
+def test_a_rate_is_read_as_the_summaries_of_rules_write_it(
+    limit: int, times: int, unit: str
+) -> None:
+    """ "20 per minute", "5 per 15 minutes", and slots, "2 at once"."""
+    try:
+        rate = Rate.parse(rate_text(limit, times, unit))
+    except LimitError:
+        return
+    assert Rate.parse(rate_words(str(rate))) == rate
 
 
 def test_a_period_below_a_second_is_written_in_microseconds() -> None:

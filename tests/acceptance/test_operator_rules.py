@@ -1,0 +1,139 @@
+"""What an operator does with rules, in a real browser: each task is followed by requests that show
+its effect.
+
+As in `test_operator_tasks.py`, clicks are counted, and docs/rules.rst says how many a task takes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from selenium.webdriver.support.wait import WebDriverWait
+
+from tests.acceptance.test_admin_browser import fill
+from tests.acceptance.test_operator_tasks import SCREENS, Hand, Site
+from tests.demo import run_in, start
+
+PREPARED = """
+from django_ratelimit_lua.models import RateLimitRule
+RateLimitRule.objects.create(name="orders", path="/api/", key="ip", limit=3, unit="h")
+RateLimitRule.objects.create(name="user", limit=3, unit="h")  # The scope of a DRF throttle.
+RateLimitRule.objects.create(name="addresses", path="/address/", key="ip", limit=50, unit="h")
+"""
+
+
+@pytest.fixture(scope="module", params=SCREENS)
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    database = tmp_path_factory.mktemp("demo") / "db.sqlite3"
+    process, address, redis_url = start(EXAMPLE_DATABASE=str(database))
+    run_in(database, redis_url, PREPARED)
+    yield Site(address, *SCREENS[request.param])
+    process.terminate()
+    process.communicate(timeout=20)
+
+
+@pytest.fixture
+def hand_for(browser: object, site: Site) -> Callable[[str], Hand]:
+    return lambda task: Hand(browser, site, task)
+
+
+def test_a_lower_limit_is_added_to_that_of_the_code(
+    site: Site, hand_for: Callable[[str], Hand]
+) -> None:
+    """It is offered first, and both hold: the headers have the limits of the code as well."""
+    visitor = "127.0.9.1"
+    assert site.statuses("/search/", 3, visitor) == [200] * 3
+    hand = hand_for("add a lower limit to that of the code")
+    hand.press(".model-ratelimitrule th a")
+    hand.press(".object-tools a[href$='/limits/']")
+    row = hand.browser.find_element("xpath", "//tr[th[normalize-space()='search']]")
+    links = row.find_elements("css selector", "a.ratelimit-add")
+    assert [link.text for link in links] == ["Add a limit", "Replace this limit"]
+    hand.press_on(links[0])
+    fill(hand.browser, limit="2", period="300")
+    hand.press("[name=_save]")
+    hand.is_done()
+    assert site.statuses("/search/", 3, visitor) == [200, 200, 429]
+    policies = site.ask("/search/", source=visitor).headers["RateLimit-Policy"]
+    assert {("2", "300"), ("10", "1"), ("500", "3600")} <= set(
+        re.findall(r"q=(\d+);w=(\d+)", policies)
+    )
+
+
+def test_two_rates_are_added_on_a_path(site: Site, hand_for: Callable[[str], Hand]) -> None:
+    """The second as the summaries write it; each request has to keep both."""
+    hand = hand_for("add two rates on a path")
+    hand.press(".model-ratelimitrule .addlink")
+    fill(hand.browser, name="exports", limit="4", more_rates="3 per 15 minutes", path="/export/")
+    hand.choose_on(hand.browser.find_element("css selector", ".ratelimit-key select"), "ip")
+    hand.press("[name=_save]")
+    assert "4 per minute and 3 per 15 minutes per address, on /export/" in hand.text("#result_list")
+    hand.is_done()
+    assert site.statuses("/export/", 5, "127.0.9.2") == [200] * 3 + [429] * 2
+    assert site.statuses("/export/", 3, "127.0.9.3") == [200] * 3
+    policies = site.ask("/export/", source="127.0.9.2").headers["RateLimit-Policy"]
+    assert {("4", "60"), ("3", "900")} <= set(re.findall(r"q=(\d+);w=(\d+)", policies))
+
+
+def test_the_limit_of_one_customer_is_raised(site: Site, hand_for: Callable[[str], Hand]) -> None:
+    """A rule and a throttle of Django REST framework refuse: the inspector shows both, and the
+    override raises both. Others are limited as before.
+    """
+    customer, other = "127.0.9.4", "127.0.9.5"
+    assert site.statuses("/api/", 5, customer) == [200] * 3 + [429] * 2
+    hand = hand_for("raise the limit of one customer")
+    hand.press(".model-inspector a")
+    fill(hand.browser, path="/api/", address=customer)
+    hand.press(".submit-row [type=submit]")
+    refusing = {
+        row.find_element("css selector", "th").text.split()[0]
+        for row in hand.browser.find_elements("css selector", ".ratelimit-row.refused")
+    }
+    assert refusing == {"orders", "user"}
+    hand.press("#site-name a")
+    hand.press(".model-ratelimitoverride .addlink")
+    fill(hand.browser, network=customer, limit="8")
+    hand.choose("effect", "limit")
+    hand.choose("unit", "h")
+    hand.press("[name=_save]")
+    hand.is_done()
+    # Three of eight are used.
+    assert site.statuses("/api/", 7, customer) == [200] * 5 + [429] * 2
+    assert site.statuses("/api/", 4, other) == [200] * 3 + [429]
+
+
+def test_rules_make_a_round_trip_as_a_file(
+    site: Site, hand_for: Callable[[str], Hand], tmp_path: Path
+) -> None:
+    """Downloaded, edited down to one rule, and merged: the other rules stay."""
+    visitor = "127.0.9.6"
+    hand = hand_for("edit rules as a file")
+    hand.press(".model-ratelimitrule th a")
+    hand.press(".object-tools a[href$='/file/']")
+    hand.browser.execute_cdp_cmd(
+        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)}
+    )
+    file = tmp_path / "rules.yaml"
+    hand.browser.find_element("css selector", "a[href$='rules.yaml']").click()
+    hand.clicks += 1
+    WebDriverWait(hand.browser, 20).until(lambda page: file.exists() and file.stat().st_size)
+    rules = yaml.safe_load(file.read_text())
+    names = {rule["name"] for rule in rules}
+    assert {"orders", "addresses"} < names
+    (edited,) = [rule for rule in rules if rule["name"] == "addresses"]
+    file.write_text(yaml.safe_dump([{**edited, "rate": "2 per hour"}]))
+    hand.browser.find_element("name", "file").send_keys(str(file))
+    hand.press(".submit-row [type=submit]")
+    assert hand.text(".ratelimit-changes") == "~ addresses\n    rate: 50/h → 2/h"
+    hand.press("[name=confirm]")
+    assert "1 rule is now as in the file" in hand.text(".messagelist")
+    hand.is_done()
+    listed = hand.browser.find_elements("css selector", "#result_list .field-name")
+    assert {cell.text for cell in listed} == names
+    assert site.statuses("/address/", 3, visitor) == [200, 200, 429]
