@@ -132,6 +132,18 @@ class Column(NamedTuple):
     cells: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 
 
+class HomeSection(NamedTuple):
+    """A section of the page of the app.
+
+    - `heading`; `body`: safe HTML;
+    - `is_problem`: it stands before the others.
+    """
+
+    heading: Any
+    body: str
+    is_problem: bool = False
+
+
 class Extension:
     """What an annex adds to the core. Every hook has an empty default.
 
@@ -231,6 +243,13 @@ class Extension:
     def history(self, met: Any) -> str:
         """Its information about the client that a limit of the inspector counts, in a sentence."""
         return ""
+
+    def home(self, request: Any) -> Iterable[HomeSection]:
+        """Its sections of the page of the app, for a user who may see rules.
+
+        Raises `StoreError`.
+        """
+        return ()
 
     def metrics(self) -> Iterable[Metric]:
         """Its gauges."""

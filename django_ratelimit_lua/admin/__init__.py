@@ -17,7 +17,7 @@ from .processes import ProcessPage
 from .rules import RuleAdmin
 from .slots import SlotPage
 
-__all__ = ["base", "history", "identities", "inspector", "pages", "times"]
+__all__ = ["base", "curves", "history", "identities", "inspector", "pages", "times"]
 
 admin.site.register(RateLimitRule, RuleAdmin)
 admin.site.register(RateLimitOverride, OverrideAdmin)

@@ -8,7 +8,7 @@ from typing import Any
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
-from ...extension import Document, Extension, Finding, Metric, register
+from ...extension import Document, Extension, Finding, HomeSection, Metric, register
 from .circuits import circuits
 from .exceptions import CircuitOpen
 from .gauges import METRICS
@@ -56,6 +56,11 @@ class BreakersExtension(Extension):
         if isinstance(error, CircuitOpen):
             return ReducedCapacity(error)
         return None
+
+    def home(self, request: Any) -> Iterable[HomeSection]:
+        from .home import sections
+
+        return sections(request)
 
     def metrics(self) -> Iterable[Metric]:
         return METRICS
