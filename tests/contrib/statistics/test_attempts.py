@@ -66,9 +66,7 @@ def traffic_of(dice: random.Random) -> Traffic:
 
 def found_by(limit: Limit, traffic: Traffic, least: int = 0) -> tuple[HigherLimits, int]:
     refused = sum(
-        not is_allowed
-        for moments in traffic.values()
-        for _, is_allowed in counted(limit, moments)
+        not is_allowed for moments in traffic.values() for _, is_allowed in counted(limit, moments)
     )
     stride = attempts._stride(limit, Span.last(3600, 60))
     lists = lists_of(limit, traffic, least)
@@ -108,7 +106,11 @@ def test_a_burst_is_answered_exactly(algorithm: str) -> None:
     higher, refused = found_by(limit, {"ada": list(range(40))})
     assert refused == 30
     found = [higher.cap(CurvePoint(number, ANY, ANY), 10) for number in (30, 40, 10**12)]
-    assert [(point.requests.most, point.people.most) for point in found] == [(10, 1), (0, 0), (0, 0)]
+    assert [(point.requests.most, point.people.most) for point in found] == [
+        (10, 1),
+        (0, 0),
+        (0, 0),
+    ]
 
 
 def test_refusals_of_unlisted_clients_stay() -> None:
