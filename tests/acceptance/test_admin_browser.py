@@ -172,7 +172,7 @@ def complaints(browser: Any) -> list[str]:
     said = [
         entry for entry in browser.get_log("browser") if entry["level"] != "DEBUG"
     ]  # Hints for who writes pages.
-    return [entry["message"] for entry in said if "favicon" not in entry["message"]]
+    return [entry["message"] for entry in said]
 
 
 def problems_of(browser: Any, *rules: str) -> list[Any]:

@@ -366,8 +366,8 @@ def listed(written: bytes, word: str) -> tuple[int, list[Estimate]]:
 
 
 def history(name: str, digest: bytes) -> History:
-    """Return the counts of one identity in the current hour and the one before."""
-    span = Span.last(2 * HOUR, HOUR)
+    """Return the counts of one identity in the last sixty minutes."""
+    span = Span.last(HOUR, MINUTE)
 
     def find(what: str) -> tuple[int, int] | None:
         for one in top(name, span, what, MAX_LISTED):

@@ -159,9 +159,7 @@ def test_a_page_shows_what_its_json_contains(operator: Client) -> None:
     visits(5, "203.0.113.1")
     page = text(operator, ONE, name="site")
     json_page = told(operator, ONE, name="site")
-    assert re.search(
-        r"Refused: 3 of 5 requests \(60%\)\. Since [^.]*: 3, from about 1 client\.", page
-    )
+    assert re.search(r"Refused: 3 of 5 requests \(60%\)\. From about 1 client\.", page)
     assert (json_page["requests"], json_page["refused"], json_page["people_refused"]) == (5, 3, 1)
     assert json_page["identities"]["refused"] == [
         {
@@ -993,7 +991,7 @@ def test_the_inspector_shows_what_a_client_did_in_the_last_hour(operator: Client
     assert visits(4, "203.0.113.1") == [200, 200, 429, 429]
     inspect = reverse("admin:django_ratelimit_lua_inspect")
     page = text(operator, inspect, path="/ok", method="GET", address="203.0.113.1")
-    assert re.search(r"Since [^:]*\d\d:00: units used: 2, requests refused: 2", page)
+    assert re.search(r"Since [^:]*\d\d:\d\d: units used: 2, requests refused: 2", page)
     page = text(operator, inspect, path="/ok", method="GET", address="203.0.113.200")
     assert "Since" not in page
     assert "Not among the clients that used most" in page
