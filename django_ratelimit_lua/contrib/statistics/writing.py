@@ -200,12 +200,14 @@ class Writer:
         self._hour = hour
         self._known = {SITE: SITE}  # Whether a name counts by itself, or as `OTHER`.
         self._tops: dict[str, Top] = {}
-        self._begin_minute(0)
         self._samples: dict[bytes, Sample] = {}  # By key.
+        self._begin_minute(0)
 
     def _begin_minute(self, minute: int) -> None:
         self._minute = minute
         self._minute_tops: dict[str, Top] = {}
+        for key in [key for key in self._samples if b":minute:" in key]:
+            del self._samples[key]
 
     @property
     def is_empty(self) -> bool:
