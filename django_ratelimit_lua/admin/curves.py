@@ -61,7 +61,7 @@ def _answer(point: CurvePoint, curve: Curve, per: str, limit: str) -> str:
     intro = _("%(limit)s per %(per)s would have refused")
     if curve.is_burst:
         intro = _("A burst of %(limit)s, at the same rate, would have refused")
-    rest = _("%(requests)s requests of %(all_requests)s, and %(people)s clients of %(all_people)s.")
+    rest = _("%(requests)s of %(all_requests)s requests, and %(people)s of %(all_people)s clients.")
     all_people = number_words(curve.people)
     if curve.is_sampled:
         all_people = _("about %(number)s") % {"number": all_people}

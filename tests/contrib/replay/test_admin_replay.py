@@ -30,9 +30,9 @@ LOG = (
 )
 
 ANSWERS = (
-    ("7", "9 requests of 30, and 3 clients of 3"),
-    ("30", "0 requests of 30, and 0 clients of 3"),
-    ("9999999999999", "0 requests of 30, and 0 clients of 3"),
+    ("7", "9 of 30 requests, and 3 of 3 clients"),
+    ("30", "0 of 30 requests, and 0 of 3 clients"),
+    ("9999999999999", "0 of 30 requests, and 0 of 3 clients"),
 )
 
 
@@ -83,7 +83,7 @@ def test_any_limit_is_answered(operator: Client, rule: RateLimitRule) -> None:
     RateLimitRule.objects.filter(pk=rule.pk).update(algorithm="sliding_log", mode="shadow")
     place = f"{REPLAY}{rule.pk}/"
     assert 'name="limit0"' in operator.get(place).content.decode()
-    for limit, answer in (("4", "18 requests of 30, and 3 clients of 3"), *ANSWERS):
+    for limit, answer in (("4", "18 of 30 requests, and 3 of 3 clients"), *ANSWERS):
         file = SimpleUploadedFile("access.log", LOG.encode())
         page = operator.post(place, {"log": file, "limit0": limit})
         words = f"{int(limit):,} per minute would have refused {answer}."
@@ -92,7 +92,7 @@ def test_any_limit_is_answered(operator: Client, rule: RateLimitRule) -> None:
         assert 'line class="chosen"' in page.content.decode()
     for odd in ("-1", "x", "1.5", "²"):
         page = operator.post(place, {"log": SimpleUploadedFile("a", LOG.encode()), "limit0": odd})
-        assert "4 per minute would have refused 18 requests" in shown(page), odd
+        assert "4 per minute would have refused 18 of 30 requests" in shown(page), odd
 
 
 def test_a_packed_log_is_tried_too_and_its_file_is_deleted(

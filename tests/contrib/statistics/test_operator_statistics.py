@@ -102,9 +102,9 @@ def test_30_instead_of_10_a_minute(
         field.clear()
         field.send_keys(limit)
         answers[limit] = hand.text(".ratelimit-answer")
-    assert answers["40"].startswith("40 per minute would have refused 0 requests of ")
-    assert answers["1000000"].startswith("1,000,000 per minute would have refused 0 requests of ")
-    assert answers["30"].startswith("30 per minute would have refused at most 10 requests of ")
+    assert answers["40"].startswith("40 per minute would have refused 0 of ")
+    assert answers["1000000"].startswith("1,000,000 per minute would have refused 0 of ")
+    assert answers["30"].startswith("30 per minute would have refused at most 10 of ")
     hand.press(".ratelimit-take")
     hand.press("[name=_save]")
     hand.is_done()
@@ -135,12 +135,12 @@ def test_30_instead_of_10_a_minute_from_a_log(
     assert "32 (62 %)" in hand.text(".ratelimit-numbers")
     answer = hand.text(".ratelimit-answer")
     assert answer == (
-        "30 per minute would have refused at most 10 requests of 52, and at most 1 clients of 2."
+        "30 per minute would have refused at most 10 of 52 requests, and at most 1 of 2 clients."
     )
     field = hand.browser.find_element("name", "limit0")
     field.clear()
     field.send_keys("500")
-    assert hand.text(".ratelimit-answer").startswith("500 per minute would have refused 0 requests")
+    assert hand.text(".ratelimit-answer").startswith("500 per minute would have refused 0 of 52 requests")
 
 
 def test_without_scripts_the_page_answers_as_well(

@@ -64,7 +64,7 @@ ODD = (
 )
 
 
-NOTHING = tuple((limit, "0 requests of 91, and 0 clients") for limit in ("14", "9999999"))
+NOTHING = tuple((limit, "0 of 91 requests, and 0") for limit in ("14", "9999999"))
 
 
 def told(client: Client, where: str = STATISTICS, **query: str) -> Any:
@@ -245,11 +245,11 @@ def test_the_curve_is_what_would_have_been_refused(operator: Client) -> None:
     shown = text(operator, ONE, name="site", limit0="5")
     requests, people = sum(max(0, times - 5) for times in asked.values()), 8
     assert (
-        f"5 per day would have refused {requests} requests of 91, and {people} clients of 13."
+        f"5 per day would have refused {requests} of 91 requests, and {people} of 13 clients."
         in shown
     )
-    for limit, answer in (("10", "at most 6 requests of 91, and at most 3 clients"), *NOTHING):
-        assert f"{int(limit):,} per day would have refused {answer} of 13." in text(
+    for limit, answer in (("10", "at most 6 of 91 requests, and at most 3"), *NOTHING):
+        assert f"{int(limit):,} per day would have refused {answer} of 13 clients." in text(
             operator, ONE, name="site", limit0=limit
         )
 
@@ -264,7 +264,7 @@ def test_any_limit_is_answered(operator: Client, mode: str) -> None:
     assert refused == (8 if mode == "enforce" else 0)
     for limit, answer in (("9", "at most 3"), ("4", "8"), ("12", "0"), ("9" * 13, "0")):
         page = text(operator, ONE, name="site", period="hour", limit0=limit)
-        assert f"{int(limit):,} per hour would have refused {answer} requests of 12" in page
+        assert f"{int(limit):,} per hour would have refused {answer} of 12 requests" in page
         assert f'value="{limit}"' in page
 
 
