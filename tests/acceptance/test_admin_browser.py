@@ -30,6 +30,7 @@ RULES, OVERRIDES = (
     "admin/django_ratelimit_lua/ratelimitoverride/",
 )
 PAGES = {
+    "home": "admin/django_ratelimit_lua/",
     "rules": RULES,
     "rule": f"{RULES}1/change/",
     "rule-new": f"{RULES}add/",

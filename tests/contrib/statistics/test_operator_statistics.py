@@ -140,7 +140,9 @@ def test_30_instead_of_10_a_minute_from_a_log(
     field = hand.browser.find_element("name", "limit0")
     field.clear()
     field.send_keys("500")
-    assert hand.text(".ratelimit-answer").startswith("500 per minute would have refused 0 of 52 requests")
+    assert hand.text(".ratelimit-answer").startswith(
+        "500 per minute would have refused 0 of 52 requests"
+    )
 
 
 def test_without_scripts_the_page_answers_as_well(
