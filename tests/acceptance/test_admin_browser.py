@@ -557,7 +557,7 @@ const scrolled = [...places].filter(place => place.scrollWidth > place.clientWid
 const parts = document.querySelectorAll("#content :is(td, th, button, input, select, textarea, a)");
 const outside = [...parts].filter(one => {
   const box = one.getBoundingClientRect();
-  return box.width > 1 && (box.left < 0 || box.right > document.documentElement.clientWidth + 1);
+  return box.width > 1 && !one.closest(".visually-hidden") && (box.left < 0 || box.right > document.documentElement.clientWidth + 1);
 }).map(one => one.outerHTML.slice(0, 200));
 const wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
 return [...(wide ? ["page"] : []), ...scrolled, ...outside];
