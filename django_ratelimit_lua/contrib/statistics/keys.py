@@ -6,9 +6,10 @@
 
 and for each name, after `<prefix>{stats:<name>}:`
 
-- `minutes:<hour>`, a hash: result, units `u`, near the limit `n`, or source `S…`, and the minute →
-  a number, for 49 hours;
-- `hours:<day>`, a hash: the same by the hour, for 91 days;
+- `minutes:<hour>`, a hash: result and minute → requests, for 49 hours;
+- `more:<hour>`, a hash: units `u`, near the limit `n`, or source `S…`, and the minute → a number,
+  for two hours;
+- `hours:<day>`, a hash: all of these by the hour, for 91 days;
 - `minute:<minute>`, `hour:<hour>`, `day:<day>`, hashes of histograms: of times (`t`, source,
   bucket) and of units used (`U`, period, `:`, bucket), for 65 minutes, 49 hours and 91 days;
 - `marks:<period>:minute:<minute>`, `…:hour:<hour>`, `…:day:<day>`, sorted sets: digest → the
@@ -42,6 +43,7 @@ MINUTE = 60
 HOUR = 3600
 DAY = 86_400
 DETAILS_KEPT = 65 * MINUTE
+MORE_KEPT = DETAILS_KEPT + HOUR
 MINUTES_KEPT = 49 * HOUR
 HOURS_KEPT = 91 * DAY
 TOP_KEPT = 25 * HOUR

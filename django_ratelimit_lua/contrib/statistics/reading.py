@@ -415,19 +415,19 @@ def _pairs(reply: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
 
 def _points_of(names: Sequence[str], span: Span) -> dict[str, list[Point]]:
     """Return all counts of each name by step, from its minutes or its hours."""
-    suffix = b"hours:%d"
+    suffixes = [b"hours:%d"]
     begin = DAY
     length = HOUR
     if span.step < HOUR:
-        suffix = b"minutes:%d"
+        suffixes = [b"minutes:%d", b"more:%d"] if span.is_by_minute else [b"minutes:%d"]
         begin = HOUR
         length = MINUTE
-    numbers = span.parts(begin)
-    hashes = iter(_hashes([key_of(name, suffix % number) for name in names for number in numbers]))
+    parts = [(suffix % number, number) for suffix in suffixes for number in span.parts(begin)]
+    hashes = iter(_hashes([key_of(name, suffix) for name in names for suffix, _ in parts]))
     found = {}
     for name in names:
         counted: dict[int, Counts] = {}
-        for number in numbers:
+        for _, number in parts:
             for written, count in next(hashes).items():
                 moment = number * begin + int(written[-2:]) * length
                 counted.setdefault(moment, Counter())[written[:-2]] += count

@@ -41,7 +41,7 @@ from . import reading as stats
 from .attempts import higher_limits
 from .buckets import TIME_BOUNDS
 from .kept_hours import kept_series
-from .keys import DAY, HOUR, OTHER, SITE
+from .keys import DAY, HOUR, MINUTE, OTHER, SITE
 from .marks import Marks
 from .reading import Detail, Span, Total
 from .recorder import recorder
@@ -483,7 +483,7 @@ def one(name: str, period: str) -> Report:
         points = stats.series(name, span)
     histograms = stats.details_of([name], span)[name]
     # The time of the histograms, which are kept in minutes, hours or days.
-    step = min(span.step, HOUR) if histograms.since == span.start else HOUR
+    step = MINUTE if span.is_by_minute else HOUR
     whole = stats.total(name, Span(histograms.since, span.end, step))
     counts = _counts(stats.add_up(points))
     counts_since = Counts(**_counts(whole.counts))

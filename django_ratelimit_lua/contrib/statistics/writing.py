@@ -28,6 +28,7 @@ from .keys import (
     MAX_NAMES,
     MINUTE,
     MINUTES_KEPT,
+    MORE_KEPT,
     OTHER,
     SITE,
     TOP_KEPT,
@@ -37,7 +38,7 @@ from .keys import (
     site_key,
 )
 from .marks import SAMPLE, Sample
-from .results import FREE, SOURCES
+from .results import FREE, LABELS, SOURCES
 from .shadow import version_of
 from .space_saving import CAPACITY, Summary
 
@@ -283,7 +284,9 @@ class Writer:
 
     def _count(self, pending: Pending, word: bytes, at: int, number: int) -> None:
         """Add to a number of a moment, or take from it."""
-        minutes = (b"minutes:%d" % (at // HOUR), MINUTES_KEPT)
+        minutes = (b"more:%d" % (at // HOUR), MORE_KEPT)
+        if word.decode() in LABELS:
+            minutes = (b"minutes:%d" % (at // HOUR), MINUTES_KEPT)
         pending.add(minutes, b"%b%02d" % (word, at % HOUR // MINUTE), number)
         hours = (b"hours:%d" % (at // DAY), HOURS_KEPT)
         pending.add(hours, b"%b%02d" % (word, at % DAY // HOUR), number)
