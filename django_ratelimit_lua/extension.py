@@ -108,6 +108,19 @@ class Finding(NamedTuple):
     permissions: Sequence[str]
 
 
+class ClientRecord(NamedTuple):
+    """What an annex has recorded about a client, as a table of its page.
+
+    - `name`: the parts of its name, as `RATELIMIT_SHOW_IDENTITIES` allows;
+    - `title`, `headings`, `rows`: the table, whose cells are texts or safe HTML.
+    """
+
+    name: Sequence[tuple[str, str]]
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
 class Metric(NamedTuple):
     """A gauge: its name, its help text and the names of its labels.
 
@@ -243,6 +256,13 @@ class Extension:
     def history(self, met: Any) -> str:
         """Its information about the client that a limit of the inspector counts, in a sentence."""
         return ""
+
+    def client(self, request: Any, digest: str, name: str = "") -> Mapping[str, ClientRecord]:
+        """Its records of the clients whose digests begin with `digest`, by digest.
+
+        `name`: only under the limit of this name. Raises `StoreError`.
+        """
+        return {}
 
     def home(self, request: Any) -> Iterable[HomeSection]:
         """Its sections of the page of the app, for a user who may see rules.

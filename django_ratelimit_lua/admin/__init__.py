@@ -1,4 +1,4 @@
-"""The pages of the Django admin: rules, overrides, history, inspector, bans and slots.
+"""The pages of the Django admin: rules, overrides, history, inspector, clients, bans and slots.
 
 It shows what operations return, and saves models. It imports operations and whatever is below. It
 does not decide anything about a request itself.
@@ -9,6 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
 from .bans import BanPage
+from .clients import ClientPage
 from .history import ChangeAdmin
 from .inspector import InspectorPage
 from .overrides import OverrideAdmin
@@ -17,12 +18,22 @@ from .processes import ProcessPage
 from .rules import RuleAdmin
 from .slots import SlotPage
 
-__all__ = ["base", "curves", "history", "identities", "inspector", "pages", "times"]
+__all__ = [
+    "base",
+    "client_links",
+    "curves",
+    "history",
+    "identities",
+    "inspector",
+    "pages",
+    "times",
+]
 
 admin.site.register(RateLimitRule, RuleAdmin)
 admin.site.register(RateLimitOverride, OverrideAdmin)
 admin.site.register(RateLimitChange, ChangeAdmin)
 register_page("Inspector", _("Inspector"), InspectorPage)
+register_page("Client", _("Clients"), ClientPage)
 register_page("Bans", _("Bans"), BanPage)
 register_page("Slots", _("Slots"), SlotPage)
 register_page("Processes", _("Processes"), ProcessPage)

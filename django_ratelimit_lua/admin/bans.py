@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Sequence
 from typing import Any
 
 from django import forms
@@ -11,8 +13,10 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..engine.evidence import Offence
 from ..exceptions import StoreError
 from ..extension import extensions
+from ..identity.names import Name
 from ..limits.rate import SECOND, LimitError
 from ..models import RateLimitRule
 from ..operations.bans import (
@@ -25,11 +29,11 @@ from ..operations.bans import (
     number_of_bans,
 )
 from ..operations.formatting import moment_words
-from ..operations.subjects import Subject
-from .forms import DURATIONS, own_digests
+from .client_links import client_links, client_url
+from .forms import own_digests
 from .history import WHO
 from .identities import ReadablePart, client_words, readable_parts
-from .inspector import may_inspect, save_override
+from .inspector import may_inspect
 from .pages import ActionPage, page_response
 from .times import moment_of
 
@@ -112,8 +116,12 @@ class BanPage(ActionPage):
         rules = RateLimitRule.objects.filter(name__in={active.rule for active in bans})
         pks = dict(rules.values_list("name", "pk"))
         evidences = evidence_of_bans(bans)
+        clients = [(active.identity, _name(request, active)) for active in bans]
+        links = client_links(request, clients)
         rows = []
-        for active, evidence, parts in zip(bans, evidences, _parts(request, bans), strict=True):
+        for active, evidence, parts, link in zip(
+            bans, evidences, _parts(request, bans), links, strict=True
+        ):
             name = active.rule or active.limit
             urls = (extension.limit_url(request, name) for extension in extensions)
             rows.append(
@@ -125,11 +133,10 @@ class BanPage(ActionPage):
                     "limit_url": next(filter(None, urls), ""),
                     "parts": parts,
                     "client": _client(parts, active),
+                    "links": link._replace(url=client_url(active.identity, name)),
                     "since": moment_of(active.ban.since),
                     "next_seconds": (active.next_us or 0) / SECOND,
-                    "offences": [
-                        (moment_of(offence.moment), offence) for offence in reversed(evidence)
-                    ],
+                    "offences": offence_rows(evidence),
                 }
             )
         return {
@@ -139,39 +146,14 @@ class BanPage(ActionPage):
             "number": number,
         }
 
-    def act(self, request: HttpRequest) -> dict[str, object]:
-        """Lift a ban, add one, or block its client."""
+    def act(self, request: HttpRequest) -> dict[str, Any]:
+        """Lift a ban, or add one."""
         action, _colon, key = request.POST.get("action", "").partition(":")
         if action == "add":
             return self._add(request, BanForm(request.POST))
-        if action not in ("block", *LIFTED):
+        if action not in LIFTED:
             raise PermissionDenied
-        named = [active for active in active_bans() if _key(active) == key]
-        if not named:
-            messages.warning(request, _("This ban has ended already."))
-        elif action == "block":
-            return self._block(request, named[0])
-        else:
-            lift_bans(named, forget=action == "forget")
-            messages.success(request, LIFTED[action] % _placeholders(request, named[0]))
-        return {}
-
-    def _block(self, request: HttpRequest, active: ActiveBan) -> dict[str, object]:
-        if active.identity in own_digests(request):
-            messages.error(
-                request, _("This includes your own account: you would lock yourself out.")
-            )
-            return {}
-        rule = RateLimitRule.objects.named(active.rule).first()
-        placeholders = _placeholders(request, active)
-        duration = request.POST.get("duration", "")
-        if duration not in DURATIONS:  # It has to be chosen first, which confirms the block.
-            pending = {"subject": placeholders["client"], "rule": rule, "key": _key(active)}
-            return {"pending": {**pending, "durations": DURATIONS.items()}}
-        subject = Subject(digest=active.identity)
-        reason = (_("from a ban by %(limit)s") % placeholders)[:300]
-        override = subject.override("block", int(duration), rule=rule, reason=reason)
-        save_override(request, override, {**placeholders, "duration": DURATIONS[duration]})
+        lift(request, active_bans(), key, forget=action == "forget")
         return {}
 
     def _add(self, request: HttpRequest, form: BanForm) -> dict[str, object]:
@@ -196,10 +178,32 @@ def _key(active: ActiveBan) -> str:
     return active.key.decode(errors="replace")
 
 
-def _parts(request: HttpRequest, bans: list[ActiveBan]) -> list[list[ReadablePart]]:
+def lift(
+    request: HttpRequest, bans: Sequence[ActiveBan], key: str, *, forget: bool = False
+) -> None:
+    """Lift the ban of this key, as a button sends it, and report it."""
+    named = [active for active in bans if _key(active) == key]
+    if not named:
+        messages.warning(request, _("This ban has ended already."))
+        return
+    lift_bans(named, forget=forget)
+    text = LIFTED["forget" if forget else "lift"]
+    messages.success(request, text % _placeholders(request, named[0]))
+
+
+def offence_rows(offences: Sequence[Offence]) -> list[tuple[datetime.datetime, Offence]]:
+    """Return offences with their moments, the latest first."""
+    return [(moment_of(offence.moment), offence) for offence in reversed(offences)]
+
+
+def _name(request: HttpRequest, active: ActiveBan) -> Name:
     if not request.user.has_perm(WHO):
-        return [[] for _active in bans]
-    return readable_parts(request, [active.who for active in bans])
+        return []
+    return active.who
+
+
+def _parts(request: HttpRequest, bans: list[ActiveBan]) -> list[list[ReadablePart]]:
+    return readable_parts(request, [_name(request, active) for active in bans])
 
 
 def _client(parts: list[ReadablePart], active: ActiveBan) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,19 +18,20 @@ from ..conf import conf
 from ..exceptions import StoreError
 from ..extension import extensions
 from ..identity.forwarded import covers
-from ..identity.names import original
+from ..identity.names import Name, original
 from ..limits.ban import Ban
 from ..limits.decision import LimitState
 from ..models import RateLimitOverride, RateLimitRule
 from ..models.audit import acting
 from ..operations.explain import ExplainedLimit, Explanation, explain, reset
 from ..operations.formatting import moment_words
-from ..operations.identity import ExplainedIdentity, explain_identity
+from ..operations.reference import OpenedReference
 from ..operations.subjects import Subject, add, end
 from ..publishing import triggers
 from ..rules.describe import field_words, key_label
 from ..web.durations import duration_words
 from ..web.overrides import is_unknown
+from .client_links import client_links, known_clients
 from .forms import DURATIONS, own_address, own_digests, own_proxy
 from .pages import BLOCK_PERMISSION, Page, page_response
 from .request_form import ReferenceForm, RequestForm
@@ -39,7 +39,6 @@ from .times import moment_of
 
 HOUR = "3600"
 FOR_GOOD = ""
-_IS_DIGEST = re.compile("[0-9a-f]{32}").fullmatch
 HOW_LONG = DURATIONS | {FOR_GOOD: gettext_lazy("for good")}
 DONE = {
     "block": gettext_lazy("%(client)s is blocked %(duration)s."),
@@ -73,6 +72,30 @@ def save_override(
     if triggers.unpublished:
         messages.warning(request, _("Saved, but not published yet: %s") % triggers.unpublished)
     return existing is override
+
+
+def reset_counts(model_admin: Any, request: HttpRequest, found: Explanation, target: str) -> None:
+    """Reset the counts under the limit of this name (empty: all), and report it."""
+    names = {limit.name: limit.rule for limit in found.met if target in ("", limit.name)}
+    try:
+        done = reset(found, set(names))
+    except StoreError as error:
+        messages.error(request, _("Nothing was reset: %s") % error)
+        return
+    pks = [rule.pk for name in done if (rule := names[name]) is not None and rule.pk]
+    for row in RateLimitRule.objects.filter(pk__in=pks):
+        model_admin.log_change(request, row, _("Reset counts in the inspector."))
+    if done:
+        messages.success(request, _("Counts are reset: %(names)s.") % {"names": ", ".join(done)})
+    else:
+        messages.warning(request, _("Nothing was reset: for this request, nothing is counted."))
+
+
+def block_words(block: RateLimitOverride) -> str:
+    """The state of a client that an override blocks."""
+    if block.ends is None:
+        return _("Blocked by an override, without end")
+    return _("Blocked by an override until %(until)s") % {"until": moment_words(block.ends)}
 
 
 class InspectorPage(Page):
@@ -112,18 +135,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             "hour": HOUR,
         }
         if reference.is_valid():
-            context["opened"] = reference.opened
-        name = request.GET.get("name", "")
-        digest = request.GET.get("digest", "")
-        if name and _IS_DIGEST(digest):
-            identity = explain_identity(name, digest)
-            if action:
-                if action != "reset":
-                    raise PermissionDenied
-                with acting(request.user):
-                    self._reset(request, identity.found, "")
-                return HttpResponseRedirect(request.get_full_path())
-            context |= _identified(request, identity)
+            context |= _opened(request, reference.opened)
         if form.is_valid():
             if action:
                 with acting(request.user):
@@ -141,13 +153,20 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         described = form.build()
         found = explain(described)
         subjects = _subjects(form, found)
+        rows = limit_rows(request, found)
+        blocks = [found.block, *(row.get("block") for row in rows)]
+        block = next(filter(None, blocks), None)
+        reasons = {row["reason"]: row.get("block") for row in rows if "reason" in row}
         return {
             "found": found,
+            "blocked_by": block,
+            "lead": block and block_words(block),
+            "reasons": [reason for reason, by in reasons.items() if by is None or by != block],
             "findings": [
                 (finding, any(map(request.user.has_perm, finding.permissions)))
                 for finding in found.findings
             ],
-            "rows": _rows(request, found),
+            "rows": rows,
             "missing": [(field, field_words(field)) for field in found.missing],
             "subjects": [(name, str(subject)) for name, subject in subjects.items()],
             "may_label": any(subject.field or subject.digest for subject in subjects.values()),
@@ -163,7 +182,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         action, _colon, target = button.partition(":")
         found = explain(form.build())
         if action == "reset":
-            self._reset(request, found, target)
+            reset_counts(self, request, found, target)
         elif action == "end":
             self._end(request, form, found, target)
         elif action in DONE:
@@ -241,37 +260,26 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         for name in dict.fromkeys(map(str, ended)):
             messages.success(request, _("Ended: %(override)s.") % {"override": name})
 
-    def _reset(self, request: HttpRequest, found: Explanation, target: str) -> None:
-        names = {limit.name: limit.rule for limit in found.met if target in ("", limit.name)}
-        try:
-            done = reset(found, set(names))
-        except StoreError as error:
-            messages.error(request, _("Nothing was reset: %s") % error)
-            return
-        pks = [rule.pk for name in done if (rule := names[name]) is not None and rule.pk]
-        for row in RateLimitRule.objects.filter(pk__in=pks):
-            self.log_change(request, row, _("Reset counts in the inspector."))
-        if done:
-            messages.success(
-                request, _("Counts are reset: %(names)s.") % {"names": ", ".join(done)}
-            )
-        else:
-            messages.warning(request, _("Nothing was reset: for this request, nothing is counted."))
-
 
 def _first_with(name: str, *sources: QueryDict) -> QueryDict | None:
     """The first data that has a field of this name; None if none has."""
     return next((data for data in sources if name in data), None)
 
 
-def _identified(request: HttpRequest, identity: ExplainedIdentity) -> dict[str, object]:
-    """The page's context for the digest of an identity."""
-    last = [offence for offence in identity.offences[-1:] if offence.path]
-    return {
-        "identity": identity,
-        "identity_rows": _rows(request, identity.found),
-        "identity_last": [(moment_of(offence.moment), offence) for offence in last],
-    }
+def _opened(request: HttpRequest, opened: OpenedReference) -> dict[str, object]:
+    """The page's context for a reference, with links to the clients that it may be of."""
+    names = {limit.place for limit in opened.limits}
+    name = ""
+    if len(names) == 1:
+        (name,) = names
+    known = {each.client_digest: Name() for each in opened.overrides if each.client_digest}
+    try:
+        if not opened.is_block:
+            known |= known_clients(request, opened.digest_prefix, name)
+    except StoreError as error:
+        messages.warning(request, _("Redis is unavailable: %s") % error)
+    links = client_links(request, sorted(known.items()), name)
+    return {"opened": opened, "clients": links}
 
 
 def _subjects(form: RequestForm, found: Explanation) -> dict[str, Subject]:
@@ -315,7 +323,7 @@ def _is_oneself(request: HttpRequest, subject: Subject) -> bool:
     return is_own_network or subject.client() in own_digests(request)
 
 
-def _rows(request: HttpRequest, found: Explanation) -> list[dict[str, object]]:
+def limit_rows(request: HttpRequest, found: Explanation) -> list[dict[str, Any]]:
     """The limits as the page shows them."""
     if found.decision.source == "fallback":
         messages.warning(request, _("Redis is unavailable: the counts are not known."))
@@ -323,10 +331,22 @@ def _rows(request: HttpRequest, found: Explanation) -> list[dict[str, object]]:
     for limit in found.met:
         history = filter(None, (extension.history(limit) for extension in extensions))
         row = {"limit": limit, "verdict": _verdict(limit), "history": " ".join(history)}
-        if limit.refuses and limit.state is not None:
+        block = _block(limit)
+        if block is not None:
+            row |= {"verdict": "blocked", "reason": block_words(block), "block": block}
+        elif limit.refuses and limit.state is not None:
             row |= {"reason": _reason(limit), "again": _again(limit.state)}
         rows.append(row)
     return rows
+
+
+def _block(limit: ExplainedLimit) -> RateLimitOverride | None:
+    """The override that blocks requests which this limit counts, whatever it has counted."""
+    override = limit.override
+    is_enforced = limit.state is not None and limit.state.enforced and not limit.is_advice
+    if override is None or override.effect != "block" or not is_enforced:
+        return None
+    return override
 
 
 def _verdict(limit: ExplainedLimit) -> str:

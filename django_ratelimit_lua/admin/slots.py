@@ -11,8 +11,10 @@ from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..engine.slots import Holder
+from ..identity.names import Name
 from ..models import RateLimitRule
 from ..operations.slots import brief, is_named, names, release_slot, slots_held
+from .client_links import client_links
 from .history import WHO
 from .identities import identity_words
 from .pages import (
@@ -34,17 +36,22 @@ class SlotPage(ActionPage):
         chosen = request.GET.get("rule", "")
         listed = [holder for holder in held if not chosen or is_named(holder, chosen)]
         rules = dict(RateLimitRule.objects.filter(name__in=names(listed)).values_list("name", "pk"))
+        names_seen = [_name(request, holder) for holder in listed]
+        clients = [(holder.digest, name) for holder, name in zip(listed, names_seen, strict=True)]
         context = {
             "slots": [
                 {
                     "holder": holder,
                     "rule": rules.get(holder.limit),
-                    "what": _what(request, holder),
-                    "client": _client(request, holder),
+                    "what": purpose_words(request, holder),
+                    "client": identity_words(name),
+                    "links": links,
                     "since": datetime.datetime.fromtimestamp(holder.since, datetime.UTC),
                     "seconds": max(1.0, time.time() - holder.since),
                 }
-                for holder in listed
+                for holder, name, links in zip(
+                    listed, names_seen, client_links(request, clients), strict=True
+                )
             ],
             "names": names(held),
             "chosen": chosen,
@@ -55,26 +62,33 @@ class SlotPage(ActionPage):
 
     def act(self, request: HttpRequest) -> dict[str, object]:
         """Release a slot."""
-        holder = release_slot(request.POST.get("release", ""))
-        if holder is None:
-            messages.info(request, _("This slot is no longer held."))
-            return {}
-        text = _(
-            "Released: %(what)s, of %(limit)s. The work continues, and another client may take "
-            "the slot."
-        )
-        placeholders = {"what": _what(request, holder), "limit": holder.limit}
-        messages.success(request, text % placeholders)
+        release(request, request.POST.get("release", ""))
         return {}
 
 
-def _what(request: HttpRequest, holder: Holder) -> str:
+def release(request: HttpRequest, holder_id: str) -> None:
+    """Release a slot, and report it."""
+    holder = release_slot(holder_id)
+    if holder is None:
+        messages.info(request, _("This slot is no longer held."))
+        return
+    text = _(
+        "Released: %(what)s, of %(limit)s. The work continues, and another client may take "
+        "the slot."
+    )
+    placeholders = {"what": purpose_words(request, holder), "limit": holder.limit}
+    messages.success(request, text % placeholders)
+
+
+def purpose_words(request: HttpRequest, holder: Holder) -> str:
+    """Return the purpose of a slot, as far as the user may see it."""
     if request.user.has_perm(WHO):
         return holder.what
     return brief(holder.what)
 
 
-def _client(request: HttpRequest, holder: Holder) -> str:
-    if holder.identity and request.user.has_perm(WHO):
-        return identity_words(holder.identity)
-    return _("hidden (%(digest)s)") % {"digest": holder.digest[:8]}
+def _name(request: HttpRequest, holder: Holder) -> Name:
+    """Return the name of the client that holds a slot, as far as the user may see it."""
+    if not request.user.has_perm(WHO):
+        return []
+    return list(holder.identity)

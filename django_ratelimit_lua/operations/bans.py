@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from django.core.exceptions import ValidationError
@@ -15,9 +15,8 @@ from ..engine.bans import clock_of_bans, details_key
 from ..engine.decide import PlannedCharge, banning, unbanning
 from ..engine.evidence import Offence, evidence_of
 from ..engine.run import run
-from ..identity import Identity, digest
+from ..identity import digest
 from ..identity.address import address_as
-from ..identity.keys import field_identity, split_field
 from ..identity.names import Name, shown
 from ..limits.ban import Ban, BanTerms
 from ..limits.call import REGISTER, Charge
@@ -27,7 +26,7 @@ from ..store import get_store
 from ..web.plan import is_spared
 from .history_names import history_names, record_change
 from .reference import KnownLimit, known_limits
-from .request_builder import find_user
+from .request_builder import identity_for
 
 MAX_ENTRIES = 1000
 """Default number of listed bans: those that end last."""
@@ -82,12 +81,21 @@ def active_bans(most: int = MAX_ENTRIES) -> list[ActiveBan]:
     Raises:
         StoreError: Redis is unavailable.
     """
-    store = get_store(background=True)
     now = clock_of_bans()
     register = conf.CACHE_PREFIX + REGISTER
-    keys: list[bytes] = store.execute(
-        b"ZREVRANGEBYSCORE", register, b"+inf", b"(%d" % now, b"LIMIT", b"0", b"%d" % most
-    )
+    newest = (b"ZREVRANGEBYSCORE", register, b"+inf", b"(%d" % now, b"LIMIT", b"0", b"%d" % most)
+    return bans_by_key(get_store(background=True).execute(*newest))
+
+
+def bans_by_key(keys: Iterable[bytes]) -> list[ActiveBan]:
+    """Return those bans in force that have these keys, in the order of their ends.
+
+    Raises:
+        StoreError: Redis is unavailable.
+    """
+    keys = list(keys)
+    store = get_store(background=True)
+    now = clock_of_bans()
     states = store.execute_all([(b"GET", key) for key in keys])
     details = store.execute_all([(b"GET", details_key(key)) for key in keys])
     limits: dict[bytes, Limit] = {}
@@ -229,11 +237,14 @@ def ban_client(
     Raises:
         ValidationError: The client is not named, or its digest is one of `spared`.
     """
-    identity, *others = (
-        _part(part, address, user.strip(), value) for part in banning.key.split("+")
-    )
-    if others:
-        identity = (identity, *others)
+    identity = identity_for(banning.key, address, user.strip(), value)
+    client = address_as(address, "")
+    counted = ("ip", client.network)
+    is_counted = identity == counted or counted in identity
+    if client.address is not None and is_counted and is_spared(client.address):
+        raise ValidationError(
+            _("RATELIMIT_NEVER_BAN names this address: no client there is banned.")
+        )
     assert banning.limit is not None
     charge = Charge(banning.limit, digest(identity))
     if charge.digest.decode() in spared:
@@ -242,30 +253,6 @@ def ban_client(
     if banning.rule is not None:
         name = banning.rule.name
     return ban([PlannedCharge(charge, name, banning.rule, identity=identity)], length, why)[0]
-
-
-def _part(part: str, address: str, user: str, value: str) -> Identity:
-    if part == "user" or (part == "user_or_ip" and user):
-        found = user and find_user(user)
-        if not found:
-            raise ValidationError(_("Enter a user: this limit counts by users."))
-        return ("user", str(found.pk))
-    if part in ("ip", "user_or_ip"):
-        client = address_as(address, "")
-        if client.address is None:
-            raise ValidationError(_("Enter an address: this limit counts by addresses."))
-        if is_spared(client.address):
-            raise ValidationError(
-                _("RATELIMIT_NEVER_BAN names this address: no client there is banned.")
-            )
-        return ("ip", client.network)
-    if split_field(part) is None:
-        text = _("This limit counts by %(key)s, which cannot be entered here.")
-        raise ValidationError(text % {"key": part})
-    identity = field_identity(part, value)
-    if identity[-1] is None:
-        raise ValidationError(_("Enter the value of %(field)s.") % {"field": part})
-    return identity
 
 
 def _name(planned: PlannedCharge) -> Name:

@@ -27,7 +27,8 @@ __all__ = ["BadReferenceError", "KnownLimit", "OpenedReference", "known_limits",
 class KnownLimit(NamedTuple):
     """A limit of this site.
 
-    - `name`; `source`: where it is written: "admin", "settings" or "code"; `reading`: its sentence;
+    - `name`; `source`: where it is written: "admin", "settings" or "code"; `words`: its sentence if
+      it has no rule;
     - `rule`: None if it is written in code; `limit`: None if its rate is a function;
     - `place`: the name that statistics count it under, which several limits share;
     - `key`: the name of the key that it counts by; empty: unknown.
@@ -35,11 +36,18 @@ class KnownLimit(NamedTuple):
 
     name: str
     source: str
-    reading: str
+    words: str
     rule: Rule | None
     limit: Limit | None
     place: str
     key: str = ""
+
+    @property
+    def reading(self) -> str:
+        """Its sentence."""
+        if self.rule is None:
+            return self.words
+        return reading(self.rule.given or {})
 
     @property
     def key_label(self) -> str:
@@ -104,10 +112,11 @@ def open_reference(text: str) -> OpenedReference:
     if opened.is_block:
         overrides = RateLimitOverride.objects.filter(subject__startswith=opened.digest_prefix)
     else:
-        known = {(each.name, each.source, each.reading): each for each in known_limits()}.values()
+        known = [each for each in known_limits() if opened.is_of_place(each.name)]
+        known = [*{(each.name, each.source, each.reading): each for each in known}.values()]
         limits = [each for each in known if opened.is_of_limit(each.name)]
         is_exact = bool(limits)
-        limits = limits or [each for each in known if opened.is_of_place(each.name)]
+        limits = limits or known
     return OpenedReference(
         opened.text,
         datetime.datetime.fromtimestamp(opened.moment, datetime.UTC),
@@ -124,15 +133,14 @@ def open_reference(text: str) -> OpenedReference:
 def known_limits() -> Iterator[KnownLimit]:
     """Return the limits that this site has, as far as they are known here: those of rules first."""
     for rule in reload().rules:
-        words = reading(rule.given or {})
         keys = [site.key for site in known_call_sites.of(rule.name)]
         if rule.key is not None:
             keys = [rule.key.name]
         key = next(iter(keys), "")
         for limit in limits_of(rule):
-            yield KnownLimit(limit.name, rule.source, words, rule, limit, rule.name, key)
+            yield KnownLimit(limit.name, rule.source, "", rule, limit, rule.name, key)
         # Its rate may be a function.
-        yield KnownLimit(rule.name, rule.source, words, rule, None, rule.name)
+        yield KnownLimit(rule.name, rule.source, "", rule, None, rule.name)
     look_for_call_sites()
     for name in known_call_sites.names():
         for site in known_call_sites.of(name):

@@ -125,7 +125,7 @@ class Planner:
     same as `parties`.
 
     - `options`: those of `build_call`; `adds_up`: what two charges take from one counter is taken
-      together;
+      together; `ignores_blocks`: decide as if no override blocked;
     - `counted`: the names of the rules that were counted for the request.
 
     The other members are those of `engine.decide.Planner`.
@@ -137,6 +137,7 @@ class Planner:
     request: HttpRequest | None = None
     ruleset: Ruleset | None = None
     adds_up = False
+    ignores_blocks = False
 
     def __init__(self, operation: Operation = "hit", **options: Any) -> None:
         self.operation: Operation = operation
@@ -168,7 +169,8 @@ class Planner:
                 )
                 charges += applied.charges
                 exempt += applied.exempt
-            if self.operation == "refund":  # What was taken before a block can be given back.
+            # What was taken before a block can be given back.
+            if self.operation == "refund" or self.ignores_blocks:
                 charges = [planned._replace(blocked=None, subject=b"") for planned in charges]
         if self.adds_up:
             charges = one_of_each(charges, adds_up=True)

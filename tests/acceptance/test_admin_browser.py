@@ -42,6 +42,8 @@ PAGES = {
     "rule-replay": "admin/ratelimit_replay/replay/1/",
     "rule-enforce": f"{RULES}1/mode/enforce/",
     "inspector": f"{OVERRIDES}inspect/?path=/search/&user=ada&address=203.0.113.9",
+    "client": "admin/django_ratelimit_lua/client/?q=ada+203.0.113.9",
+    "client-one": f"admin/django_ratelimit_lua/client/?digest={'0' * 32}&ask=block",
     "bans": "admin/django_ratelimit_lua/bans/",
     "statistics": "admin/ratelimit_statistics/statistics/",
     "statistics-one": "admin/ratelimit_statistics/statistics/one/?name=api&period=day",

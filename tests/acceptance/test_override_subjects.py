@@ -414,7 +414,7 @@ def test_the_inspector_acts_on_the_counted_client_by_its_digest(operator: Client
         "label": "the loud one",
         "confirm": "yes",
     }
-    assert "would be refused" in pressed(operator, ASKED, action="block", **block)
+    assert "Blocked by an override until" in pressed(operator, ASKED, action="block", **block)
     page = pressed(operator, ASKED, action=f"end:{RateLimitOverride.objects.latest('pk').pk}")
     assert f"Ended: client {client[:12]} (the loud one)." in page
     assert post("/login/", username="ada") == 200

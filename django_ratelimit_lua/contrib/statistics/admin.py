@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields, replace
-from ipaddress import ip_network
 from typing import Any
 from urllib.parse import urlencode
 
@@ -20,10 +18,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ...admin.client_links import client_links
 from ...admin.curves import curve_context
 from ...admin.history import WHO, changed_words
-from ...admin.identities import ReadablePart, readable_parts
-from ...admin.inspector import may_inspect
+from ...admin.identities import readable_parts
 from ...admin.pages import VIEW_RULES, Page, page_response, register_page
 from ...admin.times import moment_element
 from ...conf import conf
@@ -40,7 +38,6 @@ from ...operations.formatting import (
 )
 from ...operations.health import Health, health
 from ...operations.plot import Mark, Plot, labels, largest, ticks
-from .keys import OTHER
 from .reading import known_names
 from .report import (
     OVERVIEW_PERIODS,
@@ -135,8 +132,7 @@ class StatisticsPages(Page):
             page = overview(
                 sort, query, request.GET.get("page", "1"), period=request.GET.get("period", "day")
             )
-            if request.user.has_perm(WHO):
-                page = replace(page, identities=site_identities(page.period))
+            page = replace(page, identities=site_clients(request, page.period))
         except StoreError as error:
             found["error"] = str(error)
             context = found
@@ -182,8 +178,9 @@ class StatisticsPages(Page):
                 )
             else:
                 page = one(name, period)
-                if request.user.has_perm(WHO):
-                    page = replace(page, identities=identities(name, period))
+                found = identities(name, period)
+                shown = {word: _shown(request, clients) for word, clients in found.items()}
+                page = replace(page, identities=shown)
         except StoreError as raised:
             status = 503
             error = str(raised)
@@ -197,7 +194,6 @@ class StatisticsPages(Page):
             "period": period,
             "error": error,
             "is_unknown": status == 404,
-            "may_inspect": may_inspect(request),
             "periods": period_links(request, PERIODS),
             "formats": _formats(request),
         }
@@ -334,11 +330,8 @@ def period_links(request: HttpRequest, periods: Iterable[str]) -> list[tuple[str
 
 def clients_context(request: HttpRequest, page: Overview) -> dict[str, Any]:
     """Return what templates about the clients of the whole site need."""
-    who = None
-    if page.identities is not None:
-        who = client_rows(request, page.identities)
     return {
-        "who": who,
+        "who": client_rows(request, page.identities),
         "period_name": PERIOD_NAMES[page.period],
         "who_period": PERIOD_NAMES["hour" if page.period == "hour" else "day"],
         "refused_words": RESULT_NAMES["refused"],
@@ -413,45 +406,33 @@ def _chart(
     return plot.svg()
 
 
+def site_clients(request: HttpRequest, period: str) -> list[Estimate]:
+    """Return the clients refused most by all limits, with names if the user may see them."""
+    return _shown(request, site_identities(period))
+
+
+def _shown(request: HttpRequest, clients: list[Estimate]) -> list[Estimate]:
+    if not request.user.has_perm(WHO):
+        for client in clients:
+            client.name = []
+    return clients
+
+
 def client_rows(
     request: HttpRequest, clients: Sequence[Estimate], name: str = "", rule: int | None = None
 ) -> list[dict[str, Any]]:
     """Return the rows of clients of a name, or of all, with what can be done about each."""
     parts = readable_parts(request, [client.name for client in clients])
-    return [_client_row(*pair, name, rule) for pair in zip(clients, parts, strict=True)]
-
-
-def _client_row(
-    client: Estimate, parts: Sequence[ReadablePart], name: str, rule: int | None
-) -> dict[str, Any]:
-    # The digest is examined; the name is filled into the form, and not examined.
-    inspect = {"name": readable(name), "digest": client.digest}
-    by_user: dict[str, str] = {}
-    by_network: dict[str, str] = {}
-    for (kind, value), part in zip(client.name, parts, strict=True):
-        if part.is_known_user:
-            inspect["user"] = value
-            by_user = {"user": value}
-        elif kind == "ip":
-            with suppress(ValueError):
-                ip_network(value, strict=False)
-                inspect["address"] = value
-                by_network = {"network": value}
-    # An override names one subject: the user is narrower than the network.
-    subject = by_user or by_network or {"client_digest": client.digest, "duration": "86400"}
-    exempt = {**subject, "effect": "exempt"}
-    if rule is not None:
-        exempt["rule"] = str(rule)
-    digest = client.digest[:8]
-    return {
-        "parts": parts or [ReadablePart(_("hidden (%(digest)s)") % {"digest": digest})],
-        "words": ", ".join(part.words for part in parts) or digest,
-        "times": between_words(client.times - client.error, client.times),
-        "inspect": urlencode(inspect) if name not in ("", OTHER) else "",
-        "exempt": urlencode(exempt),
-        "block": urlencode({**subject, "effect": "block"}),
-        "is_network": "/" in subject.get("network", ""),
-    }
+    named = [(client.digest, client.name) for client in clients]
+    links = client_links(request, named, name, rule)
+    return [
+        {
+            "parts": parts,
+            "times": between_words(client.times - client.error, client.times),
+            "links": links,
+        }
+        for client, parts, links in zip(clients, parts, links, strict=True)
+    ]
 
 
 register_page("Statistics", gettext_lazy("Statistics"), StatisticsPages, "ratelimit_statistics")

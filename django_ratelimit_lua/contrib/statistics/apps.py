@@ -10,7 +10,7 @@ from django.apps import AppConfig
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ...extension import Column, Extension, HomeSection, register
+from ...extension import ClientRecord, Column, Extension, HomeSection, register
 from . import checks  # noqa: F401 - registers itself
 from .conf import settings
 from .forget import forget
@@ -58,6 +58,11 @@ class StatisticsExtension(Extension):
         from .core_pages import history_words
 
         return history_words(met)
+
+    def client(self, request: Any, digest: str, name: str = "") -> Mapping[str, ClientRecord]:
+        from .core_pages import client_records
+
+        return client_records(request, digest, name)
 
     def home(self, request: Any) -> Iterable[HomeSection]:
         from .home import sections

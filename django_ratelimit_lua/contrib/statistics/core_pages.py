@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any
 from urllib.parse import urlencode
 
 from django.http import HttpRequest
@@ -13,22 +14,28 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from ...exceptions import StoreError
+from ...extension import ClientRecord
+from ...identity.names import name_words
 from ...models import RateLimitRule
 from ...operations.explain import ExplainedLimit
 from ...operations.formatting import (
     between_words,
     clients_words,
+    moment_element,
     moment_words,
     number_words,
     share_words,
 )
+from .clients import HourOfClient, hours_of_clients
 from .keys import DAY, HOUR
 from .reading import Span, history, known_names, shadow_numbers, totals_of
 from .report import last_days, moment_of
 from .results import FAILED
+from .space_saving import Estimate
 from .writing import why_unwritable
 
 VIEW = "django_ratelimit_lua.view_ratelimitrule"
+MAX_ROWS = 50
 _NOT_LET_GO = ("refused", "blocked", "would_be_refused", "failed")
 
 
@@ -107,6 +114,43 @@ def history_words(met: ExplainedLimit) -> str:
         "moment": moment_words(moment_of(found.since)),
         "numbers": ", ".join(parts),
     }
+
+
+def client_records(request: HttpRequest, digest: str, name: str) -> dict[str, ClientRecord]:
+    """Return the hours in which clients were refused most or used most, by digest."""
+    found: dict[str, list[HourOfClient]] = {}
+    for hour in hours_of_clients(digest, [name] if name else []):
+        hours = found.setdefault(hour.digest, [])
+        if len(hours) < MAX_ROWS:
+            hours.append(hour)
+    names = {hour.name for hours in found.values() for hour in hours}
+    shadow = RateLimitRule.objects.filter(name__in=names, mode="shadow")
+    rehearsing = set(shadow.values_list("name", flat=True))
+    return {
+        digest: ClientRecord(
+            next((one.name for hour in hours for one in hour[3:] if one and one.name), []),
+            _("The last 24 hours"),
+            [_("limit"), _("hour"), _("refused"), _("units used")],
+            [_hour_row(request, hour, is_shadow=hour.name in rehearsing) for hour in hours],
+        )
+        for digest, hours in found.items()
+    }
+
+
+def _hour_row(request: HttpRequest, hour: HourOfClient, *, is_shadow: bool) -> list[Any]:
+    url = limit_url(request, hour.name)
+    label: Any = name_words(hour.name)
+    if url:
+        label = format_html('<a href="{}">{}</a>', url, label)
+    if is_shadow:
+        label = format_html("{} ({})", label, _("shadow mode"))
+    return [label, moment_element(moment_of(hour.moment)), *map(_times_words, hour[3:])]
+
+
+def _times_words(client: Estimate | None) -> str:
+    if client is None:
+        return "—"
+    return between_words(max(0, client.times - client.error), client.times)
 
 
 def health_warnings() -> Iterator[str]:

@@ -9,10 +9,9 @@ from django.http import HttpRequest
 from django.template.loader import render_to_string
 from django.utils.translation import gettext as _
 
-from ...admin.history import WHO
 from ...extension import HomeSection
-from .admin import clients_context, period_links
-from .report import OVERVIEW_PERIODS, overview, site_identities, why_uncounted
+from .admin import clients_context, period_links, site_clients
+from .report import OVERVIEW_PERIODS, overview, why_uncounted
 
 MAX_ROWS = 5
 """Limits that are listed."""
@@ -28,8 +27,7 @@ def sections(request: HttpRequest) -> Iterator[HomeSection]:
     if problem is not None:
         yield HomeSection(_("Some statistics cannot be written"), problem, is_problem=True)
     page = overview(size=MAX_ROWS, period=request.GET.get("period", "day"))
-    if request.user.has_perm(WHO):
-        page = replace(page, identities=site_identities(page.period))
+    page = replace(page, identities=site_clients(request, page.period))
     context = {
         **vars(page),
         **clients_context(request, page),

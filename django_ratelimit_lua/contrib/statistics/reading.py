@@ -285,7 +285,7 @@ def marks(name: str, period_us: int, span: Span) -> Marks:
     """Return the most that identities used, or wanted, of the limit of that period."""
     keys = [key_of(name, b"marks:%d:%b" % (period_us, suffix)) for suffix, _ in span.details]
     found: dict[bytes, int] = {}
-    for reply in _ask([(b"ZRANGE", key, b"0", b"-1", b"WITHSCORES") for key in keys]):
+    for reply in ask([(b"ZRANGE", key, b"0", b"-1", b"WITHSCORES") for key in keys]):
         for digest, mark in _pairs(reply):
             found[digest] = max(found.get(digest, 0), int(float(mark)))
     return Marks.of(found)
@@ -300,7 +300,7 @@ def refused_people(names: Sequence[str], span: Span) -> dict[str, int]:
     if not suffixes:
         return dict.fromkeys(names, 0)
     commands = [(b"PFCOUNT", *[key_of(name, suffix) for suffix in suffixes]) for name in names]
-    return dict(zip(names, _ask(commands), strict=True))
+    return dict(zip(names, ask(commands), strict=True))
 
 
 def people_refused(name: str, span: Span) -> int:
@@ -330,7 +330,7 @@ def lists_of(name: str, span: Span) -> list[list[bytes]]:
         suffixes = [b"top:minute:%d" % minute for minute in span.parts(MINUTE)]
     else:
         suffixes = [b"top:%d" % hour for hour in span.parts(HOUR)[-24:]]
-    replies = _ask([(b"HGETALL", key_of(name, suffix)) for suffix in suffixes])
+    replies = ask([(b"HGETALL", key_of(name, suffix)) for suffix in suffixes])
     return [reply[1::2] for reply in replies]
 
 
@@ -383,7 +383,7 @@ def totals(patience: Patience | None = None) -> Totals:
     names = [*_hours_of(b"names", patience), SITE]
     hashes = _hashes([key_of(name, TOTALS) for name in names], patience)
     of_names = {name: of for name, of in zip(names, hashes, strict=True) if of}
-    (revision,) = _ask([(b"HGET", rules_key(), b"revision")], patience)
+    (revision,) = ask([(b"HGET", rules_key(), b"revision")], patience)
     number = int((revision or b"0").partition(b"-")[0])
     return Totals(of_names, of_names.pop(SITE, Counter()), number)
 
@@ -392,7 +392,7 @@ def shadow_numbers(given: Mapping[str, Any]) -> ShadowNumbers:
     """Return the requests of this version of a rule in shadow mode, in the last days with any."""
     key = key_of(str(given["name"]), b"version:" + version_of(given).encode())
     (counts,) = _hashes([key])
-    people, refused = _ask([(b"PFCOUNT", key + word) for word in (b":people", b":refused")])
+    people, refused = ask([(b"PFCOUNT", key + word) for word in (b":people", b":refused")])
     return ShadowNumbers(counts["seen"], counts["refused"], people, refused)
 
 
@@ -402,7 +402,7 @@ _AT_ONCE = 200
 
 def _hours_of(suffix: bytes, patience: Patience | None = None) -> dict[str, int]:
     """Return the names of a sorted set, and the hour of each, in seconds since 1970."""
-    (reply,) = _ask([(b"ZRANGE", site_key(suffix), b"0", b"-1", b"WITHSCORES")], patience)
+    (reply,) = ask([(b"ZRANGE", site_key(suffix), b"0", b"-1", b"WITHSCORES")], patience)
     return {
         name.decode("utf-8", "surrogatepass"): int(float(hour)) * HOUR
         for name, hour in _pairs(reply)
@@ -455,11 +455,12 @@ def by_step(span: Span, length: int, counted: Mapping[int, Counts]) -> list[Poin
 def _hashes(keys: Sequence[bytes], patience: Patience | None = None) -> list[Counts]:
     return [
         Counter({field.decode(): int(number) for field, number in _pairs(reply)})
-        for reply in _ask([(b"HGETALL", key) for key in keys], patience)
+        for reply in ask([(b"HGETALL", key) for key in keys], patience)
     ]
 
 
-def _ask(commands: Sequence[Sequence[bytes]], patience: Patience | None = None) -> list[Any]:
+def ask(commands: Sequence[Sequence[bytes]], patience: Patience | None = None) -> list[Any]:
+    """Return the replies to commands. What this process has counted is written first."""
     recorder.flush(patience)
     store = get_store(background=True)
     replies: list[Any] = []

@@ -243,7 +243,7 @@ class Overview:
     sort: str
     query: str
     dropped: int
-    identities: Sequence[Estimate] | None = None
+    identities: Sequence[Estimate] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -190,14 +190,17 @@ def test_refused_clients_are_shown_to_permitted_users() -> None:
     )
     both = staff("view_ratelimitrule", "view_identities", name="both")
     assert "203.0.113" not in text(viewer, ONE, name="site")
-    assert told(viewer, ONE, name="site")["identities"] is None
+    hidden = told(viewer, ONE, name="site")["identities"]["refused"]
+    assert [(row["least"], row["parts"]) for row in hidden] == [(3, [])]
+    assert hidden[0]["digest"][:12] in text(viewer, ONE, name="site")
     assert "203.0.113" not in json.dumps(told(viewer, ONE, name="site"))
     assert "203.0.113.0/24" in text(both, ONE, name="site")
     for page in (STATISTICS, ONE):
         assert other.get(page, {"name": "site"}).status_code == 403
         assert Client().get(page, {"name": "site"}).status_code == 302
     shown = text(both, ONE, name="site")
-    assert "Exempt" not in shown
+    assert "ask=block" not in shown
+    assert "ratelimitoverride/add/" not in shown
     assert "Fill this into" not in shown
     assert "statistics/" in viewer.get("/admin/").content.decode()
     assert "statistics/" not in other.get("/admin/").content.decode()
@@ -497,8 +500,8 @@ def fine(request: HttpRequest) -> HttpResponse:
 
 
 def test_each_client_has_its_actions_in_the_row(operator: Client) -> None:
-    """The links lead to forms in which they stand already; of a network, it is said that all of it
-    is meant.
+    """Its page, a block and an override, of exactly this client: a user by its key, an address
+    whose name is masked by its digest, for a day.
     """
     user = User.objects.create_user("ada")
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
@@ -510,25 +513,27 @@ def test_each_client_has_its_actions_in_the_row(operator: Client) -> None:
     ada.force_login(user)
     assert [ada.get("/ok").status_code for _ in range(2)] == [200, 429]
     shown = text(operator, ONE, name="site")
-    block = unescape(re.findall(r'href="([^"]*effect=block[^"]*)"', shown)[0])
-    assert "network=203.0.113.0%2F24" in block
-    assert ">Block network<" in shown
-    form = text(operator, block)
-    assert re.search(r'name="network"[^>]*(value="|>\s*)203.0.113.0/24', form)
-    assert re.search(r'<option value="block" selected', form)
-    inspect = unescape(re.findall(r'href="([^"]*inspect/[^"]*)"', shown)[0])
-    assert re.search(r'name="address" value="203.0.113.0/24"', text(operator, inspect))
+    client = digest(("ip", "203.0.113.1")).decode()
+    override = unescape(re.findall(r'href="([^"]*override/add/[?][^"]*)"', shown)[0])
+    assert f"client_digest={client}&duration=86400" in override
+    assert re.search(rf'name="client_digest" value="{client}"', text(operator, override))
+    block = unescape(re.findall(r'href="([^"]*ask=block)"', shown)[0])
+    assert f"digest={client}" in block
+    assert "Block 203.0.113.0/24 (" in text(operator, block)
     shown = text(operator, ONE, name="users")
     assert f"/admin/auth/user/{user.pk}/change/" not in shown or "ada" in shown
     assert "user ada" in shown
-    exempt = unescape(re.findall(r'href="([^"]*effect=exempt[^"]*)"', shown)[0])
-    assert f"user={user.pk}" in exempt
-    assert re.search(rf'<option value="{user.pk}" selected', text(operator, exempt))
+    override = unescape(re.findall(r'href="([^"]*override/add/[?][^"]*)"', shown)[0])
+    assert f"user={user.pk}" in override
+    assert re.search(rf'<option value="{user.pk}" selected', text(operator, override))
 
 
 def inspected(operator: Client, name: str) -> tuple[str, str]:
     """Where the first "Inspect" on the page of a name leads, and that page."""
-    url = unescape(re.findall(r'href="([^"]*inspect/[^"]*)"', text(operator, ONE, name=name))[0])
+    links = re.findall(
+        r'href="([^"]*client/[^"]*)" aria-label="Inspect', text(operator, ONE, name=name)
+    )
+    url = unescape(links[0])
     return url, text(operator, url)
 
 
@@ -542,28 +547,30 @@ def test_inspect_links_to_exactly_that_client(operator: Client, settings: Any, s
     assert visits(9, "203.0.113.77") == [200] * 2 + [429] * 7
     assert visits(1, "203.0.113.1") == [200]
     url, page = inspected(operator, "site")
-    assert "The next request of this client would be refused by site" in page
+    assert "Refused by site: 2 of 2 used" in page
     assert "2 / 2" in page
     assert "requests refused: 7" in page
     assert operator.post(url, {"action": "reset"}).status_code == 302
-    assert "The next request of this client would be allowed by site" in text(operator, url)
+    assert "No limit refuses this client now" in text(operator, url)
     assert visits(1, "203.0.113.77") == [200]
     assert "1 / 2" in text(operator, url)
     assert (
         staff("view_ratelimitrule", name="reader").post(url, {"action": "reset"}).status_code == 403
     )
-    assert "next request of this client" not in text(operator, url.replace("digest=", "digest=x"))
+    assert "Refused by site" not in text(operator, url.replace("digest=", "digest=x"))
 
 
 def test_inspect_finds_clients_of_a_limiter(operator: Client) -> None:
-    """Whatever its identities are; of a name that no limit has, the page says so."""
+    """Whatever its identities are, and whether or not the link names the limit."""
     limiter = RateLimiter("mail", ["9/s", "1/h"], ban_after=2, ban_for="1h")
     for _ in range(5):
         limiter.hit(("ada@example.org", 7))
     url, page = inspected(operator, "mail")
-    assert "The next request of this client would be refused by mail" in page
     assert "Banned by mail until" in page
-    assert "cannot be examined" in text(operator, url.replace("name=mail", "name=elsewhere"))
+    assert "Banned by mail until" in text(operator, url.replace("name=mail", "name=elsewhere"))
+    assert "No limit has counted this client lately" in text(
+        operator, re.sub("digest=.{32}", f"digest={'0' * 32}", url.partition("&")[0])
+    )
 
 
 def test_inspect_uses_the_overrides_of_the_client(operator: Client) -> None:
@@ -576,18 +583,22 @@ def test_inspect_uses_the_overrides_of_the_client(operator: Client) -> None:
     ada.force_login(user)
     assert [ada.get("/ok").status_code for _ in range(3)] == [200, 200, 429]
     url, page = inspected(operator, "users")
-    assert f'value="{user.pk}"' in page
+    assert f"inspect/?user={user.pk}" in page
     numbers = {"limit": 9, "period": 1, "unit": "h"}
-    for effect, verdict in (("limit", "allowed"), ("exempt", "allowed"), ("block", "refused")):
+    for effect, verdict in (
+        ("limit", "No limit refuses this client now"),
+        ("exempt", "No limit refuses this client now"),
+        ("block", "Blocked by an override, without end"),
+    ):
         RateLimitOverride.objects.all().delete()
         RateLimitOverride.objects.create(
             user=user, effect=effect, **(numbers if effect == "limit" else {})
         )
-        assert f"would be {verdict} by users" in text(operator, url), effect
-        assert ada.get("/ok").status_code == (200 if verdict == "allowed" else 429)
+        assert verdict in text(operator, url), effect
+        assert ada.get("/ok").status_code == (429 if effect == "block" else 200)
     client = digest(("user", str(user.pk))).decode()
     RateLimitOverride.objects.create(client_digest=client, effect="exempt")
-    assert "would be allowed by users" in text(operator, url)
+    assert "No limit refuses this client now" in text(operator, url)
     assert ada.get("/ok").status_code == 200
 
 
@@ -600,14 +611,13 @@ def test_a_client_with_a_hidden_name_is_exempt_or_blocked_by_its_digest(
     assert visits(9, "203.0.113.77") == [200] * 2 + [429] * 7
     client = digest(("ip", "203.0.113.77")).decode()
     html = unescape(text(operator, ONE, name="site"))
-    links = re.findall(rf'href="([^"]*client_digest={client}[^"]*)"', html)
-    assert ["exempt" in links[0], "block" in links[1]] == [True, True]
-    form = operator.get(links[0]).context["adminform"].form
+    (link,) = set(re.findall(rf'href="([^"]*client_digest={client}[^"]*)"', html))
+    form = operator.get(f"{link}&effect=exempt").context["adminform"].form
     sent = {
         name: form[name].value()
         for name in ("client_digest", "effect", "duration", "rule", "period", "unit")
     }
-    assert operator.post(links[0], sent).status_code == 302
+    assert operator.post(link, sent).status_code == 302
     assert visits(9, "203.0.113.77") == [200] * 9
 
 

@@ -1,0 +1,98 @@
+"""What a row about a client leads to: its page, and the form of an override about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from django.http import HttpRequest
+from django.urls import reverse
+
+from ..extension import extensions
+from ..identity.names import Name, Part
+from ..models import RateLimitOverride
+from ..operations.clients import clients_by_prefix, override_subject, overrides_of
+from .history import WHO
+from .identities import client_words
+
+
+class ClientLinks(NamedTuple):
+    """The actions of a row about a client, for users with permission.
+
+    - `digest`: its beginning is shown; `words`: the client in words; `url`: its page;
+    - `block`: the override that blocks it, or None; `override_url`: the form of an override.
+    """
+
+    digest: str
+    words: str
+    url: str
+    block: RateLimitOverride | None
+    override_url: str
+
+
+def client_url(digest: str, name: str = "", **query: str) -> str:
+    """Return the URL of the page of a client; `name`: that of a limit to show."""
+    given = {"digest": digest, "name": name, **query}
+    query = {key: value for key, value in given.items() if value}
+    page = reverse("admin:django_ratelimit_lua_client_changelist")
+    return f"{page}?{urlencode(query, errors='replace')}"
+
+
+def client_links(
+    request: HttpRequest, clients: Sequence[tuple[str, Name]], name: str = "", rule: Any = None
+) -> list[ClientLinks]:
+    """Return the actions for each of these clients.
+
+    Args:
+        request: The request of the page.
+        clients: The digest of each, and its name as far as the user may see it.
+        name: The limit that the rows are about, if it is one.
+        rule: The key of its rule, if it has one.
+    """
+    overrides = overrides_of([digest for digest, _name in clients])
+    links = []
+    for digest, parts in clients:
+        blocks = [each for each in overrides[digest] if each.effect == "block" and each.is_active()]
+        words = client_words(", ".join(value for _kind, value in parts), digest)
+        url = client_url(digest, name)
+        form = override_url(request, digest, parts, rule)
+        links.append(ClientLinks(digest, words, url, next(iter(blocks), None), form))
+    return links
+
+
+def override_url(request: HttpRequest, digest: str, parts: Iterable[Part], rule: Any = None) -> str:
+    """Return the URL of the form of an override about exactly this client.
+
+    It is empty for users without permission.
+    """
+    if not request.user.has_perm("django_ratelimit_lua.add_ratelimitoverride"):
+        return ""
+    field, value = override_subject(digest, parts)
+    query = {field: value}
+    if field == "client_digest":  # It needs an end.
+        query["duration"] = "86400"
+    if rule is not None:
+        query["rule"] = str(rule)
+    form = reverse("admin:django_ratelimit_lua_ratelimitoverride_add")
+    return f"{form}?{urlencode(query)}"
+
+
+def known_clients(request: HttpRequest, prefix: str, name: str = "") -> dict[str, Name]:
+    """Return the clients whose digests begin so, with their names if the user may see them.
+
+    Args:
+        request: The request of the page.
+        prefix: At least 8 hexadecimal digits.
+        name: The limit that has counted them, if it is known.
+
+    Raises:
+        StoreError: Redis is unavailable.
+    """
+    found = dict(clients_by_prefix(prefix))
+    for extension in extensions:
+        for digest, record in extension.client(request, prefix, name).items():
+            found[digest] = found.get(digest) or list(record.name)
+    if not request.user.has_perm(WHO):
+        return {digest: [] for digest in found}
+    return found

@@ -1,0 +1,307 @@
+"""One client, known by the digest of its identity: its limits, bans, slots and overrides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from django.core.exceptions import ValidationError
+
+from ..conf import conf
+from ..engine.decide import Outcome, PlannedCharge, answered, build_call, decide, now_us
+from ..engine.evidence import Offence, evidence_of
+from ..engine.run import Wait, run
+from ..engine.slots import Holder
+from ..exceptions import StoreError
+from ..identity import digest as digest_of
+from ..identity import secrets_by_id
+from ..identity.forwarded import parse_address, parse_network
+from ..identity.names import Name, Part
+from ..limits.ban import Ban
+from ..limits.call import Charge
+from ..limits.limit import Limit
+from ..models import RateLimitOverride
+from ..rules.callsite import LIMITER, known_call_sites
+from ..rules.describe import key_label
+from ..rules.overrides import DIGEST, USER, SubjectRef, client_identity, is_field, override_cache
+from ..rules.ruleset import Ruleset
+from ..web.overrides import override_kinds
+from ..web.plan import Party, Planner
+from .bans import ActiveBan, active_bans, bans_by_key
+from .explain import Explanation, explained_limits
+from .reference import KnownLimit, known_limits
+from .request_builder import identity_for
+from .slots import slots_held
+from .subjects import Subject
+
+MAX_EXAMINED = 2000
+"""Maximum number of limits whose counts of a client are read."""
+AT_ONCE = 100
+"""Limits of one call to Redis."""
+MAX_LISTED = 50
+"""Maximum number of limits, bans, slots or overrides that are listed for a client."""
+MIN_PREFIX = 8
+"""Digits of a digest that a search needs. A reference contains as many."""
+_IS_PREFIX = re.compile(f"[0-9a-f]{{{MIN_PREFIX},32}}").fullmatch
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedClient:
+    """What is known of one client.
+
+    - `digest`: of the identity that limits count; `name`: its parts, as far as they are recorded
+      and `RATELIMIT_SHOW_IDENTITIES` allows;
+    - `found`: the limits that have counted it, and those of the requested name. They are decided
+      as if it was not blocked; `found.block` is the override that blocks it. An override about a
+      network and a tier are not found by a digest;
+    - `offences`: the last requests that counted towards a ban, the earliest first; `bans`, `slots`
+      and `overrides`: those that have not ended;
+    - `is_complete`: every limit of the site was examined.
+    """
+
+    digest: str
+    name: Name
+    found: Explanation
+    offences: Sequence[Offence] = ()
+    bans: Sequence[ActiveBan] = ()
+    slots: Sequence[Holder] = ()
+    overrides: Sequence[RateLimitOverride] = ()
+    is_complete: bool = True
+
+
+def explain_client(digest: str, name: str = "", address: str = "") -> ExplainedClient:
+    """Return what is known of the client with this digest. Counts nothing.
+
+    Args:
+        digest: 32 hexadecimal digits.
+        name: The name of a rule, call site or limiter whose limits are always included.
+        address: The address or network that the digest is of, if it is known.
+
+    Raises:
+        StoreError: Redis is unavailable.
+    """
+    limits = _limits_by_place()
+    named = limits.pop(name, [])
+    others = [found for place in limits.values() for found in place]
+    examined = [*named, *others][:MAX_EXAMINED]
+    counted = _counted(others[:MAX_EXAMINED], digest.encode())
+    listed = [*named, *counted][:MAX_LISTED]
+    planner = _ClientPlanner(digest.encode(), listed)
+    outcome = decide(planner)
+    readings = {(known.place, limit.key_part): known.reading for known, limit in listed}
+    met = [
+        replace(each, reading=readings[each.counted_as, each.charge.limit.key_part])
+        for each in explained_limits(planner, outcome)
+    ]
+    found = Explanation(outcome.decision, met)
+    strongest = planner.strongest()
+    banning = [Charge(limit, digest.encode()) for _known, limit in examined if limit.ban]
+    bans = bans_by_key(key for charge in banning for key in build_call([charge], "peek").ban_keys())
+    slots = [holder for holder in slots_held() if holder.digest == digest]
+    names = [active.who for active in bans] + [list(holder.identity) for holder in slots]
+    overrides = overrides_of([digest])[digest]
+    if address:
+        about = Subject(address=address).network_overrides()
+        overrides += [each.override for each in about if each.part != "part"]
+        if strongest is None:
+            strongest = next((each.override for each in about if each.blocks_all), None)
+    if strongest is not None and strongest.effect == "block":
+        found.block = strongest
+    return ExplainedClient(
+        digest,
+        next(filter(None, names), []),
+        found,
+        _offences(planner.charges, outcome),
+        bans[:MAX_LISTED],
+        slots[:MAX_LISTED],
+        overrides[:MAX_LISTED],
+        len(examined) == len(named) + len(others),
+    )
+
+
+_Place = tuple[KnownLimit, Limit]
+
+
+def _limits_by_place() -> dict[str, list[_Place]]:
+    """The limits that count under each name: those of the rule, if there is one, or of the code."""
+    places: dict[str, dict[bytes, _Place]] = {}
+    for known in known_limits():  # Rules come first. A tier counts in the same place.
+        is_off = known.rule is not None and known.rule.mode == "off"
+        if known.limit is not None and not is_off:
+            limits = places.setdefault(known.place, {})
+            limits.setdefault(known.limit.key_part, (known, known.limit))
+    return {
+        name: [(known, limit) for known, limit in limits.values() if known.rule is not None]
+        or [*limits.values()]
+        for name, limits in places.items()
+    }
+
+
+def _counted(limits: Sequence[_Place], digest: bytes) -> Iterator[_Place]:
+    """Yield the limits that have counted something of a client, or ban it."""
+    for start in range(0, len(limits), AT_ONCE):
+        part = limits[start : start + AT_ONCE]
+        charges = [Charge(limit, digest) for _known, limit in part]
+        decision = run(answered(build_call(charges, "peek")))
+        if decision.source == "fallback":
+            raise StoreError("Redis is unavailable")
+        for place, state in zip(part, decision.limits, strict=True):
+            if state.used or state.reset_after or not state.allowed:
+                yield place
+
+
+def _offences(charges: Sequence[PlannedCharge], outcome: Outcome) -> tuple[Offence, ...]:
+    """The evidence for each limit that bans its clients; none if Redis is unavailable."""
+    bans = {state.name: state.ban or Ban() for state in outcome.decision.limits}
+    keys = []
+    for charge, *_others in charges:
+        if charge.limit.ban is not None:
+            key = build_call([charge], "peek").ban_keys()[0]
+            keys.append((key, bans.get(charge.limit.name, Ban())))
+    with suppress(StoreError):
+        return tuple(sorted({offence for offences in evidence_of(keys) for offence in offences}))
+    return ()
+
+
+class _ClientPlanner(Planner):
+    """Plans a peek at limits for one identity, as if no override blocked it."""
+
+    ignores_blocks = True
+
+    def __init__(self, digest: bytes, limits: Sequence[_Place]) -> None:
+        super().__init__("peek")
+        self._digest = digest
+        self.charges = [
+            PlannedCharge(Charge(limit, digest), known.place, known.rule) for known, limit in limits
+        ]
+
+    def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
+        # A RateLimiter uses no overrides.
+        limiters = {
+            name for name in {planned.name for planned in self.charges} if _is_limiter(name)
+        }
+        own = [planned for planned in self.charges if planned.name not in limiters]
+        rest = [planned for planned in self.charges if planned.name in limiters]
+        subjects = []
+        client = client_identity(self._digest.decode())
+        for kind in override_kinds(ruleset, own, True):
+            if kind == USER or is_field(kind):
+                subjects.append(SubjectRef(kind, self._digest))
+            elif kind == DIGEST:
+                for secret in ruleset.secrets(DIGEST):
+                    subjects.append(SubjectRef(DIGEST, digest_of(client, secret)))
+        self.ruleset = ruleset
+        self.parties = [Party(own, subjects, False), Party(rest, [], False)]
+        return ()
+
+    def strongest(self) -> RateLimitOverride | None:
+        """The override about the client that applies whatever the rule."""
+        if not self.parties:
+            return None
+        override = override_cache.get_many(self.parties[0].subjects).strongest_for(None, now_us())
+        if override is None:
+            return None
+        return RateLimitOverride.objects.filter(pk=override.pk).first()
+
+
+def _is_limiter(name: str) -> bool:
+    return any(site.kind == LIMITER for site in known_call_sites.of(name))
+
+
+def overrides_of(digests: Collection[str]) -> dict[str, list[RateLimitOverride]]:
+    """Return the overrides about each of these clients that have not ended.
+
+    They are those about the digest, and about the user or the value that it is of.
+    """
+    clients = {digest: digest for digest in digests}
+    for digest in digests:
+        for secret in secrets_by_id().values():
+            clients[digest_of(client_identity(digest), secret).decode()] = digest
+    rows = RateLimitOverride.objects.lasting().filter(subject__in=clients)
+    found: dict[str, list[RateLimitOverride]] = {digest: [] for digest in digests}
+    for row in rows.select_related("rule", "user"):
+        found[clients[row.subject]].append(row)
+    return found
+
+
+def override_subject(digest: str, name: Iterable[Part]) -> tuple[str, str]:
+    """Return the field of an override that names exactly this client, and its value.
+
+    It is the user or address of its name if the digest proves that it is of this alone. Otherwise,
+    as when its name is masked or hidden, it is the digest.
+    """
+    parts = list(name)
+    if len(parts) == 1:
+        ((kind, value),) = parts
+        if kind == "user" and digest_of(("user", value)).decode() == digest:
+            return "user", value
+        address = parse_address(value.partition("/")[0])
+        if kind == "ip" and address and digest_of(("ip", str(address))).decode() == digest:
+            bits = {4: conf.IPV4_MASK, 6: conf.IPV6_MASK}[address.version]
+            return "network", _network_words(str(address), bits)
+    return "client_digest", digest
+
+
+def _network_words(address: str, bits: int) -> str:
+    """Return a network as overrides name it: a single address without its length."""
+    network = parse_network(f"{address}/{bits}")
+    if network.prefixlen == network.max_prefixlen:
+        return str(network.network_address)
+    return str(network)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundClient:
+    """A client that a search has found: what a limit would count by, and the name that it gives."""
+
+    digest: str
+    key_label: str = ""
+    name: tuple[Part, ...] = ()
+
+
+def find_clients(text: str) -> list[FoundClient]:
+    """Return the clients that limits in force would count a user, an address or a value as.
+
+    A user or an address has another digest for each kind of key.
+
+    Args:
+        text: An address, a user, or a value of a field; several are separated by blanks, for keys
+            such as `ip+post:username`.
+    """
+    words = text.split()
+    if not words:
+        return []
+    addresses = [word for word in words if parse_address(word) is not None]
+    value = " ".join(word for word in words if word not in addresses)
+    keys = dict.fromkeys(["user", "ip", *(known.key for known in known_limits() if known.key)])
+    found: dict[str, FoundClient] = {}
+    for key in keys:
+        with suppress(ValidationError):  # It cannot be produced from this text.
+            identity = identity_for(key, next(iter(addresses), ""), value, value)
+            digest = digest_of(identity).decode()
+            parts: tuple[Part, ...] = ()
+            if isinstance(identity, tuple) and identity[0] in ("user", "ip"):
+                parts = ((str(identity[0]), str(identity[1])),)
+            found.setdefault(digest, FoundClient(digest, key_label(key.split("+")), parts))
+    return list(found.values())
+
+
+def is_prefix(text: str) -> bool:
+    """Whether a text is a digest, or enough of its beginning for a search."""
+    return bool(_IS_PREFIX(text))
+
+
+def clients_by_prefix(prefix: str) -> Mapping[str, Name]:
+    """Return the banned clients and holders of slots whose digests begin so, with their names.
+
+    Raises:
+        StoreError: Redis is unavailable.
+    """
+    found = {active.identity: active.who for active in active_bans()}
+    found |= {holder.digest: list(holder.identity) for holder in slots_held()}
+    about = RateLimitOverride.objects.filter(client_digest__startswith=prefix)
+    for digest in about.values_list("client_digest", flat=True)[:MAX_LISTED]:
+        found.setdefault(digest, [])
+    return {digest: name for digest, name in found.items() if digest.startswith(prefix)}

@@ -1,0 +1,294 @@
+"""The page of a client: what is known of it by its digest, and what its buttons do."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.engine.evidence import evidence_notes
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.operations import active_bans, clients
+from django_ratelimit_lua.operations.slots import slots_held
+from django_ratelimit_lua.store import PATIENCE, Patience
+from tests.clusters import until
+from tests.users import ADMIN_MIDDLEWARE, staff
+
+pytestmark = pytest.mark.django_db(transaction=True)
+CLIENT = "/admin/django_ratelimit_lua/client/"
+INSPECTOR = "/admin/django_ratelimit_lua/ratelimitoverride/inspect/"
+
+
+@ratelimit(group="login-of-both", key=("ip", "post:username"), rate="1/h")
+def login(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
+@ratelimit(group="banning", key="ip", rate="1/h", ban_after=2, ban_for="10m")
+def banning(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
+def ok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("login", login),
+    path("banning", banning),
+    path("ok", ok),
+]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any, no_others: None) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.RATELIMIT_NEVER_BAN = []
+    settings.MIDDLEWARE = [
+        *ADMIN_MIDDLEWARE,
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ]
+    settings.RATELIMIT_RULES = [{"name": "admin", "path": "/admin/", "exempt": True}]
+
+
+def of(*identity: Any) -> str:
+    return digest(identity).decode()
+
+
+def page(operator: Client, client: str, **query: str) -> str:
+    """The page of a client, as it is read."""
+    response = operator.get(CLIENT, {"digest": client, **query})
+    assert response.status_code == 200
+    return words(response)
+
+
+def words(response: Any) -> str:
+    html = response.content.decode().replace("<wbr>", "")
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
+
+
+def press(operator: Client, client: str, action: str, **more: str) -> Any:
+    return operator.post(f"{CLIENT}?digest={client}", {"action": action, **more}, follow=True)
+
+
+def statuses(where: str, times: int, address: str, **data: str) -> list[int]:
+    visitor = Client(REMOTE_ADDR=address)
+    return [visitor.post(where, data).status_code for _ in range(times)]
+
+
+def test_the_page_shows_the_counts_of_every_limit_that_has_some(operator: Client) -> None:
+    """Of rules and of code; of limits that have counted nothing, none. A reset holds for one or
+    all.
+    """
+    for name, limit in (("first", 2), ("second", 9), ("elsewhere", 9)):
+        RateLimitRule.objects.create(
+            name=name, path="/else" if name == "elsewhere" else "/ok", key="ip", limit=limit
+        )
+    assert statuses("/ok", 3, "203.0.113.1") == [200, 200, 429]
+    client = of("ip", "203.0.113.1")
+    shown = page(operator, client)
+    assert "Refused by first: 2 of 2 used" in shown
+    assert "2 / 2" in shown
+    assert "2 / 9" in shown
+    assert "elsewhere" not in shown
+    assert "elsewhere" in page(operator, client, name="elsewhere")
+    assert "Counts are reset: first." in words(press(operator, client, "reset:first"))
+    shown = page(operator, client)
+    assert "No limit refuses this client now" in shown
+    assert "2 / 9" in shown
+    assert "Counts are reset: second." in words(press(operator, client, "reset"))
+    assert "No limit has counted this client lately" in page(operator, client)
+
+
+def test_a_block_leads_and_keeps_the_counts(operator: Client) -> None:
+    """Until when, once; the counts stay visible, and *Unblock* ends it for the next request."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
+    assert statuses("/ok", 2, "203.0.113.1") == [200, 200]
+    client = of("ip", "203.0.113.1")
+    asked = page(operator, client, ask="block")
+    assert f"Block {client[:12]}?" in asked
+    assert "for good" not in asked
+    done = words(press(operator, client, "block", duration="3600"))
+    assert f"Client {client[:12]} is blocked for 1 hour." in done
+    assert done.count("Blocked by an override until") == 1
+    assert "2 / 9" in done
+    assert statuses("/ok", 1, "203.0.113.1") == [429]
+    assert statuses("/ok", 1, "203.0.113.2") == [200]
+    override = RateLimitOverride.objects.get()
+    assert override.client_digest == client
+    ended = words(press(operator, client, f"end:{override.pk}"))
+    assert f"Ended: client {client[:12]}." in ended
+    assert statuses("/ok", 1, "203.0.113.1") == [200]
+    assert "has ended already" in words(press(operator, client, f"end:{override.pk}"))
+
+
+def test_a_block_of_a_network_is_found_by_the_address(operator: Client) -> None:
+    """Only a search can know the address; then the page shows what applies, and ends it."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
+    block = RateLimitOverride.objects.create(network="203.0.113.0/24", effect="block")
+    client = of("ip", "203.0.113.1")
+    assert "Blocked" not in page(operator, client)
+    assert "Blocked by an override, without end" in page(operator, client, q="203.0.113.1")
+    assert "Blocked" not in page(operator, client, q="203.0.113.2")
+    exempt = RateLimitOverride.objects.create(user=None, network="203.0.113.1", effect="exempt")
+    assert "Blocked" not in page(operator, client, q="203.0.113.1")
+    assert statuses("/ok", 1, "203.0.113.1") == [200]
+    exempt.delete()
+    url = f"{CLIENT}?{urlencode({'digest': client, 'q': '203.0.113.1'})}"
+    operator.post(url, {"action": f"end:{block.pk}"})
+    assert statuses("/ok", 1, "203.0.113.1") == [200]
+
+
+def test_bans_are_shown_with_their_evidence_and_lifted(operator: Client) -> None:
+    """The paths to who may see names."""
+    statuses("/banning", 4, "203.0.113.1")
+    evidence_notes.write(Patience(PATIENCE))
+    client = of("ip", "203.0.113.1")
+    shown = page(operator, client)
+    assert "Banned by banning" in shown
+    assert "POST /banning" in shown
+    reader = staff("view_ratelimitrule", name="reader")
+    assert "POST /banning" not in page(reader, client)
+    assert "203.0.113" not in page(reader, client)
+    (active,) = active_bans()
+    done = words(press(operator, client, f"lift:{active.key.decode()}"))
+    assert "is lifted." in done
+    assert not active_bans()
+    assert "has ended already" in words(press(operator, client, f"lift:{active.key.decode()}"))
+
+
+def test_slots_are_shown_and_released(operator: Client, settings: Any) -> None:
+    """To who may see the page of slots."""
+    settings.RATELIMIT_SLOT_SECONDS = 0.8
+    exports = RateLimiter("exports", "3", algorithm="concurrency")
+    client = of("user", "7")
+    with exports.slot(("user", "7"), what="GET /exports/7/"):
+        until(lambda: len(slots_held()) == 1, "it is reported", 20)
+        assert "GET /exports/7/" in page(operator, client)
+        assert "exports/7" not in page(staff("block_identity", name="blocker"), client)
+        (holder,) = slots_held()
+        blocker = Client()
+        blocker.force_login(User.objects.get(username="blocker"))
+        assert press(blocker, client, f"release:{holder.id}").status_code == 403
+        assert exports.peek(("user", "7")).remaining == 2
+        assert "Released: " in words(press(operator, client, f"release:{holder.id}"))
+        assert exports.peek(("user", "7")).remaining == 3
+
+
+def test_a_search_shows_each_client_that_a_user_or_address_counts_as(operator: Client) -> None:
+    """One for each kind of key of the limits in force, which a request then really meets."""
+    ada = User.objects.create_user("ada")
+    RateLimitRule.objects.create(name="names", path="/ok", key="post:username", limit=1)
+    found = operator.get(CLIENT, {"q": "ada"})
+    shown = {(row["words"], row["digest"]) for row in found.context["results"]}
+    assert shown == {
+        ("user", of("user", str(ada.pk))),
+        ("post:username", of("post", "username", "ada")),
+    }
+    statuses("/ok", 2, "203.0.113.1", username="Ada")
+    assert "Refused by names: 1 of 1 used" in page(operator, of("post", "username", "ada"))
+    (only,) = operator.get(CLIENT, {"q": "203.0.113.1"}, follow=True).redirect_chain
+    assert only[0] == f"{CLIENT}?digest={of('ip', '203.0.113.1')}&q=203.0.113.1"
+    statuses("/login", 2, "203.0.113.1", username="ada")
+    both = of(("ip", "203.0.113.1"), ("post", "username", "ada"))
+    rows = operator.get(CLIENT, {"q": "203.0.113.1 ada"}).context["results"]
+    assert both in [row["digest"] for row in rows]
+    assert "Refused by login-of-both" in page(operator, both)
+    assert "No limit counts by “nobody else’s”" in words(
+        operator.get(CLIENT, {"q": "nobody else’s"})
+    ) or (operator.get(CLIENT, {"q": "nobody else’s"}, follow=True).status_code == 200)
+
+
+def test_an_override_is_about_the_address_or_user_that_was_searched(
+    operator: Client, settings: Any
+) -> None:
+    """If the digest proves it; for IPv6, it is about the network that is counted together."""
+    ada = User.objects.create_user("ada")
+    for query, identity, wanted in (
+        ("203.0.113.1", ("ip", "203.0.113.1"), "network=203.0.113.1"),
+        ("2001:db8::7", ("ip", "2001:db8::"), "network=2001%3Adb8%3A%3A%2F64"),
+        ("ada", ("user", str(ada.pk)), f"user={ada.pk}"),
+        ("203.0.113.2", ("ip", "203.0.113.1"), f"client_digest={of('ip', '203.0.113.1')}"),
+    ):
+        html = operator.get(CLIENT, {"digest": of(*identity), "q": query}).content.decode()
+        assert f"ratelimitoverride/add/?{wanted}" in html, query
+
+
+def test_of_very_many_limits_the_page_examines_some_and_says_so(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The requested one is among them."""
+    for name in ("one", "two", "three"):
+        RateLimitRule.objects.create(name=name, path="/ok", key="ip", limit=9)
+    statuses("/ok", 1, "203.0.113.1")
+    monkeypatch.setattr(clients, "MAX_EXAMINED", 1)
+    shown = page(operator, of("ip", "203.0.113.1"), name="two")
+    assert "1 / 9" in shown
+    assert "too many limits to examine them all" in shown
+
+
+def test_who_may_do_what(operator: Client) -> None:
+    """Seeing takes a permission, each button another; nobody blocks themselves."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
+    client = of("ip", "203.0.113.1")
+    assert staff("view_ratelimitchange", name="other").get(CLIENT).status_code == 403
+    reader = staff("view_ratelimitrule", name="reader")
+    assert "ask=block" not in reader.get(CLIENT, {"digest": client}).content.decode()
+    for action in ("block", "exempt", "reset", "end:1", "lift:x", "release:x"):
+        sent = {"action": action, "duration": "3600"}
+        assert reader.post(f"{CLIENT}?digest={client}", sent).status_code == 403
+    assert press(operator, client, "block", duration="2592001").status_code == 403
+    assert press(operator, client, "nonsense").status_code == 403
+    assert operator.post(CLIENT, {"action": "block", "duration": "3600"}).status_code == 403
+    own = of("ip", "198.51.100.1")
+    assert "lock yourself out" in words(press(operator, own, "block", duration="3600"))
+    assert not RateLimitOverride.objects.exists()
+    checking = Client(enforce_csrf_checks=True)
+    checking.force_login(User.objects.get(username="grace"))
+    sent = {"action": "block", "duration": "3600"}
+    assert checking.post(f"{CLIENT}?digest={client}", sent).status_code == 403
+    done = words(press(operator, client, "exempt", duration="86400"))
+    assert f"Client {client[:12]} is exempt for 1 day." in done
+    assert RateLimitChange.objects.latest("pk").by == "grace"
+
+
+def test_odd_queries_are_answered(operator: Client) -> None:
+    """As a search that finds nothing; what was entered is escaped."""
+    for odd in (
+        "<script>alert(1)</script>",
+        "\x00",
+        "half \ud800",
+        "f" * 5000,
+        "0" * 31,
+        "0" * 33,
+        "203.0.113.0/24",
+        "::1%eth0",
+        "/" * 9,
+    ):
+        for name in ("q", "digest", "name", "ask"):
+            query = {"digest": of("ip", "203.0.113.1")} | {name: odd}
+            url = f"{CLIENT}?{urlencode(query, errors='surrogatepass')}"
+            assert operator.get(url, follow=True).status_code == 200, (name, odd)
+            assert "<script>alert" not in operator.get(url, follow=True).content.decode()
+
+
+def test_without_redis_the_page_reports_it(operator: Client, settings: Any) -> None:
+    """And searches nevertheless."""
+    settings.CACHES = {
+        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    }
+    shown = page(operator, of("ip", "203.0.113.1"))
+    assert "Redis is unavailable" in shown
+    assert operator.get(CLIENT, {"q": "abcdef0123"}).status_code == 200
+    assert operator.get(CLIENT, {"q": "203.0.113.1"}).status_code == 302

@@ -1,0 +1,132 @@
+"""What an operator does about one client, in a real browser, in so many clicks: see
+`test_operator_tasks`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from selenium.webdriver.support.wait import WebDriverWait
+
+from tests.acceptance.test_admin_browser import fill
+from tests.acceptance.test_operator_tasks import SCREENS, Hand, Site
+from tests.demo import run_in, start
+
+PREPARED = """
+import datetime
+from django.utils import timezone
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+RateLimitRule.objects.create(name="addresses", path="/address/", key="ip", limit=2, unit="h")
+of = lambda address: digest(("ip", address)).decode()
+ends = timezone.now() + datetime.timedelta(hours=1)
+RateLimitOverride.objects.create(client_digest=of("127.0.5.5"), effect="block", ends=ends)
+print(*[of(f"127.0.9.{number}") for number in (1, 2, 3)])
+"""
+NEIGHBOURS = ("127.0.9.1", "127.0.9.2", "127.0.9.3")
+
+
+@pytest.fixture(scope="module", params=SCREENS)
+def prepared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Site, list[str]]]:
+    """A demo, and the digests of the neighbours."""
+    database = tmp_path_factory.mktemp("demo") / "db.sqlite3"
+    process, address, redis_url = start(EXAMPLE_DATABASE=str(database))
+    printed = run_in(database, redis_url, PREPARED)
+    yield Site(address, *SCREENS[request.param]), printed.split()
+    process.terminate()
+    process.communicate(timeout=20)
+
+
+@pytest.fixture
+def site(prepared: tuple[Site, list[str]]) -> Site:
+    return prepared[0]
+
+
+@pytest.fixture
+def hand_for(browser: Any, site: Site) -> Callable[[str], Hand]:
+    return lambda task: Hand(browser, site, task)
+
+
+def test_a_refusal_is_explained_from_its_reference(
+    site: Site, hand_for: Callable[[str], Hand]
+) -> None:
+    """With the second and the limit; then the client's counts, and how often it was refused."""
+    visitor = "127.0.6.7"
+    answers = [
+        site.ask("/login/", "POST", visitor, username="eve", password="guess") for _ in range(8)
+    ]
+    refused = [answer for answer in answers if answer.status == 429]
+    assert len(refused) == 3
+    hand = hand_for("explain a refusal from its reference")
+    hand.press(".model-client a")
+    fill(hand.browser, q=json.loads(refused[-1].body)["reference"].replace("-", "").lower())
+
+    def is_linked(page: object) -> bool:
+        # Numbers come within a second; until then, the page is loaded again.
+        if hand.browser.find_elements("css selector", ".ratelimit-client a"):
+            return True
+        hand.browser.refresh()
+        return False
+
+    hand.press("form:has([name=q]) button")
+    WebDriverWait(hand.browser, 20).until(is_linked)
+    assert "Refused, " in hand.text("#opened")
+    assert "5 per 15 minutes" in hand.text("section:has(#opened)")
+    hand.press(".ratelimit-client a")
+    assert "5 of 5 used" in hand.text("#found")
+    (row,) = hand.browser.find_elements("css selector", "section:has(#ratelimit-record-1) tbody tr")
+    assert "Login" in row.text
+    assert row.find_elements("css selector", "td")[1].text == "3"
+    hand.is_done()
+
+
+def test_a_blocked_client_is_unblocked(site: Site, hand_for: Callable[[str], Hand]) -> None:
+    """Found by its address; the next request is admitted."""
+    assert site.ask("/", source="127.0.5.5").status == 429
+    assert site.ask("/", source="127.0.5.6").status == 200
+    hand = hand_for("unblock a blocked client")
+    hand.press(".model-client a")
+    fill(hand.browser, q="127.0.5.5")
+    hand.press("form:has([name=q]) button")
+    assert "Blocked by an override until" in hand.text("#found")
+    hand.press("#blocked button")
+    assert "Blocked" not in hand.text("#found")
+    hand.is_done()
+    assert site.ask("/", source="127.0.5.5").status == 200
+
+
+def test_one_of_several_clients_of_a_masked_network_is_blocked(
+    prepared: tuple[Site, list[str]], hand_for: Callable[[str], Hand]
+) -> None:
+    """The rows have one name and several digests; only the one that was chosen is refused."""
+    site, digests = prepared
+    for number, address in enumerate(NEIGHBOURS, start=3):
+        assert site.statuses("/address/", number, address) == [200, 200] + [429] * (number - 2)
+        assert site.statuses("/", 1, address) == [200]
+    hand = hand_for("block one of several clients of a masked network")
+    hand.press(".model-statistics a")
+
+    def is_counted(page: object) -> bool:
+        found = hand.browser.find_elements("css selector", "a[href*='name=addresses']")
+        if not found:
+            hand.browser.refresh()
+        return bool(found)
+
+    WebDriverWait(hand.browser, 20).until(is_counted)
+    hand.press("a[href*='name=addresses']")
+    names = [
+        row.text for row in hand.browser.find_elements("css selector", ".ratelimit-who tbody th")
+    ]
+    assert all(name.startswith("127.0.9.0/24") for name in names)
+    assert len(set(names)) == 3
+    hand.press(f".ratelimit-who section a[href*='{digests[1]}'][href$='ask=block']")
+    assert digests[1][:12] in hand.text(".ratelimit-confirm h2")
+    hand.press(".ratelimit-confirm button")
+    assert "Blocked by an override until" in hand.text("#found")
+    hand.is_done()
+    assert [site.statuses("/", 1, address) for address in NEIGHBOURS] == [[200], [429], [200]]

@@ -1,0 +1,131 @@
+"""The page of a client, with what the statistics know of it: who was refused, by what and when."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from django_ratelimit_lua.contrib.statistics import recorder as recording
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from tests.acceptance.test_admin import site, staff, visits  # noqa: F401 - a fixture
+from tests.contrib.statistics.test_statistics_pages import ONE, text
+
+pytestmark = pytest.mark.django_db(transaction=True)
+CLIENT = "/admin/django_ratelimit_lua/client/"
+INSPECTOR = "/admin/django_ratelimit_lua/ratelimitoverride/inspect/"
+
+
+def client_of(address: str) -> str:
+    return digest(("ip", address)).decode()
+
+
+@pytest.fixture
+def rule() -> RateLimitRule:
+    return RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+
+
+def words(page: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", page)).split())
+
+
+@pytest.mark.usefixtures("rule")
+@pytest.mark.parametrize("permissions", [("view_identities",), ()])
+def test_ten_offenders_of_a_network_are_told_apart_and_blocked_apart(
+    permissions: tuple[str, ...],
+) -> None:
+    """Whether or not their names may be shown: one is blocked in its row, and unblocked again."""
+    operator = staff("view_ratelimitrule", "block_identity", *permissions, name="desk")
+    addresses = [f"203.0.113.{number}" for number in range(1, 11)]
+    for address in addresses:
+        assert visits(3, address) == [200, 200, 429]
+    page = text(operator, ONE, name="site")
+    assert ("203.0.113.0/24" in page) is bool(permissions)
+    shown = set(re.findall(r"<code>([0-9a-f]{12})</code>", page))
+    assert shown == {client_of(address)[:12] for address in addresses}
+    victim, *others = addresses
+    (link,) = set(re.findall(rf'href="([^"]*{client_of(victim)}[^"]*ask=block)"', page))
+    asked = text(operator, unescape(link))
+    assert client_of(victim) in asked
+    RateLimitRule.objects.update(limit=100)
+    RateLimitRule.objects.first().save()
+    assert visits(1, victim) == [200]
+    sent = {"action": "block", "duration": "3600"}
+    operator.post(unescape(link).replace("&ask=block", ""), sent)
+    override = RateLimitOverride.objects.get()
+    assert (override.client_digest, override.effect) == (client_of(victim), "block")
+    assert [visits(1, address) for address in addresses] == [[429]] + [[200]] * len(others)
+    page = text(operator, ONE, name="site")
+    assert page.count(">Unblock</a>") == page.count(f"digest={client_of(victim)}") // 3
+    operator.post(f"{CLIENT}?digest={client_of(victim)}", {"action": f"end:{override.pk}"})
+    assert visits(1, victim) == [200]
+    assert ">Unblock</a>" not in text(operator, ONE, name="site")
+
+
+@pytest.mark.usefixtures("rule")
+def test_the_page_shows_what_refused_the_client_and_when(operator: Client) -> None:
+    """By the hour and the limit, each with its numbers; of another client, nothing."""
+    RateLimitRule.objects.create(name="all", path="/", key="ip", limit=50, unit="h", mode="shadow")
+    visits(9, "203.0.113.1")
+    visits(5, "203.0.113.2")
+    page = words(text(operator, CLIENT, digest=client_of("203.0.113.1")))
+    assert "The last 24 hours" in page
+    assert re.search(r"limit hour refused units used .*site [^—]*:00 7 2", page)
+    assert "203.0.113.0/24 (" in page
+    stranger = words(text(operator, CLIENT, digest=client_of("203.0.113.3")))
+    assert "The last 24 hours" not in stranger
+    reader = staff("view_ratelimitrule", name="reader")
+    assert "203.0.113" not in text(reader, CLIENT, digest=client_of("203.0.113.1"))
+
+
+@pytest.mark.usefixtures("rule")
+@pytest.mark.parametrize("shape", [str, str.lower, lambda text: text.replace("-", "")])
+def test_a_reference_leads_to_the_client(operator: Client, shape: Any) -> None:
+    """With or without hyphens, from the search for clients too; by its digest alone."""
+    visits(2, "203.0.113.1")
+    visitor = Client(REMOTE_ADDR="203.0.113.1")
+    reference = visitor.get("/ok")["RateLimit-Reference"]
+    assert re.fullmatch("([0-9A-Z]{5}-){3}[0-9A-Z]{5}", reference)
+    found = operator.get(CLIENT, {"q": shape(reference)}, follow=True)
+    assert found.redirect_chain[0][0].startswith(INSPECTOR)
+    page = found.content.decode()
+    assert "Refused, " in page
+    assert "The client is not stored" not in page
+    link = f"{CLIENT}?digest={client_of('203.0.113.1')}&amp;name=site"
+    assert page.count(link) == 1
+    assert "Refused by site: 2 of 2 used" in text(operator, unescape(link))
+
+
+@pytest.mark.usefixtures("rule")
+def test_a_client_is_found_by_the_beginning_of_its_digest(operator: Client) -> None:
+    """As pages and the log show it, in any letter case."""
+    visits(3, "203.0.113.1")
+    client = client_of("203.0.113.1")
+    for shown in (client[:8], client[:12].upper(), client):
+        found = operator.get(CLIENT, {"q": shown}, follow=True)
+        assert found.redirect_chain[-1][0].startswith(f"{CLIENT}?digest={client}"), shown
+    assert "no recorded client" in text(operator, CLIENT, q="0" * 12)
+
+
+@pytest.mark.usefixtures("rule")
+def test_reading_is_bounded(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many limits, those that counted last; after many bytes, earlier hours are left out."""
+    from django_ratelimit_lua.contrib.statistics import clients
+
+    visits(3, "203.0.113.1")
+    recording.recorder.flush()
+    asked: list[int] = []
+    ask = clients.ask
+    monkeypatch.setattr(
+        clients, "ask", lambda commands: asked.append(len(commands)) or ask(commands)
+    )
+    assert len([*clients.hours_of_clients(client_of("203.0.113.1"))]) == 1
+    assert len(asked) == 24
+    monkeypatch.setattr(clients, "MAX_BYTES", 10)
+    asked.clear()
+    assert len([*clients.hours_of_clients(client_of("203.0.113.1"))]) == 1
+    assert len(asked) == 1
