@@ -153,6 +153,18 @@ class Column(NamedTuple):
     cells: Callable[[HttpRequest, Mapping[str, Any]], Mapping[str, object]]
 
 
+class HomeSection(NamedTuple):
+    """A section of the page of the app.
+
+    - `heading`; `body`: safe HTML;
+    - `is_problem`: it stands before the others.
+    """
+
+    heading: Any
+    body: str
+    is_problem: bool = False
+
+
 class Extension:
     """What an annex adds to the core. Every hook has an empty default.
 
@@ -259,6 +271,13 @@ class Extension:
         `name`: only under the limit of this name. Raises `StoreError`.
         """
         return {}
+
+    def home(self, request: Any) -> Iterable[HomeSection]:
+        """Its sections of the page of the app, for a user who may see rules.
+
+        Raises `StoreError`.
+        """
+        return ()
 
     def metrics(self) -> Iterable[Metric]:
         """Its gauges."""

@@ -36,14 +36,12 @@ class Place(NamedTuple):
     hits: float
 
 
+EVERYTHING = Place(
+    "everything", Limit("everything", "1200/m", algorithm="token_bucket", burst=200), "ip", 90, 9
+)
+"""Every request of a visitor counts here as well; these are those that count nowhere else."""
 PLACES = (
-    Place(
-        "everything",
-        Limit("everything", "1200/m", algorithm="token_bucket", burst=200),
-        "ip",
-        90,
-        9,
-    ),
+    EVERYTHING,
     Place("search", Limit("search", "500/h"), "ip", 50, 6),
     Place("example_project.views.Login.dispatch", Limit("login", "5/15m"), "ip", 12, 1.6),
     Place(
@@ -62,7 +60,7 @@ ATTACK = (4 * HOUR, 4 * HOUR + 40 * MINUTE)
 """When somebody guessed passwords and looked for holes: so many seconds ago."""
 FIRST_USER = 2_000_000_000
 """The ids of made-up users begin here: no account of a demo ever gets one of them."""
-HEAVY = {"search": 420, "api": 95, "exports of a day": 31}
+HEAVY = {"search": 420, "api": 95, "example_project.views.export": 31}
 """How often the one who comes most often comes in an hour, or in a minute of the users of the API.
 """
 
@@ -71,14 +69,18 @@ def fill(now: float) -> None:
     """Write it, the last day first. Where Redis is away, there is none."""
     dice, writer, used = random.Random(1), Writer(), Counter[tuple[str, str, int]]()
     for began, seconds in (*_steps_of_the_day(int(now)), *_steps_before(int(now))):
-        for place in PLACES:
-            writer.take(
-                _tables(place, began, _visitors(place, began, seconds, dice), dice, used), {}
-            )
+        visits = {place: _visitors(place, began, seconds, dice) for place in PLACES}
+        visits[PLACES[4]] = visits[PLACES[3]]  # The same requests.
         if ATTACK[0] < now - began <= ATTACK[1]:
             for place, hits in ((PLACES[2], 110), (SCANNERS, 260)):
                 guesses = {f"203.0.113.{6 + n}": hits * (3 - n) for n in range(3)}
-                writer.take(_tables(place, began, guesses, dice, used), {})
+                visits[place] = {**visits.get(place, {}), **guesses}
+        for place, visitors in visits.items():
+            is_whole = place is not PLACES[4]
+            writer.take(_tables(place, began, visitors, dice, used, is_whole=is_whole), {})
+            if is_whole and place is not EVERYTHING and place.by:
+                passed = {_address(who): times for who, times in visitors.items()}
+                writer.take(_tables(EVERYTHING, began, passed, dice, used, is_whole=False), {})
         if began % HOUR + seconds >= HOUR:
             writer.write()
     writer.write()
@@ -118,6 +120,11 @@ def _client(place: Place, who: int) -> str:
     return str(FIRST_USER + who % 40) if place.by else "receiver.example"
 
 
+def _address(who: str) -> str:
+    """Where a visitor comes from: users of the API have an address each."""
+    return who if "." in who else f"198.51.99.{1 + int(who) - FIRST_USER}"
+
+
 def _held(units: int, most: int, holds: int) -> int:
     """How much of a bucket is used by so many units of a period, as if they came evenly."""
     return -(-units * holds // most)
@@ -129,9 +136,11 @@ def _tables(
     visitors: dict[str, int],
     dice: random.Random,
     used: Counter[tuple[str, str, int]],
+    *,
+    is_whole: bool = True,
 ) -> Tables:
     """What a process would have counted of them. `used`: by name, who, and the window in which that
-    is.
+    is; `is_whole`: the site counts them here, and not elsewhere.
     """
     limit, name = place.limit, place.name
     window = began * 1_000_000 // limit.rate.period_us
@@ -149,6 +158,7 @@ def _tables(
         allowed = min(times, most - before)
         used[name, who, window] += allowed
         person.allowed, person.refused, person.units = allowed, times - allowed, allowed
+        person.stopped = 0 if is_shadow else person.refused
         person.mark = _held(min(before + times, most), most, holds) + (before + times > most)
         tables.people[name, limit.rate.period_us, digest(identity)] = person
         for number in range(1, allowed + 1, max(1, allowed // 8)):
@@ -162,7 +172,7 @@ def _tables(
                 limit.rate.period_us,
                 units_bucket(_held(found, most, holds)),
             )
-            hits = tables.kinds.setdefault((*kind, found >= NEAR * most, True), Hits())
+            hits = tables.kinds.setdefault((*kind, found >= NEAR * most, is_whole), Hits())
             hits.number += of
             hits.units += of
         if times > allowed:
@@ -177,5 +187,5 @@ def _tables(
                 limit.rate.period_us,
                 units_bucket(holds + 1),
             )
-            tables.kinds.setdefault((*kind, False, True), Hits()).number += times - allowed
+            tables.kinds.setdefault((*kind, False, is_whole), Hits()).number += times - allowed
     return tables

@@ -1,7 +1,9 @@
 """Where everything is."""
 
 from django.contrib import admin
+from django.templatetags.static import static
 from django.urls import include, path
+from django.views.generic import RedirectView
 
 from . import api, views
 
@@ -19,6 +21,7 @@ urlpatterns = [
     path("payments/", views.payment_desk, name="payments"),
     path("payments/pay/", views.pay, name="pay"),
     path("ratelimit/", include("django_ratelimit_lua.contrib.gateway.urls")),
+    path("favicon.ico", RedirectView.as_view(url=static("icon.svg"))),
     path("report/", views.report, name="report"),
     path("reset/", views.reset, name="reset"),
 ]

@@ -25,8 +25,8 @@ FLOORS = [
         "checks",
         "operations",
     ],
-    ["admin", "management", "templatetags", "apps", "pytest_plugin", "__init__"],
-    ["contrib"],
+    ["admin", "management", "apps", "pytest_plugin", "__init__"],
+    ["contrib", "templatetags"],
 ]
 # The words that everybody uses stand on the ground: each may know those before it.
 GROUND = ["version", "extension", "process", "limits", "exceptions", "signals", "conf"]

@@ -18,7 +18,16 @@ from .processes import ProcessPage
 from .rules import RuleAdmin
 from .slots import SlotPage
 
-__all__ = ["base", "client_links", "history", "identities", "inspector", "pages", "times"]
+__all__ = [
+    "base",
+    "client_links",
+    "curves",
+    "history",
+    "identities",
+    "inspector",
+    "pages",
+    "times",
+]
 
 admin.site.register(RateLimitRule, RuleAdmin)
 admin.site.register(RateLimitOverride, OverrideAdmin)

@@ -3,7 +3,7 @@
 Requests are counted by the units they found used, themselves among them: a request that found more
 than N would have been refused by a limit of N. For a fixed window that is exact. Under other
 algorithms a refusal makes room for later requests, so N refuses at most as many. Of requests that
-the limit in force has refused, only that is known: above that limit, the curve is a band.
+the limit in force has refused, only that is known: above that limit, the curve is an upper bound.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from django.utils.translation import gettext as _
 
 from ..limits.limit import Limit
-from ..limits.rate import Rate
 from .formatting import number_words, share_words
 from .plot import Mark, Plot
 
@@ -31,6 +30,10 @@ class Between(NamedTuple):
     least: int
     most: int
 
+    def up_to(self, number: int) -> Between:
+        """Return the bounds of a number that is known to be this one at most."""
+        return Between(min(self.least, number), min(self.most, number))
+
 
 class CurvePoint(NamedTuple):
     """The refusals that a limit of this size would have made."""
@@ -38,6 +41,16 @@ class CurvePoint(NamedTuple):
     limit: int
     requests: Between
     people: Between
+
+
+class HigherLimits(Protocol):
+    """What is known about limits above today's, which has refused requests."""
+
+    def enough(self, today: int) -> int:
+        """Return a limit above which nothing changes any more."""
+
+    def cap(self, point: CurvePoint, today: int) -> CurvePoint:
+        """Lower the upper bounds of a limit above today's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +67,9 @@ class Curve:
         most: The most that an identity used.
         refused: The number of refused requests.
         others: Why requests met other limits than this one.
-        is_unit: Each request took one unit.
+        is_exact: A limit refuses exactly as many, not at most; above today's only if that has
+            refused nothing.
+        higher: What is known about limits above today's, if that has refused requests.
         is_sampled: The number of identities is estimated.
 
     >>> counts = lambda units: Between(max(0, 10 - units), max(0, 10 - units))
@@ -72,7 +87,8 @@ class Curve:
     most: int
     refused: int = 0
     others: tuple[str, ...] = ()
-    is_unit: bool = False
+    is_exact: bool = False
+    higher: HigherLimits | None = None
     is_sampled: bool = False
 
     @property
@@ -81,22 +97,13 @@ class Curve:
         return self.now is not None and self.now.kind.is_bucket
 
     @property
-    def is_exact(self) -> bool:
-        """Whether a limit below today's would have refused exactly as many, not at most."""
-        return self.is_unit and self.now is not None and self.now.kind.ends_together
-
-    @property
     def today(self) -> int | None:
         """The N that is in force."""
         if self.now is None:
             return None
-        return self.of(self.now.rate, self.now.burst)
-
-    def of(self, rate: Rate, burst: int | None) -> int:
-        """Return the N of a limit of this kind."""
-        if self.is_burst and burst:
-            return burst
-        return rate.limit
+        if self.is_burst and self.now.burst:
+            return self.now.burst
+        return self.now.rate.limit
 
     def at(self, limit: int) -> CurvePoint:
         """Return what a limit would have refused."""
@@ -119,15 +126,31 @@ class Curve:
                 if limit == today:
                     least = most = refused
             requests = Between(least, most)
-        return CurvePoint(limit, requests, people)
+        point = CurvePoint(limit, requests, people)
+        if self.higher is not None and today is not None and limit > today:
+            return self.higher.cap(point, today)
+        return point
 
-    def points(self) -> list[CurvePoint]:
-        """Return the curve at every N, or at some, each larger by the same factor."""
-        top = max(self.most, round((self.today or 0) * 1.25), 1)
+    def is_exact_at(self, limit: int) -> bool:
+        """Whether `at` returns what exactly this limit refuses, or bounds of that."""
+        if self.refused and self.today is not None and not self.others:
+            return limit == self.today or (self.is_exact and limit < self.today)
+        return self.is_exact
+
+    @property
+    def top(self) -> int:
+        """The largest N that is drawn. Any other above it refuses as many."""
+        today = self.today or 0
+        enough = 0 if self.higher is None else self.higher.enough(today)
+        return max(self.most, round(today * 1.25), enough, 1)
+
+    def points(self, chosen: int = 0) -> list[CurvePoint]:
+        """Return the curve up to a chosen N: at every N, or at some, growing by the same factor."""
+        top = max(self.top, chosen)
         limits = set(range(min(top, MAX_POINTS) + 1))
         if top >= MAX_POINTS:
             limits = {0, top, *(round(top ** (step / MAX_POINTS)) for step in range(MAX_POINTS))}
-        limits.add(self.today or 0)
+        limits |= {self.today or 0, chosen}
         return [self.at(limit) for limit in sorted(limits)]
 
     def enough_for(self, percent: float) -> CurvePoint:

@@ -1,1 +1,1 @@
-"""Filters of the templates."""
+"""Filters and tags of the templates."""

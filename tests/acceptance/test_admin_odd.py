@@ -208,6 +208,7 @@ ODD = [
     "3600",
 ]
 QUERIES = [
+    "period",
     "q",
     "o",
     "p",
@@ -273,7 +274,7 @@ class Fields(HTMLParser):
 
 def pages() -> list[str]:
     """The pattern of every URL of our part of the admin, with its arguments in angle brackets."""
-    found = []
+    found = [reverse("admin:app_list", args=[APP])]
     for model, model_admin in admin.site._registry.items():
         if model._meta.app_label == APP:
             prefix = reverse(f"admin:{APP}_{model._meta.model_name}_changelist")

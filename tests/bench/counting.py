@@ -192,7 +192,12 @@ def kept() -> None:
                 if re.search(rb":(minutes|hour):\d+$", key):
                     DIRECT.delete(key)
     sizes = sizes_by_kind()
-    share, parts = RULES / MEASURED, ("minutes", "hours", "hour", "day", "totals")
+    share = RULES / MEASURED
+    parts = ("minutes", "more", "hours", "minute", "hour", "day", "totals")
+    for kind in ("more", "minute"):  # Of two days, most have gone by then.
+        keys, size = sizes[kind]
+        number = KEPT[kind] * MEASURED
+        sizes[kind] = (number, size * number // keys)
     print(f"{f'{RULES} rules, each with 3 counters, in Redis':44}{'keys':>8}{'MiB':>8}")
     for kind in parts:
         keys, size = sizes[kind]
@@ -207,7 +212,7 @@ def kept() -> None:
     sizes = sizes_by_kind()
     most = 0.0
     print(f"{'one rule with 10,000 people an hour, by key':44}{'KiB':>8}{'kept':>8}{'MiB':>8}")
-    for kind in sorted(set(sizes) & set(KEPT), key=list(WORDS).index):
+    for kind in sorted(set(sizes) & set(KEPT) - {"minute", "more"}, key=list(WORDS).index):
         size = sizes[kind][1] / sizes[kind][0] / 1024
         most += size * KEPT[kind] / 1024
         print(f"{WORDS[kind]:44}{size:8.1f}{KEPT[kind]:8}{size * KEPT[kind] / 1024:8.1f}")
@@ -217,19 +222,35 @@ def kept() -> None:
 
 WORDS = {
     "minutes": "minutes of two days",
+    "more": "units and sources by the minute, two hours",
     "hours": "hours of ninety days",
+    "minute": "histograms by the minute, an hour",
     "hour": "histograms by hour, two days",
     "day": "histograms by day, ninety days",
     "totals": "totals, for metrics",
+    "marks minute": "high-water marks of a minute",
     "marks hour": "high-water marks of an hour",
     "marks day": "high-water marks of a day",
+    "refused minute": "how many were refused in a minute",
     "refused hour": "how many were refused in an hour",
     "refused day": "how many were refused in a day",
+    "top minute": "who used most, of a process and a minute",
     "top": "who used most, of a process and an hour",
 }
 
 
-KEPT = {"marks hour": 49, "marks day": 91, "refused hour": 49, "refused day": 91, "top": 25}
+KEPT = {
+    "more": 3,
+    "minute": 65,
+    "marks minute": 65,
+    "marks hour": 49,
+    "marks day": 91,
+    "refused minute": 65,
+    "refused hour": 49,
+    "refused day": 91,
+    "top minute": 65,
+    "top": 25,
+}
 """How many of these keys there are at one time; of `top`, for each process."""
 
 
@@ -277,8 +298,8 @@ def sizes_by_kind() -> dict[str, tuple[int, int]]:
     sizes: Counter[str] = Counter()
     for key in DIRECT.scan_iter("*", count=1000):
         suffix = key.rpartition(b"}:")[2].decode()
-        kind = re.sub(r":[-:0-9]+", " ", suffix).strip()
-        kind = re.sub(r"^(marks|refused)[ :](hour|day).*", r"\1 \2", kind)
+        kind = re.sub(r":[-:0-9]+", " ", suffix).strip().replace("top:minute", "top minute")
+        kind = re.sub(r"^(marks|refused)[ :](minute|hour|day).*", r"\1 \2", kind)
         keys[kind] += 1
         sizes[kind] += DIRECT.memory_usage(key, samples=0) or 0
     return {kind: (number, sizes[kind]) for kind, number in keys.items()}

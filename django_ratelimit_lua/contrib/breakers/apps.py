@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from django.apps import AppConfig
+from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from ...extension import Document, Extension, Finding, Metric, register
+from ...extension import Document, Extension, Finding, HomeSection, Metric, register
 from ...rules.stacks import Mark
 from .circuits import circuits
 from .exceptions import CircuitOpen
@@ -59,6 +60,11 @@ class BreakersExtension(Extension):
         if isinstance(error, CircuitOpen):
             return ReducedCapacity(error)
         return None
+
+    def home(self, request: HttpRequest) -> Iterable[HomeSection]:
+        from .home import sections
+
+        return sections(request)
 
     def metrics(self) -> Iterable[Metric]:
         return METRICS

@@ -13,6 +13,7 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ...admin.curves import curve_context
 from ...admin.pages import Page, page_response, register_page
 from ...conf import conf
 from ...exceptions import StoreError
@@ -22,7 +23,7 @@ from ...rules.ruleset import Ruleset
 from ...store import get_store
 from .deciding import ReplayTooSlowError, replay
 from .reading import Log, UnreadableLogError
-from .report import as_json, plots
+from .report import as_json
 
 MAX_BYTES = 64 * 1024 * 1024
 """Maximum size of an upload. A gzipped log may be larger once it is unpacked."""
@@ -38,6 +39,14 @@ class LogForm(forms.Form):
         help_text=gettext_lazy(
             "From nginx, Apache, Caddy, gunicorn or AWS, optionally gzipped; at most 64 MiB."
         ),
+    )
+
+    limit0 = forms.CharField(
+        label=gettext_lazy("Another limit"),
+        required=False,
+        max_length=13,
+        widget=forms.NumberInput(attrs={"min": 0}),
+        help_text=gettext_lazy("For example 30, if the rule has 10: what it would have refused."),
     )
 
     def clean_log(self) -> object:
@@ -60,6 +69,7 @@ class ReplayPage(Page):
         """Styles and scripts."""
 
         css = {"all": ("ratelimit_replay/replay.css",)}  # noqa: RUF012
+        js = ("django_ratelimit_lua/curve.js",)
 
     @staticmethod
     def may_see(request: HttpRequest) -> bool:
@@ -86,7 +96,7 @@ class ReplayPage(Page):
         }
         if form.is_valid():
             try:
-                context |= replay_rule(rule, form.cleaned_data["log"])
+                context |= replay_rule(rule, **form.cleaned_data)
             except (UnreadableLogError, ReplayTooSlowError) as error:
                 form.add_error("log", str(error))
             except StoreError as error:
@@ -94,14 +104,22 @@ class ReplayPage(Page):
         return page_response(self, request, "replay.html", context)
 
 
-def replay_rule(rule: RateLimitRule, file: UploadedFile[bytes]) -> dict[str, object]:
-    """Return the values of the page for a rule's replay. Raises what `replay` raises."""
+def replay_rule(
+    rule: RateLimitRule, log: UploadedFile[bytes], limit0: str = ""
+) -> dict[str, object]:
+    """Return the values of the page for a rule's replay. Raises what `replay` raises.
+
+    Args:
+        rule: The rule.
+        log: The uploaded log.
+        limit0: Another limit that is asked for, as it was entered.
+    """
     ruleset = Ruleset([compile_rule({**rule.declared(), "mode": "enforce"}, plain=True)])
     ends = time.monotonic() + MAX_SECONDS
-    log = Log(file.name or "log", file=file.file)
+    opened = Log(log.name or "log", file=log.file)
     try:
         replayed = replay(
-            [log],
+            [opened],
             ruleset,
             get_store(background=True),
             trusted=conf.TRUSTED_PROXIES,
@@ -109,11 +127,16 @@ def replay_rule(rule: RateLimitRule, file: UploadedFile[bytes]) -> dict[str, obj
             on_progress=lambda _progress: time.monotonic() > ends,
         )
     finally:
-        log.close()
+        opened.close()
     found = as_json(replayed)
     counted = next((each for each in found["rules"] if each["lines"]), None)
-    plot = plots(replayed).get(rule.name)
-    return {"found": found, "counted": counted, "plot": plot}
+    tally = replayed.tallies.get(rule.name)
+    curve = None if tally is None else tally.curve()
+    context = {"found": found, "counted": counted}
+    if curve is None:
+        return context
+    title = f"{rule.name}: {rule.reading()}"
+    return {**context, "curve": curve_context(curve, limit0, title=title)}
 
 
 register_page("Replay", gettext_lazy("Replay a log"), ReplayPage, "ratelimit_replay")

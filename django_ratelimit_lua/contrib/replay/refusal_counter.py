@@ -137,6 +137,7 @@ class RefusalCounter:
             _beyond(by_place),
             _beyond(by_peak),
             max(by_peak, default=0),
+            is_exact=self._kind.is_exact,
         )
 
 

@@ -79,7 +79,7 @@ def _curve(curve: Curve | None) -> dict[str, object] | None:
         "period": curve.period_us / SECOND,
         "per": _per(curve),
         "today": curve.today,
-        "is_bound": curve.now is not None and not curve.now.kind.is_exact,
+        "is_bound": not curve.is_exact,
         "requests": curve.requests,
         "identities": curve.people,
         "suggestions": [

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import datetime
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -18,6 +19,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ...admin.client_links import client_links
+from ...admin.curves import curve_context
 from ...admin.history import WHO, changed_words
 from ...admin.identities import readable_parts
 from ...admin.pages import VIEW_RULES, Page, page_response, register_page
@@ -27,44 +29,51 @@ from ...exceptions import StoreError
 from ...identity.names import name_words
 from ...limits.rate import Rate
 from ...operations.call_sites import call_sites_of
-from ...operations.curve import Between, Curve, CurvePoint, plot_curve, scale
+from ...operations.curve import Curve
 from ...operations.formatting import (
     between_words,
     clients_words,
     moment_words,
-    number_words,
     readable,
 )
 from ...operations.health import Health, health
 from ...operations.plot import Mark, Plot, labels, largest, ticks
-from ...rules.describe import period_words
 from .reading import known_names
 from .report import (
+    OVERVIEW_PERIODS,
+    PERIOD_NAMES,
     PERIODS,
     RESULT_NAMES,
     SORTS,
+    Counts,
     Encoder,
+    Overview,
     Point,
     Report,
     identities,
     named,
     one,
     overview,
+    site_identities,
     why_uncounted,
 )
 from .space_saving import Estimate
 
 APP = "django_ratelimit_lua"
+COUNTS = tuple(one.name for one in fields(Counts))
 # Translators: formats of Django's date filter
-PERIOD_WORDS: dict[str, tuple[object, Any, int, Any]] = {
-    "hour": (gettext_lazy("last hour"), "H:i", 10, "H:i"),
-    "day": (gettext_lazy("last day"), "H:i", 6, "H:i"),
-    "week": (gettext_lazy("last week"), gettext_lazy("D j M, H:i"), 8, gettext_lazy("D j")),
-    "90d": (gettext_lazy("90 days"), gettext_lazy("D j M"), 14, gettext_lazy("j M")),
+STEP_FORMATS: dict[str, tuple[Any, int, Any]] = {
+    "hour": ("H:i", 10, "H:i"),
+    "day": ("H:i", 6, "H:i"),
+    "week": (gettext_lazy("D j M, H:i"), 8, gettext_lazy("D j")),
+    "90d": (gettext_lazy("D j M"), 14, gettext_lazy("j M")),
 }
-"""The name of each period, the date format of its steps, and every how many of them the axis has a
-label, in another format.
+"""The date format of the steps of each period, and every how many of them the axis has a label, in
+another format.
 """
+CSV_COLUMNS = ("name", "kind", "mode", *COUNTS, "people_refused")
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+"""How texts begin that a spreadsheet takes for formulas."""
 COLUMNS = {
     "name": gettext_lazy("name"),
     "now": gettext_lazy("now, per minute"),
@@ -95,7 +104,7 @@ class StatisticsPages(Page):
         """Refreshes the page, and moves along curves."""
 
         css = {"all": ("ratelimit_statistics/statistics.css",)}  # noqa: RUF012 - Django's way
-        js = ("django_ratelimit_lua/refresh.js", "ratelimit_statistics/statistics.js")
+        js = ("django_ratelimit_lua/refresh.js", "django_ratelimit_lua/curve.js")
 
     @staticmethod
     def may_see(request: HttpRequest) -> bool:
@@ -120,7 +129,10 @@ class StatisticsPages(Page):
             _require_store(state)
             found["health"]["statistics"] = why_uncounted()
             sort = request.GET.get("sort", "-refused")
-            page = overview(sort, query, request.GET.get("page", "1"))
+            page = overview(
+                sort, query, request.GET.get("page", "1"), period=request.GET.get("period", "day")
+            )
+            page = replace(page, identities=site_clients(request, page.period))
         except StoreError as error:
             found["error"] = str(error)
             context = found
@@ -129,11 +141,17 @@ class StatisticsPages(Page):
             numbers = range(1, page.pages + 1)
             context = {
                 **found,
+                **clients_context(request, page),
                 "columns": _columns(request, page.sort),
                 "page_queries": [(number, _query(request, page=str(number))) for number in numbers],
+                "periods": period_links(request, OVERVIEW_PERIODS),
+                "formats": _formats(request),
             }
+        status = 503 if "error" in found else 200
         if request.GET.get("format") == "json":
-            return _json(found, 503 if "error" in found else 200)
+            return _json(found, status)
+        if request.GET.get("format") == "csv":
+            return _csv("statistics", CSV_COLUMNS, found.get("rows", ()), status)
         return page_response(self, request, "overview.html", {"title": _("Statistics"), **context})
 
     def one_view(self, request: HttpRequest) -> HttpResponse:
@@ -160,22 +178,24 @@ class StatisticsPages(Page):
                 )
             else:
                 page = one(name, period)
-                page = replace(page, identities=_identities(request, name, period))
+                found = identities(name, period)
+                shown = {word: _shown(request, clients) for word, clients in found.items()}
+                page = replace(page, identities=shown)
         except StoreError as raised:
             status = 503
             error = str(raised)
         if request.GET.get("format") == "json":
             return _json(page or {**vars(what), "period": period, "error": error}, status)
+        if request.GET.get("format") == "csv":
+            return _csv("limit", ("at", *COUNTS), page.points if page else (), status)
         context: dict[str, object] = {
             "title": name_words(name, MAX_TITLE_LENGTH),
             "what": what,
             "period": period,
             "error": error,
             "is_unknown": status == 404,
-            "periods": [
-                (key, words[0], _query(request, period=key)) for key, words in PERIOD_WORDS.items()
-            ],
-            "json": _query(request, format="json"),
+            "periods": period_links(request, PERIODS),
+            "formats": _formats(request),
         }
         if page is not None:
             context |= self._draw(request, page)
@@ -185,7 +205,7 @@ class StatisticsPages(Page):
         return response
 
     def _draw(self, request: HttpRequest, page: Report) -> dict[str, object]:
-        step_format = PERIOD_WORDS[page.period][1]
+        step_format = STEP_FORMATS[page.period][0]
         moments = [formats.date_format(point.at, step_format) for point in page.points]
         changes = [
             {"change": change, "at": moment_element(change.at), "words": changed_words(change)}
@@ -215,7 +235,7 @@ class StatisticsPages(Page):
                 for place, curve in enumerate(page.curves)
             ],
             "who": [
-                (word, _client_rows(request, clients, page))
+                (word, client_rows(request, clients, page.name, page.rule))
                 for word, clients in (page.identities or {}).items()
             ],
             "since": moment_words(page.since),
@@ -226,39 +246,10 @@ class StatisticsPages(Page):
     def _draw_curve(
         self, request: HttpRequest, place: int, curve: Curve, page: Report
     ) -> dict[str, object]:
-        points = curve.points()
-        top = points[-1].limit
-        per = period_words(Rate(1, curve.period_us))
-        chosen = top if curve.today is None else curve.today
-        given = request.GET.get(f"limit{place}", "")
-        if given.isascii() and given.isdecimal() and len(given) < 14:
-            chosen = min(int(given), top)
-        drawn = plot_curve(points, curve.requests, curve.people, per, today=curve.today)
-        drawn.marks = [*drawn.marks, Mark(scale(chosen, top), kind="chosen")]
-        if curve.is_burst:
-            drawn.axis = _("burst")
-        members = [
-            {
-                **point._asdict(),
-                "x": drawn.x(scale(point.limit, top)),
-                "words": _point_words(point, curve, per),
-                "requests_words": _range_words(point.requests),
-                "people_words": _range_words(point.people),
-            }
-            for point in points
-        ]
         return {
-            "place": place,
-            "curve": curve,
-            "per": per,
-            "svg": drawn.svg(),
-            "chosen": chosen,
-            "at": [point["words"] for point in members if point["limit"] <= chosen][-1],
+            **curve_context(curve, request.GET.get(f"limit{place}", ""), place),
             "others": ", ".join(str(OTHERS[reason]) for reason in curve.others),
-            "top": top,
             "form_url": self._form_url(request, curve, page),
-            "points": members,
-            "json_id": f"ratelimit-curve-{place}",
         }
 
     def _form_url(self, request: HttpRequest, curve: Curve, page: Report) -> str:
@@ -306,6 +297,48 @@ def _json(members: object, status: int) -> JsonResponse:
     return response
 
 
+def _csv(name: str, columns: Sequence[str], rows: Iterable[object], status: int) -> HttpResponse:
+    """Return a table as a file: a row for each dataclass."""
+    headers = {
+        "Cache-Control": "private, no-store",
+        "Content-Disposition": f'attachment; filename="{name}.csv"',
+    }
+    response = HttpResponse(content_type="text/csv; charset=utf-8", headers=headers, status=status)
+    writer = csv.writer(response)
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_cell(getattr(row, column)) for column in columns])
+    return response
+
+
+def _cell(value: object) -> str:
+    text = readable(str(value))
+    if text.startswith(FORMULAS):
+        return f"'{text}"
+    return text
+
+
+def _formats(request: HttpRequest) -> list[tuple[str, str]]:
+    """Return the other formats of a page, with their queries."""
+    return [(name.upper(), _query(request, format=name)) for name in ("csv", "json")]
+
+
+def period_links(request: HttpRequest, periods: Iterable[str]) -> list[tuple[str, Any, str]]:
+    """Return each period with its name and the query of this page for it."""
+    return [(key, PERIOD_NAMES[key], _query(request, period=key)) for key in periods]
+
+
+def clients_context(request: HttpRequest, page: Overview) -> dict[str, Any]:
+    """Return what templates about the clients of the whole site need."""
+    return {
+        "who": client_rows(request, page.identities),
+        "period_name": PERIOD_NAMES[page.period],
+        "who_period": PERIOD_NAMES["hour" if page.period == "hour" else "day"],
+        "refused_words": RESULT_NAMES["refused"],
+        "shows": conf.SHOW_IDENTITIES,
+    }
+
+
 def _query(request: HttpRequest, **changes: str) -> str:
     """Return the query of this page with some changes."""
     return urlencode(request.GET.dict() | changes)
@@ -326,7 +359,7 @@ def _columns(request: HttpRequest, sort: str) -> list[dict[str, Any]]:
 
 def _axis(points: Sequence[Point], period: str) -> list[tuple[float, str]]:
     """Return the moments that the time axis names, as shares of its length."""
-    every, date_format = PERIOD_WORDS[period][2:]
+    every, date_format = STEP_FORMATS[period][1:]
     step = PERIODS[period][1]
     axis = []
     for place, point in enumerate(points[1:-1], start=1):
@@ -357,7 +390,7 @@ def _chart(
     heights = ticks(largest(points))
     title = _("Requests of %(name)s, %(period)s") % {
         "name": name_words(page.name),
-        "period": PERIOD_WORDS[page.period][0],
+        "period": PERIOD_NAMES[page.period],
     }
     plot = Plot(
         title,
@@ -373,53 +406,25 @@ def _chart(
     return plot.svg()
 
 
-def _range_words(number: Between) -> str:
-    """Return a number that is known within bounds."""
-    least, most = map(number_words, number)
-    if least == most:
-        return most
-    return _("%(least)s to %(most)s") % {"least": least, "most": most}
+def site_clients(request: HttpRequest, period: str) -> list[Estimate]:
+    """Return the clients refused most by all limits, with names if the user may see them."""
+    return _shown(request, site_identities(period))
 
 
-def _point_words(point: CurvePoint, curve: Curve, per: str) -> str:
-    """Return the refusals that a limit would have made, in a sentence."""
-    intro = _("%(limit)s per %(per)s would have refused")
-    if curve.is_burst:
-        intro = _("A burst of %(limit)s, at the same rate, would have refused")
-    rest = _("%(requests)s requests of %(all_requests)s, and %(people)s clients of %(all_people)s.")
-    requests = _range_words(point.requests)
-    if not curve.is_exact:
-        requests = f"{_('at most')} {requests}"
-    all_people = number_words(curve.people)
-    if curve.is_sampled:
-        all_people = _("about %(number)s") % {"number": all_people}
-    values = {
-        "limit": number_words(point.limit),
-        "per": per,
-        "requests": requests,
-        "all_requests": number_words(curve.requests),
-        "people": _range_words(point.people),
-        "all_people": all_people,
-    }
-    return f"{intro} {rest}" % values
-
-
-def _identities(request: HttpRequest, name: str, period: str) -> dict[str, list[Estimate]]:
-    """Return the top clients of a name, with their names if the user may see them."""
-    found = identities(name, period)
+def _shown(request: HttpRequest, clients: list[Estimate]) -> list[Estimate]:
     if not request.user.has_perm(WHO):
-        for client in [client for clients in found.values() for client in clients]:
+        for client in clients:
             client.name = []
-    return found
+    return clients
 
 
-def _client_rows(
-    request: HttpRequest, clients: Sequence[Estimate], page: Report
+def client_rows(
+    request: HttpRequest, clients: Sequence[Estimate], name: str = "", rule: int | None = None
 ) -> list[dict[str, object]]:
-    """Return the rows of clients of a name, with what can be done about each."""
+    """Return the rows of clients of a name, or of all, with what can be done about each."""
     parts = readable_parts(request, [client.name for client in clients])
     named = [(client.digest, client.name) for client in clients]
-    links = client_links(request, named, page.name, page.rule)
+    links = client_links(request, named, name, rule)
     return [
         {
             "parts": parts,

@@ -14,7 +14,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ...engine.decide import PlannedCharge
-from ...extension import ClientRecord, Column, Extension, register
+from ...extension import ClientRecord, Column, Extension, HomeSection, register
 from ...identity.request_state import RequestState
 from ...limits.decision import Decision
 from . import checks  # noqa: F401 - registers itself
@@ -77,6 +77,11 @@ class StatisticsExtension(Extension):
         from .core_pages import client_records
 
         return client_records(request, digest, name)
+
+    def home(self, request: HttpRequest) -> Iterable[HomeSection]:
+        from .home import sections
+
+        return sections(request)
 
     def health(self) -> Iterable[str]:
         from .core_pages import health_warnings

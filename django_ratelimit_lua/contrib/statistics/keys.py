@@ -7,16 +7,18 @@
 and for each name, after `<prefix>{stats:<name>}:`
 
 - `minutes:<hour>`, a hash: result and minute → requests, for 49 hours;
-- `hours:<day>`, a hash: result, units `u`, near the limit `n`, or source `S…`, and the hour → a
-  number, for 91 days;
-- `hour:<hour>`, `day:<day>`, hashes of histograms: of times (`t`, source, bucket) and of units used
-  (`U`, period, `:`, bucket), for the same time;
-- `marks:<period>:hour:<hour>`, `…:day:<day>`, sorted sets: digest → the maximum it had used or
-  wanted, for the same time;
-- `refused:hour:<hour>`, `refused:day:<day>`, HyperLogLogs: digests that were refused, or would have
-  been, for the same time;
-- `top:<hour>`, a hash: a process → its clients with most units and most refusals, as JSON, for 25
-  hours;
+- `more:<hour>`, a hash: units `u`, near the limit `n`, or source `S…`, and the minute → a number,
+  for two hours;
+- `hours:<day>`, a hash: all of these by the hour, for 91 days;
+- `minute:<minute>`, `hour:<hour>`, `day:<day>`, hashes of histograms: of times (`t`, source,
+  bucket) and of units used (`U`, period, `:`, bucket), for 65 minutes, 49 hours and 91 days;
+- `marks:<period>:minute:<minute>`, `…:hour:<hour>`, `…:day:<day>`, sorted sets: digest → the
+  maximum it had used or wanted, for the same time;
+- `refused:minute:<minute>`, `refused:hour:<hour>`, `refused:day:<day>`, HyperLogLogs: digests that
+  were refused, or would have been, for the same time;
+- `top:minute:<minute>`, `top:<hour>`, hashes: a process → its clients with most units and most
+  refusals, as JSON, for 65 minutes and 25 hours. For all together, there are only refusals, each
+  request once: those of a client by all limits that count it by the same key;
 - `version:<version>`, a hash and two HyperLogLogs: the requests of a version of a rule in shadow
   mode, for 8 days;
 - `totals`, a hash for metrics: result → requests, units taken `u` and refused `w`, near the limit
@@ -27,7 +29,7 @@ and for each name, after `<prefix>{stats:<name>}:`
 - `batch:<process>`: the number of the last batch that this process wrote, for six hours.
 
 `<name>` is a digest of the name; the name of all together is empty. Hours and days are numbered
-since 1970, in UTC.
+since 1970, in UTC; so are minutes.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ from ...conf import conf
 MINUTE = 60
 HOUR = 3600
 DAY = 86_400
+DETAILS_KEPT = 65 * MINUTE
+MORE_KEPT = DETAILS_KEPT + HOUR
 MINUTES_KEPT = 49 * HOUR
 HOURS_KEPT = 91 * DAY
 TOP_KEPT = 25 * HOUR

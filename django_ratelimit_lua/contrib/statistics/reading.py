@@ -16,6 +16,7 @@ from ...store import Patience, get_store, rules_key
 from .buckets import quantile, units_range
 from .keys import (
     DAY,
+    DETAILS_KEPT,
     DROPPED,
     HOUR,
     HOURS_KEPT,
@@ -42,7 +43,8 @@ class Span(NamedTuple):
     """A time span from `start` to `end`, in seconds since 1970, in steps of `step` seconds.
 
     If `step` is less than an hour, the last 49 hours are available, otherwise the last 91 days.
-    Minutes, hours and days are those of UTC. A partial one counts as a whole.
+    Minutes, hours and days are those of UTC. A partial one counts as a whole: so an hour of sixty
+    minutes is read exactly, up to the current minute.
     """
 
     start: int
@@ -64,13 +66,20 @@ class Span(NamedTuple):
         return range(self.start // seconds, -(-self.end // seconds))
 
     @property
-    def by_hours(self) -> list[tuple[bytes, int]]:
-        """The hours if these are still kept separately, otherwise the days.
+    def is_by_minute(self) -> bool:
+        """Whether everything in it is still kept by the minute."""
+        return self.step < HOUR and self.start > time.time() - DETAILS_KEPT + MINUTE
+
+    @property
+    def details(self) -> list[tuple[bytes, int]]:
+        """The minutes, hours or days by which its details are kept, the shortest ones possible.
 
         Each is the end of a key, and the moment at which it begins.
         """
         if self.end <= self.start:
             return []
+        if self.is_by_minute:
+            return [(b"minute:%d" % minute, minute * MINUTE) for minute in self.parts(MINUTE)]
         if self.start > time.time() - MINUTES_KEPT + HOUR:
             return [(b"hour:%d" % hour, hour * HOUR) for hour in self.parts(HOUR)]
         return [(b"day:%d" % day, day * DAY) for day in self.parts(DAY)]
@@ -184,9 +193,11 @@ def durable_names() -> dict[str, int]:
 
 
 def totals_of(names: Sequence[str], span: Span) -> dict[str, Total]:
-    """Return the counts of each name, in whole hours; the current hour is one of them."""
-    hourly = _points_of(names, span._replace(step=HOUR))
-    return {name: _total(points) for name, points in hourly.items()}
+    """Return the counts of each name, and its requests step by step.
+
+    They are of whole hours, if a step is not shorter; the current hour is one of them.
+    """
+    return {name: _total(points) for name, points in _points_of(names, span).items()}
 
 
 def total(name: str, span: Span) -> Total:
@@ -249,8 +260,8 @@ def hours(name: str, span: Span) -> list[Point]:
 
 
 def details_of(names: Sequence[str], span: Span) -> dict[str, Detail]:
-    """Return the histograms of each name, in whole hours or days, see `Span.by_hours`."""
-    parts = span.by_hours
+    """Return the histograms of each name, see `Span.details`."""
+    parts = span.details
     since = span.start
     if parts:
         since = parts[0][1]
@@ -271,11 +282,8 @@ def details_of(names: Sequence[str], span: Span) -> dict[str, Detail]:
 
 
 def marks(name: str, period_us: int, span: Span) -> Marks:
-    """Return the most that identities used, or wanted, of the limit of that period.
-
-    It is read in whole hours or days.
-    """
-    keys = [key_of(name, b"marks:%d:%b" % (period_us, suffix)) for suffix, _ in span.by_hours]
+    """Return the most that identities used, or wanted, of the limit of that period."""
+    keys = [key_of(name, b"marks:%d:%b" % (period_us, suffix)) for suffix, _ in span.details]
     found: dict[bytes, int] = {}
     for reply in ask([(b"ZRANGE", key, b"0", b"-1", b"WITHSCORES") for key in keys]):
         for digest, mark in _pairs(reply):
@@ -284,11 +292,11 @@ def marks(name: str, period_us: int, span: Span) -> Marks:
 
 
 def refused_people(names: Sequence[str], span: Span) -> dict[str, int]:
-    """Return about how many identities were refused, in whole hours or days.
+    """Return about how many identities were refused.
 
     They are counted by a HyperLogLog with a standard error of 0.8 %.
     """
-    suffixes = [b"refused:" + suffix for suffix, _ in span.by_hours]
+    suffixes = [b"refused:" + suffix for suffix, _ in span.details]
     if not suffixes:
         return dict.fromkeys(names, 0)
     commands = [(b"PFCOUNT", *[key_of(name, suffix) for suffix in suffixes]) for name in names]
@@ -301,20 +309,29 @@ def people_refused(name: str, span: Span) -> int:
 
 
 def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Estimate]:
-    """Return the top clients of the hours of a span, its last 24 at most.
+    """Return the top clients of a span: of its minutes, or of its hours, its last 24 at most.
 
     The list of each process has an error, and a client that is not on it may have come there as
     often as the last one that is. Both are in `error`.
 
     Args:
-        name: The rule or call site.
-        span: The hours.
+        name: The rule or call site; `SITE`: the refusals of all of them.
+        span: The time.
         what: "refused" (or refusals that shadow mode would have made), or "used" (units).
         most: The maximum number of clients.
     """
-    hours_of_span = range(max(span.start // HOUR, span.end // HOUR - 24), -(-span.end // HOUR))
-    replies = ask([(b"HGETALL", key_of(name, b"top:%d" % hour)) for hour in hours_of_span])
-    return merged([written for reply in replies for written in reply[1::2]], what)[:most]
+    lists = lists_of(name, span)
+    return merged([written for part in lists for written in part], what)[:most]
+
+
+def lists_of(name: str, span: Span) -> list[list[bytes]]:
+    """Return the lists of `writing.Top` for each minute of a span, or for its last 24 hours."""
+    if span.is_by_minute:
+        suffixes = [b"top:minute:%d" % minute for minute in span.parts(MINUTE)]
+    else:
+        suffixes = [b"top:%d" % hour for hour in span.parts(HOUR)[-24:]]
+    replies = ask([(b"HGETALL", key_of(name, suffix)) for suffix in suffixes])
+    return [reply[1::2] for reply in replies]
 
 
 def merged(lists: Iterable[bytes], what: str) -> list[Estimate]:
@@ -349,8 +366,8 @@ def listed(written: bytes, word: str) -> tuple[int, list[Estimate]]:
 
 
 def history(name: str, digest: bytes) -> History:
-    """Return the counts of one identity in the current hour and the one before."""
-    span = Span.last(2 * HOUR, HOUR)
+    """Return the counts of one identity in the last sixty minutes."""
+    span = Span.last(HOUR, MINUTE)
 
     def find(what: str) -> tuple[int, int] | None:
         for one in top(name, span, what, MAX_LISTED):
@@ -398,19 +415,19 @@ def _pairs(reply: Sequence[object]) -> Iterable[tuple[Any, Any]]:
 
 def _points_of(names: Sequence[str], span: Span) -> dict[str, list[Point]]:
     """Return all counts of each name by step, from its minutes or its hours."""
-    suffix = b"hours:%d"
+    suffixes = [b"hours:%d"]
     begin = DAY
     length = HOUR
     if span.step < HOUR:
-        suffix = b"minutes:%d"
+        suffixes = [b"minutes:%d", b"more:%d"] if span.is_by_minute else [b"minutes:%d"]
         begin = HOUR
         length = MINUTE
-    numbers = span.parts(begin)
-    hashes = iter(_hashes([key_of(name, suffix % number) for name in names for number in numbers]))
+    parts = [(suffix % number, number) for suffix in suffixes for number in span.parts(begin)]
+    hashes = iter(_hashes([key_of(name, suffix) for name in names for suffix, _ in parts]))
     found = {}
     for name in names:
         counted: dict[int, Counts] = {}
-        for number in numbers:
+        for _, number in parts:
             for written, count in next(hashes).items():
                 moment = number * begin + int(written[-2:]) * length
                 counted.setdefault(moment, Counter())[written[:-2]] += count

@@ -27,7 +27,7 @@ from ...rules.rule import Rule
 from ...store import FLUSH_SECONDS, Patience, failures, flusher, get_store
 from .buckets import TIME_BOUNDS, units_bucket
 from .keys import MINUTE, OTHER
-from .results import ALLOWED, FAILED, FREE, result_of, results_of
+from .results import ALLOWED, FAILED, FREE, SHADOW, result_of, results_of
 from .writing import Writer
 
 NEAR = 0.8
@@ -72,12 +72,22 @@ class Hits:
 class Person:
     """The counts of one client under one limit between two flushes.
 
-    `allowed`, `refused`: its requests, refusals in shadow mode among them; `units`: those that it
-    took; `mark`: the maximum that it used, or wanted; `is_client`: false for the count of a limiter
-    without identities.
+    `allowed`, `refused`: its requests, refusals in shadow mode among them; `stopped`: those of its
+    refusals that the whole site counts; `units`: those that it took; `mark`: the maximum that it
+    used, or wanted; `is_client`: false for the count of a limiter without identities.
     """
 
-    __slots__ = ("_identity", "_name", "allowed", "is_client", "mark", "refused", "rule", "units")
+    __slots__ = (
+        "_identity",
+        "_name",
+        "allowed",
+        "is_client",
+        "mark",
+        "refused",
+        "rule",
+        "stopped",
+        "units",
+    )
 
     def __init__(self, planned: PlannedCharge) -> None:
         identity = planned.identity
@@ -89,7 +99,7 @@ class Person:
         if not is_short(identity):  # It is kept for a second, and may be as long as a request.
             self._name = shown(identity)
             self._identity = None
-        self.allowed = self.refused = self.units = self.mark = 0
+        self.allowed = self.refused = self.stopped = self.units = self.mark = 0
 
     @property
     def name(self) -> Name:
@@ -217,6 +227,7 @@ class Recorder:
                     planned = planned[: len(states)]
                     near = _names_near(planned, states)
                     absent = ""
+                is_first = request is None or not request.is_refused
                 if request is not None and whole:
                     if request.result:
                         self._count_again(request, whole, minute, is_refused=not is_allowed)
@@ -257,6 +268,8 @@ class Recorder:
                         person.allowed += 1
                     elif result:
                         person.refused += 1
+                        if is_first and result == whole and result != SHADOW:
+                            person.stopped += 1
                     used_bucket = _BUCKETS[used] if 0 <= used < 4096 else units_bucket(used)
                     is_whole = result == whole
                     if is_whole:

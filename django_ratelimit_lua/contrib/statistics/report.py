@@ -21,6 +21,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import Q
 from django.utils import timezone
 from django.utils.safestring import SafeString
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -37,9 +38,10 @@ from ...rules.describe import period_words, reading
 from ...rules.rule import UNWRITABLE, Rule, RuleError
 from ...rules.ruleset import settings_rules
 from . import reading as stats
+from .attempts import higher_limits
 from .buckets import TIME_BOUNDS
 from .kept_hours import kept_series
-from .keys import DAY, HOUR, OTHER, SITE
+from .keys import DAY, HOUR, MINUTE, OTHER, SITE
 from .marks import Marks
 from .reading import Detail, Span, Total
 from .recorder import recorder
@@ -90,6 +92,16 @@ PERIODS = {
     "90d": (90 * DAY, DAY),
 }
 """How long each is, and a step of its chart, in seconds."""
+PERIOD_NAMES = {
+    "hour": gettext_lazy("last hour"),
+    "day": gettext_lazy("last day"),
+    "week": gettext_lazy("last week"),
+    "90d": gettext_lazy("90 days"),
+}
+OVERVIEW_PERIODS = ("hour", "day", "week")
+"""Those of the overview."""
+MAX_CLIENTS = 10
+"""Clients of a list on a page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,18 +178,19 @@ class Numbers(Counts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Day(Numbers):
-    """The counts of a day, of the whole site or of one name."""
+class Course(Numbers):
+    """The counts of a period step by step, of the whole site or of one name."""
 
-    hours: Sequence[Point] = ()
+    period: str = "day"
+    points: Sequence[Point] = ()
 
     @property
     def spark(self) -> SafeString | str:
-        """A small drawing of the day; empty if there were no requests."""
+        """A small drawing of the period; empty if there were no requests."""
         if not self.requests:
             return ""
-        words = _("Last day: %(counts)s") % {"counts": self.words()}
-        return sparkline([vars(hour) for hour in self.hours], words)
+        words = f"{capfirst(PERIOD_NAMES[self.period])}: {self.words()}"
+        return sparkline([vars(point) for point in self.points], words)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,8 +213,8 @@ class NamedLimit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(NamedLimit, Day):
-    """The counts of one rule or call site in a day."""
+class Row(NamedLimit, Course):
+    """The counts of one rule or call site in a period."""
 
     people_refused: int = 0
 
@@ -213,13 +226,16 @@ class Row(NamedLimit, Day):
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """The last day of every rule and call site, one page of many.
+    """A period of every rule and call site, one page of many.
 
     `names`: how many there are in all.
     """
 
     at: datetime.datetime
-    site: Day
+    period: str
+    from_: datetime.datetime
+    to: datetime.datetime
+    site: Course
     rows: Sequence[Row]
     names: int
     page: int
@@ -227,6 +243,7 @@ class Overview:
     sort: str
     query: str
     dropped: int
+    identities: Sequence[Estimate] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,15 +380,20 @@ SORTS: dict[str, Callable[[Row], Any]] = {
 
 
 def overview(
-    sort: str = "-refused", query: str = "", page: int | str = 1, size: int = 50
+    sort: str = "-refused",
+    query: str = "",
+    page: int | str = 1,
+    size: int = 50,
+    period: str = "day",
 ) -> Overview:
-    """Return the last day of every rule and call site, in pages.
+    """Return a period of every rule and call site, in pages.
 
     Args:
         sort: One of `SORTS`; with a minus, the largest come first.
         query: A part of the names.
         page: The number of the page; an invalid one stands for the first or the last.
         size: The number of names on a page.
+        period: One of `OVERVIEW_PERIODS`; any other stands for a day.
 
     Raises:
         StoreError: Redis is unavailable.
@@ -380,7 +402,11 @@ def overview(
     if by not in SORTS:
         by = "refused"
         sort = "-refused"
-    span = Span.last(DAY, HOUR)
+    if period not in OVERVIEW_PERIODS:
+        period = "day"
+    span = span_of(period)
+    if period == "day":  # Half hours would have to be added up from minutes.
+        span = span._replace(step=HOUR)
     rows = RateLimitRule.objects.using(primary()).prefetch_related("tiers")
     rules = {row.name: row for row in rows}
     counted = {name for name, hour in stats.known_names().items() if hour >= span.start - HOUR}
@@ -388,16 +414,19 @@ def overview(
     wanted = query.strip().casefold()
     found = sorted(name for name in names if wanted in name.casefold())
     totals = stats.totals_of([name for name in found if name in counted], span)
-    days = {name: _of_total(total) for name, total in totals.items()}
-    listed = [Row(name=name, **days.get(name, {})) for name in found]
+    courses = {name: _of_total(total) for name, total in totals.items()}
+    listed = [Row(name=name, period=period, **courses.get(name, {})) for name in found]
     listed.sort(key=SORTS[by], reverse=sort.startswith("-"))
     shown = Paginator(listed, size).get_page(page)
-    names_read = [row.name for row in shown if row.name in days]
+    names_read = [row.name for row in shown if row.name in courses]
     lately = _lately([SITE, *names_read])
     people = stats.refused_people(names_read, span)
     return Overview(
         at=moment_of(_now()),
-        site=Day(**_of_total(stats.total(SITE, span)), **lately[SITE]),
+        period=period,
+        from_=moment_of(span.start),
+        to=moment_of(span.end),
+        site=Course(period=period, **_of_total(stats.total(SITE, span)), **lately[SITE]),
         rows=[
             replace(
                 row,
@@ -416,14 +445,14 @@ def overview(
     )
 
 
-def last_days(names: Sequence[str]) -> dict[str, Day]:
+def last_days(names: Sequence[str]) -> dict[str, Course]:
     """Return the last day of each of these names.
 
     Raises:
         StoreError: Redis is unavailable.
     """
     totals = stats.totals_of(names, Span.last(DAY, HOUR))
-    return {name: Day(**_of_total(total)) for name, total in totals.items()}
+    return {name: Course(**_of_total(total)) for name, total in totals.items()}
 
 
 def why_uncounted() -> str | None:
@@ -453,8 +482,9 @@ def one(name: str, period: str) -> Report:
     else:
         points = stats.series(name, span)
     histograms = stats.details_of([name], span)[name]
-    # Whole hours or days that begin together: counts without minutes.
-    whole = stats.total(name, Span(histograms.since, span.end, HOUR))
+    # The time of the histograms, which are kept in minutes, hours or days.
+    step = MINUTE if span.is_by_minute else HOUR
+    whole = stats.total(name, Span(histograms.since, span.end, step))
     counts = _counts(stats.add_up(points))
     counts_since = Counts(**_counts(whole.counts))
     return Report(
@@ -497,6 +527,8 @@ def curves(
     for limit in what.limits:
         by_period.setdefault(limit.rate.period_us, limit)
     others = _other_limits(what, Span(histograms.since, span.end, HOUR))
+    refused = counts.refused + counts.would_be_refused
+    is_unit = units == counts.allowed
     if len(histograms.used) > 1:
         others.append("periods")
     found = []
@@ -504,18 +536,23 @@ def curves(
         if not period_us:
             continue
         marks = stats.marks(what.name, period_us, span)
+        now = by_period.get(period_us)
+        higher = None
+        if now is not None and is_unit and refused and not (others or counts.banned):
+            higher = higher_limits(what.name, now, span, refused)
         found.append(
             Curve(
                 period_us,
-                by_period.get(period_us),
+                now,
                 requests=used.total(),
                 people=marks.people,
                 find_requests=partial(_requests_beyond, histograms, period_us),
                 find_people=partial(_people_beyond, marks),
                 most=max(marks.marks, default=0),
-                refused=counts.refused + counts.would_be_refused,
+                refused=refused,
                 others=tuple(others),
-                is_unit=units == counts.allowed,
+                is_exact=is_unit and now is not None and now.kind.ends_together,
+                higher=higher,
                 is_sampled=not marks.is_exact,
             )
         )
@@ -563,21 +600,35 @@ def curve_members(curve: Curve) -> dict[str, object]:
 def identities(name: str, period: str) -> dict[str, list[Estimate]]:
     """Return the ten clients that were refused most, and those that used most units.
 
-    They are of the period, from the beginning of an hour, but of its last 24 hours at most.
+    They are of the period, but of its last 24 hours at most.
 
     Raises:
         StoreError: Redis is unavailable.
     """
-    span = span_of(period)
-    if PERIODS[period][0] > DAY:
-        span = Span.last(DAY, HOUR, _now())
-    return {what: stats.top(name, span, what, 10) for what in ("refused", "used")}
+    return {what: _top(name, period, what) for what in ("refused", "used")}
+
+
+def site_identities(period: str) -> list[Estimate]:
+    """Return the ten clients that were refused most by all limits, each request counted once.
+
+    The time is that of `identities`. Limits that count by the same key have the same clients.
+
+    Raises:
+        StoreError: Redis is unavailable.
+    """
+    return _top(SITE, period, "refused")
+
+
+def _top(name: str, period: str, what: str) -> list[Estimate]:
+    clients = stats.top(name, span_of(period), what, MAX_CLIENTS)
+    # A client that may not have come at all is noise of the estimates.
+    return [client for client in clients if client.times > client.error]
 
 
 def span_of(period: str) -> Span:
     """Return a period of `PERIODS` up to now, in steps that begin as the clocks of the site do.
 
-    Days have 23 to 25 hours.
+    A day begins with an hour of UTC. The days of a longer period have 23 to 25 hours.
     """
     length, step = PERIODS[period]
     now = moment_of(_now())
@@ -587,7 +638,10 @@ def span_of(period: str) -> Span:
         start = tomorrow - datetime.timedelta(seconds=length)
         return Span(int(start.timestamp()), int(tomorrow.timestamp()), step)
     seconds = int(now.timestamp() - midnight.timestamp())
-    end = int(now.timestamp()) - seconds % step + step
+    if length == DAY:  # Whole hours of UTC, by which most is kept.
+        end = (int(now.timestamp()) // HOUR + 1) * HOUR
+    else:
+        end = int(now.timestamp()) - seconds % step + step
     return Span(end - length, end, step)
 
 
@@ -638,7 +692,7 @@ def _of_total(total: Total) -> dict[str, Any]:
         **counts,
         "share_refused": _share(counts),
         "sources": total.sources,
-        "hours": _points(total.hours),
+        "points": _points(total.hours),
     }
 
 

@@ -21,12 +21,14 @@ from ...store import Patience, Store, get_store
 from .keys import (
     BATCH_KEPT,
     DAY,
+    DETAILS_KEPT,
     DROPPED,
     HOUR,
     HOURS_KEPT,
     MAX_NAMES,
     MINUTE,
     MINUTES_KEPT,
+    MORE_KEPT,
     OTHER,
     SITE,
     TOP_KEPT,
@@ -36,7 +38,7 @@ from .keys import (
     site_key,
 )
 from .marks import SAMPLE, Sample
-from .results import FREE, SOURCES
+from .results import FREE, LABELS, SOURCES
 from .shadow import version_of
 from .space_saving import CAPACITY, Summary
 
@@ -133,9 +135,9 @@ class Top:
         self.field = field
         self.summaries = {"used": Summary(capacity), "refused": Summary(capacity)}
 
-    def add(self, people: Mapping[bytes, Person]) -> None:
-        """Count the clients between two flushes."""
-        for word, attribute in (("used", "units"), ("refused", "refused")):
+    def add(self, people: Mapping[bytes, Person], **attributes: str) -> None:
+        """Count the clients between two flushes: for each summary, this attribute of theirs."""
+        for word, attribute in attributes.items():
             times = {
                 digest: number
                 for digest, person in people.items()
@@ -200,6 +202,13 @@ class Writer:
         self._known = {SITE: SITE}  # Whether a name counts by itself, or as `OTHER`.
         self._tops: dict[str, Top] = {}
         self._samples: dict[bytes, Sample] = {}  # By key.
+        self._begin_minute(0)
+
+    def _begin_minute(self, minute: int) -> None:
+        self._minute = minute
+        self._minute_tops: dict[str, Top] = {}
+        for key in [key for key in self._samples if b":minute:" in key]:
+            del self._samples[key]
 
     @property
     def is_empty(self) -> bool:
@@ -227,7 +236,9 @@ class Writer:
         at = int(tables.began)
         if at // HOUR != self._hour:
             self._begin_hour(at // HOUR)
-        details = _hour_and_day(b"", at)
+        if at // MINUTE != self._minute:
+            self._begin_minute(at // MINUTE)
+        details = _detail_buckets(b"", at)
         for (
             name,
             result,
@@ -248,35 +259,37 @@ class Writer:
                 units = b"w"
                 if result in FREE:
                     units = b"u"
-                    rule.add(*_in_hour(units, at), hits.units)
+                    self._count(rule, units, at, hits.units)
                 rule.add(totals, units, hits.units)
                 rule.add(totals, result.encode(), number)
             if is_near:
-                rule.add(*_in_hour(b"n", at), number)
+                self._count(rule, b"n", at, number)
                 rule.add(totals, b"n", number)
             if is_whole:
                 pendings.append(site)
                 site.add(totals, took, number)
                 site.add(totals, b"T" + letter, round(hits.seconds * 1e6))
             for pending in pendings:
-                self._count(pending, result, at, number)
+                self._count(pending, result.encode(), at, number)
                 if letter:
-                    pending.add(*_in_hour(b"S%b" % letter, at), number)
+                    self._count(pending, b"S%b" % letter, at, number)
                     for bucket in details:
                         pending.add(bucket, took, number)
             if used >= 0:
                 for bucket in details:
                     rule.add(bucket, b"U%d:%d" % (period, used), number)
         for (minute, result), number in tables.corrections.items():
-            self._count(site, result, minute * MINUTE, number)
+            self._count(site, result.encode(), minute * MINUTE, number)
         self._take_people(tables, at)
 
-    def _count(self, pending: Pending, result: str, at: int, number: int) -> None:
-        """Add to the requests of a moment, or take from them."""
-        word = result.encode()
-        minutes = (b"minutes:%d" % (at // HOUR), MINUTES_KEPT)
+    def _count(self, pending: Pending, word: bytes, at: int, number: int) -> None:
+        """Add to a number of a moment, or take from it."""
+        minutes = (b"more:%d" % (at // HOUR), MORE_KEPT)
+        if word.decode() in LABELS:
+            minutes = (b"minutes:%d" % (at // HOUR), MINUTES_KEPT)
         pending.add(minutes, b"%b%02d" % (word, at % HOUR // MINUTE), number)
-        pending.add(*_in_hour(word, at), number)
+        hours = (b"hours:%d" % (at // DAY), HOURS_KEPT)
+        pending.add(hours, b"%b%02d" % (word, at % DAY // HOUR), number)
 
     def forget(self) -> None:
         """Drop all clients from what is kept in memory.
@@ -284,6 +297,7 @@ class Writer:
         Lists that were written stay, as others go on beside them.
         """
         self._tops.clear()
+        self._minute_tops.clear()
         self._samples.clear()
         for pending in (*self._pending.values(), *self._batches.values()):
             pending.writes = {to: words for to, words in pending.writes.items() if to[0] == b"add"}
@@ -298,30 +312,50 @@ class Writer:
             if person.allowed or person.refused:
                 by_name.setdefault(name, {})[digest] = person
         for (name, period), of in marks.items():
-            for bucket in _hour_and_day(b"marks:%d:" % period, at):
+            for bucket in _detail_buckets(b"marks:%d:" % period, at):
                 news = self._samples.setdefault(key_of(name, bucket[0]), Sample()).note(of)
                 if news:
                     self._of(name).to(b"mark", bucket).update(news)
         if sum(map(len, self._samples.values())) > MAX_MARKS:
             self._samples.clear()
+        stopped: dict[bytes, Person] = {}
         for name, people in by_name.items():
             pending = self._of(name)
             clients = {digest: person for digest, person in people.items() if person.is_client}
             refused = {digest: b"" for digest, person in clients.items() if person.refused}
             if refused:
-                for bucket in _hour_and_day(b"refused:", at):
+                for bucket in _detail_buckets(b"refused:", at):
                     pending.to(b"meet", bucket).update(refused)
             self._take_shadow(pending, people)
-            top = self._top(name)
-            top.add(clients)
-            pending.to(b"say", (b"top:%d" % (at // HOUR), TOP_KEPT))[top.field] = top.written()
+            self._take_top(name, clients, at, used="units", refused="refused")
+            for digest, person in clients.items():
+                if not person.stopped:
+                    continue
+                if digest in stopped:
+                    person.stopped += stopped[digest].stopped
+                stopped[digest] = person
+        if stopped:
+            self._take_top(SITE, stopped, at, refused="stopped")
 
-    def _top(self, name: str) -> Top:
-        if name not in self._tops:
-            capacity = CAPACITY if len(self._tops) < MAX_SUMMARIES else SMALL_CAPACITY
+    def _take_top(
+        self, name: str, clients: Mapping[bytes, Person], at: int, **attributes: str
+    ) -> None:
+        pending = self._of(name)
+        for tops, bucket in (
+            (self._minute_tops, (b"top:minute:%d" % (at // MINUTE), DETAILS_KEPT)),
+            (self._tops, (b"top:%d" % (at // HOUR), TOP_KEPT)),
+        ):
+            top = self._top(tops, name)
+            top.add(clients, **attributes)
+            pending.to(b"say", bucket)[top.field] = top.written()
+
+    def _top(self, tops: dict[str, Top], name: str) -> Top:
+        if name not in tops:
+            is_large = name == SITE or len(tops) < MAX_SUMMARIES
             self._number += 1
-            self._tops[name] = Top(b"%b-%d" % (self._process, self._number), capacity)
-        return self._tops[name]
+            field = b"%b-%d" % (self._process, self._number)
+            tops[name] = Top(field, CAPACITY if is_large else SMALL_CAPACITY)
+        return tops[name]
 
     def _take_shadow(self, pending: Pending, people: Mapping[bytes, Person]) -> None:
         versions: dict[int, bytes] = {}
@@ -422,14 +456,10 @@ class Writer:
                 self._of(OTHER).merge(self._pending.pop(name))
 
 
-def _in_hour(word: bytes, at: int) -> tuple[Bucket, bytes]:
-    """Return the hash of the hours of a day, and the field of a moment."""
-    return (b"hours:%d" % (at // DAY), HOURS_KEPT), b"%b%02d" % (word, at % DAY // HOUR)
-
-
-def _hour_and_day(prefix: bytes, at: int) -> tuple[Bucket, Bucket]:
-    """Return the buckets of a moment that are kept by hour and by day."""
+def _detail_buckets(prefix: bytes, at: int) -> Sequence[Bucket]:
+    """Return the buckets of a moment that are kept by minute, by hour and by day."""
     return (
+        (b"%bminute:%d" % (prefix, at // MINUTE), DETAILS_KEPT),
         (b"%bhour:%d" % (prefix, at // HOUR), MINUTES_KEPT),
         (b"%bday:%d" % (prefix, at // DAY), HOURS_KEPT),
     )

@@ -29,6 +29,12 @@ LOG = (
     + "\nbroken <b>line</b>\n"
 )
 
+ANSWERS = (
+    ("7", "9 of 30 requests, and 3 of 3 clients"),
+    ("30", "0 of 30 requests, and 0 of 3 clients"),
+    ("9999999999999", "0 of 30 requests, and 0 of 3 clients"),
+)
+
 
 @pytest.fixture
 def rule(site: None) -> RateLimitRule:
@@ -62,12 +68,31 @@ def test_a_rule_is_tried_on_a_log(
     assert "10 per minute" in text
     assert "192.0.2.0" in text
     assert "curl (6)" in text
-    assert "1 lines are broken" in text
+    assert "1 line is broken" in text
     assert "broken &lt;b&gt;line" in page.content.decode()
     assert "4 per minute refuses 60% of the requests" in text
     assert "<style" not in page.content.decode().partition("<svg")[2].partition("</svg>")[0]
     assert direct.keys("*replay:*") == []
     assert visits() == [200]
+
+
+def test_any_limit_is_answered(operator: Client, rule: RateLimitRule) -> None:
+    """Also one above the rule's, and one that no request of the log reaches: in words, as a mark of
+    the curve, and exactly if the algorithm is exact.
+    """
+    RateLimitRule.objects.filter(pk=rule.pk).update(algorithm="sliding_log", mode="shadow")
+    place = f"{REPLAY}{rule.pk}/"
+    assert 'name="limit0"' in operator.get(place).content.decode()
+    for limit, answer in (("4", "18 of 30 requests, and 3 of 3 clients"), *ANSWERS):
+        file = SimpleUploadedFile("access.log", LOG.encode())
+        page = operator.post(place, {"log": file, "limit0": limit})
+        words = f"{int(limit):,} per minute would have refused {answer}."
+        assert words in shown(page), limit
+        assert f'value="{limit}" min="0" form="ratelimit-replay"' in page.content.decode()
+        assert 'line class="chosen"' in page.content.decode()
+    for odd in ("-1", "x", "1.5", "²"):
+        page = operator.post(place, {"log": SimpleUploadedFile("a", LOG.encode()), "limit0": odd})
+        assert "4 per minute would have refused 18 of 30 requests" in shown(page), odd
 
 
 def test_a_packed_log_is_tried_too_and_its_file_is_deleted(

@@ -362,6 +362,24 @@ def test_the_demo_begins_with_a_day_of_statistics() -> None:
     assert known_names().keys() == {place.name for place in (*sample.PLACES, sample.SCANNERS)}
 
 
+def test_the_totals_of_the_demo_agree() -> None:
+    """Every request of a visitor meets the rule of everything, and only hits of a limiter do not;
+    the site counts each once. Clients have all refusals.
+    """
+    sample.fill(time.time())
+    of = {place.name: total(place.name, day()).counts for place in sample.PLACES}
+    of["scanners"] = total("scanners", day()).counts
+    site = total("", day()).counts
+    assert site.total() == (of["everything"] + of["webhooks"]).total()
+    refused = {name: counts["r"] for name, counts in of.items() if counts["r"]}
+    assert sum(refused.values()) == site["r"]
+    parts = [name for name in of if name not in ("everything", "webhooks", "exports of a day")]
+    assert sum(of[name].total() for name in parts) < of["everything"].total()
+    assert of["exports of a day"].total() == of["example_project.views.export"].total()
+    clients = top("", day(), most=100_000)
+    assert sum(client.times for client in clients) == site["r"]
+
+
 def test_clients_beyond_the_bound_of_a_second_are_found_in_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -40,6 +40,6 @@ def test_others_stay_in_the_lists_of_clients(settings: object) -> None:
     time.sleep(1.5)
     found = erased(said("forget", "--ip", ADDRESS))
     assert found["high-water marks"] >= 2
-    assert found["rows in lists of clients"] == 2
+    assert found["rows in lists of clients"] == 6  # Of the minute, the hour and all limits.
     page = one("searched", "hour")
     assert sum(point.refused for point in page.points) == 4

@@ -612,7 +612,7 @@ def test_marks_in_redis_are_bounded_for_any_input(direct: Any, prefix: str) -> N
                 writer.take(crowd(f"idle.{rule}", f"{step}-{number}", 10, now), {})
             assert writer.write()
     sizes = [direct.zcard(key) for key in direct.keys(f"{prefix}{{stats:*:marks:*")]
-    assert len(sizes) == 2 * 62
+    assert len(sizes) == 3 * 62
     assert max(sizes) <= 1.5 * writing.SAMPLE
     found = marks("busy.1", 3600 * 10**6, day())
     assert not found.is_exact
@@ -620,8 +620,8 @@ def test_marks_in_redis_are_bounded_for_any_input(direct: Any, prefix: str) -> N
     for writer in writers:
         assert sum(map(len, writer._samples.values())) <= writing.MAX_MARKS
         writer.take(crowd("busy.0", "later", 10, now + 86_400), {})
-        assert len(writer._samples) == 2, (
-            "those of the hour and the day that have gone by are forgotten"
+        assert len(writer._samples) == 3, (
+            "those of the minute, the hour and the day that have gone by are forgotten"
         )
     assert marks("idle.59", 3600 * 10**6, day()).people == 60
 

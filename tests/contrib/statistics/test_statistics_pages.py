@@ -4,6 +4,7 @@ there are.
 
 from __future__ import annotations
 
+import csv
 import datetime
 import importlib
 import io
@@ -30,6 +31,7 @@ from django.utils import timezone
 from django_ratelimit_lua import RateLimiter, extension, ratelimit
 from django_ratelimit_lua.contrib.statistics import reading
 from django_ratelimit_lua.contrib.statistics.buckets import units_bucket
+from django_ratelimit_lua.contrib.statistics.keys import key_of
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.contrib.statistics.report import PERIODS, one, overview
 from django_ratelimit_lua.identity import digest
@@ -39,7 +41,7 @@ from django_ratelimit_lua.models import (
     RateLimitRule,
     RateLimitTier,
 )
-from django_ratelimit_lua.operations.formatting import moment_words, rate_words, share_words
+from django_ratelimit_lua.operations.formatting import rate_words, share_words
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.store import get_store
 from example_project import sample
@@ -60,6 +62,9 @@ ODD = (
     "…\x00…",
     "half \ud800",
 )
+
+
+NOTHING = tuple((limit, "0 of 91 requests, and 0") for limit in ("14", "9999999"))
 
 
 def told(client: Client, where: str = STATISTICS, **query: str) -> Any:
@@ -93,7 +98,7 @@ def test_the_pages_show_exact_counts(operator: Client) -> None:
     of = row(operator, "site")
     assert (of["requests"], of["allowed"], of["refused"], of["people_refused"]) == (7, 4, 3, 1)
     assert of["share_refused"] == round(3 / 7, 6)
-    assert sum(hour["refused"] for hour in of["hours"]) == 3
+    assert sum(point["refused"] for point in of["points"]) == 3
     quiet = row(operator, "quiet")
     assert (quiet["allowed"], quiet["would_be_refused"], quiet["refused"]) == (2, 5, 0)
     for period in PERIODS:
@@ -117,7 +122,7 @@ def test_the_pages_count_a_request_once(operator: Client) -> None:
     assert Counter(visits(50, "203.0.113.1", "/search")) == {200: 5, 429: 45}
     whole = told(operator)["site"]
     assert (whole["requests"], whole["refused"], whole["share_refused"]) == (50, 45, 0.9)
-    assert whole["requests"] == sum(hour["requests"] for hour in whole["hours"])
+    assert whole["requests"] == sum(point["requests"] for point in whole["points"])
     tiles = re.findall(r"<dd>(.*?)</dd>", text(operator), re.DOTALL)
     assert "50" in tiles
     assert any("45" in tile and "90%" in tile for tile in tiles)
@@ -154,9 +159,7 @@ def test_a_page_shows_what_its_json_contains(operator: Client) -> None:
     visits(5, "203.0.113.1")
     page = text(operator, ONE, name="site")
     json_page = told(operator, ONE, name="site")
-    assert re.search(
-        r"Refused: 3 of 5 requests \(60%\)\. Since [^.]*: 3, from about 1 client\.", page
-    )
+    assert re.search(r"Refused: 3 of 5 requests \(60%\)\. From about 1 client\.", page)
     assert (json_page["requests"], json_page["refused"], json_page["people_refused"]) == (5, 3, 1)
     assert json_page["identities"]["refused"] == [
         {
@@ -223,7 +226,7 @@ def test_any_name_has_its_page(operator: Client, name: str) -> None:
 
 def test_the_curve_is_what_would_have_been_refused(operator: Client) -> None:
     """For a fixed window, exactly: another count of the same requests, for every limit, finds the
-    same; above the limit in force, what was refused is all that is known.
+    same; above the limit in force, at most.
     """
     RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", limit=9, unit="d", algorithm="fixed_window", align="day"
@@ -240,14 +243,32 @@ def test_the_curve_is_what_would_have_been_refused(operator: Client) -> None:
         people = sum(times > limit for times in asked.values())
         assert by_limit[limit]["requests"] == [requests, requests], limit
         assert by_limit[limit]["people"] == [people, people], limit
-    assert by_limit[10]["requests"] == [0, refused]
-    assert by_limit[10]["people"] == [0, 4]
+    assert by_limit[10]["requests"] == [0, sum(max(0, times - 10) for times in asked.values())]
+    assert by_limit[10]["people"] == [0, 3]
     shown = text(operator, ONE, name="site", limit0="5")
     requests, people = sum(max(0, times - 5) for times in asked.values()), 8
     assert (
-        f"5 per day would have refused {requests} requests of 91, and {people} clients of 13."
+        f"5 per day would have refused {requests} of 91 requests, and {people} of 13 clients."
         in shown
     )
+    for limit, answer in (("10", "at most 6 of 91 requests, and at most 3"), *NOTHING):
+        assert f"{int(limit):,} per day would have refused {answer} of 13 clients." in text(
+            operator, ONE, name="site", limit0=limit
+        )
+
+
+@pytest.mark.parametrize("mode", ["enforce", "shadow"])
+def test_any_limit_is_answered(operator: Client, mode: str) -> None:
+    """Also one above today's, and in shadow mode: 12 requests at 4 an hour, and 9 would have been
+    3 too many.
+    """
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=4, unit="h", mode=mode)
+    refused = visits(12).count(429)
+    assert refused == (8 if mode == "enforce" else 0)
+    for limit, answer in (("9", "at most 3"), ("4", "8"), ("12", "0"), ("9" * 13, "0")):
+        page = text(operator, ONE, name="site", period="hour", limit0=limit)
+        assert f"{int(limit):,} per hour would have refused {answer} of 12 requests" in page
+        assert f'value="{limit}"' in page
 
 
 def test_a_curve_of_several_limits_is_labelled(operator: Client) -> None:
@@ -309,12 +330,8 @@ def test_a_bucket_with_tiers_explains_the_difference_of_the_curve(operator: Clie
     assert "2 requests were refused." in page
 
 
-def test_a_curve_names_why_requests_met_other_limits(
-    operator: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From the beginning of the hour in which it begins: changes of the rule, overrides
-    and tiers."""
-    began = int(time.time()) // 3600 * 3600 + 600.0
+def test_a_curve_names_why_requests_met_other_limits(operator: Client) -> None:
+    """In its time: changes of the rule, overrides and tiers."""
     rule = RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", limit=6, unit="h", algorithm="fixed_window"
     )
@@ -326,10 +343,7 @@ def test_a_curve_names_why_requests_met_other_limits(
         of = one("site", "hour")
         return list(of.curves[0].others)
 
-    monkeypatch.setattr(
-        "django_ratelimit_lua.contrib.statistics.report._now", lambda: began + 3000.0
-    )
-    start = datetime.datetime.fromtimestamp(began, datetime.UTC)
+    start = timezone.now() - datetime.timedelta(minutes=50)
     assert others() == []
     minute = datetime.timedelta(minutes=1)
     override = RateLimitOverride.objects.create(
@@ -338,7 +352,7 @@ def test_a_curve_names_why_requests_met_other_limits(
     moments = RateLimitOverride.objects.filter(pk=override.pk)
     for starts, ends, created, found in (
         (None, start + minute, start - minute, ["overrides"]),
-        (None, start - 11 * minute, start - 12 * minute, []),
+        (None, start - 15 * minute, start - 16 * minute, []),
         (start + 120 * minute, None, start - minute, []),
         (start + minute, start + 2 * minute, start - minute, ["overrides"]),
     ):
@@ -349,7 +363,7 @@ def test_a_curve_names_why_requests_met_other_limits(
     rule.save()
     RateLimitChange.objects.update(at=start - minute)
     assert others() == ["changes"]
-    RateLimitChange.objects.update(at=start - 11 * minute)
+    RateLimitChange.objects.update(at=start - 15 * minute)
     assert others() == []
     RateLimitTier.objects.create(rule=rule, group="pro", limit=60, unit="h")
     assert "tiers" in others()
@@ -826,52 +840,116 @@ def test_sample_users_match_no_account() -> None:
     assert min(int(sample._client(api, who)) for who in range(2500)) > 1_000_000_000
 
 
-def test_longer_counts_show_their_start(
+def test_the_last_hour_is_sixty_minutes(
     operator: Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The chart of an hour is by minutes; clients, sources and units are counted by whole hours,
-    from one moment.
+    """In everything that the page of an hour shows, and in the overview: what is older is of the
+    day.
     """
-    hour = int(time.time()) // 3600 * 3600
-    limiter = RateLimiter("spans", "2/h")
-    monkeypatch.setattr(
-        "django_ratelimit_lua.contrib.statistics.recorder.time.time", lambda: hour - 3600 + 60.0
-    )
+    limiter = RateLimiter("spans", "2/d")
+    now = time.time()
+    clock = "django_ratelimit_lua.contrib.statistics.recorder.time.time"
+    monkeypatch.setattr(clock, lambda: now - 61 * 60)
     for who in ("ada", "bob", "cleo"):
         assert [limiter.hit(who).allowed for _ in range(3)] == [True, True, False]
     recorder.flush()
-    monkeypatch.undo()
-    monkeypatch.setattr(
-        "django_ratelimit_lua.contrib.statistics.report._now", lambda: hour + 1800.0
-    )
-    of = told(operator, ONE, name="spans", period="hour")
-    assert (of["requests"], of["refused"], of["counts_since"]["requests"]) == (0, 0, 9)
-    assert (of["counts_since"]["refused"], of["people_refused"], of["units"]) == (3, 3, 6)
-    assert sum(of["sources"].values()) == 9
-    since = datetime.datetime.fromisoformat(of["since"])
-    assert since.timestamp() == hour - 3600
-    assert since < datetime.datetime.fromisoformat(of["from"])
-    assert len(of["identities"]["refused"]) == 3
-    page = text(operator, ONE, name="spans", period="hour")
-    assert page.count(f"<small>since {moment_words(since)}</small>") == 3
-    monkeypatch.setattr(
-        "django_ratelimit_lua.contrib.statistics.recorder.time.time", lambda: hour + 60.0
-    )
-    limiter.hit("ada")
+    monkeypatch.setattr(clock, lambda: now - 58 * 60)
+    assert [limiter.hit("dora").allowed for _ in range(4)] == [True, True, False, False]
     recorder.flush()
     monkeypatch.undo()
-    monkeypatch.setattr(
-        "django_ratelimit_lua.contrib.statistics.report._now", lambda: hour + 3000.0
-    )
-    page = text(operator, ONE, name="spans", period="hour")
-    assert (
-        f"Refused: 1 of 1 requests (100%). Since {moment_words(since)}: 4, from about 3 clients."
-        in page
-    )
-    of = told(operator, ONE, name="spans", period="day")
-    assert (of["requests"], of["counts_since"]["requests"]) == (10, 10)
-    assert "Refused: 4 of 10 requests (40%). Since" in text(operator, ONE, name="spans")
+    of = told(operator, ONE, name="spans", period="hour")
+    assert (of["requests"], of["refused"], of["people_refused"], of["units"]) == (4, 2, 1, 2)
+    assert (of["since"], of["counts_since"]["requests"]) == (of["from"], 4)
+    assert sum(of["sources"].values()) == 4
+    assert (of["curves"][0]["requests"], of["curves"][0]["people"]) == (4, 1)
+    assert [(one["least"], one["most"]) for one in of["identities"]["refused"]] == [(2, 2)]
+    assert [(one["least"], one["most"]) for one in of["identities"]["used"]] == [(2, 2)]
+    assert "<small>since" not in text(operator, ONE, name="spans", period="hour")
+    found = told(operator, period="hour")
+    (spans,) = (each for each in found["rows"] if each["name"] == "spans")
+    assert (spans["requests"], spans["people_refused"]) == (4, 1)
+    assert (found["site"]["refused"], sum(found["site"]["sources"].values())) == (2, 4)
+    assert [one["most"] for one in found["identities"]] == [2]
+    day = told(operator, ONE, name="spans", period="day")
+    assert (day["requests"], day["people_refused"], day["units"]) == (13, 4, 8)
+    assert len(told(operator)["identities"]) == 4
+
+
+def test_the_overview_has_periods(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour, a day and a week; each has the numbers of the page of a name, and of the file."""
+    limiter = RateLimiter("periods", "1/d")
+    for days, times in ((0, 2), (3, 4)):
+        moment = time.time() - days * 86_400
+        monkeypatch.setattr(
+            "django_ratelimit_lua.contrib.statistics.recorder.time.time",
+            lambda moment=moment: moment,
+        )
+        for _ in range(times):
+            limiter.hit(f"ada {days}")
+        recorder.flush()
+    monkeypatch.undo()
+    for period, requests in (("hour", 2), ("day", 2), ("week", 6), ("nonsense", 2)):
+        found = told(operator, period=period)
+        (of,) = (each for each in found["rows"] if each["name"] == "periods")
+        assert (of["requests"], found["site"]["requests"]) == (requests, requests), period
+        assert sum(point["requests"] for point in of["points"]) == requests
+        page = told(operator, ONE, name="periods", period=found["period"])
+        assert (page["requests"], page["refused"]) == (of["requests"], of["refused"])
+        (cells,) = (each for each in table(operator, period=period) if each["name"] == "periods")
+        assert (cells["requests"], cells["refused"]) == (str(requests), str(of["refused"]))
+    assert "requests, last week" in text(operator, period="week")
+
+
+def table(client: Client, where: str = STATISTICS, **query: str) -> list[dict[str, str]]:
+    """What a page says as CSV."""
+    response = client.get(where, {**query, "format": "csv"})
+    assert response.headers["Content-Type"] == "text/csv; charset=utf-8"
+    return list(csv.DictReader(response.content.decode().splitlines()))
+
+
+def test_a_page_is_a_table_for_spreadsheets(operator: Client, settings: Any) -> None:
+    """With the rows that are shown; no name is a formula there."""
+    for name in ("=1+1", "search me"):
+        RateLimiter(name, "1/h").hit("ada")
+    assert [each["name"] for each in table(operator, q="1+1")] == ["'=1+1"]
+    assert [each["name"] for each in table(operator, q="search m")] == ["search me"]
+    (shown,) = (each for each in table(operator, ONE, name="=1+1") if each["requests"] != "0")
+    assert (shown["requests"], shown["allowed"]) == ("1", "1")
+    settings.RATELIMIT_TIMEOUT = 0.05
+    for query in ({}, {"name": "=1+1"}):
+        page = operator.get(ONE if query else STATISTICS, {**query, "format": "csv"})
+        assert page.status_code == 200
+
+
+def test_clients_are_added_up_over_all_limits(operator: Client) -> None:
+    """A client has the requests that it was refused, each once, whichever limits refused it; those
+    that shadow mode would have refused are not among them.
+    """
+    for name in ("first", "second"):
+        RateLimitRule.objects.create(name=name, path="/search", key="ip", limit=3, unit="h")
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
+    RateLimitRule.objects.create(name="quiet", path="/", key="ip", limit=1, unit="h", mode="shadow")
+    statuses = visits(5, "203.0.113.1", "/search") + visits(4, "203.0.113.1")
+    assert Counter(visits(3, "203.0.113.2")) == {200: 1, 429: 2}
+    found = told(operator, period="hour")["identities"]
+    refused = {one["parts"][0]["value"]: one["most"] for one in found}
+    assert [one["most"] for one in found] == [statuses.count(429), 2] == [5, 2]
+    assert refused == {"203.0.113.0/24": 2}  # Two clients of one network.
+    assert "Clients refused most, last hour" in text(operator, period="hour")
+
+
+def test_clients_that_may_not_have_come_are_left_out(operator: Client) -> None:
+    """ "49 ± 49" says nothing."""
+    limiter = RateLimiter("noise", "1/h")
+    for _ in range(3):
+        limiter.hit("ada")
+    recorder.flush()
+    key = key_of("noise", b"top:minute:%d" % (time.time() // 60))
+    noise = json.dumps({"used": [0, []], "refused": [98, [["f" * 32, 98, 98, []]]]})
+    get_store().execute(b"HSET", key, b"another process", noise.encode())
+    (found,) = told(operator, ONE, name="noise", period="hour")["identities"]["refused"]
+    assert (found["least"], found["most"]) == (2, 100)
 
 
 def test_the_curves_of_the_sample_are_of_its_limits() -> None:
@@ -923,7 +1001,7 @@ def test_the_inspector_shows_what_a_client_did_in_the_last_hour(operator: Client
     assert visits(4, "203.0.113.1") == [200, 200, 429, 429]
     inspect = reverse("admin:django_ratelimit_lua_inspect")
     page = text(operator, inspect, path="/ok", method="GET", address="203.0.113.1")
-    assert re.search(r"Since [^:]*\d\d:00: units used: 2, requests refused: 2", page)
+    assert re.search(r"Since [^:]*\d\d:\d\d: units used: 2, requests refused: 2", page)
     page = text(operator, inspect, path="/ok", method="GET", address="203.0.113.200")
     assert "Since" not in page
     assert "Not among the clients that used most" in page

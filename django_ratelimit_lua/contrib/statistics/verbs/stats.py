@@ -7,7 +7,7 @@ import json
 from ....identity.names import name_words
 from ....management.verbs import Printer, argument, verb
 from ..keys import MAX_NAMES
-from ..report import Day, Encoder, overview
+from ..report import Course, Encoder, overview
 
 _TITLE = "last 24 hours"
 _COLUMNS = ("allowed", "refused", "would_be_refused", "blocked", "exempt", "policy", "failed")
@@ -42,5 +42,5 @@ def show(command: Printer, options: dict[str, object]) -> None:
         )
 
 
-def _numbers(day: Day) -> str:
+def _numbers(day: Course) -> str:
     return "".join(f"{getattr(day, attribute):>12,}" for attribute in _COLUMNS)

@@ -19,6 +19,13 @@ document.addEventListener("DOMContentLoaded", () => {
       if (take) take.href = take.dataset.url + number.value;
       if (line) ["x1", "x2"].forEach((name) => line.setAttribute(name, point.x));
     }
+    function showNumber(limit) {
+      range.value = placeOf(limit);
+      show(Number(range.value));
+      if (limit > points[points.length - 1].limit) {
+        answer.textContent = box.dataset.beyond.replace("{}", limit.toLocaleString(document.documentElement.lang || undefined));
+      }
+    }
     function placeOf(limit) {
       let found = 0;
       points.forEach((point, place) => { if (point.limit <= limit) found = place; });
@@ -38,8 +45,7 @@ document.addEventListener("DOMContentLoaded", () => {
         answer.textContent = number.validationMessage;
         return;
       }
-      range.value = placeOf(Number(number.value));
-      show(Number(range.value));
+      showNumber(Number(number.value));
     });
   }
 });

@@ -1,0 +1,129 @@
+"""The page of the app: problems first, then what annexes add, then the last changes.
+
+Django's admin shows it for the title of the app, above the list of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from django.core.checks import WARNING
+from django.core.checks.registry import registry
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, transaction
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.translation import gettext as _
+
+from ..conf import conf
+from ..exceptions import StoreError
+from ..extension import HomeSection, extensions
+from ..models import RateLimitChange, RateLimitRevision
+from ..operations.health import Health, health
+from ..publishing import triggers
+from ..publishing.publish import primary
+from ..rules import provider
+from .history import WHO, changed_words
+from .pages import may_see_rules
+from .times import moment_element
+
+MAX_CHANGES = 5
+MAX_PROBLEMS = 20
+"""Problems that are listed in full; of further ones, only the number is shown."""
+_PACKAGE = "django_ratelimit_lua"
+
+
+class Problem(NamedTuple):
+    """A problem, what to do about it, and a page for that."""
+
+    words: str
+    hint: str = ""
+    url: str = ""
+    label: str = ""
+
+
+def home_context(request: HttpRequest) -> dict[str, object]:
+    """Return the context of the page; empty if the user may not see rules."""
+    if not may_see_rules(request):
+        return {}
+    try:
+        state = health()
+    except ImproperlyConfigured as error:  # The system checks explain it.
+        state = Health(False, 0.0, str(error), 0, False)
+    problems = list(dict.fromkeys(_problems(state)))
+    sections = []
+    if state.ok:
+        try:
+            sections = list(_sections(request))
+        except StoreError as error:
+            problems.insert(0, _unavailable(error))
+    return {
+        "problems": problems[:MAX_PROBLEMS],
+        "more_problems": len(problems[MAX_PROBLEMS:]),
+        "revision": state.revision,
+        "sections": sorted(sections, key=lambda section: not section.is_problem),
+        "changes": _changes(request),
+    }
+
+
+def _unavailable(error: object) -> Problem:
+    hint = _("Limits use their policy for store errors (%(policy)s).")
+    return Problem(_("Redis is unavailable: %s") % error, hint % {"policy": conf.ON_STORE_ERROR})
+
+
+def _problems(state: Health) -> Iterator[Problem]:
+    """Yield what keeps limits from working, the most urgent first."""
+    if not state.ok:
+        yield _unavailable(state.error)
+    elif state.is_paused:
+        yield Problem(_("Redis is paused after failures"))
+    yield from _unpublished(is_available=state.ok)
+    rules = reverse("admin:django_ratelimit_lua_ratelimitrule_changelist")
+    for words in state.problems:
+        yield Problem(words, url=rules, label=_("To the rules"))
+    for check in registry.get_checks():
+        if check.__module__.startswith(_PACKAGE):
+            for message in check(app_configs=None, databases=None):
+                if message.level >= WARNING and not message.is_silenced():
+                    yield Problem(f"{message.msg} ({message.id})", message.hint or "")
+
+
+def _unpublished(*, is_available: bool) -> Iterator[Problem]:
+    """Yield why saved rules are not in force, if so."""
+    hint = _("It is tried again in the background. “manage.py ratelimit rules publish” shows why.")
+    url = reverse("admin:django_ratelimit_lua_ratelimitchange_changelist")
+    if triggers.unpublished:
+        words = _("Saved, but not published yet: %s") % triggers.unpublished
+        yield Problem(words, hint, url, _("To the changes"))
+    elif is_available:
+        saved = RateLimitRevision.read(primary()).revision
+        live = provider.reload().revision.number
+        if saved > live:
+            words = _("Revision %(saved)s is saved, but revision %(live)s is in force.")
+            numbers = {"saved": saved, "live": live}
+            yield Problem(words % numbers, hint, url, _("To the changes"))
+
+
+def _sections(request: HttpRequest) -> Iterator[HomeSection]:
+    for extension in extensions:
+        try:
+            with transaction.atomic(primary()):
+                yield from extension.home(request)
+        except DatabaseError:  # It is not migrated.
+            words = _("%(name)s is not migrated. Run “manage.py migrate”.")
+            yield HomeSection(words % {"name": extension.name}, "", is_problem=True)
+
+
+def _changes(request: HttpRequest) -> list[dict[str, object]]:
+    if not request.user.has_perm("django_ratelimit_lua.view_ratelimitchange"):
+        return []
+    may_see_who = request.user.has_perm(WHO)
+    return [
+        {
+            "change": change,
+            "at": moment_element(change.at),
+            "words": changed_words(change, may_see_who=may_see_who),
+        }
+        for change in RateLimitChange.objects.order_by("-at", "-pk")[:MAX_CHANGES]
+    ]

@@ -1,0 +1,163 @@
+"""What a limit above the one in force would have refused at most.
+
+A refusal hides what its client would have done next, but not that it came. Divide the time into
+parts, and take some that are more than a period apart. A limit of N refuses a request only if N
+others count at that moment. They were admitted in the same part, or within one period before it. So
+each of these parts has N admissions of its own, or as many as it has requests. In the same way, a
+limit that is higher by D admits D of the refusals that belong to a part, or all of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...limits.limit import Limit
+from ...operations.curve import Between, CurvePoint
+from .keys import DAY, HOUR, MINUTE
+from .reading import Span, listed, lists_of, merged
+
+MAX_CLIENTS = 50
+"""Clients that are looked at: those that were refused most. All refusals of the others stay."""
+
+
+class Parts:
+    """Numbers of a client in the parts of a time, each at least.
+
+    `total`: their sum; `apart`: the numbers of every so many parts.
+    """
+
+    def __init__(self, numbers: Sequence[int], stride: int) -> None:
+        self.total = sum(numbers)
+        self.apart = [list(filter(None, numbers[at::stride])) for at in range(stride)]
+
+    def admitted(self, number: int) -> int:
+        """Return how many are admitted at least, if each part admits this number."""
+        sums = (sum(min(number, each) for each in parts) for parts in self.apart)
+        return max(min(number, self.total), *sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """The requests of a refused client.
+
+    `refused`, `most`: its refusals and all of its requests, at most; `refusals`, `requests`: the
+    same at least, part by part.
+    """
+
+    refused: int
+    most: int
+    refusals: Parts
+    requests: Parts
+
+    def refused_by(self, limit: Limit, number: int, more: int) -> int:
+        """Return how many a limit of this number, which is higher by `more`, refuses at most."""
+        found = [self.refused]
+        if limit.kind.is_bucket:
+            found.append(self.refused - min(more, self.refusals.total))
+        else:
+            found.append(self.most - self.requests.admitted(number))
+        if limit.kind.is_exact:
+            found.append(self.refused - self.refusals.admitted(more))
+        return max(0, min(found))
+
+
+class HigherLimits:
+    """What limits above the one in force would have refused at most: see `operations.curve`.
+
+    Args:
+        limit: The limit in force.
+        clients: The clients that were refused.
+        refused: The number of all refusals.
+    """
+
+    def __init__(self, limit: Limit, clients: Sequence[Attempts], refused: int) -> None:
+        self._limit = limit
+        self._clients = clients
+        known = sum(client.refusals.total for client in self._clients)
+        self._unknown = max(0, refused - known)
+
+    def enough(self, today: int) -> int:
+        """Return a limit above which the numbers stay as they are."""
+        if self._limit.kind.is_bucket:
+            return today + max((client.refused for client in self._clients), default=0)
+        return max((client.most for client in self._clients), default=0)
+
+    def cap(self, point: CurvePoint, today: int) -> CurvePoint:
+        """Lower the bounds of a limit above today's."""
+        more = point.limit - today
+        refusals = [client.refused_by(self._limit, point.limit, more) for client in self._clients]
+        requests = point.requests.up_to(sum(refusals) + self._unknown)
+        people = point.people
+        if not self._unknown:
+            people = people.up_to(sum(map(bool, refusals)))
+        return CurvePoint(point.limit, requests, people)
+
+
+def higher_limits(name: str, limit: Limit, span: Span, refused: int) -> HigherLimits | None:
+    """Return what is known about limits above the one in force, if anything is.
+
+    Args:
+        name: The rule or call site. Each of its requests took one unit.
+        limit: The limit in force.
+        span: The time. The lists of clients are kept for a day.
+        refused: The number of all refusals.
+
+    Raises:
+        StoreError: Redis is unavailable.
+    """
+    kind = limit.kind
+    if kind.waits_anyway or limit.max_wait or limit.count_denied or limit.split:
+        return None
+    if span.end - span.start > DAY:
+        return None
+    return HigherLimits(limit, _attempts(lists_of(name, span), _stride(limit, span)), refused)
+
+
+def _stride(limit: Limit, span: Span) -> int:
+    """Return every how many parts are more than a period apart.
+
+    An inexact limit may count a request for longer than its period, at most twice as long.
+    """
+    period = limit.rate.period_us if limit.kind.is_exact else 2 * limit.rate.period_us
+    seconds = MINUTE if span.is_by_minute else HOUR
+    return 1 + -(-period // (seconds * 1_000_000))
+
+
+def _attempts(parts: Sequence[Sequence[bytes]], stride: int) -> list[Attempts]:
+    """Return the clients that were refused most, from the lists of each part."""
+    refused = [_bounds(lists, "refused") for lists in parts]
+    used = [_bounds(lists, "used") for lists in parts]
+    refusals: Counter[str] = Counter()
+    for found in refused:
+        refusals.update({digest: number.least for digest, number in found.items()})
+    clients = []
+    for digest, _number in refusals.most_common(MAX_CLIENTS):
+        refused_here = [found[digest] for found in refused]
+        used_here = [found[digest] for found in used]
+        most_refused = sum(number.most for number in refused_here)
+        clients.append(
+            Attempts(
+                most_refused,
+                most_refused + sum(number.most for number in used_here),
+                Parts([number.least for number in refused_here], stride),
+                Parts(
+                    [
+                        one.least + other.least
+                        for one, other in zip(refused_here, used_here, strict=True)
+                    ],
+                    stride,
+                ),
+            )
+        )
+    return clients
+
+
+def _bounds(lists: Sequence[bytes], what: str) -> dict[str, Between]:
+    """Return the number of each client in the lists of one part, and of any other client."""
+    absent = sum(listed(written, what)[0] for written in lists)
+    found: dict[str, Between] = defaultdict(lambda: Between(0, absent))
+    for client in merged(lists, what):
+        found[client.digest] = Between(client.times - client.error, client.times)
+    return found

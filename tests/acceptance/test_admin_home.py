@@ -1,0 +1,167 @@
+"""The page of the app: what an operator begins with. Problems come first, each with what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.core.checks import Warning, register
+from django.core.checks.registry import registry
+from django.test import Client
+from django.urls import path
+
+from django_ratelimit_lua import extension
+from django_ratelimit_lua.admin import home
+from django_ratelimit_lua.extension import Extension, HomeSection
+from django_ratelimit_lua.models import RateLimitRevision, RateLimitRule
+from tests.acceptance.test_admin import staff
+from tests.acceptance.test_any_rule import OURS, SESSIONS, USERS
+
+pytestmark = pytest.mark.django_db(transaction=True)
+HOME = "/admin/django_ratelimit_lua/"
+urlpatterns = [path("admin/", admin.site.urls)]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any, no_others: None) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = [
+        SESSIONS,
+        USERS,
+        "django.contrib.messages.middleware.MessageMiddleware",
+        OURS,
+    ]
+
+
+def shown(client: Client, **query: str) -> str:
+    """The text of the page, in one line."""
+    response = client.get(HOME, query)
+    assert response.status_code == 200
+    page = response.content.decode().partition('id="main"')[2]
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
+
+
+def test_the_title_of_the_app_leads_to_its_page(operator: Client) -> None:
+    """It has the state, the last changes with a link to each, and the models below."""
+    rule = RateLimitRule.objects.create(name="search <b>", path="/search", key="ip", limit=5)
+    rule.limit = 7
+    rule.save()
+    assert f'href="{HOME}"' in operator.get("/admin/").content.decode()
+    text = shown(operator)
+    assert "Problems" not in text
+    assert "Redis is available Rules up to date (revision 2)" in text
+    assert "Last changes" in text
+    assert "search &lt;b&gt; (rule, changed) : Limit: 5 per minute → 7 per minute" in text
+    assert text.index("Last changes") < text.index("Overrides")
+    links = re.findall(rf'href="({HOME}ratelimitchange/\d+/change/)"', _html(operator))
+    assert [operator.get(link).status_code for link in links] == [200, 200]
+
+
+def _html(client: Client) -> str:
+    return str(client.get(HOME).content.decode())
+
+
+def test_an_unavailable_redis_comes_first(operator: Client, settings: Any) -> None:
+    """And the page opens, with what limits do meanwhile."""
+    settings.CACHES = {
+        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    }
+    text = shown(operator)
+    assert text.index("Problems") < text.index("Redis is unavailable")
+    assert "Limits use their policy for store errors (" in text
+    assert "Redis is available" not in text
+
+
+def test_rules_that_are_not_in_force_are_a_problem(operator: Client) -> None:
+    """With the numbers of both revisions, and the way to the changes."""
+    RateLimitRule.objects.create(name="search", path="/search", key="ip", limit=5)
+    assert "Problems" not in shown(operator)
+    # As a database that was written to while nothing could be published.
+    RateLimitRevision.objects.update(revision=9)
+    assert "Revision 9 is saved, but revision 1 is in force." in shown(operator)
+    assert f'href="{HOME}ratelimitchange/"' in _html(operator).partition("Problems")[2]
+
+
+def test_a_rule_that_is_left_out_is_a_problem(operator: Client) -> None:
+    """In its words, with the way to the rules."""
+    RateLimitRule.objects.create(name="broken", path="/", key="nonsense", limit=5)
+    text = shown(operator)
+    assert "broken" in text.partition("Problems")[2].partition("Last changes")[0]
+    assert "To the rules" in text
+
+
+def test_messages_of_our_checks_are_problems(operator: Client, settings: Any) -> None:
+    """With their hints, unless they are silenced; those of others are not."""
+    settings.RATELIMIT_NONSENSE = 1
+
+    @register()
+    def check_of_others(**kwargs: Any) -> list[Warning]:
+        return [Warning("Something else", id="shop.W001")]
+
+    try:
+        text = shown(operator)
+    finally:
+        registry.registered_checks.discard(check_of_others)
+    assert "RATELIMIT_NONSENSE is not a setting of django_ratelimit_lua." in text
+    assert "W025" in text
+    assert "Something else" not in text
+    settings.SILENCED_SYSTEM_CHECKS = ["django_ratelimit_lua.W025"]
+    assert "RATELIMIT_NONSENSE" not in shown(operator)
+
+
+def test_problems_are_bounded(operator: Client, settings: Any) -> None:
+    """Of many, the others are a number."""
+    for number in range(home.MAX_PROBLEMS + 3):
+        setattr(settings, f"RATELIMIT_NONSENSE_{number}", 1)
+    assert "3 more" in shown(operator)
+
+
+def test_users_see_what_they_may() -> None:
+    """Without the permission to see rules, the list of models only; changes with theirs."""
+    RateLimitRule.objects.create(name="search", path="/search", key="ip", limit=5)
+    models_only = staff("view_ratelimitoverride")
+    assert "Redis is available" not in shown(models_only)
+    assert "Overrides" in shown(models_only)
+    rules = staff("view_ratelimitrule", name="rules")
+    assert "Redis is available" in shown(rules)
+    assert "Last changes" not in shown(rules)
+    both = staff("view_ratelimitrule", "view_ratelimitchange", name="both")
+    assert "Last changes" in shown(both)
+
+
+class Annex(Extension):
+    """An annex that adds a problem and a section."""
+
+    name = "test"
+
+    def home(self, request: Any) -> Iterator[HomeSection]:
+        yield HomeSection("Quiet", "<i>text</i>")
+        yield HomeSection("Loud", "text", is_problem=True)
+
+
+def test_annexes_add_sections(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Problems before the others; a text that is not marked as safe is escaped."""
+    monkeypatch.setattr(extension, "extensions", [*extension.extensions, Annex()])
+    monkeypatch.setattr(home, "extensions", [*extension.extensions])
+    text = shown(operator)
+    assert text.index("Loud") < text.index("Quiet") < text.index("Overrides")
+    assert "&lt;i&gt;text" in text
+
+
+def test_queries_do_not_grow_with_rules(
+    operator: Client, django_assert_max_num_queries: Any
+) -> None:
+    """Nor with overrides."""
+    User.objects.create_user("ada")
+    RateLimitRule.objects.bulk_create(
+        [
+            RateLimitRule(name=f"rule {number}", path="/search", key="ip", limit=5)
+            for number in range(100)
+        ]
+    )
+    with django_assert_max_num_queries(12):
+        operator.get(HOME)

@@ -1,0 +1,173 @@
+"""What an operator asks the statistics under pressure, in a real browser, in so many clicks; the
+answers are those of requests that are counted outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.support.wait import WebDriverWait
+
+from tests.acceptance.test_admin_browser import fill
+from tests.acceptance.test_operator_tasks import SCREENS, Hand, Site, hand_for  # noqa: F401
+from tests.access_log import access
+from tests.demo import run_in, start
+
+USERS = """
+from django.contrib.auth.models import User
+from django.core.management import call_command
+call_command("migrate", verbosity=0)
+User.objects.create_superuser("grace", password="hopper")
+"""
+RULES = """
+from django_ratelimit_lua.models import RateLimitRule
+for name, path, mode in (
+    ("steady", "/address/", "enforce"),
+    ("tried out", "/trial/", "shadow"),
+    ("logged", "/export/", "enforce"),
+):
+    RateLimitRule.objects.create(name=name, path=path, key="ip", limit=10, unit="m", mode=mode)
+"""
+
+
+@pytest.fixture(scope="module", params=SCREENS)
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    """A demo that has counted nothing: it makes up its statistics with its users."""
+    database = tmp_path_factory.mktemp("demo") / "db.sqlite3"
+    run_in(database, "redis://127.0.0.1:1/0", USERS)
+    process, address, redis_url = start(EXAMPLE_DATABASE=str(database))
+    run_in(database, redis_url, RULES)
+    yield Site(address, *SCREENS[request.param])
+    process.terminate()
+    process.communicate(timeout=20)
+
+
+def shown(hand: Hand, words: str) -> None:
+    """Load the page again until it has these words: numbers come within a second."""
+
+    def is_shown(page: object) -> bool:
+        if words in hand.text("#content"):
+            return True
+        hand.browser.refresh()
+        return False
+
+    WebDriverWait(hand.browser, 20).until(is_shown)
+
+
+def test_who_was_refused_most_in_the_last_hour(
+    site: Site,
+    hand_for: Callable[[str], Hand],  # noqa: F811
+) -> None:
+    """Two clients of one network, and one of another: each has the number of its own refusals."""
+    refused = [
+        site.statuses("/address/", times, client).count(429)
+        for client, times in (("127.0.9.9", 27), ("127.0.9.10", 19), ("127.0.11.1", 13))
+    ]
+    assert refused == [17, 9, 3]
+    hand = hand_for("find who was refused most in the last hour")
+    hand.press(".app-django_ratelimit_lua caption a")
+    hand.press("last hour")
+    hand.is_done()
+    shown(hand, "steady")
+    rows = hand.browser.find_elements("css selector", "[aria-labelledby=ratelimit-who-1] tbody tr")
+    numbers = [row.find_element("css selector", "td.number").text for row in rows]
+    assert numbers == [str(number) for number in refused]
+    tiles = hand.text(".ratelimit-tiles .refused")
+    assert str(sum(refused)) in tiles
+
+
+@pytest.mark.parametrize(("name", "path"), [("steady", "/address/"), ("tried out", "/trial/")])
+def test_30_instead_of_10_a_minute(
+    name: str,
+    path: str,
+    site: Site,
+    hand_for: Callable[[str], Hand],  # noqa: F811
+) -> None:
+    """40 requests of one client: 30 would have refused 10 of them, also in shadow mode. Once it is
+    in force, it does.
+    """
+    site.statuses(path, 40, "127.0.20.1")
+    hand = hand_for("ask for another limit, and take it")
+    hand.press(".app-django_ratelimit_lua caption a")
+    shown(hand, name)
+    hand.press(name)
+    field = hand.browser.find_element("name", "limit0")
+    hand.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", field)
+    answers = {}
+    for limit in ("40", "1000000", "30"):
+        field.clear()
+        field.send_keys(limit)
+        answers[limit] = hand.text(".ratelimit-answer")
+    assert answers["40"].startswith("40 per minute would have refused 0 of ")
+    assert answers["1000000"].startswith("1,000,000 per minute would have refused 0 of ")
+    assert answers["30"].startswith("30 per minute would have refused at most 10 of ")
+    hand.press(".ratelimit-take")
+    hand.press("[name=_save]")
+    hand.is_done()
+    refused = site.statuses(path, 40, "127.0.20.2").count(429)
+    assert refused == (10 if name == "steady" else 0)
+
+
+def test_30_instead_of_10_a_minute_from_a_log(
+    site: Site,
+    hand_for: Callable[[str], Hand],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """A client of the log came 40 times in a minute, another 12 times: the limit of today
+    refuses 30 and 2 of them, 30 refuses 10.
+    """
+    log = tmp_path / "access.log"
+    hits = [(second, "198.51.100.7", "/export/") for second in range(40)]
+    hits += [(second, "203.0.113.8", "/export/") for second in range(12)]
+    log.write_text(access(*sorted(hits)))
+    hand = hand_for("ask for another limit from a log")
+    hand.press(".model-ratelimitrule th a")
+    hand.press("logged")
+    hand.press(".object-tools a[href*=replay]")
+    fill(hand.browser, limit0="30")
+    hand.browser.find_element("name", "log").send_keys(str(log))
+    hand.press(".submit-row [type=submit]")
+    hand.is_done()
+    assert "32 (62 %)" in hand.text(".ratelimit-numbers")
+    answer = hand.text(".ratelimit-answer")
+    assert answer == (
+        "30 per minute would have refused at most 10 of 52 requests, and at most 1 of 2 clients."
+    )
+    field = hand.browser.find_element("name", "limit0")
+    field.clear()
+    field.send_keys("500")
+    assert hand.text(".ratelimit-answer").startswith(
+        "500 per minute would have refused 0 of 52 requests"
+    )
+
+
+def test_without_scripts_the_page_answers_as_well(
+    site: Site,
+    hand_for: Callable[[str], Hand],  # noqa: F811
+) -> None:
+    """The number is sent with the form."""
+    site.statuses("/orders/", 3, "127.0.30.1")
+    hand = hand_for("without scripts")
+    hand.browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        hand.browser.get(
+            f"{site.address}admin/ratelimit_statistics/statistics/one/?name=everything"
+        )
+        fill_plainly(hand, "17")
+        assert hand.text(".ratelimit-answer").startswith("A burst of 17, at the same rate,")
+        assert not hand.browser.find_element("css selector", "[type=range]").is_displayed()
+    finally:
+        hand.browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+def fill_plainly(hand: Hand, limit: str) -> None:
+    """Enter a limit and press the button, on a page that runs no script."""
+    field = hand.browser.find_element("name", "limit0")
+    field.clear()
+    field.send_keys(limit)
+    hand.browser.find_element("css selector", "button[form=ratelimit-choose]").click()
+    WebDriverWait(hand.browser, 20).until(lambda page: f"limit0={limit}" in page.current_url)

@@ -1,0 +1,50 @@
+"""The statistics on the page of the app: what was refused, by which limits, and whom."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.test import Client
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.models import RateLimitRule
+from tests.acceptance.test_admin import given, site, staff, visits  # noqa: F401 - fixtures
+from tests.acceptance.test_admin_home import HOME, shown
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_the_page_shows_what_was_refused(operator: Client) -> None:
+    """Of any period: the site's requests and refusals, the limits that refuse, and the clients."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    RateLimiter("idle", "5/h").hit("ada")
+    statuses = visits(5, "203.0.113.1") + visits(3, "203.0.113.2")
+    assert statuses.count(429) == 4
+    for period in ("hour", "day", "week"):
+        text = shown(operator, period=period)
+        assert f"requests, last {period} 9 refused 4 44%" in text
+        limits = text.partition("Limits that refuse most")[2].partition("Clients refused")[0]
+        assert re.search(r"site .* 4 \(50%\) 2", limits)
+        assert "idle" not in limits
+        clients = text.partition("Clients refused most")[2]
+        assert re.search(r"203\.0\.113\.0/24.* 3 .*203\.0\.113\.0/24.* 1 ", clients)
+    page = operator.get(HOME, {"period": "hour"}).content.decode()
+    assert 'one/?name=site&amp;period=hour"' in page
+    assert 'statistics/?period=hour"' in page
+
+
+@pytest.mark.parametrize("period", ["", "90d", "nonsense", "\x00", "9" * 100])
+def test_any_period_is_answered(operator: Client, period: str) -> None:
+    """By a day."""
+    assert "requests, last day" in shown(operator, period=period)
+
+
+def test_names_need_their_permission() -> None:
+    """The numbers do not."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
+    assert visits(3, "203.0.113.1").count(429) == 2
+    text = shown(staff("view_ratelimitrule"))
+    assert "refused 2 67%" in text
+    assert "203.0.113" not in text
+    assert "203.0.113" in shown(staff("view_ratelimitrule", "view_identities", name="who"))
