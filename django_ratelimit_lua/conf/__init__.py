@@ -389,9 +389,9 @@ class Conf(Table):
     NEVER_BAN = Setting(
         None,
         _never_ban,
-        "networks that are never banned, see :doc:`bans-and-slots`. Without a proxy setting, the default is "
-        "private networks and "
-        "this host: a ban would be of a proxy, and of all clients behind it",
+        "networks that are never banned, see :doc:`bans-and-slots`. Without a proxy setting, the "
+        "default is private networks and this host: a ban would be of a proxy, and of all clients "
+        "behind it",
         shown="private networks if ``RATELIMIT_TRUSTED_PROXIES`` is not set, otherwise ``[]``",
     )
     RULES = Setting[Any](
