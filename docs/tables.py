@@ -1,5 +1,5 @@
-"""Writes the tables of settings and options into their pages: `python -m docs.tables`. A test
-compares.
+"""Writes the tables of settings and options, which their pages include: `python -m docs.tables`. A
+test compares.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from django_ratelimit_lua.extension import SETTINGS_OF_ANNEXES
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.limits.options import OPTIONS
 
-BEGIN, END = (
-    ".. Begin of what docs/tables.py writes.\n\n",
-    "\n.. End of what docs/tables.py writes.\n",
-)
+FOLDER = Path(__file__).parent / "reference"
 
 
 def settings_rows() -> list[tuple[str, ...]]:
@@ -34,8 +31,8 @@ def settings_rows() -> list[tuple[str, ...]]:
 
 
 def option_rows() -> list[tuple[str, ...]]:
-    """The options of a limit: name, algorithms that take it, and meaning."""
-    rows = [("Option", "Of", "Meaning")]
+    """The options of a limit: name, algorithms that accept it, and meaning."""
+    rows = [("Option", "Algorithms", "Meaning")]
     for name, row in OPTIONS.items():
         takers = [
             f"``{algorithm.name}``"
@@ -44,23 +41,22 @@ def option_rows() -> list[tuple[str, ...]]:
         ]
         is_for_all = row.is_general or len(takers) == len(ALGORITHMS)
         values = ", ".join(f'``"{value}"`` ({called})' for value, called in row.names.items())
-        meaning = f"{row.label}. {row.help}" + (f" One of: {values}." if values else "")
-        rows.append((f"``{name}``", "every limit" if is_for_all else ", ".join(takers), meaning))
+        meaning = row.help + (f" One of: {values}." if values else "")
+        rows.append((f"``{name}``", "all" if is_for_all else ", ".join(takers), meaning))
     return rows
 
 
-PAGES = {"settings.rst": settings_rows, "algorithms.rst": option_rows}
+TABLES = {"settings.inc": settings_rows, "options.inc": option_rows}
 
 
-def with_table(name: str) -> str:
-    """The text of a page, with its table as it should be."""
-    before, _, rest = (Path(__file__).parent / name).read_text().partition(BEGIN)
+def table(name: str) -> str:
+    """The text of a table."""
     lines = [".. list-table::", "   :header-rows: 1", "   :widths: 34 20 46", ""]
-    for row in PAGES[name]():
+    for row in TABLES[name]():
         lines += ["   * - " + row[0], *("     - " + cell for cell in row[1:])]
-    return before + BEGIN + "\n".join(lines) + "\n" + END + rest.partition(END)[2]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    for page in PAGES:
-        (Path(__file__).parent / page).write_text(with_table(page))
+    for name in TABLES:
+        (FOLDER / name).write_text(table(name))

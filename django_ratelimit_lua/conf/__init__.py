@@ -344,17 +344,15 @@ class Conf(Table):
         1,
         Number(3600, "number of seconds", ", such as 1"),
         "the maximum number of seconds for which a process repeats a refusal without a call to "
-        "Redis, see "
-        ":doc:`how-it-works`; ``0``: never. More than one second applies only while the process "
-        "receives changes, and "
-        "not in a cluster",
+        "Redis; ``0``: never. More than one second applies only while the process receives "
+        "changes, and not in a cluster",
     )
     SLOT_SECONDS = Setting(
         10,
         _slot_seconds,
         "seconds after which slots expire that are not renewed, because their process was killed; "
         "a running process "
-        "renews them four times in that time, see :doc:`concurrency`",
+        "renews them four times in that time, see :doc:`bans-and-slots`",
     )
     CLOCK = Setting(
         "redis",
@@ -367,7 +365,7 @@ class Conf(Table):
         or_none(proxies),
         "the proxies that may report the client's address: a list of networks, or the number of "
         "proxies; ``0``: there "
-        "is no proxy; see :doc:`proxies`",
+        "is no proxy; see :doc:`/proxies`",
     )
     PROXY_HEADER = Setting(
         "X-Forwarded-For",
@@ -391,13 +389,13 @@ class Conf(Table):
     NEVER_BAN = Setting(
         None,
         _never_ban,
-        "networks that are never banned, see :doc:`bans`. Without a proxy setting, the default is "
-        "private networks and "
-        "this host: a ban would be of a proxy, and of all clients behind it",
+        "networks that are never banned, see :doc:`bans-and-slots`. Without a proxy setting, the "
+        "default is private networks and this host: a ban would be of a proxy, and of all clients "
+        "behind it",
         shown="private networks if ``RATELIMIT_TRUSTED_PROXIES`` is not set, otherwise ``[]``",
     )
     RULES = Setting[Any](
-        [], lambda rules: rules, "the rules that the middleware applies, see :doc:`middleware`"
+        [], lambda rules: rules, "the rules that the middleware applies, see :doc:`rules`"
     )
     KEYS = Setting(
         {},
@@ -410,13 +408,12 @@ class Conf(Table):
         365,
         or_none(Number(36_500, "number of days", ", such as 365, or None", is_above_0=True)),
         "days for which the database keeps the history of rules, expired overrides, and durable "
-        ":doc:`statistics`; "
-        "``None``: without end, see :doc:`rules`",
+        ":doc:`statistics`; ``None``: without end",
     )
     HEADERS = Setting(
         None,
         Choice((None, "draft-10", "x")),
-        'the format of rate-limit headers: ``"draft-10"`` or ``"x"``, see :doc:`headers`',
+        'the format of rate-limit headers: ``"draft-10"`` or ``"x"``, see :doc:`responses`',
         shown="``None``",
     )
     KEY_SECRET = Setting(
@@ -424,7 +421,7 @@ class Conf(Table):
         _secrets,
         "the secret for digests of identities, or a list: the current one, then earlier ones, "
         "with which overrides "
-        "still match, see :doc:`production`",
+        "still match, see :doc:`keys`",
         shown="``SECRET_KEY`` and ``SECRET_KEY_FALLBACKS``",
         is_secret=True,
     )

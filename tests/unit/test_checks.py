@@ -298,7 +298,7 @@ def test_every_number_is_used_once_and_every_message_has_a_hint() -> None:
     root = Path(__file__).parents[2]
     named = {
         name
-        for path in root.glob("docs/*.rst")
+        for path in root.glob("docs/**/*.rst")
         for name in re.findall(r"`([EWI]\d{3})`", path.read_text())
     }
     sources = [

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-SHOWN = [README, *(ROOT / "docs").glob("*.rst"), *(ROOT / "example_project").rglob("*.py")]
+SHOWN = [README, *(ROOT / "docs").rglob("*.rst"), *(ROOT / "example_project").rglob("*.py")]
 TOGETHER = re.compile(r"""\("ip", "(post|get|json|data):\w+"\)""")
 RECIPES = [path for path in SHOWN if TOGETHER.search(path.read_text())]
 
@@ -27,7 +27,7 @@ def test_the_readme_leads_to_every_page() -> None:
     listed = set(
         re.findall(r"^   ([a-z-]+)$", (ROOT / "docs" / "index.rst").read_text(), re.MULTILINE)
     )
-    linked = set(re.findall(r"\]\(docs/([a-z-]+)\.rst\)", README.read_text()))
+    linked = set(re.findall(r"\]\(docs/([a-z/-]+)\.rst\)", README.read_text()))
     assert listed <= linked
     assert all((ROOT / "docs" / f"{name}.rst").is_file() for name in linked)
 

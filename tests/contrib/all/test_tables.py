@@ -1,15 +1,13 @@
-"""The pages with tables of settings and options."""
+"""The tables of settings and options in the documentation."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from docs.tables import PAGES, with_table
+from docs.tables import FOLDER, TABLES, table
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_pages_are_made_of_the_tables(page: str) -> None:
+@pytest.mark.parametrize("name", TABLES)
+def test_the_tables_are_those_of_the_code(name: str) -> None:
     """`make docs` writes them."""
-    assert (Path(__file__).parents[3] / "docs" / page).read_text() == with_table(page)
+    assert (FOLDER / name).read_text() == table(name)

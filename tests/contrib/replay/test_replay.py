@@ -708,7 +708,7 @@ def test_the_report_is_documented_as_it_is(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("broken\n" + access(*[(second, "192.0.2.1", "/") for second in range(3)]))
     found = json.loads(command(str(log), "--rate", "1/m", "--redis", url(), "--json", "--suggest"))
-    page = (ROOT / "docs" / "replay.rst").read_text().partition("The report for machines")[2]
+    page = (ROOT / "docs" / "reference" / "replay.rst").read_text().partition("JSON report")[2]
     documented = set(re.findall(r"``(\w+)``", page))
 
     def words(value: Any) -> set[str]:
