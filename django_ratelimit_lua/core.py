@@ -87,7 +87,8 @@ def get_usage(
         raise ImproperlyConfigured("get_usage needs `group` or `fn`, for the name of the count")
     if not hasattr(request, "META"):
         raise TypeError(
-            f"The first argument of get_usage and is_ratelimited is the request, not {request!r}"
+            "The first argument of get_usage and is_ratelimited must be the request, not "
+            f"{request!r}"
         )
     if not conf.ENABLE or rate is None:
         return None

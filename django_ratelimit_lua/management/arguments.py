@@ -34,7 +34,7 @@ and the help.
 
 def add_subject(parser: Any) -> None:
     """Add the options that name the subject."""
-    group = parser.add_argument_group("client", "One of these.")
+    group = parser.add_argument_group("client", "Options that name the client.")
     group.add_argument("--user", help="name or primary key")
     group.add_argument("--ip", help="address or network")
     group.add_argument(
@@ -120,7 +120,9 @@ def subject_of(options: dict[str, Any]) -> Subject:
     subjects = subjects_of(options)
     if len(subjects) != 1:
         names = ", ".join(("--user", "--ip", "--digest", *(f"--{option}" for option in _FIELDS)))
-        raise CommandError(f"name one subject, by one of {names}; make one override for each")
+        raise CommandError(
+            f"name exactly one subject, with one of {names}; make one override for each"
+        )
     return subjects[0]
 
 
@@ -185,7 +187,7 @@ def hints(explanation: Explanation) -> list[str]:
         )
     if explanation.other_methods:
         methods = " or ".join(explanation.other_methods)
-        lines.append(f"other methods have more limits here: --method {methods}")
+        lines.append(f"other methods have more limits: add --method {methods}")
     return lines
 
 

@@ -183,7 +183,7 @@ def to_execute(*parts: bytes) -> Question:
     def read(reply: Any) -> Any:
         # Requests wait for this one, which loads the rules.
         if parts[0] == b"HMGET" and not (isinstance(reply, list) and len(reply) == len(parts) - 2):
-            raise InvalidResponse(f"not the reply to HMGET: {reply!r:.80}")
+            raise InvalidResponse(f"unexpected reply to HMGET: {reply!r:.80}")
         return reply
 
     key = b"".join(parts[1:2])
@@ -197,7 +197,7 @@ def to_run(program: Program, keys: Sequence[bytes], arguments: Sequence[bytes]) 
 
     def read(reply: Any) -> list[Any]:
         if not isinstance(reply, list):
-            raise InvalidResponse(f"not the reply of a program: {reply!r:.80}")
+            raise InvalidResponse(f"unexpected reply of a script: {reply!r:.80}")
         return reply
 
     sent = command(b"EVALSHA", program.sha, b"%d" % len(keys), *keys, *arguments)
@@ -235,7 +235,7 @@ def to_ping() -> Question:
 
 def _whole_number(reply: Any) -> int:
     if not isinstance(reply, int) or reply < 0:
-        raise InvalidResponse(f"not a whole number: {reply!r:.80}")
+        raise InvalidResponse(f"unexpected reply, not a whole number: {reply!r:.80}")
     return reply
 
 

@@ -350,7 +350,7 @@ def test_a_ban_may_cover_more_clients_than_the_limit_counts(
     ("wrong", "message"),
     [
         ("nobody", "ban_key: .*nobody"),
-        ("shop.keys.who", "cannot name code"),
+        ("shop.keys.who", ": callables are not allowed"),
         (7, "write a key such as"),
     ],
 )

@@ -108,7 +108,7 @@ def test_explain_lists_the_limits_of_a_request(settings: Any) -> None:
     assert text == f"{blocked}The next request like this would be refused.\n"
     assert (
         said("explain", "--path", "/ok")
-        == "no rule applies\nThe next request like this would be allowed.\n"
+        == "No rule applies.\nThe next request like this would be allowed.\n"
     )
     assert "exempt: static" in said("explain", "--path", "/static/x.css", "--method", "post")
     for wrong, problem in (

@@ -216,7 +216,7 @@ def test_a_block_is_found_with_its_override(has_rule: bool) -> None:
     assert f"override {block.pk} (203.0.113.0/24): block: every request is refused, until " in text
     block.delete()
     assert open_reference(reference).overrides == ()
-    assert "the override does not exist any more" in explained(reference)
+    assert "The override does not exist any more." in explained(reference)
 
 
 def test_after_a_change_of_the_secret_it_is_still_opened(settings: Any) -> None:
@@ -315,7 +315,7 @@ def test_the_inspector_opens_it_and_acts_on_the_request() -> None:
 def test_the_inspector_explains_an_invalid_reference() -> None:
     """Or that what refused is not there any more."""
     client = desk("view_ratelimitoverride")
-    assert "A reference has 20 letters and digits, and this has 5" in page(client, "ABCDE")
+    assert "A reference has 20 letters and digits, but this text has 5" in page(client, "ABCDE")
     assert "This field is required." in page(client, "")
     rule = RateLimitRule.objects.create(
         name="all", key="ip", limit=1, period=1, unit="h", path="/plain"

@@ -426,7 +426,10 @@ def test_a_key_that_is_removed_is_reported_to_operators(operator: Client, settin
     for problem in ("Unknown key 'tenant'", "'plan:pro' is not KEY:VALUE"):
         assert problem in found
         assert problem in page
-    assert "Overrides apply to no request, because these are not keys: tenant." in found
+    assert (
+        "Overrides by these keys match no request, because the keys are not registered: tenant."
+        in found
+    )
     assert [get("acme"), get("acme")] == [200, 429]
 
 

@@ -398,10 +398,10 @@ def test_a_rule_that_counts_all_strangers_as_one_is_a_warning(
     [
         (
             {},
-            "No imported limit has the name “nobody's”: the rule does nothing.",
+            "No imported limit has the name “nobody's”: the rule has no effect.",
         ),
         ({"group": "serch"}, "No imported limit has the name “serch”"),
-        ({"route": "nowhere"}, "No URL pattern has the name “nowhere”: the rule matches nothing."),
+        ({"route": "nowhere"}, "No URL pattern has the name “nowhere”: the rule has no effect."),
         (
             {"route": "nowhere", "exempt": True, "rate": None},
             "No URL pattern has the name “nowhere”",
@@ -797,4 +797,6 @@ def test_a_ban_that_is_shorter_than_its_window_is_a_warning(settings: Any) -> No
     settings.RATELIMIT_RULES = [{**ban, "ban_window": "1h"}]
     assert found() == []
     settings.RATELIMIT_RULES = [{**ban, "ban_window": "2h"}]
-    assert found() == [("W027", "The first ban of 'login' (1h) is shorter than its window (2h).")]
+    assert found() == [
+        ("W027", "The first ban of 'login' (ban_for: 1h) is shorter than its ban_window (2h).")
+    ]

@@ -15,8 +15,9 @@ from . import Printer, argument, verb
 _DIGEST = re.compile("[0-9a-f]{32}")
 NOT_ERASED = (
     "log files, and data that receivers of signals have stored",
-    "references on error pages, and digests in copies, which are one-way",
-    "counts of keys that combine it with other values: name all parts of such a key together",
+    "references on error pages, and digests in copies of data, which cannot be reversed",
+    "counts of keys that combine the identity with other values: name all parts of such "
+    "a key together",
     "totals in statistics, which contain no identity",
 )
 
@@ -48,7 +49,7 @@ def _forget_identity(command: Printer, options: dict[str, Any]) -> None:
     with_overrides = options["overrides"]
     number = identity.overrides().count()
     if number and not with_overrides and sys.stdin is not None and sys.stdin.isatty():
-        answer = input(f"There are {number} overrides for it. Delete them as well? [y/N] ")
+        answer = input(f"The identity has {number} overrides. Delete them as well? [y/N] ")
         with_overrides = answer.strip().lower() in ("y", "yes")
     forgotten = forget(identity, with_overrides=with_overrides)
     for kind, erased in forgotten.erased.items():

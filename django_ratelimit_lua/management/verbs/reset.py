@@ -37,7 +37,7 @@ def _reset(command: Printer, options: dict[str, Any]) -> None:
     if not names:
         command.say("Nothing was reset: no limit applies to this request.")
     elif not done:
-        command.say(f"Nothing was reset: its count under {', '.join(wanted)} is empty.")
+        command.say(f"Nothing was reset: this request has no count under {', '.join(wanted)}.")
     after = explain(described(options))
     for line in (*hints(after), verdict(after)):
         command.say(line)

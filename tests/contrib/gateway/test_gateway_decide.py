@@ -591,7 +591,7 @@ def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
             b'{"charges": [{"identity": 1, "limit": "mail", "partial": true}], "operation": '
             b'"peek"}',
             422,
-            "partial belongs to hit, not to peek",
+            "the operation peek does not take partial",
         ),
         (
             b'{"charges": [{"identity": 1, "limit": "nowhere"}]}',

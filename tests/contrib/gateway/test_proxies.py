@@ -113,7 +113,7 @@ def test_a_rule_that_waits_for_longer_is_named(settings: Any, proxy: str) -> Non
     RateLimitRule.objects.create(
         name="slow", path="/", key="ip", limit=1, unit="s", algorithm="leaky_bucket"
     )
-    assert "wait for up to 5 s, and the proxy gives up after 1 s" in told(proxy)
+    assert "wait for up to 5 s, but the proxy gives up after 1 s" in told(proxy)
     assert "gives up" not in told(proxy, timeout=6)
     settings.RATELIMIT_RULES = [
         {"name": "slower", "path": "/", "key": "ip", "rate": "1/m", "max_wait": 7}

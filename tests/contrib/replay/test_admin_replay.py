@@ -170,7 +170,7 @@ def test_the_limits_of_a_log_are_listed(operator: Client, site: None) -> None:
     by_form = RateLimitRule.objects.create(
         name="form", path="/", key="post:name", limit=4, unit="m"
     )
-    assert "it counts by post:name, which no log has" in shown(tried(operator, by_form))
+    assert "it counts by post:name, which no log contains" in shown(tried(operator, by_form))
     off = RateLimitRule.objects.create(
         name="off", path="/ok", key="ip", limit=4, unit="m", mode="off"
     )

@@ -487,7 +487,7 @@ def test_a_log_that_is_cut_does_not_keep_the_others_from_being_replayed(tmp_path
     ]
     text = command(files[2], "--rate", "9/m", "--redis", url())
     assert text.startswith("no lines\nnote: ")
-    assert "begun.gz: the file ends in the middle of line 0; it may still be written" in text
+    assert "begun.gz: the file ends in the middle of line 0; it may be incomplete" in text
 
 
 def test_the_rules_that_apply_are_replayed_or_those_of_a_file(tmp_path: Path) -> None:
