@@ -403,7 +403,7 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if not row.is_general and name not in algorithms.find(values["algorithm"]).options:
             raise LimitError(
-                _("%(option)s is not an option of %(algorithm)s, only of %(algorithms)s"),
+                _("%(algorithm)s has no option %(option)s; it is for %(algorithms)s"),
                 name,
                 option=name,
                 algorithm=values["algorithm"],

@@ -107,7 +107,7 @@ def open_reference(text: str) -> Reference:
                 return Reference(_text(number), _latest(payload >> 48), limit, prefix, secret)
     raise BadReferenceError(
         _(
-            "the reference is mistyped, or not of this site: it matches no secret of "
+            "this text is mistyped, or not a reference of this site: it matches no secret of "
             "RATELIMIT_KEY_SECRET, or of SECRET_KEY and its fallbacks"
         )
     )

@@ -104,7 +104,7 @@ def test_bans_are_listed() -> None:
     assert len(said("list", "--most", "1").splitlines()) == 1
     assert said("list", "--most", "1", "--limit", "mail").startswith(first.identity[:12])
     for none in ("0", "-1"):
-        with pytest.raises(CommandError, match="use a whole number from 1"):
+        with pytest.raises(CommandError, match="must be at least 1"):
             said("list", f"--most={none}")
 
 

@@ -169,7 +169,7 @@ def test_export_and_import_go_round(tmp_path: Path, settings: Any) -> None:
         ("- {name: x}", "needs a limit"),
         (
             "- {name: x, key: os.system, rate: 1/m, path: /}",
-            "callables can only be named in the settings",
+            "callables are only allowed in the settings",
         ),
         ("- {name: x, key: ip, rate: [1/s, 2], path: /}", "or a list of rates"),
         (
@@ -415,7 +415,7 @@ def test_an_audience_in_a_list_is_that_audience(name: str) -> None:
     [
         (
             "- {name: x, path: /, key: ip, rate: 1/s, audience: [staff, anonymous]}",
-            "line 1: rule 'x': audience is .* make a rule of each",
+            "line 1: rule 'x': audience is .* make a rule for each",
         ),
         ("- {name: x, path: /, key: ip, rate: 1/s, audience: [staff, 'group:pro']}", "audience is"),
         (
@@ -432,13 +432,13 @@ def test_an_audience_in_a_list_is_that_audience(name: str) -> None:
         ("- {name: x, path: /, key: [[ip]], rate: 1/s}", "key is"),
         (
             "- {name: 'x ', path: /, key: ip, rate: 1/s}",
-            "line 1: rule 'x ': name: Enter it without spaces",
+            "line 1: rule 'x ': name: Enter the text without spaces",
         ),
-        ("- {name: x, route: ' a', key: ip, rate: 1/s}", "route: Enter it without spaces"),
-        ("- {name: x, group: 'a ', key: ip, rate: 1/s}", "group: Enter it without spaces"),
+        ("- {name: x, route: ' a', key: ip, rate: 1/s}", "route: Enter the text without spaces"),
+        ("- {name: x, group: 'a ', key: ip, rate: 1/s}", "group: Enter the text without spaces"),
         (
             "- {name: x, path: /, key: ip, rate: 1/s, tiers: [{group: ' pro', rate: 5/s}]}",
-            "group: Enter it without spaces",
+            "group: Enter the text without spaces",
         ),
         ("- {name: x, path: /, key: ip, rate: 1/s, id: 5}", "unknown id"),
         ("- &a {name: x, path: /, key: ip, rate: 1/s}\n- *a", "line 1: not YAML: an alias"),

@@ -187,7 +187,7 @@ def test_a_rule_is_found_as_it_is_now() -> None:
     assert "all (admin): 5 per hour per address, on /plain\nAdd --path" in explained(reference)
     rule.delete()
     assert open_reference(reference).limits == ()
-    assert "unknown limit: it was removed" in explained(reference)
+    assert "Unknown limit: it was removed" in explained(reference)
 
 
 def test_a_call_site_with_a_changed_rate_is_found() -> None:
@@ -197,7 +197,7 @@ def test_a_call_site_with_a_changed_rate_is_found() -> None:
     opened = open_reference(answers[-1][HEADER])
     assert not opened.is_exact
     assert {"search:*:ip:9/s", "search:*:ip:1/h"} <= {limit.name for limit in opened.limits}
-    assert "that limit was replaced by" in explained(answers[-1][HEADER])
+    assert "The limit was replaced by" in explained(answers[-1][HEADER])
 
 
 @pytest.mark.parametrize("has_rule", [True, False])

@@ -196,9 +196,10 @@ def test_unblock_lists_what_it_did_not_end() -> None:
     [
         (
             ("block",),
-            "name exactly one subject, with one of --user, --ip, --digest, .*; make one override for each",
+            "name exactly one subject, with one of --user, --ip, --digest, .*; "
+            "make one override for each",
         ),
-        (("block", "--cookie", "c=1", "--cookie", "d=2"), "name one subject"),
+        (("block", "--cookie", "c=1", "--cookie", "d=2"), "name exactly one subject"),
         (("block", "--field", "d= "), "The value is missing"),
         (("block", "--ip", "nowhere"), "--ip 'nowhere' is not an address or network"),
         (("block", "--ip", ADDRESS, "--for", "ever"), "--for 'ever': write a number and a unit"),
@@ -206,7 +207,7 @@ def test_unblock_lists_what_it_did_not_end() -> None:
         (("unblock", "--user", "nobody"), "--user 'nobody': no user has this name"),
         (("unblock", "--field", "username"), "--field 'username': use NAME=VALUE"),
         (("reset", "--ip", "203.0.113.0/24"), "is not an address"),
-        (("reset", "--field", "a=1", "--json", "b=2"), "either form fields or JSON fields"),
+        (("reset", "--field", "a=1", "--json", "b=2"), "both form fields and JSON fields"),
     ],
 )
 def test_errors_are_explained(arguments: tuple[str, ...], problem: str) -> None:

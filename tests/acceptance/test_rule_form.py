@@ -113,7 +113,7 @@ def test_the_browser_gets_the_list_of_limits(operator: Client) -> None:
             "key is 'app.key': callables are only allowed in the settings.",
         ),
         ({"key": ""}, "key", "Choose what to count by, for example ip: the client address."),
-        ({"key": "ip+all"}, "key", "all counts every caller together; use it alone"),
+        ({"key": "ip+all"}, "key", "'all' counts all clients together; use it alone"),
         ({"limit": ""}, "limit", "A rule needs a limit, such as 100/m, unless it is exempt."),
         (
             {"path": "ok"},
@@ -149,7 +149,8 @@ def test_the_browser_gets_the_list_of_limits(operator: Client) -> None:
         (
             {"count_denied": "on", "max_wait": 1},
             "count_denied",
-            "“Count refused requests” and “Longest wait” contradict each other: remove one of them.",
+            "“Count refused requests” and “Longest wait” contradict each other: "
+            "remove one of them.",
         ),
         (
             {"algorithm": "fixed_window", "align": "day"},
@@ -164,7 +165,7 @@ def test_the_browser_gets_the_list_of_limits(operator: Client) -> None:
         (
             {"algorithm": "fixed_window", "time_zone": "Europe/Berlin"},
             "time_zone",
-            "is for windows that start",
+            "is only for windows that start",
         ),
         ({"ban_after": 5}, "ban_after", "“Ban after” needs “Ban for” as well."),
         (

@@ -598,7 +598,8 @@ def test_errors_are_reported_by_the_system_check(settings: Any, no_others: None)
     settings.RATELIMIT_GATEWAY_SECRET = None
     assert (
         "E019",
-        "The gateway answers 403 to every proxy, because RATELIMIT_GATEWAY_SECRET or RATELIMIT_TRUSTED_PROXIES is not set.",
+        "The gateway answers 403 to every proxy, because "
+        "RATELIMIT_GATEWAY_SECRET or RATELIMIT_TRUSTED_PROXIES is not set.",
     ) in found()
     settings.RATELIMIT_GATEWAY_SECRET = "short"
     assert "E001" in dict(found())

@@ -95,7 +95,7 @@ def test_a_packed_log_that_is_cut_is_tried_as_far_as_it_goes(
     text = shown(tried(operator, rule, gzip.compress(log.encode())[:-3000]))
     assert re.search(r"requests that the rule meets [1-9]", text)
     assert re.search(
-        r"Note: access.log: the file ends in the middle of line [1-9]\d*; it may still be",
+        r"Note: access.log: the file ends in the middle of line [1-9]\d*; it may be incomplete",
         text,
     )
 

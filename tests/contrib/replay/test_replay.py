@@ -536,7 +536,7 @@ def test_doubtful_numbers_are_marked(tmp_path: Path) -> None:
         (["LOG", "--rate", "5/m", "--key", "id"], "Unknown key"),
         (["LOG", "--rate", "5/m", "--burst", "3"], "no option burst"),
         (["LOG", "--key", "ip"], "--rate"),
-        (["LOG", "--rate", "5/m", "--rules", "x.yaml"], "either --rate or --rules"),
+        (["LOG", "--rate", "5/m", "--rules", "x.yaml"], "use --rate or --rules, not both"),
         (["LOG", "--rules", "x.yaml"], "x.yaml"),
         (["LOG", "--rate", "5/m", "--format", "json"], "format json"),
         (["LOG", "--rate", "5/m", "--trusted-proxies", "x"], "--trusted-proxies"),
