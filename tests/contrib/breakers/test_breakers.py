@@ -871,7 +871,7 @@ def test_what_cannot_be_judged_is_not_decorated() -> None:
             CircuitBreaker("odd")(wrong)
     with pytest.raises(LimitError):
         circuit("odd")(View)
-    with pytest.raises(LimitError, match="on a view"):
+    with pytest.raises(LimitError, match="must be a view"):
         circuit("odd", fallback="text")(broken)
     with pytest.raises(LimitError, match="on the CircuitBreaker, not on @circuit"):
         circuit(CircuitBreaker("odd"), minimum=5)
