@@ -248,7 +248,7 @@ class Call(NamedTuple):
         if len(set(keys)) < len(keys):
             names = ", ".join(charge.limit.name for charge in self.charges)
             raise LimitError(
-                f"Two limits of one call share a counter; give them different names: {names}"
+                f"Two limits of one call share a count; give them different names: {names}"
             )
         if self.registers and len(keys) > len(self.charges):
             keys.append(self.prefix + REGISTER)
@@ -382,7 +382,7 @@ class Call(NamedTuple):
             states = _with_bans(states, [place for place, _ in bans], numbers[at:])
         if cleared:
             logger.warning(
-                "Cleared %d key(s) of a foreign type under the prefix %r", cleared, self.prefix
+                "Deleted %d key(s) of an unexpected type under the prefix %r", cleared, self.prefix
             )
         if self.operation not in ("hit", "charge"):
             granted = 0

@@ -195,7 +195,7 @@ class Options(TypedDict, total=False):
         Align | None,
         Option(
             None,
-            Choice(get_args(Align), "choose None or one of"),
+            Choice(get_args(Align), "must be None or one of"),
             _("window starts"),
             _("For fixed windows. Empty: with the first request."),
             names={

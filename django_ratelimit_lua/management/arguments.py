@@ -152,8 +152,8 @@ def _fields(options: dict[str, Any]) -> list[tuple[str, str]]:
                 raise CommandError(f"--{option} {given!r}: use NAME{mark}VALUE")
             if not kind and name not in registered_keys():
                 raise CommandError(
-                    f"--key {name!r} is not in RATELIMIT_KEYS: "
-                    f"{', '.join(registered_keys()) or 'empty'}"
+                    f"--key {name!r} is not in RATELIMIT_KEYS; known keys: "
+                    f"{', '.join(registered_keys()) or 'none'}"
                 )
             fields.append((f"{kind}:{name}".removeprefix(":"), value))
     return fields

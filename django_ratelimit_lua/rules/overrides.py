@@ -312,7 +312,7 @@ def _read(given: Any) -> Override:
         raise ValueError(f"unknown kind {kind!r}")
     unknown = ", ".join(sorted(given.keys() - _WORDS))
     if unknown and effect != "block":
-        raise ValueError(f"unknown {unknown}")
+        raise ValueError(f"unknown fields {unknown}")
     if unknown:
         logger.warning("Unknown fields of a block are ignored: %s", unknown)
     numbers = {word: given[word] for word in _NUMBERS if given.get(word) is not None}

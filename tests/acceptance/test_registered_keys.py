@@ -368,7 +368,9 @@ def test_commands_name_a_tenant(
     assert "would be refused" in said("rules", "explain", "--path=/ok/", "--key", "tenant=acme")
     said("block", "--key", "tenant=globex", "--for", "1h")
     assert get("globex") == 429
-    with pytest.raises(CommandError, match="--key 'tenat' is not in RATELIMIT_KEYS: tenant, plan"):
+    with pytest.raises(
+        CommandError, match="--key 'tenat' is not in RATELIMIT_KEYS; known keys: tenant, plan"
+    ):
         said("block", "--key", "tenat=acme", "--for", "1h")
     client = digest(("tenant", "acme")).decode()
     assert traces(direct, prefix, client)

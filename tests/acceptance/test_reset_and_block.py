@@ -100,7 +100,7 @@ def test_one_limit_of_several_is_reset() -> None:
     assert status("/both/") == 200
     with pytest.raises(
         CommandError,
-        match=r"the limit 'nothing' does not apply to this request; these apply: .*5/h",
+        match=r"the limit 'nothing' does not apply to this request; limits that apply: .*5/h",
     ):
         said("reset", "--path", "/both/", "--limit", "nothing")
 

@@ -102,7 +102,7 @@ class DecidePlanner(Planner):
         charges = [planned.charge for planned in self.charges]
         slots = [charge.limit.name for charge in charges if charge.limit.holds]
         if operation in ("slot", "release") and not slots:
-            raise ProblemError(422, "None of these limits is a concurrency limit.")
+            raise ProblemError(422, f"The operation {operation} needs a concurrency limit.")
         if slots and self.operation == "hit" and operation != "slot":
             raise ProblemError(
                 422,

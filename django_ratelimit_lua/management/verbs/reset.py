@@ -25,7 +25,7 @@ def _reset(command: Printer, options: dict[str, Any]) -> None:
     unknown = ", ".join(repr(name) for name in sorted(wanted) if name not in names)
     if unknown:
         raise CommandError(
-            f"the limit {unknown} does not apply to this request; these apply: "
+            f"the limit {unknown} does not apply to this request; limits that apply: "
             f"{', '.join(names) or 'none'}"
         )
     try:

@@ -36,7 +36,7 @@ REFRESH_SECONDS = 0.2
 @verb(
     "replay",
     "show what limits would have decided about the requests of access logs, at the times "
-    "in the logs. The counts are on a server of their own, apart from those of the site",
+    "in the logs. The counts of the site do not change",
     argument(
         "logs",
         nargs="+",
