@@ -301,7 +301,7 @@ def test_a_rule_that_locks_the_admin_out_is_switched_off_from_a_terminal() -> No
     assert said("mode", "all", "off") == "all: 0 per minute per address, on /, off\n"
     assert Client().get("/ok").status_code == 200
     assert RateLimitChange.objects.order_by("-pk")[0].by == "ratelimit rules mode"
-    with pytest.raises(CommandError, match="it has: all"):
+    with pytest.raises(CommandError, match="known rules: all"):
         said("mode", "every", "off")
 
 
@@ -441,7 +441,7 @@ def test_an_audience_in_a_list_is_that_audience(name: str) -> None:
             "group: Enter the text without spaces",
         ),
         ("- {name: x, path: /, key: ip, rate: 1/s, id: 5}", "unknown id"),
-        ("- &a {name: x, path: /, key: ip, rate: 1/s}\n- *a", "line 1: not YAML: an alias"),
+        ("- &a {name: x, path: /, key: ip, rate: 1/s}\n- *a", "line 1: not YAML: aliases"),
         ("[" * 10_000, "nested too deeply"),
         ("- {name: x, path: /, key: ip, rate: 1/s, order: " + "9" * 5000 + "}", "not YAML"),
         (

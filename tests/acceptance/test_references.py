@@ -235,7 +235,10 @@ def test_after_a_change_of_the_secret_it_is_still_opened(settings: Any) -> None:
 
 def test_what_is_no_reference_is_an_error_of_the_command() -> None:
     """With what is wrong with it."""
-    for text, problem in (("hello", "a reference has 20 letters"), ("X" * 20, "this is mistyped")):
+    for text, problem in (
+        ("hello", "a reference has 20 letters"),
+        ("X" * 20, "this text is mistyped"),
+    ):
         with pytest.raises(CommandError, match=f"^--reference: {problem}"):
             explained(text)
 

@@ -160,8 +160,8 @@ def test_a_value_of_another_type_is_an_error_that_names_the_key(rf: Any) -> None
     ("keys", "problem"),
     [
         (["tenant"], "must be a dict"),
-        ({"Tenant": tenant}, "has the name 'Tenant'"),
-        ({"a:b": tenant}, "has the name 'a:b'"),
+        ({"Tenant": tenant}, "the name 'Tenant' is invalid"),
+        ({"a:b": tenant}, "the name 'a:b' is invalid"),
         *(
             ({name: tenant}, "reserved")
             for name in ("ip", "header", "exact", "network", "digest", "entry")
