@@ -85,6 +85,28 @@ def answers(address: str) -> bool:
         return False
 
 
+def headless(profile: Path) -> Any:
+    """A headless Chromium with a profile of its own."""
+    from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+
+    options = ChromeOptions()
+    options.binary_location = CHROMIUM or ""
+    for argument in (
+        "headless",
+        "no-sandbox",
+        "disable-gpu",
+        "disable-quic",
+        "no-first-run",
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-sync",
+        f"user-data-dir={profile}",
+    ):
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return Chrome(options=options, service=ChromeService(DRIVER))
+
+
 def screenshot(browser: Any, name: str) -> None:
     if "SCREENSHOTS" in os.environ:
         browser.save_screenshot(f"{os.environ['SCREENSHOTS']}/{name}.png")

@@ -7,7 +7,7 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -77,7 +77,7 @@ class BanForm(forms.Form):
     )
     why = forms.CharField(label=gettext_lazy("Reason"), max_length=200)
 
-    def __init__(self, data: Any = None) -> None:
+    def __init__(self, data: QueryDict | None = None) -> None:
         super().__init__(data, label_suffix="")
         self.limits = banning_limits()
         field: Any = self.fields["limit"]
@@ -91,7 +91,7 @@ class BanPage(ActionPage):
 
     may_see = staticmethod(may_inspect)
 
-    def view(self, request: HttpRequest, **context: Any) -> HttpResponse:
+    def view(self, request: HttpRequest, **context: object) -> HttpResponse:
         """The banned clients."""
         context = {"form": BanForm(), "chosen": request.GET.get("rule", ""), **context}
         try:
@@ -100,7 +100,7 @@ class BanPage(ActionPage):
             context["error"] = error
         return page_response(self, request, "bans.html", context)
 
-    def _found(self, request: HttpRequest) -> dict[str, Any]:
+    def _found(self, request: HttpRequest) -> dict[str, object]:
         chosen = request.GET.get("rule", "")
         found = active_bans()
         listed = [active for active in found if chosen in ("", active.rule, active.limit)]
@@ -139,7 +139,7 @@ class BanPage(ActionPage):
             "number": number,
         }
 
-    def act(self, request: HttpRequest) -> dict[str, Any]:
+    def act(self, request: HttpRequest) -> dict[str, object]:
         """Lift a ban, add one, or block its client."""
         action, _colon, key = request.POST.get("action", "").partition(":")
         if action == "add":
@@ -156,7 +156,7 @@ class BanPage(ActionPage):
             messages.success(request, LIFTED[action] % _placeholders(request, named[0]))
         return {}
 
-    def _block(self, request: HttpRequest, active: ActiveBan) -> dict[str, Any]:
+    def _block(self, request: HttpRequest, active: ActiveBan) -> dict[str, object]:
         if active.identity in own_digests(request):
             messages.error(
                 request, _("This includes your own account: you would lock yourself out.")
@@ -174,7 +174,7 @@ class BanPage(ActionPage):
         save_override(request, override, {**placeholders, "duration": DURATIONS[duration]})
         return {}
 
-    def _add(self, request: HttpRequest, form: BanForm) -> dict[str, Any]:
+    def _add(self, request: HttpRequest, form: BanForm) -> dict[str, object]:
         if not form.is_valid():
             return {"form": form}
         limit = form.limits[form.cleaned_data.pop("limit")]
@@ -206,6 +206,6 @@ def _client(parts: list[ReadablePart], active: ActiveBan) -> str:
     return client_words(", ".join(part.words for part in parts), active.identity)
 
 
-def _placeholders(request: HttpRequest, active: ActiveBan) -> dict[str, Any]:
+def _placeholders(request: HttpRequest, active: ActiveBan) -> dict[str, str]:
     (parts,) = _parts(request, [active])
     return {"client": _client(parts, active), "limit": active.limit}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -9,8 +10,9 @@ from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.widgets import AutocompleteSelect
 from django.core.exceptions import ValidationError
-from django.db.models import DateTimeField, QuerySet
-from django.http import HttpRequest, HttpResponseRedirect
+from django.db.models import DateTimeField, ForeignKey, Model, QuerySet
+from django.forms import ModelChoiceField
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from ..models.audit import acting
@@ -19,7 +21,7 @@ from ..publishing import triggers
 from ..rules.rule import UNWRITABLE
 
 
-def is_key(field: Any, value: Any) -> bool:
+def is_key(field: Any, value: object) -> bool:
     """Whether a value can be one of a key. Django queries any value, and databases raise errors."""
     try:
         field.clean(value, None)
@@ -31,7 +33,9 @@ def is_key(field: Any, value: Any) -> bool:
 class Autocomplete(AutocompleteSelect):
     """Django's widget, which also renders a form with an invalid key."""
 
-    def optgroups(self, name: str, value: Any, attr: Any = None) -> Any:
+    def optgroups(
+        self, name: str, value: Sequence[str], attr: dict[str, object] | None = None
+    ) -> Any:
         key = self.field.remote_field.model._meta.pk
         return super().optgroups(
             name, [chosen for chosen in value if not chosen or is_key(key, chosen)], attr
@@ -46,26 +50,32 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
         css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
 
-    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    def changeform_view(
+        self, request: HttpRequest, *args: object, **kwargs: object
+    ) -> HttpResponse:
         return _audited(super().changeform_view, request, *args, **kwargs)
 
-    def changelist_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, object] | None = None
+    ) -> HttpResponse:
         texts = [text for _name, values in request.GET.lists() for text in values]
         if any(map(UNWRITABLE.search, texts)):
             # Django's answer to a filter that it cannot apply.
             return HttpResponseRedirect(f"{request.path}?e=1")
-        return _audited(super().changelist_view, request, *args, **kwargs)
+        return _audited(super().changelist_view, request, extra_context)
 
-    def delete_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    def delete_view(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
         return _audited(super().delete_view, request, *args, **kwargs)
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Model | None:
         """Return a row. An empty name of a field, as a link may have it, is ignored."""
         return super().get_object(request, object_id, from_field or None)
 
     def response_action(
-        self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
-    ) -> Any:
+        self, request: HttpRequest, queryset: QuerySet[Model], *args: Any, **kwargs: Any
+    ) -> HttpResponse | None:
         chosen = request.POST.getlist(ACTION_CHECKBOX_NAME)
         if not all(is_key(self.opts.pk, key) for key in chosen):
             messages.error(request, _("The selection is not in the list. Nothing was changed."))
@@ -74,7 +84,7 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         """Return the initial values of a link, if they are valid for their fields."""
-        initial: dict[str, Any] = dict(super().get_changeform_initial_data(request))
+        initial = dict(super().get_changeform_initial_data(request))
         for field in self.opts.concrete_fields:
             if isinstance(field, DateTimeField) and field.name in initial:
                 text = initial.pop(field.name)
@@ -82,7 +92,9 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                     initial[field.name] = within(field.to_python(text))
         return initial
 
-    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+    def formfield_for_foreignkey(
+        self, db_field: ForeignKey[Model, Model], request: HttpRequest, **kwargs: Any
+    ) -> ModelChoiceField[Model] | None:
         if db_field.name in self.get_autocomplete_fields(request):
             kwargs.setdefault(
                 "widget", Autocomplete(db_field, self.admin_site, using=kwargs.get("using"))
@@ -90,12 +102,14 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
 
-def _audited(view: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+def _audited(
+    view: Callable[..., HttpResponse], request: HttpRequest, *args: object, **kwargs: object
+) -> HttpResponse:
     with acting(request.user):
         return with_warnings(request, view(request, *args, **kwargs))
 
 
-def with_warnings(request: HttpRequest, response: Any) -> Any:
+def with_warnings(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     """Return the response, with a warning if saved changes are not live."""
     is_saved = request.method == "POST" and getattr(response, "status_code", 0) == 302
     if is_saved and triggers.unpublished:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
@@ -17,7 +15,7 @@ MAX_NAMES = 1000
 """Maximum number of names on a page. More would make it slow, and are not read."""
 
 
-def choices() -> dict[str, Any]:
+def choices() -> dict[str, object]:
     """Return the choices for the template of the form."""
     look_for_call_sites()
     keys = [*BUILT_IN.values(), *registered_keys().values()]

@@ -12,6 +12,7 @@ from typing import Any
 from django import forms
 from django.apps import apps
 from django.core.exceptions import ValidationError
+from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
@@ -27,7 +28,7 @@ from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
 from ..models.rate_fields import problem_text, written
 from ..models.rule import METHODS
 from ..operations.confirmations import confirmations, enforcing, notices, override_confirmations
-from .versioned import VersionedForm
+from .versioned import Cleaned, VersionedForm
 
 
 def group_names() -> dict[str, str]:
@@ -41,13 +42,13 @@ class RatesField(forms.CharField):
 
     widget = forms.Textarea(attrs={"rows": 2, "cols": 20})
 
-    def prepare_value(self, value: Any) -> Any:
+    def prepare_value(self, value: object) -> object:
         """Lines for a list. Input of a browser, and values edited by hand, stay as they are."""
         if isinstance(value, list):
             return "\n".join(map(str, value))
         return value
 
-    def to_python(self, value: Any) -> Any:
+    def to_python(self, value: object) -> Any:
         """A list of rates as rules write them. Raises `ValidationError` that names the line."""
         lines = map(str.strip, (super().to_python(value) or "").splitlines())
         try:
@@ -80,7 +81,7 @@ class AskingForm(VersionedForm):
         widget=forms.CheckboxInput(check_test=lambda value: False),
     )
 
-    def ask(self, warnings: Sequence[tuple[str, Any]], subject: Sequence[str] = ()) -> None:
+    def ask(self, warnings: Sequence[tuple[str, str]], subject: Sequence[str] = ()) -> None:
         """Add the warnings as errors of their fields, unless they are confirmed.
 
         Args:
@@ -107,7 +108,7 @@ class RuleForm(AskingForm):
     """Whether its tiers are edited in the same form."""
     notices: Sequence[str] = ()
     """What to show once the rule is saved."""
-    filled: Mapping[str, Any] = {}
+    filled: Mapping[str, object] = {}
     """Unsaved values in the fields of an existing rule, in place of its own."""
 
     more_rates = _further()
@@ -146,7 +147,7 @@ class RuleForm(AskingForm):
             "message": forms.Textarea(attrs={"rows": 2}),
         }
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.is_editable = "path" in self.fields  # Otherwise the rule may only be viewed.
         for word, added in rule_fields().items():
@@ -177,7 +178,7 @@ class RuleForm(AskingForm):
             choices = [(name, name) for name in dict.fromkeys([*names, *added])]
             self.fields[field].choices = choices  # type: ignore[attr-defined]
 
-    def clean(self) -> dict[str, Any]:
+    def clean(self) -> Cleaned:
         """Check what the model cannot. Line breaks become those of files, as browsers send others.
 
         Raises `ValidationError` for contradictions.
@@ -213,7 +214,7 @@ class RowForm(VersionedForm):
     Their labels name the rule, for screen readers.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         for field in (bound.field for bound in self.visible_fields()):
             field.help_text = ""
@@ -239,7 +240,7 @@ def versions_of(rules: Sequence[RateLimitRule]) -> str:
 class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
     """The tiers of a rule, which have to fit it as it is in the form, not as it was saved last."""
 
-    def _construct_form(self, i: int, **kwargs: Any) -> Any:
+    def _construct_form(self, i: int, **kwargs: object) -> Any:
         form = super()._construct_form(i, **kwargs)  # type: ignore[misc]
         form.instance.rule = self.instance
         return form
@@ -269,7 +270,7 @@ class TierForm(VersionedForm):
         fields = ("group", "limit", "period", "unit", "more_rates", "burst")
         labels = SENTENCE
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.groups = {"": "—", **group_names()}
         self.groups.setdefault(self.instance.group, self.instance.group)
@@ -327,10 +328,10 @@ class OverrideForm(AskingForm):
         }
 
     more_columns = ("subject",)  # A value is kept as that.
-    request: Any = None
+    request: HttpRequest
     MAX_NETWORKS = 1000
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.networks: list[str] = []
         if "network" in self.fields and self.instance.pk is None:
@@ -348,7 +349,7 @@ class OverrideForm(AskingForm):
             for part, label in zip(field.widget.widgets, (_("date"), _("time")), strict=True):
                 part.attrs["aria-label"] = f"{field.label}: {label}"
 
-    def clean(self) -> dict[str, Any]:
+    def clean(self) -> Cleaned:
         """Raises `ValidationError` for blocking oneself."""
         given = super().clean()
         if given.get("value"):
@@ -404,7 +405,7 @@ class OverrideForm(AskingForm):
         self.networks = list(networks)
         return next(iter(networks), "")
 
-    def _refuse_own(self, given: Mapping[str, Any]) -> None:
+    def _refuse_own(self, given: Cleaned) -> None:
         """Add an error if the block would lock out its author."""
         address = own_address(self.request)
         if any(covers(network, address) for network in self.networks):
@@ -419,7 +420,7 @@ class OverrideForm(AskingForm):
                 )
 
 
-def own_proxy(request: Any) -> str | None:
+def own_proxy(request: HttpRequest) -> str | None:
     """Return the address of the proxy that forwarded the request, if its headers name one."""
     peer = parse_address(request.META.get("REMOTE_ADDR") or "")
     if peer is None or not {"HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED"} & request.META.keys():
@@ -427,12 +428,12 @@ def own_proxy(request: Any) -> str | None:
     return str(peer)
 
 
-def own_address(request: Any) -> str:
+def own_address(request: HttpRequest) -> str:
     """Return the address a request comes from; empty if it is not known."""
     return str(client_address(request).address or "")
 
 
-def own_digests(request: Any) -> set[str]:
+def own_digests(request: HttpRequest) -> set[str]:
     """Return the digests of the author of a request, as limits by user, address and both count.
 
     With those by an earlier secret: overrides about them apply as well.

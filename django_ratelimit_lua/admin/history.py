@@ -9,7 +9,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.db import models, router, transaction
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils import formats
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
@@ -24,7 +24,7 @@ from ..operations.formatting import moment_words
 from ..operations.history_names import MAX_NAMED
 from ..operations.rules_yaml import build_rule, save_rule
 from ..rules.describe import rate_words, reading
-from ..rules.rule import RuleError
+from ..rules.rule import Declared, RuleError
 from .base import ActingAdmin
 from .identities import client_words, identity_words
 from .pages import ReadOnlyAdmin
@@ -78,14 +78,14 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
     return lines
 
 
-def _mapping(declared: Any) -> Mapping[str, Any]:
+def _mapping(declared: object) -> Declared:
     """The words of a declaration; none if a script has written anything else."""
     if isinstance(declared, Mapping):
         return declared
     return {}
 
 
-def _action_words(action: str, after: Mapping[str, Any], *, may_see_who: bool) -> list[str]:
+def _action_words(action: str, after: Declared, *, may_see_who: bool) -> list[str]:
     """An action of an operator on a client."""
     slot = after.get("slot")
     reason = list(filter(None, [after.get("why")]))
@@ -194,8 +194,8 @@ class ChangeAdmin(ReadOnlyAdmin, ActingAdmin):
         return super().get_queryset(request).annotate(may_see_who=may_see_who)
 
     def render_change_form(
-        self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, request: HttpRequest, context: dict[str, object], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
         change = kwargs.get("obj")
         context["may_restore"] = (
             change is not None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.contrib.auth import get_user_model
+from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
@@ -47,7 +48,7 @@ def client_words(name: str, digest: str) -> str:
     return f"{name} ({short})"
 
 
-def _users(keys: Sequence[str]) -> dict[str, Any]:
+def _users(keys: Sequence[str]) -> dict[str, User]:
     model = get_user_model()
     found = []
     for key in keys:
@@ -57,7 +58,7 @@ def _users(keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _readable(
-    request: HttpRequest, kind: str, value: str, users: Mapping[str, Any]
+    request: HttpRequest, kind: str, value: str, users: Mapping[str, User]
 ) -> ReadablePart:
     if kind == "user" and value in users:
         user = _("user %(user)s") % {"user": users[value]}
@@ -76,7 +77,7 @@ def _part_words(kind: str, value: str) -> str:
     return f"{key_label(kind)} {value}"
 
 
-def _user_url(request: HttpRequest, user: Any) -> str:
+def _user_url(request: HttpRequest, user: User) -> str:
     meta = user._meta
     if not request.user.has_perm(f"{meta.app_label}.view_{meta.model_name}"):
         return ""

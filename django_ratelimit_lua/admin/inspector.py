@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.shortcuts import redirect
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -58,7 +59,7 @@ def may_inspect(request: HttpRequest) -> bool:
 
 
 def save_override(
-    request: HttpRequest, override: RateLimitOverride, placeholders: dict[str, Any]
+    request: HttpRequest, override: RateLimitOverride, placeholders: Mapping[str, object]
 ) -> bool:
     """Save an override and report it, with `placeholders` for its client and duration.
 
@@ -79,7 +80,7 @@ class InspectorPage(Page):
 
     may_see = staticmethod(may_inspect)
 
-    def view(self, request: HttpRequest, **context: Any) -> HttpResponse:
+    def view(self, request: HttpRequest, **context: object) -> HttpResponse:
         return redirect("admin:django_ratelimit_lua_inspect")
 
 
@@ -135,7 +136,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                 context["is_of"] = context["opened"].is_of(context["found"])
         return page_response(self, request, "inspect.html", context)
 
-    def _found(self, request: HttpRequest, form: RequestForm) -> dict[str, Any]:
+    def _found(self, request: HttpRequest, form: RequestForm) -> dict[str, object]:
         """The page's context for the request."""
         described = form.build()
         found = explain(described)
@@ -155,7 +156,9 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             "looked_at": described.META.get("REMOTE_ADDR"),
         }
 
-    def _act(self, request: HttpRequest, form: RequestForm, button: str) -> dict[str, Any] | None:
+    def _act(
+        self, request: HttpRequest, form: RequestForm, button: str
+    ) -> dict[str, object] | None:
         """Perform the action of a button, or return what needs confirmation first."""
         action, _colon, target = button.partition(":")
         found = explain(form.build())
@@ -175,7 +178,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def _override(
         self, request: HttpRequest, form: RequestForm, found: Explanation, action: Any, target: str
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, object] | None:
         """Add an override. Raises `ValidationError` if it is invalid."""
         kind = request.POST.get("subject", "")
         duration = request.POST.get("duration", HOUR)
@@ -256,12 +259,12 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.warning(request, _("Nothing was reset: for this request, nothing is counted."))
 
 
-def _first_with(name: str, *sources: Any) -> Any:
+def _first_with(name: str, *sources: QueryDict) -> QueryDict | None:
     """The first data that has a field of this name; None if none has."""
     return next((data for data in sources if name in data), None)
 
 
-def _identified(request: HttpRequest, identity: ExplainedIdentity) -> dict[str, Any]:
+def _identified(request: HttpRequest, identity: ExplainedIdentity) -> dict[str, object]:
     """The page's context for the digest of an identity."""
     last = [offence for offence in identity.offences[-1:] if offence.path]
     return {
@@ -312,7 +315,7 @@ def _is_oneself(request: HttpRequest, subject: Subject) -> bool:
     return is_own_network or subject.client() in own_digests(request)
 
 
-def _rows(request: HttpRequest, found: Explanation) -> list[dict[str, Any]]:
+def _rows(request: HttpRequest, found: Explanation) -> list[dict[str, object]]:
     """The limits as the page shows them."""
     if found.decision.source == "fallback":
         messages.warning(request, _("Redis is unavailable: the counts are not known."))

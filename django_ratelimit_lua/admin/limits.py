@@ -7,9 +7,11 @@ from contextlib import suppress
 from typing import Any
 
 from django.contrib import admin, messages
+from django.contrib.admin.options import InlineModelAdmin
 from django.core.exceptions import PermissionDenied, ValidationError
+from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
-from django.urls import path, reverse
+from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
@@ -31,14 +33,14 @@ class ListColumn:
         self.__name__ = column.name
         self.short_description = column.heading
         self.column = column
-        self._cells: Mapping[str, Any] = {}
+        self._cells: Mapping[str, object] = {}
 
     def read(self, request: HttpRequest, rules: Mapping[str, RateLimitRule | None]) -> None:
         """Read the cells of these limits. If Redis is unavailable, they are empty."""
         with suppress(StoreError):
             self._cells = self.column.cells(request, rules)
 
-    def __call__(self, limit: RateLimitRule | LimitInCode) -> Any:
+    def __call__(self, limit: RateLimitRule | LimitInCode) -> object:
         return self._cells.get(limit.name, "—")
 
 
@@ -47,7 +49,7 @@ def list_columns() -> list[ListColumn]:
     return [ListColumn(column) for extension in extensions for column in extension.columns]
 
 
-def copied(request: HttpRequest) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def copied(request: HttpRequest) -> tuple[dict[str, object], list[dict[str, object]]]:
     """Return the initial values of a new rule and its tiers, which a link names.
 
     They are those of a rule (`copy`), of a rule of the `settings`, of a call site (`instead` of
@@ -74,14 +76,14 @@ def copied(request: HttpRequest) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return values, [{"group": tier.group, **tier.numbers()} for tier in tiers]
 
 
-def filled_in(request: HttpRequest, more_rates: Any) -> dict[str, Any]:
+def filled_in(request: HttpRequest, more_rates: Any) -> dict[str, object]:
     """Return the values that a link from the refusal curve sets in the form of a rule.
 
     They are its `limit` or `burst`, or, as `further_limit`, the limit of the period `further` among
     its further limits.
     """
     query = request.GET
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name in ("limit", "burst"):
         field: Any = RateLimitRule._meta.get_field(name)
         if query.get(name):
@@ -95,12 +97,12 @@ def filled_in(request: HttpRequest, more_rates: Any) -> dict[str, Any]:
     return values
 
 
-def _of_code(query: Mapping[str, Any]) -> dict[str, Any]:
+def _of_code(query: Mapping[str, str]) -> dict[str, object]:
     beside = query.get("beside", "")
     name = query.get("instead") or beside
     if not name:
         return {}
-    values: dict[str, Any] = {"name": name}
+    values: dict[str, object] = {"name": name}
     sites = call_sites_of(name)
     if not sites:
         return values
@@ -131,7 +133,7 @@ def _of_code(query: Mapping[str, Any]) -> dict[str, Any]:
 class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
     """The part of the admin of rules about the limits in the code."""
 
-    def get_urls(self) -> list[Any]:
+    def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view(self.limits_view)
         return [path("limits/", view, name="django_ratelimit_lua_limits"), *super().get_urls()]
 
@@ -173,9 +175,9 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
         return {**filled, **values, **filled_in(request, values.get("more_rates"))}
 
     def get_formset_kwargs(
-        self, request: HttpRequest, obj: Any, inline: Any, prefix: str
+        self, request: HttpRequest, obj: object, inline: InlineModelAdmin[Model, Model], prefix: str
     ) -> dict[str, Any]:
-        kwargs: dict[str, Any] = super().get_formset_kwargs(request, obj, inline, prefix)
+        kwargs = super().get_formset_kwargs(request, obj, inline, prefix)
         if getattr(obj, "pk", None) is None:
             kwargs["initial"] = copied(request)[1]
         return kwargs

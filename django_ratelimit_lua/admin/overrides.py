@@ -9,9 +9,9 @@ from django.contrib import admin, messages
 from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
 from django.contrib.auth import get_user_model
 from django.db import router, transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.urls import path
+from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -36,10 +36,12 @@ class ActiveFilter(admin.SimpleListFilter):
     title = gettext_lazy("active")
     parameter_name = "active"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+    def lookups(self, request: HttpRequest, model_admin: object) -> list[tuple[str, str]]:
         return [("yes", _("active")), ("no", _("ended or not started"))]
 
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+    def queryset(
+        self, request: HttpRequest, queryset: QuerySet[RateLimitOverride]
+    ) -> QuerySet[RateLimitOverride]:
         active = Q(pk__in=RateLimitOverride.objects.active().values("pk"))
         return queryset.filter({"yes": active, "no": ~active}.get(str(self.value()), Q()))
 
@@ -82,7 +84,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
     )
 
     @admin.action(description=gettext_lazy("End now"), permissions=["block"])
-    def end_now(self, request: HttpRequest, queryset: Any) -> None:
+    def end_now(self, request: HttpRequest, queryset: QuerySet[RateLimitOverride]) -> None:
         """End overrides: one change, and a line for each in Django's log."""
         overrides = RateLimitOverride.objects.filter(pk__in=queryset.values("pk"))
         ending = list(overrides.lasting().select_related("user"))
@@ -97,12 +99,12 @@ class OverrideAdmin(Inspector, ActingAdmin):
             _("%(number)d ended. This applies to the next request.") % {"number": len(ending)},
         )
 
-    def get_urls(self) -> list[Any]:
+    def get_urls(self) -> list[URLPattern]:
         """The URLs of the inspector, in addition to Django's."""
         view = self.admin_site.admin_view(self.inspect_view)
         return [path("inspect/", view, name="django_ratelimit_lua_inspect"), *super().get_urls()]
 
-    def get_autocomplete_fields(self, request: HttpRequest) -> Any:
+    def get_autocomplete_fields(self, request: HttpRequest) -> tuple[str, ...]:
         users = self.admin_site._registry.get(get_user_model())
         if users is None or not users.get_search_fields(request):
             return ("rule",)
@@ -157,17 +159,17 @@ class OverrideAdmin(Inspector, ActingAdmin):
         )
 
     @admin.display(description=gettext_lazy("created at"))
-    def created(self, override: RateLimitOverride) -> Any:
+    def created(self, override: RateLimitOverride) -> str:
         return (override.created_at and moment_element(override.created_at)) or "—"
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return super().has_view_permission(request, obj) or self.has_block_permission(request)
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         return super().has_module_permission(request) or self.has_block_permission(request)
 
     def save_model(
-        self, request: HttpRequest, obj: RateLimitOverride, form: Any, change: bool
+        self, request: HttpRequest, obj: RateLimitOverride, form: OverrideForm, change: bool
     ) -> None:
         if change:
             super().save_model(request, obj, form, change)
@@ -193,15 +195,15 @@ class OverrideAdmin(Inspector, ActingAdmin):
             obj.pk = saved[0].pk
             vars(obj)[REPEATED] = True
 
-    def log_addition(self, request: HttpRequest, obj: RateLimitOverride, message: Any) -> Any:
+    def log_addition(self, request: HttpRequest, obj: RateLimitOverride, message: object) -> Any:
         if REPEATED not in vars(obj):
             return super().log_addition(request, obj, message)
         return None
 
     def response_add(
-        self, request: HttpRequest, obj: RateLimitOverride, *args: Any, **kwargs: Any
+        self, request: HttpRequest, obj: RateLimitOverride, post_url_continue: str | None = None
     ) -> HttpResponse:
         """Report an addition only if there was one."""
         if REPEATED in vars(obj):
             return self.response_post_save_add(request, obj)
-        return super().response_add(request, obj, *args, **kwargs)
+        return super().response_add(request, obj, post_url_continue)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
+from django.db.models import Model
 from django.db.models.options import Options
-from django.http import HttpRequest, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import path
+from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
@@ -20,7 +21,10 @@ T = TypeVar("T")
 
 
 def page_response(
-    model_admin: Any, request: HttpRequest, template: str, context: dict[str, Any]
+    model_admin: admin.ModelAdmin[Model],
+    request: HttpRequest,
+    template: str,
+    context: Mapping[str, object],
 ) -> TemplateResponse:
     """Render a page in the frame of the admin.
 
@@ -54,7 +58,7 @@ def may_see_rules(request: HttpRequest) -> bool:
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """An admin without buttons to add, change or delete."""
 
-    def has_add_permission(self, request: HttpRequest, *args: Any, **kwargs: Any) -> bool:
+    def has_add_permission(self, request: HttpRequest, *args: object, **kwargs: object) -> bool:
         return False
 
     has_change_permission = has_add_permission
@@ -69,45 +73,45 @@ class Page(ReadOnlyAdmin):
 
         css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
 
-    may_see: Any
+    may_see: Callable[[HttpRequest], bool]
     """Whether the user of a request may see the page: `staticmethod(function)`."""
-    view: Any
+    view: Callable[..., HttpResponse]
     """Answers a request."""
 
-    def get_urls(self) -> list[Any]:
+    def get_urls(self) -> list[URLPattern]:
         """The one page, at the URL where the admin expects the list of a model."""
         name = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
         return [path("", self.admin_site.admin_view(self.page_view), name=name)]
 
-    def page_view(self, request: HttpRequest) -> Any:
+    def page_view(self, request: HttpRequest) -> HttpResponse:
         """The page, for users who may see it."""
         if not self.may_see(request):
             raise PermissionDenied
         return self.view(request)
 
-    def has_module_permission(self, request: HttpRequest) -> Any:
+    def has_module_permission(self, request: HttpRequest) -> bool:
         return self.may_see(request)
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> Any:
+    def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return self.may_see(request)
 
 
 class ActionPage(Page):
     """A page with buttons, for users who may block identities."""
 
-    act: Any
+    act: Callable[[HttpRequest], dict[str, object]]
     """Performs the action of a button.
 
     Returns what the page shows in addition if the action needs another step; empty: it is done.
     """
 
-    def page_view(self, request: HttpRequest) -> Any:
+    def page_view(self, request: HttpRequest) -> HttpResponse:
         """The page, or the action of a button, which sends to the same URL."""
         if request.method != "POST":
             return super().page_view(request)
         if not (self.may_see(request) and request.user.has_perm(BLOCK_PERMISSION)):
             raise PermissionDenied
-        next_step: dict[str, Any] = {}
+        next_step: dict[str, object] = {}
         try:
             with acting(request.user):
                 next_step = self.act(request)
@@ -129,8 +133,8 @@ def read_or_warn(request: HttpRequest, read: Callable[[], list[T]]) -> list[T] |
 
 def register_page(
     name: str,
-    title: Any,
-    page: type[admin.ModelAdmin],  # type: ignore[type-arg]
+    title: object,
+    page: type[admin.ModelAdmin[Model]],
     app: str = "django_ratelimit_lua",
 ) -> None:
     """Register a page with the admin, as a model of an app that has no table."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from django.http import QueryDict
 from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
@@ -16,6 +15,7 @@ from ..operations.plot import Plot, labels, ticks
 from ..operations.simulate import Simulation, simulate
 from ..rules.rule import RuleError, compile_rule
 from .forms import PreviewForm
+from .versioned import Cleaned
 
 FIELDS = (
     *("limit", "period", "unit", "more_rates", "cost", "exempt"),
@@ -24,7 +24,7 @@ FIELDS = (
 """The fields of a rule that a preview uses."""
 
 
-def previewed(posted: Any) -> dict[str, Any]:
+def previewed(posted: QueryDict) -> dict[str, object]:
     """Return the context of the preview's template, from a form that may be incomplete."""
     if not posted.get("limit") and not posted.get("exempt"):
         return {"hint": _("Enter a limit to see what it would do.")}
@@ -81,7 +81,7 @@ def previewed(posted: Any) -> dict[str, Any]:
     return {"plot": plot(simulation).svg(), "words": words(simulation), "notes": left_out}
 
 
-def notes(given: dict[str, Any]) -> list[str]:
+def notes(given: Cleaned) -> list[str]:
     """Return the parts of the rule in the form that the preview ignores."""
     left_out = []
     if given.get("mode") == "shadow":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 
@@ -16,7 +15,7 @@ class ProcessPage(Page):
 
     may_see = staticmethod(may_see_rules)
 
-    def view(self, request: HttpRequest, **context: Any) -> HttpResponse:
+    def view(self, request: HttpRequest, **context: object) -> HttpResponse:
         found = read_or_warn(request, processes)
         context = {
             "processes": [

@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django import forms
+from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.core.validators import RegexValidator
 from django.http import HttpRequest, QueryDict
@@ -19,6 +20,7 @@ from ..models.rule import METHODS
 from ..operations.reference import BadReferenceError, OpenedReference, open_reference
 from ..operations.request_builder import Fields, build_request, find_user
 from ..operations.subjects import NetworkOverride, Subject, subjects
+from .versioned import Cleaned
 
 
 class Lines(forms.CharField):
@@ -29,7 +31,7 @@ class Lines(forms.CharField):
         widget = forms.Textarea(attrs={"rows": 2, "autocomplete": "off", "spellcheck": "false"})
         super().__init__(label=label, required=False, help_text=help_text, widget=widget)
 
-    def clean(self, value: Any) -> list[tuple[str, str]]:
+    def clean(self, value: object) -> list[tuple[str, str]]:
         """Return the pairs. Raises `ValidationError` that names the line."""
         pairs = []
         for number, line in enumerate(super().clean(value).splitlines(), start=1):
@@ -124,7 +126,7 @@ class RequestForm(forms.Form):
             return str(network.network_address)
         return str(network)
 
-    def clean_user(self) -> Any:
+    def clean_user(self) -> User | None:
         """Raises `ValidationError` for an unknown user."""
         name = self.cleaned_data["user"]
         user = name and find_user(name)
@@ -132,9 +134,9 @@ class RequestForm(forms.Form):
             raise ValidationError(_("No user has this name or primary key."))
         return user or None
 
-    def clean(self) -> dict[str, Any]:
+    def clean(self) -> Cleaned:
         """Raises `ValidationError` for an impossible request."""
-        given: dict[str, Any] = super().clean() or {}
+        given = super().clean() or {}
         if not self.errors:
             try:
                 self.build()

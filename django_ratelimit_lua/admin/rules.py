@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.options import IS_POPUP_VAR
 from django.contrib.admin.utils import flatten_fieldsets, unquote
+from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
+from django.db.models import Model, QuerySet
+from django.forms import ModelForm
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.template.response import TemplateResponse
-from django.urls import path
+from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -67,7 +70,7 @@ class TierInline(admin.StackedInline):  # type: ignore[type-arg]
         "tiers: other limits for Django groups or plans; the most generous one applies"
     )
 
-    def get_extra(self, request: HttpRequest, obj: Any = None, **kwargs: Any) -> int:
+    def get_extra(self, request: HttpRequest, obj: object = None, **kwargs: object) -> int:
         """Return as many empty forms as a copied rule has tiers."""
         if obj is not None:
             return 0
@@ -142,7 +145,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
 
         js = ("django_ratelimit_lua/preview.js", "django_ratelimit_lua/rule.js")
 
-    def get_urls(self) -> list[Any]:
+    def get_urls(self) -> list[URLPattern]:
         """The URLs of the preview and of undo, in addition to Django's."""
         view = self.admin_site.admin_view
         return [
@@ -155,13 +158,15 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             *super().get_urls(),
         ]
 
-    def get_queryset(self, request: HttpRequest) -> Any:
+    def get_queryset(self, request: HttpRequest) -> QuerySet[RateLimitRule]:
         return super().get_queryset(request).prefetch_related("tiers")
 
     @admin.action(
         description=gettext_lazy("Enforce: refuse requests over the limit"), permissions=["change"]
     )
-    def enforce(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+    def enforce(
+        self, request: HttpRequest, queryset: QuerySet[RateLimitRule]
+    ) -> HttpResponse | None:
         """Switch rules to enforce, once that was confirmed."""
         rules = list(queryset.exclude(mode="enforce"))
         if rules and request.POST.get(CONFIRMED) != versions_of(rules):
@@ -172,16 +177,16 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     @admin.action(
         description=gettext_lazy("Shadow mode: count, do not refuse"), permissions=["change"]
     )
-    def shadow(self, request: HttpRequest, queryset: Any) -> None:
+    def shadow(self, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> None:
         self.switch(request, queryset, "shadow")
 
     @admin.action(description=gettext_lazy("Switch off"), permissions=["change"])
-    def switch_off(self, request: HttpRequest, queryset: Any) -> None:
+    def switch_off(self, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> None:
         self.switch(request, queryset, "off")
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> Any:
+    ) -> Model | None:
         """The rule. If it is to be saved, it is locked until that is done."""
         rule = super().get_object(request, object_id, from_field)
         is_saving = (
@@ -192,7 +197,9 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         locked = self.get_queryset(request).using(primary()).select_for_update()
         return locked.filter(pk=rule.pk).first()
 
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+    def save_model(
+        self, request: HttpRequest, obj: RateLimitRule, form: RowForm | RuleForm, change: bool
+    ) -> None:
         """Save a rule; of a row of the list, only what was changed there."""
         if isinstance(form, RowForm):
             obj.save(update_fields=[name for name in form.changed_data if name in form.columns])
@@ -218,7 +225,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         has_tiers = request.user.has_perm("django_ratelimit_lua.change_ratelimittier")
         return type(form.__name__, (form,), {"has_tiers": has_tiers, "filled": filled})
 
-    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+    def get_fieldsets(self, request: HttpRequest, obj: object = None) -> Any:
         """Add the fields of annexes to the scope."""
         sections = super().get_fieldsets(request, obj)
         return [
@@ -235,14 +242,14 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         ]
         return (*self.search_fields, *places)
 
-    def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
+    def get_changelist_form(self, request: HttpRequest, **kwargs: object) -> type[ModelForm[Model]]:
         return super().get_changelist_form(request, **{"form": RowForm, **kwargs})
 
     def get_list_display(self, request: HttpRequest) -> Any:
         name, sentence, *others = self.list_display
         return (name, sentence, *list_columns(), *others)
 
-    def get_changelist_instance(self, request: HttpRequest) -> Any:
+    def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
         """The list, with the cells of its columns from annexes."""
         changes = super().get_changelist_instance(request)
         rules = {rule.name: rule for rule in changes.result_list}
@@ -259,7 +266,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         number = rule.overrides.count()
         return ngettext("%(number)d override", "%(number)d overrides", number) % {"number": number}
 
-    def switch(self, request: HttpRequest, rules: Sequence[RateLimitRule], mode: str) -> None:
+    def switch(self, request: HttpRequest, rules: Iterable[RateLimitRule], mode: str) -> None:
         """Switch rules to a mode, one by one, so that each is in Django's log."""
         for rule in RateLimitRule.objects.filter(pk__in=[rule.pk for rule in rules]):
             if rule.mode != mode:
@@ -270,9 +277,9 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         )
 
     def changelist_view(
-        self, request: HttpRequest, extra_context: Any = None, **kwargs: Any
-    ) -> Any:
-        context: dict[str, Any] = {
+        self, request: HttpRequest, extra_context: dict[str, object] | None = None
+    ) -> HttpResponse:
+        context: dict[str, object] = {
             "settings_rules": [(rule.name, reading(rule.given or {})) for rule in settings_rules()],
             "may_inspect": may_inspect(request),
         }
@@ -286,7 +293,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
                 request,
                 _("Redis is unavailable. Changes are published when it is back: %s") % error,
             )
-        return super().changelist_view(request, {**context, **(extra_context or {})}, **kwargs)
+        return super().changelist_view(request, {**context, **(extra_context or {})})
 
     def ask_to_enforce(self, request: HttpRequest, rules: Sequence[RateLimitRule]) -> HttpResponse:
         """Ask for a confirmation, with what these versions of the rules would have refused.
@@ -308,10 +315,10 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return page_response(self, request, "ratelimitrule/enforce.html", context)
 
     def render_change_form(
-        self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, request: HttpRequest, context: dict[str, object], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
         """With the numbers for the preview."""
-        rule: Any = kwargs.get("obj")
+        rule: RateLimitRule | None = kwargs.get("obj")
         context |= {
             "preview_form": PreviewForm(initial={"preview_unit": "m"}),
             "choices": choices(),
@@ -362,7 +369,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         )
 
     def history_view(
-        self, request: HttpRequest, object_id: str, extra_context: Any = None
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, object] | None = None
     ) -> HttpResponse:
         rule = self.get_object(request, unquote(object_id))
         if rule is None:
@@ -411,7 +418,7 @@ def _notices(row: RateLimitRule) -> list[str]:
     return [text for extension in extensions for text in extension.notices(rule)]
 
 
-def _in_place_of(name: str) -> dict[str, Any]:
+def _in_place_of(name: str) -> dict[str, object]:
     """The call sites of a name, or the one that may be meant, for a template."""
     sites = call_sites_of(name)
     return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
@@ -11,7 +10,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.urls import path
+from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -23,6 +22,7 @@ from ..operations.confirmations import changed_confirmations, changed_notices
 from ..publishing.publish import primary
 from ..rules.rule import RuleError
 from .pages import page_response
+from .versioned import Cleaned
 
 MAX_VALUE = 2 * 1024 * 1024
 """Bytes of a file: it is sent again to be confirmed, and Django takes two and a half million in a
@@ -40,9 +40,9 @@ class FileForm(forms.Form):
         label=gettext_lazy("Confirm the warnings and deletions"), required=False
     )
 
-    def clean(self) -> dict[str, Any]:
+    def clean(self) -> Cleaned:
         """Read the file, or check that the text of an earlier file is there."""
-        given: dict[str, Any] = super().clean() or {}
+        given = super().clean() or {}
         file = given.get("file")
         if file is None and not given.get("text"):
             self.add_error("file", _("Choose a file."))
@@ -60,7 +60,7 @@ class FileForm(forms.Form):
 class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
     """The part of the admin of rules that exports and imports them as YAML."""
 
-    def get_urls(self) -> list[Any]:
+    def get_urls(self) -> list[URLPattern]:
         """The URLs of the file and its page, in addition to Django's."""
         view = self.admin_site.admin_view
         return [
@@ -90,7 +90,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
         form = FileForm(request.POST, request.FILES) if request.method == "POST" else FileForm()
-        context: dict[str, Any] = {
+        context: dict[str, object] = {
             "title": _("Rules as a file"),
             "may_upload": self.may_upload(request),
             "form": form,
@@ -102,7 +102,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
                 return redirect("admin:django_ratelimit_lua_ratelimitrule_changelist")
         return page_response(self, request, "ratelimitrule/file.html", context)
 
-    def _read(self, request: HttpRequest, given: dict[str, Any], context: dict[str, Any]) -> bool:
+    def _read(self, request: HttpRequest, given: Cleaned, context: dict[str, object]) -> bool:
         """Add the changes of a file to the context, or apply them after a confirmation."""
         try:
             with transaction.atomic(primary()):
@@ -111,7 +111,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
             context["problems"] = [str(problem) for problem in error.each]
             return False
 
-    def _plan(self, request: HttpRequest, given: dict[str, Any], context: dict[str, Any]) -> bool:
+    def _plan(self, request: HttpRequest, given: Cleaned, context: dict[str, object]) -> bool:
         revision = RateLimitRevision.read(primary()).text.decode()
         changes = rules_yaml.plan(given["text"])
         to_confirm = changed_confirmations(changes)

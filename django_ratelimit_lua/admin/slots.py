@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import time
-from typing import Any
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
@@ -29,7 +28,7 @@ class SlotPage(ActionPage):
 
     may_see = staticmethod(may_see_rules)
 
-    def view(self, request: HttpRequest, **context: Any) -> HttpResponse:
+    def view(self, request: HttpRequest, **context: object) -> HttpResponse:
         found = read_or_warn(request, slots_held)
         held = found or []
         chosen = request.GET.get("rule", "")
@@ -54,7 +53,7 @@ class SlotPage(ActionPage):
         }
         return page_response(self, request, "slots.html", context)
 
-    def act(self, request: HttpRequest) -> dict[str, Any]:
+    def act(self, request: HttpRequest) -> dict[str, object]:
         """Release a slot."""
         holder = release_slot(request.POST.get("release", ""))
         if holder is None:

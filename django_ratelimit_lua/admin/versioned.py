@@ -13,6 +13,9 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.utils.translation import gettext_lazy as _
 
+Cleaned = dict[str, Any]
+"""The values of a valid form, by field."""
+
 
 class Hidden(forms.CharField):
     """A text that the page sends back and the operator does not edit."""
@@ -20,7 +23,7 @@ class Hidden(forms.CharField):
     def __init__(self) -> None:
         super().__init__(required=False, widget=forms.HiddenInput)
 
-    def has_changed(self, initial: Any, data: Any) -> bool:
+    def has_changed(self, initial: object, data: object) -> bool:
         return False
 
 
@@ -53,9 +56,9 @@ class VersionedForm(forms.ModelForm):  # type: ignore[type-arg]
         text = json.dumps(values, cls=DjangoJSONEncoder)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def clean(self) -> dict[str, Any]:
+    def clean(self) -> Cleaned:
         """Add an error if the row was changed after the form was rendered."""
-        given: dict[str, Any] = super().clean() or {}
+        given = super().clean() or {}
         sent = self.data.get(self.add_prefix("version"))
         if sent and self.initial["version"] not in ("", sent):
             problem = _(
@@ -74,7 +77,7 @@ class VersionedForm(forms.ModelForm):  # type: ignore[type-arg]
             super()._update_errors(ValidationError(news))  # type: ignore[misc]
 
 
-def _set_bounds(field: forms.IntegerField, validators: Iterable[Any]) -> None:
+def _set_bounds(field: forms.IntegerField, validators: Iterable[object]) -> None:
     """Tell the browser the bounds of the model, instead of those of the column's type."""
     for validator in validators:
         if isinstance(validator, MinValueValidator):

@@ -6,10 +6,13 @@ They are imported when they are first used, and looked up by `manage.py check`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
+
+Function = Callable[..., Any]
+"""A function of the project, with whatever parameters."""
 
 known: dict[str, str] = {}
 """Every path that call sites name, with what it is for; the first ones, and none that is too long
@@ -19,33 +22,33 @@ MAX_ENTRIES = 10_000
 MAX_LENGTH = 300
 
 
-def find(path: str, purpose: str) -> Callable[..., Any]:
+def find(path: str, purpose: str) -> Function:
     """The object at a dotted path.
 
     Raises `ImproperlyConfigured` if it cannot be imported or called.
     """
     try:
-        target = import_string(path)
+        target: object = import_string(path)
     except Exception as error:  # Importing runs code, which may raise anything.
         raise ImproperlyConfigured(f"{purpose} {path!r} cannot be imported: {error}") from error
     if not callable(target):
         raise ImproperlyConfigured(f"{purpose} {path!r} is not callable")
-    return cast(Callable[..., Any], target)
+    return target
 
 
-def lazily(path: str, purpose: str) -> Callable[..., Any]:
+def lazily(path: str, purpose: str) -> Function:
     """A function that calls what the path names, imported when it is first called."""
     if len(known) < MAX_ENTRIES and len(path) <= MAX_LENGTH:
         known[path] = purpose
 
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> object:
         return find(path, purpose)(*args)
 
     call.__module__, _, call.__qualname__ = path.rpartition(".")
     return call
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Function) -> str:
     """The name of a function in the code, with its module.
 
     >>> name_of(lazily("shop.limits.tenant", "Key"))

@@ -174,7 +174,7 @@ class Planner(Protocol):
     @property
     def state(self) -> RequestState | None: ...
     @property
-    def request(self) -> Any: ...
+    def request(self) -> object: ...
 
     def gather(self, ruleset: Ruleset) -> Iterable[Call | Wait]:
         """Find out all that planning needs by these rules.
@@ -470,7 +470,7 @@ def _release_later(call: Call, charges: Sequence[Charge]) -> None:
 
 
 def offending(
-    charges: Sequence[PlannedCharge], units: int = 1, request: Any = None
+    charges: Sequence[PlannedCharge], units: int = 1, request: object = None
 ) -> Waiting[Decision]:
     """Report offences of the identities of these charges.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -33,15 +33,15 @@ T = TypeVar("T")
 class Wait(NamedTuple):
     """Something to be waited for: a function that blocks, and one that returns an awaitable."""
 
-    blocking: Callable[[], Any]
-    awaitable: Callable[[], Awaitable[Any]]
+    blocking: Callable[[], object]
+    awaitable: Callable[[], Awaitable[object]]
 
 
 Waiting = Generator[Call | Wait, Any, T]
 _settling = Errand()
 
 
-def called(function: Callable[..., Any], *arguments: Any) -> Waiting[Any]:
+def called(function: Callable[..., Any], *arguments: object) -> Waiting[Any]:
     """The result of a function of the user, awaited if it is a coroutine."""
     value = function(*arguments)
     if inspect.isawaitable(value):
@@ -49,10 +49,10 @@ def called(function: Callable[..., Any], *arguments: Any) -> Waiting[Any]:
     return value
 
 
-def awaited(value: Any) -> Wait:
+def awaited(value: Awaitable[object]) -> Wait:
     """Wait for what a function of the user's returned."""
 
-    async def result() -> Any:
+    async def result() -> object:
         return await value
 
     return Wait(async_to_sync(result), result)
@@ -65,7 +65,7 @@ def run(waiting: Waiting[T], patience: Patience | None = None) -> T:
     `RATELIMIT_TIMEOUT`.
     """
     patience = patience or Patience(conf.TIMEOUT)
-    value: Any = None
+    value: object = None
     error: BaseException | None = None
     try:
         while True:
@@ -85,7 +85,7 @@ def run(waiting: Waiting[T], patience: Patience | None = None) -> T:
 async def arun(waiting: Waiting[T], patience: Patience | None = None) -> T:
     """`run`, without blocking the event loop."""
     patience = patience or Patience(conf.TIMEOUT)
-    value: Any = None
+    value: object = None
     error: Exception | None = None
     try:
         while True:
@@ -105,7 +105,7 @@ async def arun(waiting: Waiting[T], patience: Patience | None = None) -> T:
         return finished.value  # type: ignore[no-any-return]
 
 
-async def _stop(waiting: Waiting[Any], error: BaseException) -> None:
+async def _stop(waiting: Waiting[object], error: BaseException) -> None:
     """Raise in a generator what stops its coroutine, and do what it owes."""
     thrown = error
     if isinstance(error, GeneratorExit):
@@ -120,7 +120,7 @@ async def _stop(waiting: Waiting[Any], error: BaseException) -> None:
         await settled(error, _going_on(waiting, wait, thrown))
 
 
-def _going_on(waiting: Waiting[Any], wait: Call | Wait, thrown: BaseException) -> Waiting[None]:
+def _going_on(waiting: Waiting[object], wait: Call | Wait, thrown: BaseException) -> Waiting[None]:
     """The rest of a generator from this wait on, until it raises what was thrown."""
     try:
         while True:
@@ -135,7 +135,7 @@ def _going_on(waiting: Waiting[Any], wait: Call | Wait, thrown: BaseException) -
             raise
 
 
-def settling(error: BaseException, waiting: Waiting[Any]) -> Waiting[None]:
+def settling(error: BaseException, waiting: Waiting[object]) -> Waiting[None]:
     """Do what a generator owes that is stopped by an error.
 
     Nothing is done before the first wait: a closed coroutine may be garbage, which is collected
@@ -155,7 +155,7 @@ async def settled(error: BaseException, waiting: Waiting[None]) -> None:
             await to_the_end(arun(waiting))
 
 
-async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
+async def to_the_end(coroutine: Awaitable[T]) -> T:
     """Await it to its end, even if the caller is cancelled, however often.
 
     The cancellation is raised afterwards.

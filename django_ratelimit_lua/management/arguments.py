@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime
+from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from django.conf import settings
+from django.contrib.auth.models import User
 from django.core.management.base import CommandError
 from django.http import HttpRequest
 
@@ -18,6 +19,7 @@ from ..operations.formatting import local_moment
 from ..operations.request_builder import build_request, find_user
 from ..operations.subjects import Subject
 from ..rules.describe import field_words
+from .verbs import Argument, VerbOptions
 
 _FIELDS = {
     "header": ("header", ":", "may be repeated"),
@@ -32,7 +34,7 @@ and the help.
 """
 
 
-def add_subject(parser: Any) -> None:
+def add_subject(parser: ArgumentParser) -> None:
     """Add the options that name the subject."""
     group = parser.add_argument_group("client", "Options that name the client.")
     group.add_argument("--user", help="name or primary key")
@@ -40,30 +42,28 @@ def add_subject(parser: Any) -> None:
     group.add_argument(
         "--digest", help="digest of a client, as on pages and in the log: 32 hexadecimal digits"
     )
-    _add_fields(group)
+    _add_fields(group.add_argument)
 
 
-def _add_fields(group: Any) -> None:
+def _add_fields(add: Callable[..., object]) -> None:
     for option, (_kind, mark, text) in _FIELDS.items():
-        group.add_argument(
-            f"--{option}", action="append", default=[], metavar=f"NAME{mark}VALUE", help=text
-        )
+        add(f"--{option}", action="append", default=[], metavar=f"NAME{mark}VALUE", help=text)
 
 
-def add_request(parser: Any) -> None:
+def add_request(parser: ArgumentParser) -> None:
     """Add the options that describe a request."""
     parser.add_argument("--path", help="path and query, for example /api/?q=x (/)")
     parser.add_argument("--method", default="GET", type=str.upper)
     parser.add_argument("--host", help="host name")
     parser.add_argument("--user", help="name or primary key; default: no user is signed in")
     parser.add_argument("--ip", help="client address (127.0.0.1)")
-    _add_fields(parser)
+    _add_fields(parser.add_argument)
 
 
-def add_length(*, default: str | None = None) -> Callable[[Any], None]:
+def add_length(*, default: str | None = None) -> Argument:
     """Add the options for a duration."""
 
-    def add(parser: Any) -> None:
+    def add(parser: ArgumentParser) -> None:
         group = parser.add_mutually_exclusive_group(required=default is None)
         text = "30m, 1h, 7d … (default: %(default)s)"
         group.add_argument("--for", dest="period", default=default, metavar="TIME", help=text)
@@ -97,7 +97,7 @@ def require_urlconf() -> None:
         raise CommandError("set ROOT_URLCONF: this command needs the URLs of the site")
 
 
-def described(options: dict[str, Any]) -> HttpRequest:
+def described(options: VerbOptions) -> HttpRequest:
     """Return the request that options describe. Raises `CommandError`."""
     address = options["ip"]
     if address is not None and parse_address(address) is None:
@@ -115,7 +115,7 @@ def described(options: dict[str, Any]) -> HttpRequest:
         raise CommandError(str(error)) from error
 
 
-def subject_of(options: dict[str, Any]) -> Subject:
+def subject_of(options: VerbOptions) -> Subject:
     """Return the one subject that options name. Raises `CommandError`."""
     subjects = subjects_of(options)
     if len(subjects) != 1:
@@ -126,7 +126,7 @@ def subject_of(options: dict[str, Any]) -> Subject:
     return subjects[0]
 
 
-def subjects_of(options: dict[str, Any]) -> list[Subject]:
+def subjects_of(options: VerbOptions) -> list[Subject]:
     """Return the subjects that options name. Raises `CommandError`."""
     subjects = [Subject(field=field, value=value) for field, value in _fields(options)]
     address = options["ip"]
@@ -143,7 +143,7 @@ def subjects_of(options: dict[str, Any]) -> list[Subject]:
     return subjects
 
 
-def _fields(options: dict[str, Any]) -> list[tuple[str, str]]:
+def _fields(options: VerbOptions) -> list[tuple[str, str]]:
     fields = []
     for option, (kind, mark, _help) in _FIELDS.items():
         for given in options[option]:
@@ -159,14 +159,14 @@ def _fields(options: dict[str, Any]) -> list[tuple[str, str]]:
     return fields
 
 
-def _user(name: str | None) -> Any:
-    user = name and find_user(name)
-    if name is not None and not user:
+def _user(name: str | None) -> User | None:
+    user = find_user(name) if name else None
+    if name is not None and user is None:
         raise CommandError(f"--user {name!r}: no user has this name or primary key")
     return user
 
 
-def require_confirmation(options: dict[str, Any], warnings: Sequence[str]) -> None:
+def require_confirmation(options: VerbOptions, warnings: Sequence[str]) -> None:
     """Raise `CommandError` if there are warnings, unless `--confirm` is given."""
     if warnings and not options["confirm"]:
         raise CommandError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from django.apps import apps
 from django.db import models, router, transaction
@@ -40,7 +40,7 @@ _batches: contextvars.ContextVar[Mapping[str, list[RateLimitChange]] | None] = (
 
 
 @contextmanager
-def acting(user: Any) -> Iterator[None]:
+def acting(user: object) -> Iterator[None]:
     """Record changes as made by a user, or by whatever is named."""
     token = _actor.set(str(user))
     try:
@@ -82,7 +82,7 @@ class AuditedQuerySet(models.QuerySet[M]):
     def db(self) -> str:
         return self._db or router.db_for_write(self.model, **self._hints)  # type: ignore[attr-defined]
 
-    def update(self, **changes: Any) -> int:
+    def update(self, **changes: object) -> int:
         with one_change(self.db):
             keys = list(self.order_by().values_list("pk", flat=True))
             rows = self.model._base_manager.using(self.db).in_bulk(keys).values()
@@ -156,17 +156,19 @@ class AuditedModel(models.Model):
         with one_change(kwargs.get("using") or router.db_for_write(type(self), instance=self)):
             super().save(*args, **kwargs)
 
-    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
+    def delete(
+        self, using: str | None = None, keep_parents: bool = False
+    ) -> tuple[int, dict[str, int]]:
         """Delete and record in one transaction, with whatever is deleted because of it."""
-        with one_change(kwargs.get("using") or router.db_for_write(type(self), instance=self)):
-            return super().delete(*args, **kwargs)
+        with one_change(using or router.db_for_write(type(self), instance=self)):
+            return super().delete(using, keep_parents)
 
     def declared(self) -> Declared:
         """The row in the words of rules."""
         raise NotImplementedError
 
     @classmethod
-    def owners(cls, rows: Sequence[Any], using: str) -> list[Any]:
+    def owners(cls, rows: Sequence[Self], using: str) -> Sequence[AuditedModel]:
         """Return the stored rows with declarations that include these: these themselves."""
         return list(
             cls._base_manager.using(using)
@@ -175,14 +177,14 @@ class AuditedModel(models.Model):
         )
 
     @classmethod
-    def complete(cls, rows: Sequence[Any], using: str) -> None:
+    def complete(cls, rows: Sequence[Self], using: str) -> None:
         """Read what `declared` needs of other tables, for all of these rows at once."""
 
     def prepare(self) -> None:
         """Fill in what follows from other fields."""
 
 
-def declare(model: type[AuditedModel], rows: Sequence[Any], using: str) -> dict[Any, Declared]:
+def declare(model: type[M], rows: Sequence[M], using: str) -> dict[AuditedModel, Declared]:
     """The stored rows that these are or belong to, each with its declaration."""
     owners = model.owners(rows, using)
     for start in range(0, len(owners), BATCH):
@@ -191,7 +193,7 @@ def declare(model: type[AuditedModel], rows: Sequence[Any], using: str) -> dict[
 
 
 def record_changes(
-    using: str, before: Mapping[Any, Declared], after: Mapping[Any, Declared]
+    using: str, before: Mapping[AuditedModel, Declared], after: Mapping[AuditedModel, Declared]
 ) -> None:
     """Record the rows that differ, and raise the revision when `one_change` ends."""
     with one_change(using):
@@ -223,7 +225,7 @@ def _write(using: str, lines: Sequence[RateLimitChange]) -> None:
 
 def _merged(lines: Sequence[RateLimitChange]) -> list[RateLimitChange]:
     """One line for each row, from before its first change to after its last."""
-    merged: dict[Any, RateLimitChange] = {}
+    merged: dict[tuple[str, int | None], RateLimitChange] = {}
     for line in lines:
         first = merged.setdefault((line.kind, line.object_id), line)
         if first is not line:
@@ -232,7 +234,7 @@ def _merged(lines: Sequence[RateLimitChange]) -> list[RateLimitChange]:
     return [line for line in merged.values() if line.before != line.after]
 
 
-def _line(row: Any, before: Declared | None, after: Declared | None) -> RateLimitChange:
+def _line(row: AuditedModel, before: Declared | None, after: Declared | None) -> RateLimitChange:
     line = RateLimitChange(
         by=current_actor(), kind=row.CHANGE_KIND, object_id=row.pk, name=str(row)[:300]
     )
@@ -254,18 +256,18 @@ def _set_words(line: RateLimitChange, before: Declared | None, after: Declared |
     line.subjects = ",".join(sorted(subjects - {""}))
 
 
-def _before(sender: Any, instance: Any, using: str, **kwargs: Any) -> None:
+def _before(sender: type[M], instance: M, using: str, **kwargs: object) -> None:
     """Keep the declarations that a row is part of; of a tier that changes its rule, both rules."""
     rows = [*sender._base_manager.using(using).filter(pk=instance.pk), instance]
     vars(instance)[BEFORE] = rows, declare(sender, rows, using)
 
 
-def _after(sender: Any, instance: Any, using: str, **kwargs: Any) -> None:
+def _after(sender: type[M], instance: M, using: str, **kwargs: object) -> None:
     rows, before = vars(instance).pop(BEFORE)
     record_changes(using, before, declare(sender, rows, using))
 
 
-def _before_save(sender: Any, instance: Any, using: str, **kwargs: Any) -> None:
+def _before_save(sender: type[M], instance: M, using: str, **kwargs: object) -> None:
     instance.prepare()  # Fixtures do not come through `save`.
     _before(sender, instance, using)
 

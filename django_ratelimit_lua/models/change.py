@@ -24,7 +24,7 @@ def new_database() -> str:
     return secrets.token_hex(16)
 
 
-KINDS: dict[str, Any] = {
+KINDS: dict[str, object] = {
     "rule": _("rule"),
     "override": _("override"),
     "identity": _("identity"),
@@ -113,7 +113,7 @@ class RateLimitRevision(models.Model):
         if seen is not None:
             row = rows.filter(tag=seen.tag)
         number = Greatest(F("revision"), beyond) + 1
-        changes: dict[str, Any] = {"revision": number, "tag": new_tag()}
+        changes = {"revision": number, "tag": new_tag()}
         if rebuild:
             changes |= {"rebuilt": number, "rebuilt_tag": changes["tag"]}
         if not row.update(**changes) and not rows.exists():

@@ -6,7 +6,7 @@ import datetime
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Self, TypeVar
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
@@ -34,6 +34,8 @@ from .audit import AuditedModel, AuditedQuerySet, Declared
 from .change import RateLimitChange
 from .rate_fields import RateFields, problem_text
 from .rule import RateLimitRule
+
+T = TypeVar("T")
 
 ONE_SUBJECT = _(
     "Name one subject: a user, an address or network, a field and its value, or the digest of a "
@@ -182,7 +184,7 @@ class RateLimitOverride(RateFields, AuditedModel):
     def client(self) -> str:
         """Whom it is about, in words; nothing secret."""
         if self.user_id is not None:
-            user: Any = self.user_id
+            user: object = self.user_id
             with suppress(ObjectDoesNotExist):  # It may be on its way out.
                 user = self.user
             return _("user %(user)s") % {"user": user}
@@ -269,7 +271,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         return [digest(identity, secret).decode() for secret in secrets_by_id().values()]
 
     @classmethod
-    def complete(cls, rows: Sequence[Any], using: str) -> None:
+    def complete(cls, rows: Sequence[Self], using: str) -> None:
         """Read the rules and users that they are about."""
         users = get_user_model()._base_manager.using(using)
         rules = RateLimitRule._base_manager.using(using)
@@ -291,8 +293,8 @@ class RateLimitOverride(RateFields, AuditedModel):
             block = Block(self.forbids, self.message)
         if self.kind.startswith(EXACT):
             kind = self.kind
-        starts: Any = self.starts and microseconds(self.starts)
-        ends: Any = self.ends and microseconds(self.ends)
+        starts = microseconds(self.starts) if self.starts else None
+        ends = microseconds(self.ends) if self.ends else None
         return Override(self.pk, self.rule_id, effect, rate, burst, starts, ends, block, kind)
 
     def declared(self) -> Declared:
@@ -328,7 +330,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         """Raises `ValidationError` that names the field."""
         if len(self.named()) != 1:
             raise ValidationError(ONE_SUBJECT)
-        problems: dict[str, Any] = {}
+        problems: dict[str, object] = {}
         if self.network:
             try:
                 parse_network(self.network)
@@ -371,8 +373,8 @@ class RateLimitOverride(RateFields, AuditedModel):
         if problems:
             raise ValidationError(problems)
 
-    def _problems_of_digest(self) -> dict[str, Any]:
-        problems: dict[str, Any] = {}
+    def _problems_of_digest(self) -> dict[str, object]:
+        problems: dict[str, object] = {}
         if not re.fullmatch("[0-9a-f]{32}", self.client_digest):
             problems["client_digest"] = _(
                 "Enter 32 hexadecimal digits, as the inspector shows them."
@@ -384,7 +386,7 @@ class RateLimitOverride(RateFields, AuditedModel):
             problems["ends"] = text % {"days": MAX_DIGEST_DAYS}
         return problems
 
-    def misfits(self) -> dict[str, Any]:
+    def misfits(self) -> dict[str, object]:
         """Why its numbers do not fit its rule, by field; empty if they do.
 
         Numbers that do not fit are skipped.
@@ -405,7 +407,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         return {}
 
 
-def within(moment: Any) -> Any:
+def within(moment: T) -> T:
     """Return a moment that every time zone can represent: with a year in the bounds."""
     if isinstance(moment, datetime.datetime):
         return moment.replace(year=min(max(moment.year, FIRST_YEAR), LAST_YEAR))

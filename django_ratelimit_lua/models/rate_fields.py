@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -34,7 +34,7 @@ _NAMES = {
 }
 
 
-def named(values: Any) -> list[tuple[str, Any]]:
+def named(values: Iterable[str]) -> list[tuple[str, Any]]:
     """Choices, with the names they have for people."""
     return [(value, _NAMES[value]) for value in values]
 
@@ -45,7 +45,7 @@ def column(option: str) -> dict[str, Any]:
     Algorithms are no choices, so that another one needs no migration.
     """
     row = OPTIONS[option]
-    arguments: dict[str, Any] = {"verbose_name": _(row.label), "help_text": _(row.help)}
+    arguments: dict[str, object] = {"verbose_name": _(row.label), "help_text": _(row.help)}
     if row.names and option != "algorithm":
         arguments["choices"] = [(value, _(name)) for value, name in row.names.items()]
     if isinstance(row.check, (Whole, Number)):
@@ -89,7 +89,7 @@ class RateFields(models.Model):
 
     def clean_fields(self, exclude: Collection[str] | None = None) -> None:
         """Raises `ValidationError`, also for text that no database takes."""
-        problems: dict[str, Any] = {}
+        problems: dict[str, list[ValidationError]] = {}
         try:
             super().clean_fields(exclude)
         except ValidationError as error:
@@ -111,7 +111,7 @@ class RateFields(models.Model):
         if problems:
             raise ValidationError(problems)
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> dict[str, object]:
         """The values of these fields, by name."""
         return {
             field.name: getattr(self, field.attname)
@@ -120,14 +120,14 @@ class RateFields(models.Model):
         }
 
     @property
-    def rate(self) -> Any:
+    def rate(self) -> str | None:
         """The rate as rules write it: "100/m"; None if there is no limit."""
         if self.limit is None:
             return None
         return rate_text(self.limit, self.period, self.unit)
 
     @rate.setter
-    def rate(self, value: Any) -> None:
+    def rate(self, value: str | tuple[int, float] | Rate) -> None:
         self.limit, self.period, self.unit = _parts(value)
 
 
@@ -161,7 +161,7 @@ class RatesFields(RateFields):
         return [first, *as_rates(self.more_rates)]
 
     @rate.setter
-    def rate(self, value: Any) -> None:
+    def rate(self, value: object) -> None:
         first, *others = as_rates(value)
         RateFields.rate.fset(self, first)  # type: ignore[attr-defined]
         self.more_rates = [written(rate) for rate in others]
@@ -173,7 +173,7 @@ class RatesFields(RateFields):
         return "limit"
 
 
-def written(rate: Any) -> str:
+def written(rate: str | tuple[int, float] | Rate) -> str:
     """A rate as rules write it, in the unit that was meant. Raises `LimitError`.
 
     >>> written("500/hour"), written("5/60s")
@@ -195,7 +195,7 @@ def problem_text(problem: LimitError) -> str:
     return text.removesuffix(".") + "."
 
 
-def _label(name: str, value: Any) -> Any:
+def _label(name: str, value: Any) -> object:
     if name in ("option", "other"):
         return f"“{capfirst(_(OPTIONS[value].label))}”"
     if name in ("algorithm", "algorithms"):
@@ -220,14 +220,12 @@ def rate_text(limit: int, period: int, unit: str) -> str:
     return f"{limit}/{period}{unit}"
 
 
-def _parts(value: Any) -> tuple[int, int, str]:
+def _parts(value: str | tuple[int, float] | Rate) -> tuple[int, int, str]:
     """Limit, how many units of time, and which."""
     rate = Rate.parse(value)
     if rate.is_slots:
         return rate.limit, 1, RateFields.Unit.AT_ONCE
-    text = value
-    if not isinstance(value, str):
-        text = str(rate)
+    text = value if isinstance(value, str) else str(rate)
     count, _, rest = text.partition("/")
     times = int(rest.rstrip("abcdefghijklmnopqrstuvwxyz") or 1)
     unit = Rate(1, rate.period_us // times).per

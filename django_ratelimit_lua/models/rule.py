@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal, Self
 
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.core.validators import MinValueValidator
@@ -176,7 +176,7 @@ class RateLimitRule(RatesFields, AuditedModel):
         return self.name
 
     @classmethod
-    def complete(cls, rows: Sequence[Any], using: str) -> None:
+    def complete(cls, rows: Sequence[Self], using: str) -> None:
         tiers = cls.tiers.rel.related_model._base_manager.using(using)
         models.prefetch_related_objects(
             [row for row in rows if row.pk], models.Prefetch("tiers", tiers)
@@ -193,7 +193,7 @@ class RateLimitRule(RatesFields, AuditedModel):
 
     def declared(self) -> Declared:
         """The rule as `RATELIMIT_RULES` would declare it, without defaults."""
-        audience: Any = self.audience
+        audience: str | list[str] = self.audience
         if audience == "groups":
             audience = self.groups
             if isinstance(self.groups, list):
@@ -232,21 +232,21 @@ class RateLimitRule(RatesFields, AuditedModel):
         }
         return self.ordered(given)
 
-    def annexed(self) -> dict[str, Any]:
+    def annexed(self) -> Declared:
         """The values of the fields that annexes add, by name."""
         values = {word: self._part(annex).get(word) for word, annex in FIELDS_OF_ANNEXES.items()}
         return {word: value for word, value in values.items() if value}
 
-    def annex(self, word: str, value: Any) -> None:
+    def annex(self, word: str, value: object) -> None:
         """Set the value of a field that an annex adds."""
         annex = FIELDS_OF_ANNEXES[word]
         self.extra = {**_mapping(self.extra), annex: {**self._part(annex), word: value}}
 
-    def _part(self, annex: str) -> dict[str, Any]:
+    def _part(self, annex: str) -> Declared:
         return _mapping(_mapping(self.extra).get(annex))
 
     @staticmethod
-    def ordered(given: Mapping[str, Any]) -> Declared:
+    def ordered(given: Declared) -> Declared:
         """A declaration with its fields in the order in which rules are written."""
         return {field: given[field] for field in (*FIELDS, *FIELDS_OF_ANNEXES) if field in given}
 
@@ -297,7 +297,7 @@ class RateLimitRule(RatesFields, AuditedModel):
             return field
         return NON_FIELD_ERRORS
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> Declared:
         """The values of its fields, by name, with those that annexes add."""
         return {
             field.name: getattr(self, field.attname) for field in self._meta.concrete_fields
@@ -308,14 +308,14 @@ def _is_lower(name: str) -> bool:
     return name != name.upper()
 
 
-def _single(values: list[str]) -> Any:
+def _single(values: list[str]) -> str | list[str]:
     """Return the value of a list that has only one, and a longer list as it is."""
     if len(values) == 1:
         return values[0]
     return values
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def _mapping(value: object) -> Declared:
     """Return a JSON value if it is a mapping; a fixture may have anything."""
     if isinstance(value, dict):
         return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Self
 
 from django.core.exceptions import ValidationError
 from django.db import models
@@ -44,7 +44,7 @@ class RateLimitTier(RatesFields, AuditedModel):
         return f"{self.rule}: {self.group}"
 
     @classmethod
-    def owners(cls, rows: Sequence[Any], using: str) -> list[Any]:
+    def owners(cls, rows: Sequence[Self], using: str) -> Sequence[RateLimitRule]:
         """A change of a tier is a change of its rule."""
         return list(
             RateLimitRule._base_manager.using(using).in_bulk({row.rule_id for row in rows}).values()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from ..limits.rate import Rate
 from ..models import RateLimitRule
@@ -101,7 +100,7 @@ def taken_over(name: str) -> Built:
     raise RuleError(SETTINGS, "name", f"there is no rule {name!r}")
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(value: object) -> object:
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     if isinstance(value, tuple):

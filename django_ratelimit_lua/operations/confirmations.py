@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import Any
 
 from django.urls import NoReverseMatch, get_script_prefix, reverse
 from django.utils.translation import gettext as _
 
-from ..conf import conf
+from ..conf import Network, conf
 from ..extension import documents, extensions
 from ..identity.forwarded import parse_network
 from ..limits import algorithms
@@ -20,10 +19,10 @@ from ..rules.callsite import LIMITER, CallSite, limits_of, losses
 from ..rules.describe import key_label, rate_words
 from ..rules.paths import path_pattern
 from ..rules.places import place_problems
-from ..rules.rule import Rule, RuleError
+from ..rules.rule import Declared, Rule, RuleError
 from ..rules.ruleset import settings_rules
 from .call_sites import SETTINGS, call_sites_of
-from .rules_yaml import RULE, Declared, RuleChange, build_rule
+from .rules_yaml import RULE, RuleChange, build_rule
 
 WIDE = {4: 8, 6: 16}
 """By version of IP: the prefix length up to which a network is a large part of the internet."""
@@ -111,7 +110,7 @@ def exempt_paths(without: Collection[str] = ()) -> list[str]:
 
 def _lost_of_call_sites(row: RateLimitRule, rule: Rule) -> list[tuple[str, str]]:
     """The limits of the call sites that a rule replaces and does not keep."""
-    rates: Sequence[Any] = ()
+    rates: Sequence[object] = ()
     if rule.template is not None and rule.mode != "off":
         rates = rule.template.rates
     text = _(
@@ -187,7 +186,7 @@ def _counts(limits: Sequence[Limit], key: str) -> dict[int, tuple[str, bytes]]:
     return {limit.rate.period_us: (key, limit.key_part) for limit in limits}
 
 
-def enforcing(rule: RateLimitRule) -> list[tuple[str, Any]]:
+def enforcing(rule: RateLimitRule) -> list[tuple[str, str]]:
     """Return what has to be confirmed before a rule is enforced that was not.
 
     That is what it would have refused as it is now.
@@ -258,21 +257,19 @@ def _row(declared: Declared | None) -> RateLimitRule | None:
         return None  # The row was broken by hand.
 
 
-def override_confirmations(
-    given: Mapping[str, Any], peer: str | None = None
-) -> list[tuple[str, Any]]:
+def override_confirmations(given: Declared, peer: str | None = None) -> list[tuple[str, str]]:
     """Return what has to be confirmed before an override is saved: it affects many clients.
 
     Args:
         given: The values of its fields, and its `networks`.
         peer: The proxy that the operator's own request came through, if it did.
     """
-    proxies: list[Any] = []
+    proxies: list[Network] = []
     if isinstance(conf.TRUSTED_PROXIES, tuple):
         proxies += conf.TRUSTED_PROXIES
     with suppress(ValueError):
         proxies.append(parse_network(peer or ""))
-    warnings: list[tuple[str, Any]] = []
+    warnings: list[tuple[str, str]] = []
     for text in given.get("networks", ()):
         try:
             network = parse_network(text)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from django.conf import settings
 from django.http import HttpRequest
+from django.urls import ResolverMatch
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
@@ -188,7 +189,7 @@ class _Explainer:
             )
         )
 
-    def _explain_view(self, match: Any) -> None:
+    def _explain_view(self, match: ResolverMatch) -> None:
         view = match.func
         method = self.request.method or ""
         here = on_view(view, method)
@@ -208,7 +209,7 @@ class _Explainer:
         self.found.unknown = here.unknown
         self.found.other_methods = _other_methods(view, method)
 
-    def _explain_stacks(self, here: OnView, view: Any, *, is_before: bool) -> None:
+    def _explain_stacks(self, here: OnView, view: object, *, is_before: bool) -> None:
         for stack in here.stacks:
             if (stack.method in BEFORE_METHODS) is is_before and self._is_reached(view, stack):
                 self._explain_stack(stack)
@@ -221,7 +222,7 @@ class _Explainer:
         planner = RequestPlanner(self.request, choose, stack.group, "peek", on_error=self._on_error)
         self._decide(planner, is_advice=not stack.blocks)
 
-    def _is_reached(self, view: Any, placed: Stack | Mark) -> bool:
+    def _is_reached(self, view: object, placed: Stack | Mark) -> bool:
         if not is_behind_login(view, placed) or _is_logged_in(self.request):
             return True
         self._note(
@@ -232,7 +233,7 @@ class _Explainer:
         )
         return False
 
-    def _explain_throttles(self, here: OnView, match: Any) -> None:
+    def _explain_throttles(self, here: OnView, match: ResolverMatch) -> None:
         try:
             view = _view(here.class_view, match, self.request)
             throttles = view.get_throttles()
@@ -339,20 +340,20 @@ def _is_applied() -> bool:
     )
 
 
-def _other_methods(view: Any, method: str) -> list[str]:
+def _other_methods(view: object, method: str) -> list[str]:
     """The methods that meet limits at a view which a request of this method does not meet."""
     here = _rules_for(view, method)
     others = ("GET", "POST", "PUT", "PATCH", "DELETE")
     return [other for other in others if _rules_for(view, other) - here]
 
 
-def _rules_for(view: Any, method: str) -> set[int]:
+def _rules_for(view: object, method: str) -> set[int]:
     """The call sites that count requests of a method, compared as objects."""
     rules = [rule for stack in on_view(view, method).stacks for rule in stack.rules]
     return {id(rule) for rule in rules if rule.methods is None or method in rule.methods}
 
 
-def _view(function: Any, match: Any, request: HttpRequest) -> Any:
+def _view(function: Any, match: ResolverMatch, request: HttpRequest) -> Any:
     """The view of Django REST framework that answers a request, as far as its throttles read it.
 
     Its `request` is DRF's.
@@ -410,7 +411,7 @@ def _explained_limit(
 ) -> ExplainedLimit:
     limit = planned.charge.limit
     source = "code"
-    given: Any = None
+    given: Mapping[str, object] | None = None
     pk = None
     rule = ruleset.by_name.get(planned.name)
     if rule is not None:

@@ -102,7 +102,7 @@ class ForgottenIdentity:
             is_about |= Q(user=self.subject.user)
         return RateLimitOverride.objects.filter(is_about)
 
-    def erase(self, value: Any) -> Any:
+    def erase(self, value: object) -> Any:
         """Return a text, list or object without the digests and names of this identity."""
         if isinstance(value, str):
             return self._pattern.sub(ERASED, value)
@@ -114,7 +114,7 @@ class ForgottenIdentity:
             return [self.erase(item) for item in value]
         return value
 
-    def is_in(self, *values: Any) -> bool:
+    def is_in(self, *values: object) -> bool:
         """Return whether any of these contains a digest or a name of this identity."""
         return any(self.erase(value) != value for value in values)
 

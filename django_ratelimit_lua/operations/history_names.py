@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from ..identity.names import Part
 from ..models import RateLimitChange, RateLimitRevision
@@ -15,7 +14,7 @@ MAX_NAMED = 10
 
 
 def record_change(
-    action: RateLimitChange.Action, names: Iterable[str], after: Mapping[str, Any]
+    action: RateLimitChange.Action, names: Iterable[str], after: Mapping[str, object]
 ) -> None:
     """Record in the history what was done to identities under limits of these names.
 
@@ -31,7 +30,7 @@ def record_change(
     )
 
 
-def history_names(names: Mapping[str, Sequence[Part]]) -> dict[str, Any]:
+def history_names(names: Mapping[str, Sequence[Part]]) -> dict[str, object]:
     """Return the identities for a history entry.
 
     They are their digests, and the names of the first, as `RATELIMIT_SHOW_IDENTITIES` allows.

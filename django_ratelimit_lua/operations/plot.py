@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.template import Context, Engine
 from django.utils.safestring import SafeString, mark_safe
@@ -134,7 +134,7 @@ class Plot:
 
     def svg(self, *, is_file: bool = False) -> SafeString:
         """Return the picture, for a page that has the style sheet or for a file of its own."""
-        context: dict[str, Any] = {"plot": self}
+        context: dict[str, object] = {"plot": self}
         if is_file:
             context["style"] = read_style()
         return render("django_ratelimit_lua/plot.svg", context)
@@ -201,7 +201,7 @@ def read_style() -> SafeString:
     return mark_safe((PACKAGE / "static/django_ratelimit_lua/plot.css").read_text(encoding="utf-8"))
 
 
-def render(name: str, context: dict[str, Any]) -> SafeString:
+def render(name: str, context: Mapping[str, object]) -> SafeString:
     """Render one of this package's templates, whatever engine the project uses."""
     return _engine().get_template(name).render(Context(context, use_l10n=False))
 

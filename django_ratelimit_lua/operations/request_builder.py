@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes, urlencode
 from django.apps import apps
 from django.conf import settings
 from django.contrib.auth import get_user, get_user_model
-from django.contrib.auth.models import AnonymousUser
+from django.contrib.auth.models import AnonymousUser, User
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 
@@ -37,7 +37,7 @@ def build_request(
     path: str = "/",
     method: str = "GET",
     address: str | None = None,
-    user: Any = None,
+    user: User | None = None,
     headers: Mapping[str, str] | None = None,
     *,
     host: str | None = None,
@@ -129,13 +129,13 @@ def _body(posted: Fields, in_json: Fields) -> tuple[bytes, str]:
     return json.dumps(body).encode(), JSON
 
 
-def _user_of_session(request: HttpRequest) -> Any:
+def _user_of_session(request: HttpRequest) -> User | AnonymousUser:
     if apps.is_installed("django.contrib.auth") and request.session.session_key:
         return get_user(request)
     return AnonymousUser()
 
 
-def find_user(name: str) -> Any:
+def find_user(name: str) -> User | None:
     """Return the user of that name or primary key, or None."""
     if UNWRITABLE.search(name):
         return None

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.core.exceptions import ValidationError
 from django.db import router
@@ -18,9 +18,8 @@ from ..limits.rate import LimitError
 from ..models import RateLimitRule, RateLimitTier
 from ..models.audit import one_change
 from ..rules.describe import difference, reading
-from ..rules.rule import RuleError, compile_rule, refuse_absent
+from ..rules.rule import Declared, RuleError, compile_rule, refuse_absent
 
-Declared = Mapping[str, Any]
 Built = tuple[RateLimitRule, list[RateLimitTier]]
 RULE = "rule"
 """Stands for rules among the words that begin items of annexes."""
@@ -148,7 +147,7 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
     return rule, tiers
 
 
-def _listed(value: Any) -> list[str]:
+def _listed(value: Iterable[str] | None) -> list[str]:
     """The names in a field that holds one or several."""
     if value and isinstance(value, str):
         return [value]
@@ -186,7 +185,7 @@ def load(text: str, source: str = "Rules") -> list[Item]:
     return loaded
 
 
-def _item(given: Any, where: str) -> Item:
+def _item(given: object, where: str) -> Item:
     if not isinstance(given, Mapping):
         raise RuleError(where, "name", f"{given!r} is not a rule; write a mapping with a name")
     for word in WORDS_OF_ANNEXES.keys() & given.keys():
@@ -305,7 +304,7 @@ def save_rule(
     rule: RateLimitRule, tiers: Sequence[RateLimitTier], pk: int | None = None
 ) -> RateLimitRule:
     """Save a rule and its tiers over the one with that key, or with that name, if there is one."""
-    found: dict[str, Any] = {"name": rule.name}
+    found: dict[str, object] = {"name": rule.name}
     if pk is not None:
         found = {"pk": pk}
     with one_change(router.db_for_write(RateLimitRule)):

@@ -6,8 +6,9 @@ import datetime
 from collections.abc import Sequence
 from contextlib import suppress
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from django.contrib.auth.models import User
 from django.db import router, transaction
 from django.utils import timezone
 
@@ -45,7 +46,7 @@ class Subject(NamedTuple):
     name for a client of which only the digest is known.
     """
 
-    user: Any = None
+    user: User | None = None
     address: str = ""
     field: str = ""
     value: str = ""
@@ -177,7 +178,7 @@ class Subject(NamedTuple):
         return about
 
 
-def subjects(user: Any, address: str | None, fields: Fields) -> dict[str, Subject]:
+def subjects(user: User | None, address: str | None, fields: Fields) -> dict[str, Subject]:
     """Return the subjects of a described request.
 
     They are by "user", "address" or the field as keys name it.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import yaml
 
@@ -14,16 +13,16 @@ from .rules_yaml import MAX_TEXT_LENGTH
 class _Dumper(yaml.SafeDumper):
     """Writes lists that occur twice without aliases, which `read_items` refuses."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         return True
 
 
-def dump_list(values: list[Any]) -> str:
+def dump_list(values: Sequence[object]) -> str:
     """Return a list as YAML."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def read_items(text: str, source: str) -> Iterator[tuple[int, Any]]:
+def read_items(text: str, source: str) -> Iterator[tuple[int, object]]:
     """Return the items of the YAML list in a text, each with the number of its first line.
 
     Raises:
@@ -33,7 +32,7 @@ def read_items(text: str, source: str) -> Iterator[tuple[int, Any]]:
         raise RuleError(source, "yaml", f"the text has more than {MAX_TEXT_LENGTH} characters")
     try:
         loader = yaml.SafeLoader(text)
-        node: Any = loader.get_single_node()
+        node = loader.get_single_node()
         if node is None:  # Probably a truncated file, and not the wish to delete every rule.
             raise RuleError(source, "yaml", "is empty; write [] for no rules")
         if not isinstance(node, yaml.SequenceNode):

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby, islice
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from django.conf import settings
 from django.db import DatabaseError, connections, models, router, transaction
@@ -48,7 +48,7 @@ from ..rules.freshness import freshness
 from ..rules.overrides import Override, is_field, write_record
 from ..rules.problems import problems
 from ..rules.ruleset import EVERY_RULE
-from ..rules.snapshot import FORMAT
+from ..rules.snapshot import FORMAT, Snapshot
 from ..store import PATIENCE, get_store, rules_key
 from .cleanup import ended, sweep
 
@@ -267,18 +267,18 @@ def _in_a_thread(**options: bool) -> int:
         raise StoreError("the rules are still being published") from None
 
 
-def snapshot_of(using: str) -> Mapping[str, Any]:
+def snapshot_of(using: str) -> Snapshot:
     """The contents of a database, as they would be published."""
     row = RateLimitRevision.read(using)
-    snapshot: dict[str, Any] = json.loads(_written(_snapshot(using, row)))
+    snapshot: Snapshot = json.loads(_written(_snapshot(using, row)))
     return snapshot
 
 
-def _written(snapshot: Mapping[str, Any]) -> bytes:
+def _written(snapshot: Mapping[str, object]) -> bytes:
     return json.dumps(snapshot, separators=(",", ":")).encode()
 
 
-def _snapshot(using: str, row: Risen) -> Mapping[str, Any]:
+def _snapshot(using: str, row: Risen) -> Mapping[str, object]:
     overrides = RateLimitOverride.objects.using(using).lasting().order_by()
     kinds: defaultdict[str, list[str]] = defaultdict(list)
     for name, kind in overrides.order_by("kind").values_list("rule__name", "kind").distinct():
@@ -302,12 +302,12 @@ def _snapshot(using: str, row: Risen) -> Mapping[str, Any]:
     }
 
 
-def _rules(using: str) -> list[dict[str, Any]]:
+def _rules(using: str) -> list[dict[str, object]]:
     rows = RateLimitRule.objects.using(using).prefetch_related("tiers")
     return [{**rule.declared(), "id": rule.pk} for rule in rows]
 
 
-def _parts(using: str) -> dict[str, Any]:
+def _parts(using: str) -> dict[str, object]:
     """The parts of the annexes of this process, by name.
 
     Rules are published even if an annex is not migrated.
@@ -368,7 +368,7 @@ def values_by_key(using: str) -> dict[str, int]:
     return dict(counted.annotate(models.Count("pk")))
 
 
-def _by_forgotten_keys(using: str) -> Any:
+def _by_forgotten_keys(using: str) -> models.QuerySet[RateLimitOverride]:
     """Overrides for users, networks and digests of clients, digested with an unknown key.
 
     Read without recording changes, because nothing about them changes.

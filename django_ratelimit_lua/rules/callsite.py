@@ -96,7 +96,7 @@ def throttle_algorithm(rate: Rate, named: str | None) -> str:
     return named or "sliding_log"
 
 
-def rate_text(rate: Any) -> str:
+def rate_text(rate: object) -> str:
     """A rate of a call site, as rules write it."""
     if isinstance(rate, Rate):
         return str(rate)
@@ -193,12 +193,13 @@ def limits_of(rule: Rule) -> list[Limit]:
 
 
 def losses(
-    sites: Sequence[CallSite], key: str, rates: Sequence[Any]
+    sites: Sequence[CallSite], key: str, rates: Sequence[object]
 ) -> list[tuple[CallSite, Rate]]:
     """The rates of call sites that a rule in their place does not keep.
 
     The rule has that key (empty: that of the first call site) and these rates. It counts by another
-    key, or has no rate that implies this one, as 3 a minute imply 500 an hour.
+    key, or has no rate of the same period, and none that implies this one, as 3 a minute imply 500
+    an hour.
     """
     return [
         (site, rate)
@@ -207,23 +208,28 @@ def losses(
         if isinstance(rate, Rate)
         and (
             site.key not in ("", key or sites[0].key)
-            or not any(_is_implied(rate, each) for each in rates if isinstance(each, Rate))
+            or not any(_is_kept(rate, each) for each in rates if isinstance(each, Rate))
         )
     ]
 
 
-def _is_implied(rate: Rate, by: Rate) -> bool:
-    """Whether the other rate implies this one. Slots imply no rate, and no rate implies slots."""
+def _is_kept(rate: Rate, by: Rate) -> bool:
+    """Whether the other rate is this one with another number, or implies it.
+
+    Slots imply no rate, and no rate implies slots.
+    """
     if rate.is_slots or by.is_slots:
-        return rate.is_slots and by.is_slots and by.limit <= rate.limit
+        return rate.is_slots and by.is_slots
+    if rate.period_us == by.period_us:
+        return True
     return by.limit * -(-rate.period_us // by.period_us) <= rate.limit
 
 
 def call_site(
     group: str | None,
     key: KeyLike | None,
-    rate: Any,
-    method: Any,
+    rate: object,
+    method: object,
     cost: CostLike,
     options: Options,
     *,

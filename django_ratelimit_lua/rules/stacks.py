@@ -8,7 +8,7 @@ whatever a URL pattern leads to, and on the methods of its class.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -18,7 +18,7 @@ from typing import Any
 from django.conf import settings
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from ..conf.callables import name_of
+from ..conf.callables import Function, name_of
 from .fallbacks import NO_FALLBACK
 from .rule import Rule
 
@@ -74,11 +74,11 @@ class Stack:
     the view's class that it stands on.
     """
 
-    checker: Callable[..., Any]
-    view: Callable[..., Any]
+    checker: Function
+    view: Function
     rules: tuple[Rule, ...]
     group: str
-    fallback: Any = NO_FALLBACK
+    fallback: object = NO_FALLBACK
     method: str = ""
 
     @property
@@ -95,7 +95,7 @@ class Mark:
     `method`: as of a `Stack`.
     """
 
-    checker: Callable[..., Any]
+    checker: Function
     annex: str
     value: Any
     method: str = ""
@@ -107,13 +107,13 @@ name.
 """
 
 
-def register(placed: Stack | Mark) -> Callable[..., Any]:
+def register(placed: Stack | Mark) -> Function:
     """Leave a stack or a mark on its function. Returns that."""
     setattr(placed.checker, f"{_NAME}{next(_numbers):015}", placed)
     return placed.checker
 
 
-def stack_of(function: Any) -> Stack | None:
+def stack_of(function: object) -> Stack | None:
     """The stack that a function checks itself, not one that it wraps."""
     own = (
         each
@@ -134,7 +134,7 @@ class OnView:
 
     stacks: list[Stack]
     marks: list[Mark]
-    class_view: Any
+    class_view: object
     unknown: list[str]
     hidden: list[Stack]
 
@@ -144,7 +144,7 @@ class OnView:
         return hasattr(_class_of(self.class_view), "get_throttles")
 
 
-def on_view(view: Any, method: str | None = None) -> OnView:
+def on_view(view: object, method: str | None = None) -> OnView:
     """The limits and marks that a request of that method (None: of any) meets at a view.
 
     They are looked for around the view, on `dispatch` of its class and of the parents, and on the
@@ -156,7 +156,7 @@ def on_view(view: Any, method: str | None = None) -> OnView:
     others: dict[str, Placed] = {}
     around = _layers(view, unknown)
     class_view = next((layer for layer in around if _class_of(layer) is not None), None)
-    cls: Any = _class_of(class_view)
+    cls = _class_of(class_view)
     if cls is not None:
         running = _answering(class_view, cls, method)
         answering = _answering(class_view, cls, None)
@@ -194,7 +194,7 @@ def _stacks(placed: Placed) -> list[Stack]:
     return stacks
 
 
-def is_behind_login(view: Any, placed: Stack | Mark) -> bool:
+def is_behind_login(view: object, placed: Stack | Mark) -> bool:
     """Whether Django's middleware, decorator or mixin requires a login before a stack or a mark."""
     if LOGIN_REQUIRED in settings.MIDDLEWARE and getattr(view, "login_required", True):
         return True
@@ -209,7 +209,7 @@ def is_behind_login(view: Any, placed: Stack | Mark) -> bool:
     return is_inside or (asks and placed.method not in BEFORE_METHODS)
 
 
-def _class_of(view: Any) -> type | None:
+def _class_of(view: object) -> type | None:
     """The class that `as_view()` of Django or of DRF made a view of."""
     cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
     if isinstance(cls, type):
@@ -242,7 +242,7 @@ def _layers(view: Any, unknown: list[str]) -> list[Any]:
     return found
 
 
-def _answering(class_view: Any, cls: type, method: str | None) -> list[str]:
+def _answering(class_view: object, cls: type, method: str | None) -> list[str]:
     """The names of the methods that run for a request of a method.
 
     None: of any, also at other URLs of a `ViewSet`.
@@ -263,7 +263,7 @@ def _answering(class_view: Any, cls: type, method: str | None) -> list[str]:
     return running
 
 
-def _placed(function: Any) -> Placed:
+def _placed(function: object) -> Placed:
     values = getattr(function, "__dict__", {})
     return {name: values[name] for name in values if name.startswith(_NAME)}
 

@@ -9,11 +9,10 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import DataError, connection
 from django.test import Client
-from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
 from django_ratelimit_lua.rules.rule import UNWRITABLE
 from django_ratelimit_lua.signals import banned
-from tests.demo import CHROMIUM, DRIVER, start
+from tests.demo import CHROMIUM, DRIVER, headless, start
 from tests.users import OPERATOR
 
 
@@ -83,22 +82,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             "NO BROWSER TEST: chromium and chromedriver are not installed (Debian: chromium, "
             "chromium-driver)"
         )
-    options = ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in (
-        "headless",
-        "no-sandbox",
-        "disable-gpu",
-        "disable-quic",
-        "no-first-run",
-        "disable-background-networking",
-        "disable-component-update",
-        "disable-sync",
-        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
-    ):
-        options.add_argument(f"--{argument}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = Chrome(options=options, service=ChromeService(DRIVER))
+    driver = headless(tmp_path_factory.mktemp("chromium"))
     yield driver
     driver.quit()
 

@@ -56,7 +56,7 @@ class Command(Printer):
                 add(own)
             own.set_defaults(verb=verb)
 
-    def handle(self, *args: Any, verb: Verb | None = None, **options: Any) -> None:
+    def handle(self, *args: object, verb: Verb | None = None, **options: object) -> None:
         if verb is None:
             width = max(map(len, verbs))
             for each in verbs.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from django.core.management.base import BaseCommand
 
 from ...publishing import triggers
 
-Argument = Callable[[Any], object]
+Argument = Callable[[ArgumentParser], object]
 """What adds an argument, or several, to a parser."""
 
 
@@ -36,7 +37,9 @@ class Printer(BaseCommand):
             )
 
 
-Run = Callable[[Printer, dict[str, Any]], None]
+VerbOptions = dict[str, Any]
+"""The options of a verb, as they are parsed, by name."""
+Run = Callable[[Printer, VerbOptions], None]
 
 
 class Verb(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from django.core.management.base import CommandError
 
@@ -16,7 +15,7 @@ from ...operations.bans import MAX_ENTRIES, ActiveBan, active_bans, ban, evidenc
 from ...operations.explain import explain
 from ...web.durations import duration_words
 from ..arguments import add_request, described, format_moment
-from . import Printer, argument, verb
+from . import Printer, VerbOptions, argument, verb
 
 LISTED = 10_000
 """Bans of which Redis keeps a list."""
@@ -41,7 +40,7 @@ _LIMIT = argument("--limit", metavar="NAME", help="only bans of this limit")
     argument("--json", action="store_true", help="print one JSON object per line"),
     argument("--evidence", action="store_true", help="print the last offences as well"),
 )
-def _list_bans(command: Printer, options: dict[str, Any]) -> None:
+def _list_bans(command: Printer, options: VerbOptions) -> None:
     limit = options["limit"]
     most = options["most"]
     if most < 1:
@@ -79,7 +78,7 @@ def _list_bans(command: Printer, options: dict[str, Any]) -> None:
         help="forget earlier bans: the next one is as short as the first",
     ),
 )
-def _lift(command: Printer, options: dict[str, Any]) -> None:
+def _lift(command: Printer, options: VerbOptions) -> None:
     begin = options["identity"] or ""
     limit = options["limit"]
     if bool(begin) == options["all"] or (begin and len(begin) < MIN_LENGTH):
@@ -110,7 +109,7 @@ def _lift(command: Printer, options: dict[str, Any]) -> None:
     ),
     argument("--why", default="", help="the reason, stored with the ban and in the history"),
 )
-def _add(command: Printer, options: dict[str, Any]) -> None:
+def _add(command: Printer, options: VerbOptions) -> None:
     planned_charges = [
         limit.planned for limit in explain(described(options)).met if limit.planned is not None
     ]
@@ -135,7 +134,7 @@ def _add(command: Printer, options: dict[str, Any]) -> None:
         command.say(f"banned until {format_moment(made.ends_at)} by {planned.charge.limit.name}")
 
 
-def _object(active: ActiveBan) -> dict[str, Any]:
+def _object(active: ActiveBan) -> dict[str, object]:
     made = active.ban
     return {
         "limit": active.limit,

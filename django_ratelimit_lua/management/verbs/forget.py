@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any
 
 from django.core.management.base import CommandError
 
 from ...operations.forgetting import ForgottenIdentity, forget, single_address
 from ..arguments import add_subject, subjects_of
-from . import Printer, argument, verb
+from . import Printer, VerbOptions, argument, verb
 
 _DIGEST = re.compile("[0-9a-f]{32}")
 NOT_ERASED = (
@@ -29,7 +28,7 @@ NOT_ERASED = (
     add_subject,
     argument("--overrides", action="store_true", help="delete its overrides without asking"),
 )
-def _forget_identity(command: Printer, options: dict[str, Any]) -> None:
+def _forget_identity(command: Printer, options: VerbOptions) -> None:
     subjects = subjects_of(options)
     if not subjects:
         raise CommandError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from django.core.management.base import CommandError
 
@@ -16,7 +15,7 @@ from ...publishing.triggers import migration_problem
 from ...rules import provider
 from ...rules.problems import problems
 from ...web.durations import duration_words
-from . import Printer, verb
+from . import Printer, VerbOptions, verb
 
 LISTEN_SECONDS = 2.0
 """How long the check waits for a message about changes."""
@@ -27,7 +26,7 @@ LISTEN_SECONDS = 2.0
     "let Redis make a decision without counting it, and list the background tasks; exit with 1 if "
     "that fails",
 )
-def _health(command: Printer, options: dict[str, Any]) -> None:
+def _health(command: Printer, options: VerbOptions) -> None:
     health()  # The first decision has to connect.
     status = health()
     if not status.ok:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 from django.utils import timezone
 
 from ...publishing import cleanup
 from ...publishing.publish import primary
 from ..arguments import format_moment, seconds_of
-from . import Printer, argument, verb
+from . import Printer, VerbOptions, argument, verb
 
 
 @verb(
@@ -24,7 +23,7 @@ from . import Printer, argument, verb
     ),
     argument("--dry-run", action="store_true", help="only count the rows"),
 )
-def _prune(command: Printer, options: dict[str, Any]) -> None:
+def _prune(command: Printer, options: VerbOptions) -> None:
     before = timezone.now() - timedelta(seconds=seconds_of("--older", options["older"]))
     moment = format_moment(before)
     if options["dry_run"]:

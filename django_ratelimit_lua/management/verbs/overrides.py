@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.core.management.base import CommandError
 
 from ...models import RateLimitRule
@@ -16,7 +14,7 @@ from ..arguments import (
     seconds_of,
     subject_of,
 )
-from . import Printer, argument, verb
+from . import Printer, VerbOptions, argument, verb
 
 
 @verb(
@@ -31,7 +29,7 @@ from . import Printer, argument, verb
     argument("--confirm", action="store_true", help="block despite warnings"),
     argument("--reason", default="", help="the reason, stored with the override"),
 )
-def _block(command: Printer, options: dict[str, Any]) -> None:
+def _block(command: Printer, options: VerbOptions) -> None:
     subject = subject_of(options)
     name = options["rule"]
     rule = RateLimitRule.objects.named(name or "").first()
@@ -58,7 +56,7 @@ def _block(command: Printer, options: dict[str, Any]) -> None:
     "end the blocks of exactly this user, address or network, value, or digest",
     add_subject,
 )
-def _unblock(command: Printer, options: dict[str, Any]) -> None:
+def _unblock(command: Printer, options: VerbOptions) -> None:
     subject = subject_of(options)
     blocks = subject.blocks()
     end(blocks)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.core.management.base import CommandError
 
 from ...exceptions import StoreError
 from ...operations.explain import explain, reset
 from ..arguments import add_request, described, hints, verdict
-from . import Printer, argument, verb
+from . import Printer, VerbOptions, argument, verb
 
 
 @verb(
@@ -18,7 +16,7 @@ from . import Printer, argument, verb
     add_request,
     argument("--limit", action="append", metavar="NAME", help="only this limit; may be repeated"),
 )
-def _reset(command: Printer, options: dict[str, Any]) -> None:
+def _reset(command: Printer, options: VerbOptions) -> None:
     explanation = explain(described(options))
     names = {limit.name: None for limit in explanation.met}
     wanted = options["limit"] or names

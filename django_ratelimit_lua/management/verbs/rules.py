@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from django.core.management.base import CommandError
 from django.db import transaction
@@ -34,7 +33,7 @@ from ..arguments import (
     require_urlconf,
     verdict,
 )
-from . import Printer, argument, verb
+from . import Printer, VerbOptions, argument, verb
 
 _COMPARED = {
     True: "The request is from the same client as the refused one.",
@@ -45,7 +44,7 @@ _COMPARED = {
 
 
 @verb("rules list", "list the rules in force, in their order, and where each is defined")
-def _list_rules(command: Printer, options: dict[str, Any]) -> None:
+def _list_rules(command: Printer, options: VerbOptions) -> None:
     ruleset = provider.reload()
     if not provider.is_answered:
         source = "the database and the settings" if ruleset.snapshot else "the settings only"
@@ -70,7 +69,7 @@ def _list_rules(command: Printer, options: dict[str, Any]) -> None:
         help="the reference of a 429; with a request, whether it is from the same client",
     ),
 )
-def _explain(command: Printer, options: dict[str, Any]) -> None:
+def _explain(command: Printer, options: VerbOptions) -> None:
     opened = None
     if options["reference"] is not None:
         opened = _open(command, options["reference"])
@@ -153,7 +152,7 @@ def _effect(override: RateLimitOverride) -> str:
     argument("mode", choices=MODES),
     argument("--confirm", action="store_true", help="enforce it despite warnings"),
 )
-def _switch(command: Printer, options: dict[str, Any]) -> None:
+def _switch(command: Printer, options: VerbOptions) -> None:
     name = options["name"]
     mode = options["mode"]
     rule = RateLimitRule.objects.named(name).first()
@@ -168,7 +167,7 @@ def _switch(command: Printer, options: dict[str, Any]) -> None:
 
 
 @verb("rules export", "write the rules of the admin as YAML")
-def _export(command: Printer, options: dict[str, Any]) -> None:
+def _export(command: Printer, options: VerbOptions) -> None:
     command.stdout.write(rules_yaml.export(), ending="")
 
 
@@ -180,7 +179,7 @@ def _export(command: Printer, options: dict[str, Any]) -> None:
     argument("--delete", action="store_true", help="delete rules that are not in the file"),
     argument("--confirm", action="store_true", help="change the rules despite warnings"),
 )
-def _import_rules(command: Printer, options: dict[str, Any]) -> None:
+def _import_rules(command: Printer, options: VerbOptions) -> None:
     file = options["file"]
     dry_run = options["dry_run"]
     require_urlconf()
@@ -215,7 +214,7 @@ def _lines(texts: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 @verb("rules check", "check the rules in force, or a file", argument("file", nargs="?"))
-def _check(command: Printer, options: dict[str, Any]) -> None:
+def _check(command: Printer, options: VerbOptions) -> None:
     file = options["file"]
     if file is not None:
         text = _read(file)
@@ -234,7 +233,7 @@ def _check(command: Printer, options: dict[str, Any]) -> None:
 
 
 @verb("rules publish", "publish all rules again, for example after raw SQL")
-def _publish_rules(command: Printer, options: dict[str, Any]) -> None:
+def _publish_rules(command: Printer, options: VerbOptions) -> None:
     command.say(f"published revision {publish(rebuild=True)}")
 
 
@@ -242,12 +241,12 @@ def _publish_rules(command: Printer, options: dict[str, Any]) -> None:
     "rules adopt",
     "publish the rules of this database over those of another database or a newer version",
 )
-def _adopt(command: Printer, options: dict[str, Any]) -> None:
+def _adopt(command: Printer, options: VerbOptions) -> None:
     command.say(f"published revision {publish(rebuild=True, take_over=True)}")
 
 
 @verb("rules new-id", "give this database a new id, if it is a copy of another one")
-def _new_id(command: Printer, options: dict[str, Any]) -> None:
+def _new_id(command: Printer, options: VerbOptions) -> None:
     using = primary()
     with transaction.atomic(using):
         name = RateLimitRevision.rename(using)

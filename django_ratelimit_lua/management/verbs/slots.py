@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from django.core.management.base import CommandError
 
 from ...engine.slots import Holder
 from ...operations.slots import release_slot, slots_held
-from . import Printer, argument, verb
+from . import Printer, VerbOptions, argument, verb
 
 
 @verb(
@@ -17,7 +16,7 @@ from . import Printer, argument, verb
     "list the held slots of concurrency limits, the longest first",
     argument("--rule", default="", metavar="NAME", help="only slots of this rule or call site"),
 )
-def _list_slots(command: Printer, options: dict[str, Any]) -> None:
+def _list_slots(command: Printer, options: VerbOptions) -> None:
     held = slots_held(options["rule"])
     for holder in held:
         command.say(line(holder))
@@ -31,7 +30,7 @@ def _list_slots(command: Printer, options: dict[str, Any]) -> None:
     argument("id", help="the id of the slot, or its beginning"),
     argument("--why", default="", help="the reason, stored in the history"),
 )
-def _release(command: Printer, options: dict[str, Any]) -> None:
+def _release(command: Printer, options: VerbOptions) -> None:
     found = [holder for holder in slots_held() if holder.id.startswith(options["id"])]
     if len({holder.id for holder in found}) != 1:
         raise CommandError(
